@@ -197,7 +197,7 @@ class HaloStep:
         return tuple(self.layout.mesh.size_of(axes) for axes in self.layout.splits)
 
     def charged(self, shape: Shape, itemsize: int) -> tuple[tuple[str, Axes, int], ...]:
-        """Return the exchange and the writing of its result, each as (kind, axes, bytes) of a cost model.
+        """Return the writing of the result and the exchange before it, each as (kind, axes, bytes) of a cost model.
 
         The exchange is charged as an all-to-all in which each rank sends as much as the busiest rank of this step. Of an
         all-to-all of n bytes on each of g devices (g-1)/g leave the device.
@@ -208,7 +208,7 @@ class HaloStep:
             return (local,)
         members = self.layout.mesh.size_of(self.axes)
         n_bytes = -(-self.moved(shape) * itemsize * members // (members - 1))
-        return ("all_to_all", self.group_axes, n_bytes), local
+        return local, ("all_to_all", self.group_axes, n_bytes)
 
     def time_ns(self, shape: Shape, itemsize: int, costs: StepCosts) -> int:
         """Return the time of the exchange plus that of writing the result."""

@@ -3,9 +3,9 @@
     python tests/benchmarks/simulator.py [MODEL ...] [--cluster k80-16x4] [--changes 50]
 
 From data parallelism on, an operator that is drawn at random gets a random config: all devices along one of its factors, or
-two. The change is simulated in full (Algorithm 1: the task graph is built and simulated) and by the difference, and both must
-give the same time; every second change is kept. What resharding takes which path was looked up before in both cases. The
-columns are medians in milliseconds; *compiled* is the full simulation by the delta simulation's own compiled loop.
+two. The change is simulated in full (Algorithm 1: the task graph is built and simulated) and by the difference, and both
+must give the same time; every second change is kept. What resharding takes which path was looked up before in both cases.
+The columns are medians in milliseconds; *compiled* is the full simulation by the delta simulation's own compiled loop.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def measured(name: str, cluster: str, n_changes: int) -> list[object]:
         op = rng.choice(operators)
         config = random_config(view, op, rng)
         by_difference(view, op, config)  # finds the paths of new reshardings, and compiles
-        ms, (tried_ns, changed) = timed(lambda op=op, config=config: by_difference(view, op, config))
+        ms, (tried_ns, changed) = timed(lambda view=view, op=op, config=config: by_difference(view, op, config))
         delta.append(ms)
         ms, full_ns = timed(lambda changed=changed: in_full(changed))
         full.append(ms)

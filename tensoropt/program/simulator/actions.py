@@ -122,7 +122,7 @@ class StepActions:
         costs = self.router.costs
         for step in path.steps:
             if isinstance(step, HaloStep):
-                for kind, axes, n_bytes in step.charged(path.shape, item_bytes):
+                for kind, axes, n_bytes in reversed(step.charged(path.shape, item_bytes)):
                     if kind == "local":
                         found += _computed(costs.time_ns(kind, step.source.mesh, axes, n_bytes))
                     else:

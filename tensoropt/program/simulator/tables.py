@@ -37,6 +37,31 @@ def largest(values: Numbers) -> int:
     return max(values, default=0) if isinstance(values, list) else int(values.max(initial=0))
 
 
+class Growing:
+    """A sequence of integers that grows at its end, as :mod:`.events` takes it."""
+
+    def __init__(self, values: Iterable[int] = ()) -> None:
+        self._values = packed(values)
+        self._n = len(self._values)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def extend(self, values: Iterable[int]) -> None:
+        added = packed(values)
+        if isinstance(self._values, list):
+            self._values += added
+        elif self._n + len(added) > len(self._values):
+            self._values = np.concatenate([self._values[: self._n], added, np.zeros(self._n + len(added), np.int64)])
+        else:
+            self._values[self._n : self._n + len(added)] = added
+        self._n += len(added)
+
+    @property
+    def values(self) -> Numbers:
+        return self._values if isinstance(self._values, list) else self._values[: self._n]
+
+
 class WorkTables:
     """The chains, actions and works that occur, each once and numbered; more are added as they come."""
 
@@ -45,21 +70,19 @@ class WorkTables:
         self._chains: dict[Chain, int] = {}
         self._actions: dict[Action, int] = {}
         self._lengths: list[int] = []
-        self._chain: list[int] = []
-        self._work_of: list[int] = []  # of each action and class, the work
-        self._first: list[int] = []
-        self._latency: list[int] = []
-        self._members: list[tuple[int, ...]] = []
-        self._uses: list[tuple[tuple[int, int], ...]] = []
-        self._packed: tuple[Numbers, ...] | None = None
+        # Where each chain, the members and the uses of each work begin, and where the last one ends.
+        self._chain_start, self._member_start, self._use_start = Growing([0]), Growing([0]), Growing([0])
+        self._chain, self._members, self._uses, self._use_ns = Growing(), Growing(), Growing(), Growing()
+        self._work_of = Growing()  # of each action and class, the work
+        self._first, self._size, self._latency = Growing(), Growing(), Growing()
 
     def chain(self, chain: Chain) -> int:
         """Return the number of a chain."""
         if chain not in self._chains:
             self._chains[chain] = len(self._chains)
             self._lengths.append(len(chain))
-            self._chain += [self._action(action) for action in chain]
-            self._packed = None
+            self._chain.extend([self._action(action) for action in chain])
+            self._chain_start.extend([len(self._chain)])
         return self._chains[chain]
 
     def length(self, chain: int) -> int:
@@ -73,31 +96,24 @@ class WorkTables:
             for work in self._network.works(action):
                 for one in work.classes:
                     of_class[one] = len(self._first)
-                self._first.append(work.classes[0])
-                self._latency.append(work.latency_ns)
-                self._members.append(work.classes)
-                self._uses.append(work.uses)
-            self._work_of += of_class
+                self._first.extend(work.classes[:1])
+                self._size.extend([len(work.classes)])
+                self._latency.extend([work.latency_ns])
+                self._members.extend(work.classes)
+                self._member_start.extend([len(self._members)])
+                self._uses.extend([resource for resource, _ in work.uses])
+                self._use_ns.extend([ns for _, ns in work.uses])
+                self._use_start.extend([len(self._uses)])
+            self._work_of.extend(of_class)
         return self._actions[action]
 
     def packed(self) -> tuple[Numbers, ...]:
         """Return the sequences of chains and works, in the order in which :func:`.events.run` takes them."""
-        if self._packed is None:
-            sizes = list(map(len, self._members))
-            self._packed = (
-                packed(np.cumsum([0, *self._lengths])),
-                packed(self._chain),
-                packed(self._work_of),
-                packed(self._first),
-                packed(sizes),
-                packed(np.cumsum([0, *sizes])),
-                packed(one for members in self._members for one in members),
-                packed(np.cumsum([0, *map(len, self._uses)])),
-                packed(resource for uses in self._uses for resource, _ in uses),
-                packed(ns for uses in self._uses for _, ns in uses),
-                packed(self._latency),
-            )
-        return self._packed
+        growing = (
+            *(self._chain_start, self._chain, self._work_of, self._first, self._size, self._member_start, self._members),
+            *(self._use_start, self._uses, self._use_ns, self._latency),
+        )
+        return tuple(each.values for each in growing)
 
 
 class Buffers:
