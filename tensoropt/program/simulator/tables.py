@@ -41,24 +41,28 @@ class Growing:
     """A sequence of integers that grows at its end, as :mod:`.events` takes it."""
 
     def __init__(self, values: Iterable[int] = ()) -> None:
-        self._values = packed(values)
-        self._n = len(self._values)
+        self._added = list(values)
+        self._values = packed(())
+        self._n = 0
 
     def __len__(self) -> int:
-        return self._n
+        return self._n + len(self._added)
 
     def extend(self, values: Iterable[int]) -> None:
-        added = packed(values)
-        if isinstance(self._values, list):
-            self._values += added
-        elif self._n + len(added) > len(self._values):
-            self._values = np.concatenate([self._values[: self._n], added, np.zeros(self._n + len(added), np.int64)])
-        else:
-            self._values[self._n : self._n + len(added)] = added
-        self._n += len(added)
+        self._added.extend(values)
 
     @property
     def values(self) -> Numbers:
+        """All integers; valid until more are added."""
+        if self._added:
+            added, n = packed(self._added), len(self)
+            if isinstance(self._values, list):
+                self._values += added
+            elif n > len(self._values):
+                self._values = np.concatenate([self._values[: self._n], added, np.zeros(n, np.int64)])
+            else:
+                self._values[self._n : n] = added
+            self._n, self._added = n, []
         return self._values if isinstance(self._values, list) else self._values[: self._n]
 
 
