@@ -10,6 +10,7 @@ from helpers import zoo
 from helpers.large import first
 from helpers.strategies import random_strategy
 from program.simulator.simulating import CLUSTERS, Simulated
+from zoo.small import SMALL
 
 from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
@@ -22,7 +23,7 @@ from tensoropt.program.simulator.timeline import step_timeline, timeline_of
 from tensoropt.sharding.resharding import Router
 
 HARDWARE = named("v100-2x2")
-MODELS = (zoo.mlp, zoo.cnn, zoo.attention)
+MODELS = (zoo.mlp, zoo.attention, zoo.fused_cnn, zoo.windows, zoo.fourier, zoo.broadcasting)
 
 
 def additive_ns(view, costing, router) -> int:
@@ -39,7 +40,7 @@ def in_steps(view):
 
 
 @pytest.mark.parametrize(("model", "optimizer", "seed"), first(6, [
-    (model, optimizer, seed) for seed in range(20) for model in MODELS for optimizer in ("sgd", "adam")
+    (model, optimizer, seed) for seed in range(10) for optimizer in ("adam", "sgd") for model in MODELS
 ]))  # fmt: skip
 def test_where_nothing_overlaps_a_step_takes_the_sum_of_its_parts(model, optimizer, seed):
     recorded, mesh = zoo.record(model, optimizer), HARDWARE.mesh()
@@ -50,6 +51,15 @@ def test_where_nothing_overlaps_a_step_takes_the_sum_of_its_parts(model, optimiz
     assert timeline.makespan_ns == additive_ns(view, costing, router)
     assert timeline.makespan_ns == timeline.additive_ns(CollectiveCosts(HARDWARE, mesh))
     assert timeline.busy_ns == (timeline.makespan_ns,)
+
+
+@pytest.mark.parametrize(("name", "seed"), first(2, [
+    (name, seed) for seed in range(3) for name in ("rnntc", "llama3_8b", *(name for name in SMALL if name != "rnntc"))
+]))  # fmt: skip
+def test_so_it_does_for_the_zoo_s_models(name, seed):
+    simulated = Simulated.of(name, HARDWARE, seed)
+    timeline = timeline_of(simulated.view, simulated.graph, simulated.chains(simulated.view), simulated.network)
+    assert timeline.makespan_ns == additive_ns(simulated.view, simulated.costing, simulated.actions.router)
 
 
 @pytest.mark.parametrize("n_micro_batches", [2, 4])
