@@ -189,9 +189,9 @@ class Plan(PlanRecord):
         elif self.model_digest != graph.digest:
             difference = "operators have the same names, but other shapes, attributes or hyperparameters"
         else:
+            why_not = why_unsearched if self.n_split_operators else why_invalid
             for name, op in planned.items():
                 rule = rule_in_micro_batches(actual[name], self.micro_batches, self.parallelism)
-                why_not = why_unsearched if self.n_split_operators else why_invalid
                 _check_config(actual[name], op, why_not(rule, op.config), rule)
             return
         raise InputError(f"the plan was made for another model: {cut(difference)}; find a strategy for this one")
