@@ -14,11 +14,14 @@ from ..costs.model_costs import costing_of
 from ..ft import ALGORITHMS, Budget, InfeasibleError, at_true_times
 from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
+from ..program.simulator import network_of
 from ..rules.registry import rule_in_micro_batches
 from ..rules.rule import Config, why_invalid
-from ..search.baselines import BASELINES, search_baseline
+from ..search.baselines import MONTE_CARLO, OTHERS, search_baseline
 from ..search.baselines.single import of_one_strategy
 from ..search.baselines.task import BaselineResult, Task
+from ..search.monte_carlo import Limits
+from ..search.monte_carlo import search as search_monte_carlo
 from ..search.problem.builder import ProblemBuilder
 from ..search.problem.choices import REMAT, REUSE, ZERO, Choices
 from ..search.problem.config_space import space_for
@@ -81,13 +84,14 @@ def find_frontier(
     known: MeasuredOperators = NOTHING_KNOWN,
     without: Collection[str] = (),
     micro_batches: int = 1,
+    limit_bytes: int | None = None,
 ) -> ModelFrontier:
     """Search the strategies at one parallelism.
 
     Args:
         parallelism: the number of devices.
         force: degrees by factor by operator that every strategy must have.
-        algorithm: one of ``ft.ALGORITHMS`` or of ``baselines.BASELINES``.
+        algorithm: one of ``ft.ALGORITHMS`` or of ``baselines.OTHERS``.
         progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
         space: one of ``config_space.SPACES``; None chooses by the size of the full one.
         objectives: the two costs to search, one of ``objectives.PAIRS``.
@@ -95,6 +99,8 @@ def find_frontier(
         known: the times of operators that were measured.
         without: those of ``choices.CHOICES`` that strategies must not use; baselines use none.
         micro_batches: the number of micro-batches in which a step processes its batch.
+        limit_bytes: the memory limit per device, which ``mcmc`` keeps to while it searches; others leave it to the choice of
+            a point.
 
     Raises:
         InputError: the hardware doesn't have this parallelism, ``force`` can't be satisfied, the algorithm doesn't support
@@ -108,7 +114,7 @@ def find_frontier(
     model = model.in_micro_batches(micro_batches, mesh.n_devices)
     costing = costing_of(model, hardware, mesh, known)
     space = space or space_for(model.graph, mesh)
-    if algorithm in BASELINES:
+    if algorithm in OTHERS:
         if micro_batches > 1:
             raise InputError(
                 f"algorithm '{algorithm}' takes no micro-batches, got micro_batches={micro_batches}; leave them, or search "
@@ -123,7 +129,11 @@ def find_frontier(
             raise InputError(
                 f"algorithm '{algorithm}' decides by itself what is split; leave force=, or search with {ALGORITHMS[0]}"
             )
-        return _of_baseline(model, hardware, Task(costing, mesh, space, None, progress), algorithm)
+        task = Task(costing, mesh, space, None, progress)
+        if algorithm == MONTE_CARLO:
+            limits = Limits(memory_bytes=limit_bytes) if budget is None else Limits(budget.seconds, limit_bytes)
+            return _of_monte_carlo(model, hardware, task, limits)
+        return _of_baseline(model, hardware, task, algorithm)
     of_costs, of_search = (partial(progress, phase) for phase in ("costs", "search")) if progress else (None, None)
     is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
     choices = Choices(REUSE not in without, ZERO not in without)
@@ -179,3 +189,33 @@ def _of_answer(model: Model, hardware: Hardware, task: Task, search: Callable[[]
         bound = found.bound and found.bound.lowered(built.overlap.most_ns)
         found = at_true_times(built.problem, built.overlap, found, bound)
     return ModelFrontier(model, hardware, built, task.costing, found, phases, note=answer.note)
+
+
+def _of_monte_carlo(model: Model, hardware: Hardware, task: Task, limits: Limits) -> ModelFrontier:
+    """Return the fastest strategy that FlexFlow's search met and whose peak is within the limit, as a frontier of one point.
+
+    Where none is, the one that needs the least memory.
+    """
+    started = time.perf_counter()
+    progress = None if task.progress is None else partial(task.progress, "search")
+    answer = search_monte_carlo(task, network_of(hardware, task.mesh), limits, progress)
+    phases = {"search": time.perf_counter() - started}
+    frontiers = (
+        ModelFrontier(
+            model,
+            hardware,
+            answer.built,
+            task.costing,
+            answer.frontier(states),
+            phases,
+            note=answer.note,
+            is_interrupted=answer.is_interrupted,
+        )
+        for _, states in answer.candidates
+    )
+    tried = []
+    for frontier in frontiers:
+        if limits.memory_bytes is None or frontier.peak(0).n_bytes <= limits.memory_bytes:
+            return frontier
+        tried.append(frontier)
+    return min(tried, key=lambda each: each.peak(0).n_bytes)

@@ -12,6 +12,8 @@ from ..ft import Frontier
 from ..profiling.hardware import Hardware
 from ..program.liveness import Instruction, Peak, peak_of_program
 from ..program.replay import program_of
+from ..program.simulator import Network, StepActions, network_of, step_graph
+from ..program.simulator.timeline import timeline_of
 from ..reschedule.mesh import Mesh
 from ..rules.rule import Config, Interface, interface
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts, costs_of
@@ -35,6 +37,7 @@ class FoundPoints:
         assumed: the assumptions that its plans record.
         note: a sentence on how the points were found; may be empty.
         objectives: the two costs that were searched.
+        is_interrupted: whether Ctrl-C ended the search, which then kept what it had found.
     """
 
     model: Model
@@ -46,7 +49,9 @@ class FoundPoints:
     assumed: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     objectives: Objectives = MEMORY_TIME
+    is_interrupted: bool = False
     _peaks: dict[int, Peak] = field(default_factory=dict, init=False)
+    _simulated: dict[int, int] = field(default_factory=dict, init=False)
     _interfaces: dict[tuple[str, Config], Interface] = field(default_factory=dict, init=False)
 
     @property
@@ -88,6 +93,24 @@ class FoundPoints:
     def replayed(self) -> Mapping[int, Peak]:
         """The peaks that were computed so far, by point."""
         return self._peaks
+
+    @cached_property
+    def _simulator(self) -> tuple[Network, StepActions]:
+        return network_of(self.hardware, self.mesh), StepActions(self.costing, self._router)
+
+    def simulated_ns(self, point: int) -> int:
+        """Return the time of a point's step as it is simulated on the hardware, in nanoseconds.
+
+        Raises:
+            InputError: the model has several passes, which can't be simulated.
+        """
+        if point not in self._simulated:
+            view = self.model.view(self.built.strategy(self.found.strategies[point]))
+            network, actions = self._simulator
+            graph = step_graph(view)
+            chains = [actions.chain(view, node) for node in graph.nodes]
+            self._simulated[point] = timeline_of(view, graph, chains, network).makespan_ns
+        return self._simulated[point]
 
     def summary(self) -> str:
         """Return one line on the search: its size, its exactness and its time."""
