@@ -178,6 +178,10 @@ def name_of(optimizer: KerasBase) -> str:
 def _parameter(optimizer: KerasBase, variable: Any) -> Parameter:
     """Return what an optimizer that is about to be copied needs to know of one of the user's variables."""
     is_keras = isinstance(variable, keras.Variable)
-    decays = bool(optimizer._use_weight_decay(variable.value if is_keras else variable))
+    if hasattr(optimizer, "_is_excluded_from_weight_decay"):
+        # From Keras 3.16 on what is decayed is settled by names while an optimizer is built.
+        decays = not optimizer._is_excluded_from_weight_decay(variable)
+    else:
+        decays = bool(optimizer._use_weight_decay(variable.value if is_keras else variable))
     path = variable.path if is_keras else variable.name.split(":")[0]
     return Parameter(path, tuple(variable.shape), decays, variable.constraint if is_keras else None)

@@ -15,7 +15,7 @@ from ..frontend.gradient_placeholders import placeholders
 from ..frontend.importer import import_graph
 from ..frontend.recorded_graph import RecordedGradients, RecordedStep
 from ..frontend.recorded_updates import written_by
-from ..frontend.tracing.capture import Capture, Program
+from ..frontend.tracing.capture import Capture, Program, VariableNames
 from ..frontend.tracing.preprocessing import ancestors
 from ..frontend.tracing.tapes import StepTrace
 from ..ir.graph import Graph, Operator, Tensor
@@ -103,7 +103,11 @@ class Captured:
 
 
 def capture_program(
-    kind: str, objective: Objective, signature: Signature, optimizer_of: Callable[[Any, Sequence[Any]], Optimizer]
+    kind: str,
+    objective: Objective,
+    signature: Signature,
+    optimizer_of: Callable[[Any, Sequence[Any]], Optimizer],
+    names: VariableNames | None = None,
 ) -> Captured:
     """Capture one program for batches of one size.
 
@@ -111,12 +115,13 @@ def capture_program(
         kind: TRAIN, EVALUATE or PREDICT.
         optimizer_of: makes the graph's optimizer from the user's, or from None where the step applies none itself, for the
             variables that it trains.
+        names: names the variables alike in all programs; None where this is the only one.
 
     Raises:
         InputError: something can't be captured, the loss isn't a scalar, or it depends on no trainable variable.
     """
     function, arguments = objective.functions(signature)[kind]
-    capture = Capture(objective.names_of, objective.layer_of, objective.by_sample)
+    capture = Capture(names or objective.names_of, objective.layer_of, objective.by_sample)
     trace = StepTrace() if kind == TRAIN and objective.applies_optimizers else None
     if trace is not None:
         function = traced(function, trace)

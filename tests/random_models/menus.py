@@ -1,4 +1,4 @@
-"""What random models are made of: layers, each drawn with its arguments.
+"""The layers of random models, each drawn with its arguments.
 
 A menu is a tuple of functions that draw one entry from the shape at hand, batch apart, or None where the shape doesn't allow
 it. Extents stay small, so that a model is captured and planned within a second.
