@@ -26,7 +26,7 @@ def default(entry: Entry) -> Entry:
 
 
 def single(entry: Entry) -> Entry:
-    """An entry in float32: the only type that TensorFlow has a kernel for, or that Keras makes its variables of."""
+    """An entry in float32: TensorFlow's kernel computes in nothing else, or Keras makes its variables of this type."""
     return replace(entry, floats="float32")
 
 
@@ -263,9 +263,9 @@ RESHAPING = (
     on((5, 4), "UpSampling1D", size=2),
     on((5, 6, 2), "UpSampling2D", size=(2, 2)),
     on((2, 5, 6), "UpSampling2D", size=(2, 2), **_FIRST),
-    on((5, 6, 2), "UpSampling2D", size=(2, 2), interpolation="bilinear"),
-    on((2, 5, 6), "UpSampling2D", size=(2, 2), interpolation="bilinear", **_FIRST),
-    on((5, 6, 2), "UpSampling2D", size=(2, 3), interpolation="bicubic"),
+    single(on((5, 6, 2), "UpSampling2D", size=(2, 2), interpolation="bilinear")),
+    single(on((2, 5, 6), "UpSampling2D", size=(2, 2), interpolation="bilinear", **_FIRST)),
+    single(on((5, 6, 2), "UpSampling2D", size=(2, 3), interpolation="bicubic")),
     on((3, 4, 5, 2), "UpSampling3D", size=(2, 2, 2)),
     on((2, 3, 4, 5), "UpSampling3D", size=(2, 2, 2), **_FIRST),
     on((5, 4), "ZeroPadding1D", padding=(1, 2)),
