@@ -126,7 +126,7 @@ _DILATED = {"filters": 6, "kernel_size": 2, "padding": "same", "dilation_rate": 
 CONVOLUTIONS = (
     on((5, 4), "Conv1D", filters=5, kernel_size=2),
     on((4, 4), "Conv1D", groups=2, **_DILATED),
-    default(on((4, 4), "Conv1D", groups=2, **{**_DILATED, "padding": "causal"})),
+    on((4, 4), "Conv1D", groups=2, **{**_DILATED, "padding": "causal"}),
     on((5, 4), "Conv1D", filters=6, kernel_size=2, strides=(2,), groups=2),
     on((5, 5, 4), "Conv2D", filters=5, kernel_size=2),
     on((4, 4, 4), "Conv2D", groups=2, **_DILATED),
@@ -315,7 +315,7 @@ RECURRENT = (
     *_convolved(1),
     *_convolved(2),
     *_convolved(3),
-    default(on((2, 4), "Bidirectional", layer("SimpleRNN", units=4))),
+    on((2, 4), "Bidirectional", layer("SimpleRNN", units=4)),
     on(
         (2, 4),
         "Bidirectional",
