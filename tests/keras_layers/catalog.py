@@ -26,7 +26,7 @@ def default(entry: Entry) -> Entry:
 
 
 def single(entry: Entry) -> Entry:
-    """An entry in float32: the only type that TensorFlow has a kernel for, or that Keras makes its variables of."""
+    """An entry in float32: TensorFlow's kernel computes in nothing else, or Keras makes its variables of this type."""
     return replace(entry, floats="float32")
 
 
@@ -126,7 +126,7 @@ _DILATED = {"filters": 6, "kernel_size": 2, "padding": "same", "dilation_rate": 
 CONVOLUTIONS = (
     on((5, 4), "Conv1D", filters=5, kernel_size=2),
     on((4, 4), "Conv1D", groups=2, **_DILATED),
-    default(on((4, 4), "Conv1D", groups=2, **{**_DILATED, "padding": "causal"})),
+    on((4, 4), "Conv1D", groups=2, **{**_DILATED, "padding": "causal"}),
     on((5, 4), "Conv1D", filters=6, kernel_size=2, strides=(2,), groups=2),
     on((5, 5, 4), "Conv2D", filters=5, kernel_size=2),
     on((4, 4, 4), "Conv2D", groups=2, **_DILATED),
@@ -263,9 +263,9 @@ RESHAPING = (
     on((5, 4), "UpSampling1D", size=2),
     on((5, 6, 2), "UpSampling2D", size=(2, 2)),
     on((2, 5, 6), "UpSampling2D", size=(2, 2), **_FIRST),
-    on((5, 6, 2), "UpSampling2D", size=(2, 2), interpolation="bilinear"),
-    on((2, 5, 6), "UpSampling2D", size=(2, 2), interpolation="bilinear", **_FIRST),
-    on((5, 6, 2), "UpSampling2D", size=(2, 3), interpolation="bicubic"),
+    single(on((5, 6, 2), "UpSampling2D", size=(2, 2), interpolation="bilinear")),
+    single(on((2, 5, 6), "UpSampling2D", size=(2, 2), interpolation="bilinear", **_FIRST)),
+    single(on((5, 6, 2), "UpSampling2D", size=(2, 3), interpolation="bicubic")),
     on((3, 4, 5, 2), "UpSampling3D", size=(2, 2, 2)),
     on((2, 3, 4, 5), "UpSampling3D", size=(2, 2, 2), **_FIRST),
     on((5, 4), "ZeroPadding1D", padding=(1, 2)),
@@ -315,7 +315,7 @@ RECURRENT = (
     *_convolved(1),
     *_convolved(2),
     *_convolved(3),
-    default(on((2, 4), "Bidirectional", layer("SimpleRNN", units=4))),
+    on((2, 4), "Bidirectional", layer("SimpleRNN", units=4)),
     on(
         (2, 4),
         "Bidirectional",

@@ -30,8 +30,9 @@ COLORS = (
     pixels("AutoContrast", value_range=(20, 200)),
     pixels("ContrastLimitedAdaptiveHistogramEqualization", (4, 4, 3), tile_grid_size=(2, 2), **_BYTES),
     pixels("ContrastLimitedAdaptiveHistogramEqualization", (3, 4, 4), tile_grid_size=(2, 2), **_BYTES, **_FIRST),
-    pixels("Equalization", (2, 2, 3), **_BYTES),
-    pixels("Equalization", (3, 2, 2), **_BYTES, **_FIRST),
+    # By itself its symbolic result is its input, of which Keras makes no model.
+    pixels("Pipeline", (2, 2, 3), layers=[layer("Equalization", **_BYTES)]),
+    pixels("Pipeline", (3, 2, 2), layers=[layer("Equalization", **_BYTES, **_FIRST)]),
     pixels("RandomBrightness", factor=0.75, **_NARROW),
     pixels("RandomColorDegeneration", factor=0.75, value_range=(0, 1), seed=1),
     pixels(
@@ -77,10 +78,10 @@ PLACES = (
     pixels("RandomZoom", (5, 5, 1), height_factor=(-0.5, -0.5), width_factor=(-0.5, -0.5), fill_mode="constant"),
     pixels("RandomZoom", (3, 4, 3), height_factor=(0.4, 0.5), width_factor=(0.2, 0.3)),
     pixels("Rescaling", (3, 4, 3), scale=1.0 / 255, offset=0.5),
-    pixels("Resizing", (6, 8, 3), height=4, width=4),
+    single(pixels("Resizing", (6, 8, 3), height=4, width=4)),
     pixels("Resizing", (6, 8, 3), height=4, width=5, interpolation="nearest", crop_to_aspect_ratio=True),
-    pixels("Resizing", (3, 4, 3), height=6, width=6, interpolation="bicubic", pad_to_aspect_ratio=True),
-    pixels("Resizing", (3, 6, 8), height=4, width=4, **_FIRST),
+    single(pixels("Resizing", (3, 4, 3), height=6, width=6, interpolation="bicubic", pad_to_aspect_ratio=True)),
+    single(pixels("Resizing", (3, 6, 8), height=4, width=4, **_FIRST)),
 )
 
 SEVERAL = (

@@ -158,7 +158,7 @@ FITTING = (
     Case("by name, a PyDataset", fit(lambda: Batches(*NAMED), shuffle=False), "by name"),
     Case("in order", fit(*LISTED, **IN_ORDER, validation_split=1 / 3), "in order"),
     Case("in order, weighted", fit(*LISTED, sample_weight=[WEIGHTS[:WHOLE]] * 3, **IN_ORDER), "in order"),
-    Case("in order, a generator", fit(generated(*LISTED, n=WHOLE, forever=True), steps_per_epoch=3), "in order"),
+    Case("in order, a generator", fit(generated(*map(tuple, LISTED), n=WHOLE, forever=True), steps_per_epoch=3), "in order"),
     Case("losses that layers add, metrics with a state", fit(X, BITS, **IN_ORDER, validation_data=(X, BITS)), "bits"),
     Case("a weight for each step", fit(X, STEPS, sample_weight=OF_STEPS, **IN_ORDER), "steps"),
     Case("inputs in a structure", fit(STRUCTURE, FOUR, **IN_ORDER, validation_split=0.3), "counting"),

@@ -21,7 +21,7 @@ def sgd() -> keras.optimizers.Optimizer:
 
 @dataclass(frozen=True)
 class Kind:
-    """A model, made anew each time with the same first values, and what it is compiled with.
+    """A model, made with the same first values each time, and what it is compiled with.
 
     Attributes:
         make: makes the model.
