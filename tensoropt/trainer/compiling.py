@@ -68,7 +68,10 @@ def in_a_sentence(error: Exception, signature: Signature) -> Exception:
     if metadata is not None:
         frames += [(each.filename, each.lineno, each.function_name) for each in reversed(metadata.translated_stack)]
     what = next((_COMPUTED_IN[name] for _, _, name in reversed(frames) if name in _COMPUTED_IN), None)
-    if what is None or isinstance(error, InputError) or not isinstance(error, (ValueError, TypeError, tf.errors.OpError)):
+    kinds: tuple[type[Exception], ...] = (ValueError, TypeError, tf.errors.OpError)
+    if signature.labels is None:
+        kinds = (*kinds, AttributeError)  # of a loss, or of Keras's own words for its failure, that looks at None
+    if what is None or isinstance(error, InputError) or not isinstance(error, kinds):
         return error
     message = str(error) if metadata is None else str(metadata.cause_message)
     reason = " ".join(message.split()).removeprefix(f"{type(error).__name__}: ")
