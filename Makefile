@@ -110,6 +110,7 @@ bench: install ## the benchmarks' tables
 	$(BIN)/python tests/benchmarks/search.py
 	$(BIN)/python tests/benchmarks/spaces.py
 	$(BIN)/python tests/benchmarks/exactness.py
+	$(BIN)/python tests/benchmarks/simulator.py
 
 clean: ## remove the environments and what tools left
 	rm -rf $(VENV) $(HUB) $(NEXT) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -45,12 +45,20 @@ class KerasOptimizer:
 
         Raises:
             InputError: ``optimizer`` is no Keras optimizer, or makes random updates, or can't be made from its config, or
-                needs replicated parameters although its variables start from the parameters' values.
+                needs replicated parameters although its variables start from the parameters' values; or a variable is
+                trained by being overwritten, as the scales of float8 are.
         """
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise InputError(
                 f"expected a Keras optimizer such as keras.optimizers.Adam(1e-3), got {short(optimizer)}"
             )
+        for variable in variables:
+            if getattr(variable, "overwrite_with_gradient", False):
+                raise InputError(
+                    f"variable '{variable.path}' is overwritten by its gradient, as a layer of the policy "
+                    "'float8_from_mixed_bfloat16' does with its scales, which isn't done on ranks; make the layer of the "
+                    "policy 'mixed_bfloat16'"
+                )
         inner = inner_of(optimizer)
         made = cls(optimizer, tuple(_parameter(inner, variable) for variable in variables))
         if any(made.is_global) and starts_from_values(optimizer):

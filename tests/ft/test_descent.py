@@ -58,7 +58,7 @@ def drawn(seed: int) -> tuple[Problem, Transient]:
 
 
 def costs_of(problem: Problem, transient: Transient, strategy: np.ndarray) -> tuple[int, int]:
-    """From scratch."""
+    """The costs of the states, computed from scratch."""
     mem, time_ns = problem.cost(strategy.tolist())
     return mem + int(transient.most_bytes(problem, strategy[None])[0]), time_ns
 
