@@ -74,7 +74,8 @@ def in_a_sentence(error: Exception, signature: Signature) -> Exception:
     what = next((_COMPUTED_IN[name] for _, _, name in reversed(frames) if name in _COMPUTED_IN), None)
     step = next((name for file, _, name in reversed(frames) if name in _STEPS and is_users(file)), None)
     takes_labels = what is None and step is not None and signature.labels is None
-    is_explained = isinstance(error, _MISSING if takes_labels else _UNCOMPUTABLE) and not isinstance(error, InputError)
+    lacks_labels = takes_labels or (what == "loss" and signature.labels is None)
+    is_explained = isinstance(error, _MISSING if lacks_labels else _UNCOMPUTABLE) and not isinstance(error, InputError)
     if (what is None and not takes_labels) or not is_explained:
         return error
     message = str(error) if metadata is None else str(metadata.cause_message)

@@ -5,12 +5,12 @@
 Each model is trained by a new process of plain Keras, and by as many new ranks, all with one thread. The first line of a
 model is plain Keras's: ``compile`` and two steps. Seconds by the clock, and beside them the processor time of the slowest
 rank, which other work on the machine doesn't lengthen much. Nothing is known about the machine, unless ``--cached``: then
-the models' ranks find the costs of operators that were measured before, as they do from a second start on.
+the ranks find what a start before has kept.
 
 The peak is that of a traced step: its tensors by TensorFlow's profiler, what collectives received and work with, and the
 variables of model and optimizer; of ranks the largest.
 
-``gpt2`` needs Keras Hub: run it in the environment that ``make .venv-hub`` makes.
+``gpt2`` needs Keras Hub: run it in the environment that ``make test-hub`` makes.
 """
 
 from __future__ import annotations

@@ -167,13 +167,11 @@ def distributed() -> keras.Model:
 
 
 PAIRS = {"user": USER, "movie": MOVIE}
+DENSE = {**PAIRS, "numbers": RNG.normal(size=(N, 3))}
 RANKING: dict[str, tuple[Callable[[], keras.Model], Any]] = {
     "deep and cross": (deep_and_cross, PAIRS),
-    "dlrm": (dlrm, {**PAIRS, "numbers": RNG.normal(size=(N, 3))}),
-    "dlrm, a triangle": (
-        lambda: dlrm(self_interaction=True, skip_gather=True),
-        {**PAIRS, "numbers": RNG.normal(size=(N, 3))},
-    ),
+    "dlrm": (dlrm, DENSE),
+    "dlrm, a triangle": (lambda: dlrm(self_interaction=True, skip_gather=True), DENSE),
     "bags": (bags, {"seen": HISTORY, "weights": RNG.random((N, 6))}),
     "distributed embedding": (distributed, {**PAIRS, "seen": HISTORY}),
 }
