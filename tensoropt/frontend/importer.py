@@ -153,7 +153,9 @@ class _Importer:
             for op in ops
             if op.name in self.static
             for tensor in op.outputs
-            if op.name in targets or not tensor.consumers() or any(user.name not in self.static for user in tensor.consumers())
+            if op.name in targets
+            or not tensor.consumers()
+            or any(user.name not in self.static for user in tensor.consumers())
         ]
         if not wanted:
             return

@@ -139,8 +139,8 @@ def _steps(neighbours: Neighbours) -> Callable[[_Step], list[_Step]]:
 
     def steps(at: _Step) -> list[_Step]:
         if at.name not in known:
-            near = ((each, each.type) for each in neighbours(at.op))
-            known[at.name] = [_Step(each.name, each, int(kind not in VIEWS)) for each, kind in near if kind not in COLLECTIVES]
+            near = [each for each in neighbours(at.op) if each.type not in COLLECTIVES]
+            known[at.name] = [_Step(each.name, each, int(each.type not in VIEWS)) for each in near]
         return known[at.name]
 
     return steps

@@ -51,6 +51,6 @@ def check_model(model: Any, compiles: bool) -> None:
             )
         if model.run_eagerly:
             raise InputError(
-                f"{what}, and is compiled with run_eagerly=True; steps run as TensorFlow's graphs, whose Python runs once, so "
-                "that the numbers may be others: leave run_eagerly= out, and see that the step gives the same without"
+                f"{what}, and is compiled with run_eagerly=True; steps run as TensorFlow's graphs, whose Python runs once, "
+                "so that the numbers may be others: leave run_eagerly= out, and see that the step gives the same without"
             )

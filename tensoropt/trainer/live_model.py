@@ -115,13 +115,6 @@ class LiveModel(KerasObjective):
     def non_trainable_weights(self) -> list[keras.Variable]:
         return self._through(super().non_trainable_weights)
 
-    def __getattr__(self, name: str) -> Any:
-        """Return what the user's model has and models in general don't, such as a part of it that callbacks use."""
-        inner = self.__dict__.get("inner")
-        if inner is None or name.startswith("_"):
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        return getattr(self._through(inner), name)
-
     # What was captured can't change
 
     def __getattribute__(self, name: str) -> Any:

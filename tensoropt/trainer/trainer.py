@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..common.files import path_text
-from ..common.source_lines import running_line
 from ..plan.frontier import PlanFrontier
 from ..plan.plan import Plan
 from ..runtime.checkpoint import read_metadata

@@ -66,7 +66,8 @@ def gemma() -> keras.Model:
 
 
 def bert() -> keras.Model:
-    return classified(hub.BertBackbone(WORDS, 2, 2, 8, 16, dropout=0.0, max_sequence_length=16), lambda x: x["pooled_output"])
+    backbone = hub.BertBackbone(WORDS, 2, 2, 8, 16, dropout=0.0, max_sequence_length=16)
+    return classified(backbone, lambda x: x["pooled_output"])
 
 
 def f_net() -> keras.Model:

@@ -170,7 +170,10 @@ PAIRS = {"user": USER, "movie": MOVIE}
 RANKING: dict[str, tuple[Callable[[], keras.Model], Any]] = {
     "deep and cross": (deep_and_cross, PAIRS),
     "dlrm": (dlrm, {**PAIRS, "numbers": RNG.normal(size=(N, 3))}),
-    "dlrm, a triangle": (lambda: dlrm(self_interaction=True, skip_gather=True), {**PAIRS, "numbers": RNG.normal(size=(N, 3))}),
+    "dlrm, a triangle": (
+        lambda: dlrm(self_interaction=True, skip_gather=True),
+        {**PAIRS, "numbers": RNG.normal(size=(N, 3))},
+    ),
     "bags": (bags, {"seen": HISTORY, "weights": RNG.random((N, 6))}),
     "distributed embedding": (distributed, {**PAIRS, "seen": HISTORY}),
 }
