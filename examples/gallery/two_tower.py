@@ -18,21 +18,21 @@ USERS, FILMS = [f"user {i}" for i in range(1000)], [f"film {i}" for i in range(4
 
 
 def tower(names):
-    """Vectors of names, which the model looks up itself."""
-    found = layers.StringLookup(vocabulary=names)
-    table = layers.Embedding(found.vocabulary_size(), WIDTH)
-    return keras.Sequential([found, table, layers.Dense(32, activation="relu"), layers.Dense(WIDTH)])
+    table = layers.Embedding(len(names) + 1, WIDTH)
+    return keras.Sequential([table, layers.Dense(32, activation="relu"), layers.Dense(WIDTH)])
 
 
 class Retrieval(keras.Model):
     def __init__(self):
         super().__init__()
+        self.user_ids, self.film_ids = layers.StringLookup(vocabulary=USERS), layers.StringLookup(vocabulary=FILMS)
         self.users, self.films = tower(USERS), tower(FILMS)
 
     def call(self, inputs):
-        scores = ops.matmul(self.users(inputs["user"]), ops.transpose(self.films(inputs["film"])))
+        user, film = self.user_ids(inputs["user"]), self.film_ids(inputs["film"])
+        scores = ops.matmul(self.users(user), ops.transpose(self.films(film)))
         scores = scores - ops.log(ops.cast(inputs["frequency"], scores.dtype))[None]
-        is_same = ops.equal(inputs["film"][:, None], inputs["film"][None])
+        is_same = ops.equal(film[:, None], film[None])
         itself = ops.eye(ops.shape(scores)[0], dtype="bool")
         return ops.where(ops.logical_and(is_same, ops.logical_not(itself)), -1e9, scores)
 
