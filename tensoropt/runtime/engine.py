@@ -83,7 +83,7 @@ class Engine:
     def __post_init__(self) -> None:
         _add_in_one_order()
         if self.first is not None:
-            self.variables.update(self.first.variables)
+            self.variables = self.first.variables  # what this engine adds, others share, too
             self.optimizers.update(self.first.optimizers)
         for op in self.graph.variables:
             if op.name not in self.variables:

@@ -16,8 +16,9 @@ that aren't saved either are available again by then: regathered, or remateriali
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..ir.graph import VARIABLE, Graph, Operator, Tensor
@@ -71,6 +72,20 @@ class StrategyView:
     strategy: Strategy
     gradients: frozenset[tuple[str, int]]
     residual_operands: frozenset[tuple[str, int]] = frozenset()
+
+    def changed(
+        self, configs: Mapping[str, Config], shared: Mapping[str, OperandSharding | None] = MappingProxyType({})
+    ) -> StrategyView:
+        """Return the view of a strategy with other configs of some operators, and other shared copies of some tensors.
+
+        What the change doesn't concern isn't derived again.
+        """
+        kept = {**self.strategy.shared, **shared}
+        copies = {name: sharding for name, sharding in kept.items() if sharding is not None}
+        view = replace(self, strategy=replace(self.strategy, configs={**self.strategy.configs, **configs}, shared=copies))
+        interfaces = {name: interface(self.rules[name], config) for name, config in configs.items()}
+        vars(view).update(rules=self.rules, interfaces={**self.interfaces, **interfaces})
+        return view
 
     @cached_property
     def rules(self) -> dict[str, Rule]:

@@ -16,7 +16,7 @@ def graphs(draw: st.DrawFn) -> list[list[int]]:
 
 
 def emitted(sources: list[list[int]]) -> list[int]:
-    """In which order TensorFlow differentiates a graph of sums, each of whose gradients is noted when it is made."""
+    """The order in which TensorFlow differentiates a graph of sums, each of whose gradients is noted when it is made."""
     found: list[int] = []
     with tf.Graph().as_default():
 

@@ -1,4 +1,4 @@
-"""What is alive at once: of programs against counting, of a step worked out by hand, and against TensorFlow's profiler."""
+"""Peaks against counting, against a step worked out by hand, and against TensorFlow's profiler."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_random_strategies_take_what_their_variables_take_and_more(function: Cal
 
 @pytest.mark.parametrize("function", [deep, taken_by_all])
 def test_a_step_on_one_device_against_the_profiler(function: Callable[[], zoo.Built]) -> None:
-    """In order: TensorFlow's allocations are what was foretold, of a model whose tensors the profiler sees."""
+    """TensorFlow's allocations are what was predicted, of an ordered model whose tensors the profiler sees."""
     model = zoo.record(function, "momentum")
     foretold = peak_on(model, whole(model))
     measured = trace_of(in_order=True, function=function).peak_bytes
