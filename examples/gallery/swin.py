@@ -48,8 +48,9 @@ class WindowAttention(layers.Layer):
         if self.mask is not None:
             scores = scores + ops.cast(self.mask, scores.dtype)[:, None]
         x = ops.transpose(ops.matmul(ops.softmax(scores), v), (0, 1, 3, 2, 4))
-        x = ops.reshape(self.project(ops.reshape(x, (-1, n * n, WINDOW * WINDOW, self.width))), (-1, n, n, WINDOW, WINDOW, self.width))
-        x = ops.reshape(ops.transpose(x, (0, 1, 3, 2, 4, 5)), (-1, size, size, self.width))
+        x = self.project(ops.reshape(x, (-1, WINDOW * WINDOW, self.width)))
+        x = ops.transpose(ops.reshape(x, (-1, n, n, WINDOW, WINDOW, self.width)), (0, 1, 3, 2, 4, 5))
+        x = ops.reshape(x, (-1, size, size, self.width))
         return ops.roll(x, (self.shift, self.shift), axis=(1, 2)) if self.shift else x
 
 

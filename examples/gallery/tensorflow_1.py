@@ -1,4 +1,4 @@
-"""Train by a script of TensorFlow's first version: placeholders, a session, gradients that are clipped before they are applied.
+"""Train by a script of TensorFlow 1: placeholders, a session, gradients that are clipped before they are applied.
 
     python examples/gallery/tensorflow_1.py
     mpirun -n 2 python examples/gallery/tensorflow_1.py

@@ -57,8 +57,8 @@ class Wgan(keras.Model):
         for _ in range(CRITIC_STEPS):
             with tf.GradientTape() as tape:
                 fake = self.generated(n)
-                distance = tf.reduce_mean(self.critic(fake, training=True)) - tf.reduce_mean(self.critic(real, training=True))
-                critic_loss = distance + 10 * self.penalty(real, fake)
+                scores = self.critic(fake, training=True) - self.critic(real, training=True)
+                critic_loss = tf.reduce_mean(scores) + 10 * self.penalty(real, fake)
             gradients = tape.gradient(critic_loss, self.critic.trainable_variables)
             self.critic_optimizer.apply_gradients(zip(gradients, self.critic.trainable_variables, strict=True))
         with tf.GradientTape() as tape:

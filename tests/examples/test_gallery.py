@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from examples import gallery
 from helpers.large import first
 from helpers.mpirun import run_ranks
+
+from examples import gallery_scripts as gallery
 
 CHEAP = ("custom_loop", "raw_text", "tensorflow_1", "variational_autoencoder")
 NAMES = [*CHEAP, *sorted(path.stem for path in gallery.GALLERY.glob("*.py") if path.stem not in (*CHEAP, "recommender"))]

@@ -1,8 +1,8 @@
 """The gallery's scripts, what each changes for TensorOpt, and how a test runs one: as it is, or with its changes undone.
 
-mpirun -n 2 gallery.py NAME    the script, by a plan that splits all that can be split
-gallery.py NAME plain          the script without TensorOpt
-gallery.py                     write the table of examples/gallery/README.md
+mpirun -n 2 gallery_scripts.py NAME    the script, by a plan that splits all that can be split
+gallery_scripts.py NAME plain          the script without TensorOpt
+gallery_scripts.py                     write the table of examples/gallery/README.md
 
 A line that is changed ends in a comment: ``# added``, or ``# was:`` and the line as it would be without TensorOpt.
 """
@@ -26,7 +26,7 @@ CHANGED = re.compile(r"^( *)(.*\S)  # (?:added|was: (.*))$")
 IMPORT = re.compile(r"(?:import|from) ")
 TABLE = re.compile(r"(?<=<!-- table -->\n).*(?=<!-- end -->\n)", re.DOTALL)
 IN_FLOAT32 = ("captcha_ctc", "image_augmentation", "tensorflow_1")
-"""Scripts in which a layer of Keras, a loss of TensorFlow's or the script itself computes in float32 whatever one asks for."""
+"""Scripts in which a layer of Keras, a loss of TensorFlow or the script itself computes in float32 alone."""
 
 
 def tolerance(name: str) -> float:
