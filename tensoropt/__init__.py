@@ -285,7 +285,7 @@ def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier:
 
 def build_execution_graph(
     engine: str = "tensorflow", plan: Plan | str | None = None, collectives: str | None = None
-) -> None:
+) -> Session:
     """Build this rank's graph for a plan and give the variables their initial values; eager mode is back afterwards.
 
     Args:
@@ -294,12 +294,17 @@ def build_execution_graph(
         collectives: ``mpi`` (the default); ``horovod``: Horovod's operators; or ``emulated``: all ranks in this process. The
             environment variable ``TENSOROPT_COLLECTIVES`` sets it too.
 
+    Returns:
+        The session that ``init`` began. Its ``run`` is :func:`run`.
+
     Raises:
         InputError: the plan is for another model or for more devices than there are.
     """
     from .session.session import current_session
 
-    current_session().build(engine, plan, collectives)
+    session = current_session()
+    session.build(engine, plan, collectives)
+    return session
 
 
 def run(fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:

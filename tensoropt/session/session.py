@@ -179,7 +179,7 @@ class Session:
 
     # Running
 
-    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None) -> Any:
+    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
         """Run the built model; see :func:`tensoropt.run`."""
         if self.execution is None or self._model is None:
             raise InputError("run comes after build_execution_graph(engine='tensorflow', plan=plan)")

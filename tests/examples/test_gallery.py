@@ -1,0 +1,48 @@
+"""The gallery's scripts: on two ranks they show what they show without TensorOpt, and change no more than the table says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.large import first
+from helpers.mpirun import run_ranks
+
+from examples import gallery_scripts as gallery
+
+CHEAP = ("custom_loop", "raw_text", "tensorflow_1", "variational_autoencoder")
+NAMES = [*CHEAP, *sorted(path.stem for path in gallery.GALLERY.glob("*.py") if path.stem not in (*CHEAP, "recommender"))]
+WORKER = Path(gallery.__file__)
+
+
+def steps_of(n_ranks: int, *arguments: str) -> list[dict[str, float]]:
+    done = run_ranks(n_ranks, WORKER, *arguments, timeout=300, env={"TENSOROPT_RANDOM": "one_device"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return gallery.steps_shown(done.stdout)
+
+
+@pytest.mark.parametrize("name", first(len(CHEAP), NAMES))
+def test_a_script_shows_on_two_ranks_what_it_shows_without_tensoropt(name: str) -> None:
+    alone, together = steps_of(1, name, "plain"), steps_of(2, name)
+    assert len(alone) == len(together) == 3
+    for one, other in zip(alone, together, strict=True):
+        assert other == pytest.approx(one, rel=gallery.tolerance(name), abs=0)
+
+
+def test_a_script_differs_from_a_plain_one_by_two_lines_at_most() -> None:
+    changed = {name: gallery.changed_lines((gallery.GALLERY / f"{name}.py").read_text()) for name in NAMES}
+    assert len(changed) >= 20
+    assert all(1 <= len(lines) <= 2 for lines in changed.values()), changed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_its_changed_lines_a_script_has_nothing_of_tensoropt(name: str) -> None:
+    source = (gallery.GALLERY / f"{name}.py").read_text()
+    before, _, rest = gallery.plain(source).partition('"""\n\nimport ')
+    assert rest and "tensoropt" not in rest
+    assert f"python examples/gallery/{name}.py" in before
+
+
+def test_the_table_is_that_of_the_scripts() -> None:
+    page = gallery.GALLERY / "README.md"
+    assert page.read_text() == gallery.with_table(page.read_text()), f"run: python {WORKER}"
