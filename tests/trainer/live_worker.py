@@ -58,7 +58,7 @@ def check_weights(trainer: Any) -> None:
 
 
 def key_of(trainer: Any, variable: Any) -> str:
-    return trainer._key_of(variable._of._value)
+    return trainer.ranks.key_of(variable._of._value)
 
 
 def check_callbacks(trainer: Any, model: keras.Model) -> None:
