@@ -306,3 +306,20 @@ def test_an_attribute_that_the_captured_step_does_not_see_is_told_of(caplog: pyt
 def test_eager_steps_are_refused():
     with pytest.raises(tensoropt.InputError, match=r"train_step \(test_scripts.py:\d+\), and is compiled with run_eagerly"):
         tensoropt.parallelize(model_of(unpacking(), run_eagerly=True), **EMULATED)
+
+
+def test_weights_assigned_between_a_load_and_the_first_batch_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    x, y = labelled()
+    first = tensoropt.parallelize(model_of(unpacking()), **EMULATED)
+    fitted(first, x, y)
+    first.save(tmp_path / "of")
+    for is_assigned in (False, True):
+        model = model_of(unpacking())
+        trainer = tensoropt.parallelize(model, **EMULATED)
+        trainer.load(tmp_path / "of")
+        if is_assigned:
+            model.layers[0].bias.assign(np.ones(8))
+        trainer.evaluate(x, y, verbose=0)
+        assert all(map(np.array_equal, trainer.get_weights(), first.get_weights()))
+        said = r"'.*/bias' of model .* was assigned to after trainer.load\('.*'\), which is done with the first batch \(test_sc"
+        assert bool(re.search(said, caplog.text)) == is_assigned
