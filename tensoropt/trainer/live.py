@@ -161,7 +161,7 @@ def _check_eager(variable: keras.Variable) -> None:
     if not tf.executing_eagerly():
         raise InputError(
             f"the trained value of '{variable.path}' can't be taken inside of a tf.function ({running_line()}), as predict "
-            "of a layer has one: it would be a constant there; call the layer as it is, or call trainer.export_to(model), and "
+            "of a layer has one: it would be a constant there; call the layer as it is, or trainer.export_to(model), and "
             "take the model"
         )
 

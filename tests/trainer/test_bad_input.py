@@ -121,9 +121,9 @@ def test_batches_that_arent_the_planned_ones(trainer, data, said):
 @pytest.mark.parametrize("size", [4, 12])
 def test_batches_of_another_size(trainer, size):
     """A single batch that is smaller is a last one."""
-    with refuses(f"the data has batches of {size} samples, expected 8, for which the plan was made; batch it by 8"):
+    with refuses(f"batches of {size} samples, expected 8, for which the plan was made; batch it by 8"):
         trainer.fit(batches(24, size), verbose=0)
-    with refuses(f"the data has batches of {size} samples"):
+    with refuses(f"batches of {size} samples"):
         trainer.fit(*images(24), batch_size=size, verbose=0)
     trainer.fit(batches(4, 4), epochs=2, verbose=0)
 
