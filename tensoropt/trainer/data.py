@@ -29,8 +29,6 @@ from .runs import check_fits
 from .signature import PARTS, Signature, Structure, check_dense, is_none
 
 logger = logging.getLogger("tensoropt")
-
-
 Expected = Callable[[Callable[[], Structure]], Signature]
 """Returns what batches are expected to be, given a function that returns the specs of those at hand."""
 

@@ -64,9 +64,7 @@ class Signature:
         """Return the signature for batches of another size."""
 
         def sized(structure: Structure) -> Structure:
-            return tf.nest.map_structure(
-                lambda spec: spec and tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype, spec.name), structure
-            )
+            return tf.nest.map_structure(lambda spec: spec and _led_by(batch_size, spec, spec), structure)
 
         parts = (self.inputs, self.labels, self.weights)
         inputs, labels, weights = (None if part is None else sized(part) for part in parts)
@@ -87,7 +85,7 @@ class Signature:
         """Return the signature of a batch, given its tensors: without labels with those known, without weights for None."""
 
         def like(spec: tf.TensorSpec, tensor: Any) -> tf.TensorSpec:
-            return tf.TensorSpec([None, *tensor.shape[1:]], spec.dtype, spec.name)
+            return _led_by(None, tensor, spec)
 
         flat = [like(*each) for each in zip(tf.nest.flatten(self.inputs), inputs, strict=True)]
         of_labels = self.labels
@@ -98,6 +96,12 @@ class Signature:
             specs = tf.nest.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), weights)
             weights = named(specs, "sample_weight")
         return Signature(tf.nest.pack_sequence_as(self.inputs, flat), of_labels, weights).resized(batch_size)
+
+
+def _led_by(n_samples: int | None, tensor: Any, like: tf.TensorSpec) -> tf.TensorSpec:
+    """Return the spec of so many samples of a tensor, in another spec's type and name; a scalar has no samples."""
+    shape = [n_samples, *tensor.shape[1:]] if len(tensor.shape) else []
+    return tf.TensorSpec(shape, like.dtype, like.name)
 
 
 def signature_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,15 +72,16 @@ class StepFunction(FunctionTrainer):
     _live: list[LiveValues] = field(default_factory=list)
     _beside: VariablesBeside = field(init=False)
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run one training step; return what the step returns, as arrays.
 
         Raises:
             InputError: an argument has another shape than planned, or ranks give different arguments.
         """
+        arguments = self._in_order(arguments, named)
         signature = self.prepare(*arguments)
         run = self._run(signature)
-        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(list(arguments))]
+        leaves = list(map(_array, tf.nest.flatten(list(arguments))))
         self._same.check(lambda: zip((tensor.name for tensor in run.captured.given), leaves, strict=True))
         for live in self._live:
             live.before_step()
@@ -139,6 +140,23 @@ class StepFunction(FunctionTrainer):
         for live in self._live:
             live.settle()
 
+    def _in_order(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments of a call in the step's order.
+
+        Raises:
+            InputError: the step doesn't take them.
+        """
+        try:
+            bound = inspect.signature(self.captured.function).bind(*arguments, **named)
+        except TypeError as error:
+            raise InputError(f"the training step ({running_line()}) can't be called so: {error}") from error
+        if bound.kwargs:
+            raise InputError(
+                f"a training step ({running_line()}) is called with {next(iter(bound.kwargs))}=, after an argument that is "
+                "left out, or of a parameter that only has a name; give all arguments in the order of the step's parameters"
+            )
+        return bound.args
+
     def _signature(self, arguments: Sequence[Any]) -> Signature:
         """Return the signature of a call.
 
@@ -174,13 +192,24 @@ class StepFunction(FunctionTrainer):
             self._live.append(LiveValues(model, self._ranks, lambda each: by_variable.get(id(each)), words))
 
 
+def _array(leaf: Any) -> np.ndarray:
+    """Return a tensor, an array or a number as an array; numbers of Python's take the type that Keras computes in."""
+    return np.asarray(leaf, tf.as_dtype(keras.backend.floatx()).as_numpy_dtype if isinstance(leaf, float) else None)
+
+
 def _specs(argument: Any, name: str) -> Any:
     """Return the specs of one argument's tensors, named after the argument."""
     leaves = tf.nest.flatten(argument)
     for leaf in leaves:
         if isinstance(leaf, (str, bytes, tf.RaggedTensor, tf.SparseTensor)) or leaf is None:
             raise InputError(f"a training step ({running_line()}) takes dense tensors and arrays, got {short(leaf)}")
-    arrays = [leaf if isinstance(leaf, tf.Tensor) else np.asarray(leaf) for leaf in leaves]
+        if isinstance(leaf, bool):
+            raise InputError(
+                f"a training step ({running_line()}) takes tensors and numbers, got {leaf} for '{name}': its Python runs "
+                f"once, when it is planned; make a training step for each, as of lambda x, y: step(x, y, {leaf}), or give "
+                f"tf.constant({leaf}) and choose by tf.where"
+            )
+    arrays = [leaf if isinstance(leaf, tf.Tensor) else _array(leaf) for leaf in leaves]
     named = [name if len(leaves) == 1 else f"{name}_{i}" for i in range(len(leaves))]
     specs = [tf.TensorSpec(each.shape, each.dtype, own or None) for each, own in zip(arrays, named, strict=True)]
     return tf.nest.pack_sequence_as(argument, specs)

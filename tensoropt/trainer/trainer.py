@@ -101,6 +101,7 @@ class Trainer(LiveModel):
         self.go_live(live, RunningRate(self.ranks))
         self._beside = VariablesBeside(self.ranks, lambda: [*self.inner.variables, *self._counted])
         if deferred is not None and deferred.checkpoint is not None:
+            deferred.tell_of_assigned()
             self._saving.load(deferred.checkpoint)
             self._beside.pull(all_of_them=True)
         if self._loop is not None:
@@ -225,7 +226,7 @@ class Trainer(LiveModel):
             self._beside.pull(all_of_them=True)
         else:
             self._progress.resumes = Position(**self.ranks.lead(lambda: read_metadata(path).content).get("position", {}))
-            self.deferred.checkpoint = path
+            self.deferred.load(path)
 
     def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **options: Any) -> None:
         """Have rank 0 save the weights like ``keras.Model.save_weights``."""

@@ -306,3 +306,73 @@ def test_an_attribute_that_the_captured_step_does_not_see_is_told_of(caplog: pyt
 def test_eager_steps_are_refused():
     with pytest.raises(tensoropt.InputError, match=r"train_step \(test_scripts.py:\d+\), and is compiled with run_eagerly"):
         tensoropt.parallelize(model_of(unpacking(), run_eagerly=True), **EMULATED)
+
+
+def test_weights_assigned_between_a_load_and_the_first_batch_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    x, y = labelled()
+    first = tensoropt.parallelize(model_of(unpacking()), **EMULATED)
+    fitted(first, x, y)
+    first.save(tmp_path / "of")
+    for is_assigned in (False, True):
+        model = model_of(unpacking())
+        trainer = tensoropt.parallelize(model, **EMULATED)
+        trainer.load(tmp_path / "of")
+        if is_assigned:
+            model.layers[0].bias.assign(np.ones(8))
+        trainer.evaluate(x, y, verbose=0)
+        assert all(map(np.array_equal, trainer.get_weights(), first.get_weights()))
+        said = r"'.*/bias' of model .* was assigned to after trainer.load\('.*'\), which is done with the first batch"
+        assert bool(re.search(said, caplog.text)) == is_assigned
+
+
+def loop_step(length: int | None = None, **options: Any) -> tuple[keras.Model, Any, Any]:
+    """A model, its step with a number among its arguments, and the step under a plan."""
+    keras.utils.set_random_seed(1)
+    extents = (6,) if length is None else (None, 6)
+    layers = [keras.layers.Dense(8, "tanh"), *([keras.layers.GlobalAveragePooling1D()] if length else [])]
+    model = keras.Sequential([keras.Input(extents), *layers, keras.layers.Dense(3)])
+    optimizer, loss_of = keras.optimizers.SGD(0.1), classes()
+
+    def step(x: Any, y: Any, share: Any = 1.0) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True)) * share
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    return model, step, tensoropt.training_step(step, model=model, optimizer=optimizer, **EMULATED, **options)
+
+
+def test_numbers_and_names_in_calls_of_a_training_step():
+    """In float32, in which TensorFlow doesn't multiply by a float64."""
+    x, y = inputs()[:BATCH].astype("float32"), labelled()[1][:BATCH]
+    _, _, planned = loop_step()
+    found = [planned(x, y, 0.5), planned(x, y=y, share=2.0), planned(x[:5], y[:5], share=0.25), planned(x, y)]
+    _, plain, _ = loop_step()
+    expected = [plain(x, y, 0.5), plain(x, y, 2.0), plain(x[:5], y[:5], 0.25), plain(x, y)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for call, said in (
+        (lambda: planned(x, y, True), "got True for 'share': its Python runs once"),
+        (lambda: planned(x, z=y), r"the training step \(test_scripts.py:\d+\) can't be called so"),
+    ):
+        with pytest.raises(tensoropt.InputError, match=said):
+            call()
+
+
+def test_a_longer_batch_with_a_number_beside_it_is_refused_by_the_longest_that_fits():
+    _, _, planned = loop_step(length=2, memory="40KB")
+    y = labelled()[1][:BATCH]
+    planned(np.ones((BATCH, 2, 6), "float32"), y, 1.0)
+    said = r"of x \[8, 900, 6\].* more than the limit of .* the longest that fits is x \[8, \d+, 6\], y \[8\], share \[\]"
+    with pytest.raises(tensoropt.InputError, match=said):
+        planned(np.ones((BATCH, 900, 6), "float32"), y, 1.0)
+
+
+def test_variables_made_of_others_while_a_step_is_traced_are_refused():
+    def train_step(model: Any, data: Any) -> Any:
+        if not hasattr(model, "slow"):
+            model.slow = [tf.Variable(each.value) for each in model.trainable_variables]
+        return keras.Sequential.train_step(model, data)
+
+    x, y = labelled()
+    with pytest.raises(tensoropt.InputError, match=r"while a step is traced \(test_scripts.py:\d+\) take their first"):
+        tensoropt.parallelize(model_of(train_step), data=(x[:BATCH], y[:BATCH]), **EMULATED)

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager.lift_to_graph import UnliftableError
 
 from ...common.errors import InputError, short
+from ...common.source_lines import running_line
 from ..attributes import LOADED_ATTRIBUTE
 from .by_sample import BySample
 from .flatten import Flattener
@@ -162,7 +164,13 @@ def concrete(function: Callable[..., Any], signature: Sequence[Structure]) -> An
                 "the batch size where the shape says None"
             )
     traceable = function if hasattr(function, "get_concrete_function") else tf.function(function)
-    return traceable.get_concrete_function(*signature)
+    try:
+        return traceable.get_concrete_function(*signature)
+    except UnliftableError as error:
+        raise InputError(
+            f"variables that are made while a step is traced ({running_line()}) take their first values from what the "
+            "step computes or from other variables; make them before it, as in __init__ of the model"
+        ) from error
 
 
 def own_name(variable: tf.Variable) -> str:
