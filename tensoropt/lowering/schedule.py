@@ -25,8 +25,8 @@ import tensorflow as tf
 from ..common.settings import LAG
 
 Neighbours = Callable[[tf.Operation], Iterable[tf.Operation]]
-BACKWARD = "gradients"
-"""The name scope in which gradients are emitted."""
+from .pull_back import BACKWARD, VIEWS
+
 REMATERIALIZED = f"{BACKWARD}/rematerialized"
 """The name scope of rematerialized operators, which wait for what their reader waits for.
 
@@ -42,7 +42,6 @@ SHAPES = frozenset("Shape ShapeN Size Rank".split())
 
 Made to wait, they would keep all their operands in memory until then.
 """
-VIEWS = frozenset("Identity IdentityN Reshape ExpandDims Squeeze".split())
 _UNORDERED = COLLECTIVES | VIEWS | {"Const", "Shape", "ShapeN", "NoOp", "ReadVariableOp"}
 """The types of operators that aren't put in order.
 

@@ -245,9 +245,8 @@ class Engine:
         results = steps.run(model)
         graph = tf.compat.v1.get_default_graph()
         if not self.graph.is_sequential:
-            operators = model.read_rematerialized(graph.get_operations(), steps.n_forward, steps.losses)
             if self.in_order:
-                put_in_order(operators, steps.n_forward, self.lag)
+                put_in_order(graph.get_operations(), steps.n_forward, self.lag)
         return [tf.identity(value) for values in results for value in values]
 
     def _update(self, op: Operator, operands: list[Values]) -> list[Values]:

@@ -1,0 +1,90 @@
+"""Define the tasks of a training step, and the values that they read and write.
+
+A step is a list of tasks in the order in which they run. Each names what it reads and writes:
+
+- a *result* of an operator, in its produced layout;
+- the *shared copy* of a tensor, which its consumers reshard from;
+- the *operand* of an operator at a position, in its operand sharding.
+
+Each of them may be made *again* in the backward pass, regathered or rematerialized, and has a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+RESULT, SHARED, OPERAND, OPERATOR = "result", "shared", "operand", "operator"
+FIRST, AGAIN, GRADIENT, RETURNED = "", "again", "gradient", "returned gradient"
+"""Versions of a value: of the forward pass, of the backward pass, the gradient, and the gradient after its resharding."""
+
+COMPUTE, RESHARD, SUM = "compute", "reshard", "sum"
+FORWARD, BACKWARD, REMATERIALIZED = "forward", "backward", "rematerialized"
+
+
+class Place(NamedTuple):
+    """An operator, or something that has a value and a gradient.
+
+    Attributes:
+        kind: OPERATOR, RESULT, SHARED or OPERAND.
+        name: the operator's name; the tensor's for RESULT and SHARED.
+        position: an operand's position among the operator's inputs; -1 for others, and for the loss of a training step.
+    """
+
+    kind: str
+    name: str
+    position: int = -1
+
+    def __str__(self) -> str:
+        return f"{self.name}[{self.position}]" if self.kind == OPERAND else f"{self.name}" + "*" * (self.kind == SHARED)
+
+
+class Value(NamedTuple):
+    """One version of what is at a place.
+
+    Attributes:
+        place: the result, shared copy or operand.
+        version: FIRST, AGAIN, GRADIENT or RETURNED.
+        n_summed: the number of gradients that have been summed in this one; 0 for one that isn't a sum.
+    """
+
+    place: Place
+    version: str = FIRST
+    n_summed: int = 0
+
+    def __str__(self) -> str:
+        text = f"{self.place}'" if self.version == AGAIN else str(self.place)
+        if self.version in (GRADIENT, RETURNED):
+            text = f"d({text})" + "~" * (self.version == RETURNED)
+        return f"{text}+{self.n_summed}" if self.n_summed else text
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task of a step.
+
+    Attributes:
+        work: COMPUTE an operator or its gradient, RESHARD a value or a gradient, or SUM two gradients.
+        direction: FORWARD, BACKWARD, or REMATERIALIZED: once more in the backward pass.
+        place: what is computed or resharded; for a sum, where the gradients arrive.
+        reads: the values that it reads.
+        writes: the values that it writes.
+        gradients: for the gradient of an operator, the gradients of its results, each with the result's index.
+        after: values that must be there before a task in the backward pass is run once more.
+        micro_batch: the index of its micro-batch.
+    """
+
+    work: str
+    direction: str
+    place: Place
+    reads: tuple[Value, ...]
+    writes: tuple[Value, ...]
+    gradients: tuple[tuple[int, Value], ...] = ()
+    after: tuple[Value, ...] = ()
+    micro_batch: int = 0
+
+    def __str__(self) -> str:
+        what = {FORWARD: "", BACKWARD: "gradient of ", REMATERIALIZED: "again "}[self.direction]
+        reads = ", ".join(map(str, (*(value for _, value in self.gradients), *self.reads)))
+        after = f" after {', '.join(map(str, self.after))}" if self.after else ""
+        return f"{self.work} {what}{self.place}: {reads} -> {', '.join(map(str, self.writes))}{after}"
