@@ -17,7 +17,7 @@ from ..ft import ALGORITHMS, Budget, Frontier, InfeasibleError, at_true_times
 from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
 from ..program.liveness import Instruction, Peak, peak_of_program
-from ..program.replay import program_of
+from ..program.peak import instructions_of
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_in_micro_batches
 from ..rules.rule import Config, Interface, interface, why_invalid
@@ -92,7 +92,7 @@ class ModelFrontier(PlanFrontier):
         return self._peaks[point]
 
     def program(self, point: int) -> list[Instruction]:
-        """Return the step of a point's plan as a program on buffers; see :mod:`..program.replay`."""
+        """Return the step of a point's plan as a program on buffers; see :mod:`..program.peak`."""
         strategy = self.built.strategy(self.found.strategies[point])
         view, known = self.model.view(strategy), self._interfaces
         for each in strategy.configs.items():
@@ -100,7 +100,7 @@ class ModelFrontier(PlanFrontier):
                 known[each] = interface(view.rules[each[0]], each[1])
         # Points have most of their configs in common, so interfaces are computed once for all points.
         vars(view)["interfaces"] = {each[0]: known[each] for each in strategy.configs.items()}
-        return program_of(view, self.model.backward, self.costing, self._router)
+        return instructions_of(view, self.model.backward, self.costing, self._router)
 
     @property
     def replayed(self) -> Mapping[int, Peak]:

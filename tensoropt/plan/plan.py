@@ -51,7 +51,7 @@ class Plan:
         frontier: that frontier with all its plans, in the process that searched or loaded it; not part of the plan's file.
         point: the number of the plan's point on it.
         hidden_time_us: the overlap, in which network and compute run at the same time.
-        peak_bytes: the most memory that is alive at once on a device, see :mod:`..program.replay`; None if it isn't known.
+        peak_bytes: the most memory that is alive at once on a device, see :mod:`..program.peak`; None if it isn't known.
         micro_batches: the number of micro-batches in which a training step processes its batch, one after the other; see
             :mod:`..sharding.micro_batches`.
     """

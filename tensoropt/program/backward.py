@@ -66,7 +66,7 @@ class BackwardPass:
         for place in reversed(forward):
             if place.kind == OPERATOR:
                 op = self.view.graph.operators[place.name]
-                if op.updates is None and op.type not in SOURCES and not starts & {tensor.name for tensor in op.outputs}:
+                if op.updates is None and op.type not in SOURCES and not any(tensor.name in starts for tensor in op.outputs):
                     self._through(op, reached)
             elif place in self.arrived and not self._accumulates(place):
                 self._return(place)
@@ -75,10 +75,13 @@ class BackwardPass:
         return self.tasks[n_before:]
 
     def _reached(self, starts: Collection[str]) -> set[str]:
-        """Return the names of the tensors through which gradients come to one of the starts, and of the starts."""
+        """Return the names of the tensors that depend on the starts, and of the starts.
+
+        Of the gradients at these some lead nowhere, since an operator has none; they are charged like others.
+        """
         reached = set(starts)
         for op in self.view.graph.operators.values():
-            if any((op.name, i) in self.view.gradients and tensor.name in reached for i, tensor in op.operands):
+            if op.type not in SOURCES and any(tensor.name in reached for _, tensor in op.operands):
                 reached.update(tensor.name for tensor in op.outputs)
         return reached
 
@@ -96,6 +99,8 @@ class BackwardPass:
             return
         reads = tuple(self._residuals.reads_of(op, tuple(value for _, value in gradients)))
         wanted = [i for i, tensor in op.operands if self._is_wanted(op, i, tensor, reached)]
+        if not wanted:
+            return
         made = tuple(Value(Place(OPERAND, op.name, position), GRADIENT) for position in wanted)
         self.tasks.append(Task(COMPUTE, BACKWARD, Place(OPERATOR, op.name), reads, made, gradients))
         for position, value in zip(wanted, made, strict=True):

@@ -11,14 +11,16 @@ Each of them may be made *again* in the backward pass, regathered or remateriali
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 RESULT, SHARED, OPERAND, OPERATOR = "result", "shared", "operand", "operator"
-FIRST, AGAIN, GRADIENT, RETURNED = "", "again", "gradient", "returned gradient"
-"""Versions of a value: of the forward pass, of the backward pass, the gradient, and the gradient after its resharding."""
+FIRST, AGAIN, GRADIENT, RETURNED, ACCUMULATED = "", "again", "gradient", "returned gradient", "accumulated gradient"
+"""Versions of a value: of the forward pass, made once more, its gradient, the gradient after its resharding, and gradients
+accumulated over micro-batches."""
 
-COMPUTE, RESHARD, SUM = "compute", "reshard", "sum"
+FEED, COMPUTE, RESHARD, SUM, WRITE, UPDATE = "feed", "compute", "reshard", "sum", "write", "update"
 FORWARD, BACKWARD, REMATERIALIZED = "forward", "backward", "rematerialized"
 
 
@@ -44,18 +46,21 @@ class Value(NamedTuple):
 
     Attributes:
         place: the result, shared copy or operand.
-        version: FIRST, AGAIN, GRADIENT or RETURNED.
+        version: FIRST, AGAIN, GRADIENT, RETURNED or ACCUMULATED.
         n_summed: the number of gradients that have been summed in this one; 0 for one that isn't a sum.
+        micro_batch: the index of the micro-batch that it belongs to; -1 for what is made once a step.
     """
 
     place: Place
     version: str = FIRST
     n_summed: int = 0
+    micro_batch: int = -1
 
     def __str__(self) -> str:
-        text = f"{self.place}'" if self.version == AGAIN else str(self.place)
-        if self.version in (GRADIENT, RETURNED):
-            text = f"d({text})" + "~" * (self.version == RETURNED)
+        text = f"{self.micro_batch}:{self.place}" if self.micro_batch >= 0 else str(self.place)
+        text += "'" * (self.version == AGAIN)
+        if self.version in (GRADIENT, RETURNED, ACCUMULATED):
+            text = f"d({text})" + {GRADIENT: "", RETURNED: "~", ACCUMULATED: "&"}[self.version]
         return f"{text}+{self.n_summed}" if self.n_summed else text
 
 
@@ -64,14 +69,16 @@ class Task:
     """One task of a step.
 
     Attributes:
-        work: COMPUTE an operator or its gradient, RESHARD a value or a gradient, or SUM two gradients.
+        work: FEED a placeholder, variable or constant; COMPUTE an operator or its gradient; RESHARD a value or a gradient;
+            SUM two gradients; WRITE to a variable, or read it after that, by an operator of the model; UPDATE a variable by
+            its gradient, or by those of the rows that lookups found in it.
         direction: FORWARD, BACKWARD, or REMATERIALIZED: once more in the backward pass.
         place: what is computed or resharded; for a sum, where the gradients arrive.
         reads: the values that it reads.
         writes: the values that it writes.
         gradients: for the gradient of an operator, the gradients of its results, each with the result's index.
         after: values that must be there before a task in the backward pass is run once more.
-        micro_batch: the index of its micro-batch.
+        micro_batch: the index of the micro-batch that it belongs to; -1 for what is done once a step.
     """
 
     work: str
@@ -81,10 +88,18 @@ class Task:
     writes: tuple[Value, ...]
     gradients: tuple[tuple[int, Value], ...] = ()
     after: tuple[Value, ...] = ()
-    micro_batch: int = 0
+    micro_batch: int = -1
 
     def __str__(self) -> str:
         what = {FORWARD: "", BACKWARD: "gradient of ", REMATERIALIZED: "again "}[self.direction]
-        reads = ", ".join(map(str, (*(value for _, value in self.gradients), *self.reads)))
         after = f" after {', '.join(map(str, self.after))}" if self.after else ""
-        return f"{self.work} {what}{self.place}: {reads} -> {', '.join(map(str, self.writes))}{after}"
+        return f"{self.work} {what}{self.place}: {_text(self.all_reads)} -> {_text(self.writes)}{after}"
+
+    @property
+    def all_reads(self) -> tuple[Value, ...]:
+        """Return all values that the task reads, gradients first."""
+        return (*(value for _, value in self.gradients), *self.reads)
+
+
+def _text(values: Iterable[Value]) -> str:
+    return ", ".join(map(str, values)) or "nothing"

@@ -23,7 +23,7 @@ from ..lowering.resharding.reshard import Backend, Collective
 from ..plan.build import check_reshardings
 from ..plan.plan import Plan
 from ..profiling.hardware import Hardware
-from ..program.replay import peak_of
+from ..program.peak import peak_of
 from ..reschedule.layout import Axes, parse_axes
 from ..reschedule.mesh import Mesh
 from ..sharding.model import Model

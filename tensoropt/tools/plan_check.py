@@ -31,7 +31,7 @@ from ..plan.plan import Plan
 from ..profiling.costs import CollectiveCosts
 from ..profiling.hardware import Hardware
 from ..profiling.trace import traced_step
-from ..program.replay import peak_of
+from ..program.peak import peak_of
 from ..reschedule.layout import axes_text
 from ..reschedule.mesh import Mesh
 from ..runtime.collectives.timed import TimedCall

@@ -18,7 +18,7 @@ from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.resharding_costs import shard_bytes
 from tensoropt.profiling.hardware import named
 from tensoropt.program.liveness import Buffer, Instruction, Peak, peak_of_program
-from tensoropt.program.replay import GRADIENTS, INPUTS, STATE, peak_of
+from tensoropt.program.peak import GRADIENTS, INPUTS, STATE, peak_of
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs
 from tensoropt.sharding.resharding import PlainCosts, Router
