@@ -26,7 +26,8 @@ from ..sharding.resharding import Router
 from ..sharding.strategy import StrategyView
 from . import pull_back
 from .operators import Values
-from .pull_back import Emitted, Key, Pullback, key_of
+from .order import BackwardRecord
+from .pull_back import Created, Emitted, Key, Pullback, key_of
 from .resharding.reshard import Resharder
 
 
@@ -56,7 +57,8 @@ class BackwardEmission:
     """The emission of a model's backward passes.
 
     Attributes:
-        forward_needs: operators that were emitted in the backward pass and that the forward pass needs.
+        program: the backward passes as tasks.
+        record: what was created for them.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class BackwardEmission:
         """Take what the model emitted; ``results`` returns its tensors, ``emit_again`` emits an operator once more."""
         self.view, self.router, self.resharder, self.forward = view, router, resharder, forward
         self.program = BackwardPass(view, router, micro_batch, resharder.joins)
-        self.forward_needs: list[tf.Operation] = []
+        self.record = BackwardRecord()
         self._results, self._emit_again = results, emit_again
         self._values: dict[Value, Values | None] = {}
         self._again: dict[str, Emitted] = {}
@@ -98,9 +100,12 @@ class BackwardEmission:
         self._values.update((Value(place, GRADIENT), values) for place, values in given.items())
         given_values = {place: Value(place, GRADIENT) for place in given}
         tasks = self.program.run(self.forward.places, starts, given_values, losses)
+        graph = tf.compat.v1.get_default_graph()
+        start = graph.version
         with tf.name_scope(pull_back.BACKWARD):
             for task in tasks:
                 self._emit(task)
+        self.record.passes.append(Created(start, graph.version))
         found = {place: self._values[value] for place, value in self.program.arrived.items()}
         self.program.arrived.clear()
         return {place: values for place, values in found.items() if values is not None}
@@ -145,6 +150,7 @@ class BackwardEmission:
             waits_for = [*self._gates, *(each.op for each in after)]
             with tf.control_dependencies(waits_for), tf.name_scope(pull_back.REMATERIALIZED):
                 emitted = self._emit_again(self.view.graph.operators[task.place.name], reads)
+            self.record.rematerialized += [each for each in emitted.parts if isinstance(each, Created)]
             self._again[task.place.name] = emitted
             self._values.update(zip(task.writes, emitted.results, strict=True))
             return
@@ -166,11 +172,15 @@ class BackwardEmission:
             for value in task.reads:
                 if value.version == AGAIN:
                     read = self._value(value)
-                    again.update((key_of(old), new) for old, new in zip(self._first(value.place, emitted), read, strict=True))
+                    first = self._first(value.place, emitted)
+                    again.update((key_of(old), new) for old, new in zip(first, read, strict=True))
         given = [(index, values) for index, value in task.gradients if (values := self._values[value]) is not None]
         pullback = Pullback(emitted, self._all_operators(emitted), again)
+        start = tf.compat.v1.get_default_graph().version
         found = pullback.run(given, [value.place.position for value in task.writes])
-        self.forward_needs += pullback.forward_needs
+        created = Created(start, tf.compat.v1.get_default_graph().version)
+        self.record.gradients.append((created, [each for values in found for each in values or ()]))
+        self.record.forward_needs += pullback.forward_needs
         self._values.update(zip(task.writes, found, strict=True))
 
     def _first(self, place: Place, emitted: Emitted) -> Values:
@@ -183,7 +193,7 @@ class BackwardEmission:
     def _all_operators(self, emitted: Emitted) -> list[tf.Operation]:
         """Return the operators of the graph, those of ``emitted`` at least, in the order of their creation."""
         last = emitted.parts[-1]
-        if isinstance(last, pull_back.Created) and last.end > len(self._operators):
+        if isinstance(last, Created) and last.end > len(self._operators):
             self._operators = tf.compat.v1.get_default_graph().get_operations()
         return self._operators
 

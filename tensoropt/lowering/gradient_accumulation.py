@@ -28,7 +28,7 @@ from ..sharding.strategy import StrategyView
 from .local import local_block
 from .model import LocalModel
 from .operators import Values
-from .schedule import put_in_order
+from .order import BackwardRecord, put_in_order
 from .table_lookups import Lookup
 
 SCOPE = "micro_batch"
@@ -64,7 +64,7 @@ class Accumulation:
         outside: the model on the whole batch, in which all that doesn't depend on the batch has been emitted.
         view: the strategy on the graph of one micro-batch.
         feed: for the name of each fed tensor of the batch, a function from a micro-batch to its local values.
-        order_lag: for how many operators the backward pass may go on while a gradient is on its way (see :mod:`.schedule`);
+        order_lag: for how many operators the backward pass may go on while a gradient is on its way (see :mod:`.order`);
             None where the backward pass isn't put in order.
         lookups: by lookup name, the lookups of the micro-batches emitted so far. The update reads them.
     """
@@ -77,7 +77,7 @@ class Accumulation:
     _sums: dict[Place, Values] = field(default_factory=dict)
     _found: dict[int, Values | None] = field(default_factory=dict)
     _losses: Values = field(default_factory=list)
-    _last: tuple[int, int] = (0, 0)
+    _last: tuple[int, int, BackwardRecord] = field(default_factory=lambda: (0, 0, BackwardRecord()))
 
     @property
     def micro_batching(self) -> MicroBatching:
@@ -140,9 +140,9 @@ class Accumulation:
                     self._sums[place] = values if known is None else _added([known, values])
         for place, lookup in results.items():
             self._found[id(lookup.found)] = gradients.get(place)
-        self._last = start, n_forward
+        self._last = start, n_forward, model.backward.record
         if self.order_lag is not None and which.index < self.micro_batching.n - 1:
-            put_in_order(graph.get_operations()[start:], n_forward - start, self.order_lag)
+            put_in_order(graph.get_operations(), n_forward, model.backward.record, self.order_lag, start)
         return losses, found
 
     def _once(self, tensor: Tensor, place: Place) -> Values | None:
@@ -173,9 +173,10 @@ class Accumulation:
 
     def order_end(self) -> None:
         """Put the last micro-batch's backward pass and the updates, which must have been emitted, in order."""
-        start, n_forward = self._last
+        start, n_forward, last = self._last
         if self.order_lag is not None:
-            put_in_order(tf.compat.v1.get_default_graph().get_operations()[start:], n_forward - start, self.order_lag)
+            record = last.add(self.outside.backward.record)
+            put_in_order(tf.compat.v1.get_default_graph().get_operations(), n_forward, record, self.order_lag, start)
 
     # Fetched tensors
 

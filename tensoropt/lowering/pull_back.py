@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 from tensorflow.python.eager import backprop_util
@@ -20,7 +20,7 @@ from tensorflow.python.ops import default_gradient
 from .operators import Values
 
 Key = tuple[str, int]
-Gradient = tf.Tensor | tf.IndexedSlices
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 BACKWARD, REMATERIALIZED = "gradients", "rematerialized"
 """The name scope of a backward pass, and in it that of operators that are rematerialized."""
 VIEWS = frozenset("Identity IdentityN Reshape ExpandDims Squeeze".split())
@@ -31,7 +31,9 @@ _TAKES_NONE = frozenset(
     "SparseSoftmaxCrossEntropyWithLogits".split()
 )
 # Gradient functions of these read the forward operator itself, to which they add results.
-_READS_ITSELF = frozenset("Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile While".split())
+_READS_ITSELF = frozenset(
+    "Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile While".split()
+)
 
 
 def key_of(tensor: tf.Tensor) -> Key:
@@ -82,7 +84,10 @@ class Emitted:
 class StandIn:
     """An operator with other operands and results; all else is the operator's own."""
 
-    def __init__(self, op: tf.Operation, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor], skip: Sequence[int]) -> None:
+    def __init__(
+        self, op: tf.Operation, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor], skip: Sequence[int]
+    ) -> None:
+        """Take the operands and results, and the positions of operands whose gradients nobody asks for."""
         self._op, self.inputs, self.outputs = op, tuple(inputs), list(outputs)
         if skip:
             self.skip_input_indices = tuple(skip)
@@ -95,14 +100,16 @@ class Pullback:
     """The gradient of one of the model's operators, as it is emitted.
 
     Attributes:
-        forward_needs: names of operators that were emitted with the gradient and that the forward pass needs: the gradient of
-            a loop gives the loop lists to fill.
+        forward_needs: operators that were emitted with the gradient and that the forward pass needs: the gradient of a loop
+            gives the loop lists to fill.
     """
 
     def __init__(self, emitted: Emitted, operators: Sequence[tf.Operation], again: Mapping[Key, tf.Tensor]) -> None:
         """Take the operators of the graph in the order of their creation, and what is read instead of which tensor."""
         self.emitted, self._again = emitted, dict(again)
-        self._parts = [operators[each.start : each.end] if isinstance(each, Created) else each for each in emitted.parts]
+        self._parts = [
+            operators[each.start : each.end] if isinstance(each, Created) else each for each in emitted.parts
+        ]
         self._own = {op.name for part in self._parts if not isinstance(part, Inner) for op in part}
         self._cheap = {op.name for each in emitted.cheap for op in operators[each.start : each.end]}
         self._functions: dict[str, Any] = {}

@@ -47,6 +47,7 @@ class BackwardPass:
         self._n_arrived: dict[Place, int] = {}
         self._buckets: dict[tuple[Axes, str], dict[Place, Value]] = {}
         self._losses: dict[str, Tensor] = {}
+        self._index = -1
 
     def run(
         self, forward: Sequence[Place], starts: Collection[str], given: Mapping[Place, Value], losses: Mapping[str, Tensor]
@@ -60,9 +61,12 @@ class BackwardPass:
             losses: the loss of each training step, by the name that its operand has.
         """
         n_before, self._losses = len(self.tasks), dict(losses)
+        self._index += 1
+        self._n_arrived.clear()
         reached = self._reached(starts)
         for place, value in given.items():
-            self._arrive(place, value)
+            tensor, resharding = self.resharded(place)
+            self._arrive(self.flow.produced_at(tensor) if self.router.route(resharding).is_free else place, value)
         for place in reversed(forward):
             if place.kind == OPERATOR:
                 op = self.view.graph.operators[place.name]
@@ -73,6 +77,10 @@ class BackwardPass:
         for key in tuple(self._buckets):
             self._send(key)
         return self.tasks[n_before:]
+
+    def _gradient(self, place: Place, version: str = GRADIENT) -> Value:
+        """Return the gradient at a place in this pass."""
+        return Value(place, version, backward_pass=self._index)
 
     def _reached(self, starts: Collection[str]) -> set[str]:
         """Return the names of the tensors that depend on the starts, and of the starts.
@@ -101,7 +109,7 @@ class BackwardPass:
         wanted = [i for i, tensor in op.operands if self._is_wanted(op, i, tensor, reached)]
         if not wanted:
             return
-        made = tuple(Value(Place(OPERAND, op.name, position), GRADIENT) for position in wanted)
+        made = tuple(self._gradient(Place(OPERAND, op.name, position)) for position in wanted)
         self.tasks.append(Task(COMPUTE, BACKWARD, Place(OPERATOR, op.name), reads, made, gradients))
         for position, value in zip(wanted, made, strict=True):
             self._arrive(value.place if self._accumulates(value.place) else self.flow.goes_to(op, position), value)
@@ -137,8 +145,12 @@ class BackwardPass:
 
     def _send_back(self, gradients: Mapping[Place, Value]) -> None:
         """Write the way back of gradients through the reshardings to these places, in one task."""
-        returned = tuple(Value(place, RETURNED) for place in gradients)
-        self.tasks.append(Task(RESHARD, BACKWARD, returned[0].place, tuple(gradients.values()), returned))
+        returned = tuple(self._gradient(place, RETURNED) for place in gradients)
+        tensor, resharding = self.resharded(returned[0].place)
+        stream = self.flow.stream(self.router.route(resharding).backward, tensor.name in self.view.graph.made_of_variables)
+        self.tasks.append(
+            Task(RESHARD, BACKWARD, returned[0].place, tuple(gradients.values()), returned, stream=stream)
+        )
         for value in returned:
             tensor, _ = self.resharded(value.place)
             is_shared = value.place.kind == SHARED
@@ -162,7 +174,7 @@ class BackwardPass:
         before = self.arrived.get(place)
         if before is not None:
             self._n_arrived[place] = self._n_arrived.get(place, 1) + 1
-            total = Value(place, GRADIENT, self._n_arrived[place])
+            total = self._gradient(place)._replace(n_summed=self._n_arrived[place])
             self.tasks.append(Task(SUM, BACKWARD, place, (before, gradient), (total,)))
             gradient = total
         self.arrived[place] = gradient

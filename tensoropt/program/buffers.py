@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from ..costs.operator_costs import OperatorCosting
 from ..costs.resharding_costs import shard_bytes
@@ -77,11 +76,13 @@ class TaskBuffers:
         """Return the instructions of a step."""
         self._program = program
         n_others = self.view.graph.n_micro_batches - program.n_micro_batches
-        for before, task in pairwise((None, *program.tasks)):
-            if before is not None and before.micro_batch < task.micro_batch:
+        micro_batch = -1
+        for task in program.tasks:
+            if task.micro_batch > micro_batch:
+                micro_batch = task.micro_batch
                 self._out.catch_up()  # a micro-batch waits for the sums of the one before
-                if n_others and task.micro_batch == program.n_micro_batches - 2:
-                    self._stand_for(n_others, task.micro_batch - 1)
+                if n_others and micro_batch == program.n_micro_batches - 2:
+                    self._stand_for(n_others, micro_batch - 1)
             self._run(task)
         self._out.catch_up()
         self._out.add(self._waiting)

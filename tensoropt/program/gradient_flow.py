@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ..ir.graph import Operator, Tensor
+from ..reschedule.path import Path
 from ..sharding.resharding import Resharding, Router
 from ..sharding.strategy import StrategyView
-from .tasks import OPERAND, RESULT, SHARED, Place
+from .tasks import COMMUNICATING, COMPUTING, OPERAND, OVERLAPPABLE, RESULT, SHARED, Place
 
 
 class GradientFlow:
@@ -40,6 +41,12 @@ class GradientFlow:
         if to_shared is not None and not self.router.route(to_shared).is_free:
             return Place(SHARED, tensor.name)
         return Place(RESULT, tensor.name)
+
+    def stream(self, path: Path | None, is_overlappable: bool = False) -> str:
+        """Return the stream of a task that runs a path."""
+        if path is None or not path.communicates:
+            return COMPUTING
+        return OVERLAPPABLE if is_overlappable else COMMUNICATING
 
 
 def operand_of(op: Operator, position: int) -> Tensor:

@@ -8,13 +8,26 @@ from ..ir.graph import Operator, Tensor
 from ..ir.views import viewed_operand
 from ..sharding.resharding import Resharding
 from .gradient_flow import GradientFlow, operand_of
-from .tasks import AGAIN, COMPUTE, OPERAND, OPERATOR, REMATERIALIZED, RESHARD, RESULT, SHARED, Place, Task, Value
+from .tasks import (
+    AGAIN,
+    COMPUTE,
+    COMPUTING,
+    OPERAND,
+    OPERATOR,
+    REMATERIALIZED,
+    RESHARD,
+    RESULT,
+    SHARED,
+    Place,
+    Task,
+    Value,
+)
 
 
 class Residuals:
     """The values that the backward pass reads, and the tasks that make them again where they weren't saved.
 
-    A task is appended to ``tasks`` when the backward pass comes to the first operator whose gradient reads what it makes, and
+    A task is appended to ``tasks`` when the backward pass comes to the first operator whose gradient reads what it makes. It
     waits for the gradients that have arrived there.
 
     Attributes:
@@ -53,11 +66,10 @@ class Residuals:
     def _communicates(self, op: Operator, position: int, tensor: Tensor) -> bool:
         """Return whether a collective regathers an operand, or the shared copy that it comes from, whoever reads it then."""
         to_shared, router = self.flow.to_shared(tensor), self.flow.router
-        return (self.view.is_regathered(op, position) and router.route(self._resharding(op, position)).forward.communicates) or (
-            to_shared is not None
-            and self.view.reads_regathered(op, position)
-            and router.route(to_shared).forward.communicates
-        )
+        if self.view.is_regathered(op, position) and router.route(self._resharding(op, position)).forward.communicates:
+            return True
+        is_regathered = to_shared is not None and self.view.reads_regathered(op, position)
+        return is_regathered and router.route(to_shared).forward.communicates
 
     def _resharding(self, op: Operator, position: int) -> Resharding:
         return self.view.resharding(operand_of(op, position), self.view.sharding(op, position))
@@ -75,7 +87,8 @@ class Residuals:
             self._operands[key] = Value(first.place, AGAIN)
             self.aliases[self._operands[key]] = source
         elif path.steps and (follows or self.view.is_regathered(op, position)):
-            self._operands[key] = self._again(RESHARD, first.place, (source,), (first.place,))[0]
+            stream = self.flow.stream(path)
+            self._operands[key] = self._again(RESHARD, first.place, (source,), (first.place,), stream)[0]
         else:
             self._operands[key] = first
         return self._operands[key]
@@ -89,7 +102,9 @@ class Residuals:
         path, place = self.flow.router.route(to_shared).forward, Place(SHARED, tensor.name)
         follows = result.version == AGAIN and not path.communicates
         if tensor.name not in self._shared and (follows or self.view.reads_regathered(op, position)):
-            self._shared[tensor.name] = self._again(RESHARD, place, (result,), (place,))[0] if path.steps else result
+            stream = self.flow.stream(path)
+            again = self._again(RESHARD, place, (result,), (place,), stream)[0] if path.steps else result
+            self._shared[tensor.name] = again
         return self._shared.get(tensor.name, Value(place))
 
     def _result(self, tensor: Tensor) -> Value:
@@ -112,8 +127,10 @@ class Residuals:
         made = self._again(COMPUTE, Place(OPERATOR, op.name), reads, places)
         self._results.update((tensor.name, value) for tensor, value in zip(op.outputs, made, strict=True))
 
-    def _again(self, work: str, place: Place, reads: tuple[Value, ...], writes: tuple[Place, ...]) -> tuple[Value, ...]:
+    def _again(
+        self, work: str, place: Place, reads: tuple[Value, ...], writes: tuple[Place, ...], stream: str = COMPUTING
+    ) -> tuple[Value, ...]:
         """Append a task of the forward pass that is run once more; return what it makes."""
         made = tuple(Value(each, AGAIN) for each in writes)
-        self.tasks.append(Task(work, REMATERIALIZED, place, reads, made, after=self._after))
+        self.tasks.append(Task(work, REMATERIALIZED, place, reads, made, after=self._after, stream=stream))
         return made

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..ir.graph import CONSTANT, PLACEHOLDER, SOURCES, Gradients, Graph, Operator, Tensor
 from ..ir.micro_batching import MicroBatch
 from ..ir.views import viewed_operand
 from ..rules.rule import OperandSharding
 from ..sharding.consumers import LOSS, Consumer, step_sharding
-from ..sharding.resharding import Router
+from ..sharding.resharding import Resharding, Router
 from ..sharding.strategy import StrategyView
+from ..sharding.update_resharding import row_reshardings
 from .backward import BackwardPass
 from .tasks import (
     ACCUMULATED,
     BACKWARD,
     COMPUTE,
+    COMPUTING,
     FEED,
     FORWARD,
     GRADIENT,
@@ -113,11 +115,11 @@ class _Step:
             elif graph.n_runs(op.result.name) == 1:
                 self._compute(op)
         if micro_batching is None:
+            start, updates = len(self.tasks), _Updates()
             for taken in graph.backward_passes:
-                start = len(self.tasks)
                 arrived = self._back_from_loss(taken, self._variables(taken) | self._found(taken))
-                found = {Place(RESULT, name) for name in self._found(taken)}
-                self._update(taken, start, arrived, {place: [arrived[place]] for place in found if place in arrived})
+                updates.add(graph, taken, arrived, {place: [value] for place, value in arrived.items()})
+            self._update(start, updates)
             return StepProgram(tuple(self.tasks), self.aliases)
         n = micro_batching.n if most_micro_batches is None else min(micro_batching.n, most_micro_batches)
         in_micro_batches = [op for op in operators if op.updates is None and graph.n_runs(op.result.name) > 1]
@@ -148,16 +150,24 @@ class _Step:
                 self.tasks.append(Task(SUM, BACKWARD, place, (*([sums[place]] if index else ()), value), (total,)))
                 sums[place] = total
         self._micro_batch, self._pass, start = -1, self._once, len(self.tasks)
-        arrived = self._back({place: value for place, value in sums.items()}, self._variables(taken), {})
-        self._update(taken, start, arrived, rows)
+        arrived = self._back(sums, self._variables(taken), {})
+        updates = _Updates()
+        updates.add(self.graph, taken, arrived, rows)
+        self._update(start, updates)
 
     def _add(
-        self, work: str, direction: str, place: Place, reads: tuple[Value, ...], writes: tuple[Value, ...]
+        self,
+        work: str,
+        direction: str,
+        place: Place,
+        reads: tuple[Value, ...],
+        writes: tuple[Value, ...],
+        stream: str = COMPUTING,
     ) -> None:
         """Append a task of the pass that is being written."""
         if self._pass is self._once:
             self._made_once.update(writes)
-        self._append(Task(work, direction, place, reads, writes))
+        self._append(Task(work, direction, place, reads, writes, stream=stream))
 
     def _append(self, task: Task) -> None:
         """Append a task, of the micro-batch that is being written if it is one."""
@@ -225,15 +235,18 @@ class _Step:
             copy = Place(SHARED, tensor.name)
             if tensor.name not in self._pass.shared:
                 self._pass.shared.add(tensor.name)
-                self._reshard(copy, source, bool(self.router.route(self.view.shared_resharding(tensor, shared)).forward.steps))
+                self._reshard(copy, source, self.view.shared_resharding(tensor, shared))
             source = Value(copy)
-        self._reshard(place, source, bool(self.router.route(self.view.resharding(tensor, sharding)).forward.steps))
+        self._reshard(place, source, self.view.resharding(tensor, sharding))
         return Value(place)
 
-    def _reshard(self, place: Place, source: Value, has_steps: bool) -> None:
+    def _reshard(self, place: Place, source: Value, resharding: Resharding) -> None:
+        """Write the resharding to an operand or to a shared copy."""
+        path = self.router.route(resharding).forward
         self._pass.places.append(place)
-        if has_steps:
-            self._add(RESHARD, FORWARD, place, (source,), (Value(place),))
+        if path.steps:
+            stream = self._pass.backward.flow.stream(path)
+            self._add(RESHARD, FORWARD, place, (source,), (Value(place),), stream)
         else:
             self._alias(Value(place), source)
 
@@ -254,8 +267,9 @@ class _Step:
         sharding = step_sharding(self.view.strategy.mesh, taken.loss, Consumer(taken.name, LOSS))
         self._operand(place, taken.loss, sharding)
         # The gradient of the loss is a constant.
-        self._add(FEED, BACKWARD, place, (Value(place),), (Value(place, GRADIENT),))
-        return self._back({place: Value(place, GRADIENT)}, starts, {taken.name: taken.loss})
+        seed = Value(place, GRADIENT)
+        self._add(FEED, BACKWARD, place, (Value(place),), (seed,))
+        return self._back({place: seed}, starts, {taken.name: taken.loss})
 
     def _back(
         self, given: Mapping[Place, Value], starts: set[str], losses: Mapping[str, Tensor]
@@ -270,35 +284,34 @@ class _Step:
         backward.arrived.clear()
         return arrived
 
-    def _update(
-        self, taken: Gradients, start: int, arrived: Mapping[Place, Value], rows: Mapping[Place, Sequence[Value]]
-    ) -> None:
+    def _update(self, start: int, updates: _Updates) -> None:
         """Write the updates of variables, each as soon as its gradient has arrived and its old value has been read.
 
         Variables that are updated by rows come last.
 
         Args:
-            start: the index of the task with which the backward pass begins.
-            arrived: the gradients of variables.
-            rows: the gradients of what lookups found, those of all micro-batches.
+            start: the index of the task with which the first backward pass begins.
         """
         later: dict[int, list[Task]] = {}
-        for name in taken.variables:
-            place = Place(RESULT, self.graph.operators[name].result.name)
-            if name not in self.graph.lookups and place in arrived:
-                task = Task(UPDATE, BACKWARD, Place(OPERATOR, name), (arrived[place],), ())
-                later.setdefault(self._behind(start, place, arrived[place]), []).append(task)
+        for name, gradient in updates.dense:
+            task = Task(UPDATE, BACKWARD, Place(OPERATOR, name), (gradient,), ())
+            variable = Place(RESULT, self.graph.operators[name].result.name)
+            later.setdefault(self._behind(start, variable, gradient), []).append(task)
         for index in sorted(later, reverse=True):
             self.tasks[index:index] = later[index]
-        for name in taken.variables:
-            found = [Place(RESULT, self.graph.operators[each].result.name) for each in self.graph.lookups.get(name, ())]
-            returned: list[Value] = []
-            for place in found:
-                for gradient in rows.get(place, ()):
-                    returned.append(Value(place, RETURNED, micro_batch=gradient.micro_batch))
-                    self.tasks.append(Task(RESHARD, BACKWARD, place, (gradient,), (returned[-1],)))
-            if returned:
-                self.tasks.append(Task(UPDATE, BACKWARD, Place(OPERATOR, name), tuple(returned), ()))
+        for name, gradients in updates.rows:
+            returned = []
+            for gradient, place in gradients:
+                returned.append(gradient._replace(place=place, version=RETURNED, n_summed=0))
+                stream = self._stream_of_rows(place)
+                self.tasks.append(Task(RESHARD, BACKWARD, place, (gradient,), (returned[-1],), stream=stream))
+            self.tasks.append(Task(UPDATE, BACKWARD, Place(OPERATOR, name), tuple(returned), ()))
+
+    def _stream_of_rows(self, place: Place) -> str:
+        """Return the stream in which the gradient of what a lookup found is sent to every device."""
+        op = self.graph.producers[place.name]
+        _, resharding = row_reshardings(op, self.view.rules[op.name], self.view.strategy.configs[op.name])
+        return self._once.backward.flow.stream(self.router.route(resharding).forward, is_overlappable=True)
 
     def _behind(self, start: int, variable: Place, gradient: Value) -> int:
         """Return the index behind the last task that writes a variable's gradient, or reads the variable's old value."""
@@ -313,6 +326,32 @@ class _Step:
         while value in self.aliases:
             value = self.aliases[value]
         return value
+
+
+@dataclass
+class _Updates:
+    """The updates of variables that are to be written.
+
+    Attributes:
+        dense: variables' names with their gradients.
+        rows: names of variables that are updated by rows, with the gradients of what lookups found, and the lookups' places.
+    """
+
+    dense: list[tuple[str, Value]] = field(default_factory=list)
+    rows: list[tuple[str, list[tuple[Value, Place]]]] = field(default_factory=list)
+
+    def add(
+        self, graph: Graph, taken: Gradients, arrived: Mapping[Place, Value], rows: Mapping[Place, Sequence[Value]]
+    ) -> None:
+        """Add the updates of a training step; ``rows`` has the gradients of lookups' results in all micro-batches."""
+        for name in taken.variables:
+            lookups = graph.lookups.get(name, ())
+            places = [Place(RESULT, graph.operators[each].result.name) for each in lookups]
+            place = Place(RESULT, graph.operators[name].result.name)
+            if lookups:
+                self.rows.append((name, [(value, each) for each in places for value in rows.get(each, ())]))
+            elif place in arrived:
+                self.dense.append((name, arrived[place]))
 
 
 def _results(op: Operator) -> tuple[Value, ...]:

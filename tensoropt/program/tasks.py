@@ -21,6 +21,8 @@ FIRST, AGAIN, GRADIENT, RETURNED, ACCUMULATED = "", "again", "gradient", "return
 accumulated over micro-batches."""
 
 FEED, COMPUTE, RESHARD, SUM, WRITE, UPDATE = "feed", "compute", "reshard", "sum", "write", "update"
+COMPUTING, COMMUNICATING, OVERLAPPABLE = "compute", "communication", "overlappable communication"
+"""The streams of tasks: each has a total order, which is that of the program. For what is overlappable only updates wait."""
 FORWARD, BACKWARD, REMATERIALIZED = "forward", "backward", "rematerialized"
 
 
@@ -44,23 +46,33 @@ class Place(NamedTuple):
 class Value(NamedTuple):
     """One version of what is at a place.
 
+    As text: ``relu:0`` is a result, ``relu:0*`` its shared copy, ``conv[0]`` an operand; with ``'`` it was made again;
+    ``d(...)`` is a gradient, ``d(...)~`` one that went back through a resharding, ``d(...)+2`` the sum of two, ``d(...)&+2``
+    of those of two micro-batches; ``1:relu:0`` belongs to micro-batch 1.
+
     Attributes:
         place: the result, shared copy or operand.
         version: FIRST, AGAIN, GRADIENT, RETURNED or ACCUMULATED.
         n_summed: the number of gradients that have been summed in this one; 0 for one that isn't a sum.
         micro_batch: the index of the micro-batch that it belongs to; -1 for what is made once a step.
+        backward_pass: of a gradient, the index of the backward pass, where there are several.
     """
 
     place: Place
     version: str = FIRST
     n_summed: int = 0
     micro_batch: int = -1
+    backward_pass: int = 0
+
+    @property
+    def is_gradient(self) -> bool:
+        return self.version in (GRADIENT, RETURNED, ACCUMULATED)
 
     def __str__(self) -> str:
         text = f"{self.micro_batch}:{self.place}" if self.micro_batch >= 0 else str(self.place)
         text += "'" * (self.version == AGAIN)
-        if self.version in (GRADIENT, RETURNED, ACCUMULATED):
-            text = f"d({text})" + {GRADIENT: "", RETURNED: "~", ACCUMULATED: "&"}[self.version]
+        if self.is_gradient:
+            text = f"d{self.backward_pass or ''}({text})" + {GRADIENT: "", RETURNED: "~", ACCUMULATED: "&"}[self.version]
         return f"{text}+{self.n_summed}" if self.n_summed else text
 
 
@@ -79,6 +91,7 @@ class Task:
         gradients: for the gradient of an operator, the gradients of its results, each with the result's index.
         after: values that must be there before a task in the backward pass is run once more.
         micro_batch: the index of the micro-batch that it belongs to; -1 for what is done once a step.
+        stream: COMPUTING, COMMUNICATING or OVERLAPPABLE: what it takes while it runs.
     """
 
     work: str
@@ -89,11 +102,13 @@ class Task:
     gradients: tuple[tuple[int, Value], ...] = ()
     after: tuple[Value, ...] = ()
     micro_batch: int = -1
+    stream: str = COMPUTING
 
     def __str__(self) -> str:
         what = {FORWARD: "", BACKWARD: "gradient of ", REMATERIALIZED: "again "}[self.direction]
         after = f" after {', '.join(map(str, self.after))}" if self.after else ""
-        return f"{self.work} {what}{self.place}: {_text(self.all_reads)} -> {_text(self.writes)}{after}"
+        stream = f" [{self.stream}]" if self.stream != COMPUTING else ""
+        return f"{self.work} {what}{self.place}: {_text(self.all_reads)} -> {_text(self.writes)}{after}{stream}"
 
     @property
     def all_reads(self) -> tuple[Value, ...]:

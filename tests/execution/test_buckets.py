@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensoropt.ir.graph import Tensor
-from tensoropt.lowering.resharding import buckets
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.lowering.resharding.reshard import Collective
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import named
+from tensoropt.program import backward
 from tensoropt.reschedule.layout import Layout
 from tensoropt.rules.rule import OperandSharding
 from tensoropt.runtime.engine import Engine
@@ -57,7 +57,7 @@ def test_a_bucket_gives_the_bits_of_separate_sums(
     alone, each = run(False)
     together, joined = run(True)
     (full,) = (entry for entry in joined if entry.together)
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 8 * math.prod(full.shape) // 4)
+    monkeypatch.setattr(backward, "BUCKET_BYTES", 8 * math.prod(full.shape) // 4)
     by_few, several = run(True)
     for one, other, third in zip(alone, together, by_few, strict=True):
         np.testing.assert_array_equal(one, other)
