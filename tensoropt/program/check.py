@@ -67,7 +67,6 @@ class _Check:
                 self._check_gradients(task)
             for value in task.writes:
                 self._hold(value not in self._written, f"{value} is written a second time")
-                self._hold(value not in self.program.aliases, f"{value} is written, and is another value's memory")
                 self._written.add(value)
             if task.work == UPDATE:
                 self._updated.add(Place(RESULT, self.graph.operators[task.place.name].result.name))

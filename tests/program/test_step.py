@@ -87,8 +87,8 @@ def test_a_program_reads_as_one_line_a_task() -> None:
         "compute gradient of second: d(loss[0]), second[0], second[1] -> d(second[0]), d(second[1])",
         "compute gradient of tanh: d(second[0]), tanh:0 -> d(tanh[0])",
         "compute gradient of first: d(tanh[0]), first[0] -> d(first[1])",
-        "sum gradient of w: d(second[1]), d(first[1]) -> d(w)+2",
-        "update gradient of w: d(w)+2 -> nothing",
+        "sum gradient of w:0: d(second[1]), d(first[1]) -> d(w:0)+2",
+        "update gradient of w: d(w:0)+2 -> nothing",
     ]
 
 
