@@ -10,6 +10,11 @@ TENSORFLOW ?= cpu
 NP ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+# Environments beside it, whose packages exclude some of its own.
+HUB := .venv-hub
+NEXT := .venv-next
+# Of the next TensorFlow, which pip takes for a release once there is one.
+NEXT_TENSORFLOW ?= tensorflow-cpu>=2.22.0rc0
 INSTALLED := $(VENV)/installed
 
 ifeq ($(shell id -u),0)
@@ -17,7 +22,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help install demo test test-fast test-all horovod lint bench clean
+.PHONY: help install demo test test-fast test-all test-hub test-next horovod lint bench clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -50,9 +55,37 @@ FAST := frontend ft lowering plan profiling program reschedule session
 test-fast: install ## what the quick folders hold without ranks: three minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks" $(addprefix tests/,$(FAST))
 
-test-all: install ## all seeds, configs and models at full depth: hours
+test-all: install ## all seeds, configs and models at full depth, then test-hub: hours
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks" --all
 	$(BIN)/python -m pytest -m ranks --all
+	$(MAKE) test-hub
+
+test-hub: $(HUB)/installed ## Keras Hub's and Keras RS's models, in .venv-hub: minutes
+	$(HUB)/bin/python -m pytest tests/hub
+
+$(HUB)/installed: setup.py $(INSTALLED)
+	$(BIN)/python -m venv --clear $(HUB)
+	$(HUB)/bin/python -m pip install --quiet --upgrade pip
+	PYTHONWARNINGS=ignore $(HUB)/bin/python -m pip install --quiet --editable ".[hub,fast,test]"
+	$(HUB)/bin/python -m tensoropt.runtime.mpi_config
+	@touch $@
+
+# What meets TensorFlow and Keras most closely.
+FACING := $(addprefix tests/,frontend execution trainer)
+
+test-next: $(NEXT)/installed ## capture, execution and trainer by the next TensorFlow and the nightly Keras, in .venv-next
+	$(NEXT)/bin/python -m pytest -n 2 --dist worksteal -m "not ranks" $(FACING)
+	$(NEXT)/bin/python -m pytest -m ranks $(FACING)
+
+$(NEXT)/installed: setup.py $(INSTALLED)
+	$(BIN)/python -m venv --clear $(NEXT)
+	$(NEXT)/bin/python -m pip install --quiet --upgrade pip
+	PYTHONWARNINGS=ignore $(NEXT)/bin/python -m pip install --quiet --editable ".[fast,test]" "$(NEXT_TENSORFLOW)"
+	@# Both packages are the module keras, and which of them TensorFlow asks for changes from version to version.
+	$(NEXT)/bin/python -m pip uninstall --quiet --yes keras keras-nightly
+	$(NEXT)/bin/python -m pip install --quiet --pre keras-nightly
+	$(NEXT)/bin/python -m tensoropt.runtime.mpi_config
+	@touch $@
 
 horovod: install ## build Horovod for collectives="horovod": optional, needs a C++ compiler and says what else
 	$(BIN)/python -m tensoropt.runtime.collectives.build_horovod
@@ -77,7 +110,8 @@ bench: install ## the benchmarks' tables
 	$(BIN)/python tests/benchmarks/search.py
 	$(BIN)/python tests/benchmarks/spaces.py
 	$(BIN)/python tests/benchmarks/exactness.py
+	$(BIN)/python tests/benchmarks/simulator.py
 
-clean: ## remove .venv and what tools left
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+clean: ## remove the environments and what tools left
+	rm -rf $(VENV) $(HUB) $(NEXT) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

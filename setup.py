@@ -81,6 +81,8 @@ def describe_package():
             "demo": ["scikit-learn"],
             "plot": ["matplotlib"],
             "fast": ["numba>=0.61"],
+            # With tensorflow itself, which Keras Hub's tensorflow-text needs: not beside "cpu".
+            "hub": ["keras-hub>=0.32", "keras-rs>=0.4"],
             "test": [
                 "pytest>=8",
                 "pytest-xdist>=3.5",

@@ -171,9 +171,13 @@ class CollectiveCosts:
             raise ValueError(f"these costs are for mesh {self.mesh}, got {mesh}: make CollectiveCosts for that one")
         return self._remembered(kind, axes, n_bytes)
 
+    def is_measured(self, kind: str, axes: tuple[int, ...]) -> bool:
+        """Return whether the time of ``kind`` over ``axes`` comes from a measured table."""
+        return (kind, tuple(sorted(axes))) in self._curves
+
     def source(self, kind: str, axes: tuple[int, ...]) -> str:
         """Return the provenance of the time of ``kind`` over ``axes``, as text."""
-        measured = (kind, tuple(sorted(axes))) in self._curves
+        measured = self.is_measured(kind, axes)
         local = "copied_bytes_per_s" if self.hardware.device.copied_bytes_per_s else "memory_bytes_per_s"
         field = "collectives" if measured else local if kind == "local" else "levels"
         said = self.hardware.provenance.get(field, "source not given")

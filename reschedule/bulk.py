@@ -19,8 +19,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.util import find_spec
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ _WORTH_LOADING = 3e6
 """Edges times sources from which it pays to load compiled code."""
 _WORTH_CALLING = 1e4
 """Edges times sources from which it pays to call compiled code that has been loaded."""
+_KEPT_BYTES = 1 << 26
+"""The most bytes of weights that are kept for the next search of the same tensor; those that were used last are."""
 # The distance of a state that isn't reached, by dtype: half of the type's range, so that adding a weight doesn't overflow.
 NEVER = {np.dtype(np.int32): (1 << 30) - 1, np.dtype(np.int64): (1 << 62) - 1}
 
@@ -51,8 +53,16 @@ class Weighted:
     classes: tuple[Axes, ...]  # the sets of interchangeable axes, those of more than one
 
     @classmethod
-    @lru_cache(maxsize=4)
     def of(cls, graph: LayoutGraph, steps: StepTimes) -> Weighted:
+        """Return the weighted graph of a tensor, built or as it was kept."""
+        found = _kept.get((graph, steps))
+        if found is None:
+            found = cls._built(graph, steps)
+            _kept.put((graph, steps), found, found.weight.nbytes)
+        return found
+
+    @classmethod
+    def _built(cls, graph: LayoutGraph, steps: StepTimes) -> Weighted:
         """Build the weighted graph of a tensor. The cost model is asked once per distinct (kind, axes, elements)."""
         axis_sizes = steps.axis_sizes
         fits, elements = graph.sizes(axis_sizes, steps.shape)
@@ -121,6 +131,32 @@ class Weighted:
             distance[starts.state, starts.row] = np.minimum(starts.time_ns, never)
             relaxed(self.graph, np.minimum(self.weight, never).astype(kind), distance)
         return distance
+
+
+class _Kept:
+    """The weighted graphs that were used last, of at most _KEPT_BYTES, or one."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[LayoutGraph, StepTimes], tuple[Weighted, int]] = {}
+        self._lock = Lock()
+
+    def get(self, key: tuple[LayoutGraph, StepTimes]) -> Weighted | None:
+        with self._lock:
+            found = self._found.pop(key, None)
+            if found is None:
+                return None
+            self._found[key] = found
+            return found[0]
+
+    def put(self, key: tuple[LayoutGraph, StepTimes], weighted: Weighted, n_bytes: int) -> None:
+        with self._lock:
+            self._found[key] = weighted, n_bytes
+            total = sum(each for _, each in self._found.values())
+            while total > _KEPT_BYTES and len(self._found) > 1:
+                total -= self._found.pop(next(iter(self._found)))[1]
+
+
+_kept = _Kept()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -196,20 +196,24 @@ class HaloStep:
     def _n_blocks(self) -> tuple[int, ...]:
         return tuple(self.layout.mesh.size_of(axes) for axes in self.layout.splits)
 
-    def time_ns(self, shape: Shape, itemsize: int, costs: StepCosts) -> int:
-        """Return the time of the exchange plus that of writing the result.
+    def charged(self, shape: Shape, itemsize: int) -> tuple[tuple[str, Axes, int], ...]:
+        """Return the writing of the result and the exchange before it, each as (kind, axes, bytes) of a cost model.
 
         The exchange is charged as an all-to-all in which each rank sends as much as the busiest rank of this step. Of an
         all-to-all of n bytes on each of g devices (g-1)/g leave the device.
         """
-        mesh = self.layout.mesh
         written = math.prod(self.largest_local_shape(shape))
-        time_ns = costs.time_ns("local", mesh, self.layout.split_axes, written * itemsize)
-        if self.communicates:
-            members = mesh.size_of(self.axes)
-            n_bytes = -(-self.moved(shape) * itemsize * members // (members - 1))
-            time_ns += costs.time_ns("all_to_all", mesh, self.group_axes, n_bytes)
-        return time_ns
+        local = "local", self.layout.split_axes, written * itemsize
+        if not self.communicates:
+            return (local,)
+        members = self.layout.mesh.size_of(self.axes)
+        n_bytes = -(-self.moved(shape) * itemsize * members // (members - 1))
+        return local, ("all_to_all", self.group_axes, n_bytes)
+
+    def time_ns(self, shape: Shape, itemsize: int, costs: StepCosts) -> int:
+        """Return the time of the exchange plus that of writing the result."""
+        mesh = self.layout.mesh
+        return sum(costs.time_ns(kind, mesh, axes, n_bytes) for kind, axes, n_bytes in self.charged(shape, itemsize))
 
     def __str__(self) -> str:
         return f"{self.kind}({axes_text(self.axes)})"

@@ -144,7 +144,7 @@ def _unit_times(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts) -> St
     return _times_of_axes(mesh, units(mesh), shape, itemsize, _Priced(costs))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=128)
 def _times_of_axes(mesh: Mesh, moved: tuple[Axes, ...], shape: Shape, itemsize: int, priced: _Priced) -> StepTimes:
     """Return the costs of moves of bundles of axes.
 

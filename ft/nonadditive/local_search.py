@@ -149,6 +149,20 @@ def _minimal(costs: Ints) -> Ints:
     return kept
 
 
+def _groups(rows: States) -> Iterator[tuple[States, Ints]]:
+    """Yield each different row, in lexicographic order, with the indices of the rows that are equal to it.
+
+    There are few different ones, so that a dictionary takes a fifth of the time of NumPy's ``unique``, which sorts all rows.
+    """
+    # Of states, which aren't negative, the bytes from the highest on are ordered as the numbers are.
+    keys = np.ascontiguousarray(rows, ">i4").view(f"V{4 * rows.shape[1]}").reshape(-1).tolist()
+    found = defaultdict[bytes, list[int]](list)
+    for row, key in enumerate(keys):
+        found[key].append(row)
+    for _, which in sorted(found.items()):
+        yield rows[which[0]], np.array(which, np.intp)
+
+
 class Descent:
     """A local search that changes strategies of one problem.
 
@@ -228,13 +242,10 @@ class Descent:
         found: list[tuple[Ints, _Changes]] = []
         mem, time_ns = [best.true_mem], [best.time]
         for node in self._movable:
-            context = self._context[node]
-            seen, member = np.unique(points.strategies[:, context], axis=0, return_inverse=True)
-            for number, states in enumerate(seen):
+            for states, which in _groups(points.strategies[:, self._context[node]]):
                 changes = self._changes(node, states)
                 if changes is None:
                     continue
-                (which,) = np.nonzero(member.reshape(-1) == number)
                 of_segments = points.segments[:, which, None]
                 if len(changes.segments):
                     of_segments = np.repeat(of_segments, len(changes.mem), axis=2)

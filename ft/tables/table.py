@@ -25,7 +25,7 @@ _CODE_LIMIT = 1 << 62
 
 
 class Slack(NamedTuple):
-    """How much worse than the true points the points of a table may be."""
+    """A bound on how much worse than the true points the points of a table may be."""
 
     mem_bytes: int
     time_ns: int

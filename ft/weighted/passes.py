@@ -6,7 +6,7 @@
 - ``Pass.marginals``: going back, every bucket gets the least that all tables outside of it cost. With that, two more
   products give the least cost with each cell of its tables.
 
-Eliminations that the plan knows to be equal are done once, unless shares are given from outside.
+Eliminations that the plan knows to be equal are done once, unless they are given different shares.
 """
 
 from __future__ import annotations
@@ -30,8 +30,21 @@ EXACT = 1 << 52
 _CHUNK = 1 << 22
 """Cells of both parts of a bucket that are added up together."""
 
-Shares = dict[int, list[Floats]]
-"""For each split variable the shares of its own cost in each of its buckets but the first: float64[K]."""
+Moves = dict[int, list[Floats]]
+"""For each split variable the changes of the shares of its own cost in each of its buckets but the first: float64[K]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shares:
+    """Shares of split variables' own costs in their buckets.
+
+    Attributes:
+        by_variable: for each split variable its shares in each of its buckets but the first: float64[K].
+        is_even: whether variables whose eliminations are equal have equal shares, so that these are done once.
+    """
+
+    by_variable: Moves
+    is_even: bool
 
 
 class TimeIsUpError(Exception):
@@ -82,7 +95,7 @@ def _moves(of_buckets: Sequence[Floats]) -> list[Floats]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
-    """What all passes over a problem have in common.
+    """The arrays that all passes over a problem share.
 
     Attributes:
         most: the sum of the largest memories of all tables, and of the largest times.
@@ -117,8 +130,9 @@ class Pass:
     def __init__(self, setting: Setting, weights: tuple[float, float], shares: Shares | None = None) -> None:
         if not all(0 <= weight < math.inf for weight in weights):
             raise ValueError(f"weights of memory and time must be finite and at least 0, got {weights}")
-        self.shares = shares
-        self.moves: Shares = {}  # how much each bucket's share must grow for all buckets to agree
+        self.shares = None if shares is None else shares.by_variable
+        self.folds = shares is None or shares.is_even
+        self.moves: Moves = {}  # how much each bucket's share must grow for all buckets to agree
         self.found: Least | None = None
         self.setting, self.plan, self.weights = setting, setting.plan, weights
         self.tables: list[Floats] = [np.empty(0)] * len(self.plan.shapes)
@@ -157,7 +171,7 @@ class Pass:
         if time.monotonic() > self.setting.deadline:
             raise TimeIsUpError
         same = self.plan.same[step.buckets[0].result]
-        if self.shares is None and same < step.buckets[0].result:
+        if self.folds and same < step.buckets[0].result:
             self.own[step.variable] = self.own[self.plan.variable_of[same]]
             for bucket in step.buckets:
                 self.tables[bucket.result] = self.tables[self.plan.same[bucket.result]]
@@ -180,7 +194,7 @@ class Pass:
     def put_back(self) -> None:
         """Give the tables' memory back, for other passes."""
         for number, same in enumerate(self.plan.same):
-            if same == number or (self.shares is not None and number >= len(self.plan.given)):
+            if same == number or (not self.folds and number >= len(self.plan.given)):
                 self.setting.pool.put_back(self.tables[number])
         self.tables.clear()
 

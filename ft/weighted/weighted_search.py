@@ -10,15 +10,16 @@ Where the plan had to split buckets, the results are lower bounds. A variable's 
 The sum of the shares is its cost, whatever they are, and any shares give a valid bound. The first shares are such that each
 state costs the same in all buckets, judged by what was eliminated before them ("max-marginal matching": Ihler, Flerova,
 Dechter and Otten, UAI 2012). ``tightened`` then goes on: a state's min-marginal should be the same in all buckets, so each
-share grows by what its bucket's marginal lacks to their mean, by less where that made the bound lower. The bound is concave
-in weights and shares together, so the search for a line between two others begins with shares between theirs. The strategy
-is real in any case, but no longer proven the best.
+share grows by what its bucket's marginal lacks to their mean, by less where that made the bound lower. Layers that are alike
+get the same shares first, so that each is done once, and shares of their own when that gains little more. The bound is
+concave in weights and shares together, so the search for a line between two others begins with shares between theirs. The
+strategy is real in any case, but no longer proven the best.
 
 Numbers are float64. With integer weights such that no sum can exceed 2^52, all of them are integers and exact. Otherwise
 bounds are lowered by more than rounding can have added.
 
 Complexity: O(sum over buckets of groups x cells) at most for ``least``, and two more products for each one in ``marginals``;
-layers that are alike count once in ``least``.
+layers that are alike count once in ``least``, unless they have different shares.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ..problem import Problem
 from ..tables.merge import is_for_compiled_code
 from .elimination_plan import EliminationPlan
 from .min_plus import min_plus_compiled, min_plus_in_numpy
-from .passes import EXACT, Least, Marginals, Pass, Setting, Shares, TimeIsUpError
+from .passes import EXACT, Least, Marginals, Moves, Pass, Setting, Shares, TimeIsUpError
 
 MAX_CELLS = 1 << 20
 _WORK_OF_CANDIDATE = 2
@@ -62,6 +63,11 @@ class WeightedSearch:
         self.problem = problem
         self.plan = EliminationPlan.of(problem, max_cells)
         self.deadline = deadline
+        alike: dict[int, list[int]] = {}  # by the first of equal eliminations
+        for step in self.plan.steps:
+            if len(step.buckets) > 1:
+                alike.setdefault(self.plan.same[step.buckets[0].result], []).append(step.variable)
+        self.alike = list(alike.values())
         given = self.plan.given
         self.most = (sum(int(costs.mem.max()) for costs in given), sum(int(costs.time.max()) for costs in given))
         self.setting = Setting(
@@ -134,7 +140,8 @@ class WeightedSearch:
             TimeIsUpError: not a single bound was ready by the deadline.
         """
         found: list[Least] = []
-        best: tuple[float, Shares, Shares] | None = None  # the total, the shares, and how they may change
+        best: tuple[float, Shares, Moves] | None = None  # the total, the shares, and how they may change
+        is_even = (shares is None or shares.is_even) and len(self.alike) < len(self.setting.split)
         try:
             for _ in range(1 if self.plan.exact else N_ROUNDS):
                 run = Pass(self.setting, weights, shares)
@@ -144,9 +151,10 @@ class WeightedSearch:
                 is_best = best is None or total > best[0]
                 gain = math.inf if best is None else total - best[0]
                 found.insert(len(found) if is_best else 0, least)
-                enough = known <= total * (1 + near) or 0 <= gain < _WORTH_A_ROUND * (known - total)
+                is_near, gains_little = known <= total * (1 + near), 0 <= gain < _WORTH_A_ROUND * (known - total)
+                enough = is_near or (gains_little and not is_even)
                 if is_best:
-                    shares = {variable: run.own[variable][1:] for variable in self.setting.split}
+                    shares = Shares({variable: run.own[variable][1:] for variable in self.setting.split}, run.folds)
                     self.shares[weights] = shares
                     if not enough:
                         run.marginals(False)
@@ -156,11 +164,24 @@ class WeightedSearch:
                 run.put_back()
                 if enough or best is None or self.step < _LEAST_STEP:
                     break
-                shares = _moved(*best[1:], self.step)
+                is_even = is_even and not gains_little
+                shares = _moved(best[1], self._averaged(best[2]) if is_even else best[2], is_even, self.step)
         except TimeIsUpError:
             if not found:
                 raise
         return found
+
+    def _averaged(self, moves: Moves) -> Moves:
+        """Return the mean move of all variables whose eliminations are equal, for each of them.
+
+        Any shares give a valid bound; equal ones let equal eliminations be done once.
+        """
+        result = {}
+        for variables in self.alike:
+            those = zip(*(moves[variable] for variable in variables), strict=True)
+            mean = [np.mean([np.where(np.isfinite(move), move, 0.0) for move in each], axis=0) for each in those]
+            result.update(dict.fromkeys(variables, mean))
+        return result
 
 
 def between(first: Shares, second: Shares, parts: tuple[float, float]) -> Shares:
@@ -169,18 +190,18 @@ def between(first: Shares, second: Shares, parts: tuple[float, float]) -> Shares
     Where their weights are combined with the same parts, the bound is at least as high as their bounds combined.
     """
     result = {}
-    for variable, those in first.items():
-        pairs = zip(those, second[variable], strict=True)
+    for variable, those in first.by_variable.items():
+        pairs = zip(those, second.by_variable[variable], strict=True)
         result[variable] = [np.floor(one * parts[0] + other * parts[1]) for one, other in pairs]
-    return result
+    return Shares(result, first.is_even and second.is_even)
 
 
-def _moved(shares: Shares, moves: Shares, step: float) -> Shares:
+def _moved(shares: Shares, moves: Moves, is_even: bool, step: float) -> Shares:
     """Return the shares, each changed by ``step`` times its finite moves."""
     result = {}
-    for variable, those in shares.items():
+    for variable, those in shares.by_variable.items():
         result[variable] = [
             each + np.floor(np.where(np.isfinite(move), move, 0.0) * step)
             for each, move in zip(those, moves[variable], strict=True)
         ]
-    return result
+    return Shares(result, shares.is_even and is_even)

@@ -4,6 +4,7 @@ from .catalogue import named, resolve, shipped
 from .checks import HardwareError
 from .description import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel
 from .rates import OperatorRate, Origin, Rates
+from .topology import Link, Topology
 
 __all__ = [
     "COMMUNICATING_KINDS",
@@ -11,10 +12,12 @@ __all__ = [
     "Device",
     "Hardware",
     "HardwareError",
+    "Link",
     "LinkLevel",
     "OperatorRate",
     "Origin",
     "Rates",
+    "Topology",
     "named",
     "resolve",
     "shipped",

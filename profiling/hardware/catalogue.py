@@ -1,7 +1,8 @@
 """The hardware that ships with the package: ``DEVICE-MxD`` is M machines with D devices each.
 
 Each ``DEVICE.json`` beside this module is a complete hardware file of that device in its usual machine; a name such as
-``v100-2x8`` replaces its counts.
+``v100-2x8`` replaces its counts. A topology is that of the usual machines: fewer of them keep their part of it, and
+other ones have none.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def named(name: str) -> Hardware:
     levels = (replace(outer, count=int(match["machines"])), replace(inner, count=int(match["devices"])))
     if levels == described.levels:
         return described
-    return replace(described, name=name, levels=levels, collectives=FrozenMapping({}))
+    is_part = levels[1] == inner and levels[0].count < outer.count
+    topology = described.topology.first(levels[0].count * inner.count) if described.topology and is_part else None
+    return replace(described, name=name, levels=levels, collectives=FrozenMapping({}), topology=topology)
 
 
 def resolve(name_or_path: str | Path) -> Hardware:

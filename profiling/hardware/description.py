@@ -28,6 +28,7 @@ from . import checks
 from .checks import HardwareError
 from .frozen import FrozenMapping, freeze
 from .rates import NO_RATES, Origin, Rates, origin_from_json, rates_from_json, rates_to_json
+from .topology import Topology, topology_from_json
 
 FORMAT = "tensoropt/hardware"
 VERSION = 1
@@ -160,6 +161,7 @@ class Hardware:
             collective, next to copies.
         exposed_share: how much of the time of a collective for which nothing waits is taken from the compute beside it,
             in (0, 1]; 1 where a device doesn't compute while it communicates, as in Equation (3) of the TensorOpt paper.
+        topology: the devices and links as a graph, which the simulator goes by; None where only the levels are known.
     """
 
     name: str
@@ -172,6 +174,7 @@ class Hardware:
     collective_call_us: float = 0.0
     collective_path_us: float = 0.0
     exposed_share: float = 1.0
+    topology: Topology | None = None
 
     def __post_init__(self) -> None:
         checks.text(self.name, "name")
@@ -202,6 +205,8 @@ class Hardware:
                     raise checks.fail(f"collectives.{kind}", axes, expected)
         for where, source in self.provenance.items():
             checks.text(source, f"provenance.{where}", "a text that says where the number comes from")
+        if self.topology is not None:
+            self.topology.check_count(tuple(level.count for level in self.levels))
         for name in ("collectives", "provenance", "operators"):
             object.__setattr__(self, name, freeze(getattr(self, name)))
 
@@ -303,6 +308,7 @@ class Hardware:
             "provenance": dict(self.provenance),
             **{name: getattr(self, name) for name in PARTS_OF_COLLECTIVES if getattr(self, name)},
             **({"exposed_share": self.exposed_share} if self.exposed_share < 1 else {}),
+            **({} if self.topology is None else {"topology": self.topology.to_json()}),
             **measured,
         }
 
@@ -318,7 +324,7 @@ class Hardware:
             value,
             "",
             ("format", "version", "name", "device", "levels"),
-            ("collectives", "operators", "provenance", "measured", *PARTS_OF_COLLECTIVES, "exposed_share"),
+            ("collectives", "operators", "provenance", "measured", *PARTS_OF_COLLECTIVES, "exposed_share", "topology"),
         )
         device_fields = ("name", "memory_bytes", "flops_per_s", "memory_bytes_per_s")
         device = checks.fields(top["device"], "device", device_fields, ("operator_overhead_us", "copied_bytes_per_s"))
@@ -340,6 +346,7 @@ class Hardware:
             measured=origin_from_json(top["measured"]) if "measured" in top else None,
             **{name: top.get(name, 0.0) for name in PARTS_OF_COLLECTIVES},
             exposed_share=top.get("exposed_share", 1.0),
+            topology=topology_from_json(top["topology"]) if "topology" in top else None,
         )
 
     @classmethod
@@ -378,8 +385,8 @@ def _check_format(value: object) -> None:
 
 
 def _table_json(table: CollectiveTable) -> dict[str, Any]:
-    spread = {"spread": list(table.spread)} if table.spread else {}
-    return {"bytes": list(table.n_bytes), "time_us": list(table.time_us), **spread}
+    value = {"bytes": list(table.n_bytes), "time_us": list(table.time_us)}
+    return {**value, "spread": list(table.spread)} if table.spread else value
 
 
 def _tables(kind: str, tables: object) -> dict[str, CollectiveTable]:

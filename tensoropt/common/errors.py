@@ -5,7 +5,10 @@ The exit codes are those of the command line: 1 for a failure while running, 2 f
 
 from __future__ import annotations
 
+import re
+
 MOST_CHARACTERS = 120
+_COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
 
 class TensorOptError(Exception):
@@ -34,7 +37,7 @@ def short(value: object) -> str:
 
 def cut(text: object, most: int = 2 * MOST_CHARACTERS) -> str:
     """Return a text on one line, cut where it is long: a message may quote all that a damaged file holds."""
-    line = " ".join(str(text).split())
+    line = " ".join(_COLOUR.sub("", str(text)).split())
     return line if len(line) <= most else f"{line[: most - 4]} ..."
 
 

@@ -35,7 +35,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """What is being done, with ``done`` of ``total`` parts; a total of 0 stands for work that has no parts."""
+    """A piece of long work, ``done`` of ``total`` parts of it done; a total of 0 stands for work that has no parts."""
 
     name: str
     done: int = 0

@@ -97,7 +97,8 @@ class _Importer:
         ops, self.gradients = wanted_operators(self.recorded, roots, steps, taken, self.fed)
         self._taken = ImportedGradients(self.recorded, by_name, self.gradients, self.aliases, self.line)
         self._find_static(ops)
-        self._fold(ops)
+        targets = {op.name for op in self.targets or ()}
+        self._fold(ops, targets)
         dilated = find_dilated((op for op in ops if op.name not in self.static), self.value, self.targets or ())
         inside = {op.name for each in dilated.values() for op in (each.batches, each.convolution)}
         for op in grouped(ops, self.static, self.fed, self.targets or ()):
@@ -126,8 +127,8 @@ class _Importer:
                 self.aliases[op.outputs[0].name] = self._canonical(op.inputs[0].name)
             elif op.name in self.static:
                 for tensor in op.outputs:
-                    # A constant that only the user could fetch; a reader of shapes is left over from TensorFlow's checks.
-                    if not tensor.consumers() and op.type not in SHAPE_READERS:
+                    # A constant that the user may fetch; a reader of shapes is left over from TensorFlow's checks.
+                    if op.name in targets or (not tensor.consumers() and op.type not in SHAPE_READERS):
                         self._import_constant(tensor)
             elif op.name in self._taken:
                 self._add(self._taken.operator(op, self._tensor(op.outputs[0], op)))
@@ -145,14 +146,16 @@ class _Importer:
             if reads_known_shapes(op) or all(tensor.op.name in self.static for tensor in op.inputs):
                 self.static.add(op.name)
 
-    def _fold(self, ops: list[tf.Operation]) -> None:
+    def _fold(self, ops: list[tf.Operation], targets: set[str]) -> None:
         """Have TensorFlow compute the static tensors that an operator which isn't static, or the user, reads."""
         wanted = [
             tensor
             for op in ops
             if op.name in self.static
             for tensor in op.outputs
-            if not tensor.consumers() or any(user.name not in self.static for user in tensor.consumers())
+            if op.name in targets
+            or not tensor.consumers()
+            or any(user.name not in self.static for user in tensor.consumers())
         ]
         if not wanted:
             return

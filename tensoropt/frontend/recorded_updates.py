@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import tensorflow as tf
@@ -36,6 +36,11 @@ def computed_with(taken: Sequence[RecordedGradients], steps: Sequence[RecordedSt
         for each in taken
         if any(tensor.name in used or any(op.name not in assigns for op in _users(tensor)) for tensor in each.results)
     )
+
+
+def written_by(writes: Iterable[tf.Operation]) -> frozenset[str]:
+    """Return the names of the variables that assignments write."""
+    return frozenset(op.inputs[0].op.name for op in writes)
 
 
 def behind_identities(tensor: tf.Tensor) -> tf.Tensor:

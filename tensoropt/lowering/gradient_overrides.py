@@ -4,8 +4,8 @@ For an operator that broadcasts, TensorFlow emits the gradients of both operands
 sums that could have kept their dimensions. For a mean, it divides after the gradient has been broadcast. The gradients
 emitted here have the same bits: the same products, sums over the same dimensions, quotients of the same numbers.
 
-The gradient of a bias that is added to images is emitted such that TensorFlow doesn't merge it with that of the convolution's
-filter: see :func:`_of_bias_add`.
+The gradient of a bias that is added to images is emitted such that TensorFlow doesn't merge it with that of the
+convolution's filter: see :func:`_of_bias_add`.
 
 Complex numbers, and shapes that don't tell which dimensions are broadcast, are left to TensorFlow's gradient functions.
 """
@@ -159,9 +159,9 @@ def _of_bias_add(op: tf.Operation, gradient: Any) -> Gradients:
 
     The gradients of a convolution's filter and of the bias behind it read the same gradient. On CPUs with oneDNN, TensorFlow
     makes one operator of the two, without asking whether one has to wait for the other. It may have to: a bias's sum over
-    ranks comes before the collective that regathers what the filter's gradient reads, and operators that run in order wait
-    for each other anyway. TensorFlow then says "Nodes in a cycle", and the step doesn't run. Of a two-dimensional view of the
-    gradient the sum is the same, and the operator stays by itself.
+    ranks comes before the collective that regathers what the filter's gradient reads, and operators that run in order
+    wait for each other anyway. TensorFlow then says "Nodes in a cycle", and the step doesn't run. Of a two-dimensional view
+    of the gradient the sum is the same, and the operator stays by itself.
     """
     gradient = tf.convert_to_tensor(gradient)
     if gradient.shape.rank != 4 or op.get_attr("data_format") != b"NHWC":  # channels last, as oneDNN fuses them

@@ -2,10 +2,10 @@
 
 TensorFlow's executor runs whatever is ready. The gradient that goes on to the operator before is then often far ahead of the
 gradients of the parameters, and all gradients in between stay in memory. An update waits, with its gradient, behind the rest
-of the backward pass; or it comes while a product still reads the old value, and TensorFlow copies the parameter. The backward
-pass was emitted in the program's order (:mod:`.backward`). Here its operators are made to run one after the other, and the
-operators of an update as soon as they can: after what they read, and after the last operator that reads the variable's old
-value. The forward pass needs no order, except for its collectives, see :func:`_hold_collectives`.
+of the backward pass; or it comes while a product still reads the old value, and TensorFlow copies the parameter. The
+backward pass was emitted in the program's order (:mod:`.backward`). Here its operators are made to run one after the other,
+and the operators of an update as soon as they can: after what they read, and after the last operator that reads the
+variable's old value. The forward pass needs no order, except for its collectives, see :func:`_hold_collectives`.
 
 An operator that waits for a collective, and that nothing else in the backward pass waits for, doesn't stop the others: while
 a gradient is on its way the backward pass goes on, for :data:`LAG` operators at most, so that few gradients wait at once.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -134,33 +135,57 @@ def _hold_collectives(operators: Sequence[tf.Operation], constant: set[str]) -> 
     TensorFlow makes one operator of a convolution and the addition of a bias. If the bias's collective waited for the
     convolution, the fused operator would wait for itself.
     """
-    row: list[tf.Operation] = []
+    row: list[tuple[str, tf.Operation]] = []
+    consumers, producers = _steps(_consumers), _steps(_producers)
     for op in operators:
         if op.type in COLLECTIVES:
-            near = {each.name for each in _within(_within([op], _consumers), _producers)}
-            earlier = next((each for each in reversed(row) if each.name not in near), None)
+            near = {each.name for each in _within(_within([_Step(op.name, op, 0)], consumers), producers)}
+            earlier = next((each for name, each in reversed(row) if name not in near), None)
             if earlier is not None:
                 op._add_control_input(earlier)
         elif op.inputs and op.type not in _UNORDERED and op.name not in constant:
-            row.append(op)
+            row.append((op.name, op))
 
 
-def _within(operators: Iterable[tf.Operation], neighbours: Neighbours) -> list[tf.Operation]:
+class _Step(NamedTuple):
+    """A step to a neighbouring operator: its name, the operator, and whether it counts (1) or is a view (0)."""
+
+    name: str
+    op: tf.Operation
+    length: int
+
+
+def _within(operators: Iterable[_Step], steps: Callable[[_Step], list[_Step]]) -> list[_Step]:
     """Return the operators that are at most :data:`FUSED` operators away in one direction.
 
     Views don't count, and collectives end the search.
     """
-    found: dict[str, tuple[int, tf.Operation]] = {}
-    pending = [(op, 0) for op in operators]
+    found: dict[str, tuple[int, _Step]] = {}
+    pending = [(each, 0) for each in operators]
     while pending:
-        op, distance = pending.pop()
-        for each in neighbours(op):
-            further = distance + (each.type not in VIEWS)
-            is_nearer = each.name not in found or further < found[each.name][0]
-            if further <= FUSED and is_nearer and each.type not in COLLECTIVES:
+        at, distance = pending.pop()
+        for each in steps(at):
+            further = distance + each.length
+            if further <= FUSED and (each.name not in found or further < found[each.name][0]):
                 found[each.name] = further, each
                 pending.append((each, further))
-    return [op for _, op in found.values()]
+    return [each for _, each in found.values()]
+
+
+def _steps(neighbours: Neighbours) -> Callable[[_Step], list[_Step]]:
+    """Return a function of the steps from an operator in one direction, which asks TensorFlow once for each operator.
+
+    The searches of near collectives overlap, and each question to TensorFlow makes objects.
+    """
+    known: dict[str, list[_Step]] = {}
+
+    def steps(at: _Step) -> list[_Step]:
+        if at.name not in known:
+            near = [each for each in neighbours(at.op) if each.type not in COLLECTIVES]
+            known[at.name] = [_Step(each.name, each, int(each.type not in VIEWS)) for each in near]
+        return known[at.name]
+
+    return steps
 
 
 def _consumers(op: tf.Operation) -> Iterator[tf.Operation]:
@@ -198,7 +223,8 @@ def in_order(operators: Sequence[tf.Operation], n_forward: int, backward: set[st
                 waits += [numbers.get(reader.name, -1) for reader in _readers(handle) if reader.name in backward]
         behind[name] = max(waits, default=-1)
         latest.update((handle.name, behind[name]) for handle in _handles(op))
-    return sorted((operators[number] for number in numbers.values()), key=lambda op: (behind[op.name], op.name not in backward))
+    found = [operators[number] for number in numbers.values()]
+    return sorted(found, key=lambda op: (behind[op.name], op.name not in backward))
 
 
 def _last_of_loss(operators: Sequence[tf.Operation], n_forward: int) -> list[tf.Operation]:

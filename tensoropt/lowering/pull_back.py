@@ -105,7 +105,7 @@ class Pullback:
     """
 
     def __init__(self, emitted: Emitted, operators: Sequence[tf.Operation], again: Mapping[Key, tf.Tensor]) -> None:
-        """Take the operators of the graph in the order of their creation, and what is read instead of which tensor."""
+        """Take the graph's operators in the order of their creation, and what is read instead of which tensor."""
         self.emitted, self._again = emitted, dict(again)
         self._parts = [
             operators[each.start : each.end] if isinstance(each, Created) else each for each in emitted.parts
@@ -124,8 +124,8 @@ class Pullback:
             wanted: the positions of the operands whose gradients are asked for.
 
         Returns:
-            By operand, the gradients of its local values; None where there are none, and where the operand is the same tensor
-            as one before, which has the gradient of both.
+            By operand, the gradients of its local values; None where there are none, and where the operand is the same
+            tensor as one before, which has the gradient of both.
         """
         for index, gradients in given:
             for result, gradient in zip(self.emitted.results[index], gradients, strict=True):

@@ -120,9 +120,8 @@ def build(optimizer: KerasBase, variables: Sequence[Any], parameters: Sequence[P
         return made
 
     _build_with(optimizer, variables, recording)
-    inner._exclude_from_weight_decay_cache = {
-        inner._var_key(variable): parameter.decays for variable, parameter in zip(variables, parameters, strict=True)
-    }
+    decays = {inner._var_key(variable): parameter.decays for variable, parameter in zip(variables, parameters, strict=True)}
+    inner._use_weight_decay = lambda variable: decays[inner._var_key(variable)]
     return tuple(OptimizerVariable(each, owners.get(id(each))) for each in optimizer.variables)
 
 

@@ -45,12 +45,20 @@ class KerasOptimizer:
 
         Raises:
             InputError: ``optimizer`` is no Keras optimizer, or makes random updates, or can't be made from its config, or
-                needs replicated parameters although its variables start from the parameters' values.
+                needs replicated parameters although its variables start from the parameters' values; or a variable is
+                trained by being overwritten, as the scales of float8 are.
         """
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise InputError(
                 f"expected a Keras optimizer such as keras.optimizers.Adam(1e-3), got {short(optimizer)}"
             )
+        for variable in variables:
+            if getattr(variable, "overwrite_with_gradient", False):
+                raise InputError(
+                    f"variable '{variable.path}' is overwritten by its gradient, as a layer of the policy "
+                    "'float8_from_mixed_bfloat16' does with its scales, which isn't done on ranks; make the layer of the "
+                    "policy 'mixed_bfloat16'"
+                )
         inner = inner_of(optimizer)
         made = cls(optimizer, tuple(_parameter(inner, variable) for variable in variables))
         if any(made.is_global) and starts_from_values(optimizer):
@@ -170,6 +178,10 @@ def name_of(optimizer: KerasBase) -> str:
 def _parameter(optimizer: KerasBase, variable: Any) -> Parameter:
     """Return what an optimizer that is about to be copied needs to know of one of the user's variables."""
     is_keras = isinstance(variable, keras.Variable)
-    decays = bool(optimizer._use_weight_decay(variable.value if is_keras else variable))
+    if hasattr(optimizer, "_is_excluded_from_weight_decay"):
+        # From Keras 3.16 on what is decayed is settled by names while an optimizer is built.
+        decays = not optimizer._is_excluded_from_weight_decay(variable)
+    else:
+        decays = bool(optimizer._use_weight_decay(variable.value if is_keras else variable))
     path = variable.path if is_keras else variable.name.split(":")[0]
     return Parameter(path, tuple(variable.shape), decays, variable.constraint if is_keras else None)

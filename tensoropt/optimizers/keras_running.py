@@ -122,6 +122,14 @@ class RunningKeras:
         held = (key for key, value in vars(on.inner).items() if value is variable)
         return ("inner/" if is_inner else "") + (name or next(held, variable.path).strip("_"))
 
+    @property
+    def averages(self) -> tuple[tuple[str, str], ...]:
+        """The keys of each parameter and of its moving average; empty if the optimizer keeps none (``use_ema``)."""
+        inner = self._on[0].inner
+        kept = {id(variable) for variable in inner._model_variables_moving_average} if inner.use_ema else set()
+        entries = zip(self._on[0].made, self.state(), strict=True)
+        return tuple((entry.parameter or "", entry.key) for each, entry in entries if id(each.variable) in kept)
+
     def reset(self) -> None:
         """Give the optimizer's variables their first values again, for the parameters as they are now."""
         for on in self._on:

@@ -67,15 +67,25 @@ class Comparison:
             seconds = f"{sum(each.seconds_by_phase.values()):.2f}"
             for point, mark in self._shown(each):
                 at = each.points[point]
+                simulated = self.simulated_us(each, point)
+                shown = "" if simulated is None else f"{simulated:,.1f}"
                 times = [f"{value:,.1f}" for value in (at.time_us, at.compute_time_us, at.network_time_us)]
+                times.insert(1, shown)
                 fits = self.limit_bytes is None or at.memory_bytes <= self.limit_bytes
                 told = "" if each is self.frontier else self._above_text(each, point)
                 marks = ", ".join([*([mark] if mark else []), *([] if fits else ["does not fit"])])
                 rows.append([name, memory_text(at.memory_bytes), *times, told, seconds, marks])
                 name = seconds = ""
-        headers = ["algorithm", "memory per device", "time (us)", "compute (us)", "network (us)", "above", "seconds", ""]
-        align = ("left", *("right",) * 6, "left")
+        headers = ["algorithm", "memory per device", "time (us)", "simulated (us)", "compute (us)", "network (us)"]
+        headers += ["above", "seconds", ""]
+        align = ("left", *("right",) * 7, "left")
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=align)
+
+    def simulated_us(self, each: ModelFrontier, point: int) -> float | None:
+        """Return the simulated time of a point that the table shows; None for others, and where it can't be simulated."""
+        if point not in {number for number, _ in self._shown(each)} or each.model.graph.is_sequential:
+            return None
+        return each.simulated_ns(point) / 1e3
 
     def _above_text(self, each: ModelFrontier, point: int) -> str:
         """Return how far a point is above the frontier, as text."""
@@ -136,12 +146,13 @@ class Comparison:
             {
                 "memory_bytes": point.memory_bytes,
                 "time_us": point.time_us,
+                "simulated_us": self.simulated_us(each, number),
                 "compute_time_us": point.compute_time_us,
                 "network_time_us": point.network_time_us,
                 "above": above,
                 "fits": self.limit_bytes is None or point.memory_bytes <= self.limit_bytes,
             }
-            for point, above in zip(each.points, self.above(each), strict=True)
+            for number, (point, above) in enumerate(zip(each.points, self.above(each), strict=True))
         ]
         return {
             "algorithm": name,

@@ -29,8 +29,8 @@ from ..rules.rule import Config, Interface, OperandSharding, Rule, interface
 from ..sharding.resharding import Router
 from ..sharding.strategy import Copy, Strategy, StrategyView
 from .build import CostEntry, complete, cost_entries, planned_operator
-from .find_frontier import ModelFrontier
 from .first_fit import grid
+from .found_points import FoundPoints
 from .frontier_file import Entry, SavedFrontier, Searched, StoredPart
 from .record import PlannedOperator
 
@@ -39,7 +39,7 @@ MOST_PEAKS = 128
 """The most points whose peaks are computed for a file; of a longer frontier, a memory limit is answered from these alone."""
 
 
-def kept(frontier: ModelFrontier, progress: Progress | None = None) -> SavedFrontier:
+def compressed(frontier: FoundPoints, progress: Progress | None = None) -> SavedFrontier:
     """Return the frontier with all its plans, without the model and the problem that the search read.
 
     Args:
@@ -73,12 +73,12 @@ def kept(frontier: ModelFrontier, progress: Progress | None = None) -> SavedFron
     return SavedFrontier(points, frontier.objectives, frontier.costs, searched, tuple(operators), used, peaks)
 
 
-def _peaks(frontier: ModelFrontier, progress: Progress | None) -> dict[int, int]:
+def _peaks(frontier: FoundPoints, progress: Progress | None) -> dict[int, int]:
     """Return the peak in bytes by point, of all points or of a grid of them.
 
     A peak takes a replay of the whole step. Peaks that were computed before are included.
     """
-    points = sorted({*grid(len(frontier), MOST_PEAKS, MOST_PEAKS), *frontier.replayed})
+    points = sorted({*grid(len(frontier.found), MOST_PEAKS, MOST_PEAKS), *frontier.replayed})
     found = {}
     for done, point in enumerate(points):
         if progress is not None:
@@ -132,7 +132,7 @@ class _Numbered:
     values: Sequence[Config | OperandSharding | None]
 
 
-def _numbered(frontier: ModelFrontier) -> _Numbered:
+def _numbered(frontier: FoundPoints) -> _Numbered:
     """Return the strategies of all points of a frontier as columns of numbers."""
     numbers = _Numbers()
     states, graph = frontier.found.strategies, frontier.model.graph
@@ -157,7 +157,7 @@ def _numbered(frontier: ModelFrontier) -> _Numbered:
     return _Numbered(configs, shared, regathered, rematerialized, numbers.values)
 
 
-def _beside_the_steps(frontier: ModelFrontier, configs: dict[str, Ints], numbers: _Numbers) -> dict[str, Ints]:
+def _beside_the_steps(frontier: FoundPoints, configs: dict[str, Ints], numbers: _Numbers) -> dict[str, Ints]:
     """Return the configs of the operators that no training step runs, by operator: int32[P].
 
     They are determined by the configs of the operators whose results they use.
@@ -214,7 +214,7 @@ class _Neighbourhood(Graph):
 class _PartsBuilder:
     """A builder of the parts of a frontier's plans, which computes each interface and each route once."""
 
-    def __init__(self, frontier: ModelFrontier, numbered: _Numbered) -> None:
+    def __init__(self, frontier: FoundPoints, numbered: _Numbered) -> None:
         self.graph, self.gradients = frontier.model.graph, frontier.model.backward.gradients
         self.residual_operands = frontier.model.backward.residual_operands
         self.mesh, self.costing, self.numbered = frontier.mesh, frontier.costing, numbered

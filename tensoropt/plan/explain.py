@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
 from ..common.memory_units import memory_text
 from ..ir.graph import VARIABLE
-
-if TYPE_CHECKING:
-    from .plan import Plan
-    from .record import PlannedOperator
+from ..program.liveness import Peak
+from .frontier import FrontierPoint
+from .record import PlannedOperator, PlanRecord
 
 MOST_ROWS = 8
 NETWORK, COPIES = "collectives", "saved copies of reshardings"
@@ -24,15 +22,23 @@ TAKEN = "results saved for their consumers, or rematerialized"
 ACCUMULATED = "gradients accumulated beside those of parameters"
 HIDDEN = "compute and collectives at the same time"
 _Amounts = dict[str, float]
+Neighbours = tuple[FrontierPoint | None, FrontierPoint | None]
 
 
-def explain(plan: Plan) -> str:
-    """Return tables as text: time by operator type and by resharding, memory by use, and the neighbouring plans."""
-    memory = [_memory(plan), *_regathered(plan), *_rematerialized(plan), *_peak(plan)]
-    return "\n\n".join([plan.summary(), _time(plan), _edges(plan), *memory, _neighbours(plan), _assumed(plan)])
+def explain(plan: PlanRecord, neighbours: Neighbours | None = None, peak: Peak | None = None) -> str:
+    """Return tables as text: time by operator type and by resharding, memory by use, and the neighbouring plans.
+
+    Args:
+        neighbours: the next smaller and the next faster point of the frontier that the plan was chosen from, None for each
+            that there isn't; without them the rows of the frontier's table around the plan are shown.
+        peak: the peak memory by use, if it is known.
+    """
+    memory = [_memory(plan), *_regathered(plan), *_rematerialized(plan), *_peak(peak)]
+    around = _rows_around(plan) if neighbours is None else _neighbours(plan, neighbours)
+    return "\n\n".join([plan.summary(), _time(plan), _edges(plan), *memory, around, _assumed(plan)])
 
 
-def _time(plan: Plan) -> str:
+def _time(plan: PlanRecord) -> str:
     """Return a table of the time per step by operator type, with all network time as one row."""
     times: _Amounts = {}
     for op in plan.operators:
@@ -43,7 +49,7 @@ def _time(plan: Plan) -> str:
     return tabulate(rows, ("where the time goes", "us", ""), disable_numparse=True, colalign=("left", "right", "right"))
 
 
-def _edges(plan: Plan) -> str:
+def _edges(plan: PlanRecord) -> str:
     """Return a table of the time per step of each resharding that communicates."""
     edges: _Amounts = {}
     for resharding in plan.reshardings:
@@ -58,7 +64,7 @@ def _edges(plan: Plan) -> str:
     return tabulate(rows, ("reshardings", "us", ""), disable_numparse=True, colalign=("left", "right", "right"))
 
 
-def _memory(plan: Plan) -> str:
+def _memory(plan: PlanRecord) -> str:
     """Return a table of the memory per device by use."""
     amounts: _Amounts = {}
     for op in plan.operators:
@@ -74,7 +80,7 @@ def _memory(plan: Plan) -> str:
     return tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))
 
 
-def _rematerialized(plan: Plan) -> list[str]:
+def _rematerialized(plan: PlanRecord) -> list[str]:
     """Return a table of the operators that are rematerialized in the backward pass, by type; nothing if there are none."""
     made = [op for op in plan.operators if op.is_rematerialized]
     if not made:
@@ -99,7 +105,7 @@ def _rematerialized(plan: Plan) -> list[str]:
     return [tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right", "right"))]
 
 
-def _regathered(plan: Plan) -> list[str]:
+def _regathered(plan: PlanRecord) -> list[str]:
     """Return a table of the copies that are regathered in the backward pass; nothing if there are none."""
     made = [resharding for resharding in plan.reshardings if resharding.is_regathered]
     if not made:
@@ -114,9 +120,8 @@ def _regathered(plan: Plan) -> list[str]:
     return [tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))]
 
 
-def _peak(plan: Plan) -> list[str]:
-    """Return a table of the peak memory by use; nothing if the plan's frontier doesn't have its model."""
-    peak = plan.frontier.peak(plan.point) if plan.frontier is not None and plan.point is not None else None
+def _peak(peak: Peak | None) -> list[str]:
+    """Return a table of the peak memory by use; nothing if it isn't known."""
     if peak is None:
         return []
     rows = [
@@ -126,32 +131,31 @@ def _peak(plan: Plan) -> list[str]:
     return [tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))]
 
 
-def _neighbours(plan: Plan) -> str:
-    """Return a table of the next smaller and the next faster plan.
+def _rows_around(plan: PlanRecord) -> str:
+    """Return the rows around the plan in the table of its frontier."""
+    lines = plan.frontier_text.splitlines()
+    at = next((number for number, line in enumerate(lines) if line.endswith("chosen")), None)
+    if at is None:
+        return "the plan is none of its frontier's" if lines else "the frontier isn't at hand"
+    return "\n".join(["the next smaller and the next faster plan", *lines[:2], *lines[max(2, at - 1) : at + 2]])
 
-    For a plan that was read from a file these are the rows of its frontier's table.
-    """
-    if plan.frontier is None or plan.point is None:
-        lines = plan.frontier_text.splitlines()
-        at = next((number for number, line in enumerate(lines) if line.endswith("chosen")), None)
-        if at is None:
-            return "the plan is none of its frontier's" if lines else "the frontier isn't at hand"
-        return "\n".join(["the next smaller and the next faster plan", *lines[:2], *lines[max(2, at - 1) : at + 2]])
-    points, rows = plan.frontier.points, []
-    for place, what in ((plan.point - 1, "smaller"), (plan.point + 1, "faster")):
-        if 0 <= place < len(points):
-            memory_bytes, time_us = points[place].memory_bytes, points[place].time_us
-            rows.append([
-                f"the next {what}",
-                memory_text(memory_bytes), f"{memory_bytes / plan.memory_bytes - 1:+.1%}",
-                f"{time_us:,.1f}", f"{time_us / plan.time_us - 1:+.1%}" if plan.time_us else "",
-            ])
-        else:
+
+def _neighbours(plan: PlanRecord, neighbours: Neighbours) -> str:
+    """Return a table of the next smaller and the next faster plan."""
+    rows = []
+    for point, what in zip(neighbours, ("smaller", "faster"), strict=True):
+        if point is None:
             rows.append([f"none is {what}", "", "", "", ""])
+            continue
+        rows.append([
+            f"the next {what}",
+            memory_text(point.memory_bytes), f"{point.memory_bytes / plan.memory_bytes - 1:+.1%}",
+            f"{point.time_us:,.1f}", f"{point.time_us / plan.time_us - 1:+.1%}" if plan.time_us else "",
+        ])
     return tabulate(rows, ("plan", "memory", "", "us", ""), disable_numparse=True)
 
 
-def _assumed(plan: Plan) -> str:
+def _assumed(plan: PlanRecord) -> str:
     """Return lines on what the plan's costs rest on, and on its baseline trial if there was one."""
     lines = [f"assumed: {plan.assumed.get('hardware', 'unknown hardware')}, {plan.assumed.get('device', 'unknown device')}"]
     stats = plan.assumed.get("operators")

@@ -4,108 +4,42 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Any
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
 
 from ..common.errors import InputError
 from ..common.progress import Progress
 from ..costs.model_costs import costing_of
-from ..costs.operator_costs import OperatorCosting
-from ..ft import ALGORITHMS, Budget, Frontier, InfeasibleError, at_true_times
+from ..ft import ALGORITHMS, Budget, InfeasibleError, at_true_times
 from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
-from ..program.liveness import Instruction, Peak, peak_of_program
-from ..program.peak import instructions_of
-from ..reschedule.mesh import Mesh
+from ..program.simulator import network_of
 from ..rules.registry import rule_in_micro_batches
-from ..rules.rule import Config, Interface, interface, why_invalid
-from ..search.baselines import BASELINES, search_baseline
+from ..rules.rule import Config, why_invalid
+from ..search.baselines import MONTE_CARLO, OTHERS, search_baseline
 from ..search.baselines.single import of_one_strategy
 from ..search.baselines.task import BaselineResult, Task
+from ..search.monte_carlo import Limits
+from ..search.monte_carlo import search as search_monte_carlo
 from ..search.problem.builder import ProblemBuilder
 from ..search.problem.choices import REMAT, REUSE, ZERO, Choices
 from ..search.problem.config_space import space_for
-from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts, costs_of
-from ..search.problem.strategy_problem import StrategyProblem
+from ..search.problem.objectives import MEMORY_TIME, Objectives
 from ..search.search_problem import search_problem
 from ..sharding.constraints import Force
 from ..sharding.model import Model
 from ..sharding.resharding import Router
 from .build import complete, cost_entries, planned_operators
+from .compress import compressed
+from .found_points import FoundPoints
 from .frontier import PlanFrontier
 from .plan import Plan
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ModelFrontier(PlanFrontier):
-    """All Pareto-minimal points of a model at one parallelism, as the search found them.
-
-    Attributes:
-        model: the model, with the micro-batches of the search.
-        hardware: the hardware that the costs are for.
-        built: the problem that was searched, and what its states mean.
-        costing: the costs of operators and reshardings.
-        found: the points.
-        seconds_by_phase: the seconds of each phase: ``costs`` and ``search``; where a plan was chosen also ``unroll``, which
-            makes the plan from the point.
-        assumed: the assumptions that its plans record.
-        note: a sentence on how the points were found; may be empty.
-        objectives: the two costs that were searched.
-    """
-
-    model: Model
-    hardware: Hardware
-    built: StrategyProblem
-    costing: OperatorCosting
-    found: Frontier
-    seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
-    assumed: Mapping[str, Any] = field(default_factory=dict)
-    note: str = ""
-    objectives: Objectives = MEMORY_TIME
-    _peaks: dict[int, Peak] = field(default_factory=dict, init=False)
-    _interfaces: dict[tuple[str, Config], Interface] = field(default_factory=dict, init=False)
-
-    @property
-    def mesh(self) -> Mesh:
-        return self.built.mesh
-
-    @property
-    def hardware_name(self) -> str:
-        return self.hardware.name
-
-    @cached_property
-    def costs(self) -> StrategyCosts:
-        """The costs of all points in memory, time, compute and network, whatever the objectives."""
-        return costs_of(self.built, self.found, self.objectives)
-
-    @cached_property
-    def _router(self) -> Router:
-        """The router of all points, which have most of their reshardings in common."""
-        return Router(self.costing.reshardings.steps)
-
-    def peak(self, point: int) -> Peak:
-        """Return the peak memory of a point's plan; see :class:`PlanFrontier`."""
-        if point not in self._peaks:
-            self._peaks[point] = peak_of_program(self.program(point))
-        return self._peaks[point]
-
-    def program(self, point: int) -> list[Instruction]:
-        """Return the step of a point's plan as a program on buffers; see :mod:`..program.peak`."""
-        strategy = self.built.strategy(self.found.strategies[point])
-        view, known = self.model.view(strategy), self._interfaces
-        for each in strategy.configs.items():
-            if each not in known:
-                known[each] = interface(view.rules[each[0]], each[1])
-        # Points have most of their configs in common, so interfaces are computed once for all points.
-        vars(view)["interfaces"] = {each[0]: known[each] for each in strategy.configs.items()}
-        return instructions_of(view, self.model.backward, self.costing, self._router)
-
-    @property
-    def replayed(self) -> Mapping[int, Peak]:
-        """The peaks that were computed so far, by point."""
-        return self._peaks
+class ModelFrontier(FoundPoints, PlanFrontier[Plan]):
+    """The frontier of a model that is at hand; see :class:`FoundPoints`."""
 
     def plan(self, point: int, option: str = "point") -> Plan:
         """Return the plan of a point; see :class:`PlanFrontier`."""
@@ -134,23 +68,7 @@ class ModelFrontier(PlanFrontier):
 
     def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
         """Write all points with their plans to a file; see :class:`PlanFrontier`. Takes seconds for thousands of points."""
-        from .compress import kept
-
-        kept(self, progress).save(file)
-
-    def summary(self) -> str:
-        """Return one line on the search: its size, its exactness and its time."""
-        problem, found = self.built.problem, self.found
-        n_points = f"{len(found)} point{'s' * (len(found) > 1)}"
-        n_points += "" if self.objectives == MEMORY_TIME else f" of {' and '.join(self.objectives)}"
-        kinds = ", ".join(f"{count} {kind}" for kind, count in found.eliminations.items() if count)
-        slices = f", {self.model.graph.n_micro_batches} micro-batches" if self.model.graph.n_micro_batches > 1 else ""
-        return (
-            f"{n_points} on {self.mesh.n_devices} devices {self.mesh}{slices}: {self.built.n_operators} operators in "
-            f"{len(self.built.nodes)} nodes, {self.built.n_configs} configs, {len(problem.edges)} edges; "
-            f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
-            f"{sum(self.seconds_by_phase.values()):.2f} s" + (f"; {self.note}" if self.note else "")
-        )
+        compressed(self, progress).save(file)
 
 
 def find_frontier(
@@ -166,13 +84,14 @@ def find_frontier(
     known: MeasuredOperators = NOTHING_KNOWN,
     without: Collection[str] = (),
     micro_batches: int = 1,
+    limit_bytes: int | None = None,
 ) -> ModelFrontier:
     """Search the strategies at one parallelism.
 
     Args:
         parallelism: the number of devices.
         force: degrees by factor by operator that every strategy must have.
-        algorithm: one of ``ft.ALGORITHMS`` or of ``baselines.BASELINES``.
+        algorithm: one of ``ft.ALGORITHMS`` or of ``baselines.OTHERS``.
         progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
         space: one of ``config_space.SPACES``; None chooses by the size of the full one.
         objectives: the two costs to search, one of ``objectives.PAIRS``.
@@ -180,6 +99,8 @@ def find_frontier(
         known: the times of operators that were measured.
         without: those of ``choices.CHOICES`` that strategies must not use; baselines use none.
         micro_batches: the number of micro-batches in which a step processes its batch.
+        limit_bytes: the memory limit per device, which ``mcmc`` keeps to while it searches; others leave it to the choice of
+            a point.
 
     Raises:
         InputError: the hardware doesn't have this parallelism, ``force`` can't be satisfied, the algorithm doesn't support
@@ -193,7 +114,7 @@ def find_frontier(
     model = model.in_micro_batches(micro_batches, mesh.n_devices)
     costing = costing_of(model, hardware, mesh, known)
     space = space or space_for(model.graph, mesh)
-    if algorithm in BASELINES:
+    if algorithm in OTHERS:
         if micro_batches > 1:
             raise InputError(
                 f"algorithm '{algorithm}' takes no micro-batches, got micro_batches={micro_batches}; leave them, or search "
@@ -208,7 +129,11 @@ def find_frontier(
             raise InputError(
                 f"algorithm '{algorithm}' decides by itself what is split; leave force=, or search with {ALGORITHMS[0]}"
             )
-        return _of_baseline(model, hardware, Task(costing, mesh, space, None, progress), algorithm)
+        task = Task(costing, mesh, space, None, progress)
+        if algorithm == MONTE_CARLO:
+            limits = Limits(memory_bytes=limit_bytes) if budget is None else Limits(budget.seconds, limit_bytes)
+            return _of_monte_carlo(model, hardware, task, limits)
+        return _of_baseline(model, hardware, task, algorithm)
     of_costs, of_search = (partial(progress, phase) for phase in ("costs", "search")) if progress else (None, None)
     is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
     choices = Choices(REUSE not in without, ZERO not in without)
@@ -264,3 +189,33 @@ def _of_answer(model: Model, hardware: Hardware, task: Task, search: Callable[[]
         bound = found.bound and found.bound.lowered(built.overlap.most_ns)
         found = at_true_times(built.problem, built.overlap, found, bound)
     return ModelFrontier(model, hardware, built, task.costing, found, phases, note=answer.note)
+
+
+def _of_monte_carlo(model: Model, hardware: Hardware, task: Task, limits: Limits) -> ModelFrontier:
+    """Return the fastest strategy that FlexFlow's search met and whose peak is within the limit, as a frontier of one point.
+
+    Where none is, the one that needs the least memory.
+    """
+    started = time.perf_counter()
+    progress = None if task.progress is None else partial(task.progress, "search")
+    answer = search_monte_carlo(task, network_of(hardware, task.mesh), limits, progress)
+    phases = {"search": time.perf_counter() - started}
+    frontiers = (
+        ModelFrontier(
+            model,
+            hardware,
+            answer.built,
+            task.costing,
+            answer.frontier(states),
+            phases,
+            note=answer.note,
+            is_interrupted=answer.is_interrupted,
+        )
+        for _, states in answer.candidates
+    )
+    tried = []
+    for frontier in frontiers:
+        if limits.memory_bytes is None or frontier.peak(0).n_bytes <= limits.memory_bytes:
+            return frontier
+        tried.append(frontier)
+    return min(tried, key=lambda each: each.peak(0).n_bytes)

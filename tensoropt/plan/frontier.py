@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Generic, TypeVar, overload
 
 import numpy as np
 from tabulate import tabulate
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ..ft import Frontier
     from ..program.liveness import Peak
     from ..reschedule.mesh import Mesh
-    from .plan import Plan
 
+AnyPlan = TypeVar("AnyPlan")
 MAX_ROWS = 16
 PICTURE_DPI = 150
 
@@ -58,7 +58,7 @@ class FrontierPoint:
     exact: bool
 
 
-class PlanFrontier(ABC):
+class PlanFrontier(ABC, Generic[AnyPlan]):
     """Points by ascending first and descending second objective, numbered from 0, with a plan for each.
 
     Attributes:
@@ -90,7 +90,7 @@ class PlanFrontier(ABC):
         """Return one line on the search: its size, its exactness and its time."""
 
     @abstractmethod
-    def plan(self, point: int, option: str = "point") -> Plan:
+    def plan(self, point: int, option: str = "point") -> AnyPlan:
         """Return the plan of a point.
 
         Args:
@@ -145,7 +145,7 @@ class PlanFrontier(ABC):
     def __iter__(self) -> Iterator[FrontierPoint]:
         return iter(self.points)
 
-    def at(self, memory: int | float | str | None = None) -> Plan:
+    def at(self, memory: int | float | str | None = None) -> AnyPlan:
         """Return the plan of least time whose peak memory is within a limit; see :meth:`needed_bytes`.
 
         Args:
@@ -167,16 +167,16 @@ class PlanFrontier(ABC):
             )
         return self.plan(point, "mini_time")
 
-    def fastest(self) -> Plan:
+    def fastest(self) -> AnyPlan:
         """Return the plan of least time."""
         return self.plan(self.fastest_within(None), "mini_time")
 
-    def smallest(self) -> Plan:
+    def smallest(self) -> AnyPlan:
         """Return the plan of least memory, as the frontier counts it."""
         costs = self.costs
         return self.plan(int(np.lexsort((costs.time_ns, costs.mem_bytes))[0]), "smallest")
 
-    def turning_point(self) -> Plan:
+    def turning_point(self) -> AnyPlan:
         """Return the plan at the frontier's turning point.
 
         Up to it, more of the first objective (memory) saves much of the second (time); beyond it, little.

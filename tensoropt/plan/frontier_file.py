@@ -70,7 +70,7 @@ class Searched:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SavedFrontier(PlanFrontier):
+class SavedFrontier(PlanFrontier[Plan]):
     """A frontier as it is saved, which builds plans from its parts.
 
     Attributes:

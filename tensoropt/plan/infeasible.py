@@ -20,7 +20,7 @@ from ..costs.held_bytes import least_held_bytes
 from ..ft import ALGORITHMS
 from ..ir.graph import VARIABLE
 from ..profiling.hardware import Hardware, LinkLevel
-from ..search.baselines import BASELINES
+from ..search.baselines import OTHERS
 from ..search.problem.config_space import COMPACT, FULL
 from ..search.problem.splittable import check_usable
 from .batch_size import batch_of, batch_that_fits
@@ -172,7 +172,7 @@ class _Ways:
             options["without leaving out any choice"] = replace(self.request, without=frozenset())
         if self.request.force:
             options["without force="] = replace(self.request, force={})
-        if self.request.algorithm in BASELINES:
+        if self.request.algorithm in OTHERS:
             options = {f"algorithm '{ALGORITHMS[0]}'": replace(self.request, algorithm=ALGORITHMS[0])}
         if least_held_bytes(self.request.model.graph, self.least.frontier.mesh.n_devices) > self.limit_bytes:
             return []

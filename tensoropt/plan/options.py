@@ -127,8 +127,10 @@ def find(option: str, request: Request, parallelism: int | Sequence[int] | None)
             f"option 'mini_time' takes one parallelism, got {counts}; option 'profiling' compares several, and "
             "'mini_parallelism' takes the fewest devices that fit"
         )
-    assert plan.frontier is not None
-    dump("frontier", plan.frontier.table(plan.point), plan.frontier.summary())
+    frontier = plan.frontier
+    assert frontier is not None
+    # The peaks in the table are computed for it, which takes a third of the search's time.
+    dump("frontier", lambda: frontier.table(plan.point), frontier.summary)
     dump("plan", plan)
     return plan
 

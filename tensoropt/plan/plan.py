@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tabulate import tabulate
 
@@ -15,7 +14,6 @@ from ..common.memory_units import memory_text
 from ..ir.graph import Graph, Operator
 from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
-from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path, cheapest_path
 from ..rules.registry import rule_in_micro_batches
 from ..rules.rule import Rule, interface, why_invalid, why_unsearched
@@ -23,64 +21,25 @@ from ..sharding.rematerializable import NEVER
 from ..sharding.resharding import Router
 from ..sharding.strategy import Copy, Strategy
 from .explain import explain
-from .record import PlannedOperator, PlannedResharding, mesh_of, planned_resharding
-
-if TYPE_CHECKING:
-    from .frontier import PlanFrontier
+from .frontier import PlanFrontier
+from .record import SOURCES, PlannedOperator, PlanRecord, mesh_of, planned_resharding
 
 FORMAT, VERSION = "tensoropt/plan", 3
-SOURCES = ("Variable", "Placeholder", "Const")
 NAME_WIDTH, TYPE_WIDTH = 40, 24
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Plan:
-    """How a model runs on a mesh.
+class Plan(PlanRecord):
+    """One strategy for a model on a mesh, with its costs.
 
     Attributes:
-        operators: config and costs of every operator.
-        reshardings: every resharding whose paths aren't empty. Those inside an operator name the operator as tensor.
-        memory_bytes: memory per device, by the cost model.
-        time_us, compute_time_us: the time of a training step, and the compute in it; the rest is network time that doesn't
-            overlap with compute.
-        model_digest: the digest of the model that the plan is for.
-        exact: whether the point is on the exact frontier.
-        option: the option that chose the plan.
-        assumed: the hardware, the provenance of costs, the TensorFlow version.
-        frontier_text: the frontier that the plan was chosen from, as a table.
-        frontier: that frontier with all its plans, in the process that searched or loaded it; not part of the plan's file.
+        frontier: the frontier that the plan was chosen from, with all its plans, in the process that searched or loaded it;
+            not part of the plan's file.
         point: the number of the plan's point on it.
-        hidden_time_us: the overlap, in which network and compute run at the same time.
-        peak_bytes: the most memory that is alive at once on a device, see :mod:`..program.peak`; None if it isn't known.
-        micro_batches: the number of micro-batches in which a training step processes its batch, one after the other; see
-            :mod:`..sharding.micro_batches`.
     """
 
-    mesh: Mesh
-    operators: tuple[PlannedOperator, ...]
-    reshardings: tuple[PlannedResharding, ...]
-    memory_bytes: int
-    time_us: float
-    compute_time_us: float
-    model_digest: str
-    exact: bool
-    option: str
-    assumed: Mapping[str, Any] = field(default_factory=dict)
-    frontier_text: str = field(default="", repr=False)
-    frontier: PlanFrontier | None = field(default=None, repr=False)
+    frontier: PlanFrontier[Plan] | None = field(default=None, repr=False)
     point: int | None = None
-    hidden_time_us: float = 0.0
-    peak_bytes: int | None = None
-    micro_batches: int = 1
-
-    @property
-    def network_time_us(self) -> float:
-        """The network time of a step, whether it overlaps with compute or not."""
-        return self.time_us + self.hidden_time_us - self.compute_time_us
-
-    @property
-    def parallelism(self) -> int:
-        return self.mesh.n_devices
 
     @property
     def strategy(self) -> Strategy:
@@ -93,16 +52,8 @@ class Plan:
                 regathered.add(Copy(d.tensor, None if d.is_shared else d.consumers[0]))
             elif d.tensor.rpartition(":")[0] not in rematerialized:  # else it follows from the rematerialized operator
                 regathered.add(Copy(d.tensor))
-        return Strategy(self.mesh, {op.name: op.config for op in self.operators}, shared, frozenset(regathered), rematerialized)
-
-    @property
-    def n_split_operators(self) -> int:
-        """The number of operators that use some mesh axis; variables, placeholders and constants don't count."""
-        return sum(1 for op in self.operators if op.type not in SOURCES and op.config.used_axes)
-
-    @property
-    def n_collectives(self) -> int:
-        return sum(resharding.n_collectives for resharding in self.reshardings)
+        configs = {op.name: op.config for op in self.operators}
+        return Strategy(self.mesh, configs, shared, frozenset(regathered), rematerialized)
 
     def router(self, costs: StepCosts) -> Router:
         """Return a router that uses the plan's own paths; it finds paths that the plan lacks by ``costs``."""
@@ -158,23 +109,16 @@ class Plan:
 
     def explain(self) -> str:
         """Return tables of what time and memory are spent on, and of what the next smaller and next faster plan cost."""
-        return explain(self)
+        if self.frontier is None or self.point is None:
+            return explain(self)
+        at, points = self.point, self.frontier.points
+        smaller = points[at - 1] if at > 0 else None
+        faster = points[at + 1] if at + 1 < len(points) else None
+        return explain(self, (smaller, faster), self.frontier.peak(at))
 
     def explained(self) -> str:
         """Return the frontier's table, the tables of :meth:`explain`, and the plan's own table, as text."""
         return f"{self.frontier_table()}\n\n{self.explain()}\n\n{self.table()}"
-
-    def summary(self) -> str:
-        """Return one line on what was chosen and what it costs."""
-        devices, split, collectives = self.parallelism, self.n_split_operators, self.n_collectives
-        slices = f"{self.micro_batches} micro-batches, " if self.micro_batches > 1 else ""
-        hidden = f", {self.hidden_time_us:,.0f} us network beside it" if self.hidden_time_us else ""
-        return (
-            f"{self.option}: {devices} device{'s' * (devices != 1)} {self.mesh}, {slices}"
-            f"{memory_text(self.memory_bytes)} per device, {self.time_us:,.0f} us per step "
-            f"({self.compute_time_us:,.0f} us compute{hidden}), {split} operator{'s' * (split != 1)} split, "
-            f"{collectives} collective{'s' * (collectives != 1)} per step"
-        )
 
     def brief(self) -> str:
         """Return three lines: what is split on how many devices, the predicted time per step, and the memory per device."""
@@ -245,9 +189,9 @@ class Plan:
         elif self.model_digest != graph.digest:
             difference = "operators have the same names, but other shapes, attributes or hyperparameters"
         else:
+            why_not = why_unsearched if self.n_split_operators else why_invalid
             for name, op in planned.items():
                 rule = rule_in_micro_batches(actual[name], self.micro_batches, self.parallelism)
-                why_not = why_unsearched if self.n_split_operators else why_invalid
                 _check_config(actual[name], op, why_not(rule, op.config), rule)
             return
         raise InputError(f"the plan was made for another model: {cut(difference)}; find a strategy for this one")

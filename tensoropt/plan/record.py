@@ -1,14 +1,15 @@
-"""Describe each operator and each resharding of a plan by a row, and read and write the rows as JSON."""
+"""The data of a plan, with a row for each operator and each resharding; read and write the rows as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..common.files import name_of
+from ..common.memory_units import memory_text
 from ..reschedule.halo import HALO, HaloStep, Window
 from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import Level, Mesh
@@ -17,6 +18,8 @@ from ..reschedule.steps import State, make_step, move_between
 from ..rules.rule import Config, OperandSharding
 
 MOST_UNITS = 1 << 20
+SOURCES = ("Variable", "Placeholder", "Const")
+"""Types of operators that compute nothing."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,73 @@ class PlannedResharding:
             "reduction": self.reduction,
             **more,
         }
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlanRecord:
+    """The data of a plan: what its file holds.
+
+    Attributes:
+        operators: config and costs of every operator.
+        reshardings: every resharding whose paths aren't empty. Those inside an operator name the operator as tensor.
+        memory_bytes: memory per device, by the cost model.
+        time_us, compute_time_us: the time of a training step, and the compute in it; the rest is network time that doesn't
+            overlap with compute.
+        model_digest: the digest of the model that the plan is for.
+        exact: whether the point is on the exact frontier.
+        option: the option that chose the plan.
+        assumed: the hardware, the provenance of costs, the TensorFlow version.
+        frontier_text: the frontier that the plan was chosen from, as a table.
+        hidden_time_us: the overlap, in which network and compute run at the same time.
+        peak_bytes: the most memory that is alive at once on a device, see :mod:`..program.peak`; None if it isn't known.
+        micro_batches: the number of micro-batches in which a training step processes its batch, one after the other; see
+            :mod:`..sharding.micro_batches`.
+    """
+
+    mesh: Mesh
+    operators: tuple[PlannedOperator, ...]
+    reshardings: tuple[PlannedResharding, ...]
+    memory_bytes: int
+    time_us: float
+    compute_time_us: float
+    model_digest: str
+    exact: bool
+    option: str
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    frontier_text: str = field(default="", repr=False)
+    hidden_time_us: float = 0.0
+    peak_bytes: int | None = None
+    micro_batches: int = 1
+
+    @property
+    def network_time_us(self) -> float:
+        """The network time of a step, whether it overlaps with compute or not."""
+        return self.time_us + self.hidden_time_us - self.compute_time_us
+
+    @property
+    def parallelism(self) -> int:
+        return self.mesh.n_devices
+
+    @property
+    def n_split_operators(self) -> int:
+        """The number of operators that use some mesh axis; variables, placeholders and constants don't count."""
+        return sum(1 for op in self.operators if op.type not in SOURCES and op.config.used_axes)
+
+    @property
+    def n_collectives(self) -> int:
+        return sum(resharding.n_collectives for resharding in self.reshardings)
+
+    def summary(self) -> str:
+        """Return one line on what was chosen and what it costs."""
+        devices, split, collectives = self.parallelism, self.n_split_operators, self.n_collectives
+        slices = f"{self.micro_batches} micro-batches, " if self.micro_batches > 1 else ""
+        hidden = f", {self.hidden_time_us:,.0f} us network beside it" if self.hidden_time_us else ""
+        return (
+            f"{self.option}: {devices} device{'s' * (devices != 1)} {self.mesh}, {slices}"
+            f"{memory_text(self.memory_bytes)} per device, {self.time_us:,.0f} us per step "
+            f"({self.compute_time_us:,.0f} us compute{hidden}), {split} operator{'s' * (split != 1)} split, "
+            f"{collectives} collective{'s' * (collectives != 1)} per step"
+        )
 
 
 def _path_layouts(path: Path) -> list[str]:

@@ -13,7 +13,7 @@ from ..costs.held_bytes import least_held_bytes
 from ..ft import Budget, InfeasibleError
 from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
-from ..search.baselines import BASELINES
+from ..search.baselines import OTHERS
 from ..search.problem.choices import ACCUMULATE
 from ..search.problem.objectives import MEMORY_TIME, Objectives
 from ..sharding.constraints import Force
@@ -87,6 +87,7 @@ def searched(request: Request, parallelism: int) -> ModelFrontier:
             known=request.known,
             without=request.without,
             micro_batches=request.micro_batches or 1,
+            limit_bytes=request.limit_bytes,
         )
     except InfeasibleError as error:
         slices = f" in {request.micro_batches} micro-batches" if (request.micro_batches or 1) > 1 else ""
@@ -110,7 +111,7 @@ def frontiers(request: Request, parallelism: int) -> Iterator[ModelFrontier]:
 def may_use_micro_batches(request: Request) -> bool:
     """Return whether the request leaves the number of micro-batches open."""
     is_requested = request.micro_batches is not None or ACCUMULATE in request.without
-    return not (is_requested or request.algorithm in BASELINES)
+    return not (is_requested or request.algorithm in OTHERS)
 
 
 def least_in_micro_batches(request: Request, parallelism: int) -> Iterator[ModelFrontier]:

@@ -1,7 +1,7 @@
 """Give the values of a step program their buffers, and its tasks the instructions that read and write them.
 
-What is known here of TensorFlow: elementwise operators write over an operand that nothing else reads; reshapes, and slices of
-complete rows, are views; equal copies made without a collective are merged; the gradient of an addition is that of its
+What is known here of TensorFlow: elementwise operators write over an operand that nothing else reads; reshapes, and slices
+of complete rows, are views; equal copies made without a collective are merged; the gradient of an addition is that of its
 result.
 """
 

@@ -61,7 +61,8 @@ class _Check:
 
     def run(self) -> None:
         """Check all tasks, in order."""
-        for self._index, task in enumerate(self.program.tasks):
+        for index, task in enumerate(self.program.tasks):
+            self._index = index
             self._check_reads(task)
             if task.direction == BACKWARD or task.work == UPDATE:
                 self._check_gradients(task)
@@ -95,7 +96,8 @@ class _Check:
             self._hold(not is_old, f"{value} is read after the update of its variable")
         for value in task.after:
             self._hold(value.is_gradient, f"{task.place} is made again after {value}, which isn't a gradient")
-        self._hold(task.direction != REMATERIALIZED or bool(task.after), f"{task.place} is made again, and waits for nothing")
+        waits = task.direction != REMATERIALIZED or bool(task.after)
+        self._hold(waits, f"{task.place} is made again, and waits for nothing")
 
     def _check_gradients(self, task: Task) -> None:
         """Check that gradients are used once, and that none is left out of a sum."""

@@ -19,9 +19,9 @@ from ..reschedule.path import Path
 from ..reschedule.steps import Step
 from ..sharding.resharding import Router
 from ..sharding.strategy import StrategyView
-from .liveness import Buffer, Instruction
 from .einsum_scratch import einsum_scratch_bytes, equation_of_gradient
 from .gradient_flow import operand_of
+from .liveness import Buffer, Instruction
 
 COLLECTIVES = "workspace of collectives"
 

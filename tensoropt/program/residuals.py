@@ -68,8 +68,9 @@ class Residuals:
         to_shared, router = self.flow.to_shared(tensor), self.flow.router
         if self.view.is_regathered(op, position) and router.route(self._resharding(op, position)).forward.communicates:
             return True
-        is_regathered = to_shared is not None and self.view.reads_regathered(op, position)
-        return is_regathered and router.route(to_shared).forward.communicates
+        if to_shared is None or not self.view.reads_regathered(op, position):
+            return False
+        return router.route(to_shared).forward.communicates
 
     def _resharding(self, op: Operator, position: int) -> Resharding:
         return self.view.resharding(operand_of(op, position), self.view.sharding(op, position))

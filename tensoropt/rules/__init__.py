@@ -1,1 +1,21 @@
 """The sharding rule of each operator type, as data."""
+
+# Each module registers the rules of a family of operator types.
+from . import (  # noqa: F401
+    complex_numbers,
+    control_flow,
+    convolution,
+    elementwise,
+    gradients,
+    indexing,
+    linear_algebra,
+    matrices,
+    random,
+    rearranging,
+    reduction,
+    resizing,
+    scattering,
+    searching,
+    shape,
+    softmax,
+)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from weakref import WeakKeyDictionary
 
 from ..ir.graph import GATHERED, LOADED, SOURCES, Operator
@@ -42,19 +41,16 @@ def op_rule(*types: str, static: Sequence[int] = ()) -> Callable[[RuleFunction],
 
 
 def has_rule(op_type: str) -> bool:
-    _load()
     return op_type in _RULES
 
 
 def rule_types() -> tuple[str, ...]:
     """Return all operator types that have a rule, sorted."""
-    _load()
     return tuple(sorted(_RULES))
 
 
 def static_positions(op_type: str, n_inputs: int) -> tuple[int, ...]:
     """Return the positions of the static inputs of an operator of this type."""
-    _load()
     return tuple(position % n_inputs for position in _STATIC.get(op_type, ()))
 
 
@@ -85,7 +81,6 @@ def rule_in_micro_batches(op: Operator, n_micro_batches: int, n_devices: int) ->
 
 
 def _found(op: Operator) -> Rule:
-    _load()
     if op.type in SOURCES:
         names, loaded = [f"d{i}" for i in range(len(op.result.shape))], op.attrs.get(LOADED)
         dims = tuple((name,) for name in names)
@@ -98,26 +93,3 @@ def _found(op: Operator) -> Rule:
         return replicated_rule(op, f"an input of {op.type} that steers it isn't a constant")
     found = _RULES[op.type](op)
     return replicated_rule(op, found) if isinstance(found, str) else found
-
-
-@cache
-def _load() -> None:
-    """Import the modules that register rules, on first use, since they import this one."""
-    from . import (  # noqa: F401
-        complex_numbers,
-        control_flow,
-        convolution,
-        elementwise,
-        gradients,
-        indexing,
-        linear_algebra,
-        matrices,
-        random,
-        rearranging,
-        reduction,
-        resizing,
-        scattering,
-        searching,
-        shape,
-        softmax,
-    )

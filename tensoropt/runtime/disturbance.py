@@ -14,12 +14,12 @@ from .ranks import Processes
 MOST_WAITED, MOST_APART = 0.25, 0.5
 """The largest :class:`Disturbance` of a measurement that counts as undisturbed."""
 LASTING = 0.5
-"""Where ranks waited for a larger share of the time, they would in a second measurement too."""
+"""The share of waiting above which a second measurement would wait as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """How much other work disturbed a measurement.
+    """The extent to which other work disturbed a measurement.
 
     Attributes:
         waited: the share of the time that threads of the slowest rank had work and no core to do it on. It is 0 where there

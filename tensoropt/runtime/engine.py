@@ -21,8 +21,8 @@ from ..ir.micro_batching import MicroBatch
 from ..lowering.gradient_accumulation import Accumulation, MicroBatchRequest
 from ..lowering.model import LocalModel
 from ..lowering.operators import Values
-from ..lowering.resharding.reshard import Backend, Collective, Resharder
 from ..lowering.order import put_in_order
+from ..lowering.resharding.reshard import Backend, Collective, Resharder
 from ..lowering.table_lookups import Lookup
 from ..lowering.variables import StateEntry, local_variables
 from ..optimizers.runtime import Emission, RunningOptimizer, Shards
@@ -82,7 +82,7 @@ class Engine:
     def __post_init__(self) -> None:
         _add_in_one_order()
         if self.first is not None:
-            self.variables.update(self.first.variables)
+            self.variables = self.first.variables  # what this engine adds, others share, too
             self.optimizers.update(self.first.optimizers)
         for op in self.graph.variables:
             if op.name not in self.variables:

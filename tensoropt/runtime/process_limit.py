@@ -17,10 +17,10 @@ from ..common.errors import OutOfMemoryError
 from ..common.memory_units import memory_text
 
 RESERVE_BYTES, RESERVE_BYTES_PER_CORE = 8 << 20, 4 << 20
-"""What libraries need besides TensorFlow's allocator: one thread of a multiplication packs up to 2 x 1.7 MB of float32."""
+"""The bytes that libraries need besides TensorFlow's allocator: a thread of a multiplication packs up to 2 x 1.7 MB."""
 
 BESIDE_TENSORS_BYTES = 200 << 20
-"""What a process needs besides tensors for TensorFlow's threads, a model's graphs and what collectives receive."""
+"""The bytes that a process needs besides tensors for TensorFlow's threads, a model's graphs and what collectives receive."""
 
 # A parameter of glibc's mallopt, from malloc.h.
 _M_ARENA_MAX = -8
@@ -37,16 +37,16 @@ def bound_allocators() -> None:
     """
     if not _limits():
         return
-    saved_result_bytes = _left_bytes()
-    beside_bytes = max(saved_result_bytes // 4, min(BESIDE_TENSORS_BYTES, saved_result_bytes // 2))
-    os.environ.setdefault(_ALLOCATOR_LIMIT, str(saved_result_bytes - beside_bytes))
+    left_bytes = _left_bytes()
+    beside_bytes = max(left_bytes // 4, min(BESIDE_TENSORS_BYTES, left_bytes // 2))
+    os.environ.setdefault(_ALLOCATOR_LIMIT, str(left_bytes - beside_bytes))
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
         mallopt(_M_ARENA_MAX, 1)
 
 
 def check_memory_left() -> None:
-    """Check after a step that this process could have got more memory; it costs 3 us in a limited process.
+    """Check after a step that this process could have got more memory; it costs 2.5 us in a limited process.
 
     The memory is asked of the system, not of the C library: what the step freed stays with the library, so what can be got
     now is about what could be got at the peak.

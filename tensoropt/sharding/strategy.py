@@ -16,8 +16,9 @@ that aren't saved either are available again by then: regathered, or remateriali
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..ir.graph import VARIABLE, Graph, Operator, Tensor
@@ -64,7 +65,8 @@ class StrategyView:
 
     ``gradients`` holds (operator, position) of every operand to which a gradient comes back; ``residual_operands`` that of
     every operand that the operator's own gradient reads, ``residual_results`` the name of every tensor that its producer's
-    gradient reads. The latter two may be omitted where the strategy regathers and rematerializes nothing.
+    gradient reads. The latter two may be omitted where the strategy regathers and rematerializes nothing, and no peak is
+    asked for.
     """
 
     graph: Graph
@@ -72,6 +74,20 @@ class StrategyView:
     gradients: frozenset[tuple[str, int]]
     residual_operands: frozenset[tuple[str, int]] = frozenset()
     residual_results: frozenset[str] = frozenset()
+
+    def changed(
+        self, configs: Mapping[str, Config], shared: Mapping[str, OperandSharding | None] = MappingProxyType({})
+    ) -> StrategyView:
+        """Return the view of a strategy with other configs of some operators, and other shared copies of some tensors.
+
+        What the change doesn't concern isn't derived again.
+        """
+        kept = {**self.strategy.shared, **shared}
+        copies = {name: sharding for name, sharding in kept.items() if sharding is not None}
+        view = replace(self, strategy=replace(self.strategy, configs={**self.strategy.configs, **configs}, shared=copies))
+        interfaces = {name: interface(self.rules[name], config) for name, config in configs.items()}
+        vars(view).update(rules=self.rules, interfaces={**self.interfaces, **interfaces})
+        return view
 
     @cached_property
     def rules(self) -> dict[str, Rule]:

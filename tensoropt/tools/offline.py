@@ -15,11 +15,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import tensorflow as tf
 
 from .. import zoo
@@ -33,30 +31,13 @@ from ..lowering.gradient_analysis import analyse
 from ..session.recording_optimizers import AdamOptimizer, GradientDescentOptimizer, MomentumOptimizer
 from ..session.session import standing_in
 from ..sharding.model import Model
+from .offline_keras import load_keras, record_keras
+from .recorded import Recorded
 
 OPTIMIZERS = {"sgd": GradientDescentOptimizer, "momentum": MomentumOptimizer, "adam": AdamOptimizer}
 SEED = 0
 # Default samples per step of a Keras model, which doesn't say how many.
 KERAS_BATCH = 256
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A model that was recorded without a session.
-
-    Attributes:
-        name: the name that the user gave.
-        optimizers: the optimizers of its training steps, in words.
-        first_values: returns a function from a variable's name to its initial value; called only if the model runs.
-        seconds_by_phase: seconds of each phase: ``record``, until all is recorded; ``import``, from then until the model can
-            be searched.
-    """
-
-    name: str
-    model: Model
-    optimizers: tuple[str, ...]
-    first_values: Callable[[], Callable[[str], np.ndarray]]
-    seconds_by_phase: dict[str, float] = field(default_factory=dict)
 
 
 class _Recorder:
@@ -85,8 +66,6 @@ def record_named(name: str, optimizer: str = "sgd", batch_size: int = KERAS_BATC
     if name.endswith(".keras"):
         if not Path(name).is_file():
             raise InputError(f"model {name!r}: file '{name}' isn't there; expected what model.save('FILE.keras') wrote")
-        from .offline_keras import load_keras, record_keras
-
         return record_keras(lambda: load_keras(Path(name), name), name, optimizer, batch_size)
     where, separator, what = name.rpartition(":")
     if not separator or not where or not what:
@@ -132,8 +111,6 @@ def record(
             raise
         raise InputError(_failure(name, error, file)) from error
     if isinstance(result, tf.keras.Model):
-        from .offline_keras import record_keras
-
         # Called again, since the variables of this model belong to the recording.
         return record_keras(lambda: cast("tf.keras.Model", function()), name, optimizer, batch_size)
     if not recording.steps:

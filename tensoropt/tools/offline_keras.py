@@ -20,7 +20,7 @@ from ..trainer.accepting import check_model
 from ..trainer.objective import Compilation, KerasObjective, OwnCompilation, own_methods
 from ..trainer.programs import TRAIN, capture_program
 from ..trainer.signature import assumed, signature_of
-from .offline import Recorded
+from .recorded import Recorded
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(),

@@ -23,8 +23,8 @@ from ..runtime.ranks import Processes
 from ..sharding.model import Model
 from .instrumented_run import PlanTrial
 from .trace_names import BACKWARD, CALL, FORWARD, TracedName, ran_as
+from .trace_rows import COLLECTIVES_ROW, FIRST_THREAD, OVERLAPPABLE_ROW, STEPS_ROW, TraceRows
 
-_STEPS_ROW, _COLLECTIVES_ROW, _OVERLAPPABLE_ROW, _FIRST_THREAD = 1, 2, 3, 4
 Intervals = npt.NDArray[np.int64]
 """The begin and end of n intervals, int64[n, 2], in nanoseconds."""
 
@@ -166,14 +166,14 @@ def to_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[str
     start_ns = min(int(rank.steps[0, 0]) for rank in ranks)
     events: list[dict[str, Any]] = []
     for rank in ranks:
-        row = _Rows(rank.rank, start_ns, events)
+        row = TraceRows(rank.rank, start_ns, events)
         row.named("process", f"rank {rank.rank} on {rank.host}", 0)
-        row.named("thread", "steps", _STEPS_ROW)
-        row.named("thread", "collectives", _COLLECTIVES_ROW)
+        row.named("thread", "steps", STEPS_ROW)
+        row.named("thread", "collectives", COLLECTIVES_ROW)
         if rank.has_two_chains:
-            row.named("thread", "collectives that only updates wait for", _OVERLAPPABLE_ROW)
+            row.named("thread", "collectives that only updates wait for", OVERLAPPABLE_ROW)
         for number, (start, end) in enumerate(rank.steps.tolist()):
-            row.add(_STEPS_ROW, f"step {number + 1}", "step", start, end - start)
+            row.add(STEPS_ROW, f"step {number + 1}", "step", start, end - start)
         for collective in rank.collectives:
             entry = collective.collective
             details: dict[str, Any] = {"bytes": collective.n_bytes}
@@ -182,11 +182,11 @@ def to_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[str
                 details |= {"operator": entry.operator}
             name = collective.kind if entry is None else f"{entry.kind}({entry.axes}) for {entry.operator}"
             is_overlappable = entry is not None and entry.is_overlappable and rank.has_two_chains
-            place = _OVERLAPPABLE_ROW if is_overlappable else _COLLECTIVES_ROW
+            place = OVERLAPPABLE_ROW if is_overlappable else COLLECTIVES_ROW
             row.add(place, name, "collective", collective.start_ns, collective.duration_ns, details)
         threads = {thread: number for number, thread in enumerate(sorted({event.thread for event in rank.operators}))}
         for thread in threads.values():
-            row.named("thread", f"operators, thread {thread + 1}", _FIRST_THREAD + thread)
+            row.named("thread", f"operators, thread {thread + 1}", FIRST_THREAD + thread)
         for event in rank.operators:
             operator, way = TracedName.of(event.name, planned)
             details = {"type": event.type, "TensorFlow's name": event.name}
@@ -196,32 +196,8 @@ def to_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[str
                 name = " + ".join(reversed(members[operator]))
             if operator in planned:
                 details |= {"config": str(planned[operator].config), "planned us, both ways": planned[operator].time_us}
-            place = _FIRST_THREAD + threads[event.thread]
+            place = FIRST_THREAD + threads[event.thread]
             row.add(place, name, way, event.start_ps / 1e3, event.duration_ps / 1e3, details)
         for time_ps, n_bytes in allocated(rank.memory):
             row.count("allocated in the steps", time_ps / 1e3, n_bytes)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The events of one rank, which are added to a list."""
-
-    rank: int
-    start_ns: int
-    events: list[dict[str, Any]]
-
-    def named(self, what: str, name: str, row: int) -> None:
-        for kind, value in (("name", {"name": name}), ("sort_index", {"sort_index": row or self.rank})):
-            self.events.append({"ph": "M", "pid": self.rank, "tid": row, "name": f"{what}_{kind}", "args": value})
-
-    def add(
-        self, row: int, name: str, category: str, start_ns: float, duration_ns: float, details: dict[str, Any] | None = None
-    ) -> None:
-        event = {"ph": "X", "pid": self.rank, "tid": row, "name": name, "cat": category}
-        times = {"ts": (start_ns - self.start_ns) / 1e3, "dur": duration_ns / 1e3}
-        self.events.append({**event, **times, "args": details or {}})
-
-    def count(self, name: str, time_ns: float, n_bytes: int) -> None:
-        event = {"ph": "C", "pid": self.rank, "name": name, "ts": (time_ns - self.start_ns) / 1e3}
-        self.events.append({**event, "args": {"bytes": n_bytes}})

@@ -35,15 +35,22 @@ def check_model(model: Any, compiles: bool) -> None:
         compiles: whether ``parallelize`` is given an optimizer, a loss or metrics.
 
     Raises:
-        InputError: it isn't a Keras model, or it has steps of its own and isn't compiled.
+        InputError: it isn't a Keras model, or it has steps of its own and isn't compiled, or is for eager execution.
     """
     if not isinstance(model, keras.Model) or isinstance(model, KerasObjective):
         raise InputError(f"parallelize takes a keras.Model, or what tensoropt.capture gives, got {short(model)}")
-    for name in own_methods(model) if compiles or not model.compiled else ():
+    for name in own_methods(model):
         method = getattr(type(model), name)
         file, line = inspect.getsourcefile(method) or "?", method.__code__.co_firstlineno
-        raise InputError(
-            f"model '{model.name}' has its own {name} ({os.path.basename(file)}:{line}), which uses what the model itself "
-            "is compiled with; call model.compile(...) as for Keras, and tensoropt.parallelize(model, batch_size=...) "
-            "without optimizer=, loss=, metrics=, loss_weights= and weighted_metrics="
-        )
+        what = f"model '{model.name}' has its own {name} ({os.path.basename(file)}:{line})"
+        if compiles or not model.compiled:
+            raise InputError(
+                f"{what}, which uses what the model itself is compiled with; call model.compile(...) as for Keras, and "
+                "tensoropt.parallelize(model, batch_size=...) without optimizer=, loss=, metrics=, loss_weights= and "
+                "weighted_metrics="
+            )
+        if model.run_eagerly:
+            raise InputError(
+                f"{what}, and is compiled with run_eagerly=True; steps run as TensorFlow's graphs, whose Python runs once, "
+                "so that the numbers may be others: leave run_eagerly= out, and see that the step gives the same without"
+            )

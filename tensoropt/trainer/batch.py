@@ -23,6 +23,7 @@ class Batch:
         labels: tensors or arrays, in the order of the loss's labels.
         weights: the sample weights, in their structure; None without.
         is_share: whether the tensors are one rank's share of the batch.
+        drops_labels: whether it has labels that aren't among the tensors, since the plan was made without.
     """
 
     n_samples: int
@@ -30,6 +31,7 @@ class Batch:
     labels: Sequence[Any] = ()
     weights: Structure = None
     is_share: bool = False
+    drops_labels: bool = False
 
     @property
     def leaves(self) -> list[Any]:

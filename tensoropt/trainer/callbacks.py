@@ -22,6 +22,7 @@ HOOKS = tuple(
 )
 # The attributes that callbacks set on a model and that Keras's loops read.
 DECISIONS = ("stop_training", "stop_evaluating", "stop_predicting", "_initial_epoch")
+OF_KERAS = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
 
 
 class Led(Protocol):
@@ -35,22 +36,24 @@ class Led(Protocol):
 def on_ranks(callbacks: Any, trainer: Led) -> Any:
     """Return the callbacks that this rank's loop gets in place of the user's.
 
-    Keras's ``CallbackList``, which ``fit`` passes on, is returned as it is.
+    Keras's own, which write the history and the progress, run on every rank.
 
     Raises:
         InputError: something isn't a callback.
     """
-    if callbacks is None or isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks
+    if callbacks is None:
+        return None
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
     given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
     for callback in given:
         if not isinstance(callback, keras.callbacks.Callback):
             raise InputError(f"callbacks takes objects of keras.callbacks.Callback, got {short(callback)}")
-    mine = [callback for callback in given if not isinstance(callback, keras.callbacks.History)]
+    mine = [callback for callback in given if not isinstance(callback, OF_KERAS)]
     # Rank 0's callbacks count, since a script may create them only there.
     hooks = trainer.ranks.lead(lambda: tuple(hook for hook in HOOKS if any(_has(each, hook) for each in mine)))
-    histories = [callback for callback in given if isinstance(callback, keras.callbacks.History)]
-    return [_FollowingCallback(mine if trainer.ranks.rank == 0 else [], hooks, trainer), *histories]
+    others = [callback for callback in given if isinstance(callback, OF_KERAS)]
+    return [_FollowingCallback(mine if trainer.ranks.rank == 0 else [], hooks, trainer), *others]
 
 
 def _has(callback: keras.callbacks.Callback, hook: str) -> bool:
@@ -78,17 +81,17 @@ class _FollowingCallback(keras.callbacks.Callback):
     def _led(self, hook: str) -> Callable[..., None]:
         draws = hook == "on_epoch_end" and any(getattr(each, "histogram_freq", 0) for each in self._callbacks)
 
-        def call(*arguments: Any) -> dict[str, Any]:
+        def call(*arguments: Any, **named: Any) -> dict[str, Any]:
             for callback in self._callbacks:
-                getattr(callback, hook)(*arguments)
+                getattr(callback, hook)(*arguments, **named)
             return {name: getattr(self._trainer, name, None) for name in DECISIONS}
 
         def led(*arguments: Any, **named: Any) -> None:
             def action() -> dict[str, Any]:
                 if not draws:
-                    return call(*arguments, *named.values())
+                    return call(*arguments, **named)
                 with self._trainer.as_trained():
-                    return call(*arguments, *named.values())
+                    return call(*arguments, **named)
 
             for name, value in self._trainer.ranks.lead(action).items():
                 setattr(self._trainer, name, value)

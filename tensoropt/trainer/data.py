@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -280,6 +280,7 @@ class _ElementParts:
         paths: for each taken tensor, the index of its part in the element and its index among the part's tensors.
         weights: the sample weights' specs, in their structure; None without sample weights.
         n_labels: the number of taken tensors that are labels.
+        drops_labels: whether elements have labels that aren't taken.
     """
 
     is_tuple: bool
@@ -287,6 +288,7 @@ class _ElementParts:
     paths: tuple[tuple[int, int], ...]
     weights: Structure
     n_labels: int
+    drops_labels: bool
 
     @classmethod
     def of(cls, element: Structure, signature: Signature) -> _ElementParts:
@@ -318,7 +320,8 @@ class _ElementParts:
                     )
                 specs.append(spec)
                 paths.append((place, leaf))
-        return cls(is_tuple, tuple(specs), tuple(paths), weights, n_of_part[1])
+        drops_labels = parts[1] is not None and signature.labels is None
+        return cls(is_tuple, tuple(specs), tuple(paths), weights, n_of_part[1], drops_labels)
 
     @property
     def is_open(self) -> bool:
@@ -343,7 +346,7 @@ class _ElementParts:
         """Return a batch of the taken tensors."""
         n_inputs = sum(part == 0 for part, _ in self.paths)
         empty = Batch(n_samples, leaves[:n_inputs], leaves[n_inputs : n_inputs + self.n_labels], self.weights)
-        return empty.with_leaves(leaves, is_share)
+        return replace(empty.with_leaves(leaves, is_share), drops_labels=self.drops_labels)
 
     def batch(self, element: Structure) -> Batch:
         """Return a global batch from a dataset's element."""

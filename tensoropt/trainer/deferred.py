@@ -138,6 +138,21 @@ class Deferred:
         finally:
             self.is_capturing = False
 
+    def check_predicts(self) -> None:
+        """Check that a batch to predict can show what batches are, which may have labels if it shows none.
+
+        Raises:
+            InputError: whether batches have labels is left open.
+        """
+        own = that_takes_labels(self.model, self.loss)
+        if own and self.expected.labels is None:
+            of_model = ", or predict by the model itself, whose values are those of the trainer until it has trained"
+            raise InputError(
+                f"a prediction ({running_line()}) comes before any batch to train on, and {own} of model "
+                f"'{self.model.name}' leaves open whether these have labels: call fit, train_on_batch or evaluate first, or "
+                f"show a batch by data= of parallelize ({self.line}){of_model if self.checkpoint is None else ''}"
+            )
+
     def own_weights(self) -> list[np.ndarray]:
         """Return the values of the model's weights.
 

@@ -113,7 +113,7 @@ class FunctionTrainer:
         return self._ranks.execution.plan
 
     @property
-    def frontier(self) -> PlanFrontier | None:
+    def frontier(self) -> PlanFrontier[Plan] | None:
         """All plans that the search found; None on ranks other than 0, which received only the chosen plan."""
         return self.plan.frontier
 

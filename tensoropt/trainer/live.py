@@ -134,6 +134,8 @@ class LiveValues(VariableWatch):
             return found
         if isinstance(found, keras.Variable):
             return self._view(found)
+        if isinstance(found, MethodType) and found.__self__ is self.model:
+            return _in_scope(self, found)
         if isinstance(found, keras.Layer) and not isinstance(found, LayerView):
             return LayerView(self, found)
         if isinstance(found, tuple) and not hasattr(found, "_fields"):
@@ -158,8 +160,9 @@ class LiveValues(VariableWatch):
 def _check_eager(variable: keras.Variable) -> None:
     if not tf.executing_eagerly():
         raise InputError(
-            f"the trained value of '{variable.path}' can't be taken inside of a tf.function ({running_line()}): it would be "
-            "a constant there; call trainer.export_to(model), and trace the model"
+            f"the trained value of '{variable.path}' can't be taken inside of a tf.function ({running_line()}), as predict "
+            "of a layer has one: it would be a constant there; call the layer as it is, or call trainer.export_to(model), and "
+            "take the model"
         )
 
 

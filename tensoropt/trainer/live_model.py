@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,10 +11,13 @@ import keras
 
 from ..common.errors import InputError, short
 from ..common.source_lines import running_line
+from ..runtime.ranks import current_processes
+from .callbacks import DECISIONS
 from .deferred import Deferred
 from .live import LiveValues
 from .objective import KerasObjective
 
+logger = logging.getLogger("tensoropt")
 # The methods of keras.Model that would change what was captured, or run Keras's own steps, and what to call instead.
 _EXPORT = "call trainer.export_to(model), {name} on the model, and parallelize the model again"
 _REFUSED: Mapping[str, str] = {
@@ -32,6 +36,8 @@ _REFUSED: Mapping[str, str] = {
 }
 # The attributes that say how Keras makes steps, which are captured already.
 _FIXED = frozenset({"trainable", "dtype_policy", "run_eagerly", "jit_compile", "loss", "loss_weights"})
+# The attributes that Keras's loops and callbacks set on a model, beside those that a callback decides by.
+_SET_BY_LOOPS = frozenset({"history", "train_function", "test_function", "predict_function", *DECISIONS})
 
 
 class LiveModel(KerasObjective):
@@ -45,6 +51,7 @@ class LiveModel(KerasObjective):
     live: LiveValues | None = None
     deferred: Deferred | None = None
     _trained_before: Sequence[int] = ()
+    _told: tuple[str, ...] = ()
 
     def go_live(self, live: LiveValues, optimizer: keras.optimizers.Optimizer) -> None:
         """Read variables from the ranks from now on, and refuse changes to what was captured."""
@@ -63,6 +70,13 @@ class LiveModel(KerasObjective):
     def _through(self, found: Any) -> Any:
         self._check_readable()
         return found if self.live is None else self.live.through(found)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the user's model that Keras's models don't have, as callbacks take it of ``self.model``."""
+        model = self.__dict__.get("inner")
+        if model is None or name.startswith("_"):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return self._through(getattr(model, name))
 
     def _check_readable(self) -> None:
         if self.deferred is not None:
@@ -112,7 +126,25 @@ class LiveModel(KerasObjective):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and self._is_parallelized and getattr(self, name, None) != value:
             raise _captured(self.inner.name, f"{name} of the trainer can't be set")
+        if self._is_users(name):
+            setattr(self.inner, name, value)
+            if self.live is not None and current_processes().rank == 0 and name not in self._told:
+                self._told = (*self._told, name)
+                logger.warning(
+                    "%s of model '%s' is set at %s, after its training step was captured, which goes on with the value from "
+                    "before; make it a variable, by add_weight or as a tf.Variable, and assign to that",
+                    name,
+                    self.inner.name,
+                    running_line(),
+                )
+            return
         super().__setattr__(name, value)
+
+    def _is_users(self, name: str) -> bool:
+        """Return whether an attribute is one of the user's model that Keras's models and trainers don't have."""
+        if name.startswith("_") or not self._is_parallelized or name in self.__dict__ or hasattr(type(self), name):
+            return False
+        return name not in _SET_BY_LOOPS and hasattr(self.inner, name)
 
     def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> Any:
         """Refuse TensorFlow's checkpoints and SavedModels, which would hold the values from before the training."""

@@ -46,7 +46,7 @@ class Compilation:
 
 @dataclass(frozen=True, eq=False)
 class OwnCompilation:
-    """What the user's model was compiled with: its own loss, metrics, trackers and optimizers serve.
+    """The user's own compilation of the model: its own loss, metrics, trackers and optimizers serve.
 
     Attributes:
         model: the user's model.

@@ -13,9 +13,10 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from ..common.errors import InputError
 from ..frontend.gradient_placeholders import variable_of
 from ..frontend.recorded_graph import RecordedGradients, RecordedStep
-from ..frontend.recorded_updates import behind_identities, computed_with, minimised
+from ..frontend.recorded_updates import behind_identities, computed_with, minimised, written_by
 from ..frontend.tracing.capture import Capture, Program
 from ..frontend.tracing.flatten import UPDATE_ATTRIBUTE
+from ..frontend.tracing.preprocessing import ancestors
 from ..frontend.tracing.tapes import Applied, StepTrace
 from ..ir.optimizer import Optimizer
 
@@ -24,7 +25,7 @@ OptimizerOf = Callable[[Any, Sequence[Any]], Optimizer]
 
 @dataclass(frozen=True)
 class RecordedUpdates:
-    """What a captured step does with gradients, in terms of the flat graph.
+    """The gradients that a captured step takes and applies, in terms of the flat graph.
 
     Attributes:
         program: the program without what stands for gradients and updates.
@@ -129,13 +130,21 @@ def recorded(capture: Capture, program: Program, trace: StepTrace, optimizer_of:
             )
         of = "" if before is applied else steps[first[id(applied.optimizer)]].op.name
         step = RecordedStep(op, None, variables, optimizer, assigns=assigns, of=of)
-        was_updated = {name for each in steps for name in each.variables} & set(variables)
-        # What was updated is read again, and gradients are taken there.
-        step = minimised(step, [] if was_updated else taken)
+        updated = written_by(writes).union(*(each.variables for each in steps))
+        was_updated = not updated.isdisjoint(variables)
+        # What was updated, or assigned by the model, is read again, and gradients are taken there.
+        step = minimised(step, [] if was_updated else [each for each in taken if not _reads_late(each.loss, variables)])
         _check_scaling(applied, trace, is_given=step.loss is None)
         steps.append(step)
     program = replace(program, results=results, writes=tuple(writes))
     return RecordedUpdates(program, tuple(steps), computed_with(taken, steps))
+
+
+def _reads_late(loss: tf.Tensor, variables: Sequence[str]) -> bool:
+    """Return whether a loss follows from values that variables have after the step has assigned to them."""
+    needed = ancestors([loss.op])
+    readers = (op for name in variables for op in loss.graph.get_operation_by_name(name).outputs[0].consumers())
+    return any(op.control_inputs and op.name in needed for op in readers)
 
 
 def _check_reads(capture: Capture, trace: StepTrace) -> None:

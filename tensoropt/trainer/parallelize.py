@@ -14,6 +14,7 @@ import numpy as np
 from ..common.errors import InputError, short
 from ..common.progress import Display
 from ..common.source_lines import running_line
+from ..frontend.tracing.capture import VariableNames
 from ..optimizers.keras_optimizer import KerasOptimizer
 from ..plan.options import OPTIONS, find, limit_of, request_of
 from ..plan.plan import Plan
@@ -89,9 +90,11 @@ class _Start:
         def optimizer_of(applied: Any, variables: Sequence[Any]) -> KerasOptimizer:
             return KerasOptimizer.of(self.optimizer if applied is None else applied, variables)
 
+        names = VariableNames(objective.names_of)
+
         def capture(kind: str, at: Signature) -> Captured:
             with display.phase("capture of the model"):
-                return capture_program(kind, objective, at, optimizer_of)
+                return capture_program(kind, objective, at, optimizer_of, names)
 
         def first_values(captured: Captured) -> _FirstValues:
             return _FirstValues(captured, context)
@@ -109,7 +112,7 @@ class _Start:
             execution = execute(plan, model, first_values(captured), context.processes, self.collectives, display)
             expected = opened(signature, self.told, self.has_open_labels) if isinstance(trainer, Trainer) else signature
             limit = Limit(limit_of(self.options.memory, context.hardware), context.hardware)
-            runs = Runs(Run(captured, execution), signature, expected, limit, capture, first_values)
+            runs = Runs(Run(captured, execution), signature, expected, limit, capture, first_values, names)
             applied = {step.name: step.optimizer for step in captured.graph.train_steps.values() if not step.of}
             optimizers = {name: each.source for name, each in applied.items() if isinstance(each, KerasOptimizer)}
             trainer.start(execution, runs, optimizers)

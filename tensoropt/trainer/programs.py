@@ -10,9 +10,12 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from ..common.errors import InputError
+from ..frontend.connected import GradientWalk, custom_gradients
+from ..frontend.gradient_placeholders import placeholders
 from ..frontend.importer import import_graph
 from ..frontend.recorded_graph import RecordedGradients, RecordedStep
-from ..frontend.tracing.capture import Capture, Program
+from ..frontend.recorded_updates import written_by
+from ..frontend.tracing.capture import Capture, Program, VariableNames
 from ..frontend.tracing.preprocessing import ancestors
 from ..frontend.tracing.tapes import StepTrace
 from ..ir.graph import Graph, Operator, Tensor
@@ -100,7 +103,11 @@ class Captured:
 
 
 def capture_program(
-    kind: str, objective: Objective, signature: Signature, optimizer_of: Callable[[Any, Sequence[Any]], Optimizer]
+    kind: str,
+    objective: Objective,
+    signature: Signature,
+    optimizer_of: Callable[[Any, Sequence[Any]], Optimizer],
+    names: VariableNames | None = None,
 ) -> Captured:
     """Capture one program for batches of one size.
 
@@ -108,12 +115,13 @@ def capture_program(
         kind: TRAIN, EVALUATE or PREDICT.
         optimizer_of: makes the graph's optimizer from the user's, or from None where the step applies none itself, for the
             variables that it trains.
+        names: names the variables alike in all programs; None where this is the only one.
 
     Raises:
         InputError: something can't be captured, the loss isn't a scalar, or it depends on no trainable variable.
     """
     function, arguments = objective.functions(signature)[kind]
-    capture = Capture(objective.names_of, objective.layer_of, objective.by_sample)
+    capture = Capture(names or objective.names_of, objective.layer_of, objective.by_sample)
     trace = StepTrace() if kind == TRAIN and objective.applies_optimizers else None
     if trace is not None:
         function = traced(function, trace)
@@ -130,7 +138,8 @@ def capture_program(
         updates = recorded(capture, program, trace, optimizer_of)
         program, steps, taken = updates.program, updates.steps, updates.taken
     elif kind == TRAIN:
-        steps = [_step(capture, program, objective, partial(optimizer_of, None))]
+        step, taken = _step(capture, program, objective, partial(optimizer_of, None))
+        steps = [step]
     targets = [tensor.op for tensor in (*program.inputs, *tf.nest.flatten(program.results))]
     fed = [tensor for tensor in program.inputs if not any(tensor is each for each in program.given)]
     graph = import_graph(capture.graph, steps, capture.lines, [*targets, *program.writes], taken, fed)
@@ -143,7 +152,12 @@ def _described(tensor: tf.Tensor) -> Tensor:
 
 def _step(
     capture: Capture, program: Program, objective: Objective, optimizer: Callable[[Sequence[Any]], Optimizer]
-) -> RecordedStep:
+) -> tuple[RecordedStep, Sequence[RecordedGradients]]:
+    """Return the training step that minimises the loss.
+
+    If the model assigns to a variable that it trains, as spectral normalization does, its gradients are taken at the values
+    that are read afterwards; they are returned, too.
+    """
     loss = program.results[0] if isinstance(program.results, tuple) else program.results
     if not isinstance(loss, tf.Tensor) or loss.shape.rank != 0 or not loss.dtype.is_floating:
         got = f"a tensor of shape {loss.shape} and type {loss.dtype.name}" if isinstance(loss, tf.Tensor) else repr(loss)
@@ -158,7 +172,17 @@ def _step(
     with capture.graph.as_default(), tf.control_dependencies(program.writes):
         op = tf.no_op(name=TRAIN)
     names = tuple(capture.name(inner(variable)) or "" for variable in trained)
-    return RecordedStep(op, loss, names, optimizer(trained))
+    if written_by(program.writes).isdisjoint(names):
+        return RecordedStep(op, loss, names, optimizer(trained)), ()
+    with capture.graph.as_default():
+        handles = [capture.graph.get_operation_by_name(name).outputs[0] for name in names]
+        passed = GradientWalk(capture.graph, custom_gradients(capture.graph)).differentiated(loss, names)
+        found = placeholders(loss, [inner(variable) for variable in trained], handles, passed)
+    of = {id(inner(variable)): variable for variable in trained}
+    reached = [of[id(variable)] for variable in found.variables]
+    names = tuple(capture.name(variable) or "" for variable in found.variables)
+    taken = RecordedGradients("gradients", loss, names, found.dense)
+    return RecordedStep(op, None, names, optimizer(reached), gradients=found.dense), (taken,)
 
 
 def inner(variable: Any) -> tf.Variable:

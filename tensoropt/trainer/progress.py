@@ -77,5 +77,9 @@ def skip_steps(iterator: Any, n_steps: int) -> None:
 
 
 def as_python(logs: Mapping[str, Any]) -> Logs:
-    """Return a step's results with scalars as Python's numbers."""
-    return {name: value.item() if value.ndim == 0 else value for name, value in logs.items()}
+    """Return a step's results with scalars as Python's numbers; the result of a metric may be a dictionary itself."""
+    return {name: as_python(value) if isinstance(value, Mapping) else _number(value) for name, value in logs.items()}
+
+
+def _number(value: Any) -> Any:
+    return value.item() if value.ndim == 0 else value

@@ -69,6 +69,7 @@ class TrainerRanks:
         self.passing: frozenset[str] = frozenset()
         self.changed: set[str] = set()
         self.leads = False
+        self._all_state: tuple[int, Mapping[str, StateEntry]] = (0, {})
 
     def start(self, execution: Execution, runs: Runs) -> None:
         """Make the ranks that a plan needs ready to run its programs."""
@@ -167,9 +168,25 @@ class TrainerRanks:
     # State
 
     @cached_property
-    def state(self) -> Mapping[str, StateEntry]:
-        """The state entries of all variables on the ranks, by key."""
+    def planned_state(self) -> Mapping[str, StateEntry]:
+        """The state entries of the planned step's variables, by key."""
         return {entry.key: entry for entry in self.execution.engine.state()}
+
+    @property
+    def state(self) -> Mapping[str, StateEntry]:
+        """The state entries of all variables on the ranks, by key: also of those that an evaluation alone uses, say."""
+        executions = self.runs.executions
+        if len(executions) == 1:
+            return self.planned_state
+        if self._all_state[0] != len(executions):
+            others = {entry.key: entry for each in executions[1:] for entry in each.engine.state()}
+            self._all_state = len(executions), {**others, **self.planned_state}
+        return self._all_state[1]
+
+    def key_of(self, variable: Any) -> str | None:
+        """Return the key of one of the user's variables; None if no program that there is uses it."""
+        name = self.runs.names.of(variable)
+        return name if name in self.state else None
 
     @cached_property
     def _trained(self) -> frozenset[str]:
@@ -252,7 +269,7 @@ class TrainerRanks:
     @property
     def _kept(self) -> list[StateEntry]:
         """The entries of the variables that a checkpoint saves: all but the metrics of the running epoch."""
-        return [entry for key, entry in self.state.items() if key not in self.passing]
+        return [entry for key, entry in self.planned_state.items() if key not in self.passing]
 
     @everywhere
     def save(self, path: str, content: Mapping[str, Any], max_to_keep: int | None) -> None:

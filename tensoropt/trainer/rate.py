@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 from ..common.errors import InputError
 from ..common.source_lines import running_line
@@ -16,13 +18,20 @@ _SET = frozenset({"learning_rate", "built"})
 
 
 class RunningRate(keras.optimizers.Optimizer):
-    """A trainer's optimizer, with the learning rate and the number of updates of the ranks.
+    """A trainer's optimizer, with the learning rate, the number of updates and the averages of the ranks.
 
     The user's own optimizer isn't updated while the model trains.
     """
 
     def __init__(self, ranks: TrainerRanks) -> None:
         super().__init__(learning_rate=0.0)
+        averages = ranks.optimizer.averages
+        if averages:
+            # What keras.callbacks.SwapEMAWeights asks an optimizer for.
+            self.use_ema = True
+            self._trainable_variables = [_OnRanks(ranks, key) for key, _ in averages]
+            self._model_variables_moving_average = [_OnRanks(ranks, key) for _, key in averages]
+            self._distribution_strategy = _Strategy
         self._ranks: TrainerRanks = ranks
         self.built = True
 
@@ -59,6 +68,34 @@ class RunningRate(keras.optimizers.Optimizer):
     def finalize_variable_values(self, var_list: Any) -> None:
         """Finish the training on the ranks. Keras calls this at the end of ``fit``."""
         self._ranks.finish_training()
+
+
+class _OnRanks:
+    """A variable by its global value, which is read from the ranks, and assigned there."""
+
+    def __init__(self, ranks: TrainerRanks, key: str) -> None:
+        self._ranks, self._key = ranks, key
+
+    def numpy(self) -> np.ndarray:
+        return dict(self._ranks.values([self._key]))[self._key]
+
+    def __sub__(self, other: _OnRanks) -> np.ndarray:
+        return self.numpy() - other.numpy()
+
+    def assign(self, value: _OnRanks | np.ndarray) -> None:
+        self._ranks.assign(self._key, value.numpy() if isinstance(value, _OnRanks) else value)
+
+    def assign_add(self, value: _OnRanks) -> None:
+        self.assign(self.numpy() + value.numpy())
+
+
+class _Strategy:
+    """The part of a ``tf.distribute.Strategy`` by which Keras's callbacks update variables."""
+
+    class extended:
+        @staticmethod
+        def update(variable: _OnRanks, change: Callable[..., None], args: tuple[Any, ...]) -> None:
+            change(variable, *args)
 
 
 class _Rate:

@@ -20,6 +20,7 @@ import tensorflow as tf
 from ..common.errors import InputError, cut
 from ..common.memory_units import memory_text
 from ..common.source_lines import running_line
+from ..frontend.tracing.capture import VariableNames
 from ..ir.graph import Tensor
 from ..lowering.gradient_analysis import analyse
 from ..profiling.hardware import Hardware
@@ -150,6 +151,7 @@ class Runs:
         capture: captures a program (TRAIN, EVALUATE, PREDICT) for batches of a signature.
         first_values: returns, for a captured program, a function from a variable's operator name to the variable's global
             initial value. It is used for variables that the planned step doesn't have.
+        names: the names of the user's variables, the same in all programs.
     """
 
     planned: Run
@@ -158,6 +160,7 @@ class Runs:
     limit: Limit
     capture: Callable[[str, Signature], Captured]
     first_values: Callable[[Captured], Callable[[str], np.ndarray]]
+    names: VariableNames
     _others: dict[tuple[Any, ...], Run] = field(default_factory=dict)
     _shapes: dict[str, set[Any]] = field(default_factory=dict)
 
@@ -168,12 +171,23 @@ class Runs:
             InputError: the batches have too many shapes, or one of this shape needs too much memory.
         """
         key = (kind, batch.n_samples, batch.extents)
+        if key in self._others:
+            return self._others[key]
+        signature = self.expected.of(batch.n_samples, batch.inputs, batch.labels, batch.weights)
+        if not batch.labels:
+            signature = replace(signature, labels=self.signature.resized(batch.n_samples).labels)
+        return self.at(key, kind, signature)
+
+    def at(self, key: tuple[Any, ...], kind: str, signature: Signature) -> Run:
+        """Return the program of a kind for batches of a signature, which a key tells from others."""
         if key not in self._others:
-            signature = self.expected.of(batch.n_samples, batch.inputs, batch.labels, batch.weights)
-            if not batch.labels:
-                signature = replace(signature, labels=self.signature.resized(batch.n_samples).labels)
             self._others[key] = self._made(kind, signature)
         return self._others[key]
+
+    @property
+    def executions(self) -> tuple[Execution, ...]:
+        """The executions of all programs that there are, that of the planned step first."""
+        return (self.planned.execution, *(run.execution for run in self._others.values() if run is not self.planned))
 
     def _made(self, kind: str, signature: Signature) -> Run:
         if kind == TRAIN and signature == self.signature:

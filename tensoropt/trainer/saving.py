@@ -87,7 +87,8 @@ class Saving:
         """The user's model and optimizer, with the names of their variables in a checkpoint."""
         copies, pairs = self._plain_optimizers(is_empty=True)
         pairs = [*self._pairs(self.model), *pairs]
-        names = [(variable, name_of(entry)) for variable, entry in pairs]
+        kept = self.ranks.planned_state
+        names = [(variable, name_of(entry)) for variable, entry in pairs if entry.key in kept]
         own = {id(value): name for name, value in vars(self.model).items()} if len(copies) > 1 else {}
         roots = {
             own.get(id(optimizer), f"optimizer_{k}" if k else "optimizer"): copies[step]
@@ -156,7 +157,9 @@ class Saving:
             The model, and pairs of a variable (of the model or of its optimizer) and the variable's entry on the ranks.
         """
         model = self.model
-        attributes, values = dict(vars(model)), [inner(variable).numpy() for variable in model.variables]
+        # What is loaded into a variable that no program uses stays there.
+        on_ranks = [each for each in map(inner, model.variables) if self.key_of(each) is not None]
+        attributes, values = dict(vars(model)), [variable.numpy() for variable in on_ranks]
         with own_values():
             try:
                 copies, pairs = self._plain_optimizers()
@@ -168,8 +171,8 @@ class Saving:
             finally:
                 vars(model).clear()
                 vars(model).update(attributes)
-                for variable, value in zip(model.variables, values, strict=True):
-                    inner(variable).assign(value)
+                for variable, value in zip(on_ranks, values, strict=True):
+                    variable.assign(value)
 
     def _plain_optimizers(self, is_empty: bool = False) -> tuple[dict[str, keras.optimizers.Optimizer], Pairs]:
         """Return copies of the optimizers, by the same names, and pairs of their variables and the ranks' entries."""
@@ -199,6 +202,9 @@ class Saving:
         """
         _check_alike(self.model, model)
         self._fill(self._pairs(model))
+        for own, variable in zip(self.model.variables, model.variables, strict=True):
+            if self.key_of(inner(own)) is None:
+                inner(variable).assign(self._own(own))
         if model is self.model:
             self.ranks.changed &= self.ranks.passing
             self.live.settle()
@@ -206,12 +212,15 @@ class Saving:
     def values_of(self, variables: list[keras.Variable]) -> list[np.ndarray]:
         """Return the trained global values of variables of the user's model.
 
-        A variable that no program uses isn't on the ranks: its own value is returned.
+        A variable that no program uses isn't on the ranks: its own value is returned, that of rank 0.
         """
         keys = [self.key_of(inner(variable)) for variable in variables]
         found = dict(self.ranks.values(key for key in keys if key is not None))
-        own = map(inner, variables)
-        return [variable.numpy() if key is None else found[key] for variable, key in zip(own, keys, strict=True)]
+        return [self._own(each) if key is None else found[key] for each, key in zip(variables, keys, strict=True)]
+
+    def _own(self, variable: keras.Variable) -> np.ndarray:
+        value: np.ndarray = inner(variable).numpy()
+        return value if self.ranks.leads else self.ranks.processes.broadcast(value, "values of what no step uses")
 
     def assign(self, variables: list[keras.Variable], values: Any) -> None:
         """Assign values to variables of the user's model on the ranks, once all values have passed the checks.
@@ -220,12 +229,21 @@ class Saving:
             InputError: the number of values or a shape is wrong, a value isn't numeric, or ranks give different values.
         """
 
+        others: list[tuple[keras.Variable, np.ndarray]] = []
+
         def checked() -> dict[str, np.ndarray]:
-            arrays = _fitting(self.model.name, variables, values)
-            keys = [self.key_of(inner(variable)) for variable in variables]
-            return {key: array for key, array in zip(keys, arrays, strict=True) if key is not None}
+            found = {}
+            for variable, array in zip(variables, _fitting(self.model.name, variables, values), strict=True):
+                key = self.key_of(inner(variable))
+                if key is None:  # a program that uses it some day begins with its own value
+                    others.append((variable, array))
+                else:
+                    found[key] = array
+            return found
 
         self.ranks.assign_same(checked)
+        for variable, array in others:
+            inner(variable).assign(array)
         self.live.settle()
 
     def _pairs(self, model: keras.Model) -> Pairs:

@@ -131,7 +131,7 @@ def labels_for(model: keras.Model, loss: Any, inputs: Structure, waits_for: str 
     Raises:
         InputError: there isn't one loss for each result.
     """
-    results = backend.compute_output_spec(model, keras.tree.map_structure(symbolic, inputs), training=False)
+    results = backend.compute_output_spec(model, keras.tree.map_structure(symbolic, inputs), training=True)
     names = getattr(model, "output_names", None)
     if isinstance(loss, (Mapping, list, tuple)):
         _check_count(loss, results, names)

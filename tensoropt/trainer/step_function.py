@@ -15,6 +15,7 @@ from ..common.errors import InputError, short
 from ..common.source_lines import running_line
 from ..frontend.tracing.capture import own_name
 from ..plan.plan import Plan
+from .beside import VariablesBeside
 from .function import FunctionTrainer
 from .live import LiveValues
 from .programs import TRAIN, inner
@@ -68,10 +69,8 @@ class StepFunction(FunctionTrainer):
     captured: Any
     batch_size: int
     build: Callable[[Signature], None] = field(init=False)
-    _others: dict[str, Run] = field(default_factory=dict)
     _live: list[LiveValues] = field(default_factory=list)
-    _beside: dict[str, tf.Variable] = field(default_factory=dict)
-    _seen: dict[str, np.ndarray] = field(default_factory=dict)
+    _beside: VariablesBeside = field(init=False)
 
     def __call__(self, *arguments: Any) -> Any:
         """Run one training step; return what the step returns, as arrays.
@@ -85,10 +84,10 @@ class StepFunction(FunctionTrainer):
         self._same.check(lambda: zip((tensor.name for tensor in run.captured.given), leaves, strict=True))
         for live in self._live:
             live.before_step()
-        self._push()
+        self._beside.push()
         self._ranks.changed |= self._ranks._trained
         results = run(leaves, is_share=False)
-        self._pull()
+        self._beside.pull()
         return None if isinstance(results, tuple) and not results else results
 
     def prepare(self, *arguments: Any) -> Signature:
@@ -126,7 +125,7 @@ class StepFunction(FunctionTrainer):
         """Load a checkpoint as :meth:`.FunctionTrainer.load` does, once the step is planned."""
         assert self.plan
         super().load(filepath)
-        self._pull()
+        self._beside.pull(all_of_them=True)
 
     def export(self) -> None:
         """Assign the trained values to the user's own variables, on every rank."""
@@ -157,23 +156,13 @@ class StepFunction(FunctionTrainer):
         return Signature(specs)
 
     def _run(self, signature: Signature) -> Run:
-        key = str(signature.inputs)
         runs: Runs = self._ranks.runs
-        if signature == runs.signature:
-            return runs.planned
-        if key not in self._others:
-            self._others[key] = runs._made(TRAIN, signature)
-        return self._others[key]
+        return runs.at((TRAIN, str(signature.inputs)), TRAIN, signature)
 
     def _watch(self) -> None:
         """Watch the models, and note the variables beside them."""
-        keys = {id(inner(each)): None for model in self.captured.models for each in model.variables}
-        variables = self._ranks.runs.planned.captured.capture.variables
-        self._beside = {
-            name: variable
-            for name, variable in variables.items()
-            if id(variable) not in keys and name in self._ranks.state
-        }
+        models, variables = self.captured.models, self._ranks.runs.planned.captured.capture.variables
+        self._beside = VariablesBeside(self._ranks, lambda: [each for model in models for each in model.variables])
         by_variable = {id(variable): name for name, variable in variables.items() if name in self._ranks.state}
         for model in self.captured.models:
             words = Words(
@@ -183,19 +172,6 @@ class StepFunction(FunctionTrainer):
                 "call train.export(), assign, and make another training_step",
             )
             self._live.append(LiveValues(model, self._ranks, lambda each: by_variable.get(id(each)), words))
-
-    def _push(self) -> None:
-        """Give the ranks what the user has assigned to variables beside the models, as by reset_state of a metric."""
-        for name, variable in self._beside.items():
-            value = variable.numpy()
-            if name in self._seen and not np.array_equal(value, self._seen[name]):
-                self._ranks.assign(name, value)
-
-    def _pull(self) -> None:
-        """Give variables beside the models the ranks' values."""
-        for name, value in self._ranks.values(self._beside):
-            self._beside[name].assign(value)
-            self._seen[name] = np.array(value)
 
 
 def _specs(argument: Any, name: str) -> Any:

@@ -19,13 +19,14 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..common.files import path_text
-from ..common.source_lines import running_line
 from ..plan.frontier import PlanFrontier
 from ..plan.plan import Plan
 from ..runtime.checkpoint import read_metadata
 from ..runtime.execute import Execution
 from ..runtime.ranks import current_processes
 from .batch import Batch
+from .batch_checks import check_labels, check_size
+from .beside import VariablesBeside
 from .callbacks import on_ranks
 from .data import Sharing
 from .deferred import Deferred
@@ -90,18 +91,25 @@ class Trainer(LiveModel):
         """
         deferred, self.deferred = self.deferred, None
         self.ranks.start(execution, runs)
-        live = LiveValues(self.inner, self.ranks, self._key_of)
-        self._started_saving = Saving(self, optimizers, self.ranks, self._key_of, live)
-        counted = [variable for metric in self.metrics for variable in metric.variables]
-        keys = [self._key_of(inner(each)) for each in counted]
+        live = LiveValues(self.inner, self.ranks, self.ranks.key_of)
+        self._started_saving = Saving(self, optimizers, self.ranks, self.ranks.key_of, live)
+        counted = self._counted
+        keys = [self.ranks.key_of(inner(each)) for each in counted]
         self.ranks.passing = frozenset(key for key in keys if key is not None)
         watches = (WatchedOptimizer(optimizer, self.ranks, step) for step, optimizer in optimizers.items())
-        live.other_watches = (*watches, WatchedMetrics(counted, self.ranks, self._key_of))
+        live.other_watches = (*watches, WatchedMetrics(counted, self.ranks, self.ranks.key_of))
         self.go_live(live, RunningRate(self.ranks))
+        self._beside = VariablesBeside(self.ranks, lambda: [*self.inner.variables, *self._counted])
         if deferred is not None and deferred.checkpoint is not None:
             self._saving.load(deferred.checkpoint)
+            self._beside.pull(all_of_them=True)
         if self._loop is not None:
             self._loop.enter_context(live.running())
+
+    @property
+    def _counted(self) -> list[keras.Variable]:
+        """The variables of the metrics."""
+        return [variable for metric in self.metrics for variable in metric.variables]
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -114,17 +122,13 @@ class Trainer(LiveModel):
                 loop.callback(setattr, self, "_loop", None)
             yield
 
-    def _key_of(self, variable: tf.Variable) -> str | None:
-        op = self.ranks.runs.planned.captured.variable(variable)
-        return None if op is None else op.name
-
     @property
     def plan(self) -> Plan:
         """The plan that runs."""
         return self._saving.ranks.execution.plan
 
     @property
-    def frontier(self) -> PlanFrontier | None:
+    def frontier(self) -> PlanFrontier[Plan] | None:
         """All plans that the search found; None on ranks other than 0, which received only the chosen plan."""
         return self.plan.frontier
 
@@ -157,7 +161,7 @@ class Trainer(LiveModel):
         if resumes is not None:
             given["initial_epoch"] = given.get("initial_epoch") or resumes.epoch
         # A dataset decides itself whether it shuffles.
-        given["shuffle"] = given.get("shuffle", True) and not isinstance(given.get("x"), tf.data.Dataset)
+        given["shuffle"] = not isinstance(given.get("x"), tf.data.Dataset) and given.get("shuffle", True)
         position = PositionRecorder(self._progress, resumes or Position())
         given["callbacks"] = [position, *(on_ranks(given.get("callbacks"), self) or ())]
         self._progress.opens = resumes or Position()
@@ -167,7 +171,8 @@ class Trainer(LiveModel):
     def evaluate(self, *arguments: Any, **named: Any) -> Any:
         """Evaluate like ``keras.Model.evaluate``, on all ranks."""
         given = self._arguments("evaluate", arguments, named)
-        given["callbacks"] = on_ranks(given.get("callbacks"), self)
+        if not given.get("_use_cached_eval_dataset"):  # else they are those of fit
+            given["callbacks"] = on_ranks(given.get("callbacks"), self)
         with self._running():
             return super().evaluate(**given)
 
@@ -217,6 +222,7 @@ class Trainer(LiveModel):
         self._progress.shares = None
         if self.deferred is None:
             self._progress.resumes = self._saving.load(path)
+            self._beside.pull(all_of_them=True)
         else:
             self._progress.resumes = Position(**self.ranks.lead(lambda: read_metadata(path).content).get("position", {}))
             self.deferred.checkpoint = path
@@ -298,7 +304,7 @@ class Trainer(LiveModel):
             self._progress.step += 1
             return self.ranks.train(batch)
 
-        self.train_function = self._stepping(step, self._check_size)
+        self.train_function = self._stepping(step, lambda batch: check_size(batch, self._progress, self.batch_size))
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Callable[[Iterator[Any]], Logs]:
@@ -314,9 +320,10 @@ class Trainer(LiveModel):
             if isinstance(element, Batch):
                 check(element)
             batch = self._batch(element)
-            self._check_labels(batch)
-            self._saving.live.before_step()
+            check_labels(batch, self.ranks.runs.signature, self.inner)
+            self._before_step()
             computed, logs = step(batch)
+            self._beside.pull()
             found = as_python(logs)
             self._progress.results = as_python(computed) if isinstance(computed, dict) else found
             return found
@@ -326,43 +333,25 @@ class Trainer(LiveModel):
     def make_predict_function(self, force: bool = False) -> Callable[[Sequence[Any]], Any]:
         """Return the function that predicts a list of batches and concatenates the results."""
 
+        if self.deferred is not None:
+            self.deferred.check_predicts()
+
         def function(elements: Sequence[Any]) -> Any:
             batches = list(map(self._batch, elements))
-            self._saving.live.before_step()
+            self._before_step()
             made = list(map(self.ranks.predict, batches))
+            self._beside.pull()
             return keras.tree.map_structure(lambda *values: tf.concat(values, 0), *made)
 
         self.predict_function = function
         return function
 
+    def _before_step(self) -> None:
+        self._saving.live.before_step()
+        self._beside.push()
+
     def _batch(self, element: Any) -> Batch:
         return element if isinstance(element, Batch) else self._sharing.full_batch(element)
-
-    def _check_labels(self, batch: Batch) -> None:
-        """Check that a batch to train on or to evaluate has labels, if the loss or a metric takes them.
-
-        Raises:
-            InputError: it has none.
-        """
-        if self.ranks.runs.signature.labels is not None and not batch.labels:
-            raise InputError(f"batches ({running_line()}) have no y, for which the plan was made; give (x, y)")
-
-    def _check_size(self, batch: Batch) -> None:
-        """Check a batch's size against the plan's.
-
-        Only the last batch of an epoch may be smaller, so at most one of an epoch's first two batches.
-
-        Raises:
-            InputError: the batch is larger than planned, or both of the epoch's first two batches are smaller.
-        """
-        progress, off = self._progress, batch.n_samples
-        before, progress.before = progress.before, off
-        second_of_small = progress.step == 1 and before is not None and max(before, off) < self.batch_size
-        if off > self.batch_size or second_of_small:
-            raise InputError(
-                f"the data has batches of {off} samples, expected {self.batch_size}, for which the plan was made; batch it "
-                f"by {self.batch_size}, over all ranks, or parallelize with batch_size={off}"
-            )
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Prepare the data that Keras is about to iterate over; a resumed run continues where it was saved.
@@ -385,11 +374,10 @@ class Trainer(LiveModel):
         with own_values():
             super().reset_metrics()
         self._progress.results = None
-        for metric in self.metrics if self.deferred is None else ():
-            for variable in metric.variables:
-                key = self._key_of(inner(variable))
-                if key is not None:
-                    self.ranks.assign(key, inner(variable).numpy())
+        for variable in self._counted if self.deferred is None else ():
+            key = self.ranks.key_of(inner(variable))
+            if key is not None:
+                self.ranks.assign(key, inner(variable).numpy())
 
     def get_metrics_result(self) -> Logs:
         """Return the metrics' results after the last step."""

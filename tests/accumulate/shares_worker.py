@@ -1,4 +1,4 @@
-"""What each rank does: steps in micro-batches by the public API, fed the full batch and by each rank's share."""
+"""Run on each rank steps in micro-batches by the public API, fed the full batch and by each rank's share."""
 
 from __future__ import annotations
 

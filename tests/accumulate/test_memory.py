@@ -1,4 +1,4 @@
-"""What a rank takes at its peak, by TensorFlow's profiler, falls with the number of micro-batches, as it is foretold."""
+"""A rank's peak, by TensorFlow's profiler, falls with the number of micro-batches as it is predicted."""
 
 import re
 from itertools import pairwise

@@ -84,7 +84,7 @@ def test_fetches_of_a_step_are_of_the_full_batch_in_order(mesh: Mesh) -> None:
 
 
 def test_dropout_differs_between_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one device's numbers, masks of slices and devices differ, and those of replicas don't."""
+    """Masks of micro-batches and of devices differ, and those of replicas don't."""
     monkeypatch.setenv("TENSOROPT_RANDOM", "folded")
     model = models.recorded("dropping_out", "sgd")
     ones = {"x:0": np.ones_like(model.batches[0]["x:0"])}

@@ -60,7 +60,7 @@ def test_more_micro_batches_take_less_memory_and_no_less_time() -> None:
 
 
 def test_search_uses_micro_batches_where_the_limit_needs_them() -> None:
-    """With the choice no limit's plan is slower than without; below the least memory without there are plans as well."""
+    """Micro-batches make no limit's plan slower, and there are plans below the least memory that is needed without them."""
     whole = frontier(1)
     least, most = (whole.needed_bytes(point) for point in (whole.least_point(), whole.fastest_within(None)))
     chosen = set()

@@ -22,8 +22,8 @@ from tensoropt.reschedule.simulate import gather
 from tensoropt.runtime.execute import EMULATED, execute
 from tensoropt.runtime.functions import Feed, Fetch
 from tensoropt.runtime.ranks import current_processes
-from tensoropt.tools.offline import Recorded
 from tensoropt.tools.offline_keras import record_keras
+from tensoropt.tools.recorded import Recorded
 
 CASES = [(8, 4, 3), (4, 4, 2), (12, 6, 3), (8, 4, 4), (8, 2, 3)]
 """(samples, micro-batches, devices)."""

@@ -1,4 +1,4 @@
-"""What each rank does: random strategies in micro-batches by real collectives; see ``execution/worker.py``."""
+"""Run on each rank random strategies in micro-batches by real collectives; see ``execution/worker.py``."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def replicated(graph: Graph) -> list[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """What holding one model came to."""
+    """The outcome of holding one model against plain Keras."""
 
     cells: tuple[object, ...]
     is_right: bool

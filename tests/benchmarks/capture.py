@@ -1,4 +1,4 @@
-"""How long it takes from a Keras model to a training step that is ready to run, stage by stage.
+"""Time from a Keras model to a training step that is ready to run, phase by phase.
 
     python tests/benchmarks/capture.py [DEVICES ...] [--only NAME ...]
 

@@ -52,7 +52,7 @@ def timed(processes: Processes, action: Callable[[], object]) -> float:
 
 
 def plain(processes: Processes, n_variables: int, folder: Path) -> dict[str, Callable[[], object]]:
-    """What rank 0 does alone while the others wait."""
+    """Plain TensorFlow's calls, which rank 0 makes alone while the others wait."""
     if processes.rank:
         return dict.fromkeys(PLAIN, lambda: None)
     checkpoint = tf.train.Checkpoint(w=[tf.Variable(tf.random.normal(SHAPE)) for _ in range(n_variables)])

@@ -1,4 +1,4 @@
-"""How far predicted costs are from measured ones: random strategies and the frontier's, of four models, run for real.
+"""Errors of predicted costs against measured ones: random strategies and the frontier's, of four models, run for real.
 
     tensoropt run -n 2 tests/benchmarks/cost_error.py [--models vgg16,rnn] [--random 20] [--frontier 10] [--steps 10]
 
@@ -65,8 +65,9 @@ from tensoropt.runtime.ranks import Processes
 from tensoropt.search.baselines.task import Task
 from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.sharding.model import Model
-from tensoropt.tools.offline import Recorded, record
+from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import PlanCheck, check_plan
+from tensoropt.tools.recorded import Recorded
 from tensoropt.tuning.baseline_trial import BaselineTrial, runs_as
 from tensoropt.tuning.interleaved_timing import interleaved_seconds
 from tensoropt.tuning.profile_guided import MeasuredSearch, opened_store, parse_budget
@@ -170,7 +171,7 @@ def choose_copies(frontier: ModelFrontier, states: np.ndarray, rng: np.random.Ge
 
 @dataclass
 class Speed:
-    """How fast the slowest rank computes, by a product of matrices and an elementwise operator; every rank must ask."""
+    """The slowest rank's speed of computing, by a product of matrices and an elementwise operator; every rank must ask."""
 
     processes: Processes
     actions: tuple[Callable[[], Any], ...] = field(default_factory=lambda: _reference(TensorFlowEngine()))
@@ -182,7 +183,7 @@ class Speed:
 
 @dataclass
 class NetworkSpeed:
-    """How fast collectives are, by the hardware's tables of them; every rank must ask."""
+    """The speed of collectives, by the hardware's tables of them; every rank must ask."""
 
     processes: Processes
     hardware: Hardware
@@ -197,7 +198,7 @@ class NetworkSpeed:
         self.costs = CollectiveCosts(self.hardware, mesh)
 
     def times(self, kind: str) -> float:
-        """What the tables say, over what a kind of collectives takes now: the geometric mean of all sizes."""
+        """The tables' time over the time that a kind of collectives takes now: the geometric mean of all sizes."""
         found_us = self.tables.afresh(kind, self.mesh.axes, SIZES, REFERENCE_S)
         told_us = [self.costs.time_ns(kind, self.mesh, self.mesh.axes, size) / 1e3 for size in found_us]
         return float(np.exp(np.mean(np.log(np.divide(told_us, list(found_us.values()))))))
@@ -210,7 +211,7 @@ def _reference(engine: TensorFlowEngine) -> tuple[Callable[[], Any], ...]:
 def planned(
     recorded: Recorded, hardware: Hardware, processes: Processes, arguments: argparse.Namespace, speed: Speed
 ) -> tuple[list[tuple[str, float, Plan]], float]:
-    """What all ranks run, as (kind, microseconds that the search predicts, plan by measured operators), mini_time first.
+    """The plans that all ranks run, mini_time first: (kind, predicted microseconds, plan by measured operators).
 
     Every rank must call it. The second value is the reference's seconds while the operators were measured.
     """

@@ -128,7 +128,7 @@ def drawn(seed: int) -> tuple[str, Problem]:
 
 @dataclass
 class Tally:
-    """What was seen of one kind of graph."""
+    """Counts of the outcomes for one kind of graph."""
 
     n: int = 0
     allowed: int = 0
@@ -151,7 +151,7 @@ class Tally:
 
 
 def found_by(problem: Problem, algorithm: str, tally: Tally) -> Frontier | None:
-    """What an algorithm finds; None if it says that nothing is allowed."""
+    """The frontier that an algorithm finds; None if it says that nothing is allowed."""
     start = time.perf_counter()
     try:
         return search(problem, algorithm)
@@ -162,7 +162,7 @@ def found_by(problem: Problem, algorithm: str, tally: Tally) -> Frontier | None:
 
 
 def difference(expected: Frontier | None, got: Frontier | None) -> str | None:
-    """In words what differs from enumeration; None if nothing does."""
+    """A sentence about what differs from enumeration; None if nothing does."""
     if expected is None or got is None:
         names = ["nothing is allowed" if found is None else f"{len(found)} points" for found in (expected, got)]
         return None if expected is got else f"enumeration says {names[0]}, it says {names[1]}"

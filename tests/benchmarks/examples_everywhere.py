@@ -225,7 +225,7 @@ def main() -> int:
 
 
 def _difference(found: dict[str, Any], alone: dict[str, Any], tolerance: float) -> str:
-    """How far losses are from one device's; after an exclamation mark where that is too far, or an error."""
+    """The distance of losses from one device's; an exclamation mark before it where that is too far, or an error."""
     if "error" in found or "error" in alone:
         return f"! {found.get('error', alone.get('error'))}"
     expected = np.array(alone["losses"])

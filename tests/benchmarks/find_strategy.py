@@ -1,4 +1,4 @@
-"""How long ``find_strategy`` takes by measured operators: cold, with nothing measured, and warm, in a process after that.
+"""Time ``find_strategy`` by measured operators: cold, with nothing measured, and warm, in a process after that.
 
     python tests/benchmarks/find_strategy.py [--ranks 2] [--models vgg16,rnn] [--budget 60s]
 

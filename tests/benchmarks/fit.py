@@ -1,4 +1,4 @@
-"""What a step of ``fit`` costs beside plain Keras, on one rank: what the trainer, its data and its metrics add.
+"""Time a step of ``fit`` beside plain Keras, on one rank: what the trainer, its data and its metrics add.
 
     TF_NUM_INTRAOP_THREADS=1 python tests/benchmarks/fit.py
 

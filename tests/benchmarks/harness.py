@@ -1,4 +1,4 @@
-"""What the benchmarks share: alternating runs, medians with spread, and a plain TensorFlow training step."""
+"""Parts that benchmarks share: alternating runs, medians with spread, and a plain TensorFlow training step."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.synthetic_batch import synthetic_batch
-from tensoropt.tools.offline import Recorded
+from tensoropt.tools.recorded import Recorded
 
 v1 = tf.compat.v1
 BLOCKS = (2, 2, 3, 3, 3)

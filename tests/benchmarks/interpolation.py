@@ -1,4 +1,4 @@
-"""How well a collective's time between measured sizes is told: the paper's interpolation, and bytes over bandwidth.
+"""Errors of a collective's time between measured sizes: by the paper's interpolation, and by bytes over bandwidth.
 
     tensoropt run -n 2 tests/benchmarks/interpolation.py [--seconds 60]
 

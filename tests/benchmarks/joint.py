@@ -55,7 +55,7 @@ class Steps:
 
     @classmethod
     def of(cls, mem_bytes: np.ndarray, time_ns: np.ndarray) -> Steps:
-        """Of any points, those that no other beats."""
+        """The points that no other beats."""
         order = np.lexsort((time_ns, mem_bytes))
         mem_bytes, time_ns = mem_bytes[order], time_ns[order]
         before = np.minimum.accumulate(np.concatenate([[np.iinfo(np.int64).max], time_ns[:-1]]))
@@ -68,7 +68,7 @@ class Steps:
 
 
 def second_stages(joint: ModelFrontier, first: ModelFrontier, n_plans: int | None, seconds: float) -> tuple[Steps, int]:
-    """What the plans of a first stage come to with all choices, and how many plans these were."""
+    """The costs of a first stage's plans with all choices, and the number of plans."""
     plans = {_splits(configs): configs for configs in (_configs(first, point) for point in range(len(first)))}
     taken = list(plans.values())
     if n_plans is not None and len(taken) > n_plans:

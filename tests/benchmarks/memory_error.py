@@ -1,4 +1,4 @@
-"""How far predicted memory is from what a rank takes: the sum of Equation (1) and the replayed peak, for the same plans.
+"""Errors of predicted memory: the sum of Equation (1) and the replayed peak, for the same plans.
 
     tensoropt run -n 2 tests/benchmarks/memory_error.py [--models vgg16,rnn] [--random 20] [--frontier 10]
         [--micro-batches 4]

@@ -1,4 +1,4 @@
-"""What an order of the backward pass costs and saves: the same plan with and without it, steps in turn.
+"""Time and memory of the backward pass's order: the same plan with and without it, steps interleaved.
 
     tensoropt run -n 2 tests/benchmarks/order.py [--models vgg16,rnn] [--steps 12]
 

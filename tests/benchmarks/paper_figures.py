@@ -143,7 +143,7 @@ def made_again(frontier: ModelFrontier, point: int) -> Numbers:
 
 
 def numbers_of(frontier: ModelFrontier | None) -> Numbers:
-    """What a frontier comes to: its ends, its turning point, how far its compute varies, and how certain it is."""
+    """A frontier's numbers: its ends, its turning point, how far its compute varies, and how certain it is."""
     if frontier is None:
         return {"feasible": False}
     found, compute = frontier.found, frontier.costs.compute_ns
@@ -162,7 +162,7 @@ def numbers_of(frontier: ModelFrontier | None) -> Numbers:
 
 
 def rows_of(name: str, numbers: Numbers, with_copies: bool) -> list[list[str]]:
-    """Of a table: one row for each distinct point of :func:`numbers_of`."""
+    """The rows of a table, one for each distinct point of :func:`numbers_of`."""
     if not numbers["feasible"]:
         return [[name, "took too long"]]
     certain = "exact" if numbers["exact"] else f"gap {numbers['gap']['median']:.2%}, worst {numbers['gap']['worst']:.2%}"

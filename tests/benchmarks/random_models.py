@@ -36,7 +36,7 @@ COUNTED_APART = (REFUSED, NOT_BY_KERAS, ROUNDING, UNSTABLE)
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """How many cases came to what, refusals by reason."""
+    """The numbers of cases by outcome, refusals by reason."""
     kinds = Counter(outcome.kind for outcome in outcomes)
     reasons = Counter((outcome.kind, outcome.reason_in_general) for outcome in outcomes if outcome.kind == REFUSED)
     rows: list[tuple[str, str, str]] = []

@@ -1,4 +1,4 @@
-"""How long tables of reschedule costs take, against SciPy's Dijkstra on the same graph.
+"""Time tables of reschedule costs against SciPy's Dijkstra on the same graph.
 
     python tests/benchmarks/rescheduling.py [--devices 16,64] [--scipy-seconds 20]
 

@@ -1,4 +1,4 @@
-"""What it costs to notice that ranks are given different data: steps with digests and without them, in turn.
+"""Time the digests that notice different data on ranks: steps with them and without, interleaved.
 
     mpirun -n 2 python tests/benchmarks/same_data.py
     mpirun -n 2 python tests/benchmarks/same_data.py --big

@@ -1,4 +1,4 @@
-"""How long searches of the zoo's models take and what they find, each in a process of its own for its peak memory.
+"""Time searches of the zoo's models and show what they find, each in a process of its own for its peak memory.
 
     python tests/benchmarks/search.py [--gap 1] [--seconds 5] [MODEL[:SIZE=N,...]@CLUSTER ...] [--curve]
     python tests/benchmarks/search.py --table3
@@ -84,7 +84,7 @@ def row(case: Case) -> list[str]:
 
 
 def curve_seconds(_: object) -> float:
-    """From the recorded model to its curve."""
+    """The seconds from the recorded model to its curve."""
     from tensoropt.plan.options import Request, profiling
     from tensoropt.profiling.hardware import named
 

@@ -1,4 +1,4 @@
-"""What the compact space loses against the full one, and what it saves.
+"""Compare the compact space with the full one: times found, and seconds of search.
 
     python tests/benchmarks/spaces.py [MODEL@CLUSTER ...]
 

@@ -52,7 +52,8 @@ from tensoropt.runtime.functions import Feed, Fetch
 from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.synthetic_batch import synthetic_batch
-from tensoropt.tools.offline import Recorded, record
+from tensoropt.tools.offline import record
+from tensoropt.tools.recorded import Recorded
 from tensoropt.tuning.profile_guided import MeasuredSearch, opened_store, parse_budget
 
 v1 = tf.compat.v1

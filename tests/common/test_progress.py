@@ -1,4 +1,4 @@
-"""What the display of progress writes, and when: by a clock that the test drives."""
+"""The display of progress: what it writes and when, by a clock that the test drives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What composite operators cost: what the operators inside cost, for each trip."""
+"""Composite operators cost what the operators inside cost, for each trip."""
 
 from __future__ import annotations
 

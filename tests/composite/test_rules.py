@@ -1,4 +1,4 @@
-"""What may be split of composite operators, as it follows from their bodies."""
+"""Composite operators may be split as their bodies allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each rank does in ``test_random_strategies.py``: models by random strategies and real collectives."""
+"""Run on each rank models by random strategies and real collectives, for ``test_random_strategies.py``."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def train(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.parametrize("n_ranks", [2, 3, 4])
 def test_the_demo_has_the_same_losses_on_any_number_of_ranks(train, n_ranks: int) -> None:
-    """In float32 sums in another order may turn a ReLU or a maximum the other way, from which losses drift apart."""
+    """Float32 sums in another order may turn a ReLU or a maximum the other way, from which losses drift apart."""
     alone, _ = train(DIGITS, 1, "--dtype", "float64")
     together, _ = train(DIGITS, n_ranks, "--dtype", "float64")
     assert len(alone["losses"]) == STEPS

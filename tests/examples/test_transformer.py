@@ -66,7 +66,7 @@ def test_replication_fails_in_the_same_process_memory_with_one_sentence(folder: 
 
 
 def test_replication_could_hold_a_quarter_of_it_at_most(folder: Path) -> None:
-    """In the memory of the split plan: of a narrower Transformer, with a quarter of the parameters, it needs more."""
+    """Replicating a narrower Transformer, with a quarter of the parameters, needs more memory than the split plan has."""
     quarter, n_bytes = planned(folder, "data-parallel", None, width=504)
     whole, n_bytes_of_whole = planned(folder, "ft-ldp", MEMORY)
     assert 4 * n_bytes <= n_bytes_of_whole

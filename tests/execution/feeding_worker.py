@@ -1,4 +1,4 @@
-"""What each rank does in ``test_feeding.py``: the public API between processes, with shares of the batch."""
+"""Use the public API between processes, with shares of the batch, for ``test_feeding.py``."""
 
 from __future__ import annotations
 

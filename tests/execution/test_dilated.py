@@ -104,7 +104,7 @@ def written_out(
 @settings(max_examples=40)
 @given(data=st.data())
 def test_one_operator_gives_what_the_three_give(data: st.DataObject) -> None:
-    """For all windows, gaps, paddings and crops for which there is one operator."""
+    """Windows, gaps, paddings and crops for which there is one operator give the values of the three."""
     sizes, rates, image, rows, crops = [], [], [], [], []
     for _ in range(2):
         sizes.append(data.draw(st.integers(1, 3)))

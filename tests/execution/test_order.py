@@ -226,8 +226,10 @@ def test_in_order_gradients_of_many_consumers_are_added_two_at_a_time() -> None:
     assert peak <= (DEPTH + 8) * megabyte
 
 
-def step_of(graph: tf.Graph, images: tf.Tensor, filters: tf.Tensor, bias: tf.Tensor) -> tuple[list[tf.Tensor], int, tf.Tensor]:
-    """The gradients of a filter and a bias, as they are emitted; where the backward pass begins; the loss."""
+def step_of(
+    graph: tf.Graph, images: tf.Tensor, filters: tf.Tensor, bias: tf.Tensor
+) -> tuple[list[tf.Tensor], int]:
+    """The gradients of a bias and a filter, as they are emitted, and where the backward pass begins."""
     given = Operator("add", "BiasAdd", (), (Tensor("add:0", (4, 16, 16, 8), "float32"),))
     convolved = tf.nn.conv2d(images, filters, 1, "SAME")
     with lean_gradient(given, (0, 1)):
@@ -236,13 +238,13 @@ def step_of(graph: tf.Graph, images: tf.Tensor, filters: tf.Tensor, bias: tf.Ten
     n_forward = graph.version
     emitted = Emitted({0: [filters], 1: [bias]}, [[loss]], [Created(0, n_forward)])
     found = Pullback(emitted, graph.get_operations(), {}).run([(0, [tf.ones([])])], [1, 0])
-    return [values[0] for values in found if values is not None], n_forward, loss
+    return [values[0] for values in found if values is not None], n_forward
 
 
 def run_in_order(images: tf.Tensor, filters: tf.Tensor, bias: tf.Tensor) -> list[tf.Tensor]:
     """The gradient of the bias comes before the filter's, which waits for it."""
     graph = tf.compat.v1.get_default_graph()
-    found, n_forward, _ = step_of(graph, tf.slice(images, [0, 0, 0, 0], [4, 16, 16, 3]), filters, bias)
+    found, n_forward = step_of(graph, tf.slice(images, [0, 0, 0, 0], [4, 16, 16, 3]), filters, bias)
     put_in_order(graph.get_operations(), n_forward, backward_since(graph, n_forward))
     return found
 
@@ -250,7 +252,7 @@ def run_in_order(images: tf.Tensor, filters: tf.Tensor, bias: tf.Tensor) -> list
 def run_behind_a_collective(images: tf.Tensor, filters: tf.Tensor, bias: tf.Tensor) -> list[tf.Tensor]:
     """The residual of the filter's gradient is regathered by a collective after the bias's."""
     graph = tf.compat.v1.get_default_graph()
-    (of_bias, of_filter), _, _ = step_of(graph, images[:4], filters, bias)
+    (of_bias, of_filter), _ = step_of(graph, images[:4], filters, bias)
     of_bias = tf.numpy_function(np.copy, [of_bias], tf.float32)
     with tf.control_dependencies([of_bias]):
         again = tf.numpy_function(np.copy, [images[:4]], tf.float32)
@@ -277,5 +279,6 @@ def test_the_gradients_of_a_filter_and_a_bias_make_no_cycle(
     with tf.GradientTape() as tape:
         tape.watch((filters, bias))
         loss = tf.reduce_sum(tf.square(tf.nn.bias_add(tf.nn.conv2d(images[:4], filters, 1, "SAME"), bias)))
-    for value, expected in zip(tf.function(run, autograph=False)(images, filters, bias), tape.gradient(loss, (bias, filters)), strict=True):
+    found = tf.function(run, autograph=False)(images, filters, bias)
+    for value, expected in zip(found, tape.gradient(loss, (bias, filters)), strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-3)

@@ -33,7 +33,7 @@ def test_two_chains_give_one_device_numbers(n_ranks: int, count: int) -> None:
 
 @pytest.mark.parametrize(("n_ranks", "collectives", "count"), first(3, REMATERIALIZED))
 def test_copies_are_regathered_between_processes(n_ranks: int, collectives: str, count: int) -> None:
-    """With and without an order of the backward pass; over a link second reshardings are in the chain of the passes."""
+    """Copies are regathered with an order of the backward pass and without; over a link they are in its chain."""
     result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "remade", count, collectives, timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"{count} strategies, " in result.stdout and not result.stdout.rstrip().endswith(", 0 made again")

@@ -1,4 +1,4 @@
-"""What each rank does in ``test_ranks.py``: random strategies of several models by real collectives, all in one process.
+"""Run on each rank random strategies of several models by real collectives, for ``test_ranks.py``.
 
 Every rank draws the same strategies from their seeds, builds its own graph, and computes one device's numbers itself. A rank
 that finds a difference raises, which ends all ranks (``python -m mpi4py``).

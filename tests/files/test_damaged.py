@@ -44,7 +44,7 @@ MOST_CHARACTERS = 500
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """In memory where that can be: thousands of files are written."""
+    """A folder in memory where there is one: thousands of files are written."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as made:
         yield Path(made)

@@ -1,4 +1,4 @@
-"""What a search that is not exact says about itself holds: lower bounds, gaps, proven points."""
+"""Lower bounds, gaps and proven points of searches that aren't exact hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUGH = Budget(max_table_cells=2, seconds=0)
 
 
 def below(bound: LowerBound, mem: np.ndarray, time: np.ndarray) -> np.ndarray:
-    """For each point whether the bound has a point that is at least as good in both costs, by definition."""
+    """Return for each point whether the bound has a point that is at least as good in both costs, by definition."""
     return ((bound.mem_bytes <= mem[:, None]) & (bound.time_ns <= time[:, None])).any(axis=1)
 
 

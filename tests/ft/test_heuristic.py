@@ -14,7 +14,7 @@ from .problems import SHAPES, Costs, build, random_problem
 
 
 def tracked(problem: Problem, max_table_cells: int, algorithm: str = "ft-ldp") -> Tracked:
-    """What eliminations give that make no larger tables than this."""
+    """The frontier by eliminations that make no larger tables than this."""
     thinning = Thinning(NO_SLACK, len(problem.nodes), 10_000)
     return track(problem, algorithm == "ft-ldp", thinning, Limits(max_table_cells), lambda graph: None)
 

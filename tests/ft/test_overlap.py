@@ -153,7 +153,7 @@ def test_a_bound_of_other_times_proves_nothing() -> None:
 
 
 def test_more_weights_close_the_gap() -> None:
-    """With the weights of the ends alone a balanced strategy isn't found, or not proven."""
+    """A balanced strategy isn't found, or not proven, with the weights of the ends alone."""
     gaps = []
     for seed in range(60):
         problem = random_problem(seed)

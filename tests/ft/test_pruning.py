@@ -1,4 +1,4 @@
-"""What is pruned never mattered: the rest and what is known together have the whole frontier."""
+"""Pruning takes nothing from the frontier: the rest and what is known together have all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is forbidden because something else does at least as well changes no frontier."""
+"""Forbidding what something else replaces at no cost changes no frontier."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What tests in several folders share."""
+"""Helpers that tests in several folders share."""

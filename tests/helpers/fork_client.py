@@ -1,4 +1,4 @@
-"""What stands for a Python that a fork server runs: it passes signals on to the fork, and ends as the fork does.
+"""Stand for a Python that a fork server runs: pass signals on to the fork, and end as the fork does.
 
 Its first argument is the servers' sockets, separated by colons: ranks get different ones, since each server has its own
 hash seed, and processes that start alone would differ in theirs. The others are what Python's would be. Nothing is

@@ -136,7 +136,7 @@ def train_and_check(engine: Engine, model: zoo.Recorded, tolerance: float = EXAC
 
 
 def evaluate_and_check(engine: Engine, model: zoo.Recorded, tolerance: float = EXACT) -> None:
-    """After the steps, the metrics are those of one device."""
+    """Check that the metrics after the steps are those of one device."""
     first = feeds_of(model.graph, model.batches[0])
     wanted = tuple((_tensor(model, name), False) for name in model.metrics)
     for name, values, expected in zip(

@@ -1,4 +1,4 @@
-"""Which tensors get a gradient, by the recorded graph alone: as ``tf.gradients`` says; and a model of which others would."""
+"""The recorded graph tells which tensors get a gradient, as ``tf.gradients`` says; a model where it can't is refused."""
 
 from __future__ import annotations
 

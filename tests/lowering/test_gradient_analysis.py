@@ -1,4 +1,4 @@
-"""Where gradients go and what they read, operator by operator, against TensorFlow's gradients of the whole model."""
+"""The gradients' ways and reads, operator by operator, equal those of TensorFlow's gradients of the whole model."""
 
 from __future__ import annotations
 

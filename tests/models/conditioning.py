@@ -1,4 +1,4 @@
-"""How far a last bit carries: two training steps by plain Keras, once more from weights that are changed by a last bit.
+"""Measure how far a last bit carries: two training steps by plain Keras, once more from weights changed by a last bit.
 
     python tests/models/conditioning.py [NAME ...]
 

@@ -53,7 +53,7 @@ def check(name: str, strategy: str, dtype: str = "float64", optimizer: str = "sg
 @pytest.mark.large
 @pytest.mark.parametrize("name", [*APPLICATIONS, *SEQUENCES])
 def test_every_model_at_full_depth(name: str) -> None:
-    """In a process for each model, since graphs of all its ranks take gigabytes; first, while this process is small."""
+    """Each model has a process of its own, since graphs of its ranks take gigabytes; first, while this process is small."""
     folder = Path(__file__).parents[1]
     command = [sys.executable, "-m", "models.all_strategies", name]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

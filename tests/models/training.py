@@ -37,7 +37,7 @@ State = dict[str, np.ndarray]
 
 
 def sgd() -> keras.optimizers.Optimizer:
-    """After a first step its momentums are the gradients times the learning rate, exactly."""
+    """SGD whose momentums after a first step are exactly the gradients times the learning rate."""
     return keras.optimizers.SGD(0.01, momentum=0.9)
 
 

@@ -1,4 +1,4 @@
-"""What each rank does in ``test_ranks.py``: trains a model by ``tensoropt.parallelize`` and says what its losses were."""
+"""Train a model on each rank by ``tensoropt.parallelize`` and print its losses, for ``test_ranks.py``."""
 
 from __future__ import annotations
 

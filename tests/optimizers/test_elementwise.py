@@ -1,4 +1,4 @@
-"""Which optimizers may update pieces: what is known of Keras's own is what the experiment finds, and it can tell."""
+"""The experiment tells which optimizers may update shards, and agrees with what is known of Keras's own."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ CASES: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_devices_give_one_device_numbers(name: str) -> None:
-    """On four where an update communicates, else on two."""
+    """Updates that communicate run on four devices, the others on two."""
     with floats("float64" if name == "muon" else "float32"):
         # Muon takes its learning rate in Keras's default type, and fails on parameters of another one.
         case = case_of(*CASES[name])

@@ -44,7 +44,7 @@ def test_points_of_a_frontier(name: str) -> None:
 
 
 def test_memory_is_that_of_the_slots() -> None:
-    """On one device: value, gradient and slots of every parameter make the difference between optimizers."""
+    """Value, gradient and slots of every parameter make the difference between optimizers on one device."""
     of = {}
     for name in ("sgd-set", "amsgrad"):
         frontier = find_frontier(case_of(*CASES[name], n_steps=0).model, resolve("v100-1x1"), 1)

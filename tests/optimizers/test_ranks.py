@@ -11,7 +11,7 @@ NAMES = ("lamb-clipped", "adafactor", "rows")
 
 
 def test_optimizers_between_processes_give_one_device_numbers() -> None:
-    """On three, so that pieces differ in size."""
+    """Three ranks, so that shards differ in size."""
     result = run_ranks(3, "-m", "mpi4py", WORKER, *NAMES, timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"{len(NAMES)} optimizers on 3 ranks" in result.stdout

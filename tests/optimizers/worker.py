@@ -1,4 +1,4 @@
-"""What each rank does in ``test_ranks.py``: Keras optimizers by real collectives.
+"""Train on each rank by Keras optimizers and real collectives, for ``test_ranks.py``.
 
 Every rank computes one device's numbers itself; a rank that finds a difference raises, which ends all ranks.
 """

@@ -16,7 +16,7 @@ from session.models import begin, built, losses, network
 
 import tensoropt
 from tensoropt.ft.lower_bound import LowerBound
-from tensoropt.plan.compress import kept
+from tensoropt.plan.compress import compressed
 
 matplotlib.use("Agg")
 
@@ -82,7 +82,7 @@ def test_points_may_differ_in_any_single_choice(record):
     costs = np.arange(len(rows)) + 1
     drawn = dataclasses.replace(searched.found, mem_bytes=costs, time_ns=costs[::-1], strategies=np.array(rows), bound=None)
     frontier = dataclasses.replace(searched, found=drawn)
-    parts = kept(frontier)
+    parts = compressed(frontier)
     for point in range(len(rows)):
         assert same(parts.plan(point), frontier.plan(point))
 
@@ -169,7 +169,7 @@ def test_of_many_points_a_file_keeps_some_peaks_and_answers_with_these_points(fo
     monkeypatch.setattr("tensoropt.plan.compress.MOST_PEAKS", 4)
     asked_before = dataclasses.replace(found)
     asked_before.peak(1)
-    some = kept(asked_before)
+    some = compressed(asked_before)
     last = len(found) - 1
     known = sorted({0, 1, round(last / 3), round(2 * last / 3), last})
     assert [point for point in range(len(found)) if some.peak_bytes(point) is not None] == known

@@ -136,7 +136,7 @@ def test_a_batch_that_is_advised_fits_and_one_that_is_much_larger_does_not(batch
 
 
 def test_the_batch_of_a_plan_is_the_largest_that_fits(model: Model) -> None:
-    """With all samples a plan takes its peak; with one fewer where a byte is missing, and so on."""
+    """A plan takes its peak with all samples; where a byte is missing one sample fewer fits, and so on."""
     frontier = searched(request(model), 2)
     peak = frontier.peak(0).n_bytes
     known = [batch_that_fits(frontier, 0, 64, limit) for limit in (peak - 1, peak * 3 // 4, peak // 2, 1)]
@@ -190,7 +190,7 @@ def test_what_force_costs_is_told() -> None:
 
 
 def test_looking_for_suggestions_ends_in_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without time nothing is searched any more, and what might do is told as that; what takes no search is told as ever."""
+    """Nothing is searched without time: what might do is called that, and what takes no search is told as ever."""
     needed = least(searched(request(model), 4))
     monkeypatch.setattr(suggestions, "LEAST_S", -600.0)
     monkeypatch.setattr(suggestions, "OF_SEARCH", 0.0)

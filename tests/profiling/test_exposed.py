@@ -1,4 +1,4 @@
-"""What of a collective compute doesn't hide, measured on engines of which it is known."""
+"""The share of a collective that compute doesn't hide, measured on engines of which it is known."""
 
 from dataclasses import dataclass, field
 

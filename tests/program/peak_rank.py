@@ -44,7 +44,7 @@ def random_plans(frontier: ModelFrontier) -> Iterator[Plan]:
 
 
 def points(frontier: ModelFrontier) -> Iterator[Plan]:
-    """From the least memory to the least time."""
+    """Points of the frontier from the least memory to the least time."""
     return (frontier.plan(int(point)) for point in np.linspace(0, len(frontier) - 1, N_PLANS))
 
 

@@ -1,4 +1,4 @@
-"""What Einsum takes for itself against TensorFlow's profiler."""
+"""The scratch memory of Einsum, against TensorFlow's profiler."""
 
 from __future__ import annotations
 

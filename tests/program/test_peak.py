@@ -1,4 +1,4 @@
-"""What is alive at once: of programs against counting, of a step worked out by hand, and against TensorFlow's profiler."""
+"""Peaks against counting, against a step worked out by hand, and against TensorFlow's profiler."""
 
 from __future__ import annotations
 
@@ -124,13 +124,13 @@ def two_layers() -> zoo.Built:
 
 def peak_on(model: zoo.Recorded, view: StrategyView) -> Peak:
     costing = costing_of(model.model, HARDWARE, view.strategy.mesh)
-    return peak_of(view, model.model.backward, costing, Router(PlainCosts()))
+    return peak_of(view, costing, Router(PlainCosts()))
 
 
 def whole(model: zoo.Recorded) -> StrategyView:
     mesh = HARDWARE.mesh(1)
     chosen = {name: configs(rule_of(op), mesh)[0] for name, op in model.graph.operators.items()}
-    return StrategyView(model.graph, Strategy(mesh, chosen), model.model.backward.gradients)
+    return model.model.view(Strategy(mesh, chosen))
 
 
 def test_a_step_worked_out_by_hand() -> None:
@@ -157,7 +157,7 @@ def test_random_strategies_take_what_their_variables_take_and_more(function: Cal
 
 @pytest.mark.parametrize("function", [deep, taken_by_all])
 def test_a_step_on_one_device_against_the_profiler(function: Callable[[], zoo.Built]) -> None:
-    """In order: TensorFlow's allocations are what was foretold, of a model whose tensors the profiler sees."""
+    """TensorFlow's allocations are what was predicted, of an ordered model whose tensors the profiler sees."""
     model = zoo.record(function, "momentum")
     foretold = peak_on(model, whole(model))
     measured = trace_of(in_order=True, function=function).peak_bytes

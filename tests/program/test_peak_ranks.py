@@ -1,4 +1,4 @@
-"""What ranks take at their peak, by TensorFlow's profiler and with what collectives received, against what was foretold."""
+"""Peaks of ranks, by TensorFlow's profiler and with what collectives received, against what was predicted."""
 
 import re
 from pathlib import Path

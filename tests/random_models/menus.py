@@ -1,4 +1,4 @@
-"""What random models are made of: layers, each drawn with its arguments.
+"""The layers of random models, each drawn with its arguments.
 
 A menu is a tuple of functions that draw one entry from the shape at hand, batch apart, or None where the shape doesn't allow
 it. Extents stay small, so that a model is captured and planned within a second.
@@ -28,15 +28,24 @@ class Made:
     inner: tuple[Made, ...] = ()
 
     def __str__(self) -> str:
-        values = [*map(str, self.inner), *(f"{key}={value}" for key, value in self.options if value is not None)]
+        values = [*map(str, self.inner), *(f"{key}={_text(value)}" for key, value in self.options if value is not None)]
         return f"{self.name.rpartition('.')[2]}({', '.join(values)})"
 
     def make(self) -> Any:
         found: Any = keras
         for part in self.name.split("."):
             found = getattr(found, part)
-        options = {key: value.make() if isinstance(value, Made) else value for key, value in self.options}
-        return found(*(each.make() for each in self.inner), **options)
+        return found(*(each.make() for each in self.inner), **{key: _made(value) for key, value in self.options})
+
+
+def _text(value: Any) -> str:
+    return f"[{', '.join(map(_text, value))}]" if isinstance(value, list) else str(getattr(value, "__name__", value))
+
+
+def _made(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_made(each) for each in value]
+    return value.make() if isinstance(value, Made) else value
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What random models are trained with: optimizers, losses and metrics, each drawn with its arguments."""
+"""Optimizers, losses and metrics of random models, each drawn with its arguments."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def drawn_optimizer(rng: random.Random) -> Made:
 
 @dataclass(frozen=True)
 class Head:
-    """What a model's result is trained for.
+    """The task that a model's result is trained for.
 
     Attributes:
         kind: of labels: ``classes``, ``one_hot``, ``reals``, ``bits``.

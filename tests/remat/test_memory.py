@@ -1,4 +1,4 @@
-"""What a rank takes at its peak, by TensorFlow's profiler, falls where operators are rematerialized."""
+"""A rank's peak, by TensorFlow's profiler, falls where operators are rematerialized."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def deep() -> zoo.Built:
 
 
 def view_of(model: zoo.Recorded, is_rematerialized: bool) -> StrategyView:
-    """On one device; what layers end with is kept."""
+    """The strategy on one device; all but the results with which layers end may be rematerialized."""
     mesh = HARDWARE.mesh(1)
     chosen = {name: configs(rule_of(op), mesh)[0] for name, op in model.graph.operators.items()}
     inside = frozenset(name for name in chosen if not name.startswith("end"))

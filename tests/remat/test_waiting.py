@@ -21,7 +21,7 @@ def test_rematerialization_waits_for_the_loss_and_for_its_reader(
     function, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[tuple[Sequence[tf.Operation], BackwardRecord]] = []
-    monkeypatch.setattr(engine_module, "put_in_order", lambda operators, _, record, *others: built.append((operators, record)))
+    monkeypatch.setattr(engine_module, "put_in_order", lambda operators, _, record, *__: built.append((operators, record)))
     model, mesh = zoo.record(function, "sgd"), Mesh.of(4)
     view = random_strategy(model, mesh, seed, share_regathered=0.5, share_rematerialized=0.7)
     engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh), in_order=True)
@@ -31,5 +31,5 @@ def test_rematerialization_waits_for_the_loss_and_for_its_reader(
     assert again
     own = {op.name for op in again}
     for op in again:
-        # Copies of operators that follow each other wait for the first of them; constants are computed when the graph is made.
+        # Copies of operators that follow each other wait for the first of them.
         assert op.control_inputs or any(tensor.op.name in own for tensor in op.inputs), op.name

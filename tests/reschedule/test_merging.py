@@ -44,7 +44,7 @@ def test_merged_paths_give_the_same_bits(path: Path, seed: int) -> None:
 
 
 def path_of(mesh: Mesh, *layouts: str) -> Path:
-    """On a matrix, through these layouts."""
+    """The path of a matrix through these layouts."""
     shape, (source, *others) = (4, 6), [Layout.parse(mesh, text) for text in layouts]
     steps, at = [], source
     for target in others:

@@ -1,4 +1,4 @@
-"""Which steps are legal, what they say, and what a cost model is asked for them."""
+"""Steps: which are legal, how they print, and what a cost model is asked for them."""
 
 from __future__ import annotations
 

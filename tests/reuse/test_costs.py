@@ -1,4 +1,4 @@
-"""What it costs to make copies again, and that a search which may choose it finds nothing worse for that."""
+"""Costs of regathered copies; a search that may choose them finds nothing worse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank takes at its peak, by TensorFlow's profiler, falls where copies are regathered."""
+"""A rank's peak, by TensorFlow's profiler, falls where copies are regathered."""
 
 import re
 from pathlib import Path

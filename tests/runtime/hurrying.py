@@ -4,5 +4,5 @@ from tensoropt.runtime import error_handling as failures
 
 
 def hurry(timeout_s: float) -> None:
-    """To be called by all ranks, once errors are handled together."""
+    """Shorten the timeout of this rank; all call it, once errors are handled together."""
     failures._installed.watch.timeout_s = timeout_s

@@ -1,4 +1,4 @@
-"""What the wheel holds, and what make says to a Python that can't be used."""
+"""The wheel's contents, and what make says to a Python that can't be used."""
 
 import os
 import re

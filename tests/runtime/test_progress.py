@@ -1,4 +1,4 @@
-"""What scripts show of what they are doing: on rank 0 alone, with the plan in three lines, unless they ask for silence."""
+"""Scripts show what they are doing: on rank 0 alone, with the plan in three lines, unless they ask for silence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks there are, and on which machines."""
+"""The ranks there are, and their machines."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a step's error advises: about labels and indices only where the kernel speaks of them."""
+"""A step's error advises about labels and indices only where the kernel speaks of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many callbacks TensorFlow's pool runs at once is tried out, not believed."""
+"""The number of callbacks that TensorFlow's pool runs at once is tried out, not believed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the public API share: sessions for hardware that isn't there, and small models."""
+"""Sessions for hardware that isn't there, and small models, for tests of the public API."""
 
 from __future__ import annotations
 

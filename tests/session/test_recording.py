@@ -1,4 +1,4 @@
-"""What TensorFlow users write around a model, against plain TensorFlow running the same lines in a session."""
+"""Lines that TensorFlow users write around a model, against plain TensorFlow running the same lines in a session."""
 
 from __future__ import annotations
 

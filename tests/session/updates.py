@@ -80,7 +80,7 @@ def fed() -> tuple[np.ndarray, np.ndarray]:
 
 
 def plain(name: str) -> list[list[np.ndarray]]:
-    """What each step of a script returns in a session of TensorFlow's own, and at last the weights."""
+    """The results of each step of a script in a session of TensorFlow's own, and at last the weights."""
     api, (images, labels) = tf.compat.v1, fed()
     with tf.Graph().as_default(), api.Session() as session, api.variable_scope("", use_resource=True):
         x, y = api.placeholder(api.float64, [N_SAMPLES, 6]), api.placeholder(api.int64, [N_SAMPLES])

@@ -55,7 +55,7 @@ def compiled(weight: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Step:
-    """After a step: the loss, the weights, and the loss's scale with the counts of steps, where there is one."""
+    """A step's outcome: the loss, the weights, and the loss's scale with the counts of steps, where there is one."""
 
     loss: float
     weights: list[np.ndarray]
@@ -68,7 +68,7 @@ def batch(step: int, order: int = 1) -> tuple[np.ndarray, np.ndarray]:
 
 
 def by_keras(name: str, weight: float, order: int = 1, skipped: list[bool] | None = None) -> list[Step]:
-    """On one device.
+    """The steps of plain Keras on one device.
 
     Args:
         order: -1 turns the samples of each batch around.

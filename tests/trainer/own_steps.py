@@ -198,6 +198,26 @@ def mixed() -> keras.Model:
     return model
 
 
+class Spectral(keras.Sequential):
+    """Layers that normalise their kernels when they are called: gradients are taken at the values that are assigned."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+def spectral() -> keras.Model:
+    layers = [keras.layers.SpectralNormalization(keras.layers.Dense(8, "tanh")), keras.layers.Dense(3)]
+    model = Spectral([keras.Input((6,)), *layers])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, jit_compile=False)
+    return model
+
+
 def inputs(n: int = 24) -> np.ndarray:
     return np.random.default_rng(0).normal(size=(n, 6))
 
@@ -221,6 +241,7 @@ CASES = {
     "vae": Case(vae, inputs, is_shown=False),
     "distiller": Case(distiller, labelled),
     "diffusion": Case(diffusion, inputs, evaluates=False),
+    "spectral": Case(spectral, labelled, evaluates=False),
     "mixed": Case(mixed, labelled, is_shown=False, evaluates=False),
     "gan": Case(gan, inputs, is_shown=False, evaluates=False, force={"MatMul": {"m": 2}}),
 }

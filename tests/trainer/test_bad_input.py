@@ -87,6 +87,12 @@ def test_losses_and_optimizers():
         tensoropt.parallelize(captured, keras.optimizers.SGD(0.1), collectives="emulated", parallelism=2, cluster="v100-1x4")
     with refuses("optimizer takes a Keras optimizer or the name of one, got 'fastest'"):
         parallelized(optimizer="fastest")
+    scaled = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="float8_from_mixed_bfloat16")])
+    with refuses(r"variable '.*/inputs_scale' is overwritten by its gradient, as a layer of the policy 'float8_"):
+        parallelized(scaled, loss="mse", metrics=None)
+    for name in ("run_eagerly", "jit_compile", "auto_scale_loss"):
+        with refuses(f"has no argument '{name}': (steps run as TensorFlow's graphs|losses are scaled for mixed_float16)"):
+            parallelized(**{name: True})
     with refuses("unknown option 'profiling'; expected one of"):
         parallelized(option="profiling")
     with refuses("parallelize takes batch_size="):

@@ -1,4 +1,4 @@
-"""What users give a trainer: data and labels in many forms, sequence losses, and the sentences for what can't be taken."""
+"""Data and labels in many forms, sequence losses, and the sentences for what a trainer can't take."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def ctc_batch_cost(y, p):
 
 
 class Ones(keras.layers.Layer):
-    """Has a weight of which only the shape counts."""
+    """A layer with a weight of which only the shape counts."""
 
     def build(self, shape):
         self.w = self.add_weight(shape=(shape[-1], 3), name="w")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,41 @@ class Program:
     results: Structure
     writes: tuple[tf.Operation, ...]
     preprocessing: Preprocessing | None = None
+
+
+@dataclass
+class VariableNames:
+    """Unique names of variables, the same in all captures that are given them.
+
+    Attributes:
+        named: returns names for variables, of which several may have the same.
+    """
+
+    named: Callable[[Sequence[tf.Variable]], Sequence[str]]
+    _known: dict[int, tuple[tf.Variable, str]] = field(default_factory=dict)
+
+    def __call__(self, variables: Sequence[tf.Variable]) -> list[str]:
+        """Return the variables' names; those of variables that were asked for before are what they were."""
+        new = [variable for variable in variables if id(variable.handle) not in self._known]
+        taken = {name for _, name in self._known.values()}
+        for variable, own in zip(new, self.named(new), strict=True):
+            name = next(name for name in _numbered(own) if name not in taken)
+            taken.add(name)
+            self._known[id(variable.handle)] = variable, name
+        return [self._known[id(variable.handle)][1] for variable in variables]
+
+    @property
+    def all(self) -> tuple[tuple[tf.Variable, str], ...]:
+        """All variables that were asked for, with their names."""
+        return tuple(self._known.values())
+
+    def of(self, variable: tf.Variable) -> str | None:
+        """Return the name of a variable; None if it was never asked for."""
+        return self._known.get(id(variable.handle), (None, None))[1]
+
+
+def _numbered(name: str) -> Iterator[str]:
+    return itertools.chain([name], (f"{name}_{count}" for count in itertools.count(1)))
 
 
 @dataclass
@@ -80,14 +116,15 @@ class Capture:
         """
         traced = concrete(function, signature)
         leaves = tf.nest.flatten(list(signature))
-        with self.graph.as_default():
-            given = tuple(self._placeholder(spec, i, scope) for i, spec in enumerate(leaves))
         used = _variables(traced)
+        # Before the placeholders, which give way where names are the same.
         for variable, own in zip(used, self.names_of(used), strict=True):
             if id(variable.handle) not in self.flattener.handles:
                 name = self._unique(own)
                 self.flattener.add_variable(variable, name)
                 self.variables[name] = variable
+        with self.graph.as_default():
+            given = tuple(self._placeholder(spec, i, scope) for i, spec in enumerate(leaves))
         flat = self.flattener.flatten(traced.graph, given, scope)
         results = tf.nest.pack_sequence_as(traced.graph.structured_outputs, flat.outputs, expand_composites=True)
         found = find_preprocessing(self.flattener, given, tf.nest.flatten(results), flat.writes)
@@ -107,11 +144,7 @@ class Capture:
         return tf.compat.v1.placeholder(spec.dtype, spec.shape, name=name)
 
     def _unique(self, name: str) -> str:
-        found, count = name, 0
-        while found in self.variables:
-            count += 1
-            found = f"{name}_{count}"
-        return found
+        return next(found for found in _numbered(name) if found not in self.variables)
 
 
 def concrete(function: Callable[..., Any], signature: Sequence[Structure]) -> Any:

@@ -40,7 +40,7 @@ class Applied:
 
 @dataclass(eq=False)
 class StepTrace:
-    """What one trace of a training step does with gradients.
+    """The gradients that one trace of a training step takes and applies.
 
     Attributes:
         taken: the gradients that were taken, in order.

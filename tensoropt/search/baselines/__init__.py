@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from .task import BaselineResult, Task
 
 BASELINES = ("data-parallel", "one-weird-trick", "optcnn", "tofu", "mesh-tensorflow")
+MONTE_CARLO, MONTE_CARLO_SECONDS = "mcmc", 60.0
+"""FlexFlow's search, :mod:`..monte_carlo`: its cost is the simulated step, so it isn't one under the same costs."""
+OTHERS = (*BASELINES, MONTE_CARLO)
+"""The algorithms that decide by themselves what is split: they take no ``force``, micro-batches or objectives."""
 SPACES = MappingProxyType(
     {
         "data-parallel": "data-parallel: one strategy, which splits the batch everywhere",

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tensoropt.runtime.mpirun", "run a script on several ranks"),
     "search": ("tensoropt.tools.cli.search", "find a model's plans for hardware that needn't be at hand"),
     "check": ("tensoropt.tools.cli.check", "hold a plan against what it predicted"),
+    "simulate": ("tensoropt.tools.cli.simulate", "simulate a plan's step on a cluster's devices and links"),
     "timeline": ("tensoropt.tools.cli.timeline", "trace where a plan's step goes, for a browser"),
     "calibrate": ("tensoropt.tools.cli.calibrate", "measure these devices and their links"),
     "compare": ("tensoropt.tools.cli.compare", "hold a model's frontier against what other algorithms choose"),

@@ -22,7 +22,7 @@ from ...common.tensorflow_import import import_tensorflow
 from ...ft import ALGORITHMS, Budget
 from ...profiling.hardware import Hardware, HardwareError, named, resolve
 from ...runtime.ranks import display_here
-from ...search.baselines import BASELINES
+from ...search.baselines import MONTE_CARLO, MONTE_CARLO_SECONDS, OTHERS
 from ...search.problem.choices import CHOICES, checked_choices
 from ...search.problem.config_space import SPACES
 from ...search.problem.objectives import MEMORY_TIME, PAIRS, parse_objectives
@@ -37,6 +37,7 @@ DEFAULT, OF_CURVE = Budget(), 1
 # Copies of those in options.py and offline.py, which import TensorFlow: help and errors are quick without it.
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 OPTIMIZERS = ("sgd", "momentum", "adam")
+INTERRUPTED = 130
 OUTPUTS = MappingProxyType({"--plan": "plan", "--frontier": "frontier", "--json": "result", "--plot": "picture"})
 
 
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--option", choices=OPTIONS, default=OPTIONS[0], help=f"what to search for; default: {OPTIONS[0]}")
     parser.add_argument("--parallelism", metavar="N[,N...]", help="how many of the devices to use; default: all of them")
     parser.add_argument(
-        "--algorithm", choices=(*ALGORITHMS, *BASELINES), default=ALGORITHMS[0], help=f"default: {ALGORITHMS[0]}"
+        "--algorithm", choices=(*ALGORITHMS, *OTHERS), default=ALGORITHMS[0], help=f"default: {ALGORITHMS[0]}"
     )
     parser.add_argument(
         "--objectives",
@@ -106,7 +107,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         metavar="S",
-        help=f"time for refining a frontier that is not exact; default: {DEFAULT.seconds:g}, of a curve {OF_CURVE}",
+        help=f"time for refining a frontier that is not exact; default: {DEFAULT.seconds:g}, of a curve {OF_CURVE}; the "
+        f"time of --algorithm {MONTE_CARLO}; default: {MONTE_CARLO_SECONDS:g}",
     )
     add_strictness(parser)
     parser.add_argument("--gap", metavar="PERCENT", help="stop refining at this gap to the lower bound; default: 0")
@@ -170,16 +172,21 @@ def checked_measurement(hardware: Hardware, is_strict: bool, is_run_here: bool =
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt search`` and return the exit code."""
     try:
-        _search(arguments)
+        is_interrupted = _search(arguments)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt("search interrupted") from error
     except HardwareError as error:
         raise InputError(str(error)) from error
-    return 0
+    if is_interrupted:
+        print("tensoropt: search interrupted; this is the best that it had found", file=sys.stderr, flush=True)
+    return INTERRUPTED if is_interrupted else 0
 
 
-def _search(arguments: argparse.Namespace) -> None:
-    """Search; everything that can be refused is refused before the search, which may be long."""
+def _search(arguments: argparse.Namespace) -> bool:
+    """Search, and return whether Ctrl-C ended the search with a result.
+
+    Everything that can be refused is refused before the search, which may be long.
+    """
     hardware, counts = _hardware_and_counts(arguments)
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     objectives, budget = parse_objectives(arguments.objectives), budget_of(arguments)
@@ -231,6 +238,7 @@ def _search(arguments: argparse.Namespace) -> None:
     for written in (arguments.plan, arguments.frontier, arguments.json, arguments.plot):
         if written is not None:
             print(f"wrote {written}")
+    return isinstance(found, Plan) and getattr(found.frontier, "is_interrupted", False)
 
 
 def _whole_number(text: str) -> int:

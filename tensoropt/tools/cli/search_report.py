@@ -20,7 +20,7 @@ from ...search.problem.config_space import described
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ..offline import Recorded
+    from ..recorded import Recorded
 
 FORMAT, VERSION = "tensoropt/search", 2
 PICTURE_DPI = 150

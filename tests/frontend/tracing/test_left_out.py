@@ -1,4 +1,4 @@
-"""What the importer takes away: operators that change no value of a model whose shapes are all known."""
+"""The importer leaves out operators that change no value of a model whose shapes are all known."""
 
 from __future__ import annotations
 

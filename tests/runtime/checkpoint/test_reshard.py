@@ -1,4 +1,4 @@
-"""What is saved under one plan and loaded under another is the same to the bit, and plain TensorFlow reads it."""
+"""Weights saved under one plan and loaded under another are the same to the bit, and plain TensorFlow reads them."""
 
 from __future__ import annotations
 

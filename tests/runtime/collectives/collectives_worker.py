@@ -1,4 +1,4 @@
-"""What each rank does in ``test_collectives.py``: every kind of step between real processes against the simulation.
+"""Hold every kind of step between real processes against the simulation, for ``test_collectives.py``.
 
 ``mpirun -n 4 python -m mpi4py tests/runtime/collectives/collectives_worker.py time`` prints times instead, beside MPI's own.
 """
@@ -194,7 +194,7 @@ def check_calls(mesh: Mesh, communicator: MpiCommunicator, shape: tuple[int, ...
 
 
 def check_rounds(mesh: Mesh, gives_way: bool) -> None:
-    """In rounds of a few bytes each what comes out is the same, and what is kept between collectives is little."""
+    """Check that rounds of a few bytes each give the same, and that little is kept between collectives."""
     whole = execute.ROUND_BYTES
     communicator = MpiCommunicator(COMM, mesh, gives_way=gives_way)
     communicator.prepare(all_subsets(mesh))

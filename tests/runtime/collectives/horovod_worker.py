@@ -1,4 +1,4 @@
-"""What each rank does in ``test_horovod.py``: every kind of step by Horovod's operators against the simulation."""
+"""Hold every kind of step by Horovod's operators against the simulation, for ``test_horovod.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``make horovod`` needs, and says where it isn't there; the build itself takes minutes."""
+"""Check what ``make horovod`` says where what it needs isn't there; the build itself takes minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds of all baselines: costs that add up, none below the frontier, plans that run with one device's numbers."""
+"""All baselines have costs that add up, lie on or above the frontier, and run with one device's numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each baseline splits, against its definition and against enumeration."""
+"""The splits of each baseline, against its definition and against enumeration."""
 
 from __future__ import annotations
 

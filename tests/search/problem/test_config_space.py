@@ -1,4 +1,4 @@
-"""What a space consists of: which operators follow which, which configs there are, and what alike nodes share."""
+"""Spaces: which operators follow which, which configs there are, and what alike nodes share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Problem says runs beside compute, held against a strategy's own reshardings; and what a search makes of it."""
+"""A problem's overlappable reshardings against a strategy's own, and the search's use of them."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_strategy_has_the_states_that_it_came_from(name: str, space: str) -> N
 
 
 def test_a_step_that_takes_a_tensor_twice_is_a_node_like_others() -> None:
-    """In the compact space the consumers of one node share a copy, whose costs are the node's: here the step's own."""
+    """Consumers of one node share a copy in the compact space, whose costs are the node's: here the step's own."""
 
     def twice() -> None:
         x = tf.compat.v1.placeholder(tf.float32, [16, 16])

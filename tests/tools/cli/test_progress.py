@@ -1,4 +1,4 @@
-"""How far commands are, where stderr is no terminal."""
+"""Commands say how far they are where stderr is no terminal."""
 
 from __future__ import annotations
 

@@ -1,0 +1,127 @@
+"""The points that a search found for a model, with what makes plans of them: the problem, and the costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ..costs.operator_costs import OperatorCosting
+from ..ft import Frontier
+from ..profiling.hardware import Hardware
+from ..program.liveness import Instruction, Peak, peak_of_program
+from ..program.peak import instructions_of
+from ..program.simulator import Network, StepActions, network_of, step_graph
+from ..program.simulator.timeline import timeline_of
+from ..reschedule.mesh import Mesh
+from ..rules.rule import Config, Interface, interface
+from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts, costs_of
+from ..search.problem.strategy_problem import StrategyProblem
+from ..sharding.model import Model
+from ..sharding.resharding import Router
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FoundPoints:
+    """All Pareto-minimal points of a model at one parallelism, as the search found them.
+
+    Attributes:
+        model: the model, with the micro-batches of the search.
+        hardware: the hardware that the costs are for.
+        built: the problem that was searched, and what its states mean.
+        costing: the costs of operators and reshardings.
+        found: the points.
+        seconds_by_phase: the seconds of each phase: ``costs`` and ``search``; where a plan was chosen also ``unroll``, which
+            makes the plan from the point.
+        assumed: the assumptions that its plans record.
+        note: a sentence on how the points were found; may be empty.
+        objectives: the two costs that were searched.
+        is_interrupted: whether Ctrl-C ended the search, which then kept what it had found.
+    """
+
+    model: Model
+    hardware: Hardware
+    built: StrategyProblem
+    costing: OperatorCosting
+    found: Frontier
+    seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+    objectives: Objectives = MEMORY_TIME
+    is_interrupted: bool = False
+    _peaks: dict[int, Peak] = field(default_factory=dict, init=False)
+    _simulated: dict[int, int] = field(default_factory=dict, init=False)
+    _interfaces: dict[tuple[str, Config], Interface] = field(default_factory=dict, init=False)
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.built.mesh
+
+    @property
+    def hardware_name(self) -> str:
+        return self.hardware.name
+
+    @cached_property
+    def costs(self) -> StrategyCosts:
+        """The costs of all points in memory, time, compute and network, whatever the objectives."""
+        return costs_of(self.built, self.found, self.objectives)
+
+    @cached_property
+    def _router(self) -> Router:
+        """The router of all points, which have most of their reshardings in common."""
+        return Router(self.costing.reshardings.steps)
+
+    def peak(self, point: int) -> Peak:
+        """Return the peak memory of a point's plan."""
+        if point not in self._peaks:
+            self._peaks[point] = peak_of_program(self.program(point))
+        return self._peaks[point]
+
+    def program(self, point: int) -> list[Instruction]:
+        """Return the step of a point's plan as a program on buffers; see :mod:`..program.peak`."""
+        strategy = self.built.strategy(self.found.strategies[point])
+        view, known = self.model.view(strategy), self._interfaces
+        for each in strategy.configs.items():
+            if each not in known:
+                known[each] = interface(view.rules[each[0]], each[1])
+        # Points have most of their configs in common, so interfaces are computed once for all points.
+        vars(view)["interfaces"] = {each[0]: known[each] for each in strategy.configs.items()}
+        return instructions_of(view, self.costing, self._router)
+
+    @property
+    def replayed(self) -> Mapping[int, Peak]:
+        """The peaks that were computed so far, by point."""
+        return self._peaks
+
+    @cached_property
+    def _simulator(self) -> tuple[Network, StepActions]:
+        return network_of(self.hardware, self.mesh), StepActions(self.costing, self._router)
+
+    def simulated_ns(self, point: int) -> int:
+        """Return the time of a point's step as it is simulated on the hardware, in nanoseconds.
+
+        Raises:
+            InputError: the model has several passes, which can't be simulated.
+        """
+        if point not in self._simulated:
+            view = self.model.view(self.built.strategy(self.found.strategies[point]))
+            network, actions = self._simulator
+            graph = step_graph(view)
+            chains = [actions.chain(view, node) for node in graph.nodes]
+            self._simulated[point] = timeline_of(view, graph, chains, network).makespan_ns
+        return self._simulated[point]
+
+    def summary(self) -> str:
+        """Return one line on the search: its size, its exactness and its time."""
+        problem, found = self.built.problem, self.found
+        n_points = f"{len(found)} point{'s' * (len(found) > 1)}"
+        n_points += "" if self.objectives == MEMORY_TIME else f" of {' and '.join(self.objectives)}"
+        kinds = ", ".join(f"{count} {kind}" for kind, count in found.eliminations.items() if count)
+        slices = f", {self.model.graph.n_micro_batches} micro-batches" if self.model.graph.n_micro_batches > 1 else ""
+        return (
+            f"{n_points} on {self.mesh.n_devices} devices {self.mesh}{slices}: {self.built.n_operators} operators in "
+            f"{len(self.built.nodes)} nodes, {self.built.n_configs} configs, {len(problem.edges)} edges; "
+            f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
+            f"{sum(self.seconds_by_phase.values()):.2f} s" + (f"; {self.note}" if self.note else "")
+        )

@@ -1,0 +1,163 @@
+"""Simulate the step of a plan on some hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tabulate import tabulate
+
+from ..common.errors import InputError
+from ..common.memory_units import memory_text
+from ..costs.model_costs import costing_of
+from ..profiling.hardware import Hardware
+from ..program.simulator import StepTimeline, network_of, step_timeline
+from ..program.simulator.network import DEVICE, LINK, NETWORK, Resource
+from ..sharding.model import Model
+from .build import check_reshardings
+from .plan import Plan
+
+FORMAT, VERSION = "tensoropt/simulation", 1
+MOST_SHOWN, MOST_NAMED = 15, 3
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """The simulated step of a plan.
+
+    Attributes:
+        plan: what was simulated.
+        hardware: on what.
+        timeline: what each device and link does when.
+        additive_ns: the time of the step by Equations (1) to (3), with nothing hidden.
+    """
+
+    plan: Plan
+    hardware: Hardware
+    timeline: StepTimeline
+    additive_ns: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that is alive at once on a device; by Equation (1) where the plan doesn't know it."""
+        return self.plan.memory_bytes if self.plan.peak_bytes is None else self.plan.peak_bytes
+
+    def report(self) -> str:
+        """Return tables of the step: its time, how busy devices and links are, and the critical path by operator."""
+        makespan = self.timeline.makespan_ns
+        by = "by its topology" if self.hardware.topology is not None else "by its levels"
+        lines = [
+            f"step      {_ms(makespan)} ms simulated on {self.hardware.name} {by}; {_ms(self.additive_ns)} ms if nothing "
+            "overlapped",
+            f"memory    {memory_text(self.peak_bytes)} per device at once",
+        ]
+        resources = list(zip(self.timeline.resources, self.timeline.busy_ns, strict=True))
+        devices = [row for row in resources if row[0].kind != LINK]
+        links = sorted((row for row in resources if row[0].kind == LINK), key=lambda row: -row[1])
+        parts = ["\n".join(lines), self._busy("devices", devices)]
+        if links:
+            parts.append(self._busy(f"links, of {len(links)} kinds", links[:MOST_SHOWN]))
+        return "\n\n".join([*parts, self._path()])
+
+    def _busy(self, title: str, rows: list[tuple[Resource, int]]) -> str:
+        makespan = self.timeline.makespan_ns
+        cells = [
+            [_named(each), _ms(busy), _ms(makespan - busy), f"{busy / makespan:.0%}" if makespan else ""]
+            for each, busy in rows
+        ]
+        headers = (title, "busy ms", "idle ms", "busy")
+        return tabulate(cells, headers, disable_numparse=True, colalign=("left", "right", "right", "right"))
+
+    def _path(self) -> str:
+        """Return the critical path by operator and part of the step, the longest first."""
+        path = self.timeline.critical_path()
+        total: dict[tuple[str, str], int] = {}
+        for part in path:
+            key = part.operator, part.kind
+            total[key] = total.get(key, 0) + part.end_ns - part.start_ns
+        rows = sorted(total.items(), key=lambda row: (-row[1], row[0]))
+        makespan = max(1, self.timeline.makespan_ns)
+        cells = [[name, kind, _ms(ns), f"{ns / makespan:.1%}"] for (name, kind), ns in rows[:MOST_SHOWN]]
+        rest = sum(ns for _, ns in rows[MOST_SHOWN:])
+        if rest:
+            cells.append([f"{len(rows) - MOST_SHOWN} others", "", _ms(rest), f"{rest / makespan:.1%}"])
+        headers = (f"critical path, {len(path)} tasks", "part", "ms", "of the step")
+        return tabulate(cells, headers, disable_numparse=True, colalign=("left", "left", "right", "right"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the simulation as a JSON value, of the format ``FORMAT`` in version ``VERSION``."""
+        busy = list(zip(self.timeline.resources, self.timeline.busy_ns, strict=True))
+
+        def of_kind(kind: str) -> list[dict[str, Any]]:
+            those = [(name, ns) for each, ns in busy if each.kind == kind for name in each.members]
+            return [{"name": name, "busy_us": ns / 1e3} for name, ns in those]
+
+        ranked = [(rank, name, ns) for each, ns in busy if each.kind == DEVICE
+                  for rank, name in zip(each.devices, each.members, strict=True)]  # fmt: skip
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "cluster": self.hardware.name,
+            "makespan_us": self.timeline.makespan_ns / 1e3,
+            "additive_time_us": self.additive_ns / 1e3,
+            "peak_bytes": [self.peak_bytes] * self.plan.parallelism,
+            "devices": [{"name": name, "busy_us": ns / 1e3} for _, name, ns in sorted(ranked)],
+            "links": [*of_kind(NETWORK), *of_kind(LINK)],
+            "critical_path": [
+                {
+                    "task": part.task,
+                    "operator": part.operator,
+                    "start_us": part.start_ns / 1e3,
+                    "end_us": part.end_ns / 1e3,
+                }
+                for part in self.timeline.critical_path()
+            ],
+        }
+
+
+def simulate_plan(plan: Plan, model: Model, hardware: Hardware) -> Simulation:
+    """Simulate the step of a plan for a model on some hardware, by the plan's own paths.
+
+    Raises:
+        InputError: the plan is for another model or for another mesh, or the model can't be simulated.
+    """
+    plan.check_for(model.graph)
+    try:
+        mesh = hardware.mesh(plan.parallelism)
+    except ValueError as error:
+        raise InputError(f"the plan is for {plan.parallelism} devices: {error}") from error
+    if mesh != plan.mesh:
+        raise InputError(
+            f"the plan is for a mesh of {plan.mesh}, which {hardware.name} doesn't make of {plan.parallelism} devices: "
+            f"there it is {mesh}; find a plan for {hardware.name}, or give the cluster that the plan was found for"
+        )
+    model = model.in_micro_batches(plan.micro_batches, plan.parallelism)
+    view = model.view(plan.strategy)
+    check_reshardings(view, plan)
+    costing = costing_of(model, hardware, mesh)
+    router = plan.router(costing.reshardings.steps)
+    network = network_of(hardware, mesh)
+    timeline = step_timeline(view, costing, router, network)
+    return Simulation(plan, hardware, timeline, timeline.additive_ns(network.costs))
+
+
+def _named(resource: Resource) -> str:
+    """Return the name of a resource, or of the first of several."""
+    names = resource.members
+    if resource.kind != LINK and len(names) > 1:
+        what = "network of " if resource.kind == NETWORK else ""
+        return f"{what}{names[0]} to {names[-1]}, {len(names)} alike" if _follow(resource.devices) else _listed(what, names)
+    return _listed("", names)
+
+
+def _listed(what: str, names: tuple[str, ...]) -> str:
+    others = f" and {len(names) - 1} alike" if len(names) > 1 else ""
+    return f"{what}{names[0]}{others}"
+
+
+def _follow(ranks: tuple[int, ...]) -> bool:
+    return ranks == tuple(range(ranks[0], ranks[0] + len(ranks)))
+
+
+def _ms(time_ns: int) -> str:
+    return f"{time_ns / 1e6:,.3f}"

@@ -1,0 +1,23 @@
+"""Simulate the step of a strategy on a device topology: FlexFlow, section 5.
+
+:func:`step_timeline` is the full simulation, with all that can be told of it; :class:`DeltaSimulation` gives the time of
+strategies that differ in little from one that is known, as a search does.
+"""
+
+from __future__ import annotations
+
+from .actions import StepActions
+from .delta import DeltaSimulation
+from .network import Network, network_of
+from .step_graph import step_graph
+from .timeline import StepTimeline, step_timeline
+
+__all__ = [
+    "DeltaSimulation",
+    "Network",
+    "StepActions",
+    "StepTimeline",
+    "network_of",
+    "step_graph",
+    "step_timeline",
+]

@@ -1,0 +1,160 @@
+"""What each node of a step takes under a strategy: its chain of actions, one after the other.
+
+The sums are those of Equation (3): on hardware where nothing overlaps the actions of all nodes together take a plan's
+``time_us``, to the nanosecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ...costs.operator_costs import OperatorCosting
+from ...ir.graph import VARIABLE, Operator
+from ...reschedule.halo import HaloStep
+from ...reschedule.path import Path
+from ...rules.rule import Config
+from ...sharding.consumers import sharding_of
+from ...sharding.resharding import (
+    BUCKET_BYTES,
+    Resharding,
+    Route,
+    Router,
+    differentiated_operands,
+    inner_reshardings,
+)
+from ...sharding.strategy import StrategyView
+from ...sharding.update_resharding import row_reshardings, update_reshardings
+from .network import COMPUTE, Action
+from .step_graph import (
+    BACKWARD,
+    FORWARD,
+    JOIN,
+    RECOMPUTE,
+    RESHARD_BACK,
+    ROWS,
+    SHARE_BACK,
+    UPDATE,
+    Node,
+)
+
+Chain = tuple[Action, ...]
+
+
+@dataclass(frozen=True)
+class StepActions:
+    """The actions of nodes, by the costs of operators and reshardings; what occurs again is looked up."""
+
+    costing: OperatorCosting
+    router: Router
+    _of_operators: dict[tuple[str, str, Config, int], Chain] = field(default_factory=dict, init=False, repr=False)
+    _ways: dict[Resharding, tuple[Chain, Chain]] = field(default_factory=dict, init=False, repr=False)
+
+    def chain(self, view: StrategyView, node: Node) -> Chain:
+        """Return the actions of a node under the view's strategy."""
+        kind = node.kind
+        if kind == JOIN:
+            return ()
+        if kind in (FORWARD, BACKWARD, UPDATE, ROWS, RECOMPUTE):
+            key = kind, node.name, view.strategy.configs[node.name], node.run
+            if key not in self._of_operators:
+                self._of_operators[key] = self._of_operator(view, view.graph.operators[node.name], kind, node.run)
+            return self._of_operators[key]
+        tensor = view.graph.tensors[node.name]
+        shared = view.strategy.shared.get(node.name)
+        if node.consumer is not None:
+            resharding = view.resharding(tensor, sharding_of(view, tensor, node.consumer))
+        elif shared is None:
+            return ()
+        else:
+            resharding = view.shared_resharding(tensor, shared)
+        forward, backward = self._of_resharding(resharding)
+        return backward if kind in (SHARE_BACK, RESHARD_BACK) else forward
+
+    def _of_operator(self, view: StrategyView, op: Operator, kind: str, run: int) -> Chain:
+        rule, config, seen = view.rules[op.name], view.strategy.configs[op.name], view.interfaces[op.name]
+        if kind == ROWS:
+            return self._forward(row_reshardings(op, rule, config))
+        total_ns = self.costing.compute_time_ns(op, rule, config, seen)
+        if kind == UPDATE:
+            by_rows = op.name in view.graph.lookups
+            reshardings = update_reshardings(view.graph.updates[op.name], op.result, view.layout(op.result), by_rows)
+            return _joined([*self._forward(reshardings), *_computed(total_ns)])
+        if op.type == VARIABLE:
+            return ()
+        backward_ns = self.costing.backward_time_ns(op, rule, config, seen)
+        n_runs = view.graph.n_runs(op.result.name) if op.outputs else 1
+        if kind == RECOMPUTE:
+            return _computed(_share(total_ns - backward_ns, n_runs, run))
+        differentiated = differentiated_operands(op, view.gradients)
+        inside = inner_reshardings(op, rule, config, differentiated)
+        if kind == BACKWARD:
+            ways = [action for each in inside for action in self._of_resharding(each)[1]]
+            return _joined([*ways, *_computed(_share(backward_ns, n_runs, run))])
+        # The costs of an operator without a backward pass have none of its time there.
+        forward_ns = total_ns - (backward_ns if differentiated else 0)
+        return _joined([*self._forward(inside), *_computed(_share(forward_ns, n_runs, run))])
+
+    def _forward(self, reshardings: Iterable[Resharding]) -> Chain:
+        return tuple(action for each in reshardings for action in self._of_resharding(each)[0])
+
+    def _of_resharding(self, resharding: Resharding) -> tuple[Chain, Chain]:
+        """Return the actions of a resharding's forward and backward path."""
+        found = self._ways.get(resharding)
+        if found is None:
+            route = self.router.route(resharding)
+            forward = self._of_path(route.forward, resharding.item_bytes)
+            found = self._ways[resharding] = forward, self._back(route, resharding)
+        return found
+
+    def _back(self, route: Route, resharding: Resharding) -> Chain:
+        if route.backward is None:
+            return ()
+        if not route.in_bucket:
+            return self._of_path(route.backward, resharding.item_bytes)
+        (step,) = route.backward.steps
+        assert not isinstance(step, HaloStep)
+        n_bytes = step.n_bytes(resharding.shape, resharding.item_bytes)
+        return (Action(step.cost_kind, step.group_axes, BUCKET_BYTES, of_bucket=n_bytes),)
+
+    def _of_path(self, path: Path, item_bytes: int) -> Chain:
+        found: list[Action] = []
+        costs = self.router.costs
+        for step in path.steps:
+            if isinstance(step, HaloStep):
+                for kind, axes, n_bytes in reversed(step.charged(path.shape, item_bytes)):
+                    if kind == "local":
+                        found += _computed(costs.time_ns(kind, step.source.mesh, axes, n_bytes))
+                    else:
+                        found.append(Action(kind, axes, n_bytes))
+                continue
+            mesh, axes, n_bytes = step.source.mesh, step.group_axes, step.n_bytes(path.shape, item_bytes)
+            local_ns = costs.time_ns("local", mesh, axes, n_bytes)
+            if step.communicates:
+                found += [Action(step.kind, axes, n_bytes), *_computed(step.n_copies(path.shape) * local_ns)]
+            else:
+                found += _computed(local_ns)
+        return _joined(found)
+
+
+def _computed(time_ns: int) -> Chain:
+    return (Action(COMPUTE, time_ns=time_ns),) if time_ns else ()
+
+
+def _joined(actions: Iterable[Action]) -> Chain:
+    """Return actions with computations that follow each other as one."""
+    found: list[Action] = []
+    for action in actions:
+        if found and action.kind == found[-1].kind == COMPUTE:
+            found[-1] = Action(COMPUTE, time_ns=found[-1].time_ns + action.time_ns)
+        else:
+            found.append(action)
+    return tuple(found)
+
+
+def _share(time_ns: int, n_runs: int, run: int) -> int:
+    """Return the time of one of several equal runs; the first has what can't be divided."""
+    each, rest = divmod(time_ns, n_runs)
+    return each + (rest if run == 0 else 0)
+
+

@@ -1,0 +1,158 @@
+"""The inner loop of the delta simulation, on flat sequences of integers: NumPy arrays where Numba compiles it, else lists.
+
+It does what :mod:`.full` does, without a task graph: a node's chain of actions is walked along. A *slot* is a node for one
+class of devices. An event is the beginning of a slot's action, or of nothing where its node's chain is empty. The order of
+events is that of their ready times, then of their slots.
+
+Which of a state's sequences are what:
+
+    free        when each resource is free
+    missing     how many nodes each slot still waits for
+    ready       when the slot is ready, as far as that is known
+    at          the number of the slot's action
+    came, late  whether a slot has come to its action and waits for other classes there, and since when
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import Any, TypeVar, cast
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+try:
+    import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+    IS_COMPILED = True
+except ImportError:
+    IS_COMPILED = False
+
+
+def _compile(function: _Function) -> _Function:
+    """Return the function compiled by Numba, cached on disk and without the GIL; itself where there is no Numba."""
+    return cast(_Function, numba.njit(cache=True, nogil=True)(function)) if IS_COMPILED else function
+
+
+@_compile
+def _reach(heap: Any, tables: Any, state: Any, slot: int, time: int, n_classes: int) -> None:
+    """Let a slot come to its current action at a time; push the event that begins it, if no other class is missing."""
+    chain_of, chain_start, chain, work_of, first_of, size_of, member_start, members = tables[2:10]
+    at, came, late = state[3], state[4], state[5]
+    node = slot // n_classes
+    of_node = chain_of[node]
+    place = chain_start[of_node] + at[slot]
+    if place == chain_start[of_node + 1]:
+        heappush(heap, (time, slot))
+        return
+    work = work_of[chain[place] * n_classes + slot - node * n_classes]
+    if size_of[work] == 1:
+        heappush(heap, (time, slot))
+        return
+    came[slot] = 1
+    late[slot] = time
+    first = node * n_classes
+    for i in range(member_start[work], member_start[work + 1]):
+        # A class that isn't there yet may be at an earlier action, and wait for others at that.
+        other = first + members[i]
+        if came[other] == 0 or at[other] != at[slot]:
+            return
+        time = max(time, late[other])
+    for i in range(member_start[work], member_start[work + 1]):
+        came[first + members[i]] = 0
+    heappush(heap, (time, first + first_of[work]))
+
+
+@_compile
+def run(
+    tables: Any, state: Any, log: Any, arrived: Any, saved: Any, into: Any, n_events: int, stride: int, n_classes: int
+) -> int:
+    """Process all events of a step from some event on, and return how many there are from its beginning.
+
+    Args:
+        state: that of the beginning; it is overwritten.
+        log: of each event its slot, action, ready time and end; those from ``n_events`` on are written.
+        arrived: of each slot, the number of the event after which it waited for nothing more; -1 from the beginning.
+        saved: of every ``stride``-th event the state before it: the state's sequences one after the other, the number of
+            events in the queue, and their times and slots.
+        into: what is saved from now on, in the same form; may be ``saved``.
+        n_events: how many events were processed before, a multiple of ``stride``.
+    """
+    lead_start, lead_to, chain_of, chain_start, chain, work_of = tables[:6]
+    size_of, member_start, members, use_start, uses, use_ns, latency = tables[7:14]
+    free, missing, ready, at, came, late = state
+    log_slot, log_action, log_ready, log_end = log
+    n_resources, n_slots = len(free), len(missing)
+    width = n_resources + 7 * n_slots + 1
+    heap = [(free[0], free[0])]
+    heap.pop()
+    if n_events == 0:
+        for slot in range(n_slots):
+            if missing[slot] == 0:
+                _reach(heap, tables, state, slot, free[0], n_classes)
+    else:
+        base = (n_events // stride) * width
+        for i in range(n_resources):
+            free[i] = saved[base + i]
+        base += n_resources
+        for i in range(n_slots):
+            missing[i] = saved[base + i]
+            ready[i] = saved[base + n_slots + i]
+            at[i] = saved[base + 2 * n_slots + i]
+            came[i] = saved[base + 3 * n_slots + i]
+            late[i] = saved[base + 4 * n_slots + i]
+        base += 5 * n_slots
+        for i in range(saved[base]):
+            heap.append((saved[base + 1 + 2 * i], saved[base + 2 + 2 * i]))
+        heapify(heap)
+    while len(heap) > 0:
+        if n_events % stride == 0:
+            base = (n_events // stride) * width
+            for i in range(n_resources):
+                into[base + i] = free[i]
+            base += n_resources
+            for i in range(n_slots):
+                into[base + i] = missing[i]
+                into[base + n_slots + i] = ready[i]
+                into[base + 2 * n_slots + i] = at[i]
+                into[base + 3 * n_slots + i] = came[i]
+                into[base + 4 * n_slots + i] = late[i]
+            base += 5 * n_slots
+            into[base] = len(heap)
+            for i in range(len(heap)):
+                into[base + 1 + 2 * i] = heap[i][0]
+                into[base + 2 + 2 * i] = heap[i][1]
+        time, slot = heappop(heap)
+        node = slot // n_classes
+        of_node = chain_of[node]
+        place = chain_start[of_node] + at[slot]
+        end = time
+        work = -1
+        log_action[n_events] = at[slot]
+        if place < chain_start[of_node + 1]:
+            work = work_of[chain[place] * n_classes + slot - node * n_classes]
+            for use in range(use_start[work], use_start[work + 1]):
+                done = max(time, free[uses[use]]) + use_ns[use]
+                free[uses[use]] = done
+                end = max(end, done)
+            end += latency[work]
+        log_slot[n_events] = slot
+        log_ready[n_events] = time
+        log_end[n_events] = end
+        n_members = 1 if work < 0 else size_of[work]
+        for i in range(n_members):
+            own = slot if work < 0 else node * n_classes + members[member_start[work] + i]
+            if work >= 0:
+                at[own] += 1
+                if place + 1 < chain_start[of_node + 1]:
+                    _reach(heap, tables, state, own, end, n_classes)
+                    continue
+            for lead in range(lead_start[node], lead_start[node + 1]):
+                after = lead_to[lead] * n_classes + own - node * n_classes
+                ready[after] = max(ready[after], end)
+                missing[after] -= 1
+                if missing[after] == 0:
+                    arrived[after] = n_events
+                    _reach(heap, tables, state, after, ready[after], n_classes)
+        n_events += 1
+    return n_events

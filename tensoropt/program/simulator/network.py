@@ -1,0 +1,136 @@
+"""What the actions of a step occupy: a device's compute, its network, or the links of a topology; and for how long.
+
+Devices whose timelines are equal by symmetry form one *class* and are simulated once (:mod:`.symmetry`). An action of all
+devices is, for each class or for classes that go together, one :class:`Work`: it occupies each of its resources for a time
+of its own, all from when it is ready on, and ends a latency after the last of them. A resource does one thing at a time, in
+the order in which they become ready (FlexFlow, assumption A3).
+
+Without a topology (:class:`LevelNetwork`) a collective takes what the additive costs say. A device whose hardware doesn't
+compute while it communicates (``exposed_share`` 1) does it in its compute resource, so nothing runs side by side; else the
+collective occupies the network, and the exposed share of its time the compute beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from ...profiling.costs import CollectiveCosts
+from ...profiling.hardware import Hardware
+from ...reschedule.layout import Axes
+from ...reschedule.mesh import Mesh
+from ...sharding.resharding import BUCKET_BYTES
+
+COMPUTE = "compute"
+DEVICE, NETWORK, LINK = "device", "network", "link"
+
+
+class Action(NamedTuple):
+    """What all devices do at once: compute, or one collective.
+
+    Attributes:
+        kind: COMPUTE, or the kind of the collective.
+        axes: the axes of the mesh that make the collective's groups.
+        n_bytes: the collective's bytes, see :mod:`tensoropt.profiling.costs`.
+        time_ns: the time of the computation, on a device of the hardware's own speed.
+        of_bucket: the bytes that a small gradient has in a bucket of BUCKET_BYTES, which are ``n_bytes``; 0 for others. It
+            takes its share of the bucket's time.
+    """
+
+    kind: str
+    axes: Axes = ()
+    n_bytes: int = 0
+    time_ns: int = 0
+    of_bucket: int = 0
+
+    def __str__(self) -> str:
+        if self.kind == COMPUTE:
+            return f"compute {self.time_ns} ns"
+        bucket = f", {self.of_bucket} of a bucket" if self.of_bucket else ""
+        return f"{self.kind}({','.join(map(str, self.axes))}) {self.n_bytes} bytes{bucket}"
+
+
+class Work(NamedTuple):
+    """What an action is for some classes of devices.
+
+    Attributes:
+        classes: the classes that take part, ascending; it is ready once it is on all of them, and ends on all at once.
+        uses: (number of the resource, nanoseconds).
+        latency_ns: from when the last resource is done to when the result is there.
+    """
+
+    classes: tuple[int, ...]
+    uses: tuple[tuple[int, int], ...]
+    latency_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One of some resources with equal timelines.
+
+    Attributes:
+        kind: DEVICE, a device's compute; NETWORK, its network; LINK, one direction of a link.
+        members: the names of all of them.
+        devices: the ranks of the devices; none for a link.
+    """
+
+    kind: str
+    members: tuple[str, ...]
+    devices: tuple[int, ...] = ()
+
+
+class Network(Protocol):
+    """What actions occupy on some hardware: resources, classes of devices, and the work of each action."""
+
+    @property
+    def costs(self) -> CollectiveCosts:
+        """The additive costs of collectives, and with them the mesh."""
+        ...
+
+    @property
+    def resources(self) -> tuple[Resource, ...]: ...
+
+    @property
+    def classes(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of the devices of each class; class i computes on resource i."""
+        ...
+
+    def works(self, action: Action) -> tuple[Work, ...]:
+        """Return what an action is for each class of devices; every class is in one of them."""
+        ...
+
+
+class LevelNetwork:
+    """The network of hardware without a topology: every device has the same timeline."""
+
+    def __init__(self, costs: CollectiveCosts) -> None:
+        mesh, hardware = costs.mesh, costs.hardware
+        self.costs, self._mesh = costs, mesh
+        self._exposed_share = hardware.exposed_share_on(mesh)
+        ranks = tuple(range(mesh.n_devices))
+        names = tuple(map(str, ranks))
+        device, network = Resource(DEVICE, names, ranks), Resource(NETWORK, names, ranks)
+        self.classes: tuple[tuple[int, ...], ...] = (ranks,)
+        self.resources: tuple[Resource, ...] = (device, network) if self._exposed_share < 1 else (device,)
+
+    def works(self, action: Action) -> tuple[Work, ...]:
+        """Return the work of an action; see :class:`Network`."""
+        if action.kind == COMPUTE:
+            return (Work((0,), ((0, action.time_ns),)),)
+        time_ns = self.costs.time_ns(action.kind, self._mesh, action.axes, action.n_bytes)
+        if action.of_bucket:
+            time_ns = time_ns * action.of_bucket // BUCKET_BYTES
+        if len(self.resources) == 1:
+            return (Work((0,), ((0, time_ns),)),)
+        exposed_ns = time_ns - int(time_ns * (1 - self._exposed_share))
+        return (Work((0,), ((1, time_ns), (0, exposed_ns))),)
+
+
+def network_of(hardware: Hardware, mesh: Mesh) -> Network:
+    """Return the network of a mesh of some hardware: by its topology, or by its levels where it has none."""
+    costs = CollectiveCosts(hardware, mesh)
+    if hardware.topology is None or mesh.n_devices == 1:
+        return LevelNetwork(costs)
+    from .topology_network import TopologyNetwork
+
+    return TopologyNetwork(hardware.topology, costs)

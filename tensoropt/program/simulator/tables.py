@@ -1,0 +1,146 @@
+"""What :mod:`.events` reads and writes: flat sequences of integers, NumPy arrays where it is compiled, else lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .actions import Chain
+from .network import Action, Network
+
+Numbers = Any
+"""int64[n], or a list of n integers."""
+
+
+def event_loop() -> ModuleType:
+    """Return :mod:`.events`, which is imported when it is first needed: it loads Numba."""
+    from . import events
+
+    return events
+
+
+def packed(values: Iterable[int]) -> Numbers:
+    """Return integers as :mod:`.events` takes them."""
+    return np.array(list(values), np.int64) if event_loop().IS_COMPILED else list(map(int, values))
+
+
+def filled(n: int, value: int = 0) -> Numbers:
+    """Return ``n`` equal integers as :mod:`.events` takes them."""
+    return np.full(n, value, np.int64) if event_loop().IS_COMPILED else [value] * n
+
+
+def largest(values: Numbers) -> int:
+    """Return the largest integer; 0 if there is none."""
+    return max(values, default=0) if isinstance(values, list) else int(values.max(initial=0))
+
+
+class Growing:
+    """A sequence of integers that grows at its end, as :mod:`.events` takes it."""
+
+    def __init__(self, values: Iterable[int] = ()) -> None:
+        self._added = list(values)
+        self._values = packed(())
+        self._n = 0
+
+    def __len__(self) -> int:
+        return self._n + len(self._added)
+
+    def extend(self, values: Iterable[int]) -> None:
+        self._added.extend(values)
+
+    @property
+    def values(self) -> Numbers:
+        """All integers; valid until more are added."""
+        if self._added:
+            added, n = packed(self._added), len(self)
+            if isinstance(self._values, list):
+                self._values += added
+            elif n > len(self._values):
+                self._values = np.concatenate([self._values[: self._n], added, np.zeros(n, np.int64)])
+            else:
+                self._values[self._n : n] = added
+            self._n, self._added = n, []
+        return self._values if isinstance(self._values, list) else self._values[: self._n]
+
+
+class WorkTables:
+    """The chains, actions and works that occur, each once and numbered; more are added as they come."""
+
+    def __init__(self, network: Network) -> None:
+        self._network, self._n_classes = network, len(network.classes)
+        self._chains: dict[Chain, int] = {}
+        self._actions: dict[Action, int] = {}
+        self._lengths: list[int] = []
+        # Where each chain, the members and the uses of each work begin, and where the last one ends.
+        self._chain_start, self._member_start, self._use_start = Growing([0]), Growing([0]), Growing([0])
+        self._chain, self._members, self._uses, self._use_ns = Growing(), Growing(), Growing(), Growing()
+        self._work_of = Growing()  # of each action and class, the work
+        self._first, self._size, self._latency = Growing(), Growing(), Growing()
+
+    def chain(self, chain: Chain) -> int:
+        """Return the number of a chain."""
+        if chain not in self._chains:
+            self._chains[chain] = len(self._chains)
+            self._lengths.append(len(chain))
+            self._chain.extend([self._action(action) for action in chain])
+            self._chain_start.extend([len(self._chain)])
+        return self._chains[chain]
+
+    def length(self, chain: int) -> int:
+        """Return the number of actions of a chain."""
+        return self._lengths[chain]
+
+    def _action(self, action: Action) -> int:
+        if action not in self._actions:
+            self._actions[action] = len(self._actions)
+            of_class = [0] * self._n_classes
+            for work in self._network.works(action):
+                for one in work.classes:
+                    of_class[one] = len(self._first)
+                self._first.extend(work.classes[:1])
+                self._size.extend([len(work.classes)])
+                self._latency.extend([work.latency_ns])
+                self._members.extend(work.classes)
+                self._member_start.extend([len(self._members)])
+                self._uses.extend([resource for resource, _ in work.uses])
+                self._use_ns.extend([ns for _, ns in work.uses])
+                self._use_start.extend([len(self._uses)])
+            self._work_of.extend(of_class)
+        return self._actions[action]
+
+    def packed(self) -> tuple[Numbers, ...]:
+        """Return the sequences of chains and works, in the order in which :func:`.events.run` takes them."""
+        growing = (
+            *(self._chain_start, self._chain, self._work_of, self._first, self._size, self._member_start, self._members),
+            *(self._use_start, self._uses, self._use_ns, self._latency),
+        )
+        return tuple(each.values for each in growing)
+
+
+class Buffers:
+    """The events of a simulated step, and its state at some of them.
+
+    Attributes:
+        log: of each event its slot, action, ready time and end.
+        arrived: of each slot, the number of the event after which it waited for nothing more; -1 from the beginning.
+        saved: the states before every ``stride``-th event, as :func:`.events.run` writes them.
+    """
+
+    def __init__(self, most_events: int, n_saved: int, n_resources: int, n_slots: int) -> None:
+        self.stride = -(-most_events // n_saved)
+        self.most_events = most_events
+        self._width = n_resources + 7 * n_slots + 1
+        self.log: tuple[Numbers, ...] = tuple(filled(most_events) for _ in range(4))
+        self.arrived: Numbers = filled(n_slots, -1)
+        self.saved: Numbers = filled((most_events // self.stride + 1) * self._width)
+
+    def take(self, other: Buffers, n_from: int, n_events: int) -> None:
+        """Take over the events of other buffers of the same size from a saved one on."""
+        for own, theirs in zip(self.log, other.log, strict=True):
+            own[n_from:n_events] = theirs[n_from:n_events]
+        first, last = n_from // self.stride * self._width, -(-n_events // self.stride) * self._width
+        self.saved[first:last] = other.saved[first:last]
+        self.arrived = other.arrived.copy()

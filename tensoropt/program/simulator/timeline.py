@@ -1,0 +1,158 @@
+"""The simulated timeline of a step: what each device and link does when, how long each is busy, and the critical path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+from ...costs.operator_costs import OperatorCosting
+from ...profiling.costs import CollectiveCosts
+from ...sharding.resharding import BUCKET_BYTES, Router
+from ...sharding.strategy import StrategyView
+from .actions import Chain, StepActions
+from .full import Task, TaskTimes, simulate, task_graph
+from .network import COMPUTE, Action, Network, Resource
+from .step_graph import FORWARD, OF_OPERATORS, RESHARD, ROWS, SHARE, UPDATE, Node, StepGraph, step_graph
+
+
+class PathPart(NamedTuple):
+    """A part of the critical path: one task, from when it starts to when the next part does."""
+
+    task: str
+    operator: str
+    kind: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class StepTimeline:
+    """A simulated step.
+
+    Attributes:
+        view: the strategy that was simulated.
+        graph: the nodes of the step.
+        chains: the actions of each node.
+        tasks: the tasks of the step.
+        times: when each task was ready, started and ended.
+    """
+
+    view: StrategyView
+    graph: StepGraph
+    chains: tuple[Chain, ...]
+    network: Network
+    tasks: tuple[Task, ...]
+    times: tuple[TaskTimes, ...]
+
+    @property
+    def makespan_ns(self) -> int:
+        """The time from the beginning of the step to the end of its last task."""
+        return max((each.end_ns for each in self.times), default=0)
+
+    @property
+    def resources(self) -> tuple[Resource, ...]:
+        return self.network.resources
+
+    @cached_property
+    def busy_ns(self) -> tuple[int, ...]:
+        """How long each resource is busy; one number stands for all its members."""
+        busy = [0] * len(self.resources)
+        for task in self.tasks:
+            if task.device is not None:
+                busy[task.device] += task.exe_ns
+        return tuple(busy)
+
+    def additive_ns(self, costs: CollectiveCosts) -> int:
+        """Return the time of the step if nothing overlaps: the sum of Equation (3), by the levels of the hardware."""
+        return sum(additive_ns(action, costs) for chain in self.chains for action in chain)
+
+    def action(self, task: Task) -> Action | None:
+        """Return the action that a task is part of; None for a wait."""
+        return self.chains[task.key.node][task.key.action] if task.key.action >= 0 else None
+
+    def operator(self, node: Node) -> str:
+        """Return the name of the operator, or of the training step, for which a node is."""
+        if node.kind in OF_OPERATORS:
+            return node.name
+        if node.consumer is not None:
+            return node.consumer.name
+        producer = self.view.graph.producers.get(node.name)
+        return producer.name if producer is not None else node.name
+
+    def title(self, task: Task) -> str:
+        """Return what a task is, as text."""
+        node, action = self.graph.nodes[task.key.node], self.action(task)
+        what = node.kind if action is None or action.kind == COMPUTE else action.kind
+        return f"{what} {node.name}" if node.kind in OF_OPERATORS else f"{what} {node.name} for {self.operator(node)}"
+
+    def critical_path(self) -> list[PathPart]:
+        """Return the tasks of which each had to wait for the one before, from the beginning to the end of the step.
+
+        A task that started as soon as it was ready had waited for the last of those that it depends on; another one for the
+        task before it on its device.
+        """
+        if not self.tasks:
+            return []
+        on_device: dict[int, list[int]] = {}
+        for number in sorted(range(len(self.tasks)), key=lambda n: (self.times[n].ready_ns, self.tasks[n].key)):
+            device = self.tasks[number].device
+            if device is not None:
+                on_device.setdefault(device, []).append(number)
+        before = {after: first for those in on_device.values() for first, after in pairwise(those)}
+        at: int | None = max(range(len(self.tasks)), key=lambda n: (self.times[n].end_ns, -n))
+        parts: list[PathPart] = []
+        while at is not None:
+            task, times = self.tasks[at], self.times[at]
+            if task.exe_ns:
+                node = self.graph.nodes[task.key.node]
+                parts.append(
+                    PathPart(self.title(task), self.operator(node), self.kind(task), times.start_ns, times.end_ns)
+                )
+            if times.start_ns == 0:
+                break
+            if times.start_ns == times.ready_ns:
+                at = next(each for each in task.waits_for if self.times[each].end_ns == times.ready_ns)
+            else:
+                at = before[at]
+        return parts[::-1]
+
+    def kind(self, task: Task) -> str:
+        """Return the part of the step in which a task is: forward, backward, update or network."""
+        node, action = self.graph.nodes[task.key.node], self.action(task)
+        if action is not None and action.kind != COMPUTE:
+            return "network"
+        if node.kind in (UPDATE, ROWS):
+            return "update"
+        return "forward" if node.kind in (FORWARD, SHARE, RESHARD) else "backward"
+
+
+def additive_ns(action: Action, costs: CollectiveCosts) -> int:
+    """Return the time of an action by the additive costs."""
+    if action.kind == COMPUTE:
+        return action.time_ns
+    time_ns = costs.time_ns(action.kind, costs.mesh, action.axes, action.n_bytes)
+    return time_ns * action.of_bucket // BUCKET_BYTES if action.of_bucket else time_ns
+
+
+def step_timeline(view: StrategyView, costing: OperatorCosting, router: Router, network: Network) -> StepTimeline:
+    """Simulate a step from nothing.
+
+    Args:
+        view: the strategy; the operators of training steps must have a config.
+        router: finds the path of each resharding.
+        network: what actions occupy.
+
+    Raises:
+        InputError: the model has several passes, see :func:`.step_graph.step_graph`.
+    """
+    graph, actions = step_graph(view), StepActions(costing, router)
+    return timeline_of(view, graph, [actions.chain(view, node) for node in graph.nodes], network)
+
+
+def timeline_of(view: StrategyView, graph: StepGraph, chains: Sequence[Chain], network: Network) -> StepTimeline:
+    """Simulate a step whose nodes and chains are known."""
+    tasks = task_graph(graph, chains, network)
+    return StepTimeline(view, graph, tuple(chains), network, tuple(tasks), tuple(simulate(tasks)))

@@ -1,0 +1,113 @@
+"""Collectives as rings, recursive doubling and pairs over the links of a topology.
+
+A group's members are taken in the order of their ranks. A collective of ``n`` bytes (as :mod:`tensoropt.profiling.costs`
+defines them) over groups of ``g`` members sends, and has messages that wait for each other:
+
+    ==============  =====================================  =============================  =================
+    kind            sends                                  bytes on each                  messages in turn
+    ==============  =====================================  =============================  =================
+    all_gather      from each member to the next (ring)    ``n (g-1)/g``                  ``g-1``
+    reduce_scatter  ring                                   ``n (g-1)/g``                  ``g-1``
+    all_reduce      ring                                   ``2 n (g-1)/g``                ``2 (g-1)``
+    all_reduce      axis by axis, to each other member     ``n``                          sum of ``size - 1``
+                    along the axis (recursive doubling)                                   over the axes
+    all_to_all      from each member to each other         ``n/g``                        ``g-1``
+    ==============  =====================================  =============================  =================
+
+An all-reduce takes the way that is faster on free links. Every link of a route carries what is sent over it at the same
+time as the others (messages are cut into packets), for its bytes over its bandwidth; a message takes the sum of the
+latencies of its route, of which the largest of the collective counts. All groups of a collective go at once. Those that
+share a link, directly or by way of other groups, share it evenly: they go together. Where a collective was measured, every
+link that a ring of it uses is occupied for the measured time.
+
+Devices compute while links transfer.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ...profiling.costs import CollectiveCosts
+from ...profiling.hardware import Topology
+from ...sharding.resharding import BUCKET_BYTES
+from .network import COMPUTE, DEVICE, LINK, Action, Resource, Work
+from .symmetry import DOUBLING, PAIRS, RING, Flow, symmetry_of
+
+_PATTERNS = {
+    "all_gather": (RING,),
+    "reduce_scatter": (RING,),
+    "all_reduce": (RING, DOUBLING),
+    "all_to_all": (PAIRS,),
+}
+
+
+class TopologyNetwork:
+    """The network of a mesh of the first devices of a topology; see the module docstring."""
+
+    def __init__(self, topology: Topology, costs: CollectiveCosts, is_merged: bool = True) -> None:
+        self._topology, self.costs, self._mesh = topology, costs, costs.mesh
+        self._symmetry = symmetry_of(topology, costs.mesh, is_merged)
+        devices, links = self._symmetry.devices, self._symmetry.links
+        self.classes: tuple[tuple[int, ...], ...] = devices
+        directed, names = topology.directed, topology.devices
+        self.resources: tuple[Resource, ...] = (
+            *(Resource(DEVICE, tuple(names[rank] for rank in ranks), ranks) for ranks in devices),
+            *(Resource(LINK, tuple(f"{directed[i].source} > {directed[i].target}" for i in ids)) for ids in links),
+        )
+        self._resource_of_link = {link: len(devices) + number for number, ids in enumerate(links) for link in ids}
+        self.works = cache(self._works)
+
+    def _works(self, action: Action) -> tuple[Work, ...]:
+        """Return the work of an action for each class of devices; see :class:`.network.Network`."""
+        if action.kind == COMPUTE:
+            speeds = (self._topology.speed(ranks[0]) for ranks in self.classes)
+            return tuple(Work((i,), ((i, round(action.time_ns / speed)),)) for i, speed in enumerate(speeds))
+        axes = tuple(sorted(action.axes))
+        found = [self._of_pattern(pattern, axes, action) for pattern in _PATTERNS[action.kind]]
+        works = min(found, key=lambda works: max(_alone_ns(work) for work in works))
+        if not action.of_bucket:
+            return works
+        return tuple(
+            Work(
+                work.classes,
+                tuple((resource, ns * action.of_bucket // BUCKET_BYTES) for resource, ns in work.uses),
+                work.latency_ns * action.of_bucket // BUCKET_BYTES,
+            )
+            for work in works
+        )
+
+    def _of_pattern(self, pattern: str, axes: tuple[int, ...], action: Action) -> tuple[Work, ...]:
+        g = self._mesh.size_of(axes)
+        passes = 2 if action.kind == "all_reduce" else 1
+        n_bytes = {RING: passes * action.n_bytes * (g - 1) / g, DOUBLING: action.n_bytes, PAIRS: action.n_bytes / g}[pattern]
+        in_turn = sum(self._mesh.sizes[axis] - 1 for axis in axes) if pattern == DOUBLING else passes * (g - 1)
+        flow = self._symmetry.flows[axes, pattern]
+        if self.costs.is_measured(action.kind, axes):
+            measured_ns = self.costs.time_ns(action.kind, self._mesh, axes, action.n_bytes)
+            return tuple(self._work(flow, component, {}, measured_ns, 0) for component in flow.distinct)
+        directed = self._topology.directed
+        return tuple(
+            self._work(
+                flow,
+                component,
+                {
+                    link: max(1, round(sent * n_bytes / directed[link].bytes_per_s * 1e9))
+                    for link, sent in flow.components[component].loads.items()
+                },
+                0,
+                round(in_turn * flow.components[component].latency_us * 1e3),
+            )
+            for component in flow.distinct
+        )
+
+    def _work(self, flow: Flow, number: int, of_link: dict[int, int], otherwise_ns: int, latency_ns: int) -> Work:
+        """Return the work of one component of a flow; links that ``of_link`` doesn't name take ``otherwise_ns``."""
+        component = flow.components[number]
+        uses = {self._resource_of_link[link]: of_link.get(link, otherwise_ns) for link in component.loads}
+        classes = sorted({self._symmetry.class_of_device[rank] for rank in component.devices})
+        return Work(tuple(classes), tuple(sorted(uses.items())), latency_ns)
+
+
+def _alone_ns(work: Work) -> int:
+    """Return how long a work takes on free resources."""
+    return max((ns for _, ns in work.uses), default=0) + work.latency_ns

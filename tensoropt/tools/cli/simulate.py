@@ -1,0 +1,85 @@
+"""Run ``tensoropt simulate MODEL --plan PLAN``: what each device and link of a cluster does in a plan's step, and when.
+
+It needs no ranks and runs nothing: the times of operators and links come from the cluster's description.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ...common.errors import InputError
+from ...common.files import check_writable, write_atomically, write_json
+from ...common.tensorflow_import import import_tensorflow
+from ...profiling.hardware import Hardware, HardwareError, resolve
+from ...runtime.ranks import display_here
+from .check import add_plan_arguments
+from .search import add_strictness, checked_measurement
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tensoropt simulate``."""
+    parser.usage = "tensoropt simulate MODEL --plan PLAN.json [--cluster NAME|FILE] [OPTION ...]"
+    add_plan_arguments(parser)
+    parser.add_argument(
+        "--cluster", metavar="NAME|FILE", help="the hardware to simulate; default: that which the plan was found for"
+    )
+    add_strictness(parser)
+    parser.add_argument("--trace", type=Path, metavar="OUT.json", help="write the timeline, for ui.perfetto.dev")
+    parser.add_argument("--json", type=Path, metavar="OUT.json", help="write the times and the critical path")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``tensoropt simulate`` and return the exit code."""
+    for file, what in ((arguments.trace, "trace"), (arguments.json, "result")):
+        if file is not None:
+            check_writable(file, what)
+    if arguments.trace is not None and arguments.json is not None and arguments.trace.resolve() == arguments.json.resolve():
+        raise InputError("--trace and --json name the same file; give each its own")
+    import_tensorflow()
+    from ...plan.plan import Plan
+    from ...plan.simulation import simulate_plan
+    from ..offline import record_named
+    from ..simulated_trace import to_json
+
+    plan = Plan.load(arguments.plan)
+    hardware = _hardware(arguments.cluster, plan.assumed.get("hardware"))
+    checked_measurement(hardware, arguments.strict)
+    display = display_here()
+    with display.phase("recording of the model"):
+        recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
+    with display.phase("simulation"):
+        simulation = simulate_plan(plan, recorded.model, hardware)
+    print(simulation.report(), flush=True)
+    if arguments.trace is not None:
+        _write(arguments.trace, to_json(simulation))
+        print(f"wrote {arguments.trace}; open it in ui.perfetto.dev or chrome://tracing")
+    if arguments.json is not None:
+        write_json(arguments.json, simulation.to_json(), "result")
+        print(f"wrote {arguments.json}")
+    return 0
+
+
+def _hardware(given: str | None, assumed: Any) -> Hardware:
+    """Return the cluster that was given, or the shipped one that the plan was found for.
+
+    Raises:
+        InputError: there is no such hardware.
+    """
+    try:
+        if given is not None:
+            return resolve(given)
+        return resolve(assumed if isinstance(assumed, str) else "")
+    except HardwareError as error:
+        if given is not None:
+            raise InputError(str(error)) from error
+        raise InputError(
+            f"the plan was found for the hardware {assumed!r}, which doesn't ship with TensorOpt; give its file, or another "
+            "cluster, by --cluster"
+        ) from error
+
+
+def _write(file: Path, value: dict[str, Any]) -> None:
+    write_atomically(file, lambda partial: partial.write_text(json.dumps(value, separators=(",", ":")) + "\n"), "trace")

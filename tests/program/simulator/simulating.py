@@ -1,0 +1,135 @@
+"""What the simulator's tests share: models, networks, random changes, and the full simulation as events."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+from zoo.small import SMALL
+
+from tensoropt import zoo
+from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import OperatorCosting
+from tensoropt.ir.graph import Operator
+from tensoropt.profiling.costs import CollectiveCosts
+from tensoropt.profiling.hardware import Hardware, Link, Topology, named
+from tensoropt.program.simulator.actions import StepActions
+from tensoropt.program.simulator.delta import Event
+from tensoropt.program.simulator.full import simulate, task_graph
+from tensoropt.program.simulator.network import Network, network_of
+from tensoropt.program.simulator.step_graph import StepGraph, step_graph
+from tensoropt.program.simulator.topology_network import TopologyNetwork
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.rules.rule import Config, OperandSharding, configs
+from tensoropt.sharding.consumers import consumers_of, copies, sharding_of
+from tensoropt.sharding.model import Model
+from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.strategy import Strategy, StrategyView
+from tensoropt.tools.offline import record
+
+
+@cache
+def model_of(name: str) -> Model:
+    return record(lambda: zoo.find(name)(**SMALL[name]), name).model
+
+
+def uneven(n_machines: int = 2) -> Hardware:
+    """Return a cluster in which no device is like another: two machines of four, speeds and bandwidths all different."""
+    links = []
+    for machine in range(n_machines):
+        for number in range(4):
+            rate = 1e9 * (1 + number + 5 * machine)
+            links.append(Link(f"{machine}:{number}", f"{machine}:switch", rate, 0.5 + number, both_ways=number != 2))
+        links.append(Link(f"{machine}:switch", f"{machine}:2", 3.3e9, 1.0))
+        links.append(Link(f"{machine}:switch", "net", 1e9 + 1e8 * machine, 5.0, both_ways=True))
+    devices = tuple(f"{machine}:{number}" for machine in range(n_machines) for number in range(4))
+    topology = Topology(devices, tuple(links), tuple(1 + 0.1 * number for number in range(len(devices))))
+    return replace(named(f"v100-{n_machines}x4"), topology=topology)
+
+
+CLUSTERS = {
+    "levels": lambda: named("v100-1x4"),
+    "levels that overlap": lambda: replace(named("v100-2x2"), exposed_share=0.3),
+    "p100": lambda: named("p100-2x4"),
+    "k80": lambda: named("k80-1x4"),
+    "uneven": uneven,
+}
+
+
+@dataclass
+class Simulated:
+    """A model under a strategy on some hardware, which random changes go on from."""
+
+    model: Model
+    hardware: Hardware
+    network: Network
+    costing: OperatorCosting
+    view: StrategyView
+    graph: StepGraph
+    actions: StepActions
+
+    @classmethod
+    def of(cls, name: str, hardware: Hardware, seed: int, is_merged: bool = True) -> Simulated:
+        model, mesh = model_of(name), hardware.mesh()
+        costing = costing_of(model, hardware, mesh)
+        network = network_of(hardware, mesh)
+        if not is_merged:
+            assert hardware.topology is not None
+            network = TopologyNetwork(hardware.topology, CollectiveCosts(hardware, mesh), is_merged=False)
+        view = random_view(model, mesh, random.Random(seed))
+        actions = StepActions(costing, Router(costing.reshardings.steps))
+        return cls(model, hardware, network, costing, view, step_graph(view), actions)
+
+    def chains(self, view: StrategyView) -> list:
+        return [self.actions.chain(view, node) for node in self.graph.nodes]
+
+    def full(self, view: StrategyView) -> tuple[int, list[Event]]:
+        """Return the makespan and the events of the full simulation, in the order of :class:`DeltaSimulation`."""
+        tasks = task_graph(self.graph, self.chains(view), self.network)
+        times = simulate(tasks)
+        found: dict[tuple[int, int, int], Event] = {}
+        for task, each in zip(tasks, times, strict=True):
+            if task.key.action < 0:
+                continue
+            before = found.get(task.key[:3])
+            ready, end = (each.ready_ns, 0) if before is None else before[3:]
+            found[task.key[:3]] = Event(*task.key[:3], ready, max(end, each.end_ns))
+        return max((each.end_ns for each in times), default=0), sorted(found.values(), key=lambda e: (e.ready_ns, *e[:3]))
+
+    def changes(self, rng: random.Random, n: int) -> Iterator[tuple[list[int], StrategyView]]:
+        """Yield changes of one operator's config, or of one tensor's shared copy: the nodes that they touch, and the view.
+
+        Each starts from ``self.view`` as it is then.
+        """
+        operators = [op for op in self.model.graph.step_operators if op.updates is None]
+        shared = [name for name, those in consumers_of(self.model.graph).items() if len(those) > 1]
+        for _ in range(n):
+            if shared and rng.random() < 0.2:
+                name = rng.choice(shared)
+                yield self.graph.touched([], [name]), self.view.changed({}, {name: random_copy(self.view, name, rng)})
+            else:
+                op = rng.choice(operators)
+                changed = self.view.changed({op.name: random_config(self.view, op, rng)})
+                # What an operator asks for may be what a shared copy was for.
+                yield self.graph.touched([op]), changed
+
+
+def random_config(view: StrategyView, op: Operator, rng: random.Random) -> Config:
+    return rng.choice(configs(view.rules[op.name], view.strategy.mesh))
+
+
+def random_copy(view: StrategyView, name: str, rng: random.Random) -> OperandSharding | None:
+    tensor = view.graph.tensors[name]
+    wanted = [sharding_of(view, tensor, consumer) for consumer in consumers_of(view.graph)[name]]
+    return rng.choice([None, *copies(wanted)])
+
+
+def random_view(model: Model, mesh: Mesh, rng: random.Random) -> StrategyView:
+    unsplit = {op.name: Config.unsplit(mesh) for op in model.graph.step_operators if op.updates is None}
+    view = model.view(Strategy(mesh, unsplit))
+    chosen = {name: random_config(view, model.graph.operators[name], rng) for name in unsplit}
+    view = view.changed(chosen)
+    tensors = [name for name, those in consumers_of(model.graph).items() if len(those) > 1]
+    return view.changed({}, {name: random_copy(view, name, rng) for name in tensors})

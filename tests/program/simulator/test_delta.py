@@ -1,0 +1,64 @@
+"""The delta simulation gives the full one's timeline, to the nanosecond."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+
+import pytest
+from helpers.large import first
+from program.simulator.simulating import CLUSTERS, Simulated
+
+from tensoropt.program.simulator import delta, events, tables
+from tensoropt.program.simulator.delta import DeltaSimulation
+
+MODELS = ("lenet5", "rnnlm", "alexnet", "transformer", "inception_v3", "resnet101", "rnntc", "nmt")
+EACH = 10
+
+
+def holds(simulated: Simulated, seed: int, n: int) -> None:
+    """Make random changes, keep some, and hold the delta simulation against the full one after each."""
+    rng = random.Random(seed)
+    simulation = DeltaSimulation(simulated.graph, simulated.chains(simulated.view), simulated.network)
+    for nodes, view in simulated.changes(rng, n):
+        expected_ns, timeline = simulated.full(view)
+        changed = {n: simulated.actions.chain(view, simulated.graph.nodes[n]) for n in nodes}
+        assert simulation.try_chains(changed) == expected_ns
+        if rng.random() < 0.5:
+            simulation.keep()
+            simulated.view = view
+            chains = simulated.chains(view)
+            acting = [each for each in simulation.events() if chains[each.node]]
+            assert simulation.makespan_ns == expected_ns and acting == timeline
+
+
+@pytest.mark.parametrize(("name", "cluster", "seed"), first(20, [
+    (name, cluster, seed) for seed in range(25) for name in MODELS for cluster in CLUSTERS
+]))  # fmt: skip
+def test_random_changes_give_the_full_simulation_s_timeline(name, cluster, seed):
+    holds(Simulated.of(name, CLUSTERS[cluster](), seed), seed, EACH)
+
+
+def test_without_numba_too(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    spec = importlib.util.spec_from_file_location("plain_events", events.__file__)
+    plain = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plain)
+    assert not plain.IS_COMPILED
+    for module in (delta, tables):
+        monkeypatch.setattr(module, "event_loop", lambda: plain)
+    holds(Simulated.of("lenet5", CLUSTERS["uneven"](), 1), 1, EACH)
+    holds(Simulated.of("rnnlm", CLUSTERS["k80"](), 2), 2, EACH)
+
+
+def test_a_change_that_is_not_kept_leaves_no_trace():
+    simulated = Simulated.of("lenet5", CLUSTERS["p100"](), 3)
+    simulation = DeltaSimulation(simulated.graph, simulated.chains(simulated.view), simulated.network)
+    before = simulation.makespan_ns, simulation.events()
+    tried = [
+        simulation.try_chains({n: simulated.actions.chain(view, simulated.graph.nodes[n]) for n in nodes})
+        for nodes, view in simulated.changes(random.Random(3), 20)
+    ]
+    assert len(set(tried)) > 5
+    assert (simulation.makespan_ns, simulation.events()) == before

@@ -1,0 +1,130 @@
+"""The simulated step against the additive costs, whatever the strategy; its busy times and its critical path."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from helpers import zoo
+from helpers.large import first
+from helpers.strategies import random_strategy
+from program.simulator.simulating import CLUSTERS, Simulated
+from zoo.small import SMALL
+
+from tensoropt.common.errors import InputError
+from tensoropt.costs.model_costs import costing_of
+from tensoropt.plan.build import cost_entries, planned_operators
+from tensoropt.profiling.costs import CollectiveCosts
+from tensoropt.profiling.hardware import named
+from tensoropt.program.simulator.network import network_of
+from tensoropt.program.simulator.step_graph import step_graph
+from tensoropt.program.simulator.timeline import step_timeline, timeline_of
+from tensoropt.sharding.resharding import Router
+
+HARDWARE = named("v100-2x2")
+MODELS = (zoo.mlp, zoo.attention, zoo.fused_cnn, zoo.windows, zoo.fourier, zoo.broadcasting)
+
+
+def additive_ns(view, costing, router) -> int:
+    """The time of Equation (3), from what a plan would list."""
+    operators = round(sum(op.time_us for op in planned_operators(view, costing)) * 1e3)
+    return operators + sum(entry.time_ns(router) for entry in cost_entries(view))
+
+
+def in_steps(view):
+    """The view without the operators that no training step runs."""
+    names = {op.name for op in view.graph.step_operators}
+    configs = {name: config for name, config in view.strategy.configs.items() if name in names}
+    return replace(view, strategy=replace(view.strategy, configs=configs))
+
+
+@pytest.mark.parametrize(("model", "optimizer", "seed"), first(6, [
+    (model, optimizer, seed) for seed in range(10) for optimizer in ("adam", "sgd") for model in MODELS
+]))  # fmt: skip
+def test_where_nothing_overlaps_a_step_takes_the_sum_of_its_parts(model, optimizer, seed):
+    recorded, mesh = zoo.record(model, optimizer), HARDWARE.mesh()
+    view = in_steps(random_strategy(recorded, mesh, seed, share_regathered=0.3, share_rematerialized=0.3))
+    costing = costing_of(recorded.model, HARDWARE, mesh)
+    router = Router(costing.reshardings.steps)
+    timeline = step_timeline(view, costing, router, network_of(HARDWARE, mesh))
+    assert timeline.makespan_ns == additive_ns(view, costing, router)
+    assert timeline.makespan_ns == timeline.additive_ns(CollectiveCosts(HARDWARE, mesh))
+    assert timeline.busy_ns == (timeline.makespan_ns,)
+
+
+@pytest.mark.parametrize(("name", "seed"), first(2, [
+    (name, seed) for seed in range(3) for name in ("rnntc", "llama3_8b", *(name for name in SMALL if name != "rnntc"))
+]))  # fmt: skip
+def test_so_it_does_for_the_zoo_s_models(name, seed):
+    simulated = Simulated.of(name, HARDWARE, seed)
+    timeline = timeline_of(simulated.view, simulated.graph, simulated.chains(simulated.view), simulated.network)
+    assert timeline.makespan_ns == additive_ns(simulated.view, simulated.costing, simulated.actions.router)
+
+
+@pytest.mark.parametrize("n_micro_batches", [2, 4])
+def test_with_micro_batches_too(n_micro_batches):
+    recorded, mesh = zoo.record(lambda: zoo.mlp(batch=8), "adam"), HARDWARE.mesh()
+    whole = random_strategy(recorded, mesh, 5)
+    model = recorded.model.in_micro_batches(n_micro_batches, mesh.n_devices)
+    unsplit = {name: replace(config, assignment=("-",) * 2) for name, config in whole.strategy.configs.items()}
+    split = {"w1": whole.strategy.configs["w1"], "w2": whole.strategy.configs["w2"]}
+    view = in_steps(model.view(replace(whole.strategy, configs={**unsplit, **split}, shared={})))
+    costing = costing_of(model, HARDWARE, mesh)
+    router = Router(costing.reshardings.steps)
+    timeline = step_timeline(view, costing, router, network_of(HARDWARE, mesh))
+    assert timeline.makespan_ns == additive_ns(view, costing, router)
+    forward = [i for i, node in enumerate(timeline.graph.nodes) if node.kind == "forward" and node.name == "MatMul"]
+    assert len(forward) == n_micro_batches
+    ready = [next(at.ready_ns for task, at in zip(timeline.tasks, timeline.times, strict=True) if task.key.node == i)
+             for i in forward]  # fmt: skip
+    of_batch = {node.name for node in timeline.graph.nodes if node.run}
+    ends: dict[int, int] = {}
+    for task, at in zip(timeline.tasks, timeline.times, strict=True):
+        node = timeline.graph.nodes[task.key.node]
+        if node.kind == "backward" and node.name in of_batch:
+            ends[node.run] = max(ends.get(node.run, 0), at.end_ns)
+    # One after the other: a micro-batch begins when the one before has been through.
+    assert all(ready[run + 1] >= ends[run] > 0 for run in range(n_micro_batches - 1))
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("name", ["lenet5", "rnnlm"])
+def test_the_critical_path_goes_from_the_beginning_to_the_end(name, cluster):
+    for seed in range(3):
+        simulated = Simulated.of(name, CLUSTERS[cluster](), seed)
+        timeline = timeline_of(simulated.view, simulated.graph, simulated.chains(simulated.view), simulated.network)
+        path = timeline.critical_path()
+        assert path[0].start_ns == 0 and path[-1].end_ns == timeline.makespan_ns
+        assert all(before.end_ns == after.start_ns for before, after in pairwise(path))
+        for resource, busy in zip(timeline.resources, timeline.busy_ns, strict=True):
+            assert 0 <= busy <= timeline.makespan_ns, resource
+
+
+def test_what_overlaps_takes_less_than_the_sum_and_no_less_than_each_device_computes():
+    for seed in range(5):
+        simulated = Simulated.of("rnnlm", CLUSTERS["levels that overlap"](), seed)
+        timeline = timeline_of(simulated.view, simulated.graph, simulated.chains(simulated.view), simulated.network)
+        total = timeline.additive_ns(timeline.network.costs)
+        assert max(timeline.busy_ns) <= timeline.makespan_ns < total
+
+
+def test_every_node_comes_after_what_it_waits_for_and_updates_wait_for_gradients():
+    recorded = zoo.record(zoo.cnn, "adam")
+    view = in_steps(random_strategy(recorded, HARDWARE.mesh(), 2, share_regathered=0.5, share_rematerialized=0.5))
+    graph = step_graph(view)
+    assert all(before < number for number, waits in enumerate(graph.waits_for) for before in waits)
+    updates = [i for i, node in enumerate(graph.nodes) if node.kind == "update"]
+    assert len(updates) == len(view.graph.updates)
+    for number in updates:
+        assert any("back" in graph.nodes[before].kind for before in graph.waits_for[number])
+
+
+def test_several_passes_are_refused_in_a_sentence():
+    recorded = zoo.record(zoo.mlp, "sgd")
+    view = random_strategy(recorded, HARDWARE.mesh(), 1)
+    graph = type("Sequential", (type(view.graph),), {"is_sequential": True})(
+        view.graph.operators, view.graph.train_steps, view.graph.aliases
+    )
+    with pytest.raises(InputError, match="only steps with one forward and one backward pass"):
+        step_graph(replace(view, graph=graph))

@@ -1,0 +1,195 @@
+"""FlexFlow's search: against enumeration, within limits, from its seeds, and when it ends."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from helpers.large import first
+from zoo.small import SMALL
+
+from tensoropt import zoo
+from tensoropt.common.errors import InputError
+from tensoropt.costs.model_costs import costing_of
+from tensoropt.ft import search as search_frontier
+from tensoropt.plan.find_frontier import find_frontier
+from tensoropt.plan.options import mini_time
+from tensoropt.plan.request import Request
+from tensoropt.profiling.hardware import Hardware, named
+from tensoropt.program.simulator import StepActions, network_of
+from tensoropt.search import monte_carlo
+from tensoropt.search.baselines.task import Task
+from tensoropt.search.monte_carlo import Limits, MonteCarloResult, Walk, acceptance
+from tensoropt.search.problem.builder import ProblemBuilder
+from tensoropt.search.problem.config_space import COMPACT, states_of
+from tensoropt.sharding.model import Model
+from tensoropt.sharding.resharding import Router
+from tensoropt.tools.offline import record
+
+SIZES = {"lenet5": SMALL["lenet5"], "rnnlm": {**SMALL["rnnlm"], "steps": 2}}
+LONG = 1000.0
+MOST = 2500
+"""Strategies that are enumerated by ``make test``; ``--all`` has up to MOST_LARGE."""
+MOST_LARGE = 20_000
+
+
+@cache
+def model_of(name: str) -> Model:
+    return record(lambda: zoo.find(name)(**SIZES[name]), name).model
+
+
+def task_of(name: str, hardware: Hardware, seed: int | None = None, most: int = MOST) -> Task:
+    """The model's task in the compact space; with a seed, of few random states of each node, at most so many strategies."""
+    model, mesh = model_of(name), hardware.mesh()
+    costing = costing_of(model, hardware, mesh)
+    task = Task(costing, mesh, COMPACT)
+    if seed is None:
+        return task
+    rng, chosen = random.Random(seed), {}
+
+    def few(node):
+        key = node.operators[0].name
+        if key not in chosen:
+            every = states_of(COMPACT, node, task.rules, mesh, everything=False)
+            chosen[key] = tuple(rng.sample(every, min(len(every), rng.choice([1, 2, 3]))))
+        return chosen[key]
+
+    while True:
+        built = ProblemBuilder(model.graph, model.backward, costing, mesh, COMPACT, states=few).build()
+        n = math.prod(node.n_states for node in built.problem.nodes)
+        if most / 20 <= n <= most:
+            return replace(task, built=built)
+        chosen.clear()
+
+
+def found_by(task: Task, hardware: Hardware, limits: Limits) -> MonteCarloResult:
+    return monte_carlo.search(task, network_of(hardware, task.mesh), limits)
+
+
+def enumerated_ns(task: Task, hardware: Hardware) -> int:
+    """The least simulated time of all strategies of a task."""
+    problem = monte_carlo._Neighbours(task.full_problem())
+    nodes = problem.built.problem.nodes
+    actions = StepActions(task.costing, Router(task.costing.reshardings.steps))
+    start = problem.with_copies([0] * len(nodes))
+    position = monte_carlo._Position.of(problem, task, actions, network_of(hardware, task.mesh), start)
+    best = position.cost_ns
+    for states in itertools.product(*(range(node.n_states) for node in nodes)):
+        changes = {node: state for node, state in enumerate(states) if state != position.states[node]}
+        if max(problem.built.problem.cost(states)) < monte_carlo.INFEASIBLE:
+            best = min(best, position.tried(changes))
+            position.keep(0)
+    return best
+
+
+@pytest.mark.parametrize(("name", "cluster", "seed"), first(4, [
+    (name, cluster, seed) for seed in range(5) for name in SIZES for cluster in ("k80-1x4", "p100-1x4")
+]))  # fmt: skip
+def test_it_finds_the_enumerated_optimum(name, cluster, seed):
+    hardware = named(cluster)
+    task = task_of(name, hardware, seed, MOST if seed == 0 else MOST_LARGE)
+    assert found_by(task, hardware, Limits(LONG, seed=seed)).candidates[0][0] == enumerated_ns(task, hardware)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_so_does_the_frontier_s_search_where_nothing_overlaps(name):
+    hardware = replace(named("k80-1x4"), topology=None)
+    task = task_of(name, hardware, 1, MOST // 4)
+    expected = enumerated_ns(task, hardware)
+    assert int(search_frontier(task.full_problem().problem).time_ns[-1]) == expected
+    assert found_by(task, hardware, Limits(LONG)).candidates[0][0] == expected
+
+
+def test_a_result_follows_from_the_seed_alone():
+    hardware = named("p100-1x4")
+    one, again, other = (found_by(task_of("rnnlm", hardware), hardware, Limits(LONG, seed=seed)) for seed in (1, 1, 2))
+    assert one.candidates == again.candidates and one.walks == again.walks
+    assert one.walks != other.walks
+
+
+def test_walks_start_from_three_seeds_and_the_best_of_all_is_found():
+    hardware = named("p100-1x4")
+    found = found_by(task_of("lenet5", hardware), hardware, Limits(LONG))
+    assert [walk.name for walk in found.walks] == ["data-parallel", "one-weird-trick", "random"]
+    costs = [cost for cost, _ in found.candidates]
+    assert costs == sorted(costs) and costs[0] == min(walk.best_ns for walk in found.walks)
+    assert all(walk.best_ns <= walk.start_ns and walk.is_over for walk in found.walks)
+    assert costs[0] < found.walks[0].start_ns
+    assert "data-parallel" in found.note and "no operator runs on a part of the devices" in found.note
+
+
+def test_what_was_found_costs_what_the_full_simulation_says():
+    hardware = named("k80-1x4")
+    found = find_frontier(model_of("lenet5"), hardware, 4, algorithm="mcmc", space=COMPACT)
+    assert f"simulated {found.simulated_ns(0) / 1e3:,.1f} us" in found.note
+    assert len(found.points) == 1 and not found.found.exact
+
+
+def test_a_walk_ends_when_half_of_its_proposals_found_nothing_better():
+    assert not Walk("", 1, 1, n_proposals=999, improved_at=0).is_over
+    assert Walk("", 1, 1, n_proposals=1000, improved_at=500).is_over
+    assert not Walk("", 1, 1, n_proposals=1000, improved_at=501).is_over
+
+
+def test_without_time_the_seeds_are_the_answer():
+    hardware = named("p100-1x4")
+    found = found_by(task_of("lenet5", hardware), hardware, Limits(0.0))
+    assert [walk.n_proposals for walk in found.walks] == [0, 0, 0]
+    assert found.candidates[0][0] == min(walk.start_ns for walk in found.walks)
+
+
+def test_the_probability_of_metropolis_and_hastings():
+    assert acceptance(0.5, 100, 100) == acceptance(0.5, 100, 40) == 1.0
+    assert acceptance(0.5, 100, 102) == pytest.approx(math.exp(-1.0))
+    assert acceptance(1.0, 100, 10**9) == 0.0
+
+
+def test_a_memory_limit_is_kept_and_a_seed_that_does_not_fit_comes_to_fit():
+    hardware = named("p100-1x4")
+    task = task_of("lenet5", hardware)
+    problem = task.full_problem().problem
+    free = found_by(task, hardware, Limits(LONG))
+    needed = problem.cost(free.candidates[0][1])[0]
+    limit = round(0.85 * needed)
+    found = found_by(task, hardware, Limits(LONG, limit))
+    assert all(problem.cost(states)[0] <= limit for _, states in found.candidates)
+    assert found.candidates[0][0] >= free.candidates[0][0]
+
+
+def test_where_nothing_fits_the_least_memory_that_was_met_is_told():
+    request = Request(model_of("lenet5"), named("p100-1x4"), 1000, algorithm="mcmc", space=COMPACT)
+    with pytest.raises(InputError, match="1,000 bytes"):
+        mini_time(request, 4)
+    task = task_of("lenet5", named("p100-1x4"))
+    found = found_by(task, named("p100-1x4"), Limits(LONG, 1000))
+    assert len(found.candidates) == 1 and all(walk.best_ns is None for walk in found.walks)
+
+
+def test_ctrl_c_keeps_the_best_so_far():
+    hardware = named("p100-1x4")
+    calls = []
+
+    def interrupted(done: int, total: int) -> None:
+        calls.append(done)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    task = task_of("lenet5", hardware)
+    found = monte_carlo.search(task, network_of(hardware, task.mesh), Limits(LONG), interrupted)
+    assert found.is_interrupted and found.candidates and len(found.walks) == 1
+    assert "interrupted, the best so far" in found.note
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    ({"micro_batches": 2}, "micro-batches"), ({"force": {"conv_1/Conv2D": {"n": 2}}}, "force"),
+    ({"objectives": ("memory", "network")}, "objectives"),
+])  # fmt: skip
+def test_what_it_does_not_take_is_refused(arguments, told):
+    with pytest.raises(InputError, match=f"'mcmc' .*{told}"):
+        find_frontier(model_of("lenet5"), named("p100-1x4"), 4, algorithm="mcmc", **arguments)
+
+

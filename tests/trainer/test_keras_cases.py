@@ -1,0 +1,91 @@
+"""Keras's trainer and ours, case by case, on two emulated ranks, and some cases on two real ones.
+
+The cases are in ``keras_cases.py`` and ``keras_callback_cases.py``; ``make test`` holds some, ``--all`` all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.large import first
+from helpers.mpirun import run_ranks
+from trainer.keras_cases import Case
+from trainer.keras_cases_running import CASES, check
+
+from tensoropt.common.settings import VARIABLE, RandomMode
+
+pytestmark = [
+    pytest.mark.usefixtures("float64", "one_device", "graphs_as_built"),
+    pytest.mark.filterwarnings("ignore:.shuffle=True. was passed"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept"),  # Keras writes its files so
+    pytest.mark.filterwarnings("ignore:Your input ran out of data"),
+    pytest.mark.filterwarnings("ignore:Limiting (epochs|steps_per_epoch) to"),
+    pytest.mark.filterwarnings("ignore:Early stopping conditioned on metric"),
+    pytest.mark.filterwarnings("ignore:Gradients do not exist"),
+]
+WORKER = Path(__file__).with_name("keras_cases_running.py")
+ON_RANKS = [
+    "a PyDataset that changes after an epoch",
+    "training stops in an epoch",
+]
+OTHERS_ON_RANKS = [
+    "a generator of weighted samples",
+    "what hooks are given",
+    "EarlyStopping restores from an epoch on",
+    "single batches",
+    "shuffled in each batch",
+    "losses that layers add, metrics with a state",
+    "validation by some steps",
+    "by name, a PyDataset",
+    "ModelCheckpoint after some batches",
+    "averages in place of weights after each epoch",
+]
+BY_DEFAULT = {
+    "shuffled arrays after a seed",
+    "shuffled in each batch",
+    "a PyDataset that changes after an epoch",
+    "a PyDataset of lists",
+    "steps of an epoch of arrays",
+    "validation by some steps",
+    "at most so many epochs and steps",
+    "lines on the screen",
+    "losses that layers add, metrics with a state",
+    "evaluate, lines on the screen",
+    "predict a dataset with labels",
+    "single batches",
+    "what a model says of itself",
+    "what hooks are given",
+    "a CallbackList of the user's own",
+    "BackupAndRestore after an interruption",
+    "averages in place of weights after each epoch",
+}
+
+
+@pytest.fixture(scope="module")
+def one_device() -> Iterator[None]:
+    """Random operators draw as on one device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, RandomMode.ONE_DEVICE.value)
+        yield
+
+
+def parameters() -> list[Any]:
+    assert CASES.keys() >= BY_DEFAULT
+    marks = {name: () if name in BY_DEFAULT else pytest.mark.large for name in CASES}
+    return [pytest.param(case, id=name, marks=marks[name]) for name, case in CASES.items()]
+
+
+@pytest.mark.parametrize("case", parameters())
+def test_as_plain_keras(case: Case, tmp_path: Path) -> None:
+    check(case, tmp_path, collectives="emulated", parallelism=2)
+
+
+@pytest.mark.parametrize("names", first(1, [ON_RANKS, OTHERS_ON_RANKS]), ids=["of one model", "of others"])
+def test_on_two_ranks_as_plain_keras(names: list[str], tmp_path: Path) -> None:
+    result = run_ranks(2, WORKER, tmp_path, *names, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    said = [f"same: {name}" for name in names]
+    assert [line for line in result.stdout.splitlines() if line.startswith("same")] == said
