@@ -36,7 +36,8 @@ def test_invariants_hold_for_random_strategies(function: Callable[[], zoo.Built]
 @pytest.mark.parametrize("name", accumulate.models.FUNCTIONS)
 def test_invariants_hold_in_micro_batches(name: str) -> None:
     for seed in range(6):
-        view = accumulate.models.random_view(name, "adam", (2, 4)[seed % 2], Mesh.of(2), seed)[1]
+        shares = {"share_regathered": 0.5, "share_rematerialized": 0.5 * (seed % 3)}
+        view = accumulate.models.random_view(name, "adam", (2, 4)[seed % 2], Mesh.of(2), seed, **shares)[1]
         program = step_program(view, random_router(seed))
         check(program, view.graph)
         assert {task.micro_batch for task in program.tasks} == {-1, *range(view.graph.n_micro_batches)}
