@@ -22,18 +22,17 @@ import tensorflow as tf
 from ..common.errors import InputError
 from ..ir.graph import Tensor
 from ..ir.micro_batching import MicroBatch, MicroBatching
-from ..rules.rule import OperandSharding
+from ..program.tasks import RESULT, Place
 from ..sharding.micro_batches import SUM
 from ..sharding.strategy import StrategyView
 from .local import local_block
-from .model import LocalModel, back_from, gradients_of
+from .model import LocalModel
 from .operators import Values
-from .schedule import put_in_order
+from .order import BackwardRecord, put_in_order
 from .table_lookups import Lookup
 
 SCOPE = "micro_batch"
 """The name scope of a micro-batch's operators; the micro-batch's index is appended to it."""
-_Taken = tuple[str, OperandSharding, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +64,7 @@ class Accumulation:
         outside: the model on the whole batch, in which all that doesn't depend on the batch has been emitted.
         view: the strategy on the graph of one micro-batch.
         feed: for the name of each fed tensor of the batch, a function from a micro-batch to its local values.
-        order_lag: for how many operators the backward pass may go on while a gradient is on its way (see :mod:`.schedule`);
+        order_lag: for how many operators the backward pass may go on while a gradient is on its way (see :mod:`.order`);
             None where the backward pass isn't put in order.
         lookups: by lookup name, the lookups of the micro-batches emitted so far. The update reads them.
     """
@@ -75,11 +74,10 @@ class Accumulation:
     feed: Mapping[str, Callable[[MicroBatch], Values]]
     order_lag: float | None = None
     lookups: dict[str, list[Lookup]] = field(default_factory=dict)
-    _taken: dict[_Taken, Values] = field(default_factory=dict)
-    _sums: dict[int, tf.Tensor] = field(default_factory=dict)
+    _sums: dict[Place, Values] = field(default_factory=dict)
     _found: dict[int, Values | None] = field(default_factory=dict)
     _losses: Values = field(default_factory=list)
-    _last: tuple[int, int] = (0, 0)
+    _last: tuple[int, int, BackwardRecord] = field(default_factory=lambda: (0, 0, BackwardRecord()))
 
     @property
     def micro_batching(self) -> MicroBatching:
@@ -104,7 +102,8 @@ class Accumulation:
             losses.append(loss)
             fetched.append(found)
             accumulated = [tensor for values in self._found.values() if values for tensor in values]
-            before = [*loss, *self._sums.values(), *accumulated, *(tensor for values in found for tensor in values)]
+            sums = [tensor for values in self._sums.values() for tensor in values]
+            before = [*loss, *sums, *accumulated, *(tensor for values in found for tensor in values)]
         results = [
             self._put_together(tensor, is_local, [found[k] for found in fetched], micro_batches)
             for k, (tensor, is_local) in enumerate(request.fetched)
@@ -122,7 +121,7 @@ class Accumulation:
         start = len(graph.get_operations())
         sources = {name: feed(which) for name, feed in self.feed.items()}
         model = LocalModel(
-            self.view, outside.router, outside.resharder, sources, outside.update, True, which, self._take
+            self.view, outside.router, outside.resharder, sources, outside.update, True, which, once=self._once
         )
         with tf.name_scope(f"{SCOPE}_{which.index}"):
             model.emit(set(request.operators))
@@ -130,38 +129,32 @@ class Accumulation:
             found = [self._fetched(model, tensor, is_local) for tensor, is_local in request.fetched]
             lookups = {name: lookup(model) for name, lookup in request.lookups.items()}
         n_forward = len(graph.get_operations())
-        # A copy may be resharded for another micro-batch alone. Then it has no gradient in this one.
-        taken = {id(tensor): tensor for key, values in self._taken.items() if _has_gradient(key) for tensor in values}
         for name, lookup in lookups.items():
             self.lookups.setdefault(name, []).append(lookup)
-        places = [[tensor] for tensor in taken.values()]
-        gradients = gradients_of(losses, [*places, *(lookup.found for lookup in lookups.values())], places)
-        model.read_regathered(graph.get_operations(), n_forward)
+        gradients = model.gradients_of_copies(request.loss, losses, list(lookups))
+        results = {Place(RESULT, self.view.graph.operators[name].result.name): lookup for name, lookup in lookups.items()}
         with tf.name_scope(f"{SCOPE}_{which.index}/accumulated"):
-            for tensor, gradient in zip(taken.values(), gradients, strict=False):
-                if gradient is not None:
-                    known = self._sums.get(id(tensor))
-                    self._sums[id(tensor)] = gradient[0] if known is None else known + gradient[0]
-        for lookup, gradient in zip(lookups.values(), gradients[len(places) :], strict=True):
-            self._found[id(lookup.found)] = gradient
-        self._last = start, n_forward
+            for place, values in gradients.items():
+                if place not in results:
+                    known = self._sums.get(place)
+                    self._sums[place] = values if known is None else _added([known, values])
+        for place, lookup in results.items():
+            self._found[id(lookup.found)] = gradients.get(place)
+        self._last = start, n_forward, model.backward.record
         if self.order_lag is not None and which.index < self.micro_batching.n - 1:
-            put_in_order(graph.get_operations()[start:], n_forward - start, self.order_lag)
+            put_in_order(graph.get_operations(), n_forward, model.backward.record, self.order_lag, start)
         return losses, found
 
-    def _take(self, tensor: Tensor, sharding: OperandSharding, operator: str) -> Values | None:
-        """Return a tensor resharded for an operator if it doesn't depend on the batch, else None.
+    def _once(self, tensor: Tensor, place: Place) -> Values | None:
+        """Return an operand of a micro-batch's operator if it doesn't depend on the batch, else None.
 
         The resharding is emitted for the first micro-batch that needs it, and shared by the others.
         """
         if tensor.name in self.micro_batching.forms:
             return None
-        key = tensor.name, sharding, operator
-        if key not in self._taken:
-            # Emitted outside of the control dependencies: it is done once, and mustn't wait for the micro-batch before.
-            with tf.control_dependencies(None):
-                self._taken[key] = self.outside.resharded(tensor, sharding, operator)
-        return self._taken[key]
+        # Emitted outside of the control dependencies: it is done once, and mustn't wait for the micro-batch before.
+        with tf.control_dependencies(None):
+            return self.outside.resharded_for(tensor, place)
 
     def gradients(self, losses: Values, places: list[Values]) -> list[Values | None]:
         """Return the accumulated gradients of the values in ``places``, which are parameters or what lookups found.
@@ -174,17 +167,16 @@ class Accumulation:
         """
         if any(loss is not own for loss, own in zip(losses, self._losses, strict=True)):
             raise InputError("a loss that its optimizer scales can't be trained in micro-batches; use micro_batches=1")
-        taken = {id(tensor): tensor for values in self._taken.values() for tensor in values}
-        ends = [taken[key] for key in self._sums]
         reads = [values for values in places if id(values) not in self._found]
-        back = iter(back_from(ends, list(self._sums.values()), reads))
+        back = iter(self.outside.gradients_from_copies(self._sums, reads))
         return [self._found[id(values)] if id(values) in self._found else next(back) for values in places]
 
     def order_end(self) -> None:
         """Put the last micro-batch's backward pass and the updates, which must have been emitted, in order."""
-        start, n_forward = self._last
+        start, n_forward, last = self._last
         if self.order_lag is not None:
-            put_in_order(tf.compat.v1.get_default_graph().get_operations()[start:], n_forward - start, self.order_lag)
+            record = last.add(self.outside.backward.record)
+            put_in_order(tf.compat.v1.get_default_graph().get_operations(), n_forward, record, self.order_lag, start)
 
     # Fetched tensors
 
@@ -221,11 +213,6 @@ class Accumulation:
         layout = self.outside.view.layout(self.view.graph.tensors[tensor.name]).with_partial(())
         ranks = self.outside.resharder.backend.ranks
         return [local_block(value, layout, tensor.shape, rank) for rank, value in zip(ranks, joined, strict=True)]
-
-
-def _has_gradient(key: _Taken) -> bool:
-    """Return whether a gradient comes back to the copy with this key."""
-    return key[1].unreduced is not None
 
 
 def _added(values: Sequence[Values]) -> Values:

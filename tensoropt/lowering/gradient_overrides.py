@@ -1,8 +1,11 @@
-"""Gradients in fewer operators than TensorFlow's own, for the operators that are most frequent in deep models.
+"""Gradients in other operators than TensorFlow's own: fewer, for those that are most frequent in deep models.
 
 For an operator that broadcasts, TensorFlow emits the gradients of both operands, even where one is a constant, and reshapes
 sums that could have kept their dimensions. For a mean, it divides after the gradient has been broadcast. The gradients
 emitted here have the same bits: the same products, sums over the same dimensions, quotients of the same numbers.
+
+The gradient of a bias that is added to images is emitted such that TensorFlow doesn't merge it with that of the
+convolution's filter: see :func:`_of_bias_add`.
 
 Complex numbers, and shapes that don't tell which dimensions are broadcast, are left to TensorFlow's gradient functions.
 """
@@ -21,7 +24,7 @@ from ..ir.graph import Operator
 
 Gradients = list[tf.Tensor | None]
 Pulled = dict[int, tf.Tensor]
-MEAN = "Mean"
+MEAN, BIAS_ADD = "Mean", "BiasAdd"
 
 
 def _of_sum(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, positions: Collection[int]) -> Pulled:
@@ -151,10 +154,30 @@ def _of_mean(op: tf.Operation, gradient: Any) -> Gradients:
     return [tf.tile(share, [shape[dim] if dim in reduced else 1 for dim in range(len(shape))]), None]
 
 
+def _of_bias_add(op: tf.Operation, gradient: Any) -> Gradients:
+    """Return the gradients of a bias that is added to images, and of the images.
+
+    The gradients of a convolution's filter and of the bias behind it read the same gradient. On CPUs with oneDNN, TensorFlow
+    makes one operator of the two, without asking whether one has to wait for the other. It may have to: a bias's sum over
+    ranks comes before the collective that regathers what the filter's gradient reads, and operators that run in order
+    wait for each other anyway. TensorFlow then says "Nodes in a cycle", and the step doesn't run. Of a two-dimensional view
+    of the gradient the sum is the same, and the operator stays by itself.
+    """
+    gradient = tf.convert_to_tensor(gradient)
+    if gradient.shape.rank != 4 or op.get_attr("data_format") != b"NHWC":  # channels last, as oneDNN fuses them
+        return _by_tensorflow(op, gradient)
+    # Channels in uneven blocks have no extent that is the same on all ranks.
+    n_channels = tf.shape(gradient)[-1] if gradient.shape[-1] is None else gradient.shape[-1]
+    return [gradient, tf.raw_ops.BiasAddGrad(out_backprop=tf.reshape(gradient, tf.stack([-1, n_channels])))]
+
+
 def _register() -> frozenset[str]:
     """Register the gradients of this module with TensorFlow, for each set of operands; return the names."""
     names = [_name(MEAN, (0,))]
     tf.RegisterGradient(names[0])(_of_mean)
+    for positions in ((0,), (1,), (0, 1)):
+        names.append(_name(BIAS_ADD, positions))
+        tf.RegisterGradient(names[-1])(_of_bias_add)
     for op_type in _BROADCASTING:
         for positions in ((0,), (1,), (0, 1)):
             names.append(_name(op_type, positions))

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import tensorflow as tf
 
-from ..common.gradient_types import carries_gradient
 from ..ir.graph import CONSTANT, SOURCES, Operator, Tensor
 from ..ir.micro_batching import MicroBatch
-from ..ir.views import viewed_operand
+from ..program.tasks import OPERAND, OPERATOR, RESULT, SHARED, Place
 from ..reschedule.layout import Layout
 from ..rules.rule import OperandSharding
+from ..sharding.consumers import LOSS
 from ..sharding.resharding import Resharding, Router, differentiated_operands, inner_reshardings
-from ..sharding.strategy import Copy, StrategyView
+from ..sharding.strategy import StrategyView
+from .backward import BackwardEmission, ForwardRecord
 from .operators import Job, Values, emit
-from .regather import RegatheredCopy, Regathering
-from .rematerialize import Rematerialization
-from .resharding.reshard import Resharder, send_buckets
+from .pull_back import Created, Emitted, Inner, Pullback, key_of
+from .resharding.reshard import Resharder
 
 
 @dataclass
@@ -37,6 +37,7 @@ class LocalModel:
         micro_batch: which micro-batch is emitted, where the step has several.
         elsewhere: returns a tensor that another model emits, resharded for an operator's operand sharding
             (OperandSharding); None for a tensor that this model emits itself.
+        once: returns an operand (a Place) that is resharded once for all micro-batches, else None.
     """
 
     view: StrategyView
@@ -47,18 +48,21 @@ class LocalModel:
     training: bool
     micro_batch: MicroBatch | None = None
     elsewhere: Callable[[Tensor, OperandSharding, str], Values | None] | None = None
+    once: Callable[[Tensor, Place], Values | None] | None = None
     _values: dict[str, Values] = field(default_factory=dict)
     _resharded: dict[tuple[str, OperandSharding], Values] = field(default_factory=dict)
     _shared: dict[str, Values] = field(default_factory=dict)
     _replicated: dict[str, Values] = field(default_factory=dict)
     _indices: dict[str, Values] = field(default_factory=dict)
-    _regathered: dict[Copy | tuple[str, int], RegatheredCopy] = field(default_factory=dict)
-    _needed_regathered: dict[str, list[RegatheredCopy]] = field(default_factory=dict)
-    _regathering: Regathering = field(init=False)
-    _rematerialization: Rematerialization = field(default_factory=Rematerialization)
+    _losses: dict[str, Place] = field(default_factory=dict)
+    _forward: ForwardRecord = field(default_factory=ForwardRecord)
 
-    def __post_init__(self) -> None:
-        self._regathering = Regathering(self.resharder)
+    @cached_property
+    def backward(self) -> BackwardEmission:
+        """The emission of the backward passes of what this model emits."""
+        return BackwardEmission(
+            self.view, self.router, self.resharder, self._forward, self.value, self._emit_again, self.micro_batch
+        )
 
     def emit(self, names: set[str]) -> None:
         """Emit the operators with these names, in program order; what they depend on must be named too, or given."""
@@ -100,31 +104,15 @@ class LocalModel:
         if tensor.name not in self._shared:
             sharding = shared if self.training else OperandSharding(shared.layout, None)
             resharding = self.view.shared_resharding(tensor, sharding)
-            source = self.value(tensor)
-            values = self._shared[tensor.name] = self._reshard(resharding, source, operator, tensor)
-            forward = self.router.route(resharding).forward
-            if self.training and Copy(tensor.name) in self.view.strategy.regathered and forward.steps:
-                self._regathered[Copy(tensor.name)] = RegatheredCopy(forward, source, None, values, operator)
+            values = self._shared[tensor.name] = self._reshard(resharding, self.value(tensor), operator, tensor)
+            place = Place(SHARED, tensor.name)
+            self._forward.add(place, values)
+            self._forward.consumers[place] = operator
         return self._shared[tensor.name]
 
     def _reshard(self, resharding: Resharding, values: Values, operator: str, tensor: Tensor) -> Values:
         """Emit a resharding of a tensor: to an operand sharding, or inside of the operator that produces it."""
-        is_overlappable = resharding.sharding.unreduced is not None and tensor.name in self.view.graph.made_of_variables
-        route = self.router.route(resharding)
-        is_rematerialized = (
-            self.view.graph.producers[tensor.name].name in self._rematerialized and not route.forward.communicates
-        )
-        with self._marked_rematerialized(is_rematerialized):
-            return self.resharder.reshard(resharding, route, values, operator, is_overlappable)
-
-    @contextmanager
-    def _marked_rematerialized(self, is_rematerialized: bool) -> Iterator[None]:
-        """Return a context that marks what is emitted in it as rematerializable, if ``is_rematerialized``."""
-        graph = tf.compat.v1.get_default_graph()
-        start = len(graph.get_operations()) if is_rematerialized else 0
-        yield
-        if is_rematerialized:
-            self._rematerialization.mark(graph.get_operations()[start:])
+        return self.resharder.reshard(resharding, self.router.route(resharding), values, operator)
 
     def replicated(self, tensor: Tensor, operator: str, with_gradient: bool = False) -> Values:
         """Return a tensor's global value on every rank; it is resharded once, however often it is asked for."""
@@ -132,6 +120,9 @@ class LocalModel:
             replicated = Layout.replicated(self.view.strategy.mesh, len(tensor.shape))
             sharding = OperandSharding(replicated, () if with_gradient else None)
             self._replicated[tensor.name] = self.resharded(tensor, sharding, operator)
+        if with_gradient and tensor.name not in self._losses:
+            self._losses[tensor.name] = Place(OPERAND, operator, LOSS)
+            self._forward.add(self._losses[tensor.name], self._replicated[tensor.name])
         return self._replicated[tensor.name]
 
     def looked_up(self, lookup: str) -> tuple[Values, Values]:
@@ -147,40 +138,62 @@ class LocalModel:
         if op.updates is not None:
             self._emit_update(op, op.updates)
             return
-        rule, config = self.view.rules[op.name], self.view.strategy.configs[op.name]
         operands = [self._operand(op, position, tensor) for position, tensor in op.operands]
         if self.training and op.name in self.view.graph.lookup_operators:
             self._indices[op.name] = operands[1]
+        assert op.type not in SOURCES or op.type == CONSTANT, f"{op.where()} was not given"
+        emitted = self._emit_again(op, operands)
+        self._values.update((tensor.name, values) for tensor, values in zip(op.outputs, emitted.results, strict=True))
+        if self.training:
+            self._forward.places.append(Place(OPERATOR, op.name))
+            self._forward.operators[op.name] = emitted
+
+    def _emit_again(self, op: Operator, operands: Sequence[Values]) -> Emitted:
+        """Emit an operator on these operands, the first time or once more; return what was emitted."""
+        rule, config = self.view.rules[op.name], self.view.strategy.configs[op.name]
         # Whether the reshardings inside of the operator carry gradients follows from which operands get one.
         differentiated = differentiated_operands(op, self.view.gradients) if self.training else frozenset()
         inner = inner_reshardings(op, rule, config, differentiated)
+        graph = tf.compat.v1.get_default_graph()
+        emitted = Emitted({position: values for (position, _), values in zip(op.operands, operands, strict=True)})
+        start = graph.version
 
         def complete(k: int, values: Values) -> Values:
-            return self._reshard(inner[k], values, op.name, op.result)
+            """Emit the k-th resharding inside of the operator."""
+            nonlocal start
+            emitted.parts.append(Created(start, graph.version))
+            results = self._reshard(inner[k], values, op.name, op.result)
+            path, is_overlappable = self.router.route(inner[k]).backward, op.result.name in self.view.graph.made_of_variables
 
-        seen, ranks = self.view.interfaces[op.name], self.resharder.backend.ranks
-        def rematerialized_with(position: int) -> AbstractContextManager[None]:
-            return self._marked_rematerialized(self._is_regathered(op, position))
+            def back(gradients: Values) -> Values:
+                assert path is not None
+                return self.resharder.send_back(path, gradients, op.name, is_overlappable)
+
+            emitted.parts.append(Inner(values, results, None if path is None else back))
+            start = graph.version
+            return results
+
+        @contextmanager
+        def rematerialized_with(position: int) -> Iterator[None]:
+            n_before = graph.version
+            yield
+            emitted.cheap.append(Created(n_before, graph.version))
 
         job = Job(
-            op, rule, config, seen, ranks, complete,
+            op, rule, config, self.view.interfaces[op.name], self.resharder.backend.ranks, complete,
             differentiated=differentiated, micro_batch=self.micro_batch, rematerialized_with=rematerialized_with,
             reads_table=self._reads_table(op),
         )  # fmt: skip
-        assert op.type not in SOURCES or op.type == CONSTANT, f"{op.where()} was not given"
-        regathered = self._regathered_for(op)
-        with self._marked_rematerialized(op.name in self._rematerialized):
-            results = emit(job, operands)
-        for tensor, values in zip(op.outputs, results, strict=True):
-            is_passed = bool(regathered) and carries_gradient(tensor.dtype)
-            self._values[tensor.name] = self._regathering.before_gradient(regathered, values) if is_passed else values
+        emitted.results = emit(job, operands)
+        emitted.parts.append(Created(start, graph.version))
+        return emitted
 
     def _reads_table(self, op: Operator) -> bool:
         """Return whether a lookup may read its variable directly: nothing assigns that, and no gradient passes its value."""
         table = op.inputs[0] if op.inputs else None
         if table is None or (self.training and op.name not in self.view.graph.lookup_operators):
             return False
-        if op.name in self._rematerialized:  # in the backward pass it would find the variable updated
+        if self.training and op.name in self.view.rematerialized:  # in the backward pass it would find the variable updated
             return False
         return self.view.graph.producers[table.name].name not in self._assigned
 
@@ -188,67 +201,6 @@ class LocalModel:
     def _assigned(self) -> frozenset[str]:
         """The names of the variables that operators of the graph update."""
         return frozenset(op.updates for op in self.view.graph.operators.values() if op.updates is not None)
-
-    def _is_regathered(self, op: Operator, position: int) -> bool:
-        """Return whether an operand is regathered or rematerialized in the backward pass, instead of saved for it."""
-        tensor, view = op.inputs[position], self.view
-        assert tensor is not None
-        producer = view.graph.producers[tensor.name].name
-        return self.training and (
-            view.is_regathered(op, position)
-            or view.reads_regathered(op, position)
-            or (producer in self._needed_regathered and view.takes_regathered(op, position))
-        )
-
-    @property
-    def _rematerialized(self) -> frozenset[str]:
-        """Return the names of the operators that are rematerialized."""
-        return self.view.rematerialized if self.training else frozenset()
-
-    def _regathered_for(self, op: Operator) -> list[RegatheredCopy]:
-        """Return the regathered copies that the backward pass reads at an operator.
-
-        Either the operator's own gradient reads such a copy, or a rematerialized operator does, whose result the gradient
-        reads.
-        """
-        before: list[RegatheredCopy] = []
-        own: list[RegatheredCopy | None] = []
-        is_view = any(viewed_operand(op, tensor.name) is not None for tensor in op.outputs)
-        for position, tensor in op.operands if self.training else ():
-            producer = self.view.graph.producers[tensor.name].name
-            reads = is_view or self.view.reads(op, position)
-            if producer in self._needed_regathered and reads and self.view.takes_regathered(op, position):
-                before += self._needed_regathered[producer]
-            if self.view.reads_regathered(op, position):
-                own.append(self._regathered.get(Copy(tensor.name)))
-            if self.view.is_regathered(op, position):
-                own.append(self._regathered.get((op.name, position)))
-        copies = [copy for copy in dict.fromkeys([*before, *own]) if copy is not None]
-        if op.name in self._rematerialized or is_view:
-            self._needed_regathered[op.name] = copies
-        return copies
-
-    def read_regathered(self, operators: Sequence[tf.Operation], n_forward: int) -> None:
-        """Have the backward pass, which must have been emitted, read the regathered copies.
-
-        See :meth:`.Regathering.rewire`.
-        """
-        self._regathering.rewire(operators, n_forward)
-
-    def read_rematerialized(self, operators: Sequence[tf.Operation], n_forward: int, losses: Values) -> list[tf.Operation]:
-        """Have the backward pass, which must have been emitted, read regathered copies and rematerialized operators.
-
-        Args:
-            operators: all operators of the graph, in the order in which they were created; the backward pass begins at index
-                ``n_forward``.
-            losses: the local losses. Rematerialized operators wait for them.
-
-        Returns:
-            All operators in order, with those that were added where they belong.
-        """
-        self.read_regathered(operators, n_forward)
-        self._rematerialization.losses = [loss.op for loss in losses]
-        return self._rematerialization.rewire(operators, n_forward, self._regathering.replaced)
 
     def _emit_update(self, op: Operator, variable: str) -> None:
         """Emit an operator that updates a variable, on operands split as the variable."""
@@ -259,47 +211,77 @@ class LocalModel:
 
     def _operand(self, op: Operator, position: int, tensor: Tensor) -> Values:
         """Return an operator's operand, resharded; zeros if another micro-batch counts the operand."""
-        sharding = self.view.sharding(op, position)
-        values = self.resharded(tensor, sharding, op.name)
+        place = Place(OPERAND, op.name, position)
+        values = self.once(tensor, place) if self.once is not None else None
+        if values is None:
+            values = self.resharded(tensor, self.view.sharding(op, position), op.name)
+        if not self.training:
+            return values
         if self.micro_batch is not None and not self.micro_batch.takes(op.name, position):
-            return [tf.zeros_like(value) for value in values]
-        if self.training and self.view.is_regathered(op, position):
-            forward = self.router.route(self.view.resharding(tensor, sharding)).forward
-            if forward.steps:
-                source, source_copy = self._taken(tensor, op.name), self._regathered.get(Copy(tensor.name))
-                self._regathered[op.name, position] = RegatheredCopy(forward, source, source_copy, values, op.name)
+            values = [tf.zeros_like(value) for value in values]
+        elif any(values[0] is self._forward.values[each][0] for each in self._places_before(op, position)):
+            # An operand that is the same tensor as another one, and has a gradient of its own.
+            values = [tf.identity(value) for value in values]
+        self._forward.add(place, values)
         return values
 
+    def _places_before(self, op: Operator, position: int) -> Iterator[Place]:
+        """Return the places of an operator's operands before one."""
+        return (Place(OPERAND, op.name, earlier) for earlier, _ in op.operands if earlier < position)
 
-def gradients_of(losses: Values, variables: list[Values], stops: list[Values] | None = None) -> list[Values | None]:
-    """Return the gradients of the losses, which are replicated, with respect to variables.
+    # Gradients
 
-    The gradient of the loss is 1 on every rank; the backward paths of the reshardings do the rest, no scaling is needed
-    anywhere.
+    def gradients(self, loss: Tensor, losses: Values, at: Sequence[Values]) -> list[Values | None]:
+        """Return the gradients of a loss with respect to variables and to what lookups found.
 
-    Args:
-        variables: for each variable its local values.
-        stops: values through which no gradient passes on.
+        The gradient of the loss is 1 on every rank; the backward paths of the reshardings do the rest, no scaling is needed
+        anywhere.
 
-    Returns:
-        For each variable the gradients of its local values, or None where the losses don't depend on it.
-    """
-    return back_from(losses, [tf.ones_like(loss) for loss in losses], variables, stops)
+        Args:
+            loss: the loss as the model has it.
+            losses: the local losses that are differentiated: its replicated values, or what follows from them.
+            at: for each variable or lookup its local values.
 
+        Returns:
+            For each of them the gradients of its local values, or None where the losses don't depend on it.
+        """
+        known = {key_of(values[0]): name for name, values in (*self.sources.items(), *self._values.items())}
+        names = [known[key_of(values[0])] for values in at]
+        found = self._back_from_loss(loss, losses, set(names))
+        return [found.get(Place(RESULT, name)) for name in names]
 
-def back_from(
-    ends: Values, gradients: Values, variables: list[Values], stops: list[Values] | None = None
-) -> list[Values | None]:
-    """Return the gradients with respect to variables, given the gradients that arrive at ``ends``.
+    def gradients_of_copies(self, loss: Tensor, losses: Values, lookups: Sequence[str]) -> dict[Place, Values]:
+        """Return the gradients of a micro-batch's loss at the copies that all micro-batches use, and at lookups' results."""
+        graph = self.view.graph
+        found = {graph.operators[name].result.name for name in lookups}
+        outside = {name for name in graph.tensors if graph.accumulates(name)}
+        return self._back_from_loss(loss, losses, found | outside)
 
-    Returns:
-        For each variable the gradients of its local values, or None where no end depends on it.
-    """
-    flat = [value for values in variables for value in values]
-    stop = [value for values in stops or () for value in values]
-    # Sum gradients two at a time: AddN adds more than two in an order that isn't the same on each rank.
-    by_pairs = tf.AggregationMethod.EXPERIMENTAL_TREE
-    found = iter(tf.gradients(ends, flat, grad_ys=gradients, aggregation_method=by_pairs, stop_gradients=stop or None))
-    send_buckets()
-    grouped = [[next(found) for _ in values] for values in variables]
-    return [None if any(g is None for g in group) else [tf.convert_to_tensor(g) for g in group] for group in grouped]
+    def gradients_from_copies(self, copies: Mapping[Place, Values], at: Sequence[Values]) -> list[Values | None]:
+        """Return gradients with respect to variables, given those of copies that this model resharded for micro-batches."""
+        known = {key_of(values[0]): name for name, values in (*self.sources.items(), *self._values.items())}
+        names = [known[key_of(values[0])] for values in at]
+        found = self.backward.run(set(names), copies, {}, [])
+        return [found.get(Place(RESULT, name)) for name in names]
+
+    def _back_from_loss(self, loss: Tensor, losses: Values, starts: set[str]) -> dict[Place, Values]:
+        """Emit a backward pass from a loss; return the gradients that have arrived at its ends."""
+        own, place = self.replicated(loss, loss.name, with_gradient=True), self._losses[loss.name]
+        seeds = [tf.ones_like(each) for each in losses]
+        if any(each is not other for each, other in zip(losses, own, strict=True)):
+            graph = tf.compat.v1.get_default_graph()
+            scaled = Emitted({0: own}, [losses], [Created(0, graph.version)])
+            (gradients,) = Pullback(scaled, graph.get_operations(), {}).run([(0, seeds)], [0])
+            if gradients is None:
+                return {}
+            seeds = gradients
+        gates = [value.op for value in self.value(loss)]
+        return self.backward.run(starts, {place: seeds}, {place.name: loss}, gates)
+
+    def resharded_for(self, tensor: Tensor, place: Place) -> Values:
+        """Return a tensor resharded to an operand of a micro-batch's operator: once, for all micro-batches."""
+        if place not in self._forward.values:
+            operator = self.view.graph.operators[place.name]
+            sharding = self.view.sharding(operator, place.position)
+            self._forward.add(place, self.resharded(tensor, sharding, operator.name))
+        return self._forward.values[place]

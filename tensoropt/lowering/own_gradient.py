@@ -16,15 +16,15 @@ GRADIENT_TYPE = "TensorOptOwnGradient"
 _FUNCTIONS, _NUMBER = "_tensoropt_own_gradients", "_tensoropt_own_gradient"
 
 Gradients = Sequence[tf.Tensor | None]
-GradientFunction = Callable[[Gradients], Gradients]
+GradientFunction = Callable[[Sequence[tf.Tensor], Gradients], Gradients]
 
 
 def with_own_gradient(tensors: Sequence[tf.Tensor], gradient: GradientFunction, name: str) -> list[tf.Tensor]:
     """Return the same tensors, whose gradients ``gradient`` emits.
 
     Args:
-        gradient: takes the gradients of the results, None for a result that can't have one; returns the gradients of
-            ``tensors``, or None for some.
+        gradient: takes the tensors as the backward pass reads them, and the gradients of the results, None for a result that
+            can't have one; returns the gradients of ``tensors``, or None for some.
     """
     graph = tf.compat.v1.get_default_graph()
     functions = graph.get_collection_ref(_FUNCTIONS)
@@ -39,4 +39,4 @@ def with_own_gradient(tensors: Sequence[tf.Tensor], gradient: GradientFunction, 
 def _own_gradient(op: tf.Operation, *gradients: Any) -> Gradients:
     """Emit the gradients by the function whose number the operator has."""
     dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
-    return op.graph.get_collection_ref(_FUNCTIONS)[op.get_attr(_NUMBER)](dense)
+    return op.graph.get_collection_ref(_FUNCTIONS)[op.get_attr(_NUMBER)](op.inputs, dense)

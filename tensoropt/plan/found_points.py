@@ -11,7 +11,7 @@ from ..costs.operator_costs import OperatorCosting
 from ..ft import Frontier
 from ..profiling.hardware import Hardware
 from ..program.liveness import Instruction, Peak, peak_of_program
-from ..program.replay import program_of
+from ..program.peak import instructions_of
 from ..program.simulator import Network, StepActions, network_of, step_graph
 from ..program.simulator.timeline import timeline_of
 from ..reschedule.mesh import Mesh
@@ -79,7 +79,7 @@ class FoundPoints:
         return self._peaks[point]
 
     def program(self, point: int) -> list[Instruction]:
-        """Return the step of a point's plan as a program on buffers; see :mod:`..program.replay`."""
+        """Return the step of a point's plan as a program on buffers; see :mod:`..program.peak`."""
         strategy = self.built.strategy(self.found.strategies[point])
         view, known = self.model.view(strategy), self._interfaces
         for each in strategy.configs.items():
@@ -87,7 +87,7 @@ class FoundPoints:
                 known[each] = interface(view.rules[each[0]], each[1])
         # Points have most of their configs in common, so interfaces are computed once for all points.
         vars(view)["interfaces"] = {each[0]: known[each] for each in strategy.configs.items()}
-        return program_of(view, self.model.backward, self.costing, self._router)
+        return instructions_of(view, self.costing, self._router)
 
     @property
     def replayed(self) -> Mapping[int, Peak]:

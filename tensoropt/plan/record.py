@@ -174,7 +174,7 @@ class PlanRecord:
         assumed: the hardware, the provenance of costs, the TensorFlow version.
         frontier_text: the frontier that the plan was chosen from, as a table.
         hidden_time_us: the overlap, in which network and compute run at the same time.
-        peak_bytes: the most memory that is alive at once on a device, see :mod:`..program.replay`; None if it isn't known.
+        peak_bytes: the most memory that is alive at once on a device, see :mod:`..program.peak`; None if it isn't known.
         micro_batches: the number of micro-batches in which a training step processes its batch, one after the other; see
             :mod:`..sharding.micro_batches`.
     """

@@ -20,10 +20,9 @@ from ..ir.graph import GRADIENT, PLACEHOLDER, Graph, Operator, Tensor, TrainStep
 from ..ir.micro_batching import MicroBatch
 from ..lowering.gradient_accumulation import Accumulation, MicroBatchRequest
 from ..lowering.model import LocalModel
-from ..lowering.onednn_fusion_guard import keep_apart
 from ..lowering.operators import Values
+from ..lowering.order import put_in_order
 from ..lowering.resharding.reshard import Backend, Collective, Resharder
-from ..lowering.schedule import put_in_order
 from ..lowering.table_lookups import Lookup
 from ..lowering.variables import StateEntry, local_variables
 from ..optimizers.runtime import Emission, RunningOptimizer, Shards
@@ -59,7 +58,7 @@ class Engine:
             and prepares the collectives.
         first: another engine, whose variables and optimizers this one shares where it has the same; None without.
         per_micro_batch: the strategy on the graph of one micro-batch, if training steps run in several; else None.
-        in_order: whether the backward pass runs in a fixed order; see :mod:`..lowering.schedule`.
+        in_order: whether the backward pass runs in a fixed order; see :mod:`..lowering.order`.
         lag: for at most this many operators the backward pass goes on while a gradient is on its way; see the same module.
         display: shows that a function is being built, and runs for the first time.
         variables: by operator name, a variable's shards on the ranks that are built here.
@@ -201,9 +200,7 @@ class Engine:
         def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
             groups = [list(arguments[i : i + n_ranks]) for i in range(0, len(arguments), n_ranks)]
             with resharder.building():
-                results = self._emit(fetch, dict(zip(feeds, groups, strict=True)), needed, resharder)
-                keep_apart(tf.compat.v1.get_default_graph().get_operations())
-                return results
+                return self._emit(fetch, dict(zip(feeds, groups, strict=True)), needed, resharder)
 
         micro_batches = self._micro_batches(fetch)
         of_feeds = tuple(
@@ -244,10 +241,8 @@ class Engine:
         model = LocalModel(self.view, self.router, resharder, sources, steps.update, training=is_training)
         results = steps.run(model)
         graph = tf.compat.v1.get_default_graph()
-        if not self.graph.is_sequential:
-            operators = model.read_rematerialized(graph.get_operations(), steps.n_forward, steps.losses)
-            if self.in_order:
-                put_in_order(operators, steps.n_forward, self.lag)
+        if self.in_order and not self.graph.is_sequential:
+            put_in_order(graph.get_operations(), steps.n_forward, model.backward.record, self.lag)
         return [tf.identity(value) for values in results for value in values]
 
     def _update(self, op: Operator, operands: list[Values]) -> list[Values]:

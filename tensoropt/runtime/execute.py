@@ -23,7 +23,9 @@ from ..lowering.resharding.reshard import Backend, Collective
 from ..plan.build import check_reshardings
 from ..plan.plan import Plan
 from ..profiling.hardware import Hardware
-from ..program.replay import peak_of
+from ..program.check import check
+from ..program.peak import peak_of
+from ..program.step import step_program
 from ..reschedule.layout import Axes, parse_axes
 from ..reschedule.mesh import Mesh
 from ..sharding.model import Model
@@ -134,13 +136,18 @@ def execute(
         backend, processes, prepare = _communicating(plan.mesh, processes, collectives)
         # With more cores per rank TensorFlow computes several operators at once, which takes less time.
         in_order = processes.broadcast(cores_of_a_rank(processes.local_size) == 1)
+    router = plan.router(PlainCosts())
+    if processes.rank == 0:
+        dump("program", lambda: step_program(in_micro_batches, router))
+    if os.environ.get("TENSOROPT_CHECK") == "1":
+        check(step_program(in_micro_batches, router), in_micro_batches.graph)
     has_two_chains = isinstance(backend, CommunicatingBackend) and backend.overlappable is not None
     lag, agreement = math.inf if has_two_chains else LAG, Agreement(processes, prepare)
     sliced = in_micro_batches if plan.micro_batches > 1 else None
     with display.phase("first values of the variables"):
         engine = Engine(
             view,
-            plan.router(PlainCosts()),
+            router,
             backend,
             initial_value,
             agreement,
@@ -181,7 +188,7 @@ def peak_beside(execution: Execution, model: Model, hardware: Hardware) -> int:
     """Return the most memory that is alive at once on a device while :func:`execute_beside` runs a program."""
     plan = execution.plan
     costing = costing_of(model, hardware, plan.mesh)
-    return peak_of(_view_beside(plan, model), model.backward, costing, Router(PlainCosts())).n_bytes
+    return peak_of(_view_beside(plan, model), costing, Router(PlainCosts())).n_bytes
 
 
 def _view_beside(plan: Plan, model: Model) -> StrategyView:

@@ -9,7 +9,7 @@ from functools import partial
 import tensorflow as tf
 
 from ..ir.graph import GRADIENT, Gradients, Graph, Operator, Tensor, TrainStep
-from ..lowering.model import LocalModel, gradients_of
+from ..lowering.model import LocalModel
 from ..lowering.operators import Values
 from ..lowering.table_lookups import Lookup
 from ..rules.rule import OperandSharding
@@ -95,7 +95,7 @@ class StepEmission:
         if (taken.name, op.attrs["at"]) not in self._gradients:
             losses = self._model.replicated(taken.loss, taken.name, with_gradient=True)
             values = [self._model.value(self.graph.operators[name].result) for name in taken.variables]
-            found = gradients_of(losses, values)
+            found = self._model.gradients(taken.loss, losses, values)
             self._gradients.update(((taken.name, name), g) for name, g in zip(taken.variables, found, strict=True))
         gradient = self._gradients[taken.name, op.attrs["at"]]
         assert gradient is not None, f"{op.where()} has no gradient, as the analysis of gradients has it"
@@ -110,7 +110,7 @@ class StepEmission:
         assert model is not None
         if step.loss is not None:
             losses = model.replicated(step.loss, name, with_gradient=True)
-            self.train(step, losses, model, self.lookups(name, model), gradients_of)
+            self.train(step, losses, model, self.lookups(name, model), partial(model.gradients, step.loss))
             return
         layouts = [model.view.layout(self.graph.operators[variable].result) for variable in step.variables]
         given = [

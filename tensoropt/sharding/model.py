@@ -19,7 +19,8 @@ class Model:
 
     def view(self, strategy: Strategy) -> StrategyView:
         """Return a view of the strategy on this model's graph."""
-        return StrategyView(self.graph, strategy, self.backward.gradients, self.backward.residual_operands)
+        backward = self.backward
+        return StrategyView(self.graph, strategy, backward.gradients, backward.residual_operands, backward.residual_results)
 
     def in_micro_batches(self, n: int, n_devices: int = 1) -> Model:
         """Return the model of one of ``n`` micro-batches, to be searched on ``n_devices`` devices.

@@ -64,14 +64,16 @@ class StrategyView:
     """A strategy on its graph, with the rules, interfaces and operand shardings that follow, each derived once.
 
     ``gradients`` holds (operator, position) of every operand to which a gradient comes back; ``residual_operands`` that of
-    every operand that the operator's own gradient reads. The latter may be omitted where the strategy regathers and
-    rematerializes nothing.
+    every operand that the operator's own gradient reads, ``residual_results`` the name of every tensor that its producer's
+    gradient reads. The latter two may be omitted where the strategy regathers and rematerializes nothing, and no peak is
+    asked for.
     """
 
     graph: Graph
     strategy: Strategy
     gradients: frozenset[tuple[str, int]]
     residual_operands: frozenset[tuple[str, int]] = frozenset()
+    residual_results: frozenset[str] = frozenset()
 
     def changed(
         self, configs: Mapping[str, Config], shared: Mapping[str, OperandSharding | None] = MappingProxyType({})

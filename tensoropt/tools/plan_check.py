@@ -31,7 +31,7 @@ from ..plan.plan import Plan
 from ..profiling.costs import CollectiveCosts
 from ..profiling.hardware import Hardware
 from ..profiling.trace import traced_step
-from ..program.replay import peak_of
+from ..program.peak import peak_of
 from ..reschedule.layout import axes_text
 from ..reschedule.mesh import Mesh
 from ..runtime.collectives.timed import TimedCall
@@ -163,7 +163,7 @@ def _peak_bytes(plan: Plan, model: Model, hardware: Hardware) -> int:
     model = model.in_micro_batches(plan.micro_batches)
     view = model.view(plan.strategy)
     costing = costing_of(model, hardware, plan.mesh)
-    return peak_of(view, model.backward, costing, plan.router(PlainCosts())).n_bytes
+    return peak_of(view, costing, plan.router(PlainCosts())).n_bytes
 
 
 def _state_bytes(engine: Engine) -> int:

@@ -78,11 +78,17 @@ def sliced(name: str, optimizer: str, n: int) -> zoo.Recorded:
     return replace(model, model=Model(of_micro_batches(model.graph, n), model.model.backward))
 
 
-def random_view(name: str, optimizer: str, n: int, mesh: Mesh, seed: int) -> tuple[StrategyView, StrategyView]:
-    """A random strategy that micro-batches and the full batch can have, on the full graph and on that of one micro-batch."""
+def random_view(
+    name: str, optimizer: str, n: int, mesh: Mesh, seed: int, **shares: float
+) -> tuple[StrategyView, StrategyView]:
+    """A random strategy that micro-batches and the full batch can have, on the full graph and on that of one micro-batch.
+
+    Args:
+        shares: of copies that are regathered, and operators that are rematerialized; see ``random_strategy``.
+    """
     graph, rng = recorded(name, optimizer).graph, random.Random(seed)
     while True:
-        of_micro_batch = random_strategy(sliced(name, optimizer, n), mesh, rng.randrange(10**6))
+        of_micro_batch = random_strategy(sliced(name, optimizer, n), mesh, rng.randrange(10**6), **shares)
         configs = of_micro_batch.strategy.configs
         if not any(why_invalid(rule_of(graph.operators[each]), config) for each, config in configs.items()):
             return recorded(name, optimizer).model.view(of_micro_batch.strategy), of_micro_batch

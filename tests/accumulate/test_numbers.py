@@ -27,6 +27,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
 from tensoropt.runtime.functions import Fetch
 from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.strategy import StrategyView
 
 MESHES = (Mesh.of(1), Mesh.of(2), Mesh.of(2, 2), Mesh.of(3))
 OPTIMIZERS = tuple(zoo.HYPERPARAMETERS)
@@ -37,13 +38,15 @@ def _numbers_of_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
 
 
-def check(name: str, n: int, mesh: Mesh, seed: int) -> None:
+def check(name: str, n: int, mesh: Mesh, seed: int, **shares: float) -> StrategyView:
+    """Train by a random strategy in micro-batches; return its view of one."""
     optimizer = OPTIMIZERS[seed % len(OPTIMIZERS)]
-    model, views = models.recorded(name, optimizer), models.random_view(name, optimizer, n, mesh, 3000 + seed)
+    model, views = models.recorded(name, optimizer), models.random_view(name, optimizer, n, mesh, 3000 + seed, **shares)
     engine = models.engine_in_micro_batches(model, views, random_router(seed), in_order=seed // 2 % 2 == 1)
     train_and_check(engine, model)
     assert_variables(model, views[0], local_shards(engine))
     evaluate_and_check(engine, model)
+    return views[1]
 
 
 @pytest.mark.usefixtures("graphs_as_built")
@@ -51,6 +54,14 @@ def check(name: str, n: int, mesh: Mesh, seed: int) -> None:
 @pytest.mark.parametrize("name", models.FUNCTIONS)
 def test_random_strategies_give_one_device_numbers(name: str, n: int, seed: int) -> None:
     check(name, n, MESHES[seed % len(MESHES)], seed)
+
+
+@pytest.mark.usefixtures("graphs_as_built")
+@pytest.mark.parametrize(("n", "seed"), first(2, [(2, 12), (4, 14), (2, 15), (4, 17), (8, 13)]))
+@pytest.mark.parametrize("name", ["mlp", "attention", "windows"])
+def test_rematerialized_and_regathered_in_each_micro_batch(name: str, n: int, seed: int) -> None:
+    shares = {"share_regathered": 0.5, "share_rematerialized": 0.7}
+    assert check(name, n, MESHES[seed % len(MESHES)], seed, **shares).rematerialized
 
 
 @pytest.mark.parametrize("name", ["mlp", "attention"])

@@ -8,7 +8,7 @@ from helpers.strategies import Link
 
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.profiling.hardware import named
-from tensoropt.program import replay
+from tensoropt.program import peak
 from tensoropt.sharding.resharding import Router
 
 
@@ -22,11 +22,11 @@ def test_peak_equals_that_of_replaying_all_micro_batches(name: str, monkeypatch:
         view = models.random_view(name, optimizer, n, mesh, 500 + seed)[1]
         model = models.sliced(name, optimizer, n).model
         costing = costing_of(model, hardware, mesh)
-        short = replay.program_of(view, model.backward, costing, Router(Link()))
+        short = peak.instructions_of(view, costing, Router(Link()))
         with monkeypatch.context() as patched:
-            patched.setattr(replay, "MOST_REPLAYED", n)
-            whole = replay.program_of(view, model.backward, costing, Router(Link()))
-        found, expected = (replay.peak_of_program(program) for program in (short, whole))
+            patched.setattr(peak, "MOST_MICRO_BATCHES", n)
+            whole = peak.instructions_of(view, costing, Router(Link()))
+        found, expected = (peak.peak_of_program(program) for program in (short, whole))
         assert found.n_bytes == expected.n_bytes and found.by_use == expected.by_use
         n_shorter += len(short) < len(whole)
     assert n_shorter == 12

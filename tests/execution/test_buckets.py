@@ -13,12 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensoropt.ir.graph import Tensor
-from tensoropt.lowering.resharding import buckets
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.lowering.resharding.reshard import Collective
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import named
+from tensoropt.program import backward
+from tensoropt.program.check import check
+from tensoropt.program.step import step_program
+from tensoropt.program.tasks import OVERLAPPABLE, RESHARD
 from tensoropt.reschedule.layout import Layout
 from tensoropt.rules.rule import OperandSharding
 from tensoropt.runtime.engine import Engine
@@ -57,7 +60,7 @@ def test_a_bucket_gives_the_bits_of_separate_sums(
     alone, each = run(False)
     together, joined = run(True)
     (full,) = (entry for entry in joined if entry.together)
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 8 * math.prod(full.shape) // 4)
+    monkeypatch.setattr(backward, "BUCKET_BYTES", 8 * math.prod(full.shape) // 4)
     by_few, several = run(True)
     for one, other, third in zip(alone, together, by_few, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -68,17 +71,14 @@ def test_a_bucket_gives_the_bits_of_separate_sums(
     assert all(entry.is_overlappable and entry.kind == "all_reduce" for entry in joined if entry.together)
 
 
-def test_all_buckets_are_sent_when_the_backward_pass_has_been_emitted() -> None:
-    """An optimizer's sums over all gradients come after the buckets, and nothing that they need waits for them."""
+def test_all_buckets_are_sent_before_the_updates() -> None:
+    """And each variable is updated by its sum: the checker knows of which operands a gradient is."""
     model = zoo.record(zoo.mlp, "sgd")
-    engine = engine_of(model, data_parallel(model), Router(PlainCosts()), EmulatedBackend(MESH))
-    _, log = trained(engine, model)
-    operators = engine.function(
-        training_fetch(model), tuple(feeds_of(model.graph, model.batches[0]))
-    ).call.graph.get_operations()
-    stand_ins = [op for op in operators if "sum_in_bucket" in op.name]
-    assert stand_ins and all(op.inputs[0].op.type == "PyFunc" for op in stand_ins)
-    assert len(stand_ins) == 2 * sum(len(entry.together) for entry in log)
+    program = step_program(data_parallel(model), Router(PlainCosts()))
+    check(program, model.graph)
+    (bucket,) = [task for task in program.tasks if len(task.writes) > 1 and task.work == RESHARD]
+    assert bucket.stream == OVERLAPPABLE
+    assert {value.place.name for value in bucket.writes} == {value.place.name for value in bucket.reads}
 
 
 @given(st.integers(1, 4 * SMALL_BYTES), st.sampled_from([(), (0,)]), st.booleans())

@@ -12,10 +12,12 @@ from helpers import zoo
 from helpers.strategies import engine_of, feeds_of, random_router, random_strategy, train_and_check, training_fetch
 
 from tensoropt.common.settings import LAG
-from tensoropt.lowering import schedule as order
-from tensoropt.lowering.onednn_fusion_guard import keep_apart
+from tensoropt.ir.graph import Operator, Tensor
+from tensoropt.lowering import order
+from tensoropt.lowering.gradient_overrides import lean_gradient
+from tensoropt.lowering.order import BackwardRecord, in_order, put_in_order
+from tensoropt.lowering.pull_back import BACKWARD, Created, Emitted, Pullback
 from tensoropt.lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
-from tensoropt.lowering.schedule import BACKWARD, put_in_order, schedule
 from tensoropt.profiling.trace import StepTrace, traced_step
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
@@ -41,15 +43,15 @@ def test_a_schedule_has_each_operator_after_all_that_it_waits_for(
     """Looked at while the graph is built: later TensorFlow adds what orders the work on each variable."""
     seen: list[list[tf.Operation]] = []
 
-    def watched(operators: Sequence[tf.Operation], n_forward: int) -> list[tf.Operation]:
-        seen[:] = [list(operators[n_forward:]), list(schedule(operators, n_forward))]
+    def watched(operators: Sequence[tf.Operation], n_forward: int, backward: set[str]) -> list[tf.Operation]:
+        seen[:] = [list(operators[n_forward:]), in_order(operators, n_forward, backward)]
         for op in seen[1]:
             sources = {tensor.op.name for tensor in op.inputs} | {source.name for source in op.control_inputs}
             waited = sources & {each.name for each in seen[0]}
             assert waited <= {each.name for each in seen[1][: seen[1].index(op)]}
         return seen[1]
 
-    monkeypatch.setattr(order, "schedule", watched)
+    monkeypatch.setattr(order, "in_order", watched)
     model = zoo.record(function, "adam")
     view = random_strategy(model, Mesh.of(2), 0)
     engine = engine_of(model, view, random_router(0), EmulatedBackend(Mesh.of(2)), in_order=True)
@@ -66,6 +68,11 @@ def test_a_schedule_has_each_operator_after_all_that_it_waits_for(
         assert all(place[name] < i for name in readers), "no update comes while its variable's old value is read"
 
 
+def backward_since(graph: tf.Graph, start: int) -> BackwardRecord:
+    """The record of a backward pass that has all operators from a number on."""
+    return BackwardRecord(passes=[Created(start, graph.version)])
+
+
 def test_the_backward_pass_begins_when_the_loss_is_known_and_not_with_a_constant() -> None:
     """TensorFlow computes what depends on no input when it makes the graph, and drops what that was to run after."""
     with tf.Graph().as_default() as graph:
@@ -75,7 +82,7 @@ def test_the_backward_pass_begins_when_the_loss_is_known_and_not_with_a_constant
         tf.gradients(loss, x)
         backward = graph.get_operations()[n_forward:]
         before = {op.name: len(op.control_inputs) for op in backward}
-        put_in_order(graph.get_operations(), n_forward)
+        put_in_order(graph.get_operations(), n_forward, backward_since(graph, n_forward))
     ordered = [op for op in backward if len(op.control_inputs) > before[op.name]]
     assert loss.op in ordered[0].control_inputs and all(x.op in _ancestors(op) for op in ordered)
     assert {"RealDiv", "Tile"} <= {op.type for op in backward} - {op.type for op in ordered}
@@ -90,8 +97,9 @@ def test_a_loss_that_is_summed_over_ranks_is_ready_before_the_backward_pass() ->
         turn, _ = tf.numpy_function(lambda turn, value: (turn, value), [np.int32(0), local], [tf.int32, tf.float32])
         n_forward = len(graph.get_operations())
         (gradient,) = tf.gradients(squares, x)
+        record = backward_since(graph, n_forward)
         tf.numpy_function(lambda turn, value: (turn, value), [turn, gradient], [tf.int32, tf.float32])
-        put_in_order(graph.get_operations(), n_forward)
+        put_in_order(graph.get_operations(), n_forward, record)
     backward = [op for op in graph.get_operations() if op.name.startswith(BACKWARD) and op.control_inputs]
     assert local.op in {before for op in backward for before in op.control_inputs}
 
@@ -113,7 +121,7 @@ def test_parameters_are_not_gathered_long_before_their_use() -> None:
             layers.append((weights.op, product.op, bias.op, value.op))
         loss = tf.reduce_mean(value)
         n_forward = len(graph.get_operations())
-        put_in_order(graph.get_operations(), n_forward)
+        put_in_order(graph.get_operations(), n_forward, BackwardRecord())
     for number, (weights, product, bias, _) in enumerate(layers):
         assert not {product, layers[number][3]} & set(bias.control_inputs)
         if number >= 4:
@@ -122,19 +130,22 @@ def test_parameters_are_not_gathered_long_before_their_use() -> None:
     assert loss.op not in layers[0][0].control_inputs
 
 
-def test_zeros_without_consumers_are_not_in_the_schedule() -> None:
+def test_gradients_that_nobody_asked_for_are_not_in_order() -> None:
+    """A convolution's gradient function emits that of the images too; in order it would be computed."""
     with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [4, 3])
-        # Of two results one is taken: the gradient of the other is zeros, and what passes them on isn't asked.
-        passed, taken = tf.identity_n([tf.square(x), tf.exp(x)])
-        loss = tf.reduce_mean(tf.tanh(taken))
+        images, filters = (tf.compat.v1.placeholder(tf.float32, shape) for shape in ([4, 8, 8, 3], [3, 3, 3, 5]))
+        convolved = tf.nn.conv2d(images, filters, 1, "SAME")
+        loss = tf.reduce_mean(tf.square(convolved))
         n_forward = len(graph.get_operations())
-        tf.gradients(loss, x)
-        (zeros,) = [op for op in graph.get_operations()[n_forward:] if op.type == "ZerosLike" and op.inputs[0] is passed]
-        idle = tf.raw_ops.ZerosLike(x=passed, name=f"{BACKWARD}/idle").op
-        put_in_order(graph.get_operations(), n_forward)
-    assert zeros.outputs[0].consumers() and zeros.control_inputs
-    assert not idle.control_inputs and not any(idle in op.control_inputs for op in graph.get_operations())
+        emitted = Emitted({0: [images], 1: [filters]}, [[loss]], [Created(0, n_forward)])
+        (found,) = Pullback(emitted, graph.get_operations(), {}).run([(0, [tf.ones([])])], [1])
+        assert found is not None
+        record = backward_since(graph, n_forward)
+        record.gradients.append((record.passes[0], found))
+        put_in_order(graph.get_operations(), n_forward, record)
+    (dead,) = [op for op in graph.get_operations() if op.type == "Conv2DBackpropInput"]
+    assert found[0].op.control_inputs and not dead.control_inputs
+    assert not any(dead in op.control_inputs for op in graph.get_operations())
 
 
 def _ancestors(op: tf.Operation) -> set[tf.Operation]:
@@ -215,68 +226,59 @@ def test_in_order_gradients_of_many_consumers_are_added_two_at_a_time() -> None:
     assert peak <= (DEPTH + 8) * megabyte
 
 
-def in_order_with_a_slice(images: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The residual of the filter's gradient is sliced again after the bias's gradient."""
+def step_of(
+    graph: tf.Graph, images: tf.Tensor, filters: tf.Tensor, bias: tf.Tensor
+) -> tuple[list[tf.Tensor], int]:
+    """The gradients of a bias and a filter, as they are emitted, and where the backward pass begins."""
+    given = Operator("add", "BiasAdd", (), (Tensor("add:0", (4, 16, 16, 8), "float32"),))
+    convolved = tf.nn.conv2d(images, filters, 1, "SAME")
+    with lean_gradient(given, (0, 1)):
+        result = tf.raw_ops.BiasAdd(value=convolved, bias=bias)
+    loss = tf.reduce_sum(tf.square(result))
+    n_forward = graph.version
+    emitted = Emitted({0: [filters], 1: [bias]}, [[loss]], [Created(0, n_forward)])
+    found = Pullback(emitted, graph.get_operations(), {}).run([(0, [tf.ones([])])], [1, 0])
+    return [values[0] for values in found if values is not None], n_forward
+
+
+def run_in_order(images: tf.Tensor, filters: tf.Tensor, bias: tf.Tensor) -> list[tf.Tensor]:
+    """The gradient of the bias comes before the filter's, which waits for it."""
     graph = tf.compat.v1.get_default_graph()
-    loss = tf.reduce_sum(gradient)
-    n_forward = len(graph.get_operations())
-    with tf.name_scope(BACKWARD):
-        gradient = gradient * loss
-        of_bias = tf.raw_ops.BiasAddGrad(out_backprop=gradient)
-        of_filter = filter_gradient(tf.slice(images, [0, 0, 0, 0], [4, 16, 16, 3]), gradient)
-    put_in_order(graph.get_operations(), n_forward)
-    return of_bias, of_filter
+    found, n_forward = step_of(graph, tf.slice(images, [0, 0, 0, 0], [4, 16, 16, 3]), filters, bias)
+    put_in_order(graph.get_operations(), n_forward, backward_since(graph, n_forward))
+    return found
 
 
-def behind_a_collective(images: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def run_behind_a_collective(images: tf.Tensor, filters: tf.Tensor, bias: tf.Tensor) -> list[tf.Tensor]:
     """The residual of the filter's gradient is regathered by a collective after the bias's."""
-    gradient = gradient * tf.reduce_sum(gradient)
-    of_bias = tf.numpy_function(np.copy, [tf.raw_ops.BiasAddGrad(out_backprop=gradient)], tf.float32)
+    graph = tf.compat.v1.get_default_graph()
+    (of_bias, of_filter), _ = step_of(graph, images[:4], filters, bias)
+    of_bias = tf.numpy_function(np.copy, [of_bias], tf.float32)
     with tf.control_dependencies([of_bias]):
         again = tf.numpy_function(np.copy, [images[:4]], tf.float32)
-    return of_bias, filter_gradient(tf.ensure_shape(again, [4, 16, 16, 3]), gradient)
-
-
-def filter_gradient(images: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.Conv2DBackpropFilter(
-        input=images, filter_sizes=[3, 3, 3, 8], out_backprop=gradient, strides=[1, 1, 1, 1], padding="SAME"
-    )
+    (backward,) = [op for op in graph.get_operations() if op.type == "Conv2DBackpropFilter"]
+    backward._update_input(0, tf.ensure_shape(again, [4, 16, 16, 3]))
+    return [of_bias, of_filter]
 
 
 @pytest.mark.parametrize("channels", [8, None])
-@pytest.mark.parametrize("step", [in_order_with_a_slice, behind_a_collective])
+@pytest.mark.parametrize("step", [run_in_order, run_behind_a_collective])
 def test_the_gradients_of_a_filter_and_a_bias_make_no_cycle(
-    step: Callable[..., tuple[tf.Tensor, tf.Tensor]], channels: int | None
+    step: Callable[..., list[tf.Tensor]], channels: int | None
 ) -> None:
     """TensorFlow would make one operator of the two. Channels in uneven blocks have no extent that all ranks know."""
-
-    def kept_apart(images: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        results = step(images, tf.compat.v1.placeholder_with_default(gradient, [4, 16, 16, channels]))
-        keep_apart(tf.compat.v1.get_default_graph().get_operations())
-        return results
-
     rng = np.random.default_rng(0)
-    images, gradient = (tf.constant(rng.standard_normal((8, 16, 16, n)), tf.float32) for n in (3, 8))
-    given = images, gradient[:4]
-    found = tf.function(kept_apart, autograph=False)(*given)
-    for value, expected in zip(found, step_by_itself(*given), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-3)
+    images, filters, bias = (
+        tf.constant(rng.standard_normal(shape), tf.float32) for shape in ((8, 16, 16, 3), (3, 3, 3, 8), (8,))
+    )
 
+    def run(images: tf.Tensor, filters: tf.Tensor, bias: tf.Tensor) -> list[tf.Tensor]:
+        unknown = tf.compat.v1.placeholder_with_default(filters, [3, 3, 3, channels])
+        return step(images, unknown, bias)
 
-def test_only_gradients_that_wait_for_each_other_are_kept_apart() -> None:
-    with tf.Graph().as_default() as graph:
-        images, gradient = tf.ones([4, 16, 16, 3]), tf.ones([4, 16, 16, 8])
-        of_bias = tf.raw_ops.BiasAddGrad(out_backprop=gradient)
-        filter_gradient(images, gradient)
-        keep_apart(graph.get_operations())
-        assert of_bias.op.inputs[0] is gradient
-
-
-def step_by_itself(images: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    gradient = gradient * tf.reduce_sum(gradient)
     with tf.GradientTape() as tape:
-        weights, bias = tf.zeros([3, 3, 3, 8]), tf.zeros([8])
-        tape.watch((weights, bias))
-        result = tf.nn.bias_add(tf.nn.conv2d(images[:4], weights, 1, "SAME"), bias)
-    of_filter, of_bias = tape.gradient(result, (weights, bias), gradient)
-    return of_bias, of_filter
+        tape.watch((filters, bias))
+        loss = tf.reduce_sum(tf.square(tf.nn.bias_add(tf.nn.conv2d(images[:4], filters, 1, "SAME"), bias)))
+    found = tf.function(run, autograph=False)(images, filters, bias)
+    for value, expected in zip(found, tape.gradient(loss, (bias, filters)), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-3)

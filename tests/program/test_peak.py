@@ -18,7 +18,7 @@ from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.resharding_costs import shard_bytes
 from tensoropt.profiling.hardware import named
 from tensoropt.program.liveness import Buffer, Instruction, Peak, peak_of_program
-from tensoropt.program.replay import GRADIENTS, INPUTS, STATE, peak_of
+from tensoropt.program.peak import GRADIENTS, INPUTS, STATE, peak_of
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs
 from tensoropt.sharding.resharding import PlainCosts, Router
@@ -124,13 +124,13 @@ def two_layers() -> zoo.Built:
 
 def peak_on(model: zoo.Recorded, view: StrategyView) -> Peak:
     costing = costing_of(model.model, HARDWARE, view.strategy.mesh)
-    return peak_of(view, model.model.backward, costing, Router(PlainCosts()))
+    return peak_of(view, costing, Router(PlainCosts()))
 
 
 def whole(model: zoo.Recorded) -> StrategyView:
     mesh = HARDWARE.mesh(1)
     chosen = {name: configs(rule_of(op), mesh)[0] for name, op in model.graph.operators.items()}
-    return StrategyView(model.graph, Strategy(mesh, chosen), model.model.backward.gradients)
+    return model.model.view(Strategy(mesh, chosen))
 
 
 def test_a_step_worked_out_by_hand() -> None:

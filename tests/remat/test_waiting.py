@@ -9,8 +9,8 @@ import tensorflow as tf
 from helpers import zoo
 from helpers.strategies import engine_of, feeds_of, random_router, random_strategy, training_fetch
 
+from tensoropt.lowering.order import BackwardRecord
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.lowering.schedule import REMATERIALIZED, is_idle
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime import engine as engine_module
 
@@ -20,16 +20,16 @@ from tensoropt.runtime import engine as engine_module
 def test_rematerialization_waits_for_the_loss_and_for_its_reader(
     function, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built: list[Sequence[tf.Operation]] = []
-    monkeypatch.setattr(engine_module, "put_in_order", lambda operators, *_: built.append(operators))
+    built: list[tuple[Sequence[tf.Operation], BackwardRecord]] = []
+    monkeypatch.setattr(engine_module, "put_in_order", lambda operators, _, record, *__: built.append((operators, record)))
     model, mesh = zoo.record(function, "sgd"), Mesh.of(4)
     view = random_strategy(model, mesh, seed, share_regathered=0.5, share_rematerialized=0.7)
     engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh), in_order=True)
     engine.run(training_fetch(model), feeds_of(model.graph, model.batches[0]))
-    (operators,) = built
-    again = [op for op in operators if op.name.startswith(REMATERIALIZED)]
+    ((operators, record),) = built
+    again = [op for each in record.rematerialized for op in operators[each.start : each.end]]
     assert again
+    own = {op.name for op in again}
     for op in again:
         # Copies of operators that follow each other wait for the first of them.
-        assert op.control_inputs or any(tensor.op.name.startswith(REMATERIALIZED) for tensor in op.inputs), op.name
-        assert not any(is_idle(consumer) for output in op.outputs for consumer in output.consumers()), op.name
+        assert op.control_inputs or any(tensor.op.name in own for tensor in op.inputs), op.name

@@ -29,7 +29,7 @@ def copy_custom_gradient(op: tf.Operation, inputs: Sequence[tf.Tensor], lookup: 
     function = trace_gradient(op)
     read = [lookup(outer) for outer, _ in function.read]
 
-    def gradient(gradients: Gradients) -> Gradients:
+    def gradient(_: Sequence[tf.Tensor], gradients: Gradients) -> Gradients:
         return function.emit(gradients, read)
 
     return with_own_gradient(inputs, gradient, op.name)

@@ -157,11 +157,11 @@ def _custom_gradient(local: _Local, job: Job, operands: list[tf.Tensor]) -> list
     form: GradientForm = job.op.attrs[FORM]
     body = local.composition.body
 
-    def gradient(given: Gradients) -> Gradients:
+    def gradient(tensors: Sequence[tf.Tensor], given: Gradients) -> Gradients:
         """Emit the body on the gradients of the results; return the gradients of the operands, then None for each result."""
         of_results = zip(form.passed, given[len(operands) :], strict=True)
         passed = [tf.zeros_like(operands[i]) if each is None else each for i, each in of_results]
-        read = [operands[i] for i in form.reads]
+        read = [tensors[i] for i in form.reads]
         made = local.emit({tensor.name: value for tensor, value in zip(body.inputs, [*passed, *read], strict=True)})
         totals: list[tf.Tensor | None] = [None] * len(operands)
         for k, (i, tensor) in enumerate(zip(form.into, body.outputs, strict=True)):

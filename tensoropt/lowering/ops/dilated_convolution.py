@@ -28,8 +28,9 @@ def is_dilated(op: Operator) -> bool:
 def convolved(op: Operator, image: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
     """Emit the convolution. The backward pass makes the batches from the image again, so that no copy of it is saved."""
 
-    def gradient(of_results: Gradients) -> Gradients:
+    def gradient(tensors: Sequence[tf.Tensor], of_results: Gradients) -> Gradients:
         """Emit the gradients of image and kernel, from batches that are made again."""
+        _, image, kernel = tensors
         return [None, *tf.gradients(_over_batches(op, image, kernel), [image, kernel], of_results[0])]
 
     return with_own_gradient([_over_batches(op, image, kernel), image, kernel], gradient, op.name)[0]

@@ -1,19 +1,15 @@
 """Emit reshardings: a path of steps forward, and the path between the gradient layouts backward.
 
 The backend's carrier emits paths that communicate. Other paths are made of TensorFlow's own operators.
-
-The backward path is attached as a registered gradient of the callback or of an ``IdentityN``, and found by a number among
-the reshardings of the graph that is being built; ``tf.custom_gradient`` would add an entry to a global registry with each
-resharding.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -22,13 +18,8 @@ from ...reschedule.mesh import Mesh
 from ...reschedule.path import Path
 from ...sharding.resharding import Resharding, Route
 from ..operators import Values
-from .buckets import Buckets
 from .callbacks import Carrier, CollectiveRequest
 from .local_steps import LocalSteps
-
-GRADIENT_TYPE, NUMBER = "TensorOptResharding", "_tensoropt_resharding"
-CALLBACK = "PyFunc"
-"""The type of a callback's operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,69 +84,38 @@ class Resharder:
     log: list[Collective] = field(default_factory=list)
     _carrier: Carrier = field(init=False)
     _local_steps: LocalSteps = field(default_factory=LocalSteps)
-    _backward: list[Callable[[Values], Values]] = field(default_factory=list)
-    _buckets: Buckets = field(init=False)
 
     def __post_init__(self) -> None:
         self._carrier = self.backend.carrier()
-        self._buckets = Buckets(self._run_together)
 
     def reshard(
         self, resharding: Resharding, route: Route, values: Values, operator: str, is_overlappable: bool = False
     ) -> Values:
-        """Return local values after a route's forward path; their gradients come back along its backward path.
+        """Return local values after a route's forward path.
 
         Args:
             operator: the operator that the resharding is for.
-            is_overlappable: whether only updates wait for the gradients, or for the values where no gradient comes back.
+            is_overlappable: whether only updates wait for the values.
         """
-        if route.is_free:
-            return values
-        forward, backward = route.forward, route.backward
-        if backward is None:
-            return self._run(forward, values, resharding.reduction, operator, is_overlappable)
-
-        def back(gradients: Values) -> Values:
-            """Return the gradients after the backward path, which may be summed in a bucket."""
-            if route.in_bucket and self._carrier.joins:
-                return self._buckets.add(backward, gradients, operator)
-            return self._run(backward, gradients, "sum", operator, is_overlappable)
-
-        number = len(self._backward)
-        self._backward.append(back)
-        overridden = dict.fromkeys((CALLBACK, "IdentityN"), GRADIENT_TYPE)
-        with tf.compat.v1.get_default_graph().gradient_override_map(overridden):
-            results = self._run(forward, values, resharding.reduction, operator)
-            if not forward.steps:
-                results = tf.identity_n(values, name="resharding")
-            elif results[0].op.type != CALLBACK:
-                # The operands pass through the identity too, so that TensorFlow sees a way to them that isn't that of the
-                # steps.
-                results = tf.identity_n([*values, *results], name="resharding")[len(values) :]
-        results[0].op._set_attr(NUMBER, tf.compat.v1.AttrValue(i=number))
-        return list(results)
+        return self._run(route.forward, values, resharding.reduction, operator, is_overlappable)
 
     def regather(self, path: Path, values: Values, operator: str, after: Values) -> Values:
-        """Return local values after a path that is run once more, when the values ``after`` have been computed.
-
-        Nothing is differentiated.
-        """
+        """Return local values after a path that is run once more, when the values ``after`` have been computed."""
         return self._run(path, values, "sum", operator, after=tuple(after))
 
-    def on_gradient(self, values: Values, act: Callable[[Values], None]) -> Values:
-        """Return the same values; ``act`` is called with their gradients before anything is emitted that uses these."""
+    def send_back(self, path: Path, gradients: Values, operator: str, is_overlappable: bool) -> Values:
+        """Return gradients after the backward path of a resharding.
 
-        def passed(gradients: Values) -> Values:
-            """Call ``act``, and return the gradients."""
-            act(gradients)
-            return gradients
+        Args:
+            operator: the operator that the resharding is for.
+            is_overlappable: whether only updates wait for them.
+        """
+        return self._run(path, gradients, "sum", operator, is_overlappable)
 
-        number = len(self._backward)
-        self._backward.append(passed)
-        with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": GRADIENT_TYPE}):
-            results = tf.identity_n(values, name="on_gradient")
-        results[0].op._set_attr(NUMBER, tf.compat.v1.AttrValue(i=number))
-        return list(results)
+    @property
+    def joins(self) -> bool:
+        """Return whether several gradients can be summed in one collective."""
+        return self._carrier.joins
 
     def _run(
         self,
@@ -183,10 +143,10 @@ class Resharder:
         request = CollectiveRequest(operator, ", then ".join(map(str, collectives)), reduction, is_overlappable, after)
         return self._carrier.carry(path, values, request)
 
-    def _run_together(
+    def send_back_together(
         self, paths: Sequence[Path], values: Sequence[Values], operators: Sequence[str]
     ) -> list[Values]:
-        """Emit the sums of gradients that only updates wait for, in one collective; return them by path."""
+        """Return, by path, the sums over devices of gradients that only updates wait for, in one collective."""
         if len(paths) == 1:
             return [self._run(paths[0], values[0], "sum", operators[0], is_overlappable=True)]
         (step,), parts = paths[0].steps, tuple((name, path.shape) for name, path in zip(operators, paths, strict=True))
@@ -197,40 +157,11 @@ class Resharder:
         self.log.append(entry)
         return self._carrier.carry_together(paths, values, CollectiveRequest(operators[0], str(entry), is_overlappable=True))
 
-    def send_buckets(self) -> None:
-        """Emit the sums of all gradients that wait in buckets; to be called when a backward pass has been emitted."""
-        self._buckets.send_all()
-
     @contextmanager
     def building(self) -> Iterator[None]:
-        """Return a context in which this object emits the gradients of the graph's reshardings; it is reset at the end."""
-        _building.append(self)
+        """Return a context in which a graph is built; what belongs to that graph is forgotten at the end."""
         try:
             yield
         finally:
-            _building.pop()
-            self._backward.clear()
             self._local_steps = LocalSteps()
             self._carrier = self.backend.carrier()
-
-    def gradient(self, number: int, gradients: Values) -> Values:
-        """Return the gradients that come back through the resharding with this number."""
-        return self._backward[number](gradients)
-
-
-_building: list[Resharder] = []
-
-
-def send_buckets() -> None:
-    """Call :meth:`Resharder.send_buckets` of the resharder whose graph is being built."""
-    _building[-1].send_buckets()
-
-
-@tf.RegisterGradient(GRADIENT_TYPE)
-def _resharding_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
-    """Emit the backward path of the resharding whose number the operator has."""
-    resharder = _building[-1]
-    n_ranks, ahead = len(resharder.backend.ranks), 1 if op.type == CALLBACK else 0
-    dense = [tf.convert_to_tensor(gradient) for gradient in gradients[-n_ranks:]]
-    found = resharder.gradient(op.get_attr(NUMBER), dense)
-    return [*[None] * ahead, *found, *[None] * (len(op.inputs) - ahead - n_ranks)]

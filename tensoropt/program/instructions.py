@@ -8,34 +8,25 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ...common.settings import LAG
-from ...costs.collective_workspace import workspace_bytes
-from ...costs.operator_costs import OperatorCosting
-from ...costs.resharding_costs import shard_bytes
-from ...ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Operator, Tensor
-from ...reschedule.execute import rank_step
-from ...reschedule.halo import HaloStep
-from ...reschedule.path import Path
-from ...reschedule.steps import Step
-from ...sharding.resharding import Router
-from ...sharding.strategy import StrategyView
-from ..liveness import Buffer, Instruction
+from ..common.settings import LAG
+from ..costs.collective_workspace import workspace_bytes
+from ..costs.operator_costs import OperatorCosting
+from ..costs.resharding_costs import shard_bytes
+from ..ir.graph import Operator, Tensor
+from ..reschedule.execute import rank_step
+from ..reschedule.halo import HaloStep
+from ..reschedule.path import Path
+from ..reschedule.steps import Step
+from ..sharding.resharding import Router
+from ..sharding.strategy import StrategyView
 from .einsum_scratch import einsum_scratch_bytes, equation_of_gradient
+from .gradient_flow import operand_of
+from .liveness import Buffer, Instruction
 
-STATE, INPUTS, CONSTANTS = "parameters and slots", "inputs", "constants"
-RESULTS, COPIES, GRADIENTS = "results of operators", "resharded copies", "gradients"
 COLLECTIVES = "workspace of collectives"
-USES = {VARIABLE: STATE, PLACEHOLDER: INPUTS, CONSTANT: CONSTANTS}
-
-# TensorFlow's kernels write the result, or the gradient, over an operand that nothing else reads.
-OVERWRITE = frozenset(
-    "Abs Add AddN AddV2 BiasAdd Div Elu Erf Exp FusedBatchNormV3 LeakyRelu Log LogSoftmax Maximum Minimum Mul Neg Pow "
-    "RealDiv Relu Relu6 Rsqrt Select SelectV2 Selu Sigmoid Sign Softmax SoftmaxCrossEntropyWithLogits Softplus Softsign "
-    "SparseSoftmaxCrossEntropyWithLogits Sqrt Square SquaredDifference Sub Tanh".split()
-)
 
 
-class StepProgram:
+class Instructions:
     """The instructions of one rank's step, and the buffers that are alive throughout it.
 
     Attributes:
@@ -184,13 +175,6 @@ class StepProgram:
             return 0
         own, other = operands[of_gradient], operands[1 - of_gradient]
         return einsum_scratch_bytes(equation_of_gradient(equation, of_gradient), (result, other), own)
-
-
-def operand_of(op: Operator, position: int) -> Tensor:
-    """Return the operand of an operator at an input position that isn't static."""
-    tensor = op.inputs[position]
-    assert tensor is not None
-    return tensor
 
 
 def _bytes_after(step: Step | HaloStep, path: Path, item_bytes: int) -> int:

@@ -1,12 +1,11 @@
-"""Order the backward pass and the updates, which TensorFlow leaves unordered, so that memory is freed early.
-
-The forward pass needs no order, except for its collectives, see :func:`_hold_collectives`.
+"""Have a rank with one core run a step in the program's order, by control dependencies.
 
 TensorFlow's executor runs whatever is ready. The gradient that goes on to the operator before is then often far ahead of the
 gradients of the parameters, and all gradients in between stay in memory. An update waits, with its gradient, behind the rest
-of the backward pass; or it comes while a product still reads the old value, and TensorFlow copies the parameter. Here
-operators run one after the other in the order of their creation, except that sums of gradients and updates run as soon as
-they can, and an update of a variable runs after the last operator that reads its old value.
+of the backward pass; or it comes while a product still reads the old value, and TensorFlow copies the parameter. The
+backward pass was emitted in the program's order (:mod:`.backward`). Here its operators are made to run one after the other,
+and the operators of an update as soon as they can: after what they read, and after the last operator that reads the
+variable's old value. The forward pass needs no order, except for its collectives, see :func:`_hold_collectives`.
 
 An operator that waits for a collective, and that nothing else in the backward pass waits for, doesn't stop the others: while
 a gradient is on its way the backward pass goes on, for :data:`LAG` operators at most, so that few gradients wait at once.
@@ -16,34 +15,22 @@ as it takes.) Operators that only the loss needs run before the backward pass be
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from ..common.settings import LAG
+from .pull_back import VIEWS, Created
 
 Neighbours = Callable[[tf.Operation], Iterable[tf.Operation]]
-BACKWARD = "gradients"
-"""The name scope in which gradients are emitted."""
-REMATERIALIZED = f"{BACKWARD}/rematerialized"
-"""The name scope of rematerialized operators, which wait for what their reader waits for.
-
-They have no other place in the order: TensorFlow's graph optimizer has made cycles of graphs in which they had one.
-"""
 FUSED = 4
 """The largest number of consecutive operators that TensorFlow may fuse into one."""
 CALLBACK = "PyFunc"
 """The type of a callback's operator. Its first operand is its turn in a chain."""
 COLLECTIVES = frozenset("PyFunc HorovodAllreduce HorovodAllgather HorovodAlltoall".split())
-SHAPES = frozenset("Shape ShapeN Size Rank".split())
-"""The types of operators that read no values. They run with the forward pass.
-
-Made to wait, they would keep all their operands in memory until then.
-"""
-VIEWS = frozenset("Identity IdentityN Reshape ExpandDims Squeeze".split())
 _UNORDERED = COLLECTIVES | VIEWS | {"Const", "Shape", "ShapeN", "NoOp", "ReadVariableOp"}
 """The types of operators that aren't put in order.
 
@@ -51,35 +38,90 @@ They take no time, except for collectives, which have an order of their own or n
 """
 
 
-def put_in_order(operators: Sequence[tf.Operation], n_forward: int, lag: float = LAG) -> None:
+@dataclass
+class BackwardRecord:
+    """The operators that were created in backward passes, by their numbers in the graph.
+
+    Attributes:
+        passes: those of each backward pass.
+        rematerialized: those that were rematerialized, among them. They wait for what their reader waits for, and have no
+            other place in the order: TensorFlow's graph optimizer has made cycles of graphs in which they had one.
+        gradients: those of each operator's gradient, with the gradients that came of it; what these don't need is dead.
+        forward_needs: operators that the forward pass needs, created with gradients: that of a loop gives the loop lists to
+            fill.
+    """
+
+    passes: list[Created] = field(default_factory=list)
+    rematerialized: list[Created] = field(default_factory=list)
+    gradients: list[tuple[Created, list[tf.Tensor]]] = field(default_factory=list)
+    forward_needs: list[tf.Operation] = field(default_factory=list)
+
+    def add(self, other: BackwardRecord) -> BackwardRecord:
+        """Return the record of this one's passes and another one's."""
+        return BackwardRecord(
+            [*self.passes, *other.passes],
+            [*self.rematerialized, *other.rematerialized],
+            [*self.gradients, *other.gradients],
+            [*self.forward_needs, *other.forward_needs],
+        )
+
+    def dead(self, operators: Sequence[tf.Operation]) -> set[str]:
+        """Return the names of operators that were created for gradients that nobody asked for.
+
+        Without a place in the order TensorFlow drops them.
+        """
+        dead: set[str] = set()
+        for created, gradients in self.gradients:
+            own = {op.name: op for op in operators[created.start : created.end]}
+            pending = [*(tensor.op for tensor in gradients), *(op for op in own.values() if op.type in COLLECTIVES)]
+            while pending:
+                op = own.pop(pending.pop().name, None)
+                if op is not None:
+                    pending += _sources(op)
+            dead.update(own)
+        return dead
+
+
+def put_in_order(
+    operators: Sequence[tf.Operation], n_forward: int, record: BackwardRecord, lag: float = LAG, first: int = 0
+) -> None:
     """Have the operators of a graph from index ``n_forward`` on run in order, by control dependencies.
 
     Args:
         operators: all operators of the graph, in the order in which they were created.
+        record: which of them belong to backward passes.
         lag: for how many operators at most the backward pass goes on while a gradient is on its way.
+        first: the index of the operator with which the forward pass begins.
     """
-    ahead, constant = needed_ahead(operators, n_forward), constant_operators(operators)
-    if not math.isinf(lag) and not ahead:
-        _hold_collectives(operators[:n_forward], constant)
+    constant = constant_operators(operators[first:])
+    out = {*constant, *record.dead(operators), *(op.name for op in record.forward_needs)}
+    backward, rematerialized = (_names(operators, each) for each in (record.passes, record.rematerialized))
+    if not math.isinf(lag) and not record.forward_needs:
+        _hold_collectives(operators[first:n_forward], constant)
     row: list[tf.Operation] = []
     behind: list[tuple[int, tf.Operation]] = []
     arriving: set[str] = set()
-    for op in schedule(operators, n_forward):
-        if op.name in ahead or op.name in constant or is_idle(op):
+    for op in in_order(operators, n_forward, backward):
+        if op.name in out:
             continue
         if op.type in COLLECTIVES or (
-            (not _is_backward(op) or op.type in VIEWS) and any(source.name in arriving for source in _sources(op))
+            (op.name not in backward or op.type in VIEWS) and any(source.name in arriving for source in _sources(op))
         ):
             arriving.add(op.name)
             if not op.outputs:
                 behind.append((len(row), op))
-        elif op.inputs and op.type not in _UNORDERED and not op.name.startswith(REMATERIALIZED):
-            waits_for = row[-1:] or _last_of_loss(operators, n_forward)
+        elif op.inputs and op.type not in _UNORDERED and op.name not in rematerialized:
+            waits_for = row[-1:] or _last_of_loss(operators[first:], n_forward - first)
             while behind and behind[0][0] + lag <= len(row):
                 waits_for.append(behind.pop(0)[1])
             for earlier in waits_for:
                 op._add_control_input(earlier)
             row.append(op)
+
+
+def _names(operators: Sequence[tf.Operation], created: Iterable[Created]) -> set[str]:
+    """Return the names of operators, given by their numbers."""
+    return {op.name for each in created for op in operators[each.start : each.end]}
 
 
 def _hold_collectives(operators: Sequence[tf.Operation], constant: set[str]) -> None:
@@ -156,42 +198,33 @@ def _producers(op: tf.Operation) -> Iterator[tf.Operation]:
     return (tensor.op for tensor in op.inputs)
 
 
-def schedule(operators: Sequence[tf.Operation], n_forward: int) -> Iterator[tf.Operation]:
-    """Yield the operators from index ``n_forward`` on, in an order that frees memory early.
+def in_order(operators: Sequence[tf.Operation], n_forward: int, backward: set[str]) -> list[tf.Operation]:
+    """Return the operators from index ``n_forward`` on, in the order in which they are to run.
 
-    Each comes after what it needs, and after earlier ones on the same variable. Among those that are ready, updates and sums
-    of gradients come first, then the rest of the backward pass in the order of creation.
+    The backward pass comes as it was created. Any other operator comes as soon as it can: behind the last operator of the
+    backward pass that it waits for. It waits for what it reads, for earlier operators on the same variable, and for those of
+    the backward pass that read the variable's old value.
+
+    Args:
+        backward: the names of the operators of the backward pass.
     """
-    ordered = operators[n_forward:]
-    place = {op.name: i for i, op in enumerate(ordered)}
-    needs = [{place[source.name] for source in _sources(op) if source.name in place} for op in ordered]
-    # Among the readers of a variable's old value may be this operator itself, or operators that depend on it: only those
-    # created earlier count.
-    after: list[set[int]] = [set() for _ in ordered]
+    behind: dict[str, int] = {}
     latest: dict[str, int] = {}
-    for i, op in enumerate(ordered):
+    numbers = {op.name: number for number, op in enumerate(operators) if number >= n_forward}
+    for name, number in numbers.items():
+        op = operators[number]
+        if name in backward:
+            behind[name] = number
+            continue
+        waits = [behind.get(source.name, -1) for source in _sources(op)]
         for handle in _handles(op):
-            if handle.name in latest:
-                after[i].add(latest[handle.name])
-            elif op.type != "ReadVariableOp":
-                after[i].update(place[reader.name] for reader in _readers(handle) if place.get(reader.name, i) < i)
-            latest[handle.name] = i
-    followers: list[list[int]] = [[] for _ in ordered]
-    for i, needed in enumerate(needs):
-        needed |= after[i]
-        for each in needed:
-            followers[each].append(i)
-    missing = [len(needed) for needed in needs]
-    is_late = [_is_backward(op) and op.type != "AddN" for op in ordered]
-    ready = [(is_late[i], i) for i, count in enumerate(missing) if not count]
-    heapq.heapify(ready)
-    while ready:
-        _, i = heapq.heappop(ready)
-        yield ordered[i]
-        for each in followers[i]:
-            missing[each] -= 1
-            if not missing[each]:
-                heapq.heappush(ready, (is_late[each], each))
+            waits.append(latest.get(handle.name, -1))
+            if op.type != "ReadVariableOp" and handle.name not in latest:
+                waits += [numbers.get(reader.name, -1) for reader in _readers(handle) if reader.name in backward]
+        behind[name] = max(waits, default=-1)
+        latest.update((handle.name, behind[name]) for handle in _handles(op))
+    found = [operators[number] for number in numbers.values()]
+    return sorted(found, key=lambda op: (behind[op.name], op.name not in backward))
 
 
 def _last_of_loss(operators: Sequence[tf.Operation], n_forward: int) -> list[tf.Operation]:
@@ -221,37 +254,6 @@ def constant_operators(operators: Sequence[tf.Operation]) -> set[str]:
         if op.type in ("Const", "Shape", "ShapeN") or (op.inputs and all(tensor.op.name in found for tensor in op.inputs)):
             found.add(op.name)
     return found
-
-
-def needed_ahead(operators: Sequence[tf.Operation], n_forward: int) -> set[str]:
-    """Return the names of operators that were created with the backward pass and that the forward pass needs.
-
-    For example, the gradient of a loop gives the loop lists to fill.
-    """
-    late = {op.name for op in operators[n_forward:]}
-    pending = [source for op in operators[:n_forward] for source in _sources(op) if source.name in late]
-    found: set[str] = set()
-    while pending:
-        op = pending.pop()
-        if op.name not in found:
-            found.add(op.name)
-            pending += [source for source in _sources(op) if source.name in late]
-    return found
-
-
-def is_idle(op: tf.Operation) -> bool:
-    """Return whether an operator makes zeros that nothing reads, as gradients of what a resharding only passes through.
-
-    Without a place in the order TensorFlow drops such operators. With one they were computed, and to know their shape a step
-    kept the tensors in memory that reshardings had cut shards out of: a WideResNet took up to a tenth more memory at its
-    peak than predicted.
-    """
-    return op.type == "ZerosLike" and not any(output.consumers() for output in op.outputs)
-
-
-def _is_backward(op: tf.Operation) -> bool:
-    """Return whether an operator is in the gradients' name scope."""
-    return op.name.startswith(BACKWARD)
 
 
 def _sources(op: tf.Operation) -> Iterator[tf.Operation]:
