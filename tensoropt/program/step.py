@@ -142,12 +142,17 @@ class _Step:
                     self._add(FEED, FORWARD, Place(OPERATOR, op.name), (), _results(op))
                 elif op.type != CONSTANT:
                     self._compute(op)
-            for place, value in self._back_from_loss(taken, copies | self._found(taken)).items():
+            start = len(self.tasks)
+            arrived = self._back_from_loss(taken, copies | self._found(taken))
+            written = {value: at for at, task in enumerate(self.tasks[start:], start) for value in task.writes}
+            # Each is accumulated as soon as it is there. The later come first, so that indices of earlier ones stay.
+            for place, value in sorted(arrived.items(), key=lambda each: -written[each[1]]):
                 if place.kind == RESULT:
                     rows.setdefault(place, []).append(value)
                     continue
                 total = Value(place, ACCUMULATED, index + 1)
-                self.tasks.append(Task(SUM, BACKWARD, place, (*([sums[place]] if index else ()), value), (total,)))
+                reads = (*([sums[place]] if index else ()), value)
+                self.tasks.insert(written[value] + 1, Task(SUM, BACKWARD, place, reads, (total,)))
                 sums[place] = total
         self._micro_batch, self._pass, start = -1, self._once, len(self.tasks)
         arrived = self._back(sums, self._variables(taken), {})

@@ -59,9 +59,8 @@ def test_random_strategies_give_one_device_numbers(name: str, n: int, seed: int)
 @pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize(("n", "seed"), first(2, [(2, 12), (4, 14), (2, 15), (4, 17), (8, 13)]))
 @pytest.mark.parametrize("name", ["mlp", "attention", "windows"])
-def test_rematerialized_and_regathered_in_each_micro_batch(name: str, n: int, seed: int) -> None:
-    shares = {"share_regathered": 0.5, "share_rematerialized": 0.7}
-    assert check(name, n, MESHES[seed % len(MESHES)], seed, **shares).rematerialized
+def test_copies_are_regathered_in_each_micro_batch(name: str, n: int, seed: int) -> None:
+    assert check(name, n, MESHES[seed % len(MESHES)], seed, share_regathered=0.5).strategy.regathered
 
 
 @pytest.mark.parametrize("name", ["mlp", "attention"])

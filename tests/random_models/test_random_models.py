@@ -18,13 +18,13 @@ from random_models import running
 from random_models.drawing import Case, CaseOptions, Training, drawn
 from random_models.running import ROUNDING, SAME, UNSTABLE, WRONG, Outcome, run
 from tensoropt.ir.graph import Operator
+from tensoropt.lowering.model import LocalModel
 from tensoropt.lowering.resharding import backends
-from tensoropt.runtime import step_emission
 from tensoropt.runtime.engine import Engine
 
 CASES, IN_A_TEST, LEAST_SAME = 50, 5, 3
 SEED, TOO_MUCH = 3, 1.0 + 1e-6
-simulate, gradients_of, update = backends.simulate, step_emission.gradients_of, Engine._update
+simulate, gradients_of, update = backends.simulate, LocalModel.gradients, Engine._update
 pytestmark = pytest.mark.usefixtures("graphs_as_built")
 
 
@@ -54,7 +54,7 @@ def _update(self: Engine, op: Operator, operands: list[Any]) -> Any:
 
 FAULTS = {
     "collectives": lambda: mock.patch.object(backends, "simulate", _collective),
-    "gradients": lambda: mock.patch.object(step_emission, "gradients_of", _gradients),
+    "gradients": lambda: mock.patch.object(LocalModel, "gradients", _gradients),
     "moving statistics": lambda: mock.patch.object(Engine, "_update", _update),
 }
 

@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from unittest import mock
 
 import numpy as np
@@ -29,6 +29,7 @@ from tensoropt.ir.graph import Operator, Tensor
 from tensoropt.lowering import operators
 from tensoropt.lowering.local import uniform_shape
 from tensoropt.lowering.operators import Job, Values, emit
+from tensoropt.lowering.pull_back import Created, Emitted, Inner, Pullback
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.lowering.resharding.reshard import Resharder
 from tensoropt.reschedule.layout import Axes, Layout
@@ -38,7 +39,7 @@ from tensoropt.reschedule.simulate import gather, scatter
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, Interface, OperandSharding, Rule, interface
 from tensoropt.sharding.local_shapes import shard_slices
-from tensoropt.sharding.resharding import Router, inner_reshardings, resharding_of
+from tensoropt.sharding.resharding import Route, Router, inner_reshardings, resharding_of
 
 from .case import Case
 
@@ -70,9 +71,12 @@ class _Emitted:
     layouts: list[Layout]
     fed: list[Values]
     seen: Interface
+    operator: Emitted | None = None
     results: list[Values] = field(default_factory=list)
     whole: list[Values] = field(default_factory=list)
     gradients: list[Values | None] = field(default_factory=list)
+    to_operands: list[Route] = field(default_factory=list)
+    from_results: list[Route] = field(default_factory=list)
 
 
 @contextmanager
@@ -203,15 +207,26 @@ class _Building:
         differentiated = {position for position, gradient in with_gradient if gradient is not None}
         inner = inner_reshardings(op, self.rule, config, differentiated)
 
+        graph = tf.compat.v1.get_default_graph()
+        item.operator = Emitted(dict(zip(self.positions, operands, strict=True)))
+        parts, start = item.operator.parts, graph.version
+
         def complete(k: int, values: Values) -> Values:
-            return self.resharder.reshard(inner[k], ROUTER.route(inner[k]), values, op.name)
+            nonlocal start
+            route = ROUTER.route(inner[k])
+            parts.append(Created(start, graph.version))
+            results = self.resharder.reshard(inner[k], route, values, op.name)
+            parts.append(Inner(values, results, None if route.backward is None else partial(self._send_back, route)))
+            start = graph.version
+            return results
 
         job = Job(op, self.rule, config, seen, self.resharder.backend.ranks, complete, RandomMode.ONE_DEVICE)
-        item.results = emit(job, operands)
+        item.results = item.operator.results = emit(job, operands)
+        parts.append(Created(start, graph.version))
         for tensor, layout, values, weight in zip(op.outputs, seen.results, item.results, self.truth.weights, strict=True):
             whole = Layout.replicated(self.mesh, len(tensor.shape))
-            arrived = self._reshard(tensor, layout, OperandSharding(whole, None if weight is None else ()), values)
-            item.whole.append(arrived)
+            sharding = OperandSharding(whole, None if weight is None else ())
+            item.whole.append(self._reshard(tensor, layout, sharding, values, item.from_results))
         return item
 
     def _fed(self, tensor: Tensor, layout: Layout, value: np.ndarray) -> Values:
@@ -226,35 +241,37 @@ class _Building:
         assert sharding is not None
         if self.truth.gradients[i] is None:
             sharding = OperandSharding(sharding.layout, None)
-        return self._reshard(self.tensors[i], item.layouts[i], sharding, item.fed[i])
+        return self._reshard(self.tensors[i], item.layouts[i], sharding, item.fed[i], item.to_operands)
 
-    def _reshard(self, tensor: Tensor, layout: Layout, sharding: OperandSharding, values: Values) -> Values:
+    def _reshard(
+        self, tensor: Tensor, layout: Layout, sharding: OperandSharding, values: Values, routes: list[Route]
+    ) -> Values:
         resharding = resharding_of(tensor, layout, sharding)
-        return self.resharder.reshard(resharding, ROUTER.route(resharding), values, self.case.label)
+        routes.append(ROUTER.route(resharding))
+        return self.resharder.reshard(resharding, routes[-1], values, self.case.label)
+
+    def _send_back(self, route: Route, gradients: Values) -> Values:
+        assert route.backward is not None
+        return self.resharder.send_back(route.backward, gradients, self.case.label, is_overlappable=False)
 
     def differentiate(self, emitted: list[_Emitted]) -> None:
-        """One pass for all configs: each has operands of its own, so their gradients don't mix."""
-        wanted = [
-            (item, i) for item in emitted for i, gradient in enumerate(self.truth.gradients) if gradient is not None
-        ]
+        """Emit the gradients of all configs' operands, as a step's backward pass does."""
+        wanted = [i for i, gradient in enumerate(self.truth.gradients) if gradient is not None]
+        operators = tf.compat.v1.get_default_graph().get_operations()
         for item in emitted:
             item.gradients = [None] * len(item.fed)
-        if not wanted:
-            return
-        starts = [
-            (value, weight)
-            for item in emitted
-            for values, weight in zip(item.whole, self.weights, strict=True)
-            if weight is not None
-            for value in values
-        ]
-        fed = [value for item, i in wanted for value in item.fed[i]]
-        with self.resharder.building():
-            found = iter(tf.gradients([value for value, _ in starts], fed, [weight for _, weight in starts]))
-        for item, i in wanted:
-            per_rank = [next(found) for _ in item.fed[i]]
-            if all(gradient is not None for gradient in per_rank):
-                item.gradients[i] = [tf.convert_to_tensor(gradient) for gradient in per_rank]
+            assert item.operator is not None
+            given = [
+                (k, self._send_back(route, [weight for _ in values]))
+                for k, (route, values, weight) in enumerate(zip(item.from_results, item.whole, self.weights, strict=True))
+                if weight is not None and route.backward is not None
+            ]
+            if not wanted or not given:
+                continue
+            found = Pullback(item.operator, operators, {}).run(given, [self.positions[i] for i in wanted])
+            for i, gradients in zip(wanted, found, strict=True):
+                if gradients is not None and item.to_operands[i].backward is not None:
+                    item.gradients[i] = self._send_back(item.to_operands[i], gradients)
 
 
 def _shards(value: np.ndarray, layout: Layout, rng: np.random.Generator) -> list[np.ndarray]:
