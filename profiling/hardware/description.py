@@ -34,7 +34,6 @@ FORMAT = "tensoropt/hardware"
 VERSION = 1
 COMMUNICATING_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 PARTS_OF_COLLECTIVES = ("collective_call_us", "collective_path_us")
-
 _EMPTY: FrozenMapping[Any] = FrozenMapping({})
 
 
@@ -43,7 +42,7 @@ class Device:
     """One device.
 
     Attributes:
-        name: what it is, for people.
+        name: its name, for people.
         memory_bytes: the bytes that a plan may use, before any safety factor.
         flops_per_s: floating-point operations per second by dtype; ``float32`` is always there.
         memory_bytes_per_s: bytes read plus bytes written, per second.
