@@ -1,7 +1,6 @@
 """Whatever the model, the optimizer and the plan: one device's numbers, or a sentence that says what isn't done.
 
-Twenty random cases here, fifty by ``--all``; ``tests/benchmarks/random_models.py`` runs as many as one likes, or one by its
-seed.
+Fifty random cases; ``tests/benchmarks/random_models.py`` runs as many as one likes, or one by its seed.
 """
 
 from __future__ import annotations
