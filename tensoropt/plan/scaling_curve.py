@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
+from ..common.formats import CURVE
 from ..common.memory_units import memory_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMAT, VERSION = "tensoropt/curve", 1
+FORMAT, VERSION = CURVE
 
 
 @dataclass(frozen=True, slots=True)
