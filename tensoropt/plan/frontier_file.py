@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -113,6 +113,23 @@ class SavedFrontier(PlanFrontier[Plan]):
     @property
     def known_peaks(self) -> list[int]:
         return list(self.of_peaks)
+
+    @overload
+    def fastest_within(self, limit_bytes: None, progress: Progress | None = None) -> int: ...
+
+    @overload
+    def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> int | None: ...
+
+    def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> int | None:
+        """Return the number of the fastest point that fits; see :class:`PlanFrontier`. All peaks that are stored count."""
+        points = self._by_time
+        if limit_bytes is None:
+            return points[0]
+        return next((point for point in self._comparable(points) if self.needed_bytes(point) <= limit_bytes), None)
+
+    def least_point(self, progress: Progress | None = None) -> int:
+        """Return the number of the point that needs the least memory; of equal ones, the fastest."""
+        return min(self._comparable(self._by_time), key=self.needed_bytes)
 
     def plan(self, point: int, option: str = "point") -> Plan:
         """Return the plan of a point, the same as before the frontier was saved; see :class:`PlanFrontier`."""
