@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from ..common.errors import InputError
 from ..common.progress import Progress
@@ -66,9 +67,15 @@ class ModelFrontier(FoundPoints, PlanFrontier[Plan]):
             micro_batches=self.model.graph.n_micro_batches,
         )
 
-    def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
-        """Write all points with their plans to a file; see :class:`PlanFrontier`. Takes seconds for thousands of points."""
-        compressed(self, progress).save(file)
+    def save(
+        self, file: str | os.PathLike[str], progress: Progress | None = None, details: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write all points with their plans to a file; see :class:`PlanFrontier`. Takes seconds for thousands of points.
+
+        Args:
+            details: what a report shows beside the plans, see :mod:`.details`.
+        """
+        compressed(self, progress, details).save(file)
 
 
 def find_frontier(
@@ -158,9 +165,12 @@ def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | 
     """Return the points that a baseline chooses for a frontier's model, on its hardware and under the same costs.
 
     Args:
-        algorithm: one of ``baselines.BASELINES``.
+        algorithm: one of ``baselines.OTHERS``.
         progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
     """
+    if algorithm == MONTE_CARLO:
+        task = Task(frontier.costing, frontier.mesh, frontier.built.space, None, progress)
+        return _of_monte_carlo(frontier.model, frontier.hardware, task, Limits())
     # Baselines neither regather nor rematerialize, so a problem with these choices is not theirs.
     built = None if frontier.built.choices or frontier.built.transient is not None else frontier.built
     task = Task(frontier.costing, frontier.mesh, frontier.built.space, built, progress)

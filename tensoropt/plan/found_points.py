@@ -13,7 +13,7 @@ from ..profiling.hardware import Hardware
 from ..program.liveness import Instruction, Peak, peak_of_program
 from ..program.peak import instructions_of
 from ..program.simulator import Network, StepActions, network_of, step_graph
-from ..program.simulator.timeline import timeline_of
+from ..program.simulator.timeline import StepTimeline, timeline_of
 from ..reschedule.mesh import Mesh
 from ..rules.rule import Config, Interface, interface
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts, costs_of
@@ -105,12 +105,19 @@ class FoundPoints:
             InputError: the model has several passes, which can't be simulated.
         """
         if point not in self._simulated:
-            view = self.model.view(self.built.strategy(self.found.strategies[point]))
-            network, actions = self._simulator
-            graph = step_graph(view)
-            chains = [actions.chain(view, node) for node in graph.nodes]
-            self._simulated[point] = timeline_of(view, graph, chains, network).makespan_ns
+            self._simulated[point] = self.timeline(point).makespan_ns
         return self._simulated[point]
+
+    def timeline(self, point: int) -> StepTimeline:
+        """Return a point's step as it is simulated on the hardware.
+
+        Raises:
+            InputError: the model has several passes, which can't be simulated.
+        """
+        view = self.model.view(self.built.strategy(self.found.strategies[point]))
+        network, actions = self._simulator
+        graph = step_graph(view)
+        return timeline_of(view, graph, [actions.chain(view, node) for node in graph.nodes], network)
 
     def summary(self) -> str:
         """Return one line on the search: its size, its exactness and its time."""

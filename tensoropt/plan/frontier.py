@@ -335,6 +335,16 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
             _save_picture(axes, path)
         return axes
 
+    def report(self, file: str | os.PathLike[str]) -> None:
+        """Write an HTML file on all points and their plans, which opens in a browser without a network; needs Plotly.
+
+        Raises:
+            InputError: the file can't be written, or Plotly isn't installed.
+        """
+        from .reports import write_frontier_report
+
+        write_frontier_report(self, file)
+
     def __repr__(self) -> str:
         return f"{self.summary()}\n{self.table()}"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -81,6 +81,7 @@ class SavedFrontier(PlanFrontier[Plan]):
         operators: the part of each operator, in program order.
         reshardings: the parts of the reshardings, in order of execution.
         of_peaks: the peak in bytes by point, of the points whose peak was computed before saving.
+        details: what its report shows beside the plans, see :mod:`.details`; empty if it wasn't computed.
     """
 
     found: Frontier
@@ -90,6 +91,7 @@ class SavedFrontier(PlanFrontier[Plan]):
     operators: tuple[StoredPart, ...]
     reshardings: tuple[StoredPart, ...]
     of_peaks: Mapping[int, int]
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def mesh(self) -> Mesh:
@@ -161,7 +163,7 @@ class SavedFrontier(PlanFrontier[Plan]):
 
     def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
         """Write the frontier to a file; see :class:`PlanFrontier`."""
-        value = _to_json(self)
+        value = to_json(self)
         text = _text({**value, "checksum": checksum(value)})
         write_atomically(file, lambda partial: Path(partial).write_text(text, encoding="utf-8"), "frontier")
 
@@ -178,7 +180,7 @@ class SavedFrontier(PlanFrontier[Plan]):
             return _from_json(value)
 
 
-def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
+def to_json(frontier: SavedFrontier) -> dict[str, Any]:
     """Return the frontier's file as a JSON value, without its checksum."""
     found, searched = frontier.found, frontier.searched
     columns: dict[str, int] = {}
@@ -220,11 +222,12 @@ def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
         "columns": list(columns),
         "operators": operators,
         "reshardings": reshardings,
+        **({"details": dict(frontier.details)} if frontier.details else {}),
     }
 
 
 def _from_json(value: dict[str, Any]) -> SavedFrontier:
-    """Return a frontier from its JSON value, the inverse of :func:`_to_json`; a damaged one raises whatever it leads to."""
+    """Return a frontier from its JSON value, the inverse of :func:`to_json`; a damaged one raises whatever it leads to."""
     points, bound = value["points"], value["bound"]
     n_points = len(points)
     objectives = parse_objectives(",".join(value["objectives"]))
@@ -261,6 +264,7 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
             for each in value["reshardings"]
         ),
         _peaks(points),
+        dict(value.get("details", {})),
     )
 
 

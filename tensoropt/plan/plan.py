@@ -125,6 +125,16 @@ class Plan(PlanRecord):
         faster = asdict(points[at + 1]) if at + 1 < len(points) else None
         return explanation(rows, Around(smaller, faster, True, None if peak is None else peak.by_use))
 
+    def report(self, file: str | os.PathLike[str]) -> None:
+        """Write an HTML file on the plan and its frontier, which opens in a browser without a network; needs Plotly.
+
+        Raises:
+            InputError: the file can't be written, or Plotly isn't installed.
+        """
+        from .reports import write_plan_report
+
+        write_plan_report(self, file)
+
     def explained(self) -> str:
         """Return the frontier's table, the tables of :meth:`explain`, and the plan's own table, as text."""
         return f"{self.frontier_table()}\n\n{self.explain()}\n\n{self.table()}"

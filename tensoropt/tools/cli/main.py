@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "diff": ("tensoropt.tools.cli.diff", "tell what differs between two plans or two frontiers"),
     "plans": ("tensoropt.tools.cli.plans", "list a frontier's fastest plans within a memory limit"),
     "recommend": ("tensoropt.tools.cli.recommend", "tell the fewest devices that meet a memory limit and a deadline"),
+    "report": ("tensoropt.tools.cli.report", "write a page on a frontier or a plan, for a browser"),
     "compare": ("tensoropt.tools.cli.compare", "hold a model's frontier against what other algorithms choose"),
 }
 
