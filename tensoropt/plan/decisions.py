@@ -117,14 +117,15 @@ class _Around:
             follows[copy] = together.argmin(axis=1)
             costs = costs + together.min(axis=1)
         costs[self.states[node]] = np.inf
-        best = int(np.argmin(costs))
-        if not np.isfinite(costs[best]):
-            return None
-        changed = list(self.states)
-        changed[node] = best
-        for copy, states in follows.items():
-            changed[copy] = int(states[best])
-        return changed
+        for best in map(int, np.argsort(costs, kind="stable")[: int(np.isfinite(costs).sum())]):
+            changed = list(self.states)
+            changed[node] = best
+            for copy, states in follows.items():
+                changed[copy] = int(states[best])
+            # Two copies that depend on each other may not be allowed together.
+            if max(self.problem.cost(changed)) < INFEASIBLE:
+                return changed
+        return None
 
     def _facing(self, edge: Edge, node: int) -> Floats:
         """Return an edge's weighed costs, by the node's state first."""

@@ -19,7 +19,9 @@ COMPARED = "data-parallel"
 
 
 def viewed_points(n_points: int, wanted: set[int]) -> list[int]:
-    """Return the numbers of the points whose steps are stored: those that are wanted, the ends, and some evenly between."""
+    """Return the points whose steps are stored: all of few, else those that are wanted, the ends, some evenly between."""
+    if n_points <= MOST_POINTS:
+        return list(range(n_points))
     n_between = max(2, MOST_POINTS - len(wanted))
     evenly = {round(i * (n_points - 1) / (n_between - 1)) for i in range(n_between)}
     return sorted(wanted | evenly)
@@ -56,15 +58,14 @@ def details_of(
             progress("baselines", done, len(baselines))
         with contextlib.suppress(InfeasibleError):  # a baseline may have no strategy
             found.append(_baseline(name, (known or {}).get(name) or find_baseline(frontier, name)))
+    own = [op for op in graph.operators.values() if op.updates is None]
     return {
         "model": model,
         "chosen": chosen,
         "views": views,
         "baselines": found,
-        "sources": {op.name: op.source for op in graph.operators.values() if op.updates is None and op.source},
-        "shapes": {
-            op.name: list(op.result.shape) for op in graph.operators.values() if op.updates is None and op.outputs
-        },
+        "sources": {op.name: op.source for op in own if op.source and not op.source.startswith("<")},
+        "shapes": {op.name: list(op.result.shape) for op in own if op.outputs},
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ..common.errors import InputError
 from ..common.files import write_atomically
 
-DATA_ID = "tensoropt-data"
+DATA_ID, LIBRARY = "tensoropt-data", "plotly"
 _PLACE = re.compile("<!-- ([a-z]+) -->")
 
 
@@ -60,7 +60,7 @@ def library() -> str:
         InputError: it isn't installed.
     """
     try:
-        found = importlib.resources.files("plotly").joinpath("package_data").joinpath("plotly.min.js")
+        found = importlib.resources.files(LIBRARY).joinpath("package_data").joinpath("plotly.min.js")
     except ModuleNotFoundError as error:
         raise InputError("a report needs Plotly; install it: pip install plotly") from error
     return found.read_text(encoding="utf-8").replace("</script", "<\\/script")

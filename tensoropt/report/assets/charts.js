@@ -19,7 +19,7 @@ function chartLayout(x, y, more) {
     font: {family: "system-ui, sans-serif", size: 12, color: ink("ink")},
     xaxis: {...axis, title: {text: x}},
     yaxis: {...axis, title: {text: y}},
-    legend: {orientation: "h", y: 1.02, yanchor: "bottom", x: 0, bgcolor: "rgba(0,0,0,0)"},
+    legend: {traceorder: "normal", orientation: "h", y: 1.02, yanchor: "bottom", x: 0, bgcolor: "rgba(0,0,0,0)"},
     hoverlabel: {align: "left", bgcolor: ink("card"), bordercolor: ink("soft"), font: {color: ink("ink")}},
     ...more,
   };
@@ -88,11 +88,17 @@ function drawFrontier(data, state) {
     type: "line", x0: state.limit / bytes, x1: state.limit / bytes, y0: 0, y1: 1, yref: "paper",
     line: {color: ink("mark"), width: 1.5, dash: "dash"},
   }];
-  const spanX = x[x.length - 1] - x[0] || x[0] || 1;
-  const top = Math.max(...y);
+  // Baselines that are far from the frontier would press it into a corner: those within half its span are shown.
+  const [spanX, spanY] = [x, y].map((all) => Math.max(...all) - Math.min(...all) || all[0] || 1);
+  const near = data.baselines.flatMap((each) => each.points)
+    .map((point) => [point.memory_bytes / bytes, point.time_us / scale])
+    .filter(([m, t]) => m < x[x.length - 1] + 0.5 * spanX && t < Math.max(...y) + 0.5 * spanY);
+  const far = data.baselines.flatMap((each) => each.points).length - near.length;
+  const [reachX, reachY] = [[...x, ...near.map((p) => p[0])], [...y, ...near.map((p) => p[1])]];
   const layout = chartLayout(`memory per device (${size})`, `time per step (${unit})`, {shapes, hovermode: "closest"});
-  layout.xaxis.range = [Math.max(0, x[0] - 0.04 * spanX), x[x.length - 1] + 0.08 * spanX];
-  layout.yaxis.range = [0, 1.08 * top];
+  layout.xaxis.range = [Math.max(0, Math.min(...reachX) - 0.04 * spanX), Math.max(...reachX) + 0.06 * spanX];
+  layout.yaxis.range = [Math.max(0, Math.min(...reachY) - 0.08 * spanY), Math.max(...reachY) + 0.08 * spanY];
+  document.getElementById("far").textContent = far ? `${far} of the baselines' points are beyond the picture.` : "";
   state.frontierTraces = {selected: traces.length - 1, x, y, told, bytes};
   return Plotly.react("frontier-chart", traces, layout, CHART_OPTIONS);
 }

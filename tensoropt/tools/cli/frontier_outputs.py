@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,7 +83,7 @@ def write_frontier(
 
     names = baselines_of(arguments) if known is None else tuple(known)
     with display.phase("writing of the frontier"):
-        details = details_of(frontier, arguments.model, chosen, names, display.update, known)
+        details = details_of(frontier, os.path.basename(arguments.model), chosen, names, display.update, known)
         saved = compressed(frontier, display.update, details)
         if file is not None:
             saved.save(file)
