@@ -78,6 +78,10 @@ class FoundPoints:
             self._peaks[point] = peak_of_program(self.program(point))
         return self._peaks[point]
 
+    def remember_peak(self, point: int, peak: Peak) -> None:
+        """Keep the peak of a point whose step was replayed elsewhere, so that it isn't replayed again."""
+        self._peaks[point] = peak
+
     def program(self, point: int) -> list[Instruction]:
         """Return the step of a point's plan as a program on buffers; see :mod:`..program.peak`."""
         strategy = self.built.strategy(self.found.strategies[point])

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from ..common.errors import InputError
-from ..program.liveness import SCRATCH, Instruction, peak_of_program
+from ..program.liveness import SCRATCH, Instruction, Peak, peak_of_program
 from ..program.simulator.full import Task
 from ..program.simulator.network import COMPUTE
 from ..program.simulator.timeline import StepTimeline
@@ -72,8 +72,8 @@ def _joined(rows: list[list[int]]) -> list[list[int]]:
     return found
 
 
-def memory_view(program: list[Instruction]) -> dict[str, Any]:
-    """Return the memory that is alive over the step as a JSON value, in order of execution.
+def memory_view(program: list[Instruction]) -> tuple[dict[str, Any], Peak]:
+    """Return the memory that is alive over the step as a JSON value, in order of execution, and its peak.
 
     A long step is thinned: each of ``MOST_INSTANTS`` stretches is shown at the instant at which the most is alive.
     ``by_use`` has a list for each use, with the bytes at each of ``instants``.
@@ -91,7 +91,7 @@ def memory_view(program: list[Instruction]) -> dict[str, Any]:
     instants = [max(range(first, last), key=totals.__getitem__) for first, last in itertools.pairwise(edges)]
     uses = [use for use, _ in peak.by_use.most_common()]
     uses += sorted({use for at in instants for use in alive_at[at]} - set(uses))
-    return {
+    told = {
         "peak_bytes": peak.n_bytes,
         "peak_instruction": peak.instruction,
         "peak_runs": _written(program[peak.instruction]) if program else "",
@@ -102,6 +102,7 @@ def memory_view(program: list[Instruction]) -> dict[str, Any]:
         "peak_by_use": dict(peak.by_use.most_common()),
         "peak_by_tensor": dict(peak.by_tensor.most_common(MOST_TENSORS)),
     }
+    return told, peak
 
 
 def _written(instruction: Instruction) -> str:
@@ -118,4 +119,6 @@ def step_view(frontier: FoundPoints, point: int) -> dict[str, Any]:
         timeline: dict[str, Any] | None = timeline_view(frontier.timeline(point))
     except InputError:
         timeline = None  # a model with several passes
-    return {"timeline": timeline, "memory": memory_view(frontier.program(point))}
+    memory, peak = memory_view(frontier.program(point))
+    frontier.remember_peak(point, peak)
+    return {"timeline": timeline, "memory": memory}

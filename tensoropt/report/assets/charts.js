@@ -5,7 +5,10 @@ const KIND_COLOURS = {
   all_reduce: "#b3423a", all_to_all: "#a98a1d", halo: "#7a7a7a", halo_sum: "#7a7a7a",
 };
 const USE_COLOURS = ["#4c8bd6", "#d9822b", "#3f9e84", "#8f79c9", "#c94f7c", "#a98a1d", "#7a8899", "#b3423a"];
-const BASELINE_MARKS = {"data-parallel": "square", optcnn: "diamond", tofu: "triangle-up", "mesh-tensorflow": "cross", mcmc: "x"};
+const BASELINE_MARKS = {
+  "data-parallel": ["square", "#c94f7c"], optcnn: ["diamond", "#3f9e84"], tofu: ["triangle-up", "#8f79c9"],
+  "mesh-tensorflow": ["cross", "#a98a1d"], mcmc: ["x", "#b3423a"],
+};
 
 function ink(name) {
   return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
@@ -19,10 +22,26 @@ function chartLayout(x, y, more) {
     font: {family: "system-ui, sans-serif", size: 12, color: ink("ink")},
     xaxis: {...axis, title: {text: x}},
     yaxis: {...axis, title: {text: y}},
-    legend: {traceorder: "normal", orientation: "h", y: 1.02, yanchor: "bottom", x: 0, bgcolor: "rgba(0,0,0,0)"},
+    showlegend: false,
     hoverlabel: {align: "left", bgcolor: ink("card"), bordercolor: ink("soft"), font: {color: ink("ink")}},
     ...more,
   };
+}
+
+// Draw a chart, and under it what its colours mean: a list in the page, which wraps as the page does.
+function drawChart(id, traces, layout) {
+  const legend = document.getElementById(id + "-legend");
+  legend.replaceChildren(...traces.filter((trace) => trace.showlegend !== false).map((trace) => {
+    const entry = document.createElement("li"), swatch = document.createElement("span");
+    const marker = trace.marker || {}, line = trace.line || {};
+    const isMark = trace.mode === "markers";
+    const colour = isMark ? marker.color : line.color;
+    swatch.className = isMark ? "swatch round" + (String(marker.symbol).endsWith("-open") ? " open" : "") : line.dash ? "swatch dash" : "swatch";
+    swatch.style.color = colour;
+    entry.append(swatch, trace.title || trace.name);
+    return entry;
+  }));
+  return Plotly.react(id, traces, layout, CHART_OPTIONS);
 }
 
 const CHART_OPTIONS = {displayModeBar: false, responsive: true, scrollZoom: false};
@@ -75,12 +94,14 @@ function drawFrontier(data, state) {
   traces.push(one(data.turning_point, "turning point", {size: 13, symbol: "circle-open", color: ink("ink"), line: {width: 2}}));
   traces.push(one(data.chosen, "chosen", {size: 14, symbol: "star", color: "#d9822b"}));
   for (const baseline of data.baselines) {
+    const mark = BASELINE_MARKS[baseline.name] || ["hexagon", "#7a8899"];
     traces.push({
       x: baseline.points.map((point) => point.memory_bytes / bytes),
       y: baseline.points.map((point) => point.time_us / scale),
       text: baseline.points.map((p) => `${plain(baseline.name)}<br>${memoryText(p.memory_bytes)}, ${timeText(p.time_us)}`),
       mode: "markers", name: plain(baseline.name), hoverinfo: "text",
-      marker: {size: 9, symbol: BASELINE_MARKS[baseline.name] || "hexagon", line: {width: 1, color: ink("card")}},
+      title: baseline.name,
+      marker: {size: 10, symbol: mark[0], color: mark[1], line: {width: 1, color: ink("card")}},
     });
   }
   traces.push(one(state.point, "selected", {size: 17, symbol: "circle-open", color: ink("mark"), line: {width: 3}}));
@@ -100,7 +121,7 @@ function drawFrontier(data, state) {
   layout.yaxis.range = [Math.max(0, Math.min(...reachY) - 0.08 * spanY), Math.max(...reachY) + 0.08 * spanY];
   document.getElementById("far").textContent = far ? `${far} of the baselines' points are beyond the picture.` : "";
   state.frontierTraces = {selected: traces.length - 1, x, y, told, bytes};
-  return Plotly.react("frontier-chart", traces, layout, CHART_OPTIONS);
+  return drawChart("frontier-chart", traces, layout);
 }
 
 // Move what a selection moves, without drawing the rest again.
@@ -116,14 +137,13 @@ function moveSelection(state) {
 }
 
 function drawCurve(data) {
-  const chart = document.getElementById("curve-chart");
   if (!data.curve) return;
-  chart.hidden = false;
+  document.getElementById("curve").hidden = false;
   const fitting = data.curve.filter((point) => point.time_us !== null);
   const [scale, unit] = timeScale(Math.max(...fitting.map((point) => point.time_us), 0));
   const first = fitting[0];
   const traces = [{
-    x: fitting.map((p) => p.parallelism), y: fitting.map((p) => p.time_us / scale), mode: "lines+markers", name: "least time",
+    x: fitting.map((p) => p.parallelism), y: fitting.map((p) => p.time_us / scale), mode: "lines+markers", name: "least time", line: {color: "#4c8bd6"},
     text: fitting.map((p) => `${p.parallelism} devices<br>${timeText(p.time_us)}, ${memoryText(p.memory_bytes)}`), hoverinfo: "text",
   }];
   if (first) traces.push({
@@ -133,7 +153,7 @@ function drawCurve(data) {
   const layout = chartLayout("devices", `time per step (${unit})`, {});
   Object.assign(layout.xaxis, {type: "log", tickvals: fitting.map((p) => p.parallelism)});
   layout.yaxis.type = "log";
-  Plotly.react("curve-chart", traces, layout, CHART_OPTIONS);
+  drawChart("curve-chart", traces, layout);
 }
 
 function drawTimeline(timeline) {
@@ -141,9 +161,9 @@ function drawTimeline(timeline) {
   const ns = scale * 1e3;
   const lanes = [];
   timeline.devices.forEach((ranks, device) => {
-    const who = ranks.length > 1 ? `ranks ${ranks[0]} to ${ranks[ranks.length - 1]}` : `rank ${ranks[0]}`;
+    const who = ranks.length > 1 ? `${ranks[0]}..${ranks[ranks.length - 1]}` : `${ranks[0]}`;
     for (const [lane, what] of [[0, "compute"], [1, "network"]]) {
-      if (timeline.tasks.some((task) => task[0] === device && task[1] === lane)) lanes.push([device, lane, `${who}<br>${what}`]);
+      if (timeline.tasks.some((task) => task[0] === device && task[1] === lane)) lanes.push([device, lane, `${what} ${who}`]);
     }
   });
   const place = new Map(lanes.map(([device, lane], i) => [`${device}/${lane}`, lanes.length - 1 - i]));
@@ -159,7 +179,7 @@ function drawTimeline(timeline) {
       text.push(told, told, told, null);
     }
     return {
-      x, y, text, mode: "lines", name: plain(kind.replaceAll("_", "-")), hoverinfo: "text", connectgaps: false,
+      x, y, text, mode: "lines", name: plain(kind.replaceAll("_", "-")), title: kind.replaceAll("_", "-"), hoverinfo: "text", connectgaps: false,
       line: {width: thick, color: KIND_COLOURS[kind] || "#7a8899"},
     };
   });
@@ -168,7 +188,7 @@ function drawTimeline(timeline) {
     range: [-0.7, lanes.length - 0.3], fixedrange: true, zeroline: false});
   layout.xaxis.range = [0, timeline.makespan_ns / ns];
   document.getElementById("timeline-chart").style.height = `${Math.max(200, 110 + 46 * lanes.length)}px`;
-  Plotly.react("timeline-chart", traces, layout, CHART_OPTIONS);
+  drawChart("timeline-chart", traces, layout);
 }
 
 function drawMemory(memory) {
@@ -177,7 +197,7 @@ function drawMemory(memory) {
   const x = memory.instants.map((each) => each + 1);
   const traces = uses.map((use, i) => ({
     x, y: memory.by_use[use].map((each) => each / bytes), stackgroup: "one", mode: "lines", name: plain(use),
-    line: {width: 0.5, shape: "hv", color: USE_COLOURS[i % USE_COLOURS.length]},
+    title: use, line: {width: 0.5, shape: "hv", color: USE_COLOURS[i % USE_COLOURS.length]},
     text: memory.runs.map((runs, at) => `instruction ${x[at]}, ${plain(runs)}<br>${plain(use)}: ${memoryText(memory.by_use[use][at])}`),
     hoverinfo: "text",
   }));
@@ -188,5 +208,5 @@ function drawMemory(memory) {
       xanchor: memory.peak_instruction > memory.instructions / 2 ? "right" : "left", font: {color: ink("mark")}}],
   });
   layout.yaxis.rangemode = "tozero";
-  Plotly.react("memory-chart", traces, layout, CHART_OPTIONS);
+  drawChart("memory-chart", traces, layout);
 }

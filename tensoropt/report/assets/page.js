@@ -116,7 +116,7 @@ function drawStep() {
     return;
   }
   const memory = view.memory;
-  byId("timeline-chart").hidden = !view.timeline;
+  byId("timeline-chart").parentElement.hidden = !view.timeline;
   byId("step-lead").textContent = (view.timeline
     ? `Simulated on ${data.hardware}: ${timeText(view.timeline.makespan_ns / 1e3)} from begin to end. `
     : "A model with several passes isn't simulated. ") +
@@ -153,7 +153,7 @@ function drawMeasured() {
   const measured = data.measured;
   if (!measured) return;
   const table = element("table"), head = element("thead"), body = element("tbody"), line = element("tr");
-  for (const title of ["", "predicted", "measured", "measured / predicted"]) line.append(element("th", title, {scope: "col", className: title ? "number" : ""}));
+  for (const title of ["what", "predicted", "measured", "ratio"]) line.append(element("th", title, {scope: "col", className: title === "what" ? "" : "number"}));
   head.append(line);
   for (const [key, text] of [["step_us", timeText], ["compute_us", timeText], ["network_us", timeText], ["memory_bytes", memoryText]]) {
     const row = measured[key], cells = element("tr");
@@ -196,7 +196,7 @@ function start() {
     (data.micro_batches > 1 ? `, ${data.micro_batches} micro-batches` : "") + `; ${data.title}`;
   byId("frontier-lead").textContent = data.summary;
   byId("controls").hidden = count < 2;
-  byId("frontier-chart").hidden = count < 2;
+  byId("frontier-chart").parentElement.hidden = count < 2;
   byId("point").max = count - 1;
   byId("point").addEventListener("input", () => select(Number(byId("point").value)));
   byId("limit").addEventListener("input", () => limitTo(least + (highest - least) * Number(byId("limit").value) / 1000));
