@@ -15,6 +15,7 @@ from ..common.memory_units import memory_text
 from ..ir.graph import Graph, Operator
 from ..report.explanation import Around, explanation
 from ..report.explanation_text import explanation_text
+from ..report.notebook import bundle, plan_html
 from ..report.rows import SOURCES, PlanRows
 from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
@@ -159,6 +160,12 @@ class Plan(PlanRecord):
 
     def __repr__(self) -> str:
         return f"{self.summary()}\n{self.table()}"
+
+    def _repr_html_(self) -> str:
+        return plan_html(self.explanation())
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return bundle(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON value that the plan's file holds."""

@@ -11,9 +11,12 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import keras
+from keras.callbacks import TensorBoard
 
 from ..common.errors import InputError, short
+from ..plan.plan import Plan
 from .ranks import TrainerRanks
+from .step_scalars import StepScalars, with_scalars
 
 HOOKS = tuple(
     f"on_{what}_{when}"
@@ -29,6 +32,12 @@ class Led(Protocol):
     """A trainer, as callbacks see it (:class:`.trainer.Trainer`)."""
 
     ranks: TrainerRanks
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def batch_size(self) -> int: ...
 
     def as_trained(self) -> AbstractContextManager[Any]: ...
 
@@ -74,7 +83,7 @@ class _FollowingCallback(keras.callbacks.Callback):
 
     def __init__(self, callbacks: list[keras.callbacks.Callback], hooks: Iterable[str], trainer: Led) -> None:
         super().__init__()
-        self._callbacks, self._trainer = callbacks, trainer
+        self._callbacks, self._trainer, self._scalars = callbacks, trainer, StepScalars()
         for hook in hooks:
             setattr(self, hook, self._led(hook))
 
@@ -82,8 +91,11 @@ class _FollowingCallback(keras.callbacks.Callback):
         draws = hook == "on_epoch_end" and any(getattr(each, "histogram_freq", 0) for each in self._callbacks)
 
         def call(*arguments: Any, **named: Any) -> dict[str, Any]:
+            self._scalars.note(hook)
+            are_written = hook == "on_epoch_end" and any(isinstance(each, TensorBoard) for each in self._callbacks)
+            scalars = self._scalars.of(self._trainer.plan, self._trainer.batch_size) if are_written else {}
             for callback in self._callbacks:
-                getattr(callback, hook)(*arguments, **named)
+                getattr(callback, hook)(*with_scalars(callback, hook, arguments, scalars), **named)
             return {name: getattr(self._trainer, name, None) for name in DECISIONS}
 
         def led(*arguments: Any, **named: Any) -> None:
