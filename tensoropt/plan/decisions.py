@@ -44,7 +44,7 @@ def _decision(frontier: FoundPoints, around: _Around, node: int) -> dict[str, An
         "operator": op.name,
         "type": op.type,
         "fused_with": [each.name for each in group.operators[1:]],
-        "source": op.source,
+        "source": user_source(op),
         "time_us": around.time_ns_of(node) / 1e3,
         "config": str(around.strategy.configs[op.name]),
         "words": _words(op, states, around.states[node], str(around.strategy.configs[op.name])),
@@ -62,6 +62,11 @@ def _decision(frontier: FoundPoints, around: _Around, node: int) -> dict[str, An
             "time_us": (time_ns - around.cost[1]) / 1e3,
         }
     return told
+
+
+def user_source(op: Operator) -> str:
+    """Return the line of the user's code that made an operator; nothing if it was made by Python itself, as by ``-m``."""
+    return "" if op.source.startswith("<") else op.source
 
 
 def _words(op: Operator, states: States, state: int, config: str) -> str:

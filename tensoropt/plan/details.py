@@ -8,7 +8,7 @@ from typing import Any
 
 from ..common.progress import Progress
 from ..ft import InfeasibleError
-from .decisions import decisions
+from .decisions import decisions, user_source
 from .find_frontier import ModelFrontier, find_baseline
 from .step_views import step_view
 
@@ -64,7 +64,7 @@ def details_of(
         "chosen": chosen,
         "views": views,
         "baselines": found,
-        "sources": {op.name: op.source for op in own if op.source and not op.source.startswith("<")},
+        "sources": {op.name: user_source(op) for op in own if user_source(op)},
         "shapes": {op.name: list(op.result.shape) for op in own if op.outputs},
     }
 

@@ -126,11 +126,17 @@ def _points(frontier: FrontierRows) -> dict[str, list[Any]]:
     }
 
 
+def _layers(frontier: FrontierRows) -> dict[str, str]:
+    """Return the layer of each operator, by what any plan reshards."""
+    named = [(part["name"], part["type"]) for part in frontier.value["operators"]]
+    return layers_of(named, [row for part in frontier.value["reshardings"] for row in part["pool"]])
+
+
 def _operators(frontier: FrontierRows, details: Row) -> list[dict[str, Any]]:
     """Return the operators with the rows that occur, each with its config in words."""
     sources, shapes = details.get("sources", {}), details.get("shapes", {})
     parts = frontier.value["operators"]
-    layers = layers_of([(part["name"], part["type"]) for part in parts])
+    layers = _layers(frontier)
     return [
         {
             "name": part["name"],
@@ -149,9 +155,8 @@ def _operators(frontier: FrontierRows, details: Row) -> list[dict[str, Any]]:
 
 def _reshardings(frontier: FrontierRows, rows: PlanRows) -> list[dict[str, Any]]:
     """Return the reshardings that occur, in words."""
-    layers = layers_of([(part["name"], part["type"]) for part in frontier.value["operators"]])
     known = PlanRows({**rows.value})
-    vars(known)["layers"] = layers
+    vars(known)["layers"] = _layers(frontier)
     return [
         {
             "column": part["column"],

@@ -18,7 +18,7 @@ from ..reschedule.steps import State, make_step, move_between
 Row = Mapping[str, Any]
 SOURCES = ("Variable", "Placeholder", "Const")
 """Types of operators that compute nothing."""
-NO_LAYER = "(no layer)"
+NO_LAYER, MOSTLY = "(no layer)", 0.6
 _NUMBERED = re.compile(r"_\d+$")
 
 
@@ -136,7 +136,7 @@ class PlanRows:
     @cached_property
     def layers(self) -> dict[str, str]:
         """The layer of each operator by its name; see :func:`layers_of`."""
-        return layers_of([(op["name"], op["type"]) for op in self.operators])
+        return layers_of([(op["name"], op["type"]) for op in self.operators], self.reshardings)
 
     def layer_of(self, row: Row) -> str:
         """Return the layer that a resharding is charged to: that of its first consumer, else of its tensor."""
@@ -169,29 +169,39 @@ def summary_line(
     )
 
 
-def layers_of(operators: Iterable[tuple[str, str]]) -> dict[str, str]:
+def layers_of(operators: Iterable[tuple[str, str]], reshardings: Iterable[Row] = ()) -> dict[str, str]:
     """Return each operator's layer: the first part of its name that tells it from most others.
 
-    A model's own name, with which the names of all its operators begin, is left out. Keras numbers the scope of a layer each
-    time that it is called: ``dense_1`` is the layer ``dense`` where variables are named so and not ``dense_1``.
+    A model's own name, with which most nested names of operators begin, is left out. Keras numbers the scope of a layer each
+    time that it is called: ``dense_1`` is the layer ``dense`` where it uses that layer's variables, or none is ``dense_1``.
 
     Args:
         operators: names and types.
+        reshardings: which operators use which variables.
     """
     named = [(name, name.split("/"), kind) for name, kind in operators]
     firsts: dict[str, int] = {}
     for _, parts, kind in named:
         if len(parts) > 2 and kind not in SOURCES:
             firsts[parts[0]] = firsts.get(parts[0], 0) + 1
-    n_computing = sum(1 for _, _, kind in named if kind not in SOURCES)
-    roots = {first for first, count in firsts.items() if 2 * count > n_computing}
-    variables = {parts[-2 if len(parts) == 2 else 0] for _, parts, kind in named if kind == "Variable" and len(parts) > 1}
-    variables -= roots
+    roots = {first for first, count in firsts.items() if count > MOSTLY * sum(firsts.values())}
+    roots |= {_NUMBERED.sub("", root) for root in roots}
+    scopes = {name: parts[1:-1] if parts[0] in roots and len(parts) > 2 else parts[:-1] for name, parts, _ in named}
+    variables = {scopes[name][0] for name, _, kind in named if kind == "Variable" and scopes[name]}
+    called: dict[str, str] = {}
+    for row in reshardings:
+        used = scopes.get(row["tensor"].rpartition(":")[0])
+        for consumer in row["consumers"]:
+            scope = scopes.get(consumer)
+            if used and scope and used[0] in variables and _NUMBERED.sub("", scope[0]) == used[0]:
+                called[scope[0]] = used[0]
+    kinds = {name: kind for name, _, kind in named}
     found = {}
-    for name, parts, _ in named:
-        scopes = parts[1:-1] if parts[0] in roots else parts[:-1]
-        layer = scopes[0] if scopes else NO_LAYER
-        if layer not in variables and _NUMBERED.sub("", layer) in variables:
+    for name, inside in scopes.items():
+        layer = inside[0] if inside else NO_LAYER
+        if kinds[name] != "Variable" and layer in called:
+            layer = called[layer]
+        elif layer not in variables and _NUMBERED.sub("", layer) in variables:
             layer = _NUMBERED.sub("", layer)
         found[name] = layer
     return found

@@ -81,6 +81,22 @@ def test_a_config_in_words(kind, config, results, words):
     assert config_words(kind, config, results) == words
 
 
+def test_a_models_own_name_is_no_layer():
+    names = [
+        ("digits_1/dense/kernel", "Variable"), ("digits_1/dense_1/kernel", "Variable"), ("x", "Placeholder"),
+        ("digits_1_1/dense_2/MatMul", "MatMul"), ("digits_1_1/dense_1_1/MatMul", "MatMul"), ("digits_1_1/pool/Mean", "Mean"),
+    ]  # fmt: skip
+    layers = list(layers_of(names).values())
+    assert layers == ["dense", "dense_1", NO_LAYER, "dense", "dense_1", "pool"]
+    # Keras calls the second call of "dense" as it calls another layer: what it uses tells them apart.
+    names = [
+        ("digits_1/dense/kernel", "Variable"), ("digits_1/dense_1/kernel", "Variable"),
+        ("digits_1_1/dense_1/MatMul", "MatMul"), ("digits_1_1/dense_1_2/MatMul", "MatMul"),
+    ]  # fmt: skip
+    uses = [{"tensor": "digits_1/dense/kernel:0", "consumers": ["digits_1_1/dense_1/MatMul"]}]
+    assert list(layers_of(names, uses).values()) == ["dense", "dense_1", "dense", "dense_1"]
+
+
 def test_layers_are_the_users_names():
     names = [
         ("dense/kernel", "Variable"), ("dense_1/kernel", "Variable"), ("block/inner/kernel", "Variable"),
