@@ -1,4 +1,4 @@
-"""Take a picture of a report in Chromium: ``python docs/figures/report.py REPORT.html OUT.png [WIDTH HEIGHT]``."""
+"""Take a picture of a report in Chromium: ``python docs/figures/report.py REPORT.html[#SECTION] OUT.png [WIDTH HEIGHT]``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from playwright.sync_api import sync_playwright
 
 
 def main() -> None:
-    report, picture = (Path(each).resolve() for each in sys.argv[1:3])
+    file, _, section = sys.argv[1].partition("#")
+    report, picture = Path(file).resolve(), Path(sys.argv[2]).resolve()
     width, height = map(int, sys.argv[3:5]) if len(sys.argv) > 3 else (1200, 900)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_context(viewport={"width": width, "height": height}, offline=True).new_page()
+        size = {"width": width, "height": height}
+        page = browser.new_context(viewport=size, offline=True, reduced_motion="reduce").new_page()
         page.goto(report.as_uri())
-        page.wait_for_selector("html[data-drawn]")
+        page.wait_for_selector("html[data-drawn][data-step]")
+        if section:
+            page.evaluate("id => document.getElementById(id).scrollIntoView()", section)
         page.screenshot(path=picture, full_page=len(sys.argv) <= 3)
         browser.close()
 

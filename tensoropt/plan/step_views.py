@@ -20,8 +20,9 @@ COMPUTE_LANE, NETWORK_LANE = 0, 1
 def timeline_view(timeline: StepTimeline) -> dict[str, Any]:
     """Return a simulated step as a JSON value; times are nanoseconds since the step began.
 
-    ``tasks`` has a row for each stretch in which a device of a class does one thing for one operator: the number of the
-    class, the lane (0 computes, 1 communicates), start, duration, the number of the operator's name, that of the kind.
+    ``tasks`` is a text with a row for each stretch in which a device of a class does one thing for one operator: the number
+    of the class, the lane (0 computes, 1 communicates), how long after the start of the row before it starts, how long it
+    takes, the number of the operator's name, that of the kind. As lists these would be most of a file, and slow to read.
     """
     operators: dict[str, int] = {}
     kinds: dict[str, int] = {}
@@ -56,7 +57,7 @@ def timeline_view(timeline: StepTimeline) -> dict[str, Any]:
         "devices": [list(ranks) for ranks in timeline.network.classes],
         "operators": list(operators),
         "kinds": list(kinds),
-        "tasks": _joined(sorted(rows)),
+        "tasks": _tasks_text(_joined(sorted(rows))),
     }
 
 
@@ -70,6 +71,16 @@ def _joined(rows: list[list[int]]) -> list[list[int]]:
         else:
             found.append(row)
     return found
+
+
+def _tasks_text(rows: list[list[int]]) -> str:
+    """Return the rows of tasks as text."""
+    before = 0
+    said = []
+    for device, lane, start_ns, *rest in rows:
+        said.append(",".join(map(str, (device, lane, start_ns - before, *rest))))
+        before = start_ns
+    return ";".join(said)
 
 
 def memory_view(program: list[Instruction]) -> tuple[dict[str, Any], Peak]:

@@ -52,6 +52,17 @@ function choicesAt(columns, point) {
   });
 }
 
+// The tasks of a timeline as [class of devices, lane, start, duration, operator, kind]; in the text a start counts from the one before.
+function tasksOf(timeline) {
+  let start = 0;
+  return timeline.tasks.split(";").filter(Boolean).map((text) => {
+    const row = text.split(",").map(Number);
+    start += row[2];
+    row[2] = start;
+    return row;
+  });
+}
+
 // A layout's text as the axes of each dimension and those that are partial: "[ab, -] +c".
 function parseLayout(text) {
   const [dims, partial] = text.slice(1).split("]");

@@ -160,18 +160,20 @@ function drawTimeline(timeline) {
   const [scale, unit] = timeScale(timeline.makespan_ns / 1e3);
   const ns = scale * 1e3;
   const lanes = [];
+  const tasks = tasksOf(timeline);
   timeline.devices.forEach((ranks, device) => {
     const who = ranks.length > 1 ? `${ranks[0]}..${ranks[ranks.length - 1]}` : `${ranks[0]}`;
     for (const [lane, what] of [[0, "compute"], [1, "network"]]) {
-      if (timeline.tasks.some((task) => task[0] === device && task[1] === lane)) lanes.push([device, lane, `${what} ${who}`]);
+      if (tasks.some((task) => task[0] === device && task[1] === lane)) lanes.push([device, lane, `${what} ${who}`]);
     }
   });
   const place = new Map(lanes.map(([device, lane], i) => [`${device}/${lane}`, lanes.length - 1 - i]));
   const thick = Math.max(6, Math.min(40, 130 / lanes.length));
+  const byKind = timeline.kinds.map(() => []);
+  for (const task of tasks) byKind[task[5]].push(task);
   const traces = timeline.kinds.map((kind, number) => {
     const x = [], y = [], text = [];
-    for (const [device, lane, start, duration, operator, of] of timeline.tasks) {
-      if (of !== number) continue;
+    for (const [device, lane, start, duration, operator] of byKind[number]) {
       const at = place.get(`${device}/${lane}`);
       const told = `${plain(kind.replaceAll("_", "-"))} ${plain(timeline.operators[operator])}<br>${timeText(duration / 1e3)} from ${timeText(start / 1e3)}`;
       x.push(start / ns, (start + duration / 2) / ns, (start + duration) / ns, null);
@@ -180,7 +182,8 @@ function drawTimeline(timeline) {
     }
     return {
       x, y, text, mode: "lines", name: plain(kind.replaceAll("_", "-")), title: kind.replaceAll("_", "-"), hoverinfo: "text", connectgaps: false,
-      line: {width: thick, color: KIND_COLOURS[kind] || "#7a8899"},
+      // Simplified lines would leave out what is shorter than a pixel, however much of it there is.
+      line: {width: thick, color: KIND_COLOURS[kind] || "#7a8899", simplify: false},
     };
   });
   const layout = chartLayout(`time since the step began (${unit})`, "", {hovermode: "closest"});

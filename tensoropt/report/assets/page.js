@@ -121,11 +121,17 @@ function drawStep() {
     ? `Simulated on ${data.hardware}: ${timeText(view.timeline.makespan_ns / 1e3)} from begin to end. `
     : "A model with several passes isn't simulated. ") +
     `Most memory is alive at instruction ${memory.peak_instruction + 1} of ${memory.instructions}` + (memory.peak_runs ? `, ${memory.peak_runs}.` : ".");
-  if (view.timeline) drawTimeline(view.timeline);
-  drawMemory(memory);
+  // The two large charts are drawn after the rest is on the screen, so that a click is answered at once.
+  delete document.documentElement.dataset.step;
+  requestAnimationFrame(() => setTimeout(() => {
+    if (data.views[state.point] !== view) return;
+    if (view.timeline) drawTimeline(view.timeline);
+    drawMemory(memory);
+    document.documentElement.dataset.step = state.point;
+  }));
   const tensors = Object.entries(memory.peak_by_tensor).map(([name, amount]) => ({name, amount}));
   const named = tensors.reduce((sum, row) => sum + row.amount, 0);
-  if (memory.peak_bytes > named) tensors.push({name: "all else", amount: memory.peak_bytes - named});
+  if (memory.peak_bytes > named) tensors.push({name: "all other tensors", amount: memory.peak_bytes - named});
   bars("peak-bars", tensors, memory.peak_bytes, memoryText, "peak");
   byId("sentences").replaceChildren(...view.sentences.map((text) => element("li", text)));
   drawDecisions(view.decisions);

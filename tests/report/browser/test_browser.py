@@ -151,6 +151,7 @@ def test_points_limits_operators_and_steps_are_those_of_the_data(browser, report
     assert page.get_attribute("#headings th:nth-child(4)", "aria-sort") == "descending"
     # The step's timeline and memory are drawn from its data.
     view = data["views"][str(fastest)]
+    page.wait_for_selector(f"html[data-step='{fastest}']")
     assert page.evaluate("document.getElementById('timeline-chart').data.length") == len(view["timeline"]["kinds"])
     assert page.evaluate("document.getElementById('memory-chart').data.length") == len(view["memory"]["by_use"])
     assert page.locator("#sentences li").all_inner_texts() == view["sentences"]
@@ -180,6 +181,7 @@ def test_widths_and_schemes_have_no_violation_and_nothing_beyond_the_side(browse
     opened = Opened(browser, report, width, scheme)
     page = opened.page
     assert page.get_attribute("html", "data-scheme") == scheme
+    page.wait_for_selector("html[data-step]")
     page.click("#unfold")
     page.locator("#rows .inner button").first.click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -233,6 +235,7 @@ def test_names_that_are_html_are_shown_as_text(browser, detailed, tmp_path):
     x, y = place_of(page, 3)
     page.mouse.move(x - 2, y - 2)
     page.mouse.move(x, y)
+    page.wait_for_selector("html[data-step]")
     page.locator("#timeline-chart").scroll_into_view_if_needed()
     assert page.evaluate("document.querySelectorAll('img').length") == 0
     assert json.loads(page.text_content("#tensoropt-data") or "") == json.loads(json.dumps(data))
