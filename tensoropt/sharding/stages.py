@@ -12,7 +12,7 @@ that a later stage sends back will be. (They aren't those; running a stage needs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -92,8 +92,8 @@ class Stages:
         for index, graph in enumerate(graphs):
             if not any(step.variables for step in graph.train_steps.values()):
                 raise InputError(
-                    f"stage {index} of {self.n} would have no parameters: none is used {self._between(index)}; ask for fewer "
-                    "stages"
+                    f"stage {index} of {self.n} would have no parameters: none is used {self._between(index)}; ask for "
+                    "fewer stages"
                 )
         return tuple(StageModel(graph, self._backward(graph), self, index) for index, graph in enumerate(graphs))
 
@@ -179,11 +179,18 @@ class Stages:
             {name: each for name, each in of_whole.bodies.items() if name in operators},
         )
 
+    def home(self, tensor: Tensor) -> int:
+        """Return the stage that a tensor is fetched from: the one that computes it, or the first that has it."""
+        producer = self.whole.graph.producers[tensor.name]
+        if producer.type == VARIABLE or producer.name not in self._shared:
+            return self._home(tensor)
+        return next(index for index, members in enumerate(self._members) if producer.name in members)
+
     # Which operators a stage has
 
     @cached_property
-    def _stage_of(self) -> dict[str, int]:
-        """The stage of each operator that isn't a source; other stages may have it as well."""
+    def _in_order(self) -> dict[str, int]:
+        """The stage of each operator that isn't a source, by its place in program order."""
         found, stage = {}, 0
         for op in self.whole.graph.operators.values():
             if op.type not in SOURCES:
@@ -191,6 +198,25 @@ class Stages:
             if stage < len(self.cuts) and op.name == self.cuts[stage]:
                 stage += 1
         return found
+
+    @cached_property
+    def _stage_of(self) -> dict[str, int]:
+        """The stage of each operator that isn't a source; other stages may have it as well.
+
+        What follows from variables alone, such as a penalty on them, is computed where these are.
+        """
+        graph, found = self.whole.graph, dict(self._in_order)
+        for op in graph.operators.values():
+            if op.name in found and self._follows(op):
+                producers = [graph.producers[tensor.name] for _, tensor in op.operands]
+                homes = [self._homes.get(each.name, found.get(each.name, 0)) for each in producers]
+                found[op.name] = max(homes, default=0)
+        return found
+
+    def _follows(self, op: Operator) -> bool:
+        """Return whether an operator follows from variables and constants alone."""
+        graph = self.whole.graph
+        return op.updates is None and bool(op.outputs) and all(t.name in graph.made_of_variables for t in op.outputs)
 
     @cached_property
     def _everywhere(self) -> frozenset[str]:
@@ -215,13 +241,25 @@ class Stages:
 
     @cached_property
     def _homes(self) -> dict[str, int]:
-        """The stage that each variable belongs to."""
-        graph, homes = self.whole.graph, {}
+        """The stage that each variable belongs to: the first that uses it for more than what follows from variables.
+
+        Raises:
+            InputError: a variable is updated in a later stage.
+        """
+        graph, everywhere = self.whole.graph, self._everywhere
+        first: dict[str, int] = {}  # by tensor, the first stage that needs it
+        for op in reversed(graph.operators.values()):
+            if op.name in everywhere or op.type in SOURCES:
+                continue
+            stage = self._in_order[op.name]
+            if self._follows(op):
+                stage = min((first[tensor.name] for tensor in op.outputs if tensor.name in first), default=self.n - 1)
+            for _, tensor in op.operands:
+                first[tensor.name] = min(stage, first.get(tensor.name, stage))
+        homes = {}
         for variable in graph.variables:
-            users = graph.consumers.get(variable.result.name, ())
-            used = {self._stage_of[op.name] for op in users if op.name not in self._everywhere}
-            updated = {self._stage_of[op.name] for op in graph.operators.values() if op.updates == variable.name}
-            homes[variable.name] = min(used or updated or {self.n - 1})
+            updated = {self._in_order[op.name] for op in graph.operators.values() if op.updates == variable.name}
+            homes[variable.name] = first.get(variable.result.name, min(updated, default=self.n - 1))
             if updated - {homes[variable.name]}:
                 raise InputError(
                     f"{variable.where()} is used in stage {homes[variable.name]} and updated in a later one; use stages=1"
@@ -234,6 +272,11 @@ class Stages:
         return self._homes[producer.name] if producer.type == VARIABLE else self._stage_of[producer.name]
 
     @cached_property
+    def _shared(self) -> frozenset[str]:
+        """The names of the operators that each stage has that uses them."""
+        return self._constant.union(op.name for op in self.whole.graph.operators.values() if op.type == PLACEHOLDER)
+
+    @cached_property
     def _members(self) -> tuple[frozenset[str], ...]:
         """The names of each stage's operators."""
         graph = self.whole.graph
@@ -244,17 +287,16 @@ class Stages:
         for name, stage in self._stage_of.items():
             if name not in self._constant and name not in self._everywhere:
                 found[stage].add(name)
-        fed_or_constant = {op.name for op in graph.operators.values() if op.type == PLACEHOLDER} | self._constant
         for members in found:
             wanted = [graph.producers[t.name].name for name in members for _, t in graph.operators[name].operands]
-            pending = [name for name in wanted if name in fed_or_constant]
+            pending = [name for name in wanted if name in self._shared]
             while pending:
                 name = pending.pop()
                 if name not in members:
                     members.add(name)
                     pending += [graph.producers[tensor.name].name for _, tensor in graph.operators[name].operands]
         # What nobody uses is fetched from the last stage.
-        unused = (name for name in fed_or_constant if not any(name in members for members in found))
+        unused = (name for name in self._shared if not any(name in members for members in found))
         found[-1].update(unused)
         return tuple(map(frozenset, found))
 
