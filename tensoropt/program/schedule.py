@@ -43,15 +43,16 @@ def orders(schedule: str, n_micro_batches: int, in_flight: Sequence[int]) -> Ord
 
     Args:
         in_flight: for each stage, how many micro-batches have run their forward pass and not their backward pass at most.
+            A stage never has more in flight than one before it, which would have to send more than it may compute.
 
     Raises:
         InputError: there is no such schedule.
     """
     if schedule not in SCHEDULES:
         raise InputError(f"unknown schedule {schedule!r}; expected {' or '.join(map(repr, SCHEDULES))}")
-    found = []
+    found, ahead = [], n_micro_batches
     for stage, most in enumerate(in_flight):
-        ahead = n_micro_batches if schedule == ALL_FORWARD else max(1, min(most, n_micro_batches))
+        ahead = n_micro_batches if schedule == ALL_FORWARD else max(1, min(most, ahead))
         forward = [Pass(stage, index, False) for index in range(n_micro_batches)]
         order = forward[:ahead]
         for index in range(n_micro_batches):

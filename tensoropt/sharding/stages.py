@@ -106,14 +106,19 @@ class Stages:
     @cached_property
     def crossings(self) -> tuple[Crossing, ...]:
         """All tensors that stages send, in program order."""
-        graph, reached = self.whole.graph, self.whole.backward.reached(self.whole.graph)
+        graph = self.whole.graph
         found = {}
         for target, members in enumerate(self._members):
             for tensor in self._received(members):
                 source = self._home(tensor)
-                trained = any((op.name, i) in self.whole.backward.gradients for op in graph.consumers[tensor.name]
-                              if op.name in members for i, each in op.operands if each.name == tensor.name)
-                found[tensor.name, target] = Crossing(tensor.name, source, target, trained and tensor.name in reached)
+                trained = any(
+                    (op.name, i) in self._gradients
+                    for op in graph.consumers[tensor.name]
+                    if op.name in members
+                    for i, each in op.operands
+                    if each.name == tensor.name
+                )
+                found[tensor.name, target] = Crossing(tensor.name, source, target, trained)
         order = {name: number for number, name in enumerate(graph.tensors)}
         return tuple(sorted(found.values(), key=lambda each: (order[each.tensor], each.target)))
 
@@ -167,13 +172,27 @@ class Stages:
         name = f"{producer.name}/received_{[each.name for each in producer.outputs].index(tensor.name)}"
         return Operator(name, PLACEHOLDER, (), (tensor,), source=producer.source)
 
+    @cached_property
+    def _gradients(self) -> frozenset[tuple[str, int]]:
+        """The operands of the model to which a gradient comes back.
+
+        A table whose lookups are in several stages isn't updated by rows: its lookups have a gradient for all of it.
+        """
+        graph = self.whole.graph
+        dense = set()
+        for variable, lookups in graph.lookups.items():
+            if len({self._stage_of[name] for name in lookups}) > 1:
+                table = graph.operators[variable].result.name
+                dense |= {(name, i) for name in lookups for i, t in graph.operators[name].operands if t.name == table}
+        return self.whole.backward.gradients | dense
+
     def _backward(self, graph: Graph) -> Backward:
         """Return what the backward pass of a stage reads and gives gradients to."""
         of_whole, operators = self.whole.backward, graph.operators
         own = {op.name for op in operators.values() if op.name not in self.whole.graph.operators and op.operands}
         gradients = {(name, i) for name in own for i, _ in operators[name].operands}
         return Backward(
-            frozenset(each for each in of_whole.gradients if each[0] in operators) | gradients,
+            frozenset(each for each in self._gradients if each[0] in operators) | gradients,
             frozenset(each for each in of_whole.residual_operands if each[0] in operators),
             frozenset(name for name in of_whole.residual_results if name in graph.tensors),
             {name: each for name, each in of_whole.bodies.items() if name in operators},
