@@ -57,7 +57,7 @@ class CrossMesh:
     def __post_init__(self) -> None:
         for layout, devices in ((self.source, self.source_devices), (self.target, self.target_devices)):
             if layout.partial:
-                raise ReschedulingError(f"layout {layout} is partial; complete the sums before the tensor leaves its devices")
+                raise ReschedulingError(f"layout {layout} is partial; complete the sums before it leaves its devices")
             if len(devices) != layout.mesh.n_devices or len(set(devices)) != len(devices):
                 raise ReschedulingError(f"mesh {layout.mesh} has {layout.mesh.n_devices} devices, got {devices}")
             if len(layout.splits) != len(self.shape) or not layout.fits(self.shape):

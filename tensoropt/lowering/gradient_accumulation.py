@@ -66,7 +66,7 @@ class MicroBatchRequest:
 class _Emitted(NamedTuple):
     """The operators of a forward pass, by their numbers in the graph; and what they wait for."""
 
-    index: int
+    micro_batch: int
     start: int
     end: int
     waits: list[tf.Tensor]
@@ -159,7 +159,7 @@ class Accumulation:
             The gradients of the tensors that the micro-batch received.
         """
         graph, model, request, lookups = _graph(), self._models.pop(index), self.request, self._of_lookups.pop(index)
-        forward = self._forward if self._forward is not None and self._forward.index == index else None
+        forward = self._forward if self._forward is not None and self._forward.micro_batch == index else None
         # Behind its own forward pass it waits for what that waits for.
         self._waits = self._waits if forward is None else forward.waits
         start = graph.version

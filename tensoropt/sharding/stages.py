@@ -5,8 +5,8 @@ doesn't compute the loss is given one to be planned by, the sum of all elements 
 that a later stage sends back will be. (They aren't those; running a stage needs no such loss.)
 
 - An operator's stage follows from its place in program order, so tensors go from earlier to later stages.
-- A placeholder, a constant, and what follows from constants alone is there in every stage that uses it; so is what an optimizer
-  takes, such as the learning rate of a schedule.
+- A placeholder, a constant, and what follows from constants alone is there in every stage that uses it; so is what an
+  optimizer takes, such as the learning rate of a schedule.
 - A variable belongs to the first stage that uses it. Later ones are sent its value once a step, and send its gradient back.
 """
 
@@ -267,7 +267,7 @@ class Stages:
         """
         graph, everywhere = self.whole.graph, self._everywhere
         first: dict[str, int] = {}  # by tensor, the first stage that needs it
-        for op in reversed(graph.operators.values()):
+        for op in reversed(tuple(graph.operators.values())):
             if op.name in everywhere or op.type in SOURCES:
                 continue
             stage = self._in_order[op.name]

@@ -1,7 +1,7 @@
 """Run a model in stages: each process builds those of its stages, and all exchange what crosses from one to another.
 
-Like :class:`..engine.Engine`, it builds one function for each set of fetches and feeds. A training function runs the passes of
-the micro-batches in the order of the schedule; others run the stages one after the other, on the whole batch.
+Like :class:`..engine.Engine`, it builds one function for each set of fetches and feeds. A training function runs the passes
+of the micro-batches in the order of the schedule; others run the stages one after the other, on the whole batch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +19,7 @@ from ...ir.graph import PLACEHOLDER, Graph, Tensor
 from ...ir.micro_batching import MicroBatch
 from ...lowering.model import LocalModel
 from ...lowering.operators import Values
-from ...lowering.resharding.reshard import Collective, Resharder
+from ...lowering.resharding.reshard import Backend, Collective, Resharder
 from ...lowering.variables import StateEntry
 from ...program.schedule import Orders, merged
 from ...reschedule.cross_mesh import CrossMesh
@@ -96,6 +96,11 @@ class StagedEngine:
         return self.stages.whole.graph
 
     @property
+    def backend(self) -> Backend:
+        """Return the backend of one of the stages that this process builds."""
+        return next(iter(self.engines.values())).backend
+
+    @property
     def initial_value(self) -> Callable[[str], np.ndarray]:
         """Return the function that returns the global initial value of a variable, given by its operator's name."""
         return next(iter(self.engines.values())).initial_value
@@ -143,7 +148,9 @@ class StagedEngine:
                 the batch is fed or fetched.
         """
         if any(is_local for _, is_local in fetch.tensors) or any(feed.is_local for feed in feeds):
-            raise InputError("a plan with stages is fed and fetched whole tensors; feed the full batch, without tensoropt.local")
+            raise InputError(
+                "a plan with stages is fed and fetched whole tensors; feed the full batch, without tensoropt.local"
+            )
         with only_step():
             built = self.function(fetch, tuple(feeds))
             arguments = [self._argument(fetch, feed, np.asarray(feeds[feed]), *where) for feed, *where in built.arguments]
@@ -223,7 +230,7 @@ class StagedEngine:
         Raises:
             InputError: a placeholder that is needed isn't fed.
         """
-        asked: set[str] = set()
+        asked: set[tuple[str, int]] = set()
         parts: list[_Part] = []
         for stage in reversed(range(self.stages.n)):
             graph = self.views[stage].whole.graph
@@ -387,9 +394,8 @@ class _Emission:
         steps = {}
         for stage, engine in sorted(self._engine.engines.items()):
             part, view, micro_batches = self._parts[stage], self._engine.views[stage], self._engine.micro_batches[stage]
-            outside = LocalModel(
-                view.per_micro_batch, engine.router, self._resharders[stage], self._sources(stage), engine._update, training=True
-            )
+            sources, resharder = self._sources(stage), self._resharders[stage]
+            outside = LocalModel(view.per_micro_batch, engine.router, resharder, sources, engine._update, training=True)
             exchanged = Exchanged(
                 tuple(each.tensor for each in self._to(stage, once=False, trained=True)),
                 tuple(dict.fromkeys(each.tensor for each in self._from(stage, once=False))),
@@ -409,8 +415,11 @@ class _Emission:
         for stage, step in reversed(steps.items()):
             given = self._receive_back(self._from(stage, once=True, trained=True))
             back = {each.tensor: each for each in self._to(stage, once=True, trained=True)}
-            results[stage] = step.finish(given, lambda name, values, back=back: self._send_back(back[name], values))
+            results[stage] = step.finish(given, partial(self._send_back_once, back))
         return results
+
+    def _send_back_once(self, crossings: Mapping[str, Crossing], name: str, gradients: Values) -> None:
+        self._send_back(crossings[name], gradients)
 
     def _run(self, stage: int, index: int, is_backward: bool, step: MicroBatchedStep) -> None:
         """Emit a pass of a micro-batch in a stage, with what it receives and sends."""

@@ -1,8 +1,8 @@
 """Send tensors between the processes of stages by MPI.
 
-A sender never waits: its parts leave while it computes. A receiver waits where its order of passes has come to what it receives.
-Both are callbacks in the chain of the rank's collectives, so that a rank is in one of them at a time, in the order of the program;
-and since that is a part of one order of all stages, none waits for another in a circle.
+A sender never waits: its parts leave while it computes. A receiver waits where its order of passes has come to what it
+receives. Both are callbacks in the chain of the rank's collectives, so that a rank is in one of them at a time, in the order
+of the program; and since that is a part of one order of all stages, none waits for another in a circle.
 """
 
 from __future__ import annotations
