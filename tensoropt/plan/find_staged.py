@@ -48,7 +48,7 @@ def find_staged(request: Request, parallelism: int, n_stages: object, schedule: 
     in_flight = least_in_flight(count, n)
     passes = orders(schedule, n, in_flight)
     if request.force:
-        raise InputError("force= and stages= can't be combined yet; leave one of the two")
+        raise InputError("force= and stages= can't be combined; leave one of the two")
     chosen = [
         _fastest(replace(request, model=model, micro_batches=n), per_stage, most if schedule != "gpipe" else n)
         for model, most in zip(stages.models, in_flight, strict=True)
@@ -81,10 +81,10 @@ def _checked_stages(given: object, parallelism: int) -> int:
     """Return the number of stages that a user gave.
 
     Raises:
-        InputError: it isn't a whole number from 2 up that divides the number of devices.
+        InputError: it isn't a whole number from 1 up that divides the number of devices.
     """
     if isinstance(given, bool) or not isinstance(given, int) or given < 2:
-        raise InputError(f"stages takes a whole number from 2 up, got {short(given)}; leave it out for one stage")
+        raise InputError(f"stages takes a whole number from 1 up, got {short(given)}")
     if parallelism % given:
         raise InputError(
             f"{given} stages on {parallelism} devices: each takes equally many; give a divisor of {parallelism}"

@@ -141,9 +141,11 @@ class Session:
             hardware = self.hardware if cluster is None else resolve_cluster(cluster)
             request = request_of(self.model(), hardware, memory, force, without, micro_batches)
             request = replace(request, progress=self._display.update)
-            if stages is not None or schedule is not None:
+            if schedule is not None and stages in (None, 1):
+                raise InputError(f"schedule={schedule!r} is the order in which stages run; give stages=2 or more with it")
+            if stages not in (None, 1):
                 if profile_budget is not None:
-                    raise InputError("stages= and profile_budget= can't be combined yet; leave one of the two")
+                    raise InputError("stages= and profile_budget= can't be combined; leave one of the two")
                 found = self.context.on_first_rank(lambda: staged(option, request, parallelism, stages, schedule))
             elif profile_budget is None:
                 found = self.context.on_first_rank(lambda: find(option, request, parallelism))

@@ -86,8 +86,10 @@ class Stages:
         """The stages as models.
 
         Raises:
-            InputError: a stage would train no variable, or a variable is updated where it isn't used.
+            InputError: a stage would train no variable, a variable is updated where it isn't used, or the optimizer adds up
+                something over all gradients.
         """
+        self._check_optimizer()
         graphs = [self.graph_of(index, self.whole.graph) for index in range(self.n)]
         for index, graph in enumerate(graphs):
             if not any(step.variables for step in graph.train_steps.values()):
@@ -96,6 +98,16 @@ class Stages:
                     "fewer stages"
                 )
         return tuple(StageModel(graph, self._backward(graph), self, index) for index, graph in enumerate(graphs))
+
+    def _check_optimizer(self) -> None:
+        graph = self.whole.graph
+        for step in graph.train_steps.values():
+            updates = step.optimizer.updates([graph.operators[name].result for name in step.variables])
+            if any(length % len(step.variables) for update in updates for length, _ in update.sums):
+                raise InputError(
+                    "the optimizer adds up something over all gradients (a global norm, or a check for finite values), "
+                    "which stages don't exchange; clip each gradient by itself, or use stages=1"
+                )
 
     def _between(self, index: int) -> str:
         operators = self.whole.graph.operators

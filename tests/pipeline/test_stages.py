@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import accumulate.models as models
 import pytest
+from helpers.large import first
 from helpers.strategies import assert_close, evaluate_and_check, feeds_of, training_fetch
 from pipeline.staged import random_engine
 
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
 
+CASES = [(name, seed) for seed in range(40) for name in models.FUNCTIONS]
 MESHES = (
     (Mesh.of(1), Mesh.of(1)),
     (Mesh.of(2), Mesh.of(2)),
@@ -20,8 +22,7 @@ MESHES = (
 
 
 @pytest.mark.usefixtures("graphs_as_built")
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", models.FUNCTIONS)
+@pytest.mark.parametrize(("name", "seed"), first(12, CASES))
 def test_random_strategies_give_one_device_numbers(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
     optimizer = sorted(models.zoo.HYPERPARAMETERS)[seed % len(models.zoo.HYPERPARAMETERS)]
