@@ -160,7 +160,8 @@ class Accumulation:
         """
         graph, model, request, lookups = _graph(), self._models.pop(index), self.request, self._of_lookups.pop(index)
         forward = self._forward if self._forward is not None and self._forward.micro_batch == index else None
-        # Behind its own forward pass it waits for what that waits for.
+        self._forward = None
+        # Right behind its own forward pass it waits for what that waits for.
         self._waits = self._waits if forward is None else forward.waits
         start = graph.version
         with self._behind():

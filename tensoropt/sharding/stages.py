@@ -90,13 +90,14 @@ class Stages:
                 something over all gradients.
         """
         self._check_optimizer()
-        graphs = [self.graph_of(index, self.whole.graph) for index in range(self.n)]
-        for index, graph in enumerate(graphs):
-            if not any(step.variables for step in graph.train_steps.values()):
+        (step,) = self.whole.graph.train_steps.values()
+        for index, members in enumerate(self._members):
+            if not members.intersection(step.variables):
                 raise InputError(
                     f"stage {index} of {self.n} would have no parameters: none is used {self._between(index)}; ask for "
                     "fewer stages"
                 )
+        graphs = [self.graph_of(index, self.whole.graph) for index in range(self.n)]
         return tuple(StageModel(graph, self._backward(graph), self, index) for index, graph in enumerate(graphs))
 
     def _check_optimizer(self) -> None:
