@@ -180,15 +180,20 @@ def rematerialized(plan: PlanRows) -> list[dict[str, Any]]:
 
 def regathered(plan: PlanRows) -> list[dict[str, Any]]:
     """Return what each copy that is regathered in the backward pass frees and takes."""
-    made = sorted((row for row in plan.reshardings if row.get("is_regathered", False)), key=lambda row: -row["copy_bytes"])
+    made = sorted((row for row in plan.reshardings if row.get("is_regathered", False)), key=_copy_bytes)
     return [
         {
             "name": f"{row['tensor']} to {row['consumers'][0]}",
-            "freed_bytes": row["copy_bytes"],
+            "freed_bytes": -_copy_bytes(row),
             "time_us": row["regathering_us"],
         }
         for row in made
     ]
+
+
+def _copy_bytes(row: Row) -> int:
+    """Return the negative bytes of a copy, to sort by; a copy that is a view of its source has none."""
+    return -int(row.get("copy_bytes", 0))
 
 
 def _add(amounts: dict[str, float], name: str, amount: float) -> None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..common.errors import InputError, cut
 from ..common.files import read_json_of, reading_value
 from ..common.formats import CURVE, FRONTIER, PLAN
 from .frontier_rows import FrontierRows, checked_value
@@ -19,11 +20,16 @@ def read_rows(file: File, *kinds: str) -> PlanRows | FrontierRows | dict[str, An
     """Read a file of one of some kinds: ``plan``, ``frontier`` and ``curve``, which stays a JSON value.
 
     Raises:
-        InputError: the file can't be read, is cut off, changed, or of another kind or version.
+        InputError: the file can't be read, is cut off, changed, of another kind or version, or a plan with stages.
     """
     kind, value = read_json_of(file, {kind: _KINDS[kind] for kind in kinds})
     if kind == "curve":
         return value
+    if kind == "plan" and "stages" in value:
+        raise InputError(
+            f"plan '{cut(file)}' has stages, expected one without; what its stages are, "
+            "print(tensoropt.load_plan(file)) says"
+        )
     if kind == "plan":
         with reading_value(kind, file):
             plan = PlanRows(value)
