@@ -111,6 +111,12 @@ def main() -> None:
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     if what == "models":
+        if RANK == 0:
+            keras.layers.Dense(1)  # one more, which Keras counts
+        try:
+            parallelized()
+        except tensoropt.InputError as error:
+            print(f"refused: {error}")
         parallelized(network(units=8 + RANK))
     elif what == "unbuilt":
         parallelized(keras.Sequential([keras.layers.Dense(3)], name="unbuilt")).explain()
@@ -121,7 +127,15 @@ def main() -> None:
         def fail(epoch: int, logs: object) -> None:
             raise ValueError("the user's own mistake")
 
-        parallelized().fit(batches(8), verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=fail)])
+        def interrupt(epoch: int, logs: object) -> None:
+            raise KeyboardInterrupt
+
+        trainer = parallelized()
+        try:
+            trainer.fit(batches(8), verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=interrupt)])
+        except KeyboardInterrupt:
+            print(f"rank {RANK} was interrupted, with {len(trainer.get_weights())} weights")
+        trainer.fit(batches(8), verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=fail)])
     elif what == "threads":
         # Whatever starts the runtime ahead of parallelize.
         tf.Variable(0.0)
