@@ -81,20 +81,27 @@ class _FollowingCallback(keras.callbacks.Callback):
     def _led(self, hook: str) -> Callable[..., None]:
         draws = hook == "on_epoch_end" and any(getattr(each, "histogram_freq", 0) for each in self._callbacks)
 
-        def call(*arguments: Any, **named: Any) -> dict[str, Any]:
+        def call(logs: dict[str, Any], *arguments: Any, **named: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+            before = dict(logs)
             for callback in self._callbacks:
                 getattr(callback, hook)(*arguments, **named)
-            return {name: getattr(self._trainer, name, None) for name in DECISIONS}
+            written = {name: value for name, value in logs.items() if name not in before or value is not before[name]}
+            return {name: getattr(self._trainer, name, None) for name in DECISIONS}, written
 
         def led(*arguments: Any, **named: Any) -> None:
-            def action() -> dict[str, Any]:
-                if not draws:
-                    return call(*arguments, **named)
-                with self._trainer.as_trained():
-                    return call(*arguments, **named)
+            given = named.get("logs", arguments[-1] if arguments else None)
+            logs = given if isinstance(given, dict) else {}
 
-            for name, value in self._trainer.ranks.lead(action).items():
+            def action() -> tuple[dict[str, Any], dict[str, Any]]:
+                if not draws:
+                    return call(logs, *arguments, **named)
+                with self._trainer.as_trained():
+                    return call(logs, *arguments, **named)
+
+            decided, written = self._trainer.ranks.lead(action)
+            for name, value in decided.items():
                 setattr(self._trainer, name, value)
+            logs.update(written)  # as ReduceLROnPlateau writes the learning rate, for the history of all ranks
 
         return led
 
