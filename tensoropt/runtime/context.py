@@ -86,7 +86,9 @@ class Context:
         raise InputError(f"ranks 0 and {other} recorded different models{_difference(given[0], given[other], other)}")
 
 
-_LOOK = "the script must record the same on every rank: look for what depends on the rank, on a set's order, or on random numbers"
+_LOOK = (
+    "the script must record the same on every rank: look for what depends on the rank, on a set's order, or on random numbers"
+)
 _NUMBERED = (
     "Keras numbers the layers that a process makes: make the same layers on every rank, in the same order, also those that "
     "one rank alone uses, or give the layers names"

@@ -42,9 +42,9 @@ def _telling(call: Callable[..., Any]) -> Callable[..., Any]:
     def telling(layer: keras.layers.Layer, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         results = call(layer, inputs, *args, **kwargs)
         given = next((each for each in tf.nest.flatten(inputs) if isinstance(each, tf.Tensor) and each.shape.rank), None)
-        if type(layer) in BY_SAMPLE and given is not None and isinstance(results, tf.Tensor) and (results.shape.rank or 0) > 1:
-            if results.shape[1:].is_fully_defined():
-                results.set_shape([given.shape[0], *results.shape[1:]])
+        leads = isinstance(results, tf.Tensor) and (results.shape.rank or 0) > 1 and results.shape[1:].is_fully_defined()
+        if leads and given is not None and type(layer) in BY_SAMPLE:
+            results.set_shape([given.shape[0], *results.shape[1:]])
         return results
 
     return telling

@@ -84,7 +84,7 @@ def test_models_that_differ_between_ranks_end_all_with_one_sentence():
     assert result.returncode == 2
     assert result.stderr.count("ranks 0 and 1 recorded different models: rank 0 has ") == 1
     assert result.stderr.count("look for what depends on the rank") == 1
-    said = r"refused: ranks 0 and 1 .*: rank 0 has \S*dense_\d+.* where rank 1 has .*; Keras numbers the layers that a process"
+    said = r"refused: ranks 0 and 1 .*: rank 0 has \S*dense_\d+.* where rank 1 has .*; Keras numbers the layers"
     assert len(re.findall(said, result.stdout)) == 2, result.stdout
     assert "Traceback" not in result.stderr
 
