@@ -87,7 +87,8 @@ class Context:
 
 
 _LOOK = (
-    "the script must record the same on every rank: look for what depends on the rank, on a set's order, or on random numbers"
+    "the script must record the same on every rank: look for what depends on the rank, on a set's order, or on random "
+    "numbers"
 )
 _NUMBERED = (
     "Keras numbers the layers that a process makes: make the same layers on every rank, in the same order, also those that "
