@@ -27,7 +27,7 @@ from ..search.problem.builder import ProblemBuilder
 from ..search.problem.choices import REMAT, REUSE, ZERO, Choices
 from ..search.problem.config_space import space_for
 from ..search.problem.objectives import MEMORY_TIME, Objectives
-from ..search.search_problem import search_problem
+from ..search.search_problem import ProblemSearch
 from ..sharding.constraints import Force
 from ..sharding.model import Model
 from ..sharding.resharding import Router
@@ -36,6 +36,8 @@ from .compress import compressed
 from .found_points import FoundPoints
 from .frontier import PlanFrontier
 from .plan import Plan
+
+NO_REMAT = "without rematerialization, as the fastest plan fits without it"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -92,6 +94,7 @@ def find_frontier(
     without: Collection[str] = (),
     micro_batches: int = 1,
     limit_bytes: int | None = None,
+    is_enough: Callable[[ModelFrontier], bool] | None = None,
 ) -> ModelFrontier:
     """Search the strategies at one parallelism.
 
@@ -108,6 +111,7 @@ def find_frontier(
         micro_batches: the number of micro-batches in which a step processes its batch.
         limit_bytes: the memory limit per device, which ``mcmc`` keeps to while it searches; others leave it to the choice of
             a point.
+        is_enough: says of the frontier without rematerialization whether to return it and search no further.
 
     Raises:
         InputError: the hardware doesn't have this parallelism, ``force`` can't be satisfied, the algorithm doesn't support
@@ -145,20 +149,35 @@ def find_frontier(
     is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
     choices = Choices(REUSE not in without, ZERO not in without)
     builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices)
-    plain, rematerializing = builder.build_with_rematerialization() if is_remat else (builder.build(), None)
+    plain = builder.build()
     if micro_batches > 1:
         operators = model.graph.full_batch.step_operators
         whole = {op.name: rule_in_micro_batches(op, micro_batches, mesh.n_devices) for op in operators}
         plain = plain.allowing(lambda op, config: not why_invalid(whole[op.name], config))
     costed = time.perf_counter()
+    searching = ProblemSearch(objectives, algorithm, of_search, budget or Budget())
     try:
-        found = search_problem(plain, rematerializing, objectives, algorithm, of_search, budget or Budget())
+        found = searching.plain(plain)
     except ValueError as error:
         if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
             raise
         raise InputError(str(error)) from error
     phases = {"costs": costed - started, "search": time.perf_counter() - costed}
-    return ModelFrontier(model, hardware, rematerializing or plain, costing, found, phases, objectives=objectives)
+    if not is_remat:
+        return ModelFrontier(model, hardware, plain, costing, found, phases, objectives=objectives)
+    if is_enough is not None:
+        frontier = ModelFrontier(model, hardware, plain, costing, found, phases, note=NO_REMAT, objectives=objectives)
+        if is_enough(frontier):
+            return frontier
+    again = time.perf_counter()
+    rematerializing = builder.build_rematerializing()
+    costed = time.perf_counter()
+    phases["costs"] += costed - again
+    if rematerializing is None or rematerializing.transient is None:
+        return ModelFrontier(model, hardware, plain, costing, found, phases, objectives=objectives)
+    found = searching.with_rematerialization(plain, found, phases["search"], rematerializing)
+    phases["search"] += time.perf_counter() - costed
+    return ModelFrontier(model, hardware, rematerializing, costing, found, phases, objectives=objectives)
 
 
 def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:

@@ -50,9 +50,10 @@ class FoundPoints:
     note: str = ""
     objectives: Objectives = MEMORY_TIME
     is_interrupted: bool = False
-    _peaks: dict[int, Peak] = field(default_factory=dict, init=False)
-    _simulated: dict[int, int] = field(default_factory=dict, init=False)
-    _interfaces: dict[tuple[str, Config], Interface] = field(default_factory=dict, init=False)
+    # What was computed of the points; a copy with other notes shares it.
+    _peaks: dict[int, Peak] = field(default_factory=dict)
+    _simulated: dict[int, int] = field(default_factory=dict)
+    _interfaces: dict[tuple[str, Config], Interface] = field(default_factory=dict)
 
     @property
     def mesh(self) -> Mesh:
