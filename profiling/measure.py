@@ -91,12 +91,7 @@ def measure(
     """
     process = process or MeasuringProcess()
     mesh = Mesh(tuple(levels))
-    if engine not in ("tensorflow", "numpy"):
-        raise ValueError(f"unknown engine to measure with: got {engine!r}, expected 'tensorflow' or 'numpy'")
-    if not budget_s > 0:
-        raise ValueError(f"the budget of a measurement is {budget_s!r} s, expected more than 0")
-    if process.communicator is None and mesh.n_devices > 1:
-        raise ValueError(f"measuring a mesh of {mesh.n_devices} devices needs their communicator, got none")
+    _refuse(process, mesh, budget_s, engine)
     computing: ComputeEngine = TensorFlowEngine() if engine == "tensorflow" else NumpyEngine()
     ranks = MeasuringRanks(process.communicator, mesh)
     when = f"measured {datetime.date.today().isoformat()} on {ranks.count} ranks at once, the slowest counts"
@@ -105,10 +100,7 @@ def measure(
     if process.emitted is None:
         call_us = sum(share * _overhead_us(computing.callbacks(between), ranks) for between, share in SHARES.items())
     measuring = CollectiveTables(computing, mesh, process, call_us)
-    single = [level.name for level in mesh.levels if level.count == 1]
-    provenance["levels"] = "fitted to the measured all-gathers" + (
-        f"; {' and '.join(single)}: one unit, so no link is used, and the numbers stand for nothing" if single else ""
-    )
+    provenance["levels"] = _how_levels_were_found(mesh)
 
     def described(tables: Tables, is_complete: bool) -> Hardware:
         fitted = tuple(fitted_link(level, index, mesh, tables, device) for index, level in enumerate(mesh.levels))
@@ -138,6 +130,16 @@ def measure(
     # The ranks' numbers agree already; names and dates may differ.
     result: Hardware = process.broadcast(described(tables, is_complete=True))
     return result
+
+
+def _refuse(process: MeasuringProcess, mesh: Mesh, budget_s: float, engine: str) -> None:
+    """Raise ValueError for what can't be measured with."""
+    if engine not in ("tensorflow", "numpy"):
+        raise ValueError(f"unknown engine to measure with: got {engine!r}, expected 'tensorflow' or 'numpy'")
+    if not budget_s > 0:
+        raise ValueError(f"the budget of a measurement is {budget_s!r} s, expected more than 0")
+    if process.communicator is None and mesh.n_devices > 1:
+        raise ValueError(f"measuring a mesh of {mesh.n_devices} devices needs their communicator, got none")
 
 
 def _overhead_us(timed: Chain | None, ranks: MeasuringRanks) -> float:
@@ -241,6 +243,13 @@ def _copying() -> Action:
         return whole
 
     return run
+
+
+def _how_levels_were_found(mesh: Mesh) -> str:
+    """Return where the numbers of a mesh's levels come from."""
+    single = [level.name for level in mesh.levels if level.count == 1]
+    unused = f"; {' and '.join(single)}: one unit, so no link is used, and the numbers stand for nothing" if single else ""
+    return "fitted to the measured all-gathers" + unused
 
 
 def fitted_link(level: Level, index: int, mesh: Mesh, tables: Tables, device: Device) -> LinkLevel:

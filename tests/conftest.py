@@ -23,9 +23,9 @@ os.environ["TENSOROPT_QUIET"] = "1"
 # a sixth of the time goes into it.
 gc.set_threshold(50_000, 10, 10)
 
-# Other work on the machine must not fail a property.
-settings.register_profile("tensoropt", deadline=None)
-settings.load_profile("tensoropt")
+# Other work on the machine must not fail a property. Each run draws other examples.
+settings.register_profile("some", deadline=None, max_examples=30)
+settings.register_profile("all", deadline=None)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,6 +86,16 @@ def graphs_as_built() -> Iterator[None]:
 
     with graphs_as_built():
         yield
+
+
+@pytest.fixture(scope="session")
+def everything(request: pytest.FixtureRequest) -> bool:
+    """Whether ``--all`` is given: for loops in tests, where parameters would be too many."""
+    return bool(request.config.getoption("--all"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("all" if config.getoption("--all") else "some")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

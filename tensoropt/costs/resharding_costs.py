@@ -163,11 +163,7 @@ class ReshardingCosting:
         equal = of_source[:, None] == of_sharding[None, :]
 
         def local() -> np.ndarray:
-            key = id(sources), id(shardings)
-            if key not in self._local:
-                layouts = [source.layout for source in sources], [sharding.layout for sharding in shardings]
-                self._local[key] = _local(*layouts), sources, shardings
-            return self._local[key][0]
+            return self._is_local(sources, shardings)
 
         def is_source_or_view() -> np.ndarray:
             return equal | np.array([[is_view(s.layout, d.layout) for d in shardings] for s in sources], bool)
@@ -193,6 +189,14 @@ class ReshardingCosting:
             case _:
                 mem = np.where(is_source_or_view(), of_source_bytes, copies)
         return np.where(forbidden, INFEASIBLE, mem), np.where(forbidden, INFEASIBLE, time_ns)
+
+    def _is_local(self, sources: Sequence[OperandSharding], shardings: Sequence[OperandSharding]) -> np.ndarray:
+        """Return whether no communication is needed from each source to each sharding; equal lists are asked about again."""
+        key = id(sources), id(shardings)
+        if key not in self._local:
+            layouts = [source.layout for source in sources], [sharding.layout for sharding in shardings]
+            self._local[key] = _local(*layouts), sources, shardings
+        return self._local[key][0]
 
     def returning_ns(
         self,

@@ -27,6 +27,7 @@ from ..search.problem.builder import ProblemBuilder
 from ..search.problem.choices import REMAT, REUSE, ZERO, Choices
 from ..search.problem.config_space import space_for
 from ..search.problem.objectives import MEMORY_TIME, Objectives
+from ..search.problem.strategy_problem import StrategyProblem
 from ..search.search_problem import ProblemSearch
 from ..sharding.constraints import Force
 from ..sharding.model import Model
@@ -126,34 +127,19 @@ def find_frontier(
     costing = costing_of(model, hardware, mesh, known)
     space = space or space_for(model.graph, mesh)
     if algorithm in OTHERS:
-        if micro_batches > 1:
-            raise InputError(
-                f"algorithm '{algorithm}' takes no micro-batches, got micro_batches={micro_batches}; leave them, or search "
-                f"with {ALGORITHMS[0]}"
-            )
-        if objectives != MEMORY_TIME:
-            raise InputError(
-                f"algorithm '{algorithm}' has objectives of its own, got {','.join(objectives)}; leave the objectives, or "
-                f"search with {ALGORITHMS[0]}"
-            )
-        if force:
-            raise InputError(
-                f"algorithm '{algorithm}' decides by itself what is split; leave force=, or search with {ALGORITHMS[0]}"
-            )
+        _refuse_for_others(algorithm, micro_batches, objectives, force)
         task = Task(costing, mesh, space, None, progress)
-        if algorithm == MONTE_CARLO:
-            limits = Limits(memory_bytes=limit_bytes) if budget is None else Limits(budget.seconds, limit_bytes)
-            return _of_monte_carlo(model, hardware, task, limits)
-        return _of_baseline(model, hardware, task, algorithm)
+        if algorithm != MONTE_CARLO:
+            return _of_baseline(model, hardware, task, algorithm)
+        limits = Limits(memory_bytes=limit_bytes) if budget is None else Limits(budget.seconds, limit_bytes)
+        return _of_monte_carlo(model, hardware, task, limits)
     of_costs, of_search = (partial(progress, phase) for phase in ("costs", "search")) if progress else (None, None)
     is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
     choices = Choices(REUSE not in without, ZERO not in without)
     builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices)
     plain = builder.build()
     if micro_batches > 1:
-        operators = model.graph.full_batch.step_operators
-        whole = {op.name: rule_in_micro_batches(op, micro_batches, mesh.n_devices) for op in operators}
-        plain = plain.allowing(lambda op, config: not why_invalid(whole[op.name], config))
+        plain = _of_whole_batch(plain, model, mesh.n_devices, micro_batches)
     costed = time.perf_counter()
     searching = ProblemSearch(objectives, algorithm, of_search, budget or Budget())
     try:
@@ -180,6 +166,24 @@ def find_frontier(
     return ModelFrontier(model, hardware, rematerializing, costing, found, phases, objectives=objectives)
 
 
+def _refuse_for_others(algorithm: str, micro_batches: int, objectives: Objectives, force: Force | None) -> None:
+    """Raise InputError for an argument that a baseline or another algorithm can't follow."""
+    if micro_batches > 1:
+        raise InputError(
+            f"algorithm '{algorithm}' takes no micro-batches, got micro_batches={micro_batches}; leave them, or search "
+            f"with {ALGORITHMS[0]}"
+        )
+    if objectives != MEMORY_TIME:
+        raise InputError(
+            f"algorithm '{algorithm}' has objectives of its own, got {','.join(objectives)}; leave the objectives, or "
+            f"search with {ALGORITHMS[0]}"
+        )
+    if force:
+        raise InputError(
+            f"algorithm '{algorithm}' decides by itself what is split; leave force=, or search with {ALGORITHMS[0]}"
+        )
+
+
 def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
     """Return the points that a baseline chooses for a frontier's model, on its hardware and under the same costs.
 
@@ -201,6 +205,13 @@ def find_unsplit(frontier: ModelFrontier) -> ModelFrontier:
     task = Task(frontier.costing, frontier.mesh, frontier.built.space)
     configs = {op.name: Config.unsplit(frontier.mesh) for op in task.operators}
     return _of_answer(frontier.model, frontier.hardware, task, lambda: of_one_strategy(task, configs, "unsplit"))
+
+
+def _of_whole_batch(problem: StrategyProblem, model: Model, n_devices: int, micro_batches: int) -> StrategyProblem:
+    """Return a problem of one micro-batch with the configs alone that its operators can have at the full batch, too."""
+    operators = model.graph.full_batch.step_operators
+    rules = {op.name: rule_in_micro_batches(op, micro_batches, n_devices) for op in operators}
+    return problem.allowing(lambda op, config: not why_invalid(rules[op.name], config))
 
 
 def _of_baseline(model: Model, hardware: Hardware, task: Task, algorithm: str) -> ModelFrontier:

@@ -271,6 +271,25 @@ def opened_store(processes: Processes) -> Store:
     return Store(path, environment(processes))
 
 
+def _refuse_unmeasurable(option: str, request: Request) -> None:
+    """Raise InputError where measured operators can't answer a request."""
+    if option == "profiling":
+        raise InputError(
+            "option 'profiling' compares parallelisms and measures none of their operators; leave the profiling budget"
+        )
+    if request.micro_batches is not None and request.micro_batches > 1:
+        raise InputError(
+            f"operators are measured at the whole batch, got micro_batches={request.micro_batches}; leave the "
+            "profiling budget"
+        )
+    here, there = TensorFlowEngine().device_name(), request.hardware.device.name
+    if here != there:
+        raise InputError(
+            f"operators of {request.hardware.name} can't be measured here: its device is {there!r}, this one {here!r}; "
+            "leave the profiling budget, or plan for what tensoropt calibrate wrote on this machine"
+        )
+
+
 def find_measured(
     option: str,
     request: Request,
@@ -294,22 +313,8 @@ def find_measured(
             here.
     """
     budget_s = parse_budget(budget)
-    if option == "profiling":
-        raise InputError(
-            "option 'profiling' compares parallelisms and measures none of their operators; leave the profiling budget"
-        )
-    if request.micro_batches is not None and request.micro_batches > 1:
-        raise InputError(
-            f"operators are measured at the whole batch, got micro_batches={request.micro_batches}; leave the "
-            "profiling budget"
-        )
+    _refuse_unmeasurable(option, request)
     request = replace(request, without=request.without | {ACCUMULATE})
-    here, there = TensorFlowEngine().device_name(), request.hardware.device.name
-    if here != there:
-        raise InputError(
-            f"operators of {request.hardware.name} can't be measured here: its device is {there!r}, this one {here!r}; "
-            "leave the profiling budget, or plan for what tensoropt calibrate wrote on this machine"
-        )
 
     def search(known: MeasuredOperators) -> Plan:
         plan = find(option, replace(request, known=known), parallelism)

@@ -31,6 +31,13 @@ from tensoropt.sharding.strategy import StrategyView
 
 MESHES = (Mesh.of(1), Mesh.of(2), Mesh.of(2, 2), Mesh.of(3))
 OPTIMIZERS = tuple(zoo.HYPERPARAMETERS)
+COUNTS = [(2, 3), (4, 5), (8, 10), (2, 2), (2, 4), (4, 4), (4, 6), (8, 8), (8, 9)]
+"""(micro-batches, seed). By default two of them for each model, eight micro-batches for the smallest one alone."""
+CASES = [
+    case
+    for name in models.FUNCTIONS
+    for case in first(3 if name == "mlp" else 2, [(name, n, seed) for n, seed in COUNTS])
+]
 
 
 @pytest.fixture(autouse=True)
@@ -50,23 +57,22 @@ def check(name: str, n: int, mesh: Mesh, seed: int, **shares: float) -> Strategy
 
 
 @pytest.mark.usefixtures("graphs_as_built")
-@pytest.mark.parametrize(("n", "seed"), first(3, [(2, 3), (4, 5), (8, 10), (2, 2), (2, 4), (4, 4), (4, 6), (8, 8), (8, 9)]))
-@pytest.mark.parametrize("name", models.FUNCTIONS)
+@pytest.mark.parametrize(("name", "n", "seed"), CASES)
 def test_random_strategies_give_one_device_numbers(name: str, n: int, seed: int) -> None:
     check(name, n, MESHES[seed % len(MESHES)], seed)
 
 
 @pytest.mark.usefixtures("graphs_as_built")
-@pytest.mark.parametrize(("n", "seed"), first(2, [(2, 12), (4, 14), (2, 15), (4, 17), (8, 13)]))
+@pytest.mark.parametrize(("n", "seed"), first(1, [(2, 12), (4, 14), (2, 15), (4, 17), (8, 13)]))
 @pytest.mark.parametrize("name", ["mlp", "attention", "windows"])
 def test_copies_are_regathered_in_each_micro_batch(name: str, n: int, seed: int) -> None:
     assert check(name, n, MESHES[seed % len(MESHES)], seed, share_regathered=0.5).strategy.regathered
 
 
 @pytest.mark.parametrize("name", ["mlp", "attention"])
-def test_numbers_stay_with_tensorflows_graph_optimizer(name: str) -> None:
+def test_numbers_stay_with_tensorflows_graph_optimizer(name: str, everything: bool) -> None:
     """TensorFlow's graph optimizer merges equal operators and removes control dependencies."""
-    for seed in (71, 74):
+    for seed in (71, 74) if everything else (71,):
         check(name, 2, Mesh.of(2), seed)
 
 

@@ -64,7 +64,7 @@ def test_search_uses_micro_batches_where_the_limit_needs_them() -> None:
     whole = frontier(1)
     least, most = (whole.needed_bytes(point) for point in (whole.least_point(), whole.fastest_within(None)))
     chosen = set()
-    for limit in np.linspace(least, most, 6).astype(int).tolist():
+    for limit in np.linspace(least, most, 4).astype(int).tolist():
         alone, plan = mini_time(request(limit, frozenset([ACCUMULATE])), 2), mini_time(request(limit), 2)
         assert plan.frontier is not None and plan.point is not None
         assert plan.time_us <= alone.time_us and plan.frontier.needed_bytes(plan.point) <= limit

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from accumulate.uneven import batches, how, network
+from helpers.large import first
 from helpers.mpirun import run_ranks
 from helpers.strategies import assert_close
 
@@ -56,7 +57,7 @@ def trained(of: Recorded, plan: Plan, n_samples: int) -> tuple[list[float], dict
 
 
 @pytest.mark.usefixtures("float64", "graphs_as_built")
-@pytest.mark.parametrize(("n_samples", "n_micro_batches", "n_devices"), CASES)
+@pytest.mark.parametrize(("n_samples", "n_micro_batches", "n_devices"), first(3, CASES))
 def test_plans_in_uneven_micro_batches_have_one_device_numbers(n_samples: int, n_micro_batches: int, n_devices: int) -> None:
     of = recorded(n_samples)
     losses, state = trained(of, find_frontier(of.model, named("v100-1x1"), 1).fastest(), n_samples)

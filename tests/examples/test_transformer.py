@@ -65,6 +65,8 @@ def test_replication_fails_in_the_same_process_memory_with_one_sentence(folder: 
     assert "loss" not in done.stdout and "Traceback" not in done.stderr
 
 
+# Starts no ranks, but where those that do run, the plan of the whole is there already.
+@pytest.mark.ranks
 def test_replication_could_hold_a_quarter_of_it_at_most(folder: Path) -> None:
     """Replicating a narrower Transformer, with a quarter of the parameters, needs more memory than the split plan has."""
     quarter, n_bytes = planned(folder, "data-parallel", None, width=504)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from tensoropt.runtime.mpirun import find_mpirun, mpirun_command, rank_environment
+from tensoropt.runtime.mpirun import find_mpirun, mpirun_command, mpirun_options, rank_environment
 
 from .calibration import write_calibrations
 from .fork_server import kill_session
@@ -65,6 +65,9 @@ def run_ranks(
         program = forked(*program)
     if bare:
         command = [str(find_mpirun()), "-n", str(n_ranks), sys.executable, *program]
+    elif "PYTEST_XDIST_WORKER" in os.environ:
+        # Tests beside this one use the cores, too: ranks that wait must leave them, and none is bound to one.
+        command = [str(find_mpirun()), "-n", str(n_ranks), *mpirun_options(n_ranks, 0), sys.executable, *program]
     else:
         command = mpirun_command(n_ranks, program)
     return run_command(command, timeout=timeout, env=env)

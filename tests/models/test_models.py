@@ -23,15 +23,15 @@ from models.catalog import APPLICATIONS, SEQUENCES
 # Strategy of each shallow model: a seed, or a plan. By default those that are unlike each other.
 FAST = (
     ("resnet", "0"),
-    ("densenet", "fastest"),
     ("mobilenet_v3", "0"),
     ("convnext", "fastest"),
-    ("bert_of_one_layer", "0"),
     ("gpt_of_one_layer", "0"),
     ("encoder_decoder_of_one_layer", "smallest"),
     ("lstm_of_one_layer", "2"),
 )
 ALIKE = (
+    ("densenet", "fastest"),
+    ("bert_of_one_layer", "0"),
     ("resnet_v2", "fastest"),
     ("efficientnet", "0"),
     ("efficientnet_v2", "smallest"),

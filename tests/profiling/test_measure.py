@@ -170,6 +170,7 @@ def test_importing_profiling_imports_no_tensorflow():
     subprocess.run([sys.executable, "-c", code], check=True, env=child_environment(), timeout=60)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("n_ranks", "machines", "engine", "partitions"),
     [(2, 1, "tensorflow", ["a"]), (3, 1, "numpy", ["a"]), (4, 2, "numpy", ["a", "b", "ab"])],

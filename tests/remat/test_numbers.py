@@ -48,9 +48,11 @@ def check(model: zoo.Recorded, mesh: Mesh, seed: int) -> np.ndarray:
 @pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize("start", first(1, range(0, 21, 7)))
 @pytest.mark.parametrize("function", MODELS)
-def test_random_strategies_give_one_device_numbers(function: str, start: int) -> None:
+def test_random_strategies_give_one_device_numbers(function: str, start: int, everything: bool) -> None:
     n_again = np.zeros(2)
-    for seed in range(start, start + len(SHARES)):
+    # By default every second share, in turn.
+    shift, step = (0, 1) if everything else ([*MODELS].index(function) % 2, 2)
+    for seed in range(start + shift, start + len(SHARES), step):
         n_again += check(recorded(function, OPTIMIZERS[seed % len(OPTIMIZERS)]), MESHES[seed % 3], 2000 + seed)
     assert n_again.all()
 
@@ -58,7 +60,7 @@ def test_random_strategies_give_one_device_numbers(function: str, start: int) ->
 @pytest.mark.parametrize("function", ["mlp", "cnn"])
 def test_numbers_stay_with_tensorflows_graph_optimizer(function: str) -> None:
     """TensorFlow's graph optimizer merges equal operators and removes control dependencies."""
-    for seed in range(2302, 2305):
+    for seed in (2302, 2304):
         assert check(recorded(function, "adam"), Mesh.of(4), seed).any()
 
 

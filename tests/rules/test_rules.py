@@ -1,7 +1,9 @@
 """Every rule, every config: values and gradients are the unsplit operator's.
 
 By default all configs on meshes (2) and (3), and on (2,2) and (2,3) up to a number of configs a case, drawn with a fixed
-seed. ``pytest tests/rules --all`` leaves none out, which takes several times as long.
+seed. Of cases whose rule is the same data and whose lowering is the same function, only the first is on all these meshes:
+the others, of which only TensorFlow's own operator and its gradient differ, are on (2). ``pytest tests/rules --all`` leaves
+none out, which takes several times as long.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from unittest import mock
 
 import numpy as np
@@ -29,11 +32,31 @@ from .validate import truth_of, validate
 
 DRAWN_CONFIGS = {Mesh.of(2): None, Mesh.of(3): None, Mesh.of(2, 2): 5, Mesh.of(2, 3): 2}
 """How many configs are tried at most by default, None for all."""
+ALIKE: dict[Mesh, int | None] = {Mesh.of(2): None}
+"""The same for cases that are like an earlier one."""
+COMPILED = 2
+"""How many configs are tried at most, by default, where XLA compiles the operator for every config and rank."""
 
 
 def case_of(label: str) -> Case:
     (found,) = (case for case in CASES if case.label == label)
     return found
+
+
+@cache
+def _firsts() -> frozenset[Case]:
+    """Return the first of the cases whose rule is the same data, and which are lowered by the same function."""
+    found: dict[object, Case] = {}
+    for case in CASES:
+        special = operators.special_lowering(case.op.type)
+        rule, dtypes = replace(rule_of(case.op), flops_per_point=0.0), [tensor.dtype for _, tensor in case.op.operands]
+        found.setdefault((repr(rule), str(dtypes), case.differentiable, special and special.function), case)
+    return frozenset(found.values())
+
+
+def _drawn(case: Case, mesh: Mesh, most: int | None) -> tuple[Config, ...]:
+    chosen = configs(rule_of(case.op), mesh)
+    return chosen if most is None or len(chosen) <= most else tuple(random.Random(case.seed).sample(chosen, most))
 
 
 def test_every_operator_type_has_a_case() -> None:
@@ -55,13 +78,14 @@ def test_extents_that_do_not_divide_are_split() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_split_operators_equal_unsplit_ones(case: Case, request: pytest.FixtureRequest) -> None:
-    rule, everything = rule_of(case.op), request.config.getoption("--all")
+    drawn = DRAWN_CONFIGS if case in _firsts() else ALIKE
+    if request.config.getoption("--all"):
+        drawn = dict.fromkeys(DRAWN_CONFIGS)
+    elif operators._is_convolution_in_groups(case.op) and not operators._is_depthwise(case.op):
+        drawn = dict.fromkeys(DRAWN_CONFIGS, COMPILED)
     wrong = []
-    for mesh, most in DRAWN_CONFIGS.items():
-        chosen = configs(rule, mesh)
-        if not everything and most is not None and len(chosen) > most:
-            chosen = tuple(random.Random(case.seed).sample(chosen, most))
-        wrong += validate(case, mesh, chosen)
+    for mesh, most in drawn.items():
+        wrong += validate(case, mesh, _drawn(case, mesh, most))
     assert not wrong, f"{len(wrong)} faults:\n" + "\n".join(wrong[:20])
 
 

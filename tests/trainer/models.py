@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import keras
@@ -56,6 +57,22 @@ def plain(optimizer: Any = None) -> keras.Model:
     """The same model, to be trained by Keras itself."""
     model = network()
     model.compile(optimizer or keras.optimizers.Adam(1e-2), loss(), metrics=METRICS, jit_compile=False)
+    return model
+
+
+@cache
+def _plain_and_values() -> tuple[keras.Model, list[np.ndarray]]:
+    model = plain()
+    model.optimizer.build(model.trainable_variables)
+    return model, [variable.numpy() for variable in [*model.variables, *model.optimizer.variables]]
+
+
+def fresh_plain() -> keras.Model:
+    """That model by its usual optimizer, as it was before its first step: it is the same one each time, traced once."""
+    model, values = _plain_and_values()
+    for variable, value in zip([*model.variables, *model.optimizer.variables], values, strict=True):
+        variable.assign(value)
+    model._initial_epoch = None
     return model
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from trainer.models import assert_same_history, assert_same_weights, batches, images, parallelized, plain
+from trainer.models import assert_same_history, assert_same_weights, batches, fresh_plain, images, parallelized, plain
 
 import tensoropt
 
@@ -34,7 +34,7 @@ def fresh(trainer):
 
 def both(fresh, callbacks, epochs: int = 4):
     """The histories of the trainer and of plain Keras, each with callbacks of its own."""
-    expected = plain()
+    expected = fresh_plain()
     given = {"epochs": epochs, "validation_data": batches(16), "verbose": 0}
     got = fresh.fit(batches(16), callbacks=callbacks("got"), **given)
     assert_same_history(got, expected.fit(batches(16), callbacks=callbacks("expected"), **given))
@@ -115,7 +115,7 @@ def test_a_run_that_was_cut_off_goes_on_from_its_backup(fresh, tmp_path: Path):
         )
     fresh.ranks.execution.engine.initialize()
     history = fresh.fit(batches(16), epochs=3, verbose=0, callbacks=[backup()])
-    expected = plain()
+    expected = fresh_plain()
     expected.fit(batches(16), epochs=3, verbose=0)
     assert history.epoch == [1, 2]
     assert_same_weights(fresh.get_weights(), expected.get_weights())

@@ -8,7 +8,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from trainer.models import BATCH, CLASSES, assert_same_history, assert_same_weights, batches, images, parallelized, plain
+from trainer.models import (
+    BATCH,
+    CLASSES,
+    assert_same_history,
+    assert_same_weights,
+    batches,
+    fresh_plain,
+    images,
+    parallelized,
+    plain,
+)
 
 # Keras says so of every dataset and generator that its fit is given.
 pytestmark = pytest.mark.filterwarnings("ignore:.shuffle=True. was passed")
@@ -28,7 +38,7 @@ def fresh(trainer):
 
 def test_fit_with_a_last_batch_smaller_than_the_ranks_and_validation(fresh):
     given = {"epochs": 3, "validation_data": batches(13), "verbose": 0}
-    expected = plain()
+    expected = fresh_plain()
     assert_same_history(fresh.fit(batches(), **given), expected.fit(batches(), **given))
     assert_same_weights(fresh.get_weights(), expected.get_weights())
     assert fresh.optimizer.iterations == 12
@@ -36,7 +46,7 @@ def test_fit_with_a_last_batch_smaller_than_the_ranks_and_validation(fresh):
 
 
 def test_evaluate_and_predict_on_batches_of_other_sizes(fresh):
-    expected = plain()
+    expected = fresh_plain()
     x, y = images(29)
     for size in (5, 29):
         assert fresh.evaluate(x, y, batch_size=size, verbose=0) == pytest.approx(
@@ -80,7 +90,7 @@ def arrays():
     ids=["arrays", "validation split", "sample weights", "PyDataset and class weights", "generator", "repeated"],
 )
 def test_all_that_keras_takes(fresh, data):
-    expected = plain()
+    expected = fresh_plain()
     assert_same_history(fresh.fit(epochs=2, verbose=0, **data()), expected.fit(epochs=2, verbose=0, **data()))
     assert_same_weights(fresh.get_weights(), expected.get_weights())
 

@@ -3,9 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
 from helpers.mpirun import run_ranks
 
 SCRIPT = Path(__file__).with_name("baseline_trial_rank.py")
+pytestmark = pytest.mark.alone
 
 
 def baseline_trial(tmp_path: Path, *arguments: object):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import zoo
+from helpers.large import first
 from helpers.strategies import (
     EXACT,
     assert_close,
@@ -37,8 +38,10 @@ def train(of: Engine, model: zoo.Recorded, steps: range) -> None:
             assert_close(loss, model.reference.losses[step], EXACT, f"the loss of step {step}")
 
 
+@pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize(
-    ("function", "optimizer", "seed"), [(zoo.mlp, "adam", 1), (zoo.cnn, "momentum", 2), (zoo.attention, "adam", 4)]
+    ("function", "optimizer", "seed"),
+    first(2, [(zoo.mlp, "adam", 1), (zoo.cnn, "momentum", 2), (zoo.attention, "adam", 4)]),
 )
 def test_training_goes_on_under_another_plan(
     tmp_path: Path, function: Callable[[], zoo.Built], optimizer: str, seed: int

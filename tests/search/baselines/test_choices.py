@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from helpers.large import first
 
 from tensoropt.ft import search
 from tensoropt.ft.pareto import reduce_unsorted
@@ -107,8 +108,11 @@ def test_one_round_of_tofu_is_the_least_memory_of_all_strategies_that_use_the_ax
     assert (answer_mem, answer_time) == (found.mem_bytes[0], found.time_ns[0])
 
 
-@pytest.mark.parametrize("most", [20, 100])
-@pytest.mark.parametrize(("name", "cluster", "parallelism"), [("lenet5", "v100-1x2", 2), ("rnn", "v100-1x4", 4)])
+@pytest.mark.parametrize(
+    ("name", "cluster", "parallelism", "most"),
+    first(2, [("lenet5", "v100-1x2", 2, 100), ("rnn", "v100-1x4", 4, 20), ("lenet5", "v100-1x2", 2, 20),
+              ("rnn", "v100-1x4", 4, 100)]),
+)
 def test_mesh_tensorflow_is_the_frontier_of_all_assignments(name, cluster, parallelism, most):
     task = small_task(name, cluster, parallelism)
     naming = Naming.of(task, most)

@@ -203,6 +203,7 @@ def test_the_table_shows_rates_and_their_error():
     assert line.split() == ["pooling", "float32", "forward", "1.5", "2,000.0", "7%", "12"]
 
 
+@pytest.mark.alone
 def test_ranks_calibrate_and_init_uses_what_they_wrote(tmp_path):
     env = {"TENSOROPT_CACHE": str(tmp_path)}
     done = run_ranks(2, "-m", "tensoropt", "calibrate", "--seconds", 3, env=env)
@@ -223,6 +224,7 @@ def test_ranks_calibrate_and_init_uses_what_they_wrote(tmp_path):
 @pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None and "CI" not in os.environ, reason="Horovod isn't installed: make horovod"
 )
+@pytest.mark.alone
 def test_collectives_are_measured_by_horovod_too(tmp_path):
     env = {"TENSOROPT_CACHE": str(tmp_path), "TENSOROPT_COLLECTIVES": "horovod"}
     done = run_ranks(2, "-m", "tensoropt", "calibrate", "--seconds", 3, env=env)
@@ -252,6 +254,7 @@ def test_a_file_of_other_collectives_is_told_of(monkeypatch):
     assert main(["calibrate", "--collectives", "carrier pigeons"]) == 2
 
 
+@pytest.mark.alone
 def test_an_interruption_leaves_a_file_of_what_was_measured(tmp_path):
     file = tmp_path / "cut.json"
     command = mpirun_command(2, ["-m", "tensoropt", "calibrate", "--seconds", "200", "--output", str(file)])
