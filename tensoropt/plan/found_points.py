@@ -107,8 +107,8 @@ class FoundPoints:
         if point not in self._simulated:
             view = self.model.view(self.built.strategy(self.found.strategies[point]))
             network, actions = self._simulator
-            graph = step_graph(view)
-            chains = [actions.chain(view, node) for node in graph.nodes]
+            graph = step_graph(view, self._router)
+            chains = actions.chains(view, graph.nodes)
             self._simulated[point] = timeline_of(view, graph, chains, network).makespan_ns
         return self._simulated[point]
 

@@ -329,8 +329,8 @@ class _Position:
     ) -> _Position:
         strategy: Strategy = problem.built.strategy(states)
         view = Model(task.graph, task.costing.backward).view(strategy)
-        graph = step_graph(view)
-        simulation = DeltaSimulation(graph, [actions.chain(view, node) for node in graph.nodes], network)
+        graph = step_graph(view, actions.router)
+        simulation = DeltaSimulation(graph, actions.chains(view, graph.nodes), network)
         return cls(problem, actions, list(states), problem.built.problem.cost(states)[0], view, graph, simulation)
 
     @property
@@ -339,7 +339,7 @@ class _Position:
 
     def tried(self, changes: dict[int, int]) -> int:
         """Return the cost with some nodes' states changed."""
-        built, configs, shared, operators = self.problem.built, {}, {}, []
+        built, configs, shared = self.problem.built, {}, {}
         for node, state in changes.items():
             if node in self.problem.copies:
                 copy = self.problem.copies[node]
@@ -350,11 +350,11 @@ class _Position:
                 config = of_op[place[state]]
                 if config != self.view.strategy.configs[op.name]:
                     configs[op.name] = config
-                    operators.append(op)
         view = self.view.changed(configs, shared)
         self._trial = view, changes
-        touched = self.graph.touched(operators, shared)
-        return self.simulation.try_chains({i: self.actions.chain(view, self.graph.nodes[i]) for i in touched})
+        touched = self.graph.touched(configs, shared)
+        chains = self.actions.chains(view, (self.graph.nodes[number] for number in touched))
+        return self.simulation.try_chains(dict(zip(touched, chains, strict=True)))
 
     def keep(self, added_bytes: int) -> None:
         """Take what was tried last, which needs so much more memory."""

@@ -55,10 +55,11 @@ def measured(name: str, cluster: str, n_changes: int) -> list[object]:
     mesh = hardware.mesh()
     costing, network = costing_of(model, hardware, mesh), network_of(hardware, mesh)
     view = model.view(Strategy(mesh, data_parallel.configs(Task(costing, mesh, "compact"))))
-    graph, actions = step_graph(view), StepActions(costing, Router(costing.reshardings.steps))
+    actions = StepActions(costing, Router(costing.reshardings.steps))
+    graph = step_graph(view, actions.router)
 
     def chains(view: StrategyView) -> list:
-        return [actions.chain(view, node) for node in graph.nodes]
+        return actions.chains(view, graph.nodes)
 
     def in_full(view: StrategyView) -> int:
         tasks.append(task_graph(graph, chains(view), network))
@@ -66,8 +67,9 @@ def measured(name: str, cluster: str, n_changes: int) -> list[object]:
 
     def by_difference(view: StrategyView, op: Operator, config: Config) -> tuple[int, StrategyView]:
         changed = view.changed({op.name: config})
-        touched = graph.touched([op])
-        return simulation.try_chains({n: actions.chain(changed, graph.nodes[n]) for n in touched}), changed
+        touched = graph.touched([op.name])
+        chains = actions.chains(changed, [graph.nodes[n] for n in touched])
+        return simulation.try_chains(dict(zip(touched, chains, strict=True))), changed
 
     tasks: list = []
     simulation = DeltaSimulation(graph, chains(view), network)

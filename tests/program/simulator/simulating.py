@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -15,7 +15,7 @@ from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.ir.graph import Operator
 from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import Hardware, Link, Topology, named
-from tensoropt.program.simulator.actions import StepActions
+from tensoropt.program.simulator.actions import Chain, StepActions
 from tensoropt.program.simulator.delta import Event
 from tensoropt.program.simulator.full import simulate, task_graph
 from tensoropt.program.simulator.network import Network, network_of
@@ -80,10 +80,10 @@ class Simulated:
             network = TopologyNetwork(hardware.topology, CollectiveCosts(hardware, mesh), is_merged=False)
         view = random_view(model, mesh, random.Random(seed))
         actions = StepActions(costing, Router(costing.reshardings.steps))
-        return cls(model, hardware, network, costing, view, step_graph(view), actions)
+        return cls(model, hardware, network, costing, view, step_graph(view, actions.router), actions)
 
     def chains(self, view: StrategyView) -> list:
-        return [self.actions.chain(view, node) for node in self.graph.nodes]
+        return self.actions.chains(view, self.graph.nodes)
 
     def full(self, view: StrategyView) -> tuple[int, list[Event]]:
         """Return the makespan and the events of the full simulation, in the order of :class:`DeltaSimulation`."""
@@ -97,6 +97,10 @@ class Simulated:
             ready, end = (each.ready_ns, 0) if before is None else before[3:]
             found[task.key[:3]] = Event(*task.key[:3], ready, max(end, each.end_ns))
         return max((each.end_ns for each in times), default=0), sorted(found.values(), key=lambda e: (e.ready_ns, *e[:3]))
+
+    def of_nodes(self, view: StrategyView, nodes: Sequence[int]) -> dict[int, Chain]:
+        """Return the actions of some nodes under a strategy, by their numbers."""
+        return dict(zip(nodes, self.actions.chains(view, [self.graph.nodes[n] for n in nodes]), strict=True))
 
     def changes(self, rng: random.Random, n: int) -> Iterator[tuple[list[int], StrategyView]]:
         """Yield changes of one operator's config, or of one tensor's shared copy: the nodes that they touch, and the view.
@@ -112,8 +116,7 @@ class Simulated:
             else:
                 op = rng.choice(operators)
                 changed = self.view.changed({op.name: random_config(self.view, op, rng)})
-                # What an operator asks for may be what a shared copy was for.
-                yield self.graph.touched([op]), changed
+                yield self.graph.touched([op.name]), changed
 
 
 def random_config(view: StrategyView, op: Operator, rng: random.Random) -> Config:

@@ -23,8 +23,7 @@ def holds(simulated: Simulated, seed: int, n: int) -> None:
     simulation = DeltaSimulation(simulated.graph, simulated.chains(simulated.view), simulated.network)
     for nodes, view in simulated.changes(rng, n):
         expected_ns, timeline = simulated.full(view)
-        changed = {n: simulated.actions.chain(view, simulated.graph.nodes[n]) for n in nodes}
-        assert simulation.try_chains(changed) == expected_ns
+        assert simulation.try_chains(simulated.of_nodes(view, nodes)) == expected_ns
         if rng.random() < 0.5:
             simulation.keep()
             simulated.view = view
@@ -57,7 +56,7 @@ def test_a_change_that_is_not_kept_leaves_no_trace():
     simulation = DeltaSimulation(simulated.graph, simulated.chains(simulated.view), simulated.network)
     before = simulation.makespan_ns, simulation.events()
     tried = [
-        simulation.try_chains({n: simulated.actions.chain(view, simulated.graph.nodes[n]) for n in nodes})
+        simulation.try_chains(simulated.of_nodes(view, nodes))
         for nodes, view in simulated.changes(random.Random(3), 20)
     ]
     assert len(set(tried)) > 5
