@@ -38,7 +38,7 @@ class StepActions:
 
     costing: OperatorCosting
     router: Router
-    _of_operators: dict[tuple[str, str, Config, int], Chain] = field(default_factory=dict, init=False, repr=False)
+    _of_operators: dict[tuple[Node, Config], Chain] = field(default_factory=dict, init=False, repr=False)
     _ways: dict[Resharding, tuple[Chain, Chain]] = field(default_factory=dict, init=False, repr=False)
 
     def chains(self, view: StrategyView, nodes: Iterable[Node]) -> list[Chain]:
@@ -51,10 +51,9 @@ class StepActions:
         if kind in (FORWARD, BACKWARD, UPDATE, ROWS, RECOMPUTE):
             if kind == RECOMPUTE and node.name not in view.rematerialized:
                 return ()  # a view of what was made again
-            key = kind, node.name, view.strategy.configs[node.name], node.micro_batch
+            key = node, view.strategy.configs[node.name]
             if key not in self._of_operators:
-                op = view.graph.operators[node.name]
-                self._of_operators[key] = self._of_operator(view, op, kind, node.micro_batch)
+                self._of_operators[key] = self._of_operator(view, view.graph.operators[node.name], node)
             return self._of_operators[key]
         if not node.tensor or (node.place.kind == SHARED and node.tensor not in view.strategy.shared):
             return ()
@@ -71,15 +70,16 @@ class StepActions:
         operands = ((op, i) for op in graph.consumers[node.tensor] for i, each in op.operands if each.name == node.tensor)
         return any(view.reads_regathered(*each) for each in operands if each[0].name in view.interfaces)
 
-    def _of_operator(self, view: StrategyView, op: Operator, kind: str, micro_batch: int) -> Chain:
+    def _of_operator(self, view: StrategyView, op: Operator, node: Node) -> Chain:
+        kind, micro_batch = node.kind, node.micro_batch
         rule, config, seen = view.rules[op.name], view.strategy.configs[op.name], view.interfaces[op.name]
         if kind == ROWS:
             return self._forward(row_reshardings(op, rule, config))
         total_ns = self.costing.compute_time_ns(op, rule, config, seen)
         if kind == UPDATE:
-            by_rows = op.name in view.graph.lookups
-            reshardings = update_reshardings(view.graph.updates[op.name], op.result, view.layout(op.result), by_rows)
-            return _joined([*self._forward(reshardings), *_computed(total_ns)])
+            by_rows, updates = op.name in view.graph.lookups, view.graph.updates[op.name]
+            own = update_reshardings(updates[node.number : node.number + 1], op.result, view.layout(op.result), by_rows)
+            return _joined([*self._forward(own), *_computed(_share(total_ns, len(updates), node.number))])
         if op.type == VARIABLE:
             return ()
         backward_ns = self.costing.backward_time_ns(op, rule, config, seen)
@@ -152,9 +152,9 @@ def _joined(actions: Iterable[Action]) -> Chain:
     return tuple(found)
 
 
-def _share(time_ns: int, n_runs: int, micro_batch: int) -> int:
+def _share(time_ns: int, n_runs: int, number: int) -> int:
     """Return the time of one of several equal runs; the first has what can't be divided."""
     each, rest = divmod(time_ns, n_runs)
-    return each + (rest if micro_batch == 0 else 0)
+    return each + (rest if number == 0 else 0)
 
 

@@ -1,9 +1,9 @@
 """The step program as a graph that changes of configs leave as it is: what waits for what.
 
-The nodes are the tasks of the program that has every resharding (``step_program(..., is_whole=True)``), whatever the strategy.
-What a task takes is a chain of actions (:mod:`.actions`), none where nothing has to be done, and follows from the strategy. So
-a change of one operator's config changes the chains of a few nodes and nothing else. A strategy's own program has the same
-tasks but for those that do nothing.
+The nodes are the tasks of the program that has every resharding (``step_program(..., is_whole=True)``), whatever the
+strategy. What a task takes is a chain of actions (:mod:`.actions`), none where nothing has to be done, and follows from the
+strategy. So a change of one operator's config changes the chains of a few nodes and nothing else. A strategy's own program
+has the same tasks but for those that do nothing.
 
     forward, backward, update     an operator; a variable's update
     write                         to a variable by the model, or a read after that
@@ -23,7 +23,8 @@ A node waits for the tasks that write what its task reads; a sum of gradients is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -47,7 +48,6 @@ _KINDS = {
     (FEED, step_tasks.BACKWARD): LOSS,
     (COMPUTE, step_tasks.BACKWARD): BACKWARD,
     (COMPUTE, step_tasks.REMATERIALIZED): RECOMPUTE,
-    (step_tasks.UPDATE, step_tasks.BACKWARD): UPDATE,
     (step_tasks.WRITE, step_tasks.FORWARD): WRITE,
 }
 _KINDS_OF_RESHARDINGS = {
@@ -62,19 +62,21 @@ _KINDS_OF_RESHARDINGS = {
 
 
 class Node(NamedTuple):
-    """A task of a step, or what several backward passes do at one place.
+    """A task of a step; of a bucket, what is done for one of its gradients.
 
     Attributes:
         kind: one of the kinds of the module docstring.
         place: the task's place; of ``rows``, the lookup.
         tensor: the tensor that is resharded; empty for others.
         micro_batch: the task's micro-batch; -1 for what is done once a step.
+        number: the number of the backward pass; of an update, its number among the updates of its variable.
     """
 
     kind: str
     place: Place
     tensor: str = ""
     micro_batch: int = -1
+    number: int = 0
 
     @property
     def name(self) -> str:
@@ -134,15 +136,30 @@ def step_graph(view: StrategyView, router: Router) -> StepGraph:
     return _Building(view, step_program(view, router, is_whole=True), GradientFlow(view, router)).build()
 
 
-def node_of(task: Task, flow: GradientFlow) -> Node:
-    """Return the node that a task belongs to."""
-    if task.work != RESHARD:
-        return Node(_KINDS[task.work, task.direction], task.place, "", task.micro_batch)
-    kind = _KINDS_OF_RESHARDINGS[task.place.kind, task.direction]
+def nodes_of(program: StepProgram, flow: GradientFlow) -> Iterator[tuple[Task, tuple[Node, ...]]]:
+    """Yield the tasks of a program with their nodes: one, for a bucket one for each gradient, for a sum of gradients none.
+
+    A placeholder that each micro-batch feeds by itself has no node beside theirs.
+    """
+    n_updates: Counter[str] = Counter()
+    for task in program.tasks:
+        number = task.writes[0].backward_pass if task.writes else 0
+        if task.work == SUM or (task.work == FEED and not task.writes):
+            yield task, ()
+        elif task.work == RESHARD:
+            yield task, tuple(_of_resharding(task, *ends, flow) for ends in zip(task.reads, task.writes, strict=True))
+        elif task.work == step_tasks.UPDATE:
+            yield task, (Node(UPDATE, task.place, "", -1, n_updates[task.place.name]),)
+            n_updates[task.place.name] += 1
+        else:
+            yield task, (Node(_KINDS[task.work, task.direction], task.place, "", task.micro_batch, number),)
+
+
+def _of_resharding(task: Task, read: Value, made: Value, flow: GradientFlow) -> Node:
+    kind, place = _KINDS_OF_RESHARDINGS[task.place.kind, task.direction], made.place
     if kind == ROWS:
-        producer = flow.view.graph.producers[task.place.name]
-        return Node(kind, Place(OPERATOR, producer.name), "", task.reads[0].micro_batch)
-    return Node(kind, task.place, flow.resharded_tensor(task.place).name, task.micro_batch)
+        return Node(kind, Place(OPERATOR, flow.view.graph.producers[place.name].name), "", read.micro_batch)
+    return Node(kind, place, flow.resharded_tensor(place).name, task.micro_batch, made.backward_pass)
 
 
 class _Building:
@@ -158,22 +175,20 @@ class _Building:
         self._summing: list[Node] = []
 
     def build(self) -> StepGraph:
-        for task in self.program.tasks:
-            self._add(task)
+        for task, nodes in nodes_of(self.program, self.flow):
+            self._add(task, nodes)
         if self._summing:
             join = Node(JOIN, Place(OPERATOR, "all gradients"))
             self.waits[join] = self._all_gradients
             self.waits.update((node, {join: None}) for node in self._summing)
         return self._sorted()
 
-    def _add(self, task: Task) -> None:
+    def _add(self, task: Task, nodes: tuple[Node, ...]) -> None:
         needs = dict.fromkeys(node for value in (*task.all_reads, *task.after) for node in self._after(value))
-        if task.work == SUM:
-            self._made[task.writes[0]] = tuple(needs)
+        if not nodes:
+            self._made.update(dict.fromkeys(task.writes, tuple(needs)))
             return
-        if task.work == FEED and not task.writes:
-            return  # each micro-batch feeds its own
-        node = node_of(task, self.flow)
+        (node,) = nodes  # the whole program has no buckets
         if node.kind == UPDATE:
             if any(update.sums for update in self.view.graph.updates[node.name]):
                 self._all_gradients.update(needs)
@@ -186,8 +201,8 @@ class _Building:
             self._written[variable] = node
         if task.micro_batch > 0 and not any(before.micro_batch == task.micro_batch for before in needs):
             needs[self._end_of(task.micro_batch - 1)] = None
-        self.waits.setdefault(node, {}).update(needs)
-        self._made.update(dict.fromkeys(task.writes, (node,)))
+        self.waits[node] = needs
+        self._made.update(dict.fromkeys(task.writes, nodes))
 
     def _after(self, value: Value) -> tuple[Node, ...]:
         """Return the nodes after which a value is there."""

@@ -39,6 +39,16 @@ def in_steps(view):
     return replace(view, strategy=replace(view.strategy, configs=configs))
 
 
+def as_run(view, router):
+    """The view without the rematerialized operators whose results nothing reads: costs have them, no step computes them."""
+    while True:
+        again = {node.name for node in step_graph(view, router).nodes if node.kind == "recompute"}
+        if view.rematerialized <= again:
+            return view
+        again &= view.rematerialized
+        view = replace(view, strategy=replace(view.strategy, rematerialized=frozenset(again)))
+
+
 @pytest.mark.parametrize(("model", "optimizer", "seed"), first(6, [
     (model, optimizer, seed) for seed in range(10) for optimizer in ("adam", "sgd") for model in MODELS
 ]))  # fmt: skip
@@ -47,6 +57,7 @@ def test_where_nothing_overlaps_a_step_takes_the_sum_of_its_parts(model, optimiz
     view = in_steps(random_strategy(recorded, mesh, seed, share_regathered=0.3, share_rematerialized=0.3))
     costing = costing_of(recorded.model, HARDWARE, mesh)
     router = Router(costing.reshardings.steps)
+    view = as_run(view, router)
     timeline = step_timeline(view, costing, router, network_of(HARDWARE, mesh))
     assert timeline.makespan_ns == additive_ns(view, costing, router)
     assert timeline.makespan_ns == timeline.additive_ns(CollectiveCosts(HARDWARE, mesh))
