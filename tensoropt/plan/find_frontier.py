@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..common.errors import InputError
@@ -17,16 +17,17 @@ from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
 from ..program.simulator import network_of
 from ..rules.registry import rule_in_micro_batches
 from ..rules.rule import Config, why_invalid
-from ..search.baselines import MONTE_CARLO, OTHERS, search_baseline
+from ..search import monte_carlo, simulated_descent
+from ..search.baselines import BY_SIMULATION, MONTE_CARLO, OTHERS, search_baseline
 from ..search.baselines.single import of_one_strategy
 from ..search.baselines.task import BaselineResult, Task
 from ..search.monte_carlo import Limits
-from ..search.monte_carlo import search as search_monte_carlo
 from ..search.problem.builder import ProblemBuilder
 from ..search.problem.choices import REMAT, REUSE, ZERO, Choices
 from ..search.problem.config_space import space_for
 from ..search.problem.objectives import MEMORY_TIME, Objectives
 from ..search.search_problem import search_problem
+from ..search.simulated_position import SimulatedResult
 from ..sharding.constraints import Force
 from ..sharding.model import Model
 from ..sharding.resharding import Router
@@ -99,8 +100,8 @@ def find_frontier(
         known: the times of operators that were measured.
         without: those of ``choices.CHOICES`` that strategies must not use; baselines use none.
         micro_batches: the number of micro-batches in which a step processes its batch.
-        limit_bytes: the memory limit per device, which ``mcmc`` keeps to while it searches; others leave it to the choice of
-            a point.
+        limit_bytes: the memory limit per device, which searches by simulated times keep to while they search; others
+            leave it to the choice of a point.
 
     Raises:
         InputError: the hardware doesn't have this parallelism, ``force`` can't be satisfied, the algorithm doesn't support
@@ -130,9 +131,9 @@ def find_frontier(
                 f"algorithm '{algorithm}' decides by itself what is split; leave force=, or search with {ALGORITHMS[0]}"
             )
         task = Task(costing, mesh, space, None, progress)
-        if algorithm == MONTE_CARLO:
+        if algorithm in BY_SIMULATION:
             limits = Limits(memory_bytes=limit_bytes) if budget is None else Limits(budget.seconds, limit_bytes)
-            return _of_monte_carlo(model, hardware, task, limits)
+            return _of_simulated(model, hardware, task, limits, algorithm)
         return _of_baseline(model, hardware, task, algorithm)
     of_costs, of_search = (partial(progress, phase) for phase in ("costs", "search")) if progress else (None, None)
     is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
@@ -191,14 +192,21 @@ def _of_answer(model: Model, hardware: Hardware, task: Task, search: Callable[[]
     return ModelFrontier(model, hardware, built, task.costing, found, phases, note=answer.note)
 
 
-def _of_monte_carlo(model: Model, hardware: Hardware, task: Task, limits: Limits) -> ModelFrontier:
-    """Return the fastest strategy that FlexFlow's search met and whose peak is within the limit, as a frontier of one point.
+def _of_simulated(model: Model, hardware: Hardware, task: Task, limits: Limits, algorithm: str) -> ModelFrontier:
+    """Return the fastest strategy that a search by simulated times met and whose peak is within the limit, as one point.
 
     Where none is, the one that needs the least memory.
     """
     started = time.perf_counter()
+    task = replace(task, built=task.full_problem())
     progress = None if task.progress is None else partial(task.progress, "search")
-    answer = search_monte_carlo(task, network_of(hardware, task.mesh), limits, progress)
+    network = network_of(hardware, task.mesh)
+    answer: SimulatedResult
+    if algorithm == MONTE_CARLO:
+        answer = monte_carlo.search(task, network, limits, progress)
+    else:
+        found = search_problem(task.full_problem(), None, MEMORY_TIME, ALGORITHMS[0], progress, Budget())
+        answer = simulated_descent.search(task, network, found, limits, progress)
     phases = {"search": time.perf_counter() - started}
     frontiers = (
         ModelFrontier(

@@ -16,6 +16,7 @@ from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.ft import search as search_frontier
+from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.plan.options import mini_time
 from tensoropt.plan.request import Request
@@ -26,6 +27,7 @@ from tensoropt.search.baselines.task import Task
 from tensoropt.search.monte_carlo import Limits, MonteCarloResult, Walk, acceptance
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, states_of
+from tensoropt.search.simulated_position import Neighbours, Position
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import Router
 from tensoropt.tools.offline import record
@@ -72,15 +74,15 @@ def found_by(task: Task, hardware: Hardware, limits: Limits) -> MonteCarloResult
 
 def enumerated_ns(task: Task, hardware: Hardware) -> int:
     """The least simulated time of all strategies of a task."""
-    problem = monte_carlo._Neighbours(task.full_problem())
+    problem = Neighbours(task.full_problem())
     nodes = problem.built.problem.nodes
     actions = StepActions(task.costing, Router(task.costing.reshardings.steps))
     start = problem.with_copies([0] * len(nodes))
-    position = monte_carlo._Position.of(problem, task, actions, network_of(hardware, task.mesh), start)
+    position = Position.of(problem, task, actions, network_of(hardware, task.mesh), start)
     best = position.cost_ns
     for states in itertools.product(*(range(node.n_states) for node in nodes)):
         changes = {node: state for node, state in enumerate(states) if state != position.states[node]}
-        if max(problem.built.problem.cost(states)) < monte_carlo.INFEASIBLE:
+        if max(problem.built.problem.cost(states)) < INFEASIBLE:
             best = min(best, position.tried(changes))
             position.keep(0)
     return best

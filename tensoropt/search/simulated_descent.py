@@ -1,0 +1,176 @@
+"""Search by simulated times from the frontier's fastest strategies on: ``--algorithm ft-simulated``.
+
+Frontier-Tracking adds up costs, so that it can be exact. What a step takes as simulated is less where communication overlaps
+with compute, and the strategy of the least sum needn't be the one of the least simulated time. So the fastest points of the
+frontier are simulated, and beside them data parallelism and one weird trick; and from the best of these on a node's state
+is changed as long as that makes the simulated step faster:
+
+    repeat until nothing improves
+        for each node, in the order of the problem
+            for each other state of it, with the shared copies next to it, by the time that it adds
+                take it if the simulated step is faster
+
+States that add more than what overlap hides now (the sum less the simulated time, or :data:`SLACK` of it) are left out. The
+result is a local optimum: no claim is made but that it is as fast as every strategy that was simulated. It is deterministic
+unless time runs out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from ..ft import Frontier
+from ..program.simulator import Network, StepActions
+from ..sharding.resharding import Router
+from .baselines import FT_SIMULATED, data_parallel, one_weird_trick
+from .baselines.task import Task
+from .monte_carlo import Limits
+from .simulated_position import SPACE_NOTE, Neighbours, Position, SimulatedResult, States
+
+MOST_POINTS, MOST_STARTS, MOST_KEPT = 16, 3, 64
+SLACK = 0.05
+
+
+@dataclass(frozen=True)
+class DescentResult(SimulatedResult):
+    """What a search found.
+
+    Attributes:
+        fastest_ns: the simulated time of the frontier's fastest point that fits; None if none does.
+        n_simulated: how many strategies were simulated.
+    """
+
+    fastest_ns: int | None = None
+    n_simulated: int = 0
+    algorithm: str = FT_SIMULATED
+
+    @property
+    def note(self) -> str:
+        """Return in a sentence what was found from where."""
+        end = "; interrupted, the best so far" if self.is_interrupted else ""
+        fastest = "no point that fits" if self.fastest_ns is None else f"{self.fastest_ns / 1e3:,.1f} us"
+        return f"{self.told}; the frontier's fastest {fastest}; {self.n_simulated:,} strategies simulated; {SPACE_NOTE}{end}"
+
+
+def search(
+    task: Task, network: Network, found: Frontier, limits: Limits, progress: Callable[[int, int], None] | None = None
+) -> DescentResult:
+    """Search for the strategy whose simulated step takes the least time, from a frontier on.
+
+    Args:
+        task: the model, the mesh, its costs, and the space.
+        network: what the step is simulated on.
+        found: the frontier of the task's full problem.
+        progress: called with (seconds that have passed, seconds in all) now and then.
+    """
+    return _Descent(task, network, found, limits, progress).run()
+
+
+@dataclass
+class _Descent:
+    task: Task
+    network: Network
+    found: Frontier
+    limits: Limits
+    progress: Callable[[int, int], None] | None
+    candidates: list[tuple[int, States]] = field(default_factory=list)
+    n_simulated: int = 0
+
+    def run(self) -> DescentResult:
+        self.problem = Neighbours(self.task.full_problem())
+        self.started = time.monotonic()
+        actions = StepActions(self.task.costing, Router(self.task.costing.reshardings.steps))
+        is_interrupted, fastest_ns = False, None
+        starts = list(dict.fromkeys(self._starts()))
+        position = Position.of(self.problem, self.task, actions, self.network, starts[0])
+        self._meet(position)
+        if self._fits(position.mem_bytes):
+            fastest_ns = position.cost_ns
+        try:
+            ranked = []
+            for states in starts:
+                self._go(position, states)
+                ranked.append((position.cost_ns, states))
+            for _, states in sorted(ranked)[:MOST_STARTS]:
+                self._go(position, states)
+                if not self._descend(position):
+                    break
+        except KeyboardInterrupt:
+            is_interrupted = True
+        candidates = tuple(sorted(self.candidates))[:MOST_KEPT]
+        return DescentResult(self.problem.built, candidates, is_interrupted, FT_SIMULATED, fastest_ns, self.n_simulated)
+
+    def _fits(self, mem_bytes: int) -> bool:
+        return self.limits.memory_bytes is None or mem_bytes <= self.limits.memory_bytes
+
+    def _starts(self) -> Iterator[States]:
+        """Yield the frontier's fastest points that fit, the fastest first, and what others would do."""
+        found = self.found
+        fitting = [point for point, mem_bytes in enumerate(found.mem_bytes.tolist()) if self._fits(mem_bytes)] or [0]
+        for point in fitting[: -MOST_POINTS - 1 : -1]:
+            yield tuple(map(int, found.strategies[point]))
+        for module in (data_parallel, one_weird_trick):
+            states = self.problem.nearest(module.configs(self.task))
+            if self._fits(self.problem.built.problem.cost(states)[0]):
+                yield states
+
+    def _go(self, position: Position, states: States) -> None:
+        """Go to a strategy, all nodes at once."""
+        changes = {node: state for node, state in enumerate(states) if state != position.states[node]}
+        if changes:
+            position.tried(changes)
+            added = self.problem.added(position.states, changes)
+            assert added is not None, "a start isn't allowed"
+            position.keep(added.mem_bytes)
+            self._meet(position)
+
+    def _descend(self, position: Position) -> bool:
+        """Change one node after the other while that makes the step faster; return whether there is time left."""
+        self.visited: set[tuple[int, int, bool]] = set()
+        is_better = True
+        while is_better:
+            is_better = False
+            for node in self.problem.free:
+                passed = time.monotonic() - self.started
+                if self.progress is not None:
+                    self.progress(min(int(passed), int(self.limits.seconds)), int(self.limits.seconds))
+                if passed >= self.limits.seconds:
+                    return False
+                is_better |= self._improve(position, node)
+        return True
+
+    def _improve(self, position: Position, node: int) -> bool:
+        """Take each state of a node that makes the step faster; return whether there was one."""
+        is_better = False
+        for changes in self._proposals(position, node):
+            changes = {each: state for each, state in changes.items() if state != position.states[each]}
+            added = self.problem.added(position.states, changes) if changes else None
+            if added is None or not self._fits(position.mem_bytes + added.mem_bytes):
+                continue
+            self.n_simulated += 1
+            if position.tried(changes) < position.cost_ns:
+                position.keep(added.mem_bytes)
+                self._meet(position)
+                is_better = True
+        return is_better
+
+    def _proposals(self, position: Position, node: int) -> list[dict[int, int]]:
+        """Return the changes of a node's state that may pay, those that add the least time first."""
+        hidden_ns = self.problem.built.problem.cost(position.states)[1] - position.cost_ns
+        slack_ns = max(hidden_ns, round(SLACK * position.cost_ns))
+        found: dict[tuple[tuple[int, int], ...], int] = {}
+        for state in range(self.problem.built.problem.nodes[node].n_states):
+            if state == position.states[node]:
+                continue
+            for keeps_copies in (False, True):
+                changes = self.problem.moved(position.states, node, state, keeps_copies)
+                added = self.problem.added(position.states, changes)
+                if added is not None and added.time_ns <= slack_ns:
+                    found[tuple(sorted(changes.items()))] = added.time_ns
+        return [dict(changes) for changes in sorted(found, key=lambda changes: (found[changes], changes))]
+
+    def _meet(self, position: Position) -> None:
+        self.n_simulated += 1
+        self.candidates.append((position.cost_ns, tuple(position.states)))
