@@ -6,13 +6,13 @@ frontier are simulated, and beside them data parallelism and one weird trick; an
 is changed as long as that makes the simulated step faster:
 
     repeat until nothing improves
-        for each node, in the order of the problem
-            for each other state of it, with the shared copies next to it, by the time that it adds
-                take it if the simulated step is faster
+        for each node, or all of one in repeated layers, and each other state, with the shared copies next to it,
+        those that add the least time by the sum first
+            take it if the simulated step is faster
 
-States that add more than what overlap hides now (the sum less the simulated time, or :data:`SLACK` of it) are left out. The
-result is a local optimum: no claim is made but that it is as fast as every strategy that was simulated. It is deterministic
-unless time runs out.
+A state is left out if by the sum it adds more than what is hidden now: the sum less the simulated time, or :data:`SLACK` of
+it. The result is a local optimum: no claim is made but that it is as fast as every strategy that was simulated. It is
+deterministic unless time runs out.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ..sharding.resharding import Router
 from .baselines import FT_SIMULATED, data_parallel, one_weird_trick
 from .baselines.task import Task
 from .monte_carlo import Limits
-from .simulated_position import SPACE_NOTE, Neighbours, Position, SimulatedResult, States
+from .simulated_position import SPACE_NOTE, Added, Neighbours, Position, SimulatedResult, States
 
-MOST_POINTS, MOST_STARTS, MOST_KEPT = 16, 3, 64
+MOST_POINTS, MOST_STARTS, MOST_KEPT = 48, 3, 64
 SLACK = 0.05
 
 
@@ -128,27 +128,22 @@ class _Descent:
 
     def _descend(self, position: Position) -> bool:
         """Change one node after the other while that makes the step faster; return whether there is time left."""
-        self.visited: set[tuple[int, int, bool]] = set()
         is_better = True
         while is_better:
             is_better = False
-            for node in self.problem.free:
+            for nodes, state in self._proposals(position):
                 passed = time.monotonic() - self.started
                 if self.progress is not None:
                     self.progress(min(int(passed), int(self.limits.seconds)), int(self.limits.seconds))
                 if passed >= self.limits.seconds:
                     return False
-                is_better |= self._improve(position, node)
+                is_better |= self._improve(position, nodes, state)
         return True
 
-    def _improve(self, position: Position, node: int) -> bool:
-        """Take each state of a node that makes the step faster; return whether there was one."""
+    def _improve(self, position: Position, nodes: tuple[int, ...], state: int) -> bool:
+        """Bring nodes to a state if that makes the step faster; return whether it did."""
         is_better = False
-        for changes in self._proposals(position, node):
-            changes = {each: state for each, state in changes.items() if state != position.states[each]}
-            added = self.problem.added(position.states, changes) if changes else None
-            if added is None or not self._fits(position.mem_bytes + added.mem_bytes):
-                continue
+        for changes, added in self._changes(position, nodes, state):
             self.n_simulated += 1
             if position.tried(changes) < position.cost_ns:
                 position.keep(added.mem_bytes)
@@ -156,20 +151,34 @@ class _Descent:
                 is_better = True
         return is_better
 
-    def _proposals(self, position: Position, node: int) -> list[dict[int, int]]:
-        """Return the changes of a node's state that may pay, those that add the least time first."""
-        hidden_ns = self.problem.built.problem.cost(position.states)[1] - position.cost_ns
-        slack_ns = max(hidden_ns, round(SLACK * position.cost_ns))
-        found: dict[tuple[tuple[int, int], ...], int] = {}
-        for state in range(self.problem.built.problem.nodes[node].n_states):
-            if state == position.states[node]:
-                continue
-            for keeps_copies in (False, True):
-                changes = self.problem.moved(position.states, node, state, keeps_copies)
-                added = self.problem.added(position.states, changes)
-                if added is not None and added.time_ns <= slack_ns:
-                    found[tuple(sorted(changes.items()))] = added.time_ns
-        return [dict(changes) for changes in sorted(found, key=lambda changes: (found[changes], changes))]
+    def _proposals(self, position: Position) -> list[tuple[tuple[int, ...], int]]:
+        """Return which nodes may be brought to which state, those first that add the least time."""
+        free = set(self.problem.free)
+        together = (nodes for nodes in self.problem.alike if free.issuperset(nodes))
+        found: list[tuple[int, tuple[int, ...], int]] = []
+        for nodes in (*together, *((node,) for node in self.problem.free)):
+            for state in range(self.problem.built.problem.nodes[nodes[0]].n_states):
+                least_ns = min((added.time_ns for _, added in self._changes(position, nodes, state)), default=None)
+                if least_ns is not None:
+                    found.append((least_ns, nodes, state))
+        return [(nodes, state) for _, nodes, state in sorted(found)]
+
+    def _changes(self, position: Position, nodes: tuple[int, ...], state: int) -> Iterator[tuple[dict[int, int], Added]]:
+        """Yield the changes that bring nodes to one state, and may pay, with what they add.
+
+        The shared copies next to a node become the fastest; or their operand shardings stay.
+        """
+        problem, states = self.problem, position.states
+        hidden_ns = problem.built.problem.cost(states)[1] - position.cost_ns
+        most_ns = max(hidden_ns, round(SLACK * position.cost_ns))
+        if len(nodes) > 1:
+            possible = [problem.moved_together(states, nodes, state)]
+        else:
+            possible = [problem.moved(states, nodes[0], state, keeps_copies) for keeps_copies in (False, True)]
+        for changes in possible[: 1 + (possible[0] != possible[-1])]:
+            added = problem.added(states, changes) if changes else None
+            if added is not None and added.time_ns <= most_ns and self._fits(position.mem_bytes + added.mem_bytes):
+                yield changes, added
 
     def _meet(self, position: Position) -> None:
         self.n_simulated += 1

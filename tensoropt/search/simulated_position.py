@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -102,6 +103,23 @@ class Neighbours:
         for node in self.copies:
             chosen[node] = self._fastest_copy(node, chosen, {})
         return tuple(chosen)
+
+    @cached_property
+    def alike(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes that have the same operators and configs, where there are several: those of repeated layers."""
+        found: dict[object, list[int]] = {}
+        for number, (group, states) in enumerate(self.built.nodes):
+            types = tuple(op.type for op in group.operators)
+            configs = tuple(tuple(str(config) for config in each) for each in states.configs)
+            found.setdefault((types, configs, tuple(map(tuple, states.place))), []).append(number)
+        return tuple(tuple(each) for each in found.values() if len(each) > 1)
+
+    def moved_together(self, states: Sequence[int], nodes: Sequence[int], state: int) -> dict[int, int]:
+        """Return the changes of several operators' nodes to one state, and those of the shared copies next to them."""
+        changes = dict.fromkeys(nodes, state)
+        for copy in dict.fromkeys(copy for node in nodes for copy in self.next_copies[node]):
+            changes[copy] = self._fastest_copy(copy, states, changes)
+        return {each: new for each, new in changes.items() if new != states[each]}
 
     def moved(self, states: Sequence[int], node: int, state: int, keeps_copies: bool) -> dict[int, int]:
         """Return the changes of a proposal: a node's state, and those of the shared copies next to an operator.
