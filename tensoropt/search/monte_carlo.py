@@ -151,7 +151,7 @@ class _Search:
             assert self.smallest is not None
             _, cost_ns, states = self.smallest
             self.candidates.append((cost_ns, states))
-        return MonteCarloResult(self.problem.built, tuple(self.candidates[::-1]), is_interrupted, tuple(walks))
+        return MonteCarloResult(self.problem.built, tuple(self.candidates[::-1]), is_interrupted, walks=tuple(walks))
 
     def _seeds(self) -> Iterator[tuple[str, States]]:
         for module in (data_parallel, one_weird_trick):

@@ -153,24 +153,27 @@ class _Descent:
 
     def _proposals(self, position: Position) -> list[tuple[tuple[int, ...], int]]:
         """Return which nodes may be brought to which state, those first that add the least time."""
-        free = set(self.problem.free)
-        together = (nodes for nodes in self.problem.alike if free.issuperset(nodes))
+        most_ns, free = self._most_ns(position), set(self.problem.free)
         found: list[tuple[int, tuple[int, ...], int]] = []
-        for nodes in (*together, *((node,) for node in self.problem.free)):
-            for state in range(self.problem.built.problem.nodes[nodes[0]].n_states):
-                least_ns = min((added.time_ns for _, added in self._changes(position, nodes, state)), default=None)
-                if least_ns is not None:
-                    found.append((least_ns, nodes, state))
+        for nodes in self.problem.alike:
+            for state in range(self.problem.built.problem.nodes[nodes[0]].n_states) if free.issuperset(nodes) else ():
+                found += [(added.time_ns, nodes, state) for _, added in self._changes(position, nodes, state)]
+        for node in self.problem.free:
+            added_ns = self.problem.least_added_ns(position.states, node).tolist()
+            found += [(ns, (node,), state) for state, ns in enumerate(added_ns) if ns <= most_ns]
         return [(nodes, state) for _, nodes, state in sorted(found)]
+
+    def _most_ns(self, position: Position) -> int:
+        """Return how much a change may add by the sum."""
+        hidden_ns = self.problem.built.problem.cost(position.states)[1] - position.cost_ns
+        return max(hidden_ns, round(SLACK * position.cost_ns))
 
     def _changes(self, position: Position, nodes: tuple[int, ...], state: int) -> Iterator[tuple[dict[int, int], Added]]:
         """Yield the changes that bring nodes to one state, and may pay, with what they add.
 
         The shared copies next to a node become the fastest; or their operand shardings stay.
         """
-        problem, states = self.problem, position.states
-        hidden_ns = problem.built.problem.cost(states)[1] - position.cost_ns
-        most_ns = max(hidden_ns, round(SLACK * position.cost_ns))
+        problem, states, most_ns = self.problem, position.states, self._most_ns(position)
         if len(nodes) > 1:
             possible = [problem.moved_together(states, nodes, state)]
         else:

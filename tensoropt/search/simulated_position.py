@@ -114,6 +114,24 @@ class Neighbours:
             found.setdefault((types, configs, tuple(map(tuple, states.place))), []).append(number)
         return tuple(tuple(each) for each in found.values() if len(each) > 1)
 
+    def least_added_ns(self, states: Sequence[int], node: int) -> np.ndarray:
+        """Return the least time that each state of a node adds, with the shared copies next to it in any state: int64[S].
+
+        It is INFEASIBLE or more where the state isn't allowed.
+        """
+        nodes = self.built.problem.nodes
+        total_ns = nodes[node].time_ns.copy()
+        for _, edge in self.edges[node]:
+            other = edge.target if edge.source == node else edge.source
+            of_edge = edge.time_ns if edge.source == node else edge.time_ns.T
+            if other not in self.copies or node in self.copies:
+                added_ns = of_edge[:, states[other]]
+            else:
+                of_copy = self._time_of_copy(other, states, {}, without=node)
+                added_ns = np.minimum(of_edge + of_copy, INFEASIBLE).min(axis=1) - of_copy[states[other]]
+            total_ns = np.minimum(total_ns + added_ns, INFEASIBLE)
+        return np.where(total_ns < INFEASIBLE, total_ns - total_ns[states[node]], INFEASIBLE)
+
     def moved_together(self, states: Sequence[int], nodes: Sequence[int], state: int) -> dict[int, int]:
         """Return the changes of several operators' nodes to one state, and those of the shared copies next to them."""
         changes = dict.fromkeys(nodes, state)
@@ -139,15 +157,23 @@ class Neighbours:
         self, copy: int, states: Sequence[int], changes: Mapping[int, int], kept: OperandSharding | None = None
     ) -> int:
         """Return the state of a shared copy that adds the least time, of those of an operand sharding if one is given."""
-        time_ns = self.built.problem.nodes[copy].time_ns
+        time_ns = self._time_of_copy(copy, states, changes)
         if kept is not None:
-            time_ns = np.where([sharding == kept for sharding in self.copies[copy].shardings], time_ns, np.int64(INFEASIBLE))
-        for _, edge in self.edges[copy]:
-            if edge.source == copy:
-                time_ns = time_ns + edge.time_ns[:, changes.get(edge.target, states[edge.target])]
-            else:
-                time_ns = time_ns + edge.time_ns[changes.get(edge.source, states[edge.source])]
+            is_kept = [sharding == kept for sharding in self.copies[copy].shardings]
+            time_ns = np.where(is_kept, time_ns, time_ns + np.int64(INFEASIBLE))
         return int(np.argmin(time_ns))
+
+    def _time_of_copy(
+        self, copy: int, states: Sequence[int], changes: Mapping[int, int], without: int = -1
+    ) -> np.ndarray:
+        """Return the time of each state of a shared copy, and of the edges to its neighbours but for one: int64[S]."""
+        time_ns = self.built.problem.nodes[copy].time_ns
+        for _, edge in self.edges[copy]:
+            if without not in (edge.source, edge.target) and edge.source == copy:
+                time_ns = time_ns + edge.time_ns[:, changes.get(edge.target, states[edge.target])]
+            elif without not in (edge.source, edge.target):
+                time_ns = time_ns + edge.time_ns[changes.get(edge.source, states[edge.source])]
+        return time_ns
 
     def added(self, states: Sequence[int], changes: Mapping[int, int]) -> Added | None:
         """Return what a strategy needs more with some nodes' states changed; None if it isn't allowed then."""
