@@ -9,6 +9,7 @@ from functools import cache
 
 from zoo.small import SMALL
 
+import tensoropt
 from tensoropt import zoo
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.operator_costs import OperatorCosting
@@ -29,10 +30,39 @@ from tensoropt.sharding.resharding import Router
 from tensoropt.sharding.strategy import Strategy, StrategyView
 from tensoropt.tools.offline import record
 
+RANDOM = "random graph "
+
 
 @cache
 def model_of(name: str) -> Model:
+    """A small model of the zoo, or a random graph by its seed."""
+    if name.startswith(RANDOM):
+        return record(lambda: random_graph(random.Random(name)), name, "adam").model
     return record(lambda: zoo.find(name)(**SMALL[name]), name).model
+
+
+def random_graph(rng: random.Random) -> object:
+    """Record products, sums and activations that use each other's results at random; some share weights."""
+    api, width = tensoropt, 12
+    values = [api.placeholder(api.float32, [16, width])]
+    weights: list = []
+    unused: list = []
+    for number in range(rng.randint(4, 16)):
+        one, other = (rng.choice(values[-4:]) for _ in range(2))
+        kind = rng.choice(["product", "product", "tanh", "sum", "hadamard", "norm"])
+        if kind == "product":
+            if not weights or rng.random() < 0.7:
+                weights.append(api.get_variable(f"w{number}", [width, width]))
+            made = api.matmul(one, rng.choice(weights))
+        elif kind == "norm":
+            made = one - api.reduce_mean(one, 0)
+        else:
+            made = api.tanh(one) if kind == "tanh" else one + other if kind == "sum" else one * other
+        unused = [each for each in (*unused, made) if each is not one and each is not other]
+        values.append(made)
+    last = api.matmul(values[-1], api.get_variable("last", [width, 3]))
+    rest = [api.reduce_mean(api.square(each)) for each in unused if each is not values[-1]]
+    return api.add_n([api.reduce_mean(api.square(last)), *rest])
 
 
 def uneven(n_machines: int = 2) -> Hardware:

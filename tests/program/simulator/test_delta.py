@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from helpers.large import first
-from program.simulator.simulating import CLUSTERS, Simulated
+from program.simulator.simulating import CLUSTERS, RANDOM, Simulated
 
 from tensoropt.program.simulator import delta, events, tables
 from tensoropt.program.simulator.delta import DeltaSimulation
@@ -37,6 +37,12 @@ def holds(simulated: Simulated, seed: int, n: int) -> None:
 ]))  # fmt: skip
 def test_random_changes_give_the_full_simulation_s_timeline(name, cluster, seed):
     holds(Simulated.of(name, CLUSTERS[cluster](), seed), seed, EACH)
+
+
+@pytest.mark.parametrize("seed", first(4, range(100)))
+def test_so_they_do_on_random_graphs(seed):
+    cluster = list(CLUSTERS)[seed % len(CLUSTERS)]
+    holds(Simulated.of(f"{RANDOM}{seed}", CLUSTERS[cluster](), seed), seed, 2 * EACH)
 
 
 def test_without_numba_too(monkeypatch):
