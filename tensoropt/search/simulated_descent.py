@@ -29,7 +29,7 @@ from .baselines.task import Task
 from .monte_carlo import Limits
 from .simulated_position import SPACE_NOTE, Added, Neighbours, Position, SimulatedResult, States
 
-MOST_POINTS, MOST_STARTS, MOST_KEPT = 48, 3, 64
+MOST_POINTS, MOST_STARTS, MOST_KEPT = 16, 3, 64
 SLACK = 0.05
 
 
