@@ -106,14 +106,17 @@ class _Descent:
         return self.limits.memory_bytes is None or mem_bytes <= self.limits.memory_bytes
 
     def _starts(self) -> Iterator[States]:
-        """Yield the frontier's fastest points that fit, the fastest first, and what others would do."""
+        """Yield the frontier's fastest points that fit, the fastest first, and what others would do.
+
+        Where none fits, yield those of the least memory, of which one may have a peak that fits.
+        """
         found = self.found
-        fitting = [point for point, mem_bytes in enumerate(found.mem_bytes.tolist()) if self._fits(mem_bytes)] or [0]
-        for point in fitting[: -MOST_POINTS - 1 : -1]:
+        fitting = [point for point, mem_bytes in enumerate(found.mem_bytes.tolist()) if self._fits(mem_bytes)]
+        for point in fitting[: -MOST_POINTS - 1 : -1] or range(min(MOST_POINTS, len(found))):
             yield tuple(map(int, found.strategies[point]))
         for module in (data_parallel, one_weird_trick):
             states = self.problem.nearest(module.configs(self.task))
-            if self._fits(self.problem.built.problem.cost(states)[0]):
+            if not fitting or self._fits(self.problem.built.problem.cost(states)[0]):
                 yield states
 
     def _go(self, position: Position, states: States) -> None:
