@@ -61,7 +61,7 @@ from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import Hardware
 from tensoropt.profiling.ranks import MeasuringProcess, lower_quartile
 from tensoropt.profiling.tensorflow_engine import TensorFlowEngine
-from tensoropt.profiling.work import Known
+from tensoropt.profiling.work import MeasuredOperators
 from tensoropt.program.simulator import network_of, step_timeline
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import interface
@@ -241,7 +241,7 @@ def planned(
     request = Request(recorded.model, hardware, None, assumed=assumptions(hardware))
     on_first_rank = Context(hardware, None).on_first_rank
 
-    def search(known: Known) -> Plan:
+    def search(known: MeasuredOperators) -> Plan:
         return mini_time(replace(request, known=known), processes.size)
 
     each: list[tuple[str, Plan]] = []
@@ -265,7 +265,7 @@ def planned(
         seconds.append(speed.seconds())
         chosen = []
         if frontier is not None:
-            costing = costing_of(recorded.model, hardware, frontier.mesh, Known(store.measured))
+            costing = costing_of(recorded.model, hardware, frontier.mesh, MeasuredOperators(store.measured))
             built = Task(costing, frontier.mesh, frontier.built.space).full_problem()
             for kind, plan in each:
                 simulated_us = simulated_ns(plan, recorded.model, costing, hardware) / 1e3

@@ -30,7 +30,7 @@ def row(name: str, cluster: str, seconds: float, times: float, most: float) -> l
 
     def found_by(algorithm: str, budget_s: float | None = None) -> tuple[int, float, ModelFrontier]:
         started = time.process_time()
-        budget = None if budget_s is None else Budget(budget_s)
+        budget = None if budget_s is None else Budget(seconds=budget_s)
         without = PLAIN if algorithm == "ft-ldp" else ()
         found = find_frontier(model, hardware, hardware.n_devices, algorithm=algorithm, budget=budget, without=without)
         took_s = time.process_time() - started

@@ -5,7 +5,8 @@
 From data parallelism on, an operator that is drawn at random gets a random config: all devices along one of its factors, or
 two. The change is simulated in full (Algorithm 1: the task graph is built and simulated) and by the difference, and both
 must give the same time; every second change is kept. What resharding takes which path was looked up before in both cases.
-The columns are medians in milliseconds; *compiled* is the full simulation by the delta simulation's own compiled loop.
+The columns are medians in milliseconds of processor time; *compiled* is the full simulation by the delta simulation's own
+compiled loop.
 
 With ``--proposals`` there is a second table, of whole searches of so many proposals from data parallelism on (FlexFlow's
 Table 5): seconds with either simulation, all that a search does included. Both make the same proposals and must come to the
@@ -43,9 +44,9 @@ MODELS = ("alexnet", "resnet101", "inception_v3", "rnntc", "rnnlm", "nmt")
 
 
 def timed(action: Callable[[], object]) -> tuple[float, object]:
-    started = time.perf_counter()
+    started = time.process_time()
     result = action()
-    return (time.perf_counter() - started) * 1e3, result
+    return (time.process_time() - started) * 1e3, result
 
 
 def random_config(view: StrategyView, op: Operator, rng: random.Random) -> Config:
