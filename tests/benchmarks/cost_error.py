@@ -251,7 +251,7 @@ def planned(
         plan = searching.find(on_first_rank)
         baseline_trial = BaselineTrial(
             processes=processes, model=recorded.model, first_values=recorded.first_values, collectives=MPI, limit_bytes=None,
-            budget_s=searching.budget_s, store=store, told=searching.stats,
+            budget_s=searching.budget_s, store=store, stats=searching.stats,
         )
         winner = baseline_trial.winner(plan, on_first_rank)
         if processes.rank == 0:
