@@ -83,6 +83,9 @@ class BackwardPass:
         self._n_arrived.clear()
         reached = self._reached(starts)
         for place, value in given.items():
+            if place.kind == RESULT:  # of a tensor that another stage uses
+                self._arrive(place, value)
+                continue
             passes_by = self.flow.passes_by(place)
             self._arrive(self.flow.produced_at(self.flow.resharded_tensor(place)) if passes_by else place, value)
         for place in reversed(forward):
