@@ -188,9 +188,9 @@ def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | 
         algorithm: one of ``baselines.OTHERS``.
         progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
     """
-    if algorithm == MONTE_CARLO:
+    if algorithm in BY_SIMULATION:
         task = Task(frontier.costing, frontier.mesh, frontier.built.space, None, progress)
-        return _of_monte_carlo(frontier.model, frontier.hardware, task, Limits())
+        return _of_simulated(frontier.model, frontier.hardware, task, Limits(), algorithm)
     # Baselines neither regather nor rematerialize, so a problem with these choices is not theirs.
     built = None if frontier.built.choices or frontier.built.transient is not None else frontier.built
     task = Task(frontier.costing, frontier.mesh, frontier.built.space, built, progress)
