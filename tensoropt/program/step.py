@@ -298,10 +298,12 @@ class _Step:
             start: the index of the task with which the first backward pass begins.
         """
         later: dict[int, list[Task]] = {}
+        last, end = self._last_uses(start), len(self.tasks)
         for name, gradient in updates.dense:
             task = Task(UPDATE, BACKWARD, Place(OPERATOR, name), (gradient,), ())
             variable = Place(RESULT, self.graph.operators[name].result.name)
-            later.setdefault(self._behind(start, variable, gradient), []).append(task)
+            uses = [last[use] for use in (variable, gradient) if use in last]
+            later.setdefault(max(uses) + 1 if uses else end, []).append(task)
         for index in sorted(later, reverse=True):
             self.tasks[index:index] = later[index]
         for name, gradients in updates.rows:
@@ -318,13 +320,14 @@ class _Step:
         _, resharding = row_reshardings(op, self.view.rules[op.name], self.view.strategy.configs[op.name])
         return self._once.backward.flow.stream(self.router.route(resharding).forward, is_overlappable=True)
 
-    def _behind(self, start: int, variable: Place, gradient: Value) -> int:
-        """Return the index behind the last task that writes a variable's gradient, or reads the variable's old value."""
-        for index in range(len(self.tasks) - 1, start - 1, -1):
+    def _last_uses(self, start: int) -> dict[Value | Place, int]:
+        """Return the index of the last task that writes each value, and of the last that reads from each place's memory."""
+        last: dict[Value | Place, int] = {}
+        for index in range(start, len(self.tasks)):
             task = self.tasks[index]
-            if gradient in task.writes or any(self._source(value).place == variable for value in task.reads):
-                return index + 1
-        return len(self.tasks)
+            last.update(dict.fromkeys(task.writes, index))
+            last.update((self._source(value).place, index) for value in task.reads)
+        return last
 
     def _source(self, value: Value) -> Value:
         """Return the value whose memory a value is."""

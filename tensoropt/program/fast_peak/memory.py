@@ -1,0 +1,480 @@
+"""Turn the records of a step into instructions on buffers: what :mod:`..buffers` and :mod:`..instructions` do with objects.
+
+A *buffer* is a number, in the order in which buffers are made. Sources have none (-1): they are alive all the time. An
+instruction is a number, too; what it reads, writes and may write over are runs of three arrays.
+
+In all kernels ``o`` is the outline, ``m`` the arena (:mod:`.layout`), ``t`` the table of rows and ``r`` the row of each place;
+``overlaps`` says whether communication overlaps with compute.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...common.settings import LAG
+from .columns import (
+    BACK_BYTES,
+    BACK_COMMUNICATES,
+    BACK_IS_VIEW,
+    BACK_SCRATCH,
+    BACK_WORK,
+    COMMUNICATES,
+    EXCHANGES,
+    GRADIENT_SCRATCH,
+    INSIDE,
+    IS_FIRST,
+    IS_PRODUCT,
+    IS_VIEW,
+    N_BYTES,
+    OF_VARIABLES,
+    OPERAND_BYTES,
+    OPERATOR_SCRATCH,
+    OVERWRITES,
+    PASSED_ON,
+    PATH,
+    SCRATCH,
+    SPLITS_INNER,
+    WANTED,
+    WORK,
+    WORKSPACES,
+)
+from .compiled import compiled
+from .layout import (
+    ARRIVED,
+    BYTES,
+    CHANGES,
+    COPIES,
+    DELAYED,
+    DENSE,
+    DUE,
+    ENDS,
+    ENDS_COLUMNS,
+    EPOCH,
+    FIRST_LOOKUP,
+    FIRST_OPERATOR,
+    HAS_REMATERIALIZED,
+    HELD,
+    INSIDE_OF,
+    IS_OVERLAPPABLE,
+    IS_PYTHON_S,
+    LOOKED_UP,
+    LOOKUPS,
+    LOSS_BYTES,
+    MADE,
+    MADE_AGAIN,
+    N_BUFFERS,
+    N_BY_ROWS,
+    N_COPIES,
+    N_DELAYED,
+    N_HELD,
+    N_INSTRUCTIONS,
+    N_OPERATORS,
+    N_OVER,
+    N_READS,
+    N_RECORDS,
+    N_RUN,
+    N_TENSORS,
+    N_WAITING,
+    N_WRITES,
+    NEXT_UPDATED,
+    OF_GRADIENT,
+    OF_OPERAND,
+    OF_OPERATOR,
+    OPERANDS,
+    OUTPUTS,
+    OVER,
+    PENDING,
+    READS,
+    RECORDS,
+    ROOT,
+    RUN,
+    TENSOR,
+    UPDATED,
+    VALUES,
+    VIEWED,
+    WAITING,
+    WAITS,
+    WINDOWS,
+    WORKSPACE,
+    WRITES_OF,
+)
+from .records import (
+    BEGIN,
+    COMPUTE,
+    COMPUTE_AGAIN,
+    GRADIENT,
+    RESHARD,
+    RESHARD_AGAIN,
+    RETURN,
+    SUM,
+    WIDTH,
+    WRITE,
+)
+
+NEVER = 1 << 60
+N_WORKSPACES = len(WORKSPACES)
+
+
+@compiled
+def _buffer(m: Any, n_bytes: int, is_python_s: int) -> int:
+    """Return a new buffer."""
+    number = m[N_BUFFERS]
+    m[m[BYTES] + number], m[m[IS_PYTHON_S] + number], m[m[PENDING] + number] = n_bytes, is_python_s, 0
+    m[N_BUFFERS] += 1
+    return number  # type: ignore[no-any-return]
+
+
+@compiled
+def _read(m: Any, buffer: int) -> None:
+    """Have the next instruction read a buffer."""
+    if buffer >= 0:
+        m[m[READS] + m[N_READS]] = buffer
+        m[N_READS] += 1
+
+
+@compiled
+def _write(m: Any, buffer: int) -> None:
+    """Have the next instruction write a buffer."""
+    m[m[WRITES_OF] + m[N_WRITES]] = buffer
+    m[N_WRITES] += 1
+
+
+@compiled
+def _over(m: Any, buffer: int, n_bytes: int) -> None:
+    """Let the next instruction write over a buffer, of which it reads so many bytes."""
+    if buffer >= 0:
+        at = m[OVER] + 2 * m[N_OVER]
+        m[at], m[at + 1] = buffer, n_bytes
+        m[N_OVER] += 1
+
+
+@compiled
+def _catch_up(m: Any) -> None:
+    """Run the delayed instructions."""
+    for i in range(m[N_DELAYED]):
+        m[m[RUN] + m[N_RUN]] = m[m[DELAYED] + i]
+        m[N_RUN] += 1
+    m[N_DELAYED] = 0
+    m[EPOCH] += 1
+
+
+@compiled
+def _add(m: Any, scratch_bytes: int, calls_python: int, is_overlappable: int, overlaps: int) -> None:
+    """Add an instruction that does what was said since the last one; see :meth:`..instructions.Instructions.add`."""
+    number = m[N_INSTRUCTIONS]
+    m[N_INSTRUCTIONS] += 1
+    begin = m[ENDS] + ENDS_COLUMNS * number
+    end = begin + ENDS_COLUMNS
+    m[end], m[end + 1], m[end + 2], m[end + 3], m[end + 4] = (
+        m[N_READS], m[N_WRITES], m[N_OVER], scratch_bytes, calls_python)
+    is_delayed = is_overlappable
+    for i in range(m[READS] + m[begin], m[READS] + m[end]):
+        if m[m[PENDING] + m[i]] == m[EPOCH]:
+            is_delayed = 1
+    if is_delayed:
+        if m[N_DELAYED] == 0:
+            m[DUE] = NEVER if overlaps else m[N_RUN] + LAG
+        m[m[DELAYED] + m[N_DELAYED]] = number
+        m[N_DELAYED] += 1
+        for i in range(m[WRITES_OF] + m[begin + 1], m[WRITES_OF] + m[end + 1]):
+            m[m[PENDING] + m[i]] = m[EPOCH]
+        return
+    if (calls_python and not overlaps) or (m[N_DELAYED] and m[DUE] <= m[N_RUN]):
+        _catch_up(m)
+    m[m[RUN] + m[N_RUN]] = number
+    m[N_RUN] += 1
+
+
+@compiled
+def _move(t: Any, m: Any, row: int, source: int, after: int, overlaps: int) -> int:
+    """Reshard a buffer forward, once another one is there; return the resharded buffer."""
+    if t[row, IS_VIEW]:
+        return source
+    moved = _buffer(m, t[row, N_BYTES], t[row, COMMUNICATES])
+    _read(m, source)
+    _read(m, after)
+    _write(m, moved)
+    _add(m, t[row, SCRATCH], t[row, COMMUNICATES], 0, overlaps)
+    for i in range(N_WORKSPACES):
+        m[m[WORKSPACE] + i] = max(m[m[WORKSPACE] + i], t[row, WORK + i])
+    return moved
+
+
+@compiled
+def _copy(t: Any, m: Any, row: int, place: int, overlaps: int) -> int:
+    """Reshard the value at a place forward; a copy that no collective makes is made once."""
+    source = m[m[MADE] + place]
+    if t[row, COMMUNICATES]:
+        return _move(t, m, row, source, -1, overlaps)
+    key = source if source >= 0 else -2 - place
+    copies = m[COPIES]
+    for i in range(m[N_COPIES] - 1, -1, -1):
+        if m[copies + 3 * i] == key and m[copies + 3 * i + 1] == t[row, PATH]:
+            return m[copies + 3 * i + 2]  # type: ignore[no-any-return]
+    moved, at = _move(t, m, row, source, -1, overlaps), copies + 3 * m[N_COPIES]
+    m[at], m[at + 1], m[at + 2] = key, t[row, PATH], moved
+    m[N_COPIES] += 1
+    return moved
+
+
+@compiled
+def _move_back(t: Any, m: Any, row: int, source: int, is_overlappable: int, overlaps: int) -> int:
+    """Bring a gradient back through a resharding; return the buffer after it."""
+    if t[row, BACK_IS_VIEW]:
+        return source
+    communicates = t[row, BACK_COMMUNICATES]
+    moved = _buffer(m, t[row, BACK_BYTES], communicates)
+    _read(m, source)
+    _write(m, moved)
+    _add(m, t[row, BACK_SCRATCH], communicates, is_overlappable and communicates, overlaps)
+    # Collectives that overlap with compute have a workspace of their own.
+    first = m[WORKSPACE] + (N_WORKSPACES if is_overlappable and overlaps else 0)
+    for i in range(N_WORKSPACES):
+        m[first + i] = max(m[first + i], t[row, BACK_WORK + i])
+    return moved
+
+
+@compiled
+def _operand(o: Any, t: Any, r: Any, m: Any, operator: int, operand: int) -> int:
+    """Return the buffer that an operator of the forward pass reads for an operand."""
+    if operand == o[o[OPERANDS] + operator] and t[r[o[FIRST_OPERATOR] + operator], EXCHANGES]:
+        return m[m[WINDOWS] + operator]  # type: ignore[no-any-return]
+    return m[m[MADE] + m[m[ROOT] + 2 * o[N_TENSORS] + operand]]  # type: ignore[no-any-return]
+
+
+@compiled
+def _compute(o: Any, t: Any, r: Any, m: Any, operator: int, overlaps: int) -> None:
+    """Add an operator of the forward pass."""
+    first, row = 2 * o[N_TENSORS], r[o[FIRST_OPERATOR] + operator]
+    first_operand, end_operand = o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]
+    first_tensor, end_tensor = o[o[OUTPUTS] + operator], o[o[OUTPUTS] + operator + 1]
+    if t[row, EXCHANGES]:
+        m[m[WINDOWS] + operator] = _copy(t, m, row, m[m[ROOT] + first + first_operand], overlaps)
+    n_made = int(t[row, INSIDE] >= 0)
+    for tensor in range(first_tensor, end_tensor):
+        n_made += o[o[VIEWED] + tensor] < 0
+    if n_made == 0:
+        return
+    statistic = -1
+    if t[row, SPLITS_INNER]:
+        statistic = _buffer(m, 0, 0)
+        for operand in range(first_operand, end_operand):
+            _read(m, _operand(o, t, r, m, operator, operand))
+        _write(m, statistic)
+        _add(m, 0, 1, 0, overlaps)
+    for operand in range(first_operand, end_operand):
+        buffer = _operand(o, t, r, m, operator, operand)
+        _read(m, buffer)
+        if o[o[OF_OPERATOR] + operator] & OVERWRITES:
+            _over(m, buffer, t[r[first + operand], OPERAND_BYTES])
+    _read(m, statistic)
+    for tensor in range(first_tensor, end_tensor):
+        if o[o[VIEWED] + tensor] < 0:
+            m[m[MADE] + tensor] = _buffer(m, t[r[tensor], N_BYTES], 0)
+            _write(m, m[m[MADE] + tensor])
+    if t[row, INSIDE] >= 0:
+        m[m[INSIDE_OF] + operator] = _buffer(m, t[row, INSIDE], 0)
+        _write(m, m[m[INSIDE_OF] + operator])
+    _add(m, t[row, OPERATOR_SCRATCH], 0, 0, overlaps)
+
+
+@compiled
+def _of_value(m: Any, value: int) -> int:
+    """Return the buffer of a value."""
+    return m[m[MADE_AGAIN if value & 1 else MADE] + (value >> 1)]  # type: ignore[no-any-return]
+
+
+@compiled
+def _compute_again(o: Any, t: Any, r: Any, m: Any, operator: int, first_value: int, overlaps: int) -> None:
+    """Add an operator that is rematerialized; its values begin with the first one."""
+    first_operand, values, n_made = o[o[OPERANDS] + operator], m[VALUES] + 2 * first_value, 0
+    for tensor in range(o[o[OUTPUTS] + operator], o[o[OUTPUTS] + operator + 1]):
+        viewed = o[o[VIEWED] + tensor]
+        if viewed >= 0:
+            m[m[MADE_AGAIN] + tensor] = _of_value(m, m[values + 2 * (viewed - first_operand) + 1])
+        else:
+            m[m[MADE_AGAIN] + tensor] = _buffer(m, t[r[tensor], N_BYTES], 0)
+            _write(m, m[m[MADE_AGAIN] + tensor])
+            n_made += 1
+    m[HAS_REMATERIALIZED] = 1
+    if n_made == 0:
+        return
+    for operand in range(first_operand, o[o[OPERANDS] + operator + 1]):
+        buffer = _of_value(m, m[values + 2 * (operand - first_operand) + 1])
+        _read(m, buffer)
+        if o[o[OF_OPERATOR] + operator] & OVERWRITES:
+            _over(m, buffer, t[r[2 * o[N_TENSORS] + operand], OPERAND_BYTES])
+    _add(m, t[r[o[FIRST_OPERATOR] + operator], OPERATOR_SCRATCH], 0, 0, overlaps)
+
+
+@compiled
+def _known(o: Any, m: Any, record: int, i: int) -> int:
+    """Return the buffer of what an operator's gradient has: first the gradients, then the values."""
+    at = m[VALUES] + 2 * (m[record + 2] + i)
+    if i < m[record + 3]:
+        return m[m[OF_GRADIENT] + m[at + 1]]  # type: ignore[no-any-return]
+    windows, operand = m[m[WINDOWS] + m[record + 1]], m[at] - 2 * o[N_TENSORS]
+    if windows >= 0 and operand >= 0 and o[o[OF_OPERAND] + operand] & IS_FIRST:
+        return windows  # type: ignore[no-any-return]
+    return _of_value(m, m[at + 1])
+
+
+@compiled
+def _size(o: Any, t: Any, r: Any, m: Any, record: int, i: int) -> int:
+    """Return the bytes of what :func:`_known` returns that the gradient reads."""
+    place = m[m[VALUES] + 2 * (m[record + 2] + i)]
+    return t[r[place], N_BYTES if place < 2 * o[N_TENSORS] else OPERAND_BYTES]  # type: ignore[no-any-return]
+
+
+@compiled
+def _make_gradient(o: Any, t: Any, r: Any, m: Any, record: int, operand: int, overlaps: int) -> int:
+    """Add the gradient of an operand; return its buffer."""
+    operator, place, n = m[record + 1], 2 * o[N_TENSORS] + operand, m[record + 3] + m[record + 4]
+    flags, own, begin = o[o[OF_OPERATOR] + operator], -2, m[N_READS]
+    if flags & IS_PRODUCT:
+        # Computed from the other operand.
+        for i in range(m[record + 3], n):
+            if m[m[VALUES] + 2 * (m[record + 2] + i)] == place:
+                own = _known(o, m, record, i)
+    for i in range(n):
+        buffer = _known(o, m, record, i)
+        if buffer != own:
+            _read(m, buffer)
+        if flags & OVERWRITES:
+            _over(m, buffer, _size(o, t, r, m, record, i))
+    _read(m, m[m[INSIDE_OF] + operator])
+    end, gradient = m[N_READS], _buffer(m, t[r[place], OPERAND_BYTES], 0)
+    _write(m, gradient)
+    _add(m, t[r[place], GRADIENT_SCRATCH], 0, 0, overlaps)
+    if o[o[OF_OPERAND] + operand] & OF_VARIABLES:
+        for i in range(begin, end):
+            m[m[HELD] + m[N_HELD]] = m[m[READS] + i]
+            m[N_HELD] += 1
+    return gradient
+
+
+@compiled
+def _compute_gradients(o: Any, t: Any, r: Any, m: Any, record: int, overlaps: int) -> None:
+    """Add the gradients of an operator's operands."""
+    operator, made = m[record + 1], m[record + 5]
+    if t[r[o[FIRST_OPERATOR] + operator], SPLITS_INNER] and not overlaps:
+        _catch_up(m)  # the gradients of its statistics are communicated
+    if m[HAS_REMATERIALIZED]:
+        for i in range(m[N_HELD]):
+            _read(m, m[m[HELD] + i])
+        _add(m, 0, 0, 0, overlaps)
+    m[N_HELD] = 0
+    m[HAS_REMATERIALIZED] = 0
+    n_bytes = _size(o, t, r, m, record, 0)
+    for operand in range(o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]):
+        flags = o[o[OF_OPERAND] + operand]
+        if flags & WANTED:
+            if flags & PASSED_ON and t[r[2 * o[N_TENSORS] + operand], OPERAND_BYTES] == n_bytes:
+                m[m[OF_GRADIENT] + made] = _known(o, m, record, 0)
+            else:
+                m[m[OF_GRADIENT] + made] = _make_gradient(o, t, r, m, record, operand, overlaps)
+            made += 1
+
+
+@compiled
+def _sum(m: Any, a: int, b: int, overlaps: int) -> int:
+    """Add the sum of two gradients, over one of them if possible; return its buffer."""
+    n_bytes = max(m[m[BYTES] + a], m[m[BYTES] + b])
+    total = _buffer(m, n_bytes, 0)
+    _read(m, a)
+    _read(m, b)
+    _write(m, total)
+    _over(m, a, n_bytes)
+    _over(m, b, n_bytes)
+    _add(m, 0, 0, 0, overlaps)
+    return total
+
+
+@compiled
+def _update(o: Any, m: Any, gradient: int, overlaps: int) -> None:
+    """Add the update of a variable, or let it wait for a sum over all gradients."""
+    if o[WAITS]:
+        m[m[WAITING] + m[N_WAITING]] = gradient
+        m[N_WAITING] += 1
+    else:
+        _read(m, gradient)
+        _add(m, 0, 0, 0, overlaps)
+
+
+@compiled
+def _update_rows(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> None:
+    """Add the updates of variables by rows, which come after all others."""
+    for variable in range(o[N_BY_ROWS]):
+        begin = m[N_WAITING]
+        for i in range(o[o[LOOKUPS] + variable], o[o[LOOKUPS] + variable + 1]):
+            gradient = m[m[ARRIVED] + o[o[LOOKED_UP] + i]]
+            if gradient >= 0:
+                sent = _move_back(t, m, r[o[FIRST_LOOKUP] + i], m[m[OF_GRADIENT] + gradient], 1, overlaps)
+                m[m[WAITING] + m[N_WAITING]] = sent
+                m[N_WAITING] += 1
+        for i in range(begin, m[N_WAITING]):
+            _read(m, m[m[WAITING] + i])
+        changed = o[o[CHANGES] + variable]
+        if changed >= 0:
+            _write(m, _buffer(m, t[r[changed], N_BYTES], 0))
+        _add(m, 0, 0, 0, overlaps)
+        if not o[WAITS]:
+            m[N_WAITING] = begin
+
+
+@compiled
+def _run(o: Any, t: Any, r: Any, m: Any, number: int, overlaps: int) -> None:
+    """Add the instructions of a record."""
+    record, made, gradients, first = m[RECORDS] + WIDTH * number, m[MADE], m[OF_GRADIENT], 2 * o[N_TENSORS]
+    kind, a, b, c = m[record], m[record + 1], m[record + 2], m[record + 3]
+    if kind == RESHARD:
+        m[made + a] = _copy(t, m, r[a], b >> 1, overlaps)
+    elif kind == COMPUTE:
+        _compute(o, t, r, m, a, overlaps)
+    elif kind == WRITE:
+        for operand in range(o[o[OPERANDS] + a], o[o[OPERANDS] + a + 1]):
+            _read(m, m[made + m[m[ROOT] + first + operand]])
+        _add(m, 0, 0, 0, overlaps)
+    elif kind == BEGIN:
+        _read(m, _of_value(m, a))
+        _add(m, 0, 0, 0, overlaps)
+        m[gradients + b] = _buffer(m, o[LOSS_BYTES], 0)
+    elif kind == RESHARD_AGAIN:
+        m[m[MADE_AGAIN] + a] = _move(t, m, r[a], _of_value(m, b), m[gradients + c], overlaps)
+    elif kind == COMPUTE_AGAIN:
+        _compute_again(o, t, r, m, a, b, overlaps)
+    elif kind == GRADIENT:
+        _compute_gradients(o, t, r, m, record, overlaps)
+    elif kind == SUM:
+        m[gradients + c] = _sum(m, m[gradients + a], m[gradients + b], overlaps)
+    elif kind == RETURN:
+        tensor = o[o[TENSOR] + a - first] if a >= first else a - o[N_TENSORS]
+        m[gradients + c] = _move_back(t, m, r[a], m[gradients + b], o[o[IS_OVERLAPPABLE] + tensor], overlaps)
+
+
+@compiled
+def write_instructions(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> None:
+    """Turn the records of a step into instructions."""
+    m[EPOCH] = 1
+    for i in range(ENDS_COLUMNS):
+        m[m[ENDS] + i] = 0
+    for i in range(2 * N_WORKSPACES):
+        m[m[WORKSPACE] + i] = 0
+    for i in range(o[FIRST_OPERATOR]):
+        m[m[MADE] + i] = -1
+        m[m[MADE_AGAIN] + i] = -1
+    for i in range(o[N_OPERATORS]):
+        m[m[WINDOWS] + i] = -1
+        m[m[INSIDE_OF] + i] = -1
+    for number in range(m[N_RECORDS]):
+        _run(o, t, r, m, number, overlaps)
+        variable = m[m[UPDATED] + number]
+        while variable >= 0:
+            _update(o, m, m[m[OF_GRADIENT] + m[m[ARRIVED] + o[o[DENSE] + variable]]], overlaps)
+            variable = m[m[NEXT_UPDATED] + variable]
+    _update_rows(o, t, r, m, overlaps)
+    _catch_up(m)
+    for i in range(m[N_WAITING]):
+        _read(m, m[m[WAITING] + i])
+    _add(m, 0, 0, 0, overlaps)
+    _catch_up(m)
