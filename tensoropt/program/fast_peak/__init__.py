@@ -7,5 +7,6 @@ own functions, once for each combination (:mod:`.rows`); the kernels then write 
 """
 
 from .peaks import Peaks
+from .rows import Columns
 
-__all__ = ["Peaks"]
+__all__ = ["Columns", "Peaks"]

@@ -138,10 +138,12 @@ def _peak(m: Any, alive: int) -> int:
     return peak
 
 
-@compiled
-def count_peak(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> int:
+def _count_peak(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> int:
     """Return the most bytes that are alive at once in the step of a strategy, given the row of each place."""
     write_records(o, t, r, m)
     write_instructions(o, t, r, m, overlaps)
     given = _find_ends(m)
     return _peak(m, _lasting(o, t, r, m) + given)
+
+
+count_peak = compiled(_count_peak, is_called=True)

@@ -15,6 +15,6 @@ except ImportError:
     IS_COMPILED = False
 
 
-def compiled(function: _Function) -> _Function:
+def compiled(function: _Function, is_called: bool = False) -> _Function:
     """Return the function compiled by Numba, cached on disk and without the GIL; itself where there is no Numba."""
-    return cast(_Function, numba.njit(cache=True, nogil=True)(function)) if IS_COMPILED else function
+    return cast(_Function, numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=not is_called, no_cfunc_wrapper=True)(function)) if IS_COMPILED else function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +17,7 @@ from . import layout
 from .alive import count_peak
 from .compiled import IS_COMPILED
 from .outline import arena_of, can_outline, outline_of
-from .rows import Rows
+from .rows import Columns, Rows
 
 
 @dataclass(eq=False)
@@ -42,11 +43,23 @@ class Peaks:
         )
         return Rows(outline, self.costing, self.router)
 
+    def quick_bytes(self, view: StrategyView) -> int:
+        """Return what :meth:`n_bytes` does, by the kernels."""
+        return self.of_rows(self.rows.of(view))
+
     def n_bytes(self, view: StrategyView) -> int:
         """Return the most bytes that are alive at once under a strategy: those of :func:`..peak.peak_of`."""
         if not self.is_quick:
             return peak_of(view, self.costing, self.router).n_bytes
         return self.of_rows(self.rows.of(view))
+
+    def of_columns(self, columns: Columns, view_of: Callable[[int], StrategyView]) -> np.ndarray:
+        """Return the bytes of :meth:`n_bytes` of many strategies, int64[strategies]; see :meth:`.rows.Rows.of_columns`."""
+        found = np.empty(columns.n, np.int64)
+        rows = self.rows.of_columns(columns, view_of)
+        for i in range(columns.n):
+            found[i] = self.of_rows(rows[i])
+        return found
 
     def of_rows(self, rows: np.ndarray) -> int:
         """Return the most bytes that are alive at once, given the row of each place."""

@@ -6,9 +6,9 @@ around it. So each is made once, whatever the strategies that have it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from ...costs.resharding_costs import shard_bytes
 from ...ir.body import COMPOSITES, VALUE_SHAPED
 from ...ir.graph import SOURCES, Operator, Tensor
 from ...reschedule.path import Path
-from ...sharding.resharding import Resharding, Router, halo_resharding
+from ...rules.rule import Config, OperandSharding
+from ...sharding.resharding import Router, halo_resharding
 from ...sharding.consumers import LOSS
 from ...sharding.strategy import Copy, StrategyView
 from ..buffers import WHICH_CLASS, TaskBuffers
@@ -47,6 +48,35 @@ class Numbers:
         return len(self._of_value)
 
 
+@dataclass(frozen=True)
+class Columns:
+    """The choices of many strategies as columns of numbers, int32[strategies] each.
+
+    Attributes:
+        n: the number of strategies.
+        configs: the number of each operator's config, by the operator's name.
+        shared: the number of each shared copy's operand sharding, by the tensor's name; 0 where there is none.
+        regathered: 1 where a copy is regathered, by the copy.
+        rematerialized: 1 where an operator is rematerialized, by its name.
+    """
+
+    n: int
+    configs: Mapping[str, np.ndarray]
+    shared: Mapping[str, np.ndarray]
+    regathered: Mapping[Copy, np.ndarray]
+    rematerialized: Mapping[str, np.ndarray]
+
+
+class _Choices(NamedTuple):
+    """The choices of one strategy as numbers, or of many as columns; ``no`` is that of what isn't named."""
+
+    configs: Mapping[str, Any]
+    shared: Mapping[str, Any]
+    regathered: Mapping[Copy, Any]
+    rematerialized: Mapping[str, Any]
+    no: Any = 0
+
+
 @dataclass
 class Rows:
     """The rows of a graph's step under the strategies that were asked for."""
@@ -63,16 +93,35 @@ class Rows:
     _table: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        outline = self.outline
+        outline, n = self.outline, len(self.outline.tensors)
+        first = outline.first_operator
         self._known = [{} for _ in range(outline.n_places)]
-        tensors = {tensor.name: i for i, tensor in enumerate(outline.tensors)}
-        self._index = {op.name: i for i, op in enumerate(outline.operators)}
-        producer, n = outline.producers, len(tensors)
-        self._operands = []
-        for entry, (i, position, tensor) in enumerate(outline.operands):
-            op, number = outline.operators[i], tensors[tensor.name]
-            self._operands.append((2 * n + entry, op.name, tensor.name, position, i, producer[number]))
-        self._tensors, self._producer, self._outputs = tensors, producer, outline.outputs
+        self._tensors = {tensor.name for tensor in outline.tensors}
+        # The operator whose config counts: for a write to a variable, or a read after it, the variable.
+        self._owners = [op.updates or op.name for op in outline.operators]
+        producer = {tensor.name: outline.producers[i] for i, tensor in enumerate(outline.tensors)}
+        owner = {name: self._owners[i] for name, i in producer.items()}
+        self._operators = [(first + i, self._owners[i], op.name) for i, op in enumerate(outline.operators)]
+        self._shared = [(n + i, tensor.name, owner[tensor.name]) for i, tensor in enumerate(outline.tensors)]
+        self._operands = [
+            (
+                2 * n + entry,
+                self._owners[i],
+                outline.operators[i].name,
+                tensor.name,
+                owner[tensor.name],
+                outline.operators[producer[tensor.name]].name,
+                Copy(tensor.name, outline.operators[i].name),
+                Copy(tensor.name),
+            )
+            for entry, (i, _, tensor) in enumerate(outline.operands)
+        ]
+        self._loss = first - 1, outline.loss[1].name, owner[outline.loss[1].name]
+        self._lookups = [(first + len(outline.operators) + i, op.name) for i, op in enumerate(outline.lookups)]
+        self._results = [
+            (first + i, [(output, offset) for offset, output in enumerate(outputs, 1)])
+            for i, outputs in enumerate(outline.outputs)
+        ]
 
     @property
     def n_buckets(self) -> int:
@@ -85,56 +134,97 @@ class Rows:
             self._table = np.array(self._rows, np.int64)
         return self._table
 
+    def config_number(self, config: Config) -> int:
+        """Return the number of a config in :class:`Columns`."""
+        return self._configs.of(config)
+
+    def sharding_number(self, sharding: OperandSharding) -> int:
+        """Return the number of a shared copy's operand sharding in :class:`Columns`."""
+        return self._shardings.of(sharding) + 1
+
     def of(self, view: StrategyView) -> np.ndarray:
         """Return the row of each place under a strategy, int32[places]; 0 for those of shared copies that it hasn't."""
-        outline, strategy, n = self.outline, view.strategy, len(self.outline.tensors)
-        made = _Maker(self, view)
-        of_config, first = self._configs.of, outline.first_operator
-        rows = [0] * outline.n_places
-        names = [op.updates or op.name for op in outline.operators]
-        config = [of_config(strategy.configs[name]) for name in names]
-        rematerialized, regathered = strategy.rematerialized, strategy.regathered
-        again = [op.name in rematerialized for op in outline.operators]
-        known = self._known
-        for i, op in enumerate(outline.operators):
-            key = config[i], again[i]
-            row = known[first + i].get(key)
-            if row is None:
-                row = known[first + i][key] = made.of_operator(op)
-            rows[first + i] = row
-            for j, output in enumerate(self._outputs[i], 1):
-                rows[output] = row + j
-        shared: dict[str, int] = {}
-        for name, sharding in strategy.shared.items():
-            tensor = self._tensors.get(name)
-            if tensor is None:
-                continue
-            shared[name] = self._shardings.of(sharding) + 1
-            key = config[self._producer[tensor]], shared[name]
-            place = n + tensor
-            if key not in known[place]:
-                known[place][key] = made.of_shared(outline.tensors[tensor])
-            rows[place] = known[place][key]
-        whole = {copy.tensor for copy in regathered if copy.consumer is None}
-        own = {(copy.tensor, copy.consumer) for copy in regathered}
-        for place, name, tensor_name, position, i, j in self._operands:
-            of_operand = (config[i], config[j], shared.get(tensor_name, 0), tensor_name in whole,
-                          (tensor_name, name) in own, again[i], again[j])
-            row = known[place].get(of_operand)
-            if row is None:
-                row = known[place][of_operand] = made.of_operand(outline.operators[i], position)
-            rows[place] = row
-        loss, place = outline.loss[1], 2 * n + len(outline.operands)
-        key = config[self._producer[self._tensors[loss.name]]], shared.get(loss.name, 0)
-        if key not in known[place]:
-            known[place][key] = made.of_resharding(Place(OPERAND, outline.loss[0], LOSS))
-        rows[place] = known[place][key]
-        for k, op in enumerate(outline.lookups, first + len(outline.operators)):
-            number = config[self._index[op.name]]
-            if number not in known[k]:
-                known[k][number] = made.of_lookup(op)
-            rows[k] = known[k][number]
+        outline, strategy = self.outline, view.strategy
+        choices = _Choices(
+            {name: self._configs.of(strategy.configs[name]) for name in dict.fromkeys(self._owners)},
+            {name: self.sharding_number(each) for name, each in strategy.shared.items() if name in self._tensors},
+            dict.fromkeys(strategy.regathered, 1),
+            dict.fromkeys(strategy.rematerialized, 1),
+        )
+        made, rows = _Maker(self, view), [0] * outline.n_places
+        for place, key in self._keys(choices):
+            row = self._known[place].get(key)
+            rows[place] = self._make(place, key, made) if row is None else row
+        for place, offsets in self._results:
+            for output, offset in offsets:
+                rows[output] = rows[place] + offset
         return np.array(rows, np.int32)
+
+    def of_columns(self, columns: Columns, view_of: Callable[[int], StrategyView]) -> np.ndarray:
+        """Return the row of each place under many strategies, int32[strategies, places].
+
+        Neighbours mostly differ in few choices, so each run of equal choices is looked up once.
+
+        Args:
+            view_of: returns the strategy of a number, on its graph.
+        """
+        n, outline = columns.n, self.outline
+        rows = np.zeros((outline.n_places, n), np.int32)
+        no = np.zeros(n, np.int32)
+        changes: dict[int, np.ndarray] = {}
+        choices = _Choices(columns.configs, columns.shared, columns.regathered, columns.rematerialized, no)
+        for place, parts in self._keys(choices):
+            differs = np.zeros(n, bool)
+            differs[0] = True
+            for part in parts:
+                if id(part) not in changes:
+                    changes[id(part)] = np.flatnonzero(part[1:] != part[:-1]) + 1
+                differs[changes[id(part)]] = True
+            starts = np.flatnonzero(differs)
+            found, known = np.empty(len(starts), np.int32), self._known[place]
+            for k, key in enumerate(zip(*(part[starts].tolist() for part in parts), strict=True)):
+                row = known.get(key)
+                found[k] = self._make(place, key, _Maker(self, view_of(int(starts[k])))) if row is None else row
+            rows[place] = np.repeat(found, np.diff(starts, append=n))
+        for place, offsets in self._results:
+            for output, offset in offsets:
+                rows[output] = rows[place] + offset
+        return np.ascontiguousarray(rows.T)
+
+    def _keys(self, choices: _Choices) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """Yield each place that has a row, with the choices that the row depends on."""
+        configs, shared, regathered, again, no = (
+            choices.configs, choices.shared, choices.regathered, choices.rematerialized, choices.no)
+        for place, owner, name in self._operators:
+            yield place, (configs[owner], again.get(name, no))
+        for place, tensor, owner in self._shared:
+            if tensor in shared:
+                yield place, (configs[owner], shared[tensor])
+        for place, owner, name, tensor, of_tensor, producer, own, whole in self._operands:
+            yield place, (configs[owner], configs[of_tensor], shared.get(tensor, no), regathered.get(whole, no),
+                          regathered.get(own, no), again.get(name, no), again.get(producer, no))
+        place, tensor, owner = self._loss
+        yield place, (configs[owner], shared.get(tensor, no))
+        for place, owner in self._lookups:
+            yield place, (configs[owner],)
+
+    def _make(self, place: int, key: tuple[Any, ...], maker: _Maker) -> int:
+        """Make the row of a place and of choices that none has had so far; return its number."""
+        outline, n = self.outline, len(self.outline.tensors)
+        first = outline.first_operator
+        if place >= first + len(outline.operators):
+            row = maker.of_lookup(outline.lookups[place - first - len(outline.operators)])
+        elif place >= first:
+            row = maker.of_operator(outline.operators[place - first])
+        elif place == first - 1:
+            row = maker.of_resharding(Place(OPERAND, outline.loss[0], LOSS))
+        elif place >= 2 * n:
+            i, position, _ = outline.operands[place - 2 * n]
+            row = maker.of_operand(outline.operators[i], position)
+        else:
+            row = maker.of_shared(outline.tensors[place - n]) if key[-1] else 0
+        self._known[place][key] = row
+        return row
 
     def add(self, row: list[int]) -> int:
         """Append a row; return its number."""
