@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..common.errors import InputError
@@ -62,7 +62,7 @@ class ModelFrontier(FoundPoints, PlanFrontier[Plan]):
             frontier=self,
             point=point,
             hidden_time_us=int(costs.hidden_ns[point]) / 1e3,
-            peak_bytes=self.peak(point).n_bytes,
+            peak_bytes=self.peak_bytes(point),
             micro_batches=self.model.graph.n_micro_batches,
         )
 
@@ -150,8 +150,11 @@ def find_frontier(
         if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
             raise
         raise InputError(str(error)) from error
-    phases = {"costs": costed - started, "search": time.perf_counter() - costed}
-    return ModelFrontier(model, hardware, rematerializing or plain, costing, found, phases, objectives=objectives)
+    searched = time.perf_counter()
+    built = rematerializing or plain
+    frontier = ModelFrontier(model, hardware, built, costing, found, objectives=objectives).of_least_peaks(progress)
+    phases = {"costs": costed - started, "search": searched - costed, "peaks": time.perf_counter() - searched}
+    return replace(frontier, seconds_by_phase=phases)
 
 
 def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:

@@ -50,7 +50,7 @@ def with_points(frontier, *points):
     """The frontier with other points, of the same strategies."""
     mem, time_ns = (np.array(costs, np.int64) for costs in zip(*points, strict=True))
     strategies = np.repeat(frontier.found.strategies[:1], len(points), axis=0)
-    return replace(frontier, found=Frontier(mem, time_ns, strategies, {}, "ft-ldp"))
+    return replace(frontier, found=Frontier(mem, time_ns, strategies, {}, "ft-ldp"), searched=None)
 
 
 def test_the_table_the_file_and_the_picture_tell_the_same(tmp_path, capsys):
@@ -70,7 +70,7 @@ def test_the_table_the_file_and_the_picture_tell_the_same(tmp_path, capsys):
         assert each["seconds"] > 0
         for point in each["points"]:
             assert point["compute_time_us"] + point["network_time_us"] == pytest.approx(point["time_us"])
-            assert point["fits"] == (point["memory_bytes"] <= 20_000)
+            assert point["fits"] == (point["peak_bytes"] <= 20_000)
             assert point["above"] >= 0
         assert f"{each['points'][-1]['time_us']:,.1f}" in rows[name][-1]
     assert all(point["above"] == 0 for point in algorithms["ft-ldp"]["points"])
@@ -108,12 +108,12 @@ def test_a_point_below_the_frontier_is_told_with_the_reason():
 
 def test_a_limit_marks_what_does_not_fit_and_the_fastest_that_does():
     frontier = frontier_of("vgg16", "full")
-    limit = int(frontier.found.mem_bytes[len(frontier) // 2])
+    limit = frontier.peak_bytes(len(frontier) // 2)
     compared = compare(frontier, limit_bytes=limit)
     rows = rows_of(compared.table())
     assert [row.split("  ")[-1].strip() for row in rows["ft-ldp"]].count("fastest that fits") == 1
     for name, each in compared.baselines.items():
-        fits = [mem <= limit for mem in each.found.mem_bytes[[0, -1]]]
+        fits = [each.peak_bytes(point) <= limit for point in (0, len(each) - 1)]
         assert ["does not fit" not in row for row in (rows[name][0], rows[name][-1])] == fits
 
 
