@@ -124,9 +124,12 @@ class Comparison:
 
         What is proven of them is that of the search, which goes by memory.
         """
-        if any(frontier.all_peaks is None for frontier in self.all().values()):
-            return each.found
-        return replace(each.found, mem_bytes=each.all_peaks)
+        return replace(each.found, mem_bytes=each.all_peaks) if self._goes_by_peak else each.found
+
+    @property
+    def _goes_by_peak(self) -> bool:
+        """Return whether the peaks of all points, of the baselines too, are counted."""
+        return all(each.all_peaks is not None for each in self.all().values())
 
     def is_below(self, each: ModelFrontier) -> np.ndarray:
         """Return for each point whether no point of the frontier is as good in both costs: bool[P]."""
@@ -188,12 +191,13 @@ class Comparison:
         """Return why points of a baseline are below the frontier."""
         n_below, found = int(self.is_below(each).sum()), self.frontier.certified
         which = "its point is" if len(each) == 1 else f"{n_below} of its {len(each)} points are"
+        has_all = each.built.space == self.frontier.built.space or self.frontier.built.space == FULL
+        if self._goes_by_peak and found.exact and has_all:
+            return f"{which} below the frontier, whose search goes by memory and not by the peak"
         if each.built.space == self.frontier.built.space:
             return f"{which} below the frontier, which is {found.certificate}"
         if self.frontier.built.space == FULL:
             return f"{which} below the frontier, which has all of its strategies and is {found.certificate}"
-        if self.frontier.all_peaks is not None and found.exact:
-            return f"{which} below the frontier, whose search goes by memory and not by the peak"
         inexact = "" if found.exact else f", or because that is {found.certificate}"
         return (
             f"{which} below the frontier, since the space that was searched, {self.frontier.built.space}, doesn't have all "

@@ -178,7 +178,7 @@ def test_of_many_points_a_file_keeps_some_peaks_and_answers_with_these_points(fo
     assert [point for point in range(len(found)) if some.peak_bytes(point) is not None] == known
     for limit in [found.peak(point).n_bytes for point in known]:
         assert some.at(limit).point == max(point for point in known if found.peak(point).n_bytes <= limit)
-    told = [found.table().splitlines()[2 + point] in some.table().splitlines() for point in range(len(found))]
+    told = [asked_before.table().splitlines()[2 + point] in some.table().splitlines() for point in range(len(found))]
     assert told == [point in known for point in range(len(found))]
 
 

@@ -82,7 +82,6 @@ def test_the_time_of_a_problem_is_that_of_the_program(function: Callable[[], zoo
     )
     router, held = Router(costing.reshardings.steps), 0
     for built in filter(None, builder.build_with_rematerialization()):
-        rng = np.random.default_rng(0)
         for seed in range(30):
             drawn = random_strategy(model, mesh, seed, None, 0.5 * (seed % 2), 0.4 * (seed % 3))
             try:
@@ -95,5 +94,4 @@ def test_the_time_of_a_problem_is_that_of_the_program(function: Callable[[], zoo
             view = model.model.view(built.strategy(states))
             assert time_ns(view, costing, router) == expected, seed
             held += 1
-        del rng
     assert held > 5, held

@@ -111,6 +111,9 @@ def test_a_limit_marks_what_does_not_fit_and_the_fastest_that_does():
     limit = frontier.peak_bytes(len(frontier) // 2)
     compared = compare(frontier, limit_bytes=limit)
     rows = rows_of(compared.table())
+    for each in compared.all().values():
+        peaks = [each.peak(point).n_bytes for point in range(len(each))]
+        assert compared.points_of(each).mem_bytes.tolist() == peaks == sorted(set(peaks))
     assert [row.split("  ")[-1].strip() for row in rows["ft-ldp"]].count("fastest that fits") == 1
     for name, each in compared.baselines.items():
         fits = [each.peak_bytes(point) <= limit for point in (0, len(each) - 1)]
@@ -124,7 +127,7 @@ def test_the_picture_has_all_algorithms_and_tells_points_that_are_far_away():
     axes = Figure().subplots()
     Comparison(frontier, {**compare(frontier).baselines, "data-parallel": far}, most_mem).plot(axes)
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert [label.split(":")[0] for label in labels] == [
+    assert [label.split(":")[0].split(",")[0] for label in labels] == [
         "TensorOpt", "its compute", "its network", "turning point", *BASELINES, "memory limit",
     ]  # fmt: skip
     assert "data-parallel: beyond, at " in labels[4]
