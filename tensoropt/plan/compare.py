@@ -75,7 +75,8 @@ class Comparison:
                 fits = self.limit_bytes is None or each.needed_bytes(point) <= self.limit_bytes
                 told = "" if each is self.frontier else self._above_text(each, point)
                 marks = ", ".join([*([mark] if mark else []), *([] if fits else ["does not fit"])])
-                rows.append([name, memory_text(at.memory_bytes), memory_text(each.needed_bytes(point)), *times, told, seconds, marks])
+                memory = memory_text(at.memory_bytes), memory_text(each.needed_bytes(point))
+                rows.append([name, *memory, *times, told, seconds, marks])
                 name = seconds = ""
         headers = ["algorithm", "memory per device", "peak", "time (us)", "simulated (us)", "compute (us)", "network (us)"]
         headers += ["above", "seconds", ""]

@@ -30,8 +30,8 @@ AT_ONCE = 256
 class PeakCounter:
     """The peaks of strategies of one problem, each counted once.
 
-    Strategies have most of their configs in common, so what follows from a config is computed once, too. Configs are those of
-    the problem's states, and so are known by their identity.
+    Strategies have most of their configs in common, so what follows from a config is computed once, too. Configs are those
+    of the problem's states, and so are known by their identity.
     """
 
     model: Model

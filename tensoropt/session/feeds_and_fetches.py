@@ -14,7 +14,6 @@ from ..ir.graph import Graph, Tensor
 from ..reschedule.layout import Shape, block_bounds
 from ..runtime.functions import Feed, Fetch
 
-
 _LEAVES = (str, tf.Tensor, tf.Operation, tf.Variable)
 
 

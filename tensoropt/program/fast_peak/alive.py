@@ -84,9 +84,9 @@ def _overwritten(m: Any, buffer: int, begin: int, at: int) -> int:
     """
     for i in range(m[begin + 2], m[begin + ENDS_COLUMNS + 2]):
         over, seen = m[m[OVER] + 2 * i], m[m[OVER] + 2 * i + 1]
-        if seen == m[m[BYTES] + buffer] and m[m[LAST] + over] == at and not m[m[IS_GONE] + over]:
-            if seen < m[m[SIZES] + over] or not m[m[IS_PYTHON_S] + over]:
-                return over  # type: ignore[no-any-return]
+        is_free = m[m[LAST] + over] == at and not m[m[IS_GONE] + over]
+        if is_free and seen == m[m[BYTES] + buffer] and (seen < m[m[SIZES] + over] or not m[m[IS_PYTHON_S] + over]):
+            return over  # type: ignore[no-any-return]
     return -1
 
 
@@ -96,7 +96,8 @@ def _end(m: Any, first: int, end: int, at: int, of_python: int) -> int:
     died = 0
     for i in range(first, end):
         buffer = m[i]
-        if m[m[LAST] + buffer] == at and not m[m[IS_GONE] + buffer] and (m[m[IS_PYTHON_S] + buffer] != 0) == (of_python != 0):
+        is_python_s = m[m[IS_PYTHON_S] + buffer] != 0
+        if m[m[LAST] + buffer] == at and not m[m[IS_GONE] + buffer] and is_python_s == (of_python != 0):
             m[m[IS_GONE] + buffer] = 1
             died += m[m[SIZES] + buffer]
     return died

@@ -16,5 +16,12 @@ except ImportError:
 
 
 def compiled(function: _Function, is_called: bool = False) -> _Function:
-    """Return the function compiled by Numba, cached on disk and without the GIL; itself where there is no Numba."""
-    return cast(_Function, numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=not is_called, no_cfunc_wrapper=True)(function)) if IS_COMPILED else function
+    """Return the function compiled by Numba, cached on disk and without the GIL; itself where there is no Numba.
+
+    Args:
+        is_called: whether Python calls it; those that only other kernels call compile in less time.
+    """
+    if not IS_COMPILED:
+        return function
+    options = {"cache": True, "nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+    return cast(_Function, numba.njit(no_cpython_wrapper=not is_called, **options)(function))

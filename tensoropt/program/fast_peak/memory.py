@@ -3,7 +3,7 @@
 A *buffer* is a number, in the order in which buffers are made. Sources have none (-1): they are alive all the time. An
 instruction is a number, too; what it reads, writes and may write over are runs of three arrays.
 
-In all kernels ``o`` is the outline, ``m`` the arena (:mod:`.layout`), ``t`` the table of rows and ``r`` the row of each place;
+In all kernels ``o`` is the outline and ``m`` the arena (:mod:`.layout`), ``t`` the table of rows and ``r`` each place's row;
 ``overlaps`` says whether communication overlaps with compute.
 """
 

@@ -51,7 +51,8 @@ class Outline:
 
 def can_outline(graph: Graph) -> bool:
     """Return whether a graph's step has one backward pass on the batch as a whole."""
-    return len(graph.backward_passes) == 1 and not graph.gradients and graph.micro_batching is None and bool(graph.train_steps)
+    is_one = len(graph.backward_passes) == 1 and not graph.gradients
+    return is_one and graph.micro_batching is None and bool(graph.train_steps)
 
 
 def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_operands: Collection[tuple[str, int]],
@@ -69,7 +70,7 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     starts = {*dense, *(op.result.name for of_variable in lookups for op in of_variable)}
     reached = _reached(graph, starts)
     first_entry, first_use = {}, {}
-    for entry, (i, position, tensor) in enumerate(operands):
+    for entry, (i, _, tensor) in enumerate(operands):
         first_entry.setdefault((i, tensor.name), entry)
         first_use.setdefault(tensor.name, entry)
     flags = [
@@ -100,10 +101,7 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
         _ints(-1 if op.updates is None else number[graph.operators[op.updates].result.name] for op in operators),
         _ends(map(len, lookups)),
         _ints(number[op.result.name] for of_variable in lookups for op in of_variable),
-        _ints(
-            -1 if all(update.leaves_rows for update in graph.updates[name]) else number[graph.operators[name].result.name]
-            for name in by_rows
-        ),
+        _ints(-1 if _leaves_rows(graph, name) else number[graph.operators[name].result.name] for name in by_rows),
         _ints(tensor.name in graph.made_of_variables for tensor in tensors),
         _ints(number[op.result.name] for op in operators if op.type in SOURCES),
     )
@@ -117,7 +115,8 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     ends = arrays[4].tolist()
     outputs = tuple(map(range, ends, ends[1:]))
     flat = tuple(op for of_variable in lookups for op in of_variable)
-    return Outline(operators, operands, tensors, (taken.name, taken.loss), flat, producers, outputs, _joined(counted, arrays))
+    numbers = _joined(counted, arrays)
+    return Outline(operators, operands, tensors, (taken.name, taken.loss), flat, producers, outputs, numbers)
 
 
 def _joined(counted: Sequence[int], arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -134,6 +133,11 @@ def _flags(op: Operator, starts: Collection[str]) -> int:
         return c.WRITES
     passes = not any(tensor.name in starts for tensor in op.outputs)
     return c.OVERWRITES * (op.type in OVERWRITE) | c.IS_PRODUCT * (op.type in PRODUCTS) | c.PASSES * passes
+
+
+def _leaves_rows(graph: Graph, variable: str) -> bool:
+    """Return whether the updates of a variable change only the rows that were looked up."""
+    return all(update.leaves_rows for update in graph.updates[variable])
 
 
 def _reached(graph: Graph, starts: Collection[str]) -> set[str]:
@@ -167,8 +171,8 @@ def arena_of(outline: Outline, n_buckets: int) -> np.ndarray:
         records, n_tensors,
         # and of memory
         entries, entries, 2 * entries, layout.ENDS_COLUMNS * (buffers + 1), buffers, buffers, 3 * records, buffers, buffers,
-        buffers, buffers, 2 * len(c.WORKSPACES), entries, records, places, places, records, n_operators, n_operators, buffers,
-        buffers, buffers,
+        buffers, buffers, 2 * len(c.WORKSPACES), entries, records, places, places, records, n_operators, n_operators,
+        buffers, buffers, buffers,
     )
     begins = np.cumsum([layout.N_ARENA, *sizes])
     arena = np.empty(begins[-1], np.int64)

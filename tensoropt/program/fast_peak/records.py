@@ -3,7 +3,7 @@
 A *value* is a number: twice its place, and one more if it was made again in the backward pass. A *gradient* is a number, in
 the order in which gradients are made. A record has six numbers: what is done, where, and what it reads and makes.
 
-In all kernels ``o`` is the outline, ``m`` the arena (:mod:`.layout`), ``t`` the table of rows and ``r`` the row of each place.
+In all kernels ``o`` is the outline and ``m`` the arena (:mod:`.layout`), ``t`` the table of rows and ``r`` each place's row.
 """
 
 from __future__ import annotations

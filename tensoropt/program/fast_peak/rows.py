@@ -18,8 +18,8 @@ from ...ir.body import COMPOSITES, VALUE_SHAPED
 from ...ir.graph import SOURCES, Operator, Tensor
 from ...reschedule.path import Path
 from ...rules.rule import Config, OperandSharding
-from ...sharding.resharding import Router, halo_resharding
 from ...sharding.consumers import LOSS
+from ...sharding.resharding import Router, halo_resharding
 from ...sharding.strategy import Copy, StrategyView
 from ..buffers import WHICH_CLASS, TaskBuffers
 from ..instructions import Instructions, is_view, moved_bytes, workspaces
