@@ -125,7 +125,8 @@ class Comparison:
 
         What is proven of them is that of the search, which goes by memory.
         """
-        return replace(each.found, mem_bytes=each.all_peaks) if self._goes_by_peak else each.found
+        peaks = each.all_peaks if self._goes_by_peak else None
+        return each.found if peaks is None else replace(each.found, mem_bytes=peaks)
 
     @property
     def _goes_by_peak(self) -> bool:

@@ -47,7 +47,7 @@ class PeakCounter:
 
     def view(self, states: np.ndarray) -> StrategyView:
         """Return the strategy that one state for each node means, on its graph."""
-        strategy, known, rules = self.built.strategy(states), self._interfaces, self._rules
+        strategy, known, rules = self.built.strategy(states.tolist()), self._interfaces, self._rules
         view = self.model.view(strategy)
         interfaces = {}
         for name, config in strategy.configs.items():

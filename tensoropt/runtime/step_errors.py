@@ -31,8 +31,8 @@ def only_step() -> Iterator[None]:
     global _runner
     if not _running.acquire(blocking=False):
         raise InputError(
-            f"a step was started ({running_line()}) in thread '{threading.current_thread().name}' while "
-            f"{_running_one()} runs one: all ranks must run the same steps in the same order, which threads don't keep; run steps in one thread"
+            f"a step was started ({running_line()}) in thread '{threading.current_thread().name}' while {_running_one()} "
+            "runs one: all ranks must run the same steps in one order, which threads don't keep; run steps in one thread"
         )
     try:
         # The frame of the ``with`` statement, which is on the stack as long as the step runs: this one's isn't.

@@ -86,7 +86,7 @@ def _overwritten(m: Any, buffer: int, begin: int, at: int) -> int:
         over, seen = m[m[OVER] + 2 * i], m[m[OVER] + 2 * i + 1]
         is_free = m[m[LAST] + over] == at and not m[m[IS_GONE] + over]
         if is_free and seen == m[m[BYTES] + buffer] and (seen < m[m[SIZES] + over] or not m[m[IS_PYTHON_S] + over]):
-            return over  # type: ignore[no-any-return]
+            return over
     return -1
 
 

@@ -23,5 +23,6 @@ def compiled(function: _Function, is_called: bool = False) -> _Function:
     """
     if not IS_COMPILED:
         return function
-    options = {"cache": True, "nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
-    return cast(_Function, numba.njit(no_cpython_wrapper=not is_called, **options)(function))
+    options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+    options["no_cpython_wrapper"] = not is_called
+    return cast(_Function, numba.njit(**options)(function))

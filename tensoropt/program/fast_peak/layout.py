@@ -38,11 +38,11 @@ BUCKETED, BUCKETS, UPDATED, NEXT_UPDATED = range(27, 31)
 opened; by record the first variable that is updated behind it; by variable the next one there."""
 # and those of memory.
 READS, WRITES_OF, OVER, ENDS, RUN, DELAYED = range(31, 37)
-"""What instructions read and write; what they may write over, and the bytes that they read of it; where their parts end, with
-scratch bytes and whether they call Python; those that run; those that are delayed."""
+"""What instructions read and write; what they may write over, and the bytes that they read of it; where their parts end,
+with scratch bytes and whether they call Python; those that run; those that are delayed."""
 COPIES, BYTES, IS_PYTHON_S, PENDING, LAST, WORKSPACE = range(37, 43)
-"""Source, path and copy of copies; of buffers the bytes, whether they are Python's, the epoch in which what writes them
-is delayed, and the instruction that uses them last; workspaces of collectives."""
+"""Source, path and copy of copies; of buffers the bytes, whether they are Python's, the epoch in which what writes
+them is delayed, and the instruction that uses them last; workspaces of collectives."""
 HELD, WAITING, MADE, MADE_AGAIN, OF_GRADIENT, WINDOWS, INSIDE_OF = range(43, 50)
 """What the last parameters' gradients read; what waits for the end; the buffers of places, of what is made again there, of
 gradients, of windows, of what operators save inside."""

@@ -121,7 +121,7 @@ def _buffer(m: Any, n_bytes: int, is_python_s: int) -> int:
     number = m[N_BUFFERS]
     m[m[BYTES] + number], m[m[IS_PYTHON_S] + number], m[m[PENDING] + number] = n_bytes, is_python_s, 0
     m[N_BUFFERS] += 1
-    return number  # type: ignore[no-any-return]
+    return number
 
 
 @compiled
@@ -210,7 +210,7 @@ def _copy(t: Any, m: Any, row: int, place: int, overlaps: int) -> int:
     copies = m[COPIES]
     for i in range(m[N_COPIES] - 1, -1, -1):
         if m[copies + 3 * i] == key and m[copies + 3 * i + 1] == t[row, PATH]:
-            return m[copies + 3 * i + 2]  # type: ignore[no-any-return]
+            return m[copies + 3 * i + 2]
     moved, at = _move(t, m, row, source, -1, overlaps), copies + 3 * m[N_COPIES]
     m[at], m[at + 1], m[at + 2] = key, t[row, PATH], moved
     m[N_COPIES] += 1
@@ -238,8 +238,8 @@ def _move_back(t: Any, m: Any, row: int, source: int, is_overlappable: int, over
 def _operand(o: Any, t: Any, r: Any, m: Any, operator: int, operand: int) -> int:
     """Return the buffer that an operator of the forward pass reads for an operand."""
     if operand == o[o[OPERANDS] + operator] and t[r[o[FIRST_OPERATOR] + operator], EXCHANGES]:
-        return m[m[WINDOWS] + operator]  # type: ignore[no-any-return]
-    return m[m[MADE] + m[m[ROOT] + 2 * o[N_TENSORS] + operand]]  # type: ignore[no-any-return]
+        return m[m[WINDOWS] + operator]
+    return m[m[MADE] + m[m[ROOT] + 2 * o[N_TENSORS] + operand]]
 
 
 @compiled
@@ -281,7 +281,7 @@ def _compute(o: Any, t: Any, r: Any, m: Any, operator: int, overlaps: int) -> No
 @compiled
 def _of_value(m: Any, value: int) -> int:
     """Return the buffer of a value."""
-    return m[m[MADE_AGAIN if value & 1 else MADE] + (value >> 1)]  # type: ignore[no-any-return]
+    return m[m[MADE_AGAIN if value & 1 else MADE] + (value >> 1)]
 
 
 @compiled
@@ -312,10 +312,10 @@ def _known(o: Any, m: Any, record: int, i: int) -> int:
     """Return the buffer of what an operator's gradient has: first the gradients, then the values."""
     at = m[VALUES] + 2 * (m[record + 2] + i)
     if i < m[record + 3]:
-        return m[m[OF_GRADIENT] + m[at + 1]]  # type: ignore[no-any-return]
+        return m[m[OF_GRADIENT] + m[at + 1]]
     windows, operand = m[m[WINDOWS] + m[record + 1]], m[at] - 2 * o[N_TENSORS]
     if windows >= 0 and operand >= 0 and o[o[OF_OPERAND] + operand] & IS_FIRST:
-        return windows  # type: ignore[no-any-return]
+        return windows
     return _of_value(m, m[at + 1])
 
 
@@ -323,7 +323,7 @@ def _known(o: Any, m: Any, record: int, i: int) -> int:
 def _size(o: Any, t: Any, r: Any, m: Any, record: int, i: int) -> int:
     """Return the bytes of what :func:`_known` returns that the gradient reads."""
     place = m[m[VALUES] + 2 * (m[record + 2] + i)]
-    return t[r[place], N_BYTES if place < 2 * o[N_TENSORS] else OPERAND_BYTES]  # type: ignore[no-any-return]
+    return t[r[place], N_BYTES if place < 2 * o[N_TENSORS] else OPERAND_BYTES]
 
 
 @compiled

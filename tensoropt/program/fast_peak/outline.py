@@ -69,7 +69,8 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     lookups = [tuple(graph.operators[each] for each in graph.lookups[name]) for name in by_rows]
     starts = {*dense, *(op.result.name for of_variable in lookups for op in of_variable)}
     reached = _reached(graph, starts)
-    first_entry, first_use = {}, {}
+    first_entry: dict[tuple[int, str], int] = {}
+    first_use: dict[str, int] = {}
     for entry, (i, _, tensor) in enumerate(operands):
         first_entry.setdefault((i, tensor.name), entry)
         first_use.setdefault(tensor.name, entry)

@@ -92,7 +92,7 @@ def _emit(m: Any, kind: int, a: int, b: int, c: int, d: int, e: int) -> int:
     at = m[RECORDS] + WIDTH * number
     m[at], m[at + 1], m[at + 2], m[at + 3], m[at + 4], m[at + 5] = kind, a, b, c, d, e
     m[N_RECORDS] += 1
-    return number  # type: ignore[no-any-return]
+    return number
 
 
 @compiled
@@ -101,7 +101,7 @@ def _made(m: Any, record: int) -> int:
     gradient = m[N_GRADIENTS]
     m[m[WRITER] + gradient] = record
     m[N_GRADIENTS] += 1
-    return gradient  # type: ignore[no-any-return]
+    return gradient
 
 
 @compiled
@@ -254,7 +254,7 @@ def _ask(o: Any, t: Any, r: Any, m: Any, asked: int, after: int) -> None:
 def _produced_at(o: Any, t: Any, r: Any, tensor: int) -> int:
     """Return the place to which gradients go from a tensor's consumers."""
     shared = o[N_TENSORS] + tensor
-    return shared if t[r[shared], EXISTS] and not t[r[shared], IS_FREE] else tensor  # type: ignore[no-any-return]
+    return shared if t[r[shared], EXISTS] and not t[r[shared], IS_FREE] else tensor
 
 
 @compiled
@@ -342,7 +342,7 @@ def _is_asked(o: Any, t: Any, r: Any, operator: int, operand: int) -> int:
         return 1
     if t[r[place], REGATHERED] and t[r[place], COMMUNICATES]:
         return 1
-    return t[r[place], READS_REGATHERED] and t[r[shared], EXISTS] and t[r[shared], COMMUNICATES]  # type: ignore[no-any-return]
+    return t[r[place], READS_REGATHERED] and t[r[shared], EXISTS] and t[r[shared], COMMUNICATES]
 
 
 @compiled
