@@ -133,7 +133,7 @@ def find_frontier(
         if algorithm == MONTE_CARLO:
             limits = Limits(memory_bytes=limit_bytes) if budget is None else Limits(budget.seconds, limit_bytes)
             return _of_monte_carlo(model, hardware, task, limits)
-        return _of_baseline(model, hardware, task, algorithm)
+        return _of_baseline(model, hardware, task, algorithm).of_least_peaks(progress)
     of_costs, of_search = (partial(progress, phase) for phase in ("costs", "search")) if progress else (None, None)
     is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
     choices = Choices(REUSE not in without, ZERO not in without)
