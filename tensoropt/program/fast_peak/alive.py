@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .columns import LASTING, N_BYTES, WORKSPACES
-from .compiled import compiled
+from .compiled import compiled, entry, sources_digest
 from .layout import (
     BYTES,
     ENDS,
@@ -139,12 +140,19 @@ def _peak(m: Any, alive: int) -> int:
     return peak
 
 
-def _count_peak(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> int:
-    """Return the most bytes that are alive at once in the step of a strategy, given the row of each place."""
-    write_records(o, t, r, m)
-    write_instructions(o, t, r, m, overlaps)
-    given = _find_ends(m)
-    return _peak(m, _lasting(o, t, r, m) + given)
+def _kernel(digest: int) -> Callable[[Any, Any, Any, Any, int], int]:
+    """Return the kernel that Python calls, for these sources."""
+
+    def count_peak(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> int:
+        if digest < 0:
+            return -1  # never: the digest must be used to be part of the compiled code's key
+        write_records(o, t, r, m)
+        write_instructions(o, t, r, m, overlaps)
+        given = _find_ends(m)
+        return _peak(m, _lasting(o, t, r, m) + given)
+
+    return entry(count_peak)
 
 
-count_peak = compiled(_count_peak, is_called=True)
+count_peak = _kernel(sources_digest())
+"""Return the most bytes that are alive at once in the step of a strategy, given the row of each place."""

@@ -41,12 +41,13 @@ READS, WRITES_OF, OVER, ENDS, RUN, DELAYED = range(31, 37)
 """What instructions read and write; what they may write over, and the bytes that they read of it; where their parts end,
 with scratch bytes and whether they call Python; those that run; those that are delayed."""
 COPIES, BYTES, IS_PYTHON_S, PENDING, LAST, WORKSPACE = range(37, 43)
-"""Source, path and copy of copies; of buffers the bytes, whether they are Python's, the epoch in which what writes
-them is delayed, and the instruction that uses them last; workspaces of collectives."""
+"""The path of each copy, the copy, and the next one of its source; of buffers the bytes, whether they are Python's, the
+epoch in which what writes them is delayed, and the instruction that uses them last; workspaces of collectives."""
 HELD, WAITING, MADE, MADE_AGAIN, OF_GRADIENT, WINDOWS, INSIDE_OF = range(43, 50)
 """What the last parameters' gradients read; what waits for the end; the buffers of places, of what is made again there, of
 gradients, of windows, of what operators save inside."""
-SIZES, IS_WRITTEN, IS_GONE = range(50, 53)
-"""What counting knows of buffers: their bytes with those that they were written over, whether they are written, or gone."""
-N_ARENA = 53
+SIZES, IS_WRITTEN, IS_GONE, COPIES_OF = range(50, 54)
+"""What counting knows of buffers: their bytes with those that they were written over, whether they are written, or gone.
+Then the first copy of each source, by its place or, behind all places, by its buffer."""
+N_ARENA = 54
 ENDS_COLUMNS = 5

@@ -44,6 +44,7 @@ from .layout import (
     BYTES,
     CHANGES,
     COPIES,
+    COPIES_OF,
     DELAYED,
     DENSE,
     DUE,
@@ -116,9 +117,10 @@ N_WORKSPACES = len(WORKSPACES)
 
 
 @compiled
-def _buffer(m: Any, n_bytes: int, is_python_s: int) -> int:
+def _buffer(o: Any, m: Any, n_bytes: int, is_python_s: int) -> int:
     """Return a new buffer."""
     number = m[N_BUFFERS]
+    m[m[COPIES_OF] + o[FIRST_OPERATOR] + number] = -1
     m[m[BYTES] + number], m[m[IS_PYTHON_S] + number], m[m[PENDING] + number] = n_bytes, is_python_s, 0
     m[N_BUFFERS] += 1
     return number
@@ -186,11 +188,11 @@ def _add(m: Any, scratch_bytes: int, calls_python: int, is_overlappable: int, ov
 
 
 @compiled
-def _move(t: Any, m: Any, row: int, source: int, after: int, overlaps: int) -> int:
+def _move(o: Any, t: Any, m: Any, row: int, source: int, after: int, overlaps: int) -> int:
     """Reshard a buffer forward, once another one is there; return the resharded buffer."""
     if t[row, IS_VIEW]:
         return source
-    moved = _buffer(m, t[row, N_BYTES], t[row, COMMUNICATES])
+    moved = _buffer(o, m, t[row, N_BYTES], t[row, COMMUNICATES])
     _read(m, source)
     _read(m, after)
     _write(m, moved)
@@ -201,29 +203,32 @@ def _move(t: Any, m: Any, row: int, source: int, after: int, overlaps: int) -> i
 
 
 @compiled
-def _copy(t: Any, m: Any, row: int, place: int, overlaps: int) -> int:
+def _copy(o: Any, t: Any, m: Any, row: int, place: int, overlaps: int) -> int:
     """Reshard the value at a place forward; a copy that no collective makes is made once."""
     source = m[m[MADE] + place]
     if t[row, COMMUNICATES]:
-        return _move(t, m, row, source, -1, overlaps)
-    key = source if source >= 0 else -2 - place
-    copies = m[COPIES]
-    for i in range(m[N_COPIES] - 1, -1, -1):
-        if m[copies + 3 * i] == key and m[copies + 3 * i + 1] == t[row, PATH]:
-            return m[copies + 3 * i + 2]
-    moved, at = _move(t, m, row, source, -1, overlaps), copies + 3 * m[N_COPIES]
-    m[at], m[at + 1], m[at + 2] = key, t[row, PATH], moved
+        return _move(o, t, m, row, source, -1, overlaps)
+    first = m[COPIES_OF] + (o[FIRST_OPERATOR] + source if source >= 0 else place)
+    number = m[first]
+    while number >= 0:
+        at = m[COPIES] + 3 * number
+        if m[at] == t[row, PATH]:
+            return m[at + 1]
+        number = m[at + 2]
+    moved, at = _move(o, t, m, row, source, -1, overlaps), m[COPIES] + 3 * m[N_COPIES]
+    m[at], m[at + 1], m[at + 2] = t[row, PATH], moved, m[first]
+    m[first] = m[N_COPIES]
     m[N_COPIES] += 1
     return moved
 
 
 @compiled
-def _move_back(t: Any, m: Any, row: int, source: int, is_overlappable: int, overlaps: int) -> int:
+def _move_back(o: Any, t: Any, m: Any, row: int, source: int, is_overlappable: int, overlaps: int) -> int:
     """Bring a gradient back through a resharding; return the buffer after it."""
     if t[row, BACK_IS_VIEW]:
         return source
     communicates = t[row, BACK_COMMUNICATES]
-    moved = _buffer(m, t[row, BACK_BYTES], communicates)
+    moved = _buffer(o, m, t[row, BACK_BYTES], communicates)
     _read(m, source)
     _write(m, moved)
     _add(m, t[row, BACK_SCRATCH], communicates, is_overlappable and communicates, overlaps)
@@ -249,7 +254,7 @@ def _compute(o: Any, t: Any, r: Any, m: Any, operator: int, overlaps: int) -> No
     first_operand, end_operand = o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]
     first_tensor, end_tensor = o[o[OUTPUTS] + operator], o[o[OUTPUTS] + operator + 1]
     if t[row, EXCHANGES]:
-        m[m[WINDOWS] + operator] = _copy(t, m, row, m[m[ROOT] + first + first_operand], overlaps)
+        m[m[WINDOWS] + operator] = _copy(o, t, m, row, m[m[ROOT] + first + first_operand], overlaps)
     n_made = int(t[row, INSIDE] >= 0)
     for tensor in range(first_tensor, end_tensor):
         n_made += o[o[VIEWED] + tensor] < 0
@@ -257,7 +262,7 @@ def _compute(o: Any, t: Any, r: Any, m: Any, operator: int, overlaps: int) -> No
         return
     statistic = -1
     if t[row, SPLITS_INNER]:
-        statistic = _buffer(m, 0, 0)
+        statistic = _buffer(o, m, 0, 0)
         for operand in range(first_operand, end_operand):
             _read(m, _operand(o, t, r, m, operator, operand))
         _write(m, statistic)
@@ -270,10 +275,10 @@ def _compute(o: Any, t: Any, r: Any, m: Any, operator: int, overlaps: int) -> No
     _read(m, statistic)
     for tensor in range(first_tensor, end_tensor):
         if o[o[VIEWED] + tensor] < 0:
-            m[m[MADE] + tensor] = _buffer(m, t[r[tensor], N_BYTES], 0)
+            m[m[MADE] + tensor] = _buffer(o, m, t[r[tensor], N_BYTES], 0)
             _write(m, m[m[MADE] + tensor])
     if t[row, INSIDE] >= 0:
-        m[m[INSIDE_OF] + operator] = _buffer(m, t[row, INSIDE], 0)
+        m[m[INSIDE_OF] + operator] = _buffer(o, m, t[row, INSIDE], 0)
         _write(m, m[m[INSIDE_OF] + operator])
     _add(m, t[row, OPERATOR_SCRATCH], 0, 0, overlaps)
 
@@ -293,7 +298,7 @@ def _compute_again(o: Any, t: Any, r: Any, m: Any, operator: int, first_value: i
         if viewed >= 0:
             m[m[MADE_AGAIN] + tensor] = _of_value(m, m[values + 2 * (viewed - first_operand) + 1])
         else:
-            m[m[MADE_AGAIN] + tensor] = _buffer(m, t[r[tensor], N_BYTES], 0)
+            m[m[MADE_AGAIN] + tensor] = _buffer(o, m, t[r[tensor], N_BYTES], 0)
             _write(m, m[m[MADE_AGAIN] + tensor])
             n_made += 1
     m[HAS_REMATERIALIZED] = 1
@@ -343,7 +348,7 @@ def _make_gradient(o: Any, t: Any, r: Any, m: Any, record: int, operand: int, ov
         if flags & OVERWRITES:
             _over(m, buffer, _size(o, t, r, m, record, i))
     _read(m, m[m[INSIDE_OF] + operator])
-    end, gradient = m[N_READS], _buffer(m, t[r[place], OPERAND_BYTES], 0)
+    end, gradient = m[N_READS], _buffer(o, m, t[r[place], OPERAND_BYTES], 0)
     _write(m, gradient)
     _add(m, t[r[place], GRADIENT_SCRATCH], 0, 0, overlaps)
     if o[o[OF_OPERAND] + operand] & OF_VARIABLES:
@@ -377,10 +382,10 @@ def _compute_gradients(o: Any, t: Any, r: Any, m: Any, record: int, overlaps: in
 
 
 @compiled
-def _sum(m: Any, a: int, b: int, overlaps: int) -> int:
+def _sum(o: Any, m: Any, a: int, b: int, overlaps: int) -> int:
     """Add the sum of two gradients, over one of them if possible; return its buffer."""
     n_bytes = max(m[m[BYTES] + a], m[m[BYTES] + b])
-    total = _buffer(m, n_bytes, 0)
+    total = _buffer(o, m, n_bytes, 0)
     _read(m, a)
     _read(m, b)
     _write(m, total)
@@ -409,14 +414,14 @@ def _update_rows(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> None:
         for i in range(o[o[LOOKUPS] + variable], o[o[LOOKUPS] + variable + 1]):
             gradient = m[m[ARRIVED] + o[o[LOOKED_UP] + i]]
             if gradient >= 0:
-                sent = _move_back(t, m, r[o[FIRST_LOOKUP] + i], m[m[OF_GRADIENT] + gradient], 1, overlaps)
+                sent = _move_back(o, t, m, r[o[FIRST_LOOKUP] + i], m[m[OF_GRADIENT] + gradient], 1, overlaps)
                 m[m[WAITING] + m[N_WAITING]] = sent
                 m[N_WAITING] += 1
         for i in range(begin, m[N_WAITING]):
             _read(m, m[m[WAITING] + i])
         changed = o[o[CHANGES] + variable]
         if changed >= 0:
-            _write(m, _buffer(m, t[r[changed], N_BYTES], 0))
+            _write(m, _buffer(o, m, t[r[changed], N_BYTES], 0))
         _add(m, 0, 0, 0, overlaps)
         if not o[WAITS]:
             m[N_WAITING] = begin
@@ -428,7 +433,7 @@ def _run(o: Any, t: Any, r: Any, m: Any, number: int, overlaps: int) -> None:
     record, made, gradients, first = m[RECORDS] + WIDTH * number, m[MADE], m[OF_GRADIENT], 2 * o[N_TENSORS]
     kind, a, b, c = m[record], m[record + 1], m[record + 2], m[record + 3]
     if kind == RESHARD:
-        m[made + a] = _copy(t, m, r[a], b >> 1, overlaps)
+        m[made + a] = _copy(o, t, m, r[a], b >> 1, overlaps)
     elif kind == COMPUTE:
         _compute(o, t, r, m, a, overlaps)
     elif kind == WRITE:
@@ -438,18 +443,18 @@ def _run(o: Any, t: Any, r: Any, m: Any, number: int, overlaps: int) -> None:
     elif kind == BEGIN:
         _read(m, _of_value(m, a))
         _add(m, 0, 0, 0, overlaps)
-        m[gradients + b] = _buffer(m, o[LOSS_BYTES], 0)
+        m[gradients + b] = _buffer(o, m, o[LOSS_BYTES], 0)
     elif kind == RESHARD_AGAIN:
-        m[m[MADE_AGAIN] + a] = _move(t, m, r[a], _of_value(m, b), m[gradients + c], overlaps)
+        m[m[MADE_AGAIN] + a] = _move(o, t, m, r[a], _of_value(m, b), m[gradients + c], overlaps)
     elif kind == COMPUTE_AGAIN:
         _compute_again(o, t, r, m, a, b, overlaps)
     elif kind == GRADIENT:
         _compute_gradients(o, t, r, m, record, overlaps)
     elif kind == SUM:
-        m[gradients + c] = _sum(m, m[gradients + a], m[gradients + b], overlaps)
+        m[gradients + c] = _sum(o, m, m[gradients + a], m[gradients + b], overlaps)
     elif kind == RETURN:
         tensor = o[o[TENSOR] + a - first] if a >= first else a - o[N_TENSORS]
-        m[gradients + c] = _move_back(t, m, r[a], m[gradients + b], o[o[IS_OVERLAPPABLE] + tensor], overlaps)
+        m[gradients + c] = _move_back(o, t, m, r[a], m[gradients + b], o[o[IS_OVERLAPPABLE] + tensor], overlaps)
 
 
 @compiled
@@ -463,6 +468,7 @@ def write_instructions(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> None:
     for i in range(o[FIRST_OPERATOR]):
         m[m[MADE] + i] = -1
         m[m[MADE_AGAIN] + i] = -1
+        m[m[COPIES_OF] + i] = -1
     for i in range(o[N_OPERATORS]):
         m[m[WINDOWS] + i] = -1
         m[m[INSIDE_OF] + i] = -1

@@ -173,7 +173,7 @@ def arena_of(outline: Outline, n_buckets: int) -> np.ndarray:
         # and of memory
         entries, entries, 2 * entries, layout.ENDS_COLUMNS * (buffers + 1), buffers, buffers, 3 * records, buffers, buffers,
         buffers, buffers, 2 * len(c.WORKSPACES), entries, records, places, places, records, n_operators, n_operators,
-        buffers, buffers, buffers,
+        buffers, buffers, buffers, places + buffers,
     )
     begins = np.cumsum([layout.N_ARENA, *sizes])
     arena = np.empty(begins[-1], np.int64)
