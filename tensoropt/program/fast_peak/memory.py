@@ -11,43 +11,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...common.settings import LAG
 from .columns import (
-    BACK_BYTES,
-    BACK_COMMUNICATES,
-    BACK_IS_VIEW,
-    BACK_SCRATCH,
-    BACK_WORK,
-    COMMUNICATES,
     EXCHANGES,
     GRADIENT_SCRATCH,
     INSIDE,
     IS_FIRST,
     IS_PRODUCT,
-    IS_VIEW,
     N_BYTES,
     OF_VARIABLES,
     OPERAND_BYTES,
     OPERATOR_SCRATCH,
     OVERWRITES,
     PASSED_ON,
-    PATH,
-    SCRATCH,
     SPLITS_INNER,
     WANTED,
-    WORK,
-    WORKSPACES,
 )
 from .compiled import compiled
 from .layout import (
     ARRIVED,
     BYTES,
     CHANGES,
-    COPIES,
     COPIES_OF,
-    DELAYED,
     DENSE,
-    DUE,
     ENDS,
     ENDS_COLUMNS,
     EPOCH,
@@ -57,38 +42,27 @@ from .layout import (
     HELD,
     INSIDE_OF,
     IS_OVERLAPPABLE,
-    IS_PYTHON_S,
     LOOKED_UP,
     LOOKUPS,
     LOSS_BYTES,
     MADE,
     MADE_AGAIN,
-    N_BUFFERS,
     N_BY_ROWS,
-    N_COPIES,
-    N_DELAYED,
     N_HELD,
-    N_INSTRUCTIONS,
     N_OPERATORS,
-    N_OVER,
     N_READS,
     N_RECORDS,
-    N_RUN,
     N_TENSORS,
     N_WAITING,
-    N_WRITES,
     NEXT_UPDATED,
     OF_GRADIENT,
     OF_OPERAND,
     OF_OPERATOR,
     OPERANDS,
     OUTPUTS,
-    OVER,
-    PENDING,
     READS,
     RECORDS,
     ROOT,
-    RUN,
     TENSOR,
     UPDATED,
     VALUES,
@@ -97,9 +71,9 @@ from .layout import (
     WAITS,
     WINDOWS,
     WORKSPACE,
-    WRITES_OF,
 )
-from .records import (
+from .running import N_WORKSPACES, add, catch_up, copy_of, may_overwrite, move, move_back, new_buffer, read, write
+from .written import (
     BEGIN,
     COMPUTE,
     COMPUTE_AGAIN,
@@ -111,132 +85,6 @@ from .records import (
     WIDTH,
     WRITE,
 )
-
-NEVER = 1 << 60
-N_WORKSPACES = len(WORKSPACES)
-
-
-@compiled
-def _buffer(o: Any, m: Any, n_bytes: int, is_python_s: int) -> int:
-    """Return a new buffer."""
-    number = m[N_BUFFERS]
-    m[m[COPIES_OF] + o[FIRST_OPERATOR] + number] = -1
-    m[m[BYTES] + number], m[m[IS_PYTHON_S] + number], m[m[PENDING] + number] = n_bytes, is_python_s, 0
-    m[N_BUFFERS] += 1
-    return number
-
-
-@compiled
-def _read(m: Any, buffer: int) -> None:
-    """Have the next instruction read a buffer."""
-    if buffer >= 0:
-        m[m[READS] + m[N_READS]] = buffer
-        m[N_READS] += 1
-
-
-@compiled
-def _write(m: Any, buffer: int) -> None:
-    """Have the next instruction write a buffer."""
-    m[m[WRITES_OF] + m[N_WRITES]] = buffer
-    m[N_WRITES] += 1
-
-
-@compiled
-def _over(m: Any, buffer: int, n_bytes: int) -> None:
-    """Let the next instruction write over a buffer, of which it reads so many bytes."""
-    if buffer >= 0:
-        at = m[OVER] + 2 * m[N_OVER]
-        m[at], m[at + 1] = buffer, n_bytes
-        m[N_OVER] += 1
-
-
-@compiled
-def _catch_up(m: Any) -> None:
-    """Run the delayed instructions."""
-    for i in range(m[N_DELAYED]):
-        m[m[RUN] + m[N_RUN]] = m[m[DELAYED] + i]
-        m[N_RUN] += 1
-    m[N_DELAYED] = 0
-    m[EPOCH] += 1
-
-
-@compiled
-def _add(m: Any, scratch_bytes: int, calls_python: int, is_overlappable: int, overlaps: int) -> None:
-    """Add an instruction that does what was said since the last one; see :meth:`..instructions.Instructions.add`."""
-    number = m[N_INSTRUCTIONS]
-    m[N_INSTRUCTIONS] += 1
-    begin = m[ENDS] + ENDS_COLUMNS * number
-    end = begin + ENDS_COLUMNS
-    m[end], m[end + 1], m[end + 2], m[end + 3], m[end + 4] = (
-        m[N_READS], m[N_WRITES], m[N_OVER], scratch_bytes, calls_python)
-    is_delayed = is_overlappable
-    for i in range(m[READS] + m[begin], m[READS] + m[end]):
-        if m[m[PENDING] + m[i]] == m[EPOCH]:
-            is_delayed = 1
-    if is_delayed:
-        if m[N_DELAYED] == 0:
-            m[DUE] = NEVER if overlaps else m[N_RUN] + LAG
-        m[m[DELAYED] + m[N_DELAYED]] = number
-        m[N_DELAYED] += 1
-        for i in range(m[WRITES_OF] + m[begin + 1], m[WRITES_OF] + m[end + 1]):
-            m[m[PENDING] + m[i]] = m[EPOCH]
-        return
-    if (calls_python and not overlaps) or (m[N_DELAYED] and m[DUE] <= m[N_RUN]):
-        _catch_up(m)
-    m[m[RUN] + m[N_RUN]] = number
-    m[N_RUN] += 1
-
-
-@compiled
-def _move(o: Any, t: Any, m: Any, row: int, source: int, after: int, overlaps: int) -> int:
-    """Reshard a buffer forward, once another one is there; return the resharded buffer."""
-    if t[row, IS_VIEW]:
-        return source
-    moved = _buffer(o, m, t[row, N_BYTES], t[row, COMMUNICATES])
-    _read(m, source)
-    _read(m, after)
-    _write(m, moved)
-    _add(m, t[row, SCRATCH], t[row, COMMUNICATES], 0, overlaps)
-    for i in range(N_WORKSPACES):
-        m[m[WORKSPACE] + i] = max(m[m[WORKSPACE] + i], t[row, WORK + i])
-    return moved
-
-
-@compiled
-def _copy(o: Any, t: Any, m: Any, row: int, place: int, overlaps: int) -> int:
-    """Reshard the value at a place forward; a copy that no collective makes is made once."""
-    source = m[m[MADE] + place]
-    if t[row, COMMUNICATES]:
-        return _move(o, t, m, row, source, -1, overlaps)
-    first = m[COPIES_OF] + (o[FIRST_OPERATOR] + source if source >= 0 else place)
-    number = m[first]
-    while number >= 0:
-        at = m[COPIES] + 3 * number
-        if m[at] == t[row, PATH]:
-            return m[at + 1]
-        number = m[at + 2]
-    moved, at = _move(o, t, m, row, source, -1, overlaps), m[COPIES] + 3 * m[N_COPIES]
-    m[at], m[at + 1], m[at + 2] = t[row, PATH], moved, m[first]
-    m[first] = m[N_COPIES]
-    m[N_COPIES] += 1
-    return moved
-
-
-@compiled
-def _move_back(o: Any, t: Any, m: Any, row: int, source: int, is_overlappable: int, overlaps: int) -> int:
-    """Bring a gradient back through a resharding; return the buffer after it."""
-    if t[row, BACK_IS_VIEW]:
-        return source
-    communicates = t[row, BACK_COMMUNICATES]
-    moved = _buffer(o, m, t[row, BACK_BYTES], communicates)
-    _read(m, source)
-    _write(m, moved)
-    _add(m, t[row, BACK_SCRATCH], communicates, is_overlappable and communicates, overlaps)
-    # Collectives that overlap with compute have a workspace of their own.
-    first = m[WORKSPACE] + (N_WORKSPACES if is_overlappable and overlaps else 0)
-    for i in range(N_WORKSPACES):
-        m[first + i] = max(m[first + i], t[row, BACK_WORK + i])
-    return moved
 
 
 @compiled
@@ -254,7 +102,7 @@ def _compute(o: Any, t: Any, r: Any, m: Any, operator: int, overlaps: int) -> No
     first_operand, end_operand = o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]
     first_tensor, end_tensor = o[o[OUTPUTS] + operator], o[o[OUTPUTS] + operator + 1]
     if t[row, EXCHANGES]:
-        m[m[WINDOWS] + operator] = _copy(o, t, m, row, m[m[ROOT] + first + first_operand], overlaps)
+        m[m[WINDOWS] + operator] = copy_of(o, t, m, row, m[m[ROOT] + first + first_operand], overlaps)
     n_made = int(t[row, INSIDE] >= 0)
     for tensor in range(first_tensor, end_tensor):
         n_made += o[o[VIEWED] + tensor] < 0
@@ -262,25 +110,25 @@ def _compute(o: Any, t: Any, r: Any, m: Any, operator: int, overlaps: int) -> No
         return
     statistic = -1
     if t[row, SPLITS_INNER]:
-        statistic = _buffer(o, m, 0, 0)
+        statistic = new_buffer(o, m, 0, 0)
         for operand in range(first_operand, end_operand):
-            _read(m, _operand(o, t, r, m, operator, operand))
-        _write(m, statistic)
-        _add(m, 0, 1, 0, overlaps)
+            read(m, _operand(o, t, r, m, operator, operand))
+        write(m, statistic)
+        add(m, 0, 1, 0, overlaps)
     for operand in range(first_operand, end_operand):
         buffer = _operand(o, t, r, m, operator, operand)
-        _read(m, buffer)
+        read(m, buffer)
         if o[o[OF_OPERATOR] + operator] & OVERWRITES:
-            _over(m, buffer, t[r[first + operand], OPERAND_BYTES])
-    _read(m, statistic)
+            may_overwrite(m, buffer, t[r[first + operand], OPERAND_BYTES])
+    read(m, statistic)
     for tensor in range(first_tensor, end_tensor):
         if o[o[VIEWED] + tensor] < 0:
-            m[m[MADE] + tensor] = _buffer(o, m, t[r[tensor], N_BYTES], 0)
-            _write(m, m[m[MADE] + tensor])
+            m[m[MADE] + tensor] = new_buffer(o, m, t[r[tensor], N_BYTES], 0)
+            write(m, m[m[MADE] + tensor])
     if t[row, INSIDE] >= 0:
-        m[m[INSIDE_OF] + operator] = _buffer(o, m, t[row, INSIDE], 0)
-        _write(m, m[m[INSIDE_OF] + operator])
-    _add(m, t[row, OPERATOR_SCRATCH], 0, 0, overlaps)
+        m[m[INSIDE_OF] + operator] = new_buffer(o, m, t[row, INSIDE], 0)
+        write(m, m[m[INSIDE_OF] + operator])
+    add(m, t[row, OPERATOR_SCRATCH], 0, 0, overlaps)
 
 
 @compiled
@@ -298,18 +146,18 @@ def _compute_again(o: Any, t: Any, r: Any, m: Any, operator: int, first_value: i
         if viewed >= 0:
             m[m[MADE_AGAIN] + tensor] = _of_value(m, m[values + 2 * (viewed - first_operand) + 1])
         else:
-            m[m[MADE_AGAIN] + tensor] = _buffer(o, m, t[r[tensor], N_BYTES], 0)
-            _write(m, m[m[MADE_AGAIN] + tensor])
+            m[m[MADE_AGAIN] + tensor] = new_buffer(o, m, t[r[tensor], N_BYTES], 0)
+            write(m, m[m[MADE_AGAIN] + tensor])
             n_made += 1
     m[HAS_REMATERIALIZED] = 1
     if n_made == 0:
         return
     for operand in range(first_operand, o[o[OPERANDS] + operator + 1]):
         buffer = _of_value(m, m[values + 2 * (operand - first_operand) + 1])
-        _read(m, buffer)
+        read(m, buffer)
         if o[o[OF_OPERATOR] + operator] & OVERWRITES:
-            _over(m, buffer, t[r[2 * o[N_TENSORS] + operand], OPERAND_BYTES])
-    _add(m, t[r[o[FIRST_OPERATOR] + operator], OPERATOR_SCRATCH], 0, 0, overlaps)
+            may_overwrite(m, buffer, t[r[2 * o[N_TENSORS] + operand], OPERAND_BYTES])
+    add(m, t[r[o[FIRST_OPERATOR] + operator], OPERATOR_SCRATCH], 0, 0, overlaps)
 
 
 @compiled
@@ -344,13 +192,13 @@ def _make_gradient(o: Any, t: Any, r: Any, m: Any, record: int, operand: int, ov
     for i in range(n):
         buffer = _known(o, m, record, i)
         if buffer != own:
-            _read(m, buffer)
+            read(m, buffer)
         if flags & OVERWRITES:
-            _over(m, buffer, _size(o, t, r, m, record, i))
-    _read(m, m[m[INSIDE_OF] + operator])
-    end, gradient = m[N_READS], _buffer(o, m, t[r[place], OPERAND_BYTES], 0)
-    _write(m, gradient)
-    _add(m, t[r[place], GRADIENT_SCRATCH], 0, 0, overlaps)
+            may_overwrite(m, buffer, _size(o, t, r, m, record, i))
+    read(m, m[m[INSIDE_OF] + operator])
+    end, gradient = m[N_READS], new_buffer(o, m, t[r[place], OPERAND_BYTES], 0)
+    write(m, gradient)
+    add(m, t[r[place], GRADIENT_SCRATCH], 0, 0, overlaps)
     if o[o[OF_OPERAND] + operand] & OF_VARIABLES:
         for i in range(begin, end):
             m[m[HELD] + m[N_HELD]] = m[m[READS] + i]
@@ -363,11 +211,11 @@ def _compute_gradients(o: Any, t: Any, r: Any, m: Any, record: int, overlaps: in
     """Add the gradients of an operator's operands."""
     operator, made = m[record + 1], m[record + 5]
     if t[r[o[FIRST_OPERATOR] + operator], SPLITS_INNER] and not overlaps:
-        _catch_up(m)  # the gradients of its statistics are communicated
+        catch_up(m)  # the gradients of its statistics are communicated
     if m[HAS_REMATERIALIZED]:
         for i in range(m[N_HELD]):
-            _read(m, m[m[HELD] + i])
-        _add(m, 0, 0, 0, overlaps)
+            read(m, m[m[HELD] + i])
+        add(m, 0, 0, 0, overlaps)
     m[N_HELD] = 0
     m[HAS_REMATERIALIZED] = 0
     n_bytes = _size(o, t, r, m, record, 0)
@@ -385,13 +233,13 @@ def _compute_gradients(o: Any, t: Any, r: Any, m: Any, record: int, overlaps: in
 def _sum(o: Any, m: Any, a: int, b: int, overlaps: int) -> int:
     """Add the sum of two gradients, over one of them if possible; return its buffer."""
     n_bytes = max(m[m[BYTES] + a], m[m[BYTES] + b])
-    total = _buffer(o, m, n_bytes, 0)
-    _read(m, a)
-    _read(m, b)
-    _write(m, total)
-    _over(m, a, n_bytes)
-    _over(m, b, n_bytes)
-    _add(m, 0, 0, 0, overlaps)
+    total = new_buffer(o, m, n_bytes, 0)
+    read(m, a)
+    read(m, b)
+    write(m, total)
+    may_overwrite(m, a, n_bytes)
+    may_overwrite(m, b, n_bytes)
+    add(m, 0, 0, 0, overlaps)
     return total
 
 
@@ -402,8 +250,8 @@ def _update(o: Any, m: Any, gradient: int, overlaps: int) -> None:
         m[m[WAITING] + m[N_WAITING]] = gradient
         m[N_WAITING] += 1
     else:
-        _read(m, gradient)
-        _add(m, 0, 0, 0, overlaps)
+        read(m, gradient)
+        add(m, 0, 0, 0, overlaps)
 
 
 @compiled
@@ -414,15 +262,15 @@ def _update_rows(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> None:
         for i in range(o[o[LOOKUPS] + variable], o[o[LOOKUPS] + variable + 1]):
             gradient = m[m[ARRIVED] + o[o[LOOKED_UP] + i]]
             if gradient >= 0:
-                sent = _move_back(o, t, m, r[o[FIRST_LOOKUP] + i], m[m[OF_GRADIENT] + gradient], 1, overlaps)
+                sent = move_back(o, t, m, r[o[FIRST_LOOKUP] + i], m[m[OF_GRADIENT] + gradient], 1, overlaps)
                 m[m[WAITING] + m[N_WAITING]] = sent
                 m[N_WAITING] += 1
         for i in range(begin, m[N_WAITING]):
-            _read(m, m[m[WAITING] + i])
+            read(m, m[m[WAITING] + i])
         changed = o[o[CHANGES] + variable]
         if changed >= 0:
-            _write(m, _buffer(o, m, t[r[changed], N_BYTES], 0))
-        _add(m, 0, 0, 0, overlaps)
+            write(m, new_buffer(o, m, t[r[changed], N_BYTES], 0))
+        add(m, 0, 0, 0, overlaps)
         if not o[WAITS]:
             m[N_WAITING] = begin
 
@@ -433,19 +281,19 @@ def _run(o: Any, t: Any, r: Any, m: Any, number: int, overlaps: int) -> None:
     record, made, gradients, first = m[RECORDS] + WIDTH * number, m[MADE], m[OF_GRADIENT], 2 * o[N_TENSORS]
     kind, a, b, c = m[record], m[record + 1], m[record + 2], m[record + 3]
     if kind == RESHARD:
-        m[made + a] = _copy(o, t, m, r[a], b >> 1, overlaps)
+        m[made + a] = copy_of(o, t, m, r[a], b >> 1, overlaps)
     elif kind == COMPUTE:
         _compute(o, t, r, m, a, overlaps)
     elif kind == WRITE:
         for operand in range(o[o[OPERANDS] + a], o[o[OPERANDS] + a + 1]):
-            _read(m, m[made + m[m[ROOT] + first + operand]])
-        _add(m, 0, 0, 0, overlaps)
+            read(m, m[made + m[m[ROOT] + first + operand]])
+        add(m, 0, 0, 0, overlaps)
     elif kind == BEGIN:
-        _read(m, _of_value(m, a))
-        _add(m, 0, 0, 0, overlaps)
-        m[gradients + b] = _buffer(o, m, o[LOSS_BYTES], 0)
+        read(m, _of_value(m, a))
+        add(m, 0, 0, 0, overlaps)
+        m[gradients + b] = new_buffer(o, m, o[LOSS_BYTES], 0)
     elif kind == RESHARD_AGAIN:
-        m[m[MADE_AGAIN] + a] = _move(o, t, m, r[a], _of_value(m, b), m[gradients + c], overlaps)
+        m[m[MADE_AGAIN] + a] = move(o, t, m, r[a], _of_value(m, b), m[gradients + c], overlaps)
     elif kind == COMPUTE_AGAIN:
         _compute_again(o, t, r, m, a, b, overlaps)
     elif kind == GRADIENT:
@@ -454,7 +302,7 @@ def _run(o: Any, t: Any, r: Any, m: Any, number: int, overlaps: int) -> None:
         m[gradients + c] = _sum(o, m, m[gradients + a], m[gradients + b], overlaps)
     elif kind == RETURN:
         tensor = o[o[TENSOR] + a - first] if a >= first else a - o[N_TENSORS]
-        m[gradients + c] = _move_back(o, t, m, r[a], m[gradients + b], o[o[IS_OVERLAPPABLE] + tensor], overlaps)
+        m[gradients + c] = move_back(o, t, m, r[a], m[gradients + b], o[o[IS_OVERLAPPABLE] + tensor], overlaps)
 
 
 @compiled
@@ -479,8 +327,8 @@ def write_instructions(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> None:
             _update(o, m, m[m[OF_GRADIENT] + m[m[ARRIVED] + o[o[DENSE] + variable]]], overlaps)
             variable = m[m[NEXT_UPDATED] + variable]
     _update_rows(o, t, r, m, overlaps)
-    _catch_up(m)
+    catch_up(m)
     for i in range(m[N_WAITING]):
-        _read(m, m[m[WAITING] + i])
-    _add(m, 0, 0, 0, overlaps)
-    _catch_up(m)
+        read(m, m[m[WAITING] + i])
+    add(m, 0, 0, 0, overlaps)
+    catch_up(m)

@@ -62,62 +62,27 @@ from .layout import (
     STACK,
     TENSOR,
     UPDATED,
-    VALUES,
     VARIABLE,
     VIEWED,
     WRITER,
 )
-
-RESHARD, COMPUTE, WRITE, BEGIN, RESHARD_AGAIN, COMPUTE_AGAIN, GRADIENT, SUM, RETURN = range(9)
-"""The kinds of records, each with what follows:
-
-    RESHARD         place, value
-    COMPUTE, WRITE  operator
-    BEGIN           value of the loss, gradient made
-    RESHARD_AGAIN   place, value, gradient that it waits for
-    COMPUTE_AGAIN   operator, first of its values
-    GRADIENT        operator, first of its values, number of gradients, number of values, first gradient made
-    SUM             gradient, gradient, gradient made
-    RETURN          place, gradient, gradient made
-
-The values of a gradient are (tensor, gradient) of each gradient that it takes, then (place, value) of each value.
-"""
-WIDTH = 6
-
-
-@compiled
-def _emit(m: Any, kind: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Append a record; return its number."""
-    number = m[N_RECORDS]
-    at = m[RECORDS] + WIDTH * number
-    m[at], m[at + 1], m[at + 2], m[at + 3], m[at + 4], m[at + 5] = kind, a, b, c, d, e
-    m[N_RECORDS] += 1
-    return number
-
-
-@compiled
-def _made(m: Any, record: int) -> int:
-    """Return a new gradient, which the record makes."""
-    gradient = m[N_GRADIENTS]
-    m[m[WRITER] + gradient] = record
-    m[N_GRADIENTS] += 1
-    return gradient
-
-
-@compiled
-def _value(m: Any, place: int, value: int) -> None:
-    """Append a value of the next record, or of the last one."""
-    at = m[VALUES] + 2 * m[N_VALUES]
-    m[at], m[at + 1] = place, value
-    m[N_VALUES] += 1
-
-
-@compiled
-def _note_read(o: Any, m: Any, value: int) -> None:
-    """Note that the last record reads the memory of a tensor's first value, which may be a variable's."""
-    place = value >> 1
-    if not value & 1 and place < o[N_TENSORS]:
-        m[m[LAST_READ] + place] = m[N_RECORDS] - 1
+from .written import (
+    BEGIN,
+    COMPUTE,
+    COMPUTE_AGAIN,
+    GRADIENT,
+    RESHARD,
+    RESHARD_AGAIN,
+    RETURN,
+    WIDTH,
+    WRITE,
+    add_value,
+    arrive,
+    emit,
+    made_by,
+    note_read,
+    push,
+)
 
 
 @compiled
@@ -130,12 +95,12 @@ def _reshard(o: Any, t: Any, r: Any, m: Any, operand: int) -> None:
             m[root + shared] = source
             if t[r[shared], HAS_STEPS]:
                 m[root + shared] = shared
-                _emit(m, RESHARD, shared, 2 * source, 0, 0, 0)
+                emit(m, RESHARD, shared, 2 * source, 0, 0, 0)
         source = m[root + shared]
     m[root + place] = source
     if t[r[place], HAS_STEPS]:
         m[root + place] = place
-        _emit(m, RESHARD, place, 2 * source, 0, 0, 0)
+        emit(m, RESHARD, place, 2 * source, 0, 0, 0)
 
 
 @compiled
@@ -147,7 +112,7 @@ def _forward(o: Any, t: Any, r: Any, m: Any) -> None:
         if not flags & SOURCE:
             for operand in range(o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]):
                 _reshard(o, t, r, m, operand)
-            _emit(m, WRITE if flags & WRITES else COMPUTE, operator, 0, 0, 0, 0)
+            emit(m, WRITE if flags & WRITES else COMPUTE, operator, 0, 0, 0, 0)
         for tensor in range(o[o[OUTPUTS] + operator], o[o[OUTPUTS] + operator + 1]):
             viewed = o[o[VIEWED] + tensor]
             m[root + tensor] = tensor
@@ -168,16 +133,16 @@ def _read_again(o: Any, t: Any, r: Any, m: Any, place: int, after: int) -> None:
         if m[again + shared] < 0 and (follows or t[r[place], READS_REGATHERED]):
             m[again + shared] = source
             if t[r[shared], HAS_STEPS]:
-                _emit(m, RESHARD_AGAIN, shared, source, after, 0, 0)
-                _note_read(o, m, source)
+                emit(m, RESHARD_AGAIN, shared, source, after, 0, 0)
+                note_read(o, m, source)
                 m[again + shared] = 2 * shared + 1
         source = m[again + shared] if m[again + shared] >= 0 else 2 * m[root + shared]
     follows = source & 1 and not t[r[place], COMMUNICATES]
     if not t[r[place], HAS_STEPS] and source & 1:
         m[again + place] = source
     elif t[r[place], HAS_STEPS] and (follows or t[r[place], REGATHERED]):
-        _emit(m, RESHARD_AGAIN, place, source, after, 0, 0)
-        _note_read(o, m, source)
+        emit(m, RESHARD_AGAIN, place, source, after, 0, 0)
+        note_read(o, m, source)
         m[again + place] = 2 * place + 1
     else:
         m[again + place] = 2 * m[root + place]
@@ -187,21 +152,13 @@ def _read_again(o: Any, t: Any, r: Any, m: Any, place: int, after: int) -> None:
 def _compute_again(o: Any, m: Any, operator: int) -> None:
     """Write an operator's rematerialization, from operands as the backward pass reads them."""
     again, first = m[AGAIN], 2 * o[N_TENSORS]
-    _emit(m, COMPUTE_AGAIN, operator, m[N_VALUES], 0, 0, 0)
+    emit(m, COMPUTE_AGAIN, operator, m[N_VALUES], 0, 0, 0)
     for operand in range(o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]):
         value = m[again + first + operand]
-        _value(m, first + operand, value)
-        _note_read(o, m, value)
+        add_value(m, first + operand, value)
+        note_read(o, m, value)
     for tensor in range(o[o[OUTPUTS] + operator], o[o[OUTPUTS] + operator + 1]):
         m[again + tensor] = 2 * tensor + 1
-
-
-@compiled
-def _push(m: Any, depth: int, place: int) -> int:
-    """Push a place onto the stack, at its first stage; return the new depth."""
-    at = m[STACK] + 2 * depth
-    m[at], m[at + 1] = place, 0
-    return depth + 1
 
 
 @compiled
@@ -211,7 +168,7 @@ def _ask(o: Any, t: Any, r: Any, m: Any, asked: int, after: int) -> None:
     A stack stands for the recursion: of an operand to the result that it is made of, of that to its operator's operands.
     """
     again, first = m[AGAIN], 2 * o[N_TENSORS]
-    depth = _push(m, 0, asked)
+    depth = push(m, 0, asked)
     while depth:
         at = m[STACK] + 2 * (depth - 1)
         place, stage = m[at], m[at + 1]
@@ -220,7 +177,7 @@ def _ask(o: Any, t: Any, r: Any, m: Any, asked: int, after: int) -> None:
         elif place >= first:
             if stage == 0:
                 m[at + 1] = 1
-                depth = _push(m, depth, o[o[TENSOR] + place - first])
+                depth = push(m, depth, o[o[TENSOR] + place - first])
             else:
                 _read_again(o, t, r, m, place, after)
                 depth -= 1
@@ -231,7 +188,7 @@ def _ask(o: Any, t: Any, r: Any, m: Any, asked: int, after: int) -> None:
                 m[at + 1] = 2
             elif viewed >= 0:
                 m[at + 1] = 1
-                depth = _push(m, depth, first + viewed)
+                depth = push(m, depth, first + viewed)
             else:
                 depth -= 1
         elif stage == 1:
@@ -244,7 +201,7 @@ def _ask(o: Any, t: Any, r: Any, m: Any, asked: int, after: int) -> None:
             m[at + 1] = 3
             operator = o[o[PRODUCER] + place]
             for operand in range(o[o[OPERANDS] + operator + 1] - 1, o[o[OPERANDS] + operator] - 1, -1):
-                depth = _push(m, depth, first + operand)
+                depth = push(m, depth, first + operand)
         else:
             _compute_again(o, m, o[o[PRODUCER] + place])
             depth -= 1
@@ -258,20 +215,10 @@ def _produced_at(o: Any, t: Any, r: Any, tensor: int) -> int:
 
 
 @compiled
-def _arrive(m: Any, place: int, gradient: int) -> None:
-    """Add a gradient to the one that has arrived at a place before, if there is one."""
-    at = m[ARRIVED] + place
-    if m[at] >= 0:
-        number = _emit(m, SUM, m[at], gradient, m[N_GRADIENTS], 0, 0)
-        gradient = _made(m, number)
-    m[at] = gradient
-
-
-@compiled
 def _arrive_through(o: Any, t: Any, r: Any, m: Any, operand: int, gradient: int) -> None:
     """Let an operand's gradient arrive at its resharding or, if that is free, at the place after it."""
     place = 2 * o[N_TENSORS] + operand
-    _arrive(m, _produced_at(o, t, r, o[o[TENSOR] + operand]) if t[r[place], IS_FREE] else place, gradient)
+    arrive(m, _produced_at(o, t, r, o[o[TENSOR] + operand]) if t[r[place], IS_FREE] else place, gradient)
 
 
 @compiled
@@ -279,9 +226,9 @@ def _arrive_back(o: Any, t: Any, r: Any, m: Any, place: int, gradient: int) -> N
     """Let the gradient arrive that comes back from the resharding at a place."""
     first = 2 * o[N_TENSORS]
     if place < first:
-        _arrive(m, place - o[N_TENSORS], gradient)
+        arrive(m, place - o[N_TENSORS], gradient)
     else:
-        _arrive(m, _produced_at(o, t, r, o[o[TENSOR] + place - first]), gradient)
+        arrive(m, _produced_at(o, t, r, o[o[TENSOR] + place - first]), gradient)
 
 
 @compiled
@@ -294,8 +241,8 @@ def _return(o: Any, t: Any, r: Any, m: Any, place: int) -> None:
     if not t[r[place], HAS_BACK]:
         return
     if key < 0:
-        number = _emit(m, RETURN, place, gradient, m[N_GRADIENTS], 0, 0)
-        _arrive_back(o, t, r, m, place, _made(m, number))
+        number = emit(m, RETURN, place, gradient, m[N_GRADIENTS], 0, 0)
+        _arrive_back(o, t, r, m, place, made_by(m, number))
         return
     bucket, waiting = m[BUCKETS] + 3 * key, m[BUCKETED] + 3 * m[N_BUCKETED]
     if m[bucket] == 0:
@@ -316,8 +263,8 @@ def _send(o: Any, t: Any, r: Any, m: Any, key: int) -> None:
     for i in range(m[N_BUCKETED]):
         waiting, free = all_waiting + 3 * i, all_waiting + 3 * kept
         if m[waiting + 2] == key:
-            number = _emit(m, RETURN, m[waiting], m[waiting + 1], m[N_GRADIENTS], 0, 0)
-            _made(m, number)
+            number = emit(m, RETURN, m[waiting], m[waiting + 1], m[N_GRADIENTS], 0, 0)
+            made_by(m, number)
             m[stack + n_sent] = m[waiting]
             n_sent += 1
         else:
@@ -368,25 +315,25 @@ def _through(o: Any, t: Any, r: Any, m: Any, operator: int) -> None:
     first_value = m[N_VALUES]
     for tensor in range(first_tensor, end_tensor):
         if m[arrived + tensor] >= 0:
-            _value(m, tensor, m[arrived + tensor])
+            add_value(m, tensor, m[arrived + tensor])
             m[arrived + tensor] = -1
     if n_wanted == 0:
         return
-    number = _emit(m, GRADIENT, operator, first_value, n_taken, 0, m[N_GRADIENTS])
+    number = emit(m, GRADIENT, operator, first_value, n_taken, 0, m[N_GRADIENTS])
     for operand in range(first_operand, end_operand):
         if o[o[OF_OPERAND] + operand] & RESIDUAL:
             value = m[again + first + operand]
             value = value if value >= 0 else 2 * m[m[ROOT] + first + operand]
-            _value(m, first + operand, value)
-            _note_read(o, m, value)
+            add_value(m, first + operand, value)
+            note_read(o, m, value)
     for tensor in range(first_tensor, end_tensor):
         if o[o[IS_RESIDUAL] + tensor]:
-            _value(m, tensor, m[again + tensor])
-            _note_read(o, m, m[again + tensor])
+            add_value(m, tensor, m[again + tensor])
+            note_read(o, m, m[again + tensor])
     m[m[RECORDS] + WIDTH * number + 4] = m[N_VALUES] - first_value - n_taken
     made = m[N_GRADIENTS]
     for _ in range(n_wanted):
-        _made(m, number)
+        made_by(m, number)
     for operand in range(first_operand, end_operand):
         if o[o[OF_OPERAND] + operand] & WANTED:
             _arrive_through(o, t, r, m, operand, made)
@@ -408,8 +355,8 @@ def _back(o: Any, t: Any, r: Any, m: Any) -> None:
     """Write the backward pass from the loss, which is the last operand."""
     loss = o[N_OPERANDS] - 1
     _reshard(o, t, r, m, loss)
-    number = _emit(m, BEGIN, 2 * m[m[ROOT] + 2 * o[N_TENSORS] + loss], m[N_GRADIENTS], 0, 0, 0)
-    _arrive_through(o, t, r, m, loss, _made(m, number))
+    number = emit(m, BEGIN, 2 * m[m[ROOT] + 2 * o[N_TENSORS] + loss], m[N_GRADIENTS], 0, 0, 0)
+    _arrive_through(o, t, r, m, loss, made_by(m, number))
     _return_through(o, t, r, m, loss)
     for operator in range(o[N_OPERATORS] - 1, -1, -1):
         if o[o[OF_OPERATOR] + operator] & PASSES:
