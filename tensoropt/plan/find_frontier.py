@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from ..common.errors import InputError
 from ..common.progress import Progress
@@ -26,7 +27,8 @@ from ..search.problem.builder import ProblemBuilder
 from ..search.problem.choices import REMAT, REUSE, ZERO, Choices
 from ..search.problem.config_space import space_for
 from ..search.problem.objectives import MEMORY_TIME, Objectives
-from ..search.search_problem import search_problem
+from ..search.problem.strategy_problem import StrategyProblem
+from ..search.search_problem import ProblemSearch
 from ..sharding.constraints import Force
 from ..sharding.model import Model
 from ..sharding.resharding import Router
@@ -35,6 +37,8 @@ from .compress import compressed
 from .found_points import FoundPoints
 from .frontier import PlanFrontier
 from .plan import Plan
+
+NO_REMAT = "without rematerialization, as the fastest plan fits without it"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,9 +70,15 @@ class ModelFrontier(FoundPoints, PlanFrontier[Plan]):
             micro_batches=self.model.graph.n_micro_batches,
         )
 
-    def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
-        """Write all points with their plans to a file; see :class:`PlanFrontier`. Takes seconds for thousands of points."""
-        compressed(self, progress).save(file)
+    def save(
+        self, file: str | os.PathLike[str], progress: Progress | None = None, details: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write all points with their plans to a file; see :class:`PlanFrontier`. Takes seconds for thousands of points.
+
+        Args:
+            details: what a report shows beside the plans, see :mod:`.details`.
+        """
+        compressed(self, progress, details).save(file)
 
 
 def find_frontier(
@@ -85,6 +95,7 @@ def find_frontier(
     without: Collection[str] = (),
     micro_batches: int = 1,
     limit_bytes: int | None = None,
+    is_enough: Callable[[ModelFrontier], bool] | None = None,
 ) -> ModelFrontier:
     """Search the strategies at one parallelism.
 
@@ -101,6 +112,7 @@ def find_frontier(
         micro_batches: the number of micro-batches in which a step processes its batch.
         limit_bytes: the memory limit per device, which ``mcmc`` keeps to while it searches; others leave it to the choice of
             a point.
+        is_enough: says of the frontier without rematerialization whether to return it and search no further.
 
     Raises:
         InputError: the hardware doesn't have this parallelism, ``force`` can't be satisfied, the algorithm doesn't support
@@ -138,32 +150,59 @@ def find_frontier(
     is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
     choices = Choices(REUSE not in without, ZERO not in without)
     builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices)
-    plain, rematerializing = builder.build_with_rematerialization() if is_remat else (builder.build(), None)
+    plain = builder.build()
     if micro_batches > 1:
         operators = model.graph.full_batch.step_operators
         whole = {op.name: rule_in_micro_batches(op, micro_batches, mesh.n_devices) for op in operators}
         plain = plain.allowing(lambda op, config: not why_invalid(whole[op.name], config))
     costed = time.perf_counter()
+    searching = ProblemSearch(objectives, algorithm, of_search, budget or Budget())
     try:
-        found = search_problem(plain, rematerializing, objectives, algorithm, of_search, budget or Budget())
+        found = searching.plain(plain)
     except ValueError as error:
         if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
             raise
         raise InputError(str(error)) from error
-    searched = time.perf_counter()
-    built = rematerializing or plain
-    frontier = ModelFrontier(model, hardware, built, costing, found, objectives=objectives).of_least_peaks(progress)
-    phases = {"costs": costed - started, "search": searched - costed, "peaks": time.perf_counter() - searched}
-    return replace(frontier, seconds_by_phase=phases)
+    phases = {"costs": costed - started, "search": time.perf_counter() - costed}
+
+    def finished(built: StrategyProblem, note: str = "") -> ModelFrontier:
+        of_all = ModelFrontier(model, hardware, built, costing, found, phases, note=note, objectives=objectives)
+        return _of_least_peaks(of_all, progress)
+
+    if not is_remat:
+        return finished(plain)
+    if is_enough is not None:
+        frontier = ModelFrontier(model, hardware, plain, costing, found, phases, note=NO_REMAT, objectives=objectives)
+        if is_enough(frontier):
+            return finished(plain, NO_REMAT)
+    again = time.perf_counter()
+    rematerializing = builder.build_rematerializing()
+    costed = time.perf_counter()
+    phases["costs"] += costed - again
+    if rematerializing is None or rematerializing.transient is None:
+        return finished(plain)
+    found = searching.with_rematerialization(plain, found, phases["search"], rematerializing)
+    phases["search"] += time.perf_counter() - costed
+    return finished(rematerializing)
+
+
+def _of_least_peaks(frontier: ModelFrontier, progress: Progress | None) -> ModelFrontier:
+    """Return the points of least peaks and times, with the seconds that counting took as phase ``peaks``."""
+    started = time.perf_counter()
+    frontier = frontier.of_least_peaks(progress)
+    return replace(frontier, seconds_by_phase={**frontier.seconds_by_phase, "peaks": time.perf_counter() - started})
 
 
 def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
     """Return the points that a baseline chooses for a frontier's model, on its hardware and under the same costs.
 
     Args:
-        algorithm: one of ``baselines.BASELINES``.
+        algorithm: one of ``baselines.OTHERS``.
         progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
     """
+    if algorithm == MONTE_CARLO:
+        task = Task(frontier.costing, frontier.mesh, frontier.built.space, None, progress)
+        return _of_monte_carlo(frontier.model, frontier.hardware, task, Limits())
     # Baselines neither regather nor rematerialize, so a problem with these choices is not theirs.
     built = None if frontier.built.choices or frontier.built.transient is not None else frontier.built
     task = Task(frontier.costing, frontier.mesh, frontier.built.space, built, progress)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from plan.frontiers import changed
 
 import tensoropt
-from tensoropt.plan.frontier_file import SavedFrontier, _chosen, _runs
+from tensoropt.plan.frontier_file import SavedFrontier, _runs
+from tensoropt.report.frontier_rows import column_of
 
 
 @pytest.mark.parametrize(
@@ -122,13 +123,13 @@ def test_a_config_that_makes_no_sense_is_noticed_when_its_plan_is_asked_for(file
 def test_runs_tell_every_choice(choices):
     column = np.array(choices, np.int32)
     text = _runs(column)
-    np.testing.assert_array_equal(_chosen(text, len(choices)), column)
+    np.testing.assert_array_equal(column_of(text, len(choices)), column)
     assert all(a.split("x")[0] != b.split("x")[0] for a, b in zip(text.split(), text.split()[1:], strict=False))
 
 
 def test_the_file_has_what_points_share_once(found, tmp_path):
     whole = tmp_path / "all.json"
-    found = replace(found, found=found.certified, searched=None)
+    found = replace(found, found=found.certified, searched=None, _peaks={})
     found.save(whole)
     value = json.loads(whole.read_text())
     for operator in value["operators"]:

@@ -50,7 +50,7 @@ def with_points(frontier, *points):
     """The frontier with other points, of the same strategies."""
     mem, time_ns = (np.array(costs, np.int64) for costs in zip(*points, strict=True))
     strategies = np.repeat(frontier.found.strategies[:1], len(points), axis=0)
-    return replace(frontier, found=Frontier(mem, time_ns, strategies, {}, "ft-ldp"), searched=None)
+    return replace(frontier, found=Frontier(mem, time_ns, strategies, {}, "ft-ldp"), searched=None, _peaks={})
 
 
 def test_the_table_the_file_and_the_picture_tell_the_same(tmp_path, capsys):
