@@ -45,11 +45,28 @@ def called_at(line: str) -> Iterator[None]:
 
 def running_line() -> str:
     """Return the innermost line of the user's code that is being executed, as ``file:line``."""
-    if _called_at.get():
-        return _called_at.get()
-    for frame in _outwards(sys._getframe(1)):
-        if _kind(frame.f_code.co_filename) == _USERS:
-            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return line_at(*running_at())
+
+
+def running_at(depth: int = 1) -> tuple[str, FrameType]:
+    """Return what :func:`line_at` makes a line of: quick, for a line that is rarely asked for.
+
+    The frame is the caller's, or one so many further out; who keeps it keeps its variables.
+    """
+    return _called_at.get(), sys._getframe(depth)
+
+
+def line_at(called: str, frame: FrameType) -> str:
+    """Return the innermost line of the user's code, as ``file:line``, that a thread executes in a frame or its callers.
+
+    Args:
+        called, frame: what :func:`running_at` returned to the thread.
+    """
+    if called:
+        return called
+    for each in _outwards(frame):
+        if _kind(each.f_code.co_filename) == _USERS:
+            return f"{os.path.basename(each.f_code.co_filename)}:{each.f_lineno}"
     return "an unknown line"
 
 

@@ -45,6 +45,10 @@ class Tensor:
     shape: Shape
     dtype: str
 
+    def __hash__(self) -> int:
+        # A graph's tensors have different names, and each step looks some up.
+        return hash(self.name)
+
     @property
     def item_bytes(self) -> int:
         return ITEM_BYTES.get(self.dtype) or np.dtype(self.dtype).itemsize

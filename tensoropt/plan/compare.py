@@ -1,12 +1,13 @@
 """Compare a model's frontier with the plans that baselines choose, on the same hardware and under the same costs.
 
-A point's distance *above* the frontier is how much slower it is than the frontier's fastest point that needs no more memory.
+A point's distance *above* the frontier is how much slower it is than the frontier's fastest point that needs no more memory:
+at the peak, as limits do, where all peaks are counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,14 +72,15 @@ class Comparison:
                 shown = "" if simulated is None else f"{simulated:,.1f}"
                 times = [f"{value:,.1f}" for value in (at.time_us, at.compute_time_us, at.network_time_us)]
                 times.insert(1, shown)
-                fits = self.limit_bytes is None or at.memory_bytes <= self.limit_bytes
+                fits = self.limit_bytes is None or each.needed_bytes(point) <= self.limit_bytes
                 told = "" if each is self.frontier else self._above_text(each, point)
                 marks = ", ".join([*([mark] if mark else []), *([] if fits else ["does not fit"])])
-                rows.append([name, memory_text(at.memory_bytes), *times, told, seconds, marks])
+                memory = memory_text(at.memory_bytes), memory_text(each.needed_bytes(point))
+                rows.append([name, *memory, *times, told, seconds, marks])
                 name = seconds = ""
-        headers = ["algorithm", "memory per device", "time (us)", "simulated (us)", "compute (us)", "network (us)"]
+        headers = ["algorithm", "memory per device", "peak", "time (us)", "simulated (us)", "compute (us)", "network (us)"]
         headers += ["above", "seconds", ""]
-        align = ("left", *("right",) * 7, "left")
+        align = ("left", *("right",) * 8, "left")
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=align)
 
     def simulated_us(self, each: ModelFrontier, point: int) -> float | None:
@@ -93,9 +95,8 @@ class Comparison:
         if above is None:
             return "less memory"
         if above == 0:
-            mem = int(each.found.mem_bytes[point])
-            at = self.frontier.found.at(mem)
-            more = mem / int(self.frontier.found.mem_bytes[at]) - 1
+            mem, found = int(self.points_of(each).mem_bytes[point]), self.points_of(self.frontier)
+            more = mem / int(found.mem_bytes[found.at(mem)]) - 1
             return f"{more:+.2%} memory" if more else "on it"
         return f"{above:+.2%}" if abs(above) < 10 else f"{above + 1:,.0f} times"
 
@@ -112,12 +113,25 @@ class Comparison:
 
         Negative where it is faster; None where the frontier has no point of so little memory.
         """
-        found = self.frontier.found
-        points = [found.at(mem) for mem in each.found.mem_bytes.tolist()]
+        found, others = self.points_of(self.frontier), self.points_of(each)
+        points = [found.at(mem) for mem in others.mem_bytes.tolist()]
         return [
             None if at is None else time_ns / int(found.time_ns[at]) - 1.0
-            for at, time_ns in zip(points, each.found.time_ns.tolist(), strict=True)
+            for at, time_ns in zip(points, others.time_ns.tolist(), strict=True)
         ]
+
+    def points_of(self, each: ModelFrontier) -> Frontier:
+        """Return the points of the frontier or of a baseline by peak memory, or by memory where not all peaks are counted.
+
+        What is proven of them is that of the search, which goes by memory.
+        """
+        peaks = each.all_peaks if self._goes_by_peak else None
+        return each.found if peaks is None else replace(each.found, mem_bytes=peaks)
+
+    @property
+    def _goes_by_peak(self) -> bool:
+        """Return whether the peaks of all points, of the baselines too, are counted."""
+        return all(each.all_peaks is not None for each in self.all().values())
 
     def is_below(self, each: ModelFrontier) -> np.ndarray:
         """Return for each point whether no point of the frontier is as good in both costs: bool[P]."""
@@ -125,15 +139,15 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as a JSON value, of the format ``FORMAT`` in version ``VERSION``."""
-        found = self.frontier.found
+        found, proven = self.points_of(self.frontier), self.frontier.certified
         return {
             "format": FORMAT,
             "version": VERSION,
             "cluster": self.frontier.hardware.name,
             "devices": self.frontier.mesh.n_devices,
             "memory_limit_bytes": self.limit_bytes,
-            "exact": found.exact,
-            "gap": {"median": found.median_gap, "worst": found.worst_gap},
+            "exact": proven.exact,
+            "gap": {"median": proven.median_gap, "worst": proven.worst_gap},
             "turning_point": found.turning_point(),
             "algorithms": [self._algorithm_json(name, each) for name, each in self.all().items()],
             "notes": self.notes(),
@@ -145,12 +159,13 @@ class Comparison:
         points = [
             {
                 "memory_bytes": point.memory_bytes,
+                "peak_bytes": each.needed_bytes(number),
                 "time_us": point.time_us,
                 "simulated_us": self.simulated_us(each, number),
                 "compute_time_us": point.compute_time_us,
                 "network_time_us": point.network_time_us,
                 "above": above,
-                "fits": self.limit_bytes is None or point.memory_bytes <= self.limit_bytes,
+                "fits": self.limit_bytes is None or each.needed_bytes(number) <= self.limit_bytes,
             }
             for number, (point, above) in enumerate(zip(each.points, self.above(each), strict=True))
         ]
@@ -163,7 +178,7 @@ class Comparison:
 
     def _shown(self, each: ModelFrontier) -> list[tuple[int, str]]:
         """Return the points that the table shows, with a mark for each."""
-        found = each.found
+        found = self.points_of(each)
         if len(found) == 1:
             return [(0, "")]
         marks = {found.smallest(): "least memory", found.fastest(): "fastest"}
@@ -176,8 +191,11 @@ class Comparison:
 
     def _why_below(self, each: ModelFrontier) -> str:
         """Return why points of a baseline are below the frontier."""
-        n_below, found = int(self.is_below(each).sum()), self.frontier.found
+        n_below, found = int(self.is_below(each).sum()), self.frontier.certified
         which = "its point is" if len(each) == 1 else f"{n_below} of its {len(each)} points are"
+        has_all = each.built.space == self.frontier.built.space or self.frontier.built.space == FULL
+        if self._goes_by_peak and found.exact and has_all:
+            return f"{which} below the frontier, whose search goes by memory and not by the peak"
         if each.built.space == self.frontier.built.space:
             return f"{which} below the frontier, which is {found.certificate}"
         if self.frontier.built.space == FULL:
@@ -193,12 +211,14 @@ class Comparison:
 
         It shows the frontier, its compute and network time as dotted lines, and the points or frontiers of the baselines.
         """
-        scale, unit = _time_unit(self.frontier.found)
+        found = self.points_of(self.frontier)
+        scale, unit = _time_unit(found)
         self._plot_frontier(axes, scale)
-        width, height = _extent(self.frontier.found)
+        width, height = _extent(found)
         for (name, each), (marker, size, color) in zip(self.baselines.items(), MARKERS, strict=False):
-            memory, times = each.found.mem_bytes / 1e9, each.found.time_ns / scale
-            near = (each.found.mem_bytes <= width) & (each.found.time_ns <= height)
+            points = self.points_of(each)
+            memory, times = points.mem_bytes / 1e9, points.time_ns / scale
+            near = (points.mem_bytes <= width) & (points.time_ns <= height)
             label = name if near.any() else f"{name}: beyond, at {memory[0]:,.3g} GB, {times[0]:,.4g} {unit}"
             label += f", on to {memory[-1]:,.3g} GB" if near.any() and not near.all() else ""
             line = "--" if len(each) > 1 else "none"
@@ -217,7 +237,7 @@ class Comparison:
 
     def _plot_frontier(self, axes: Axes, scale: float) -> None:
         """Draw the frontier, its compute and its network time; ``scale`` is the nanoseconds per unit of time."""
-        found = self.frontier.found
+        found = self.points_of(self.frontier)
         memory, times, compute = found.mem_bytes / 1e9, found.time_ns / scale, self.frontier.costs.compute_ns / scale
         axes.plot(memory, times, color="tab:blue", drawstyle="steps-post", linewidth=2, label="TensorOpt", zorder=3)
         axes.plot(memory, compute, ":", color="tab:red", drawstyle="steps-post", label="its compute")
@@ -243,6 +263,8 @@ def compare(
     for name in algorithms:
         told = None if progress is None else _named(progress, name)
         baselines[name] = find_baseline(frontier, name, told)
+        if frontier.all_peaks is not None:
+            baselines[name] = baselines[name].of_least_peaks(told)
     return Comparison(frontier, baselines, limit_bytes)
 
 

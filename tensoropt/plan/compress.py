@@ -82,6 +82,8 @@ def _peaks(frontier: FoundPoints, progress: Progress | None) -> dict[int, int]:
 
     A peak takes a replay of the whole step. Peaks that were computed before are included.
     """
+    if frontier.all_peaks is not None:
+        return dict(enumerate(frontier.all_peaks.tolist()))
     points = sorted({*grid(len(frontier.found), MOST_PEAKS, MOST_PEAKS), *frontier.replayed})
     found = {}
     for done, point in enumerate(points):

@@ -67,7 +67,7 @@ class ModelFrontier(FoundPoints, PlanFrontier[Plan]):
             frontier=self,
             point=point,
             hidden_time_us=int(costs.hidden_ns[point]) / 1e3,
-            peak_bytes=self.peak(point).n_bytes,
+            peak_bytes=self.peak_bytes(point),
             micro_batches=self.model.graph.n_micro_batches,
         )
 
@@ -133,7 +133,7 @@ def find_frontier(
         if algorithm in BY_SIMULATION:
             limits = Limits(memory_bytes=limit_bytes) if budget is None else Limits(budget.seconds, limit_bytes)
             return _of_simulated(model, hardware, task, limits, algorithm)
-        return _of_baseline(model, hardware, task, algorithm)
+        return _of_baseline(model, hardware, task, algorithm).of_least_peaks(progress)
     of_costs, of_search = (partial(progress, phase) for phase in ("costs", "search")) if progress else (None, None)
     is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
     choices = Choices(REUSE not in without, ZERO not in without)
@@ -150,21 +150,33 @@ def find_frontier(
             raise
         raise InputError(str(error)) from error
     phases = {"costs": costed - started, "search": time.perf_counter() - costed}
+
+    def finished(built: StrategyProblem, note: str = "") -> ModelFrontier:
+        of_all = ModelFrontier(model, hardware, built, costing, found, phases, note=note, objectives=objectives)
+        return _of_least_peaks(of_all, progress)
+
     if not is_remat:
-        return ModelFrontier(model, hardware, plain, costing, found, phases, objectives=objectives)
+        return finished(plain)
     if is_enough is not None:
         frontier = ModelFrontier(model, hardware, plain, costing, found, phases, note=NO_REMAT, objectives=objectives)
         if is_enough(frontier):
-            return frontier
+            return finished(plain, NO_REMAT)
     again = time.perf_counter()
     rematerializing = builder.build_rematerializing()
     costed = time.perf_counter()
     phases["costs"] += costed - again
     if rematerializing is None or rematerializing.transient is None:
-        return ModelFrontier(model, hardware, plain, costing, found, phases, objectives=objectives)
+        return finished(plain)
     found = searching.with_rematerialization(plain, found, phases["search"], rematerializing)
     phases["search"] += time.perf_counter() - costed
-    return ModelFrontier(model, hardware, rematerializing, costing, found, phases, objectives=objectives)
+    return finished(rematerializing)
+
+
+def _of_least_peaks(frontier: ModelFrontier, progress: Progress | None) -> ModelFrontier:
+    """Return the points of least peaks and times, with the seconds that counting took as phase ``peaks``."""
+    started = time.perf_counter()
+    frontier = frontier.of_least_peaks(progress)
+    return replace(frontier, seconds_by_phase={**frontier.seconds_by_phase, "peaks": time.perf_counter() - started})
 
 
 def _refuse_for_others(algorithm: str, micro_batches: int, objectives: Objectives, force: Force | None) -> None:

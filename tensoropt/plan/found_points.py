@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
+
+from ..common.progress import Progress
 from ..costs.operator_costs import OperatorCosting
 from ..ft import Frontier
 from ..profiling.hardware import Hardware
+from ..program.fast_peak import Peaks
 from ..program.liveness import Instruction, Peak, peak_of_program
 from ..program.peak import instructions_of
 from ..program.simulator import Network, StepActions, network_of, step_graph
 from ..program.simulator.timeline import StepTimeline, timeline_of
 from ..reschedule.mesh import Mesh
-from ..rules.rule import Config, Interface, interface
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts, costs_of
 from ..search.problem.strategy_problem import StrategyProblem
 from ..sharding.model import Model
 from ..sharding.resharding import Router
+from .point_peaks import PeakCounter
+
+Points = TypeVar("Points", bound="FoundPoints")
+NONE = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,6 +45,9 @@ class FoundPoints:
         note: a sentence on how the points were found; may be empty.
         objectives: the two costs that were searched.
         is_interrupted: whether Ctrl-C ended the search, which then kept what it had found.
+        searched: all points that the search found, minimal in the objectives, where ``found`` has only those of them that
+            are minimal in peak memory and time; None where ``found`` has all.
+        counter: the peaks that were counted so far.
     """
 
     model: Model
@@ -50,10 +60,11 @@ class FoundPoints:
     note: str = ""
     objectives: Objectives = MEMORY_TIME
     is_interrupted: bool = False
+    searched: Frontier | None = None
+    counter: PeakCounter | None = None
     # What was computed of the points; a copy with other notes shares it.
     _peaks: dict[int, Peak] = field(default_factory=dict)
     _simulated: dict[int, int] = field(default_factory=dict)
-    _interfaces: dict[tuple[str, Config], Interface] = field(default_factory=dict)
 
     @property
     def mesh(self) -> Mesh:
@@ -85,14 +96,53 @@ class FoundPoints:
 
     def program(self, point: int) -> list[Instruction]:
         """Return the step of a point's plan as a program on buffers; see :mod:`..program.peak`."""
-        strategy = self.built.strategy(self.found.strategies[point])
-        view, known = self.model.view(strategy), self._interfaces
-        for each in strategy.configs.items():
-            if each not in known:
-                known[each] = interface(view.rules[each[0]], each[1])
-        # Points have most of their configs in common, so interfaces are computed once for all points.
-        vars(view)["interfaces"] = {each[0]: known[each] for each in strategy.configs.items()}
-        return instructions_of(view, self.costing, self._router)
+        return instructions_of(self._counter.view(self.found.strategies[point]), self.costing, self._router)
+
+    @cached_property
+    def _counter(self) -> PeakCounter:
+        return self.counter or PeakCounter(self.model, self.built, Peaks(self.model, self.costing, self._router))
+
+    @property
+    def certified(self) -> Frontier:
+        """All points that the search found, minimal in the objectives, with what is proven of them."""
+        return self.searched or self.found
+
+    def counted(self, progress: Progress | None = None) -> np.ndarray | None:
+        """Return the peaks of all points in bytes, int64[P]; None where counting them would take long.
+
+        Args:
+            progress: called with ("peaks", done, total) now and then.
+        """
+        return self._counter.peaks_of(self.found.strategies, progress)
+
+    def peak_bytes(self, point: int) -> int:
+        """Return the bytes of :meth:`peak`."""
+        counted = self._counter.known_bytes(self.found.strategies[point])
+        return self.peak(point).n_bytes if counted is None else counted
+
+    @cached_property
+    def all_peaks(self) -> np.ndarray | None:
+        """The peaks of all points in bytes, int64[P], by which they are in order; None where they aren't counted."""
+        peaks = None if self.searched is None else self.counted()
+        return peaks if peaks is not None and (np.diff(peaks) > 0).all() else None
+
+    def of_least_peaks(self: Points, progress: Progress | None = None) -> Points:
+        """Return the points of which no other one has both a smaller peak and less time.
+
+        These are in one order by memory, by peak and by time. Where counting all peaks would take long, or memory isn't what
+        was searched, all points stay.
+        """
+        counted = self.counted(progress) if self.objectives == MEMORY_TIME else None
+        if counted is None:
+            return self
+        # From the fastest on; each kept one has a smaller peak than all faster ones.
+        least = np.minimum.accumulate(counted[::-1])[::-1]
+        kept = np.flatnonzero(counted < np.append(least[1:], NONE))
+        found = self.found
+        found = replace(
+            found, mem_bytes=found.mem_bytes[kept], time_ns=found.time_ns[kept], strategies=found.strategies[kept]
+        )
+        return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
 
     @property
     def replayed(self) -> Mapping[int, Peak]:
@@ -126,8 +176,8 @@ class FoundPoints:
 
     def summary(self) -> str:
         """Return one line on the search: its size, its exactness and its time."""
-        problem, found = self.built.problem, self.found
-        n_points = f"{len(found)} point{'s' * (len(found) > 1)}"
+        problem, found = self.built.problem, self.certified
+        n_points = f"{len(self.found)} point{'s' * (len(self.found) > 1)}"
         n_points += "" if self.objectives == MEMORY_TIME else f" of {' and '.join(self.objectives)}"
         kinds = ", ".join(f"{count} {kind}" for kind, count in found.eliminations.items() if count)
         slices = f", {self.model.graph.n_micro_batches} micro-batches" if self.model.graph.n_micro_batches > 1 else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -182,7 +182,19 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
 
         Up to it, more of the first objective (memory) saves much of the second (time); beyond it, little.
         """
-        return self.plan(self.found.turning_point(), "turning_point")
+        return self.plan(self.turning_number, "turning_point")
+
+    @property
+    def all_peaks(self) -> np.ndarray | None:
+        """The peaks of all points in bytes, int64[P], by which they are in order; None where not all are known."""
+        return None
+
+    @cached_property
+    def turning_number(self) -> int:
+        """The number of the turning point: by peak, where all are known."""
+        peaks = self.all_peaks
+        by_peak = self.found if peaks is None else replace(self.found, mem_bytes=peaks, bound=None)
+        return by_peak.turning_point()
 
     def needed_bytes(self, point: int) -> int:
         """Return the bytes that a device needs for a point's plan, to which memory limits apply.
@@ -274,11 +286,13 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
 
         Args:
             chosen: the number of a point to mark.
-            with_peaks: show the peak of each row, as far as it is known, not only that of the chosen point.
+            with_peaks: show the peak of each row, as far as it is known. If False, peaks that weren't counted with the
+                search are not counted for this, but for the chosen point's.
         """
-        turning = self.found.turning_point()
+        turning = self.turning_number
         overlaps = bool(self.costs.hidden_ns.any())
-        with_peak = set(self.known_peaks) if with_peaks else {chosen} & set(self.known_peaks)
+        is_known = with_peaks or self.all_peaks is not None
+        with_peak = set(self.known_peaks) if is_known else {chosen} & set(self.known_peaks)
         rows = []
         shown = _thinned(len(self), {turning, *({chosen} if chosen is not None else ())})
         for number in shown:
@@ -298,7 +312,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
     def plot(
         self, path: str | os.PathLike[str] | None = None, axes: Axes | None = None, chosen: int | None = None
     ) -> Axes:
-        """Draw time against memory, with compute and network time dotted as in the paper's Figure 6; needs Matplotlib.
+        """Draw time against peak memory, with compute and network time dotted as in the paper's Figure 6; needs Matplotlib.
 
         For another pair of objectives, draw only the second against the first.
 
@@ -311,9 +325,10 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
             InputError: there is no Matplotlib, or the picture can't be written.
         """
         axes = axes if axes is not None else _new_axes(to_show=path is None)
-        costs = self.costs
+        costs, peaks = self.costs, self.all_peaks
+        memory = costs.mem_bytes if peaks is None else peaks
         drawn = {
-            "memory": ("memory per device (MB)", costs.mem_bytes / 1e6),
+            "memory": ("memory per device (MB)" if peaks is None else "peak memory per device (MB)", memory / 1e6),
             "time": ("time per step (ms)", costs.time_ns / 1e6),
             "network": ("network time per step (ms)", costs.network_ns / 1e6),
         }
@@ -323,7 +338,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         if self.objectives == MEMORY_TIME:
             axes.plot(x, costs.compute_ns / 1e6, ":", color="tab:green", label="compute")
             axes.plot(x, costs.network_ns / 1e6, ":", color="tab:red", label="network")
-        turning = self.found.turning_point()
+        turning = self.turning_number
         axes.plot(x[turning], y[turning], "o", color="black", fillstyle="none", label="turning point")
         if chosen is not None:
             axes.plot(x[chosen], y[chosen], "*", color="black", label="chosen")

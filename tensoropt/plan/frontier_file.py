@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -111,6 +112,12 @@ class SavedFrontier(PlanFrontier[Plan]):
     def peak_bytes(self, point: int) -> int | None:
         """Return the peak of a point in bytes; None if it wasn't computed before saving."""
         return self.of_peaks.get(self.check_point(point))
+
+    @cached_property
+    def all_peaks(self) -> np.ndarray | None:
+        """The peaks of all points in bytes, int64[P], by which they are in order; None where not all are known."""
+        peaks = np.array([self.of_peaks.get(point, 0) for point in range(len(self))], np.int64)
+        return peaks if (np.diff(peaks, prepend=0) > 0).all() else None
 
     @property
     def known_peaks(self) -> list[int]:

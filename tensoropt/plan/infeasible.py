@@ -37,7 +37,7 @@ from .request import (
 )
 
 LEAST_S = 2.0
-OF_SEARCH = 2.0
+OF_SEARCH = 1.5
 OF_REPLAYS = 0.5
 """The share of the remaining time that replays of the frontier may take."""
 MOST_WAYS = 3

@@ -217,7 +217,7 @@ def _time_ns(frontier: ModelFrontier, point: int) -> int:
 
 def _least_bytes(frontier: ModelFrontier) -> int:
     """Return the least memory of a frontier's points, as the frontier counts it."""
-    return int(frontier.costs.mem_bytes.min())
+    return int(frontier.certified.mem_bytes.min())
 
 
 class DeadlineError(Exception):

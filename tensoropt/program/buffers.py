@@ -30,17 +30,17 @@ RESULTS, COPIES, GRADIENTS = "results of operators", "resharded copies", "gradie
 _USES = {VARIABLE: STATE, PLACEHOLDER: INPUTS, CONSTANT: CONSTANTS}
 
 # TensorFlow's kernels write the result, or the gradient, over an operand that nothing else reads.
-_OVERWRITE = frozenset(
+OVERWRITE = frozenset(
     "Abs Add AddN AddV2 BiasAdd Div Elu Erf Exp FusedBatchNormV3 LeakyRelu Log LogSoftmax Maximum Minimum Mul Neg Pow "
     "RealDiv Relu Relu6 Rsqrt Select SelectV2 Selu Sigmoid Sign Softmax SoftmaxCrossEntropyWithLogits Softplus Softsign "
     "SparseSoftmaxCrossEntropyWithLogits Sqrt Square SquaredDifference Sub Tanh".split()
 )
 # When their classes are split, these save a mask of one byte per class that marks the label.
-_WHICH_CLASS = frozenset(["SparseSoftmaxCrossEntropyWithLogits"])
+WHICH_CLASS = frozenset(["SparseSoftmaxCrossEntropyWithLogits"])
 # The gradient of one operand is computed from the gradient of the result and from the other operand.
-_PRODUCTS = frozenset("BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative Einsum MatMul Mul".split())
+PRODUCTS = frozenset("BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative Einsum MatMul Mul".split())
 # The gradient of an operand at these positions is the gradient of the result, where the operand isn't broadcast.
-_PASSED_ON = {
+PASSED_ON = {
     **dict.fromkeys(("AddV2", "Add"), (0, 1)),
     **dict.fromkeys(("BiasAdd", "Sub", "Reshape", "ExpandDims", "Squeeze", "Identity"), (0,)),
 }
@@ -129,7 +129,7 @@ class TaskBuffers:
     def _operator(self, task: Task) -> Operator:
         return self.view.graph.operators[task.place.name]
 
-    def _resharding(self, place: Place) -> tuple[Tensor, Resharding]:
+    def resharding_at(self, place: Place) -> tuple[Tensor, Resharding]:
         """Return the tensor that is resharded to an operand or a shared copy, or brought back to an update by rows, and
         how."""
         graph = self.view.graph
@@ -138,6 +138,11 @@ class TaskBuffers:
             configs = self.view.strategy.configs
             return graph.tensors[place.name], row_reshardings(op, self.view.rules[op.name], configs[op.name])[1]
         return self._flow.resharded(place)
+
+    @property
+    def sizes(self) -> Instructions:
+        """What knows the sizes of operands and results."""
+        return self._out
 
     # The forward pass
 
@@ -168,7 +173,7 @@ class TaskBuffers:
 
     def _reshard(self, task: Task) -> None:
         """Add a resharding, the first time or once more."""
-        _, resharding = self._resharding(task.place)
+        _, resharding = self.resharding_at(task.place)
         after = self._buffer(task.after[0]) if task.after else None
         self._buffers[task.writes[0]] = self._resharded(resharding, self._buffer(task.reads[0]), after)
 
@@ -202,12 +207,12 @@ class TaskBuffers:
         made = self._made(op, task, of_tensors=True)
         if op.type in (*COMPOSITES, VALUE_SHAPED):
             made.append(self._keep(task, op, self.costing.saved_inside_bytes(op, config)))
-        elif op.type in _WHICH_CLASS and out.splits_inner(op):
+        elif op.type in WHICH_CLASS and out.splits_inner(op):
             position, tensor = op.operands[0]
             made.append(self._keep(task, op, out.operand_bytes(op, position) // tensor.item_bytes))
         if made:
             reads = [buffer for buffer, _ in operands]
-            overwrites = operands if op.type in _OVERWRITE else ()
+            overwrites = operands if op.type in OVERWRITE else ()
             out.add([*reads, *self._completed(op, reads)], made, out.scratch_bytes(op), overwrites)
 
     def _compute_again(self, task: Task) -> None:
@@ -221,7 +226,7 @@ class TaskBuffers:
                 index = next(k for k, (_, operand) in enumerate(op.operands) if operand.name == viewed.name)
                 self._buffers[value] = operands[index][0]
         if made:
-            overwrites = operands if op.type in _OVERWRITE else ()
+            overwrites = operands if op.type in OVERWRITE else ()
             self._out.add([buffer for buffer, _ in operands], made, self._out.scratch_bytes(op), overwrites)
 
     def _made(self, op: Operator, task: Task, of_tensors: bool) -> list[Buffer]:
@@ -254,7 +259,7 @@ class TaskBuffers:
 
     def _begin_backward(self, task: Task) -> None:
         """Add the gradient of a loss. The backward pass doesn't wait for the loss itself."""
-        loss, _ = self._resharding(task.place)
+        loss, _ = self.resharding_at(task.place)
         with self._out.perhaps_later():
             self._out.add([self._buffer(task.reads[0])])
         if task.place not in self._seeds:
@@ -294,11 +299,11 @@ class TaskBuffers:
             position, tensor = value.place.position, operand_of(op, value.place.position)
             gradient, of_result = arriving[0]
             n_bytes = out.operand_bytes(op, position)
-            if position not in _PASSED_ON.get(op.type, ()) or n_bytes != of_result:
+            if position not in PASSED_ON.get(op.type, ()) or n_bytes != of_result:
                 gradient = Buffer(n_bytes, GRADIENTS, of=tensor.name)
-                own = taken.get(position) if op.type in _PRODUCTS else None
+                own = taken.get(position) if op.type in PRODUCTS else None
                 reads = [*(buffer for buffer, _ in known if buffer is not own), *inside]
-                out.add(reads, [gradient], out.scratch_bytes(op, position), known if op.type in _OVERWRITE else ())
+                out.add(reads, [gradient], out.scratch_bytes(op, position), known if op.type in OVERWRITE else ())
                 if tensor.name in self.view.graph.made_of_variables:
                     self._for_parameters += reads
             self._buffers[value] = gradient
@@ -306,7 +311,7 @@ class TaskBuffers:
     def _send_back(self, task: Task) -> None:
         """Add the way back of gradients through reshardings; of what lookups found, to the update."""
         for value, returned in zip(task.reads, task.writes, strict=True):
-            tensor, resharding = self._resharding(returned.place)
+            tensor, resharding = self.resharding_at(returned.place)
             gradient, route = self._buffer(value), self.router.route(resharding)
             is_rows = returned.place.kind == RESULT
             path = route.forward if is_rows else route.backward

@@ -99,12 +99,10 @@ class Instructions:
             is_overlappable: whether only updates wait for the path's collectives, so that they are delayed.
             after: a buffer that must have been written before; None if there is none.
         """
-        if all(_is_view(step) for step in path.steps):
+        if is_view(path):
             return source
-        *between, last = (_bytes_after(step, path, item_bytes) for step in path.steps)
+        last, scratch_bytes = moved_bytes(path, item_bytes)
         moved = Buffer(last, use, is_python_s=path.communicates, of=source.of)
-        # While a step of the path runs, its operand and its result are alive; the ends of the path are buffers of their own.
-        scratch_bytes = max(map(sum, zip([0, *between], [*between, 0], strict=True)))
         reads = [source] if after is None else [source, after]
         self.add(
             reads,
@@ -113,14 +111,10 @@ class Instructions:
             calls_python=path.communicates,
             is_overlappable=is_overlappable and path.communicates,
         )
-        # Where blocks are uneven, the last rank has the largest in each dimension.
-        largest = self.view.strategy.mesh.n_devices - 1
-        for step in path.steps:
-            if isinstance(step, Step) and step.communicates:
-                for name, n_bytes in workspace_bytes(rank_step(step, path.shape, largest), item_bytes).items():
-                    # Collectives that overlap with compute form a chain, which has a workspace of its own.
-                    key = name, is_overlappable and self.overlaps
-                    self._workspace[key] = max(self._workspace[key], n_bytes)
+        for name, n_bytes in workspaces(path, item_bytes).items():
+            # Collectives that overlap with compute form a chain, which has a workspace of its own.
+            key = name, is_overlappable and self.overlaps
+            self._workspace[key] = max(self._workspace[key], n_bytes)
         return moved
 
     @contextmanager
@@ -175,6 +169,30 @@ class Instructions:
             return 0
         own, other = operands[of_gradient], operands[1 - of_gradient]
         return einsum_scratch_bytes(equation_of_gradient(equation, of_gradient), (result, other), own)
+
+
+def is_view(path: Path) -> bool:
+    """Return whether all that a path does is to view its operand, or nothing."""
+    return all(_is_view(step) for step in path.steps)
+
+
+def moved_bytes(path: Path, item_bytes: int) -> tuple[int, int]:
+    """Return the bytes at the end of a path that isn't a view, and the most that it takes on the way beside its ends."""
+    *between, last = (_bytes_after(step, path, item_bytes) for step in path.steps)
+    # While a step of the path runs, its operand and its result are alive; the ends of the path are buffers of their own.
+    return last, max(map(sum, zip([0, *between], [*between, 0], strict=True)))
+
+
+def workspaces(path: Path, item_bytes: int) -> dict[str, int]:
+    """Return the bytes of each workspace that a path's collectives need, by its name."""
+    found: dict[str, int] = {}
+    # Where blocks are uneven, the last rank has the largest in each dimension.
+    largest = path.source.mesh.n_devices - 1
+    for step in path.steps:
+        if isinstance(step, Step) and step.communicates:
+            for name, n_bytes in workspace_bytes(rank_step(step, path.shape, largest), item_bytes).items():
+                found[name] = max(found.get(name, 0), n_bytes)
+    return found
 
 
 def _bytes_after(step: Step | HaloStep, path: Path, item_bytes: int) -> int:

@@ -154,13 +154,15 @@ class Engine:
             InputError: another thread runs a step, a placeholder isn't fed, or an operator can't take a value.
         """
         with only_step():
-            if (fetch, tuple(feeds)) in self._functions:
-                return self._run(fetch, feeds)
+            built = self._functions.get((fetch, tuple(feeds)))
+            if built is not None:
+                return self._run(built, fetch, feeds)
             with self.display.phase("first step" if fetch.train_steps else "first run of a program"):
-                return self._run(fetch, feeds)
+                return self._run(self.function(fetch, tuple(feeds)), fetch, feeds)
 
-    def _run(self, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]) -> list[list[np.ndarray]]:
-        built = self.function(fetch, tuple(feeds))
+    def _run(
+        self, built: BuiltFunction, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]
+    ) -> list[list[np.ndarray]]:
         arguments = []
         for (feed, value), layout, micro_batches in zip(feeds.items(), built.layouts, built.micro_batches, strict=True):
             for rank in self.backend.ranks:

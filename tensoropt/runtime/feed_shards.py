@@ -33,6 +33,8 @@ def cut(
     if micro_batches:
         of_micro_batches = (each.of(value, 0) for each in micro_batches)
         return np.concatenate([cut(each, layout, each.shape, rank) for each in of_micro_batches])
+    if layout.is_replicated:
+        return value
     shard = value[shard_slices(layout, shape, rank)]
     if layout.partial and layout.mesh.index_along(layout.partial, rank):
         return np.zeros_like(shard)

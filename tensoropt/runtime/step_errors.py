@@ -6,17 +6,19 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import tensorflow as tf
 
 from ..common.errors import InputError
-from ..common.source_lines import running_line
+from ..common.source_lines import line_at, running_at, running_line
 from ..ir.graph import Graph, Operator
 
 MOST_REASON = 240
 _ABOUT_WHERE = ("File ", "[[", "Detected at", "Graph execution")
 _running = threading.Lock()
-_runner = ""
+# The thread that runs a step, and where it is: the line of that is made only for a message.
+_runner: tuple[threading.Thread, str, FrameType] | None = None
 
 
 @contextmanager
@@ -29,14 +31,25 @@ def only_step() -> Iterator[None]:
     global _runner
     if not _running.acquire(blocking=False):
         raise InputError(
-            f"a step was started ({running_line()}) in thread '{threading.current_thread().name}' while {_runner} runs one: "
-            "all ranks must run the same steps in the same order, which threads don't keep; run steps in one thread"
+            f"a step was started ({running_line()}) in thread '{threading.current_thread().name}' while {_running_one()} "
+            "runs one: all ranks must run the same steps in one order, which threads don't keep; run steps in one thread"
         )
     try:
-        _runner = f"thread '{threading.current_thread().name}' ({running_line()})"
+        # The frame of the ``with`` statement, which is on the stack as long as the step runs: this one's isn't.
+        _runner = threading.current_thread(), *running_at(depth=3)
         yield
     finally:
+        _runner = None
         _running.release()
+
+
+def _running_one() -> str:
+    """Return the thread that runs a step, with its line, as a text."""
+    runner = _runner
+    if runner is None:
+        return "another thread"
+    thread, called, frame = runner
+    return f"thread '{thread.name}' ({line_at(called, frame)})"
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from ..ir.graph import Graph, Tensor
 from ..reschedule.layout import Shape, block_bounds
 from ..runtime.functions import Feed, Fetch
 
+_LEAVES = (str, tf.Tensor, tf.Operation, tf.Variable)
+
 
 @dataclass(frozen=True, eq=False)
 class Local:
@@ -30,16 +32,38 @@ class FetchPlan:
         structure: the fetches as the user gave them.
         places: for each leaf of the structure, the index of its tensor in the fetch, or None for an operation.
         initializes: whether a leaf asks for the variables' initial values.
+        is_flat: whether the structure is a list or a tuple of its leaves, which then needn't be walked.
     """
 
     fetch: Fetch
     structure: Any
     places: tuple[int | None, ...]
     initializes: bool
+    is_flat: bool = False
 
     def restore(self, values: list[np.ndarray]) -> Any:
         leaves = [None if place is None else values[place] for place in self.places]
-        return tf.nest.pack_sequence_as(self.structure, leaves)
+        return type(self.structure)(leaves) if self.is_flat else tf.nest.pack_sequence_as(self.structure, leaves)
+
+
+class FetchPlans:
+    """The plans of a model's fetches: of those that a step is given again and again each is made once."""
+
+    def __init__(self, graph: Graph, recorded: tf.Graph, initializers: frozenset[str]) -> None:
+        self._of_model = graph, recorded, initializers
+        # The leaves stay with their plan, so that no other object gets the identity of one.
+        self._known: dict[tuple[Any, ...], tuple[tuple[Any, ...], FetchPlan]] = {}
+
+    def of(self, fetches: Any) -> FetchPlan:
+        """Return the plan of fetches; see :func:`plan_fetches`."""
+        graph, recorded, initializers = self._of_model
+        leaves = tuple(fetches) if type(fetches) in (list, tuple) else (fetches,)
+        if not all(isinstance(each, _LEAVES) for each in leaves):
+            return plan_fetches(graph, recorded, fetches, initializers)
+        key = (type(fetches), *(each if isinstance(each, str) else id(each) for each in leaves))
+        if key not in self._known:
+            self._known[key] = leaves, plan_fetches(graph, recorded, fetches, initializers)
+        return self._known[key][1]
 
 
 def plan_fetches(graph: Graph, recorded: tf.Graph, fetches: Any, initializers: frozenset[str]) -> FetchPlan:
@@ -54,7 +78,8 @@ def plan_fetches(graph: Graph, recorded: tf.Graph, fetches: Any, initializers: f
     places: list[int | None] = []
     initializes = False
     structure = _without_variables(fetches)
-    for leaf in tf.nest.flatten(structure):
+    leaves = tf.nest.flatten(structure)
+    for leaf in leaves:
         is_local = isinstance(leaf, Local)
         wanted = leaf.value if is_local else leaf
         name = recorded_name(wanted, recorded)
@@ -75,7 +100,8 @@ def plan_fetches(graph: Graph, recorded: tf.Graph, fetches: Any, initializers: f
     waited = {name for each in needed for name in graph.operators[each].controls}
     steps += [name for name in graph.train_steps if name in waited]
     fetch = Fetch(tuple(tensors), tuple(dict.fromkeys(steps)), tuple(dict.fromkeys(operators)))
-    return FetchPlan(fetch, structure, tuple(places), initializes)
+    is_flat = type(structure) in (list, tuple) and list(map(id, structure)) == list(map(id, leaves))
+    return FetchPlan(fetch, structure, tuple(places), initializes, is_flat)
 
 
 def recorded_name(value: Any, recorded: tf.Graph) -> str | None:

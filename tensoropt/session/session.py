@@ -38,7 +38,7 @@ from ..runtime.same_data import SameData
 from ..sharding.constraints import Force
 from ..sharding.model import Model
 from ..tuning.profile_guided import find_measured
-from .feeds_and_fetches import plan_feeds, plan_fetches
+from .feeds_and_fetches import FetchPlans, plan_feeds
 
 _SAME_FEEDS = (
     "every rank feeds the same full batch: draw it alike on all ranks, as with one seed, or feed this rank's share of it as "
@@ -59,6 +59,7 @@ class Session:
         self.context = Context(hardware, seed, self._display)
         self.execution: Execution | StagedExecution | None = None
         self._same_feeds: SameData | None = None
+        self._fetch_plans: FetchPlans | None = None
         self._recording = Recording(self.context.seed, batch_size)
         self._model: Model | None = None
         self._initializers: frozenset[str] = frozenset()
@@ -199,7 +200,9 @@ class Session:
             raise InputError("run comes after build_execution_graph(engine='tensorflow', plan=plan)")
         graph, engine = self._model.graph, self.execution.engine
         recorded = self._recording.graph
-        planned = plan_fetches(graph, recorded, fetches, self._initializers)
+        if self._fetch_plans is None:
+            self._fetch_plans = FetchPlans(graph, recorded, self._initializers)
+        planned = self._fetch_plans.of(fetches)
         n_ranks = 1 if self.execution.is_emulated else self.execution.plan.parallelism
         feeds = plan_feeds(graph, recorded, feed_dict, self.processes.rank, n_ranks)
         if self._same_feeds is not None:

@@ -71,7 +71,7 @@ def test_every_plan_of_a_file_is_the_one_that_the_search_gives(record, options, 
 @pytest.mark.parametrize("record", [with_metrics_and_adam, shared_many_times])
 def test_points_may_differ_in_any_single_choice(record):
     """Other than along a frontier, where configs and shared copies change together."""
-    searched = frontier_of(record)
+    searched = dataclasses.replace(frontier_of(record), searched=None, _peaks={})
     rng = np.random.default_rng(0)
     n_states = [len(node.mem_bytes) for node in searched.built.problem.nodes]
     states, rows = searched.found.strategies[0].copy(), []
@@ -115,7 +115,10 @@ def test_points_are_listed(found, whole):
 def test_questions_are_answered_by_plans(found, whole):
     for frontier in (found, tensoropt.load_frontier(whole)):
         last = len(frontier) - 1
-        turning = frontier.found.turning_point()
+        peaks, times = (np.array(each, float) for each in zip(*((frontier.peak_bytes(i), point.time_us)
+                                                               for i, point in enumerate(frontier)), strict=True))
+        depth = (peaks - peaks[0]) / np.ptp(peaks) + (times - times[-1]) / np.ptp(times)
+        turning = int(np.argmin(depth))
         assert 0 < turning < last
         asked = (frontier.fastest(), frontier.smallest(), frontier.turning_point(), frontier.at(), frontier.plan(-1))
         assert [plan.point for plan in asked] == [last, 0, turning, last, last]
@@ -167,7 +170,7 @@ def test_a_file_without_peaks_is_asked_by_memory(found, file):
 
 def test_of_many_points_a_file_keeps_some_peaks_and_answers_with_these_points(found, whole, monkeypatch):
     monkeypatch.setattr("tensoropt.plan.compress.MOST_PEAKS", 4)
-    asked_before = dataclasses.replace(found)
+    asked_before = dataclasses.replace(found, searched=None, _peaks={})
     asked_before.peak(1)
     some = compressed(asked_before)
     last = len(found) - 1
@@ -175,7 +178,7 @@ def test_of_many_points_a_file_keeps_some_peaks_and_answers_with_these_points(fo
     assert [point for point in range(len(found)) if some.peak_bytes(point) is not None] == known
     for limit in [found.peak(point).n_bytes for point in known]:
         assert some.at(limit).point == max(point for point in known if found.peak(point).n_bytes <= limit)
-    told = [found.table().splitlines()[2 + point] in some.table().splitlines() for point in range(len(found))]
+    told = [asked_before.table().splitlines()[2 + point] in some.table().splitlines() for point in range(len(found))]
     assert told == [point in known for point in range(len(found))]
 
 
@@ -199,6 +202,25 @@ def test_a_frontier_that_is_not_exact_keeps_its_bound(found, tmp_path):
     assert not loaded.plan(0).exact and same(loaded.plan(0), inexact.plan(0))
 
 
+@pytest.mark.parametrize("worth_loading", [0, 1 << 30])
+@pytest.mark.parametrize("record", [with_metrics_and_adam, shared_many_times, normalised])
+def test_the_points_are_those_that_no_other_one_beats_in_peak_and_time(record, worth_loading, monkeypatch):
+    """By compiled kernels and by replays; a replay of each point that the search found is the oracle."""
+    monkeypatch.setattr("tensoropt.plan.point_peaks.WORTH_LOADING", worth_loading)
+    frontier = frontier_of(record)
+    everything = dataclasses.replace(frontier, found=frontier.certified, searched=None, _peaks={})
+    all_found = [(everything.peak(i).n_bytes, point.time_us) for i, point in enumerate(everything)]
+    kept = [(frontier.peak_bytes(i), point.time_us) for i, point in enumerate(frontier)]
+    assert kept == [
+        (peak, time)
+        for peak, time in all_found
+        if not any(a <= peak and b <= time and (a, b) != (peak, time) for a, b in all_found)
+    ]
+    assert [peak for peak, _ in kept] == sorted({peak for peak, _ in kept}) == frontier.all_peaks.tolist()
+    memory = [point.memory_bytes for point in frontier]
+    assert memory == sorted(set(memory)) and set(memory) <= set(frontier.certified.mem_bytes.tolist())
+
+
 def test_a_loaded_frontier_is_saved_as_it_was(whole, tmp_path):
     tensoropt.load_frontier(whole).save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == whole.read_bytes()
@@ -209,7 +231,8 @@ def test_a_loaded_frontier_is_saved_as_it_was(whole, tmp_path):
 def test_saving_leaves_one_whole_file_and_tells_how_far_it_is(found, tmp_path):
     told = []
     (tmp_path / "frontier.json").write_text("old")
-    found.save(tmp_path / "frontier.json", lambda *progress: told.append(progress))
+    uncounted = dataclasses.replace(found, searched=None, _peaks={})
+    uncounted.save(tmp_path / "frontier.json", lambda *progress: told.append(progress))
     assert [entry.name for entry in tmp_path.iterdir()] == ["frontier.json"]
     for kind in ("plans", "peaks"):
         done = [(done, total) for stage, done, total in told if stage == kind]
@@ -235,7 +258,7 @@ def test_loading_and_asking_needs_no_tensorflow(whole, tmp_path):
 def test_printed_it_is_the_table_with_the_turning_point_marked(found):
     text = repr(found)
     (turning,) = [line for line in text.splitlines() if line.endswith("turning point")]
-    assert int(turning.split()[0]) == found.found.turning_point() + 1
+    assert int(turning.split()[0]) == found.turning_number + 1
     assert text.startswith(found.summary()) and text.endswith(found.table())
 
 
@@ -244,7 +267,7 @@ def test_it_is_drawn(found, whole, tmp_path):
         picture = tmp_path / f"frontier{number}.png"
         axes = frontier.plot(picture)
         assert picture.read_bytes().startswith(b"\x89PNG")
-        np.testing.assert_allclose(axes.lines[0].get_xdata(), [point.memory_bytes / 1e6 for point in frontier])
+        np.testing.assert_allclose(axes.lines[0].get_xdata(), [frontier.peak_bytes(i) / 1e6 for i in range(len(found))])
         np.testing.assert_allclose(axes.lines[2].get_ydata(), [point.compute_time_us / 1e3 for point in frontier])
         assert axes.get_title() == "4 devices of v100-1x4"
     assert matplotlib.pyplot.get_fignums() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,7 +127,10 @@ def test_runs_tell_every_choice(choices):
     assert all(a.split("x")[0] != b.split("x")[0] for a, b in zip(text.split(), text.split()[1:], strict=False))
 
 
-def test_the_file_has_what_points_share_once(found, whole):
+def test_the_file_has_what_points_share_once(found, tmp_path):
+    whole = tmp_path / "all.json"
+    found = replace(found, found=found.certified, searched=None, _peaks={})
+    found.save(whole)
     value = json.loads(whole.read_text())
     for operator in value["operators"]:
         texts = [json.dumps(choice) for choice in operator["choices"]]

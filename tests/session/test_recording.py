@@ -269,3 +269,26 @@ def test_running_alone_is_said_once(capfd):
     for _ in range(2):
         tensoropt.init()
     assert capfd.readouterr().err.count("tensoropt: started alone, on one device; mpirun -n N python SCRIPT starts N") == 1
+
+
+def test_fetches_come_back_in_their_structure_whatever_was_fetched_before():
+    """Plans of fetches are kept: neither a list that grows nor another structure of the same tensors gets another one's."""
+    begin()
+    step, (loss, w), feeds = fed_rate(tensoropt)
+    tensoropt.build_execution_graph(plan=tensoropt.find_strategy(), collectives="emulated")
+    fetches = [loss, w]
+    for _ in range(2):
+        first = tensoropt.run(fetches, feeds)
+        assert [np.shape(each) for each in first] == [(), (6, 4)] and type(first) is list
+        assert type(tensoropt.run((loss, w), feeds)) is tuple
+        assert tensoropt.run(loss, feeds).shape == () and tensoropt.run(loss.name, feeds) == tensoropt.run(loss, feeds)
+        named = tensoropt.run({"w": w, "both": [loss, [w]]}, feeds)
+        assert named["w"].shape == named["both"][1][0].shape == (6, 4)
+        nested = tensoropt.run([[loss, w]], feeds)
+        assert len(nested) == 1 and nested[0][1].shape == (6, 4)
+        fetches.insert(0, w)
+        assert [np.shape(each) for each in tensoropt.run(fetches, feeds)] == [(6, 4), (), (6, 4)]
+        del fetches[0]
+    before = tensoropt.run([w], feeds)[0]
+    assert tensoropt.run([step, w], feeds)[0] is None
+    assert not np.array_equal(tensoropt.run([w], feeds)[0], before)

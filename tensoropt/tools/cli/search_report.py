@@ -121,6 +121,9 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
     costs, lower = frontier.costs, found.time_ns if found.bound is None else found.bound.least_time(found.mem_bytes)
     times = (costs.time_ns, costs.compute_ns, costs.network_ns, costs.hidden_ns)
     columns = (costs.mem_bytes, *times, lower, found.exact_points)
+    peaks = {number: peak.n_bytes for number, peak in frontier.replayed.items()}
+    if frontier.all_peaks is not None:
+        peaks = dict(enumerate(frontier.all_peaks.tolist()))
     of_bound = "bound_time_us" if frontier.objectives[1] == "time" else "bound_network_time_us"
     points = [
         {
@@ -131,7 +134,7 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
             "hidden_time_us": hidden_ns / 1e3,
             "exact": exact,
             of_bound: bound_ns / 1e3,
-            "peak_bytes": frontier.replayed[number].n_bytes if number in frontier.replayed else None,
+            "peak_bytes": peaks.get(number),
         }
         for number, (mem_bytes, time_ns, compute_ns, network_ns, hidden_ns, bound_ns, exact) in enumerate(
             zip(*(c.tolist() for c in columns), strict=True)
@@ -151,9 +154,9 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
         "seconds": sum(phases.values()) - phases["record"],
         "seconds_by_phase": phases,
         "exact": found.exact,
-        "gap": {"median": found.median_gap, "worst": found.worst_gap},
+        "gap": {"median": frontier.certified.median_gap, "worst": frontier.certified.worst_gap},
         "eliminations": dict(found.eliminations),
-        "turning_point": found.turning_point(),
+        "turning_point": frontier.turning_number,
         "chosen": plan.point,
         "chosen_peak_bytes": plan.peak_bytes if plan.point is None else frontier.peak(plan.point).n_bytes,
         "points": points,

@@ -1,0 +1,134 @@
+"""Count the peaks of all points that a search found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+
+import numpy as np
+
+from ..common.progress import Progress
+from ..program.fast_peak import Columns, Peaks
+from ..program.peak import peak_of
+from ..rules.registry import rule_of
+from ..rules.rule import Interface, Rule, interface
+from ..search.problem.strategy_problem import StrategyProblem
+from ..sharding.model import Model
+from ..sharding.rematerializable import is_rematerializable
+from ..sharding.strategy import StrategyView
+
+WORTH_LOADING = 1_500
+"""So many operators, over all points, take longer to replay than the compiled kernels take to load."""
+MOST_REPLAYED = 6_000
+"""The most operators, over all points, that are replayed where the kernels can't count; it takes about a second."""
+AT_ONCE = 256
+"""The rows of so many points are held in memory at once."""
+
+
+@dataclass(eq=False)
+class PeakCounter:
+    """The peaks of strategies of one problem, each counted once.
+
+    Strategies have most of their configs in common, so what follows from a config is computed once, too. Configs are those
+    of the problem's states, and so are known by their identity.
+    """
+
+    model: Model
+    built: StrategyProblem
+    peaks: Peaks
+    _known: dict[bytes, int] = field(default_factory=dict)
+    _interfaces: dict[tuple[str, int], Interface] = field(default_factory=dict)
+    _rematerializable: dict[tuple[str, int], bool] = field(default_factory=dict)
+
+    @cached_property
+    def _rules(self) -> dict[str, Rule]:
+        return {name: rule_of(op) for name, op in self.model.graph.operators.items()}
+
+    def view(self, states: np.ndarray) -> StrategyView:
+        """Return the strategy that one state for each node means, on its graph."""
+        strategy, known, rules = self.built.strategy(states.tolist()), self._interfaces, self._rules
+        view = self.model.view(strategy)
+        interfaces = {}
+        for name, config in strategy.configs.items():
+            key = name, id(config)
+            if key not in known:
+                known[key] = interface(rules[name], config)
+            interfaces[name] = known[key]
+        rematerialized = frozenset(name for name in strategy.rematerialized if self._is_rematerializable(view, name))
+        vars(view).update(rules=rules, interfaces=interfaces, rematerialized=rematerialized)
+        return view
+
+    def _is_rematerializable(self, view: StrategyView, name: str) -> bool:
+        config, known = view.strategy.configs[name], self._rematerializable
+        key = name, id(config)
+        if key not in known:
+            op = view.graph.operators[name]
+            known[key] = is_rematerializable(view.graph, op, self._rules[name], config, view.gradients)
+        return known[key]
+
+    def known_bytes(self, states: np.ndarray) -> int | None:
+        """Return the peak of a strategy in bytes; None if it wasn't counted."""
+        return self._known.get(states.tobytes())
+
+    def peaks_of(self, states: np.ndarray, progress: Progress | None = None) -> np.ndarray | None:
+        """Return the peaks of strategies, int64[P]; None where that would take long.
+
+        Args:
+            states: int32[P, nodes].
+            progress: called with ("peaks", done, total) now and then.
+        """
+        keys = [row.tobytes() for row in states]
+        new = [i for i, key in enumerate(keys) if key not in self._known]
+        counted = self._counted(states[new], progress)
+        if counted is None:
+            return None
+        self._known.update((keys[i], n_bytes) for i, n_bytes in zip(new, counted.tolist(), strict=True))
+        return np.array([self._known[key] for key in keys], np.int64)
+
+    def _counted(self, states: np.ndarray, progress: Progress | None) -> np.ndarray | None:
+        """Return the peaks of strategies that weren't counted before."""
+        n, peaks = len(states), self.peaks
+        n_operators = n * self.built.n_operators
+        if peaks.is_quick and n_operators > WORTH_LOADING:
+            found = [np.empty(0, np.int64)]
+            for first in range(0, n, AT_ONCE):
+                _report(progress, first, n)
+                part = states[first : first + AT_ONCE]
+                found.append(peaks.of_columns(_columns(peaks, self.built, part), cache(self._views(part))))
+            return np.concatenate(found)
+        if n_operators > MOST_REPLAYED:
+            return None
+        replayed = np.empty(n, np.int64)
+        for i in range(n):
+            _report(progress, i, n)
+            replayed[i] = peak_of(self.view(states[i]), peaks.costing, peaks.router).n_bytes
+        return replayed
+
+    def _views(self, states: np.ndarray) -> Callable[[int], StrategyView]:
+        return lambda i: self.view(states[i])
+
+
+def _report(progress: Progress | None, done: int, total: int) -> None:
+    if progress is not None:
+        progress("peaks", done, total)
+
+
+def _columns(peaks: Peaks, built: StrategyProblem, states: np.ndarray) -> Columns:
+    """Return strategies, int32[P, nodes], as columns of numbers."""
+    rows, configs, rematerialized = peaks.rows, {}, {}
+    for i, (node, of_node) in enumerate(built.nodes):
+        column = states[:, i]
+        for op, of_op, place in zip(node.operators, of_node.configs, of_node.place, strict=True):
+            numbers = np.array([rows.config_number(config) for config in of_op], np.int32)
+            configs[op.name] = numbers[place[column]]
+        for k in of_node.rematerialized:
+            rematerialized[node.operators[k].name] = of_node.rematerializes[column].astype(np.int32)
+    shared = {
+        copy.tensor.name: np.array([rows.sharding_number(each) for each in copy.shardings], np.int32)[states[:, copy.node]]
+        for copy in built.shared
+    }
+    regathered = {
+        choice.copy: np.asarray(choice.is_regathered)[states[:, choice.node]].astype(np.int32) for choice in built.choices
+    }
+    return Columns(len(states), configs, shared, regathered, rematerialized)

@@ -1,0 +1,158 @@
+"""Count the bytes alive at once in a step's instructions: what :mod:`..liveness` does with objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .columns import LASTING, N_BYTES, WORKSPACES
+from .compiled import compiled, entry, sources_digest
+from .layout import (
+    BYTES,
+    ENDS,
+    ENDS_COLUMNS,
+    IS_GONE,
+    IS_PYTHON_S,
+    IS_WRITTEN,
+    LAST,
+    N_BUFFERS,
+    N_RUN,
+    N_SOURCES,
+    OVER,
+    READS,
+    RUN,
+    SIZES,
+    SOURCES,
+    WORKSPACE,
+    WRITES_OF,
+)
+from .memory import write_instructions
+from .records import write_records
+
+N_WORKSPACES = len(WORKSPACES)
+
+
+@compiled
+def _lasting(o: Any, t: Any, r: Any, m: Any) -> int:
+    """Return the bytes that are alive all the time: sources, slots, and the workspaces of collectives."""
+    total = 0
+    for i in range(o[N_SOURCES]):
+        source = o[o[SOURCES] + i]
+        total += t[r[source], N_BYTES] + t[r[source], LASTING]
+    for i in range(2 * N_WORKSPACES):
+        total += m[m[WORKSPACE] + i]
+    return total
+
+
+@compiled
+def _find_ends(m: Any) -> int:
+    """Find the instruction at which each buffer dies; return the bytes of those that are read and never written."""
+    last, is_written, total = m[LAST], m[IS_WRITTEN], 0
+    for buffer in range(m[N_BUFFERS]):
+        m[last + buffer] = -1
+        m[is_written + buffer] = 0
+        m[m[IS_GONE] + buffer] = 0
+        m[m[SIZES] + buffer] = m[m[BYTES] + buffer]
+    for at in range(m[N_RUN]):
+        begin = m[ENDS] + ENDS_COLUMNS * m[m[RUN] + at]
+        end = begin + ENDS_COLUMNS
+        for i in range(m[READS] + m[begin], m[READS] + m[end]):
+            m[last + m[i]] = at
+        for i in range(m[WRITES_OF] + m[begin + 1], m[WRITES_OF] + m[end + 1]):
+            m[last + m[i]] = at
+            m[is_written + m[i]] = 1
+    for buffer in range(m[N_BUFFERS]):
+        if m[last + buffer] >= 0 and not m[is_written + buffer]:
+            total += m[m[BYTES] + buffer]
+    return total
+
+
+@compiled
+def _waits(m: Any, before: int, begin: int) -> int:
+    """Return whether an instruction reads what the one before it writes."""
+    for i in range(m[WRITES_OF] + m[before + 1], m[WRITES_OF] + m[before + ENDS_COLUMNS + 1]):
+        for j in range(m[READS] + m[begin], m[READS] + m[begin + ENDS_COLUMNS]):
+            if m[i] == m[j]:
+                return 1
+    return 0
+
+
+@compiled
+def _overwritten(m: Any, buffer: int, begin: int, at: int) -> int:
+    """Return the buffer that an instruction writes a result over; -1 if there is none.
+
+    Python's memory is overwritten only through a view of a part of it.
+    """
+    for i in range(m[begin + 2], m[begin + ENDS_COLUMNS + 2]):
+        over, seen = m[m[OVER] + 2 * i], m[m[OVER] + 2 * i + 1]
+        is_free = m[m[LAST] + over] == at and not m[m[IS_GONE] + over]
+        if is_free and seen == m[m[BYTES] + buffer] and (seen < m[m[SIZES] + over] or not m[m[IS_PYTHON_S] + over]):
+            return over
+    return -1
+
+
+@compiled
+def _end(m: Any, first: int, end: int, at: int, of_python: int) -> int:
+    """Return the bytes of Python's or of other buffers, among a run of some, that die at an instruction."""
+    died = 0
+    for i in range(first, end):
+        buffer = m[i]
+        is_python_s = m[m[IS_PYTHON_S] + buffer] != 0
+        if m[m[LAST] + buffer] == at and not m[m[IS_GONE] + buffer] and is_python_s == (of_python != 0):
+            m[m[IS_GONE] + buffer] = 1
+            died += m[m[SIZES] + buffer]
+    return died
+
+
+@compiled
+def _peak(m: Any, alive: int) -> int:
+    """Return the most bytes alive at once, given those that are alive at the beginning."""
+    peak, leaving, held, before = alive, 0, 0, 0
+    for at in range(m[N_RUN]):
+        begin = m[ENDS] + ENDS_COLUMNS * m[m[RUN] + at]
+        end = begin + ENDS_COLUMNS
+        calls_python = m[end + 4]
+        if leaving and (calls_python or _waits(m, before, begin)):
+            alive -= leaving
+            leaving = 0
+        for i in range(m[WRITES_OF] + m[begin + 1], m[WRITES_OF] + m[end + 1]):
+            buffer = m[i]
+            over = _overwritten(m, buffer, begin, at)
+            if over >= 0:
+                m[m[IS_GONE] + over] = 1
+                alive -= m[m[SIZES] + over]
+                m[m[SIZES] + buffer] = m[m[SIZES] + over]
+                m[m[IS_PYTHON_S] + buffer] |= m[m[IS_PYTHON_S] + over]
+            alive += m[m[SIZES] + buffer]
+        peak = max(peak, alive + m[end + 3])
+        alive -= leaving
+        died = 0
+        for of_python in range(2):
+            total = _end(m, m[READS] + m[begin], m[READS] + m[end], at, of_python)
+            total += _end(m, m[WRITES_OF] + m[begin + 1], m[WRITES_OF] + m[end + 1], at, of_python)
+            if of_python:
+                died = total
+            else:
+                alive -= total
+        leaving = held if calls_python else 0
+        held = died if calls_python else held + died
+        before = begin
+    return peak
+
+
+def _kernel(digest: int) -> Callable[[Any, Any, Any, Any, int], int]:
+    """Return the kernel that Python calls, for these sources."""
+
+    def count_peak(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> int:
+        if digest < 0:
+            return -1  # never: the digest must be used to be part of the compiled code's key
+        write_records(o, t, r, m)
+        write_instructions(o, t, r, m, overlaps)
+        given = _find_ends(m)
+        return _peak(m, _lasting(o, t, r, m) + given)
+
+    return entry(count_peak)
+
+
+count_peak = _kernel(sources_digest())
+"""Return the most bytes that are alive at once in the step of a strategy, given the row of each place."""

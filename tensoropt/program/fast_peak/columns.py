@@ -1,0 +1,41 @@
+"""Name the columns of the tables that the compiled kernels read, and the flags of operators and operands.
+
+A *place* is a number. Of a graph with T tensors, E operands (those of operators, then the losses), K operators and L lookups
+in tables that are updated by rows, the places are: the results (by tensor), the shared copies (by tensor), the operands, the
+operators, and the lookups' rows.
+"""
+
+from __future__ import annotations
+
+# Columns of the rows of reshardings: of operands, shared copies and lookups' rows.
+HAS_STEPS, COMMUNICATES, IS_VIEW, N_BYTES, SCRATCH, PATH = range(6)
+"""Forward: whether there is anything to do, by a collective, or only to view; bytes of the result, and beside it; the path's
+number."""
+IS_FREE, HAS_BACK, BACK_COMMUNICATES, BACK_IS_VIEW, BACK_BYTES, BACK_SCRATCH = range(6, 12)
+"""Whether both ways have no steps; and the same of the way back."""
+BUCKET, GRADIENT_BYTES = 12, 13
+"""The bucket that a small gradient is summed in, or -1; and the gradient's bytes."""
+EXISTS, REGATHERED, READS_REGATHERED = 14, 15, 16
+"""Whether there is such a shared copy; whether an operand is regathered, or read from a shared copy that is."""
+OPERAND_BYTES, GRADIENT_SCRATCH = 17, 18
+"""The bytes that an operator reads of its operand; the workspace of the operand's gradient."""
+WORK, BACK_WORK = 19, 22
+"""The first of the columns of collectives' workspaces, one a name, and of those of the way back."""
+WORKSPACES = ("send", "receive", "reduce")
+N_COLUMNS = BACK_WORK + len(WORKSPACES)
+
+# Columns of the rows of results: N_BYTES, and of sources
+LASTING = 4
+"""the bytes that are alive throughout beside those of the value: slots, and the samples of other micro-batches."""
+
+# Columns of the rows of operators: those of the way forward are of the windows that it exchanges, and
+EXCHANGES, SPLITS_INNER, OPERATOR_SCRATCH, INSIDE, REMATERIALIZED = range(6, 11)
+"""whether it exchanges windows, and communicates inside; its workspace; the bytes that it saves inside, or -1."""
+
+# Flags of operators
+SOURCE, WRITES, OVERWRITES, IS_PRODUCT, PASSES = 1, 2, 4, 8, 16
+"""It is a source; writes to a variable; may write over an operand; is a product; passes gradients on to its operands."""
+# Flags of operands
+FIRST_USE, RESIDUAL, WANTED, PASSED_ON, OF_VARIABLES, IS_FIRST = 1, 2, 4, 8, 16, 32
+"""It is its tensor's first use; the gradient reads it; it has a gradient, perhaps that of the result; only updates wait for
+it; it is at the operator's first position."""

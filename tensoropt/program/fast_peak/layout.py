@@ -1,0 +1,53 @@
+"""Lay out the arrays that the kernels read and write in two arrays of integers, an outline and an arena.
+
+A kernel gets few arguments: many arrays, each with its own length and reference count, would take Numba minutes to compile
+and a call longer than what it does. An outline and an arena begin with the numbers below; those of arrays are where each of
+them begins. Rows of arrays with several columns lie one after the other.
+"""
+
+from __future__ import annotations
+
+# An outline: what it counts,
+N_OPERATORS, N_TENSORS, N_OPERANDS, N_DENSE, N_BY_ROWS, N_SOURCES = range(6)
+FIRST_OPERATOR, FIRST_LOOKUP, LOSS_BYTES, WAITS = range(6, 10)
+"""The operands count the loss, which is the last. Then the places of the first operator and of the first lookup, the bytes
+of an element of the loss, and whether updates wait for a sum over all gradients."""
+# and its arrays.
+OF_OPERATOR, OPERANDS, OF_OPERAND, TENSOR = range(10, 14)
+"""Flags of operators, and where the operands of each begin; flags of operands, and the tensor of each."""
+OUTPUTS, PRODUCER, VIEWED, IS_RESIDUAL = range(14, 18)
+"""Where an operator's results begin, which are tensors in order; by tensor its operator, the operand that it views or -1,
+and whether its gradient reads it."""
+DENSE, VARIABLE, LOOKUPS, LOOKED_UP, CHANGES = range(18, 23)
+"""The variables with dense gradients; the variable that an operator writes to; of each variable that is updated by rows
+where its lookups begin, what these found, and the variable itself if all of it changes, else -1."""
+IS_OVERLAPPABLE, SOURCES = range(23, 25)
+"""Whether only updates wait for a tensor's gradient; the results of sources."""
+
+# An arena: what it counts,
+N_RECORDS, N_VALUES, N_GRADIENTS, N_BUCKETED, N_OPENED = range(5)
+N_READS, N_WRITES, N_OVER, N_INSTRUCTIONS, N_RUN, N_DELAYED, DUE = range(5, 12)
+N_BUFFERS, EPOCH, N_COPIES, N_HELD, N_WAITING, HAS_REMATERIALIZED, N_BUCKETS = range(12, 19)
+"""``DUE`` says when the delayed instructions are due, ``EPOCH`` how often they were run."""
+# the arrays of records,
+RECORDS, VALUES, ROOT, AGAIN, ARRIVED, LAST_READ, WRITER, STACK = range(19, 27)
+"""Six numbers a record; two a value; by place its memory's place, its value in the backward pass, the gradient that has
+arrived; by tensor the record that reads it last; by gradient the record that makes it; a stack."""
+BUCKETED, BUCKETS, UPDATED, NEXT_UPDATED = range(27, 31)
+"""Place, gradient and bucket of what waits in buckets; of each bucket the number of gradients, their bytes, and when it was
+opened; by record the first variable that is updated behind it; by variable the next one there."""
+# and those of memory.
+READS, WRITES_OF, OVER, ENDS, RUN, DELAYED = range(31, 37)
+"""What instructions read and write; what they may write over, and the bytes that they read of it; where their parts end,
+with scratch bytes and whether they call Python; those that run; those that are delayed."""
+COPIES, BYTES, IS_PYTHON_S, PENDING, LAST, WORKSPACE = range(37, 43)
+"""The path of each copy, the copy, and the next one of its source; of buffers the bytes, whether they are Python's, the
+epoch in which what writes them is delayed, and the instruction that uses them last; workspaces of collectives."""
+HELD, WAITING, MADE, MADE_AGAIN, OF_GRADIENT, WINDOWS, INSIDE_OF = range(43, 50)
+"""What the last parameters' gradients read; what waits for the end; the buffers of places, of what is made again there, of
+gradients, of windows, of what operators save inside."""
+SIZES, IS_WRITTEN, IS_GONE, COPIES_OF = range(50, 54)
+"""What counting knows of buffers: their bytes with those that they were written over, whether they are written, or gone.
+Then the first copy of each source, by its place or, behind all places, by its buffer."""
+N_ARENA = 54
+ENDS_COLUMNS = 5

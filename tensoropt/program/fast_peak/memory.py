@@ -1,0 +1,334 @@
+"""Turn the records of a step into instructions on buffers: what :mod:`..buffers` and :mod:`..instructions` do with objects.
+
+A *buffer* is a number, in the order in which buffers are made. Sources have none (-1): they are alive all the time. An
+instruction is a number, too; what it reads, writes and may write over are runs of three arrays.
+
+In all kernels ``o`` is the outline and ``m`` the arena (:mod:`.layout`), ``t`` the table of rows and ``r`` each place's row;
+``overlaps`` says whether communication overlaps with compute.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .columns import (
+    EXCHANGES,
+    GRADIENT_SCRATCH,
+    INSIDE,
+    IS_FIRST,
+    IS_PRODUCT,
+    N_BYTES,
+    OF_VARIABLES,
+    OPERAND_BYTES,
+    OPERATOR_SCRATCH,
+    OVERWRITES,
+    PASSED_ON,
+    SPLITS_INNER,
+    WANTED,
+)
+from .compiled import compiled
+from .layout import (
+    ARRIVED,
+    BYTES,
+    CHANGES,
+    COPIES_OF,
+    DENSE,
+    ENDS,
+    ENDS_COLUMNS,
+    EPOCH,
+    FIRST_LOOKUP,
+    FIRST_OPERATOR,
+    HAS_REMATERIALIZED,
+    HELD,
+    INSIDE_OF,
+    IS_OVERLAPPABLE,
+    LOOKED_UP,
+    LOOKUPS,
+    LOSS_BYTES,
+    MADE,
+    MADE_AGAIN,
+    N_BY_ROWS,
+    N_HELD,
+    N_OPERATORS,
+    N_READS,
+    N_RECORDS,
+    N_TENSORS,
+    N_WAITING,
+    NEXT_UPDATED,
+    OF_GRADIENT,
+    OF_OPERAND,
+    OF_OPERATOR,
+    OPERANDS,
+    OUTPUTS,
+    READS,
+    RECORDS,
+    ROOT,
+    TENSOR,
+    UPDATED,
+    VALUES,
+    VIEWED,
+    WAITING,
+    WAITS,
+    WINDOWS,
+    WORKSPACE,
+)
+from .running import N_WORKSPACES, add, catch_up, copy_of, may_overwrite, move, move_back, new_buffer, read, write
+from .written import (
+    BEGIN,
+    COMPUTE,
+    COMPUTE_AGAIN,
+    GRADIENT,
+    RESHARD,
+    RESHARD_AGAIN,
+    RETURN,
+    SUM,
+    WIDTH,
+    WRITE,
+)
+
+
+@compiled
+def _operand(o: Any, t: Any, r: Any, m: Any, operator: int, operand: int) -> int:
+    """Return the buffer that an operator of the forward pass reads for an operand."""
+    if operand == o[o[OPERANDS] + operator] and t[r[o[FIRST_OPERATOR] + operator], EXCHANGES]:
+        return m[m[WINDOWS] + operator]
+    return m[m[MADE] + m[m[ROOT] + 2 * o[N_TENSORS] + operand]]
+
+
+@compiled
+def _compute(o: Any, t: Any, r: Any, m: Any, operator: int, overlaps: int) -> None:
+    """Add an operator of the forward pass."""
+    first, row = 2 * o[N_TENSORS], r[o[FIRST_OPERATOR] + operator]
+    first_operand, end_operand = o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]
+    first_tensor, end_tensor = o[o[OUTPUTS] + operator], o[o[OUTPUTS] + operator + 1]
+    if t[row, EXCHANGES]:
+        m[m[WINDOWS] + operator] = copy_of(o, t, m, row, m[m[ROOT] + first + first_operand], overlaps)
+    n_made = int(t[row, INSIDE] >= 0)
+    for tensor in range(first_tensor, end_tensor):
+        n_made += o[o[VIEWED] + tensor] < 0
+    if n_made == 0:
+        return
+    statistic = -1
+    if t[row, SPLITS_INNER]:
+        statistic = new_buffer(o, m, 0, 0)
+        for operand in range(first_operand, end_operand):
+            read(m, _operand(o, t, r, m, operator, operand))
+        write(m, statistic)
+        add(m, 0, 1, 0, overlaps)
+    for operand in range(first_operand, end_operand):
+        buffer = _operand(o, t, r, m, operator, operand)
+        read(m, buffer)
+        if o[o[OF_OPERATOR] + operator] & OVERWRITES:
+            may_overwrite(m, buffer, t[r[first + operand], OPERAND_BYTES])
+    read(m, statistic)
+    for tensor in range(first_tensor, end_tensor):
+        if o[o[VIEWED] + tensor] < 0:
+            m[m[MADE] + tensor] = new_buffer(o, m, t[r[tensor], N_BYTES], 0)
+            write(m, m[m[MADE] + tensor])
+    if t[row, INSIDE] >= 0:
+        m[m[INSIDE_OF] + operator] = new_buffer(o, m, t[row, INSIDE], 0)
+        write(m, m[m[INSIDE_OF] + operator])
+    add(m, t[row, OPERATOR_SCRATCH], 0, 0, overlaps)
+
+
+@compiled
+def _of_value(m: Any, value: int) -> int:
+    """Return the buffer of a value."""
+    return m[m[MADE_AGAIN if value & 1 else MADE] + (value >> 1)]
+
+
+@compiled
+def _compute_again(o: Any, t: Any, r: Any, m: Any, operator: int, first_value: int, overlaps: int) -> None:
+    """Add an operator that is rematerialized; its values begin with the first one."""
+    first_operand, values, n_made = o[o[OPERANDS] + operator], m[VALUES] + 2 * first_value, 0
+    for tensor in range(o[o[OUTPUTS] + operator], o[o[OUTPUTS] + operator + 1]):
+        viewed = o[o[VIEWED] + tensor]
+        if viewed >= 0:
+            m[m[MADE_AGAIN] + tensor] = _of_value(m, m[values + 2 * (viewed - first_operand) + 1])
+        else:
+            m[m[MADE_AGAIN] + tensor] = new_buffer(o, m, t[r[tensor], N_BYTES], 0)
+            write(m, m[m[MADE_AGAIN] + tensor])
+            n_made += 1
+    m[HAS_REMATERIALIZED] = 1
+    if n_made == 0:
+        return
+    for operand in range(first_operand, o[o[OPERANDS] + operator + 1]):
+        buffer = _of_value(m, m[values + 2 * (operand - first_operand) + 1])
+        read(m, buffer)
+        if o[o[OF_OPERATOR] + operator] & OVERWRITES:
+            may_overwrite(m, buffer, t[r[2 * o[N_TENSORS] + operand], OPERAND_BYTES])
+    add(m, t[r[o[FIRST_OPERATOR] + operator], OPERATOR_SCRATCH], 0, 0, overlaps)
+
+
+@compiled
+def _known(o: Any, m: Any, record: int, i: int) -> int:
+    """Return the buffer of what an operator's gradient has: first the gradients, then the values."""
+    at = m[VALUES] + 2 * (m[record + 2] + i)
+    if i < m[record + 3]:
+        return m[m[OF_GRADIENT] + m[at + 1]]
+    windows, operand = m[m[WINDOWS] + m[record + 1]], m[at] - 2 * o[N_TENSORS]
+    if windows >= 0 and operand >= 0 and o[o[OF_OPERAND] + operand] & IS_FIRST:
+        return windows
+    return _of_value(m, m[at + 1])
+
+
+@compiled
+def _size(o: Any, t: Any, r: Any, m: Any, record: int, i: int) -> int:
+    """Return the bytes of what :func:`_known` returns that the gradient reads."""
+    place = m[m[VALUES] + 2 * (m[record + 2] + i)]
+    return t[r[place], N_BYTES if place < 2 * o[N_TENSORS] else OPERAND_BYTES]
+
+
+@compiled
+def _make_gradient(o: Any, t: Any, r: Any, m: Any, record: int, operand: int, overlaps: int) -> int:
+    """Add the gradient of an operand; return its buffer."""
+    operator, place, n = m[record + 1], 2 * o[N_TENSORS] + operand, m[record + 3] + m[record + 4]
+    flags, own, begin = o[o[OF_OPERATOR] + operator], -2, m[N_READS]
+    if flags & IS_PRODUCT:
+        # Computed from the other operand.
+        for i in range(m[record + 3], n):
+            if m[m[VALUES] + 2 * (m[record + 2] + i)] == place:
+                own = _known(o, m, record, i)
+    for i in range(n):
+        buffer = _known(o, m, record, i)
+        if buffer != own:
+            read(m, buffer)
+        if flags & OVERWRITES:
+            may_overwrite(m, buffer, _size(o, t, r, m, record, i))
+    read(m, m[m[INSIDE_OF] + operator])
+    end, gradient = m[N_READS], new_buffer(o, m, t[r[place], OPERAND_BYTES], 0)
+    write(m, gradient)
+    add(m, t[r[place], GRADIENT_SCRATCH], 0, 0, overlaps)
+    if o[o[OF_OPERAND] + operand] & OF_VARIABLES:
+        for i in range(begin, end):
+            m[m[HELD] + m[N_HELD]] = m[m[READS] + i]
+            m[N_HELD] += 1
+    return gradient
+
+
+@compiled
+def _compute_gradients(o: Any, t: Any, r: Any, m: Any, record: int, overlaps: int) -> None:
+    """Add the gradients of an operator's operands."""
+    operator, made = m[record + 1], m[record + 5]
+    if t[r[o[FIRST_OPERATOR] + operator], SPLITS_INNER] and not overlaps:
+        catch_up(m)  # the gradients of its statistics are communicated
+    if m[HAS_REMATERIALIZED]:
+        for i in range(m[N_HELD]):
+            read(m, m[m[HELD] + i])
+        add(m, 0, 0, 0, overlaps)
+    m[N_HELD] = 0
+    m[HAS_REMATERIALIZED] = 0
+    n_bytes = _size(o, t, r, m, record, 0)
+    for operand in range(o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]):
+        flags = o[o[OF_OPERAND] + operand]
+        if flags & WANTED:
+            if flags & PASSED_ON and t[r[2 * o[N_TENSORS] + operand], OPERAND_BYTES] == n_bytes:
+                m[m[OF_GRADIENT] + made] = _known(o, m, record, 0)
+            else:
+                m[m[OF_GRADIENT] + made] = _make_gradient(o, t, r, m, record, operand, overlaps)
+            made += 1
+
+
+@compiled
+def _sum(o: Any, m: Any, a: int, b: int, overlaps: int) -> int:
+    """Add the sum of two gradients, over one of them if possible; return its buffer."""
+    n_bytes = max(m[m[BYTES] + a], m[m[BYTES] + b])
+    total = new_buffer(o, m, n_bytes, 0)
+    read(m, a)
+    read(m, b)
+    write(m, total)
+    may_overwrite(m, a, n_bytes)
+    may_overwrite(m, b, n_bytes)
+    add(m, 0, 0, 0, overlaps)
+    return total
+
+
+@compiled
+def _update(o: Any, m: Any, gradient: int, overlaps: int) -> None:
+    """Add the update of a variable, or let it wait for a sum over all gradients."""
+    if o[WAITS]:
+        m[m[WAITING] + m[N_WAITING]] = gradient
+        m[N_WAITING] += 1
+    else:
+        read(m, gradient)
+        add(m, 0, 0, 0, overlaps)
+
+
+@compiled
+def _update_rows(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> None:
+    """Add the updates of variables by rows, which come after all others."""
+    for variable in range(o[N_BY_ROWS]):
+        begin = m[N_WAITING]
+        for i in range(o[o[LOOKUPS] + variable], o[o[LOOKUPS] + variable + 1]):
+            gradient = m[m[ARRIVED] + o[o[LOOKED_UP] + i]]
+            if gradient >= 0:
+                sent = move_back(o, t, m, r[o[FIRST_LOOKUP] + i], m[m[OF_GRADIENT] + gradient], 1, overlaps)
+                m[m[WAITING] + m[N_WAITING]] = sent
+                m[N_WAITING] += 1
+        for i in range(begin, m[N_WAITING]):
+            read(m, m[m[WAITING] + i])
+        changed = o[o[CHANGES] + variable]
+        if changed >= 0:
+            write(m, new_buffer(o, m, t[r[changed], N_BYTES], 0))
+        add(m, 0, 0, 0, overlaps)
+        if not o[WAITS]:
+            m[N_WAITING] = begin
+
+
+@compiled
+def _run(o: Any, t: Any, r: Any, m: Any, number: int, overlaps: int) -> None:
+    """Add the instructions of a record."""
+    record, made, gradients, first = m[RECORDS] + WIDTH * number, m[MADE], m[OF_GRADIENT], 2 * o[N_TENSORS]
+    kind, a, b, c = m[record], m[record + 1], m[record + 2], m[record + 3]
+    if kind == RESHARD:
+        m[made + a] = copy_of(o, t, m, r[a], b >> 1, overlaps)
+    elif kind == COMPUTE:
+        _compute(o, t, r, m, a, overlaps)
+    elif kind == WRITE:
+        for operand in range(o[o[OPERANDS] + a], o[o[OPERANDS] + a + 1]):
+            read(m, m[made + m[m[ROOT] + first + operand]])
+        add(m, 0, 0, 0, overlaps)
+    elif kind == BEGIN:
+        read(m, _of_value(m, a))
+        add(m, 0, 0, 0, overlaps)
+        m[gradients + b] = new_buffer(o, m, o[LOSS_BYTES], 0)
+    elif kind == RESHARD_AGAIN:
+        m[m[MADE_AGAIN] + a] = move(o, t, m, r[a], _of_value(m, b), m[gradients + c], overlaps)
+    elif kind == COMPUTE_AGAIN:
+        _compute_again(o, t, r, m, a, b, overlaps)
+    elif kind == GRADIENT:
+        _compute_gradients(o, t, r, m, record, overlaps)
+    elif kind == SUM:
+        m[gradients + c] = _sum(o, m, m[gradients + a], m[gradients + b], overlaps)
+    elif kind == RETURN:
+        tensor = o[o[TENSOR] + a - first] if a >= first else a - o[N_TENSORS]
+        m[gradients + c] = move_back(o, t, m, r[a], m[gradients + b], o[o[IS_OVERLAPPABLE] + tensor], overlaps)
+
+
+@compiled
+def write_instructions(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> None:
+    """Turn the records of a step into instructions."""
+    m[EPOCH] = 1
+    for i in range(ENDS_COLUMNS):
+        m[m[ENDS] + i] = 0
+    for i in range(2 * N_WORKSPACES):
+        m[m[WORKSPACE] + i] = 0
+    for i in range(o[FIRST_OPERATOR]):
+        m[m[MADE] + i] = -1
+        m[m[MADE_AGAIN] + i] = -1
+        m[m[COPIES_OF] + i] = -1
+    for i in range(o[N_OPERATORS]):
+        m[m[WINDOWS] + i] = -1
+        m[m[INSIDE_OF] + i] = -1
+    for number in range(m[N_RECORDS]):
+        _run(o, t, r, m, number, overlaps)
+        variable = m[m[UPDATED] + number]
+        while variable >= 0:
+            _update(o, m, m[m[OF_GRADIENT] + m[m[ARRIVED] + o[o[DENSE] + variable]]], overlaps)
+            variable = m[m[NEXT_UPDATED] + variable]
+    _update_rows(o, t, r, m, overlaps)
+    catch_up(m)
+    for i in range(m[N_WAITING]):
+        read(m, m[m[WAITING] + i])
+    add(m, 0, 0, 0, overlaps)
+    catch_up(m)

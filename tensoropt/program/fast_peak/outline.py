@@ -1,0 +1,183 @@
+"""Number the places of a graph's step, and write what is the same under all strategies as arrays for the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...ir.graph import SOURCES, Graph, Operator, Tensor
+from ...ir.views import viewed_operand
+from ..buffers import OVERWRITE, PASSED_ON, PRODUCTS
+from . import columns as c
+from . import layout
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """A graph's step, whatever the strategy.
+
+    Attributes:
+        operators: those of the step, in order.
+        operands: of each operator its index, the position and the tensor; in order.
+        tensors: all results of the operators.
+        loss: the name of the backward pass, and its loss.
+        lookups: the operators that look up rows in variables that are updated by rows, in the order of their updates.
+        producers: by tensor, the index of its operator.
+        outputs: by operator, the numbers of its results.
+        numbers: what the kernels read, see :mod:`.layout`.
+    """
+
+    operators: tuple[Operator, ...]
+    operands: tuple[tuple[int, int, Tensor], ...]
+    tensors: tuple[Tensor, ...]
+    loss: tuple[str, Tensor]
+    lookups: tuple[Operator, ...]
+    producers: tuple[int, ...]
+    outputs: tuple[range, ...]
+    numbers: np.ndarray
+
+    @property
+    def first_operator(self) -> int:
+        """The place of the first operator."""
+        return 2 * len(self.tensors) + len(self.operands) + 1
+
+    @property
+    def n_places(self) -> int:
+        return self.first_operator + len(self.operators) + len(self.lookups)
+
+
+def can_outline(graph: Graph) -> bool:
+    """Return whether a graph's step has one backward pass on the batch as a whole."""
+    is_one = len(graph.backward_passes) == 1 and not graph.gradients
+    return is_one and graph.micro_batching is None and bool(graph.train_steps)
+
+
+def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_operands: Collection[tuple[str, int]],
+               residual_results: Collection[str]) -> Outline:
+    """Return the outline of a graph's step; the sets are those of :class:`..sharding.strategy.StrategyView`."""
+    (taken,) = graph.backward_passes
+    operators = tuple(graph.step_operators)
+    index = {op.name: i for i, op in enumerate(operators)}
+    operands = tuple((i, position, tensor) for i, op in enumerate(operators) for position, tensor in op.operands)
+    tensors = tuple(tensor for op in operators for tensor in op.outputs)
+    number = {tensor.name: i for i, tensor in enumerate(tensors)}
+    dense = [graph.operators[name].result.name for name in taken.variables if name not in graph.lookups]
+    by_rows = [name for name in taken.variables if name in graph.lookups]
+    lookups = [tuple(graph.operators[each] for each in graph.lookups[name]) for name in by_rows]
+    starts = {*dense, *(op.result.name for of_variable in lookups for op in of_variable)}
+    reached = _reached(graph, starts)
+    first_entry: dict[tuple[int, str], int] = {}
+    first_use: dict[str, int] = {}
+    for entry, (i, _, tensor) in enumerate(operands):
+        first_entry.setdefault((i, tensor.name), entry)
+        first_use.setdefault(tensor.name, entry)
+    flags = [
+        c.FIRST_USE * (first_use[tensor.name] == entry)
+        | c.RESIDUAL * ((operators[i].name, position) in residual_operands)
+        | c.WANTED * ((operators[i].name, position) in gradients and tensor.name in reached)
+        | c.PASSED_ON * (position in PASSED_ON.get(operators[i].type, ()))
+        | c.OF_VARIABLES * (tensor.name in graph.made_of_variables)
+        | c.IS_FIRST * (position == 0)
+        for entry, (i, position, tensor) in enumerate(operands)
+    ]
+    viewed, updates = np.full(len(tensors), -1), list(graph.updates.values())
+    for op in operators:
+        for tensor in op.outputs if op.updates is None and op.type not in SOURCES else ():
+            operand = viewed_operand(op, tensor.name)
+            if operand is not None:
+                viewed[number[tensor.name]] = first_entry[index[op.name], operand.name]
+    arrays = (
+        _ints(_flags(op, starts) for op in operators),
+        _ends(len(op.operands) for op in operators),
+        _ints([*flags, c.FIRST_USE * (taken.loss.name not in first_use)]),
+        _ints([*(number[tensor.name] for _, _, tensor in operands), number[taken.loss.name]]),
+        _ends(len(op.outputs) for op in operators),
+        _ints(index[op.name] for op in operators for _ in op.outputs),
+        viewed,
+        _ints(tensor.name in residual_results for tensor in tensors),
+        _ints(number[name] for name in dense),
+        _ints(-1 if op.updates is None else number[graph.operators[op.updates].result.name] for op in operators),
+        _ends(map(len, lookups)),
+        _ints(number[op.result.name] for of_variable in lookups for op in of_variable),
+        _ints(-1 if _leaves_rows(graph, name) else number[graph.operators[name].result.name] for name in by_rows),
+        _ints(tensor.name in graph.made_of_variables for tensor in tensors),
+        _ints(number[op.result.name] for op in operators if op.type in SOURCES),
+    )
+    first_operator = 2 * len(tensors) + len(operands) + 1
+    waits = any(update.sums for of_variable in updates for update in of_variable)
+    counted = (
+        len(operators), len(tensors), len(operands) + 1, len(dense), len(by_rows), len(arrays[-1]), first_operator,
+        first_operator + len(operators), taken.loss.item_bytes, int(waits),
+    )
+    producers = tuple(i for i, op in enumerate(operators) for _ in op.outputs)
+    ends = arrays[4].tolist()
+    outputs = tuple(map(range, ends, ends[1:]))
+    flat = tuple(op for of_variable in lookups for op in of_variable)
+    numbers = _joined(counted, arrays)
+    return Outline(operators, operands, tensors, (taken.name, taken.loss), flat, producers, outputs, numbers)
+
+
+def _joined(counted: Sequence[int], arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Return an array of what is counted, where each array begins, and the arrays."""
+    begins = np.cumsum([len(counted) + len(arrays), *map(len, arrays)])
+    return np.concatenate([counted, begins[:-1], *arrays]).astype(np.int64)
+
+
+def _flags(op: Operator, starts: Collection[str]) -> int:
+    """Return the flags of an operator; gradients end at the starts."""
+    if op.type in SOURCES:
+        return c.SOURCE
+    if op.updates is not None:
+        return c.WRITES
+    passes = not any(tensor.name in starts for tensor in op.outputs)
+    return c.OVERWRITES * (op.type in OVERWRITE) | c.IS_PRODUCT * (op.type in PRODUCTS) | c.PASSES * passes
+
+
+def _leaves_rows(graph: Graph, variable: str) -> bool:
+    """Return whether the updates of a variable change only the rows that were looked up."""
+    return all(update.leaves_rows for update in graph.updates[variable])
+
+
+def _reached(graph: Graph, starts: Collection[str]) -> set[str]:
+    """Return the names of the tensors that depend on the starts, and of the starts."""
+    reached = set(starts)
+    for op in graph.operators.values():
+        if op.type not in SOURCES and any(tensor.name in reached for _, tensor in op.operands):
+            reached.update(tensor.name for tensor in op.outputs)
+    return reached
+
+
+def _ints(values: Any) -> np.ndarray:
+    return np.array([int(value) for value in values], np.int64)
+
+
+def _ends(counts: Any) -> np.ndarray:
+    """Return where each of some runs begins, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(_ints(counts))]).astype(np.int64)
+
+
+def arena_of(outline: Outline, n_buckets: int) -> np.ndarray:
+    """Return an arena for the steps of a graph, with room for what they have at most."""
+    n_operands, n_tensors, n_operators = len(outline.operands) + 1, len(outline.tensors), len(outline.operators)
+    width = [len(op.operands) + len(op.outputs) + 4 for op in outline.operators]
+    records = 8 * (n_operands + n_tensors + n_operators) + 64
+    values, places, buffers = 4 * sum(width) + 64, 2 * n_tensors + n_operands, 2 * records
+    entries = 4 * sum(each * each for each in width) + 4 * records
+    sizes = (
+        # of records
+        6 * records, 2 * values, places, places, places, n_tensors, records, 2 * entries, 3 * places, 3 * max(1, n_buckets),
+        records, n_tensors,
+        # and of memory
+        entries, entries, 2 * entries, layout.ENDS_COLUMNS * (buffers + 1), buffers, buffers, 3 * records, buffers, buffers,
+        buffers, buffers, 2 * len(c.WORKSPACES), entries, records, places, places, records, n_operators, n_operators,
+        buffers, buffers, buffers, places + buffers,
+    )
+    begins = np.cumsum([layout.N_ARENA, *sizes])
+    arena = np.empty(begins[-1], np.int64)
+    arena[: layout.RECORDS] = 0
+    arena[layout.N_BUCKETS] = n_buckets
+    arena[layout.RECORDS : layout.N_ARENA] = begins[:-1]
+    return arena

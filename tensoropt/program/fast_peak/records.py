@@ -1,0 +1,393 @@
+"""Write a step as records of numbers: what :mod:`..step`, :mod:`..backward` and :mod:`..residuals` do with objects.
+
+A *value* is a number: twice its place, and one more if it was made again in the backward pass. A *gradient* is a number, in
+the order in which gradients are made. A record has six numbers: what is done, where, and what it reads and makes.
+
+In all kernels ``o`` is the outline and ``m`` the arena (:mod:`.layout`), ``t`` the table of rows and ``r`` each place's row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...sharding.resharding import BUCKET_BYTES
+from .columns import (
+    BUCKET,
+    COMMUNICATES,
+    EXCHANGES,
+    EXISTS,
+    FIRST_USE,
+    GRADIENT_BYTES,
+    HAS_BACK,
+    HAS_STEPS,
+    IS_FIRST,
+    IS_FREE,
+    PASSES,
+    READS_REGATHERED,
+    REGATHERED,
+    REMATERIALIZED,
+    RESIDUAL,
+    SOURCE,
+    WANTED,
+    WRITES,
+)
+from .compiled import compiled
+from .layout import (
+    AGAIN,
+    ARRIVED,
+    BUCKETED,
+    BUCKETS,
+    DENSE,
+    FIRST_OPERATOR,
+    IS_RESIDUAL,
+    LAST_READ,
+    N_BUCKETED,
+    N_BUCKETS,
+    N_DENSE,
+    N_GRADIENTS,
+    N_OPENED,
+    N_OPERANDS,
+    N_OPERATORS,
+    N_RECORDS,
+    N_TENSORS,
+    N_VALUES,
+    NEXT_UPDATED,
+    OF_OPERAND,
+    OF_OPERATOR,
+    OPERANDS,
+    OUTPUTS,
+    PRODUCER,
+    RECORDS,
+    ROOT,
+    STACK,
+    TENSOR,
+    UPDATED,
+    VARIABLE,
+    VIEWED,
+    WRITER,
+)
+from .written import (
+    BEGIN,
+    COMPUTE,
+    COMPUTE_AGAIN,
+    GRADIENT,
+    RESHARD,
+    RESHARD_AGAIN,
+    RETURN,
+    WIDTH,
+    WRITE,
+    add_value,
+    arrive,
+    emit,
+    made_by,
+    note_read,
+    push,
+)
+
+
+@compiled
+def _reshard(o: Any, t: Any, r: Any, m: Any, operand: int) -> None:
+    """Write the resharding to an operand, by way of the shared copy if there is one."""
+    n_tensors, root, tensor = o[N_TENSORS], m[ROOT], o[o[TENSOR] + operand]
+    shared, place, source = n_tensors + tensor, 2 * n_tensors + operand, m[root + tensor]
+    if t[r[shared], EXISTS]:
+        if o[o[OF_OPERAND] + operand] & FIRST_USE:
+            m[root + shared] = source
+            if t[r[shared], HAS_STEPS]:
+                m[root + shared] = shared
+                emit(m, RESHARD, shared, 2 * source, 0, 0, 0)
+        source = m[root + shared]
+    m[root + place] = source
+    if t[r[place], HAS_STEPS]:
+        m[root + place] = place
+        emit(m, RESHARD, place, 2 * source, 0, 0, 0)
+
+
+@compiled
+def _forward(o: Any, t: Any, r: Any, m: Any) -> None:
+    """Write the forward pass."""
+    root = m[ROOT]
+    for operator in range(o[N_OPERATORS]):
+        flags = o[o[OF_OPERATOR] + operator]
+        if not flags & SOURCE:
+            for operand in range(o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]):
+                _reshard(o, t, r, m, operand)
+            emit(m, WRITE if flags & WRITES else COMPUTE, operator, 0, 0, 0, 0)
+        for tensor in range(o[o[OUTPUTS] + operator], o[o[OUTPUTS] + operator + 1]):
+            viewed = o[o[VIEWED] + tensor]
+            m[root + tensor] = tensor
+            if flags & WRITES:
+                m[root + tensor] = m[root + o[o[VARIABLE] + operator]]
+            elif viewed >= 0:
+                m[root + tensor] = m[root + 2 * o[N_TENSORS] + viewed]
+
+
+@compiled
+def _read_again(o: Any, t: Any, r: Any, m: Any, place: int, after: int) -> None:
+    """Decide how the backward pass reads an operand, given how it reads the result that it is made of."""
+    n_tensors, again, root = o[N_TENSORS], m[AGAIN], m[ROOT]
+    tensor = o[o[TENSOR] + place - 2 * n_tensors]
+    shared, source = n_tensors + tensor, m[again + tensor]
+    if t[r[shared], EXISTS]:
+        follows = source & 1 and not t[r[shared], COMMUNICATES]
+        if m[again + shared] < 0 and (follows or t[r[place], READS_REGATHERED]):
+            m[again + shared] = source
+            if t[r[shared], HAS_STEPS]:
+                emit(m, RESHARD_AGAIN, shared, source, after, 0, 0)
+                note_read(o, m, source)
+                m[again + shared] = 2 * shared + 1
+        source = m[again + shared] if m[again + shared] >= 0 else 2 * m[root + shared]
+    follows = source & 1 and not t[r[place], COMMUNICATES]
+    if not t[r[place], HAS_STEPS] and source & 1:
+        m[again + place] = source
+    elif t[r[place], HAS_STEPS] and (follows or t[r[place], REGATHERED]):
+        emit(m, RESHARD_AGAIN, place, source, after, 0, 0)
+        note_read(o, m, source)
+        m[again + place] = 2 * place + 1
+    else:
+        m[again + place] = 2 * m[root + place]
+
+
+@compiled
+def _compute_again(o: Any, m: Any, operator: int) -> None:
+    """Write an operator's rematerialization, from operands as the backward pass reads them."""
+    again, first = m[AGAIN], 2 * o[N_TENSORS]
+    emit(m, COMPUTE_AGAIN, operator, m[N_VALUES], 0, 0, 0)
+    for operand in range(o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]):
+        value = m[again + first + operand]
+        add_value(m, first + operand, value)
+        note_read(o, m, value)
+    for tensor in range(o[o[OUTPUTS] + operator], o[o[OUTPUTS] + operator + 1]):
+        m[again + tensor] = 2 * tensor + 1
+
+
+@compiled
+def _ask(o: Any, t: Any, r: Any, m: Any, asked: int, after: int) -> None:
+    """Decide how the backward pass reads an operand or a result, and write what is made again for that.
+
+    A stack stands for the recursion: of an operand to the result that it is made of, of that to its operator's operands.
+    """
+    again, first = m[AGAIN], 2 * o[N_TENSORS]
+    depth = push(m, 0, asked)
+    while depth:
+        at = m[STACK] + 2 * (depth - 1)
+        place, stage = m[at], m[at + 1]
+        if stage == 0 and m[again + place] >= 0:
+            depth -= 1
+        elif place >= first:
+            if stage == 0:
+                m[at + 1] = 1
+                depth = push(m, depth, o[o[TENSOR] + place - first])
+            else:
+                _read_again(o, t, r, m, place, after)
+                depth -= 1
+        elif stage == 0:
+            m[again + place] = 2 * m[m[ROOT] + place]
+            viewed = o[o[VIEWED] + place]
+            if t[r[o[FIRST_OPERATOR] + o[o[PRODUCER] + place]], REMATERIALIZED]:
+                m[at + 1] = 2
+            elif viewed >= 0:
+                m[at + 1] = 1
+                depth = push(m, depth, first + viewed)
+            else:
+                depth -= 1
+        elif stage == 1:
+            # A view of what is made again is made again.
+            if m[again + first + o[o[VIEWED] + place]] & 1:
+                m[at + 1] = 2
+            else:
+                depth -= 1
+        elif stage == 2:
+            m[at + 1] = 3
+            operator = o[o[PRODUCER] + place]
+            for operand in range(o[o[OPERANDS] + operator + 1] - 1, o[o[OPERANDS] + operator] - 1, -1):
+                depth = push(m, depth, first + operand)
+        else:
+            _compute_again(o, m, o[o[PRODUCER] + place])
+            depth -= 1
+
+
+@compiled
+def _produced_at(o: Any, t: Any, r: Any, tensor: int) -> int:
+    """Return the place to which gradients go from a tensor's consumers."""
+    shared = o[N_TENSORS] + tensor
+    return shared if t[r[shared], EXISTS] and not t[r[shared], IS_FREE] else tensor
+
+
+@compiled
+def _arrive_through(o: Any, t: Any, r: Any, m: Any, operand: int, gradient: int) -> None:
+    """Let an operand's gradient arrive at its resharding or, if that is free, at the place after it."""
+    place = 2 * o[N_TENSORS] + operand
+    arrive(m, _produced_at(o, t, r, o[o[TENSOR] + operand]) if t[r[place], IS_FREE] else place, gradient)
+
+
+@compiled
+def _arrive_back(o: Any, t: Any, r: Any, m: Any, place: int, gradient: int) -> None:
+    """Let the gradient arrive that comes back from the resharding at a place."""
+    first = 2 * o[N_TENSORS]
+    if place < first:
+        arrive(m, place - o[N_TENSORS], gradient)
+    else:
+        arrive(m, _produced_at(o, t, r, o[o[TENSOR] + place - first]), gradient)
+
+
+@compiled
+def _return(o: Any, t: Any, r: Any, m: Any, place: int) -> None:
+    """Write the way back of the gradient at a place through its resharding, or put it into a bucket."""
+    gradient, key = m[m[ARRIVED] + place], t[r[place], BUCKET]
+    if gradient < 0:
+        return
+    m[m[ARRIVED] + place] = -1
+    if not t[r[place], HAS_BACK]:
+        return
+    if key < 0:
+        number = emit(m, RETURN, place, gradient, m[N_GRADIENTS], 0, 0)
+        _arrive_back(o, t, r, m, place, made_by(m, number))
+        return
+    bucket, waiting = m[BUCKETS] + 3 * key, m[BUCKETED] + 3 * m[N_BUCKETED]
+    if m[bucket] == 0:
+        m[bucket + 2] = m[N_OPENED]
+        m[N_OPENED] += 1
+    m[waiting], m[waiting + 1], m[waiting + 2] = place, gradient, key
+    m[N_BUCKETED] += 1
+    m[bucket] += 1
+    m[bucket + 1] += t[r[place], GRADIENT_BYTES]
+    if m[bucket + 1] >= BUCKET_BYTES:
+        _send(o, t, r, m, key)
+
+
+@compiled
+def _send(o: Any, t: Any, r: Any, m: Any, key: int) -> None:
+    """Write the sum over devices of all gradients in a bucket, in one task."""
+    all_waiting, stack, kept, n_sent, first = m[BUCKETED], m[STACK], 0, 0, m[N_GRADIENTS]
+    for i in range(m[N_BUCKETED]):
+        waiting, free = all_waiting + 3 * i, all_waiting + 3 * kept
+        if m[waiting + 2] == key:
+            number = emit(m, RETURN, m[waiting], m[waiting + 1], m[N_GRADIENTS], 0, 0)
+            made_by(m, number)
+            m[stack + n_sent] = m[waiting]
+            n_sent += 1
+        else:
+            m[free], m[free + 1], m[free + 2] = m[waiting], m[waiting + 1], m[waiting + 2]
+            kept += 1
+    m[N_BUCKETED] = kept
+    m[m[BUCKETS] + 3 * key] = 0
+    m[m[BUCKETS] + 3 * key + 1] = 0
+    last = m[N_RECORDS] - 1
+    for i in range(n_sent):
+        m[m[WRITER] + first + i] = last
+    for i in range(n_sent):
+        _arrive_back(o, t, r, m, m[stack + i], first + i)
+
+
+@compiled
+def _is_asked(o: Any, t: Any, r: Any, operator: int, operand: int) -> int:
+    """Return whether the gradient of an operator asks for an operand, or makes a collective regather it."""
+    n_tensors, flags = o[N_TENSORS], o[o[OF_OPERAND] + operand]
+    place, shared = 2 * n_tensors + operand, n_tensors + o[o[TENSOR] + operand]
+    if flags & RESIDUAL and not (flags & IS_FIRST and t[r[o[FIRST_OPERATOR] + operator], EXCHANGES]):
+        return 1
+    if t[r[place], REGATHERED] and t[r[place], COMMUNICATES]:
+        return 1
+    return t[r[place], READS_REGATHERED] and t[r[shared], EXISTS] and t[r[shared], COMMUNICATES]
+
+
+@compiled
+def _through(o: Any, t: Any, r: Any, m: Any, operator: int) -> None:
+    """Write the gradient of an operator, if one of its results has a gradient that leads on."""
+    arrived, again, first = m[ARRIVED], m[AGAIN], 2 * o[N_TENSORS]
+    first_operand, end_operand = o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]
+    first_tensor, end_tensor = o[o[OUTPUTS] + operator], o[o[OUTPUTS] + operator + 1]
+    after, n_taken, n_wanted = -1, 0, 0
+    for tensor in range(end_tensor - 1, first_tensor - 1, -1):
+        if m[arrived + tensor] >= 0:
+            after = m[arrived + tensor]
+            n_taken += 1
+    if after < 0:
+        return
+    for operand in range(first_operand, end_operand):
+        n_wanted += (o[o[OF_OPERAND] + operand] & WANTED) != 0
+        if _is_asked(o, t, r, operator, operand):
+            _ask(o, t, r, m, first + operand, after)
+    for tensor in range(first_tensor, end_tensor):
+        if o[o[IS_RESIDUAL] + tensor]:
+            _ask(o, t, r, m, tensor, after)
+    first_value = m[N_VALUES]
+    for tensor in range(first_tensor, end_tensor):
+        if m[arrived + tensor] >= 0:
+            add_value(m, tensor, m[arrived + tensor])
+            m[arrived + tensor] = -1
+    if n_wanted == 0:
+        return
+    number = emit(m, GRADIENT, operator, first_value, n_taken, 0, m[N_GRADIENTS])
+    for operand in range(first_operand, end_operand):
+        if o[o[OF_OPERAND] + operand] & RESIDUAL:
+            value = m[again + first + operand]
+            value = value if value >= 0 else 2 * m[m[ROOT] + first + operand]
+            add_value(m, first + operand, value)
+            note_read(o, m, value)
+    for tensor in range(first_tensor, end_tensor):
+        if o[o[IS_RESIDUAL] + tensor]:
+            add_value(m, tensor, m[again + tensor])
+            note_read(o, m, m[again + tensor])
+    m[m[RECORDS] + WIDTH * number + 4] = m[N_VALUES] - first_value - n_taken
+    made = m[N_GRADIENTS]
+    for _ in range(n_wanted):
+        made_by(m, number)
+    for operand in range(first_operand, end_operand):
+        if o[o[OF_OPERAND] + operand] & WANTED:
+            _arrive_through(o, t, r, m, operand, made)
+            made += 1
+
+
+@compiled
+def _return_through(o: Any, t: Any, r: Any, m: Any, operand: int) -> None:
+    """Write the way back from an operand and, where it is the first to use it, from the shared copy."""
+    n_tensors = o[N_TENSORS]
+    shared = n_tensors + o[o[TENSOR] + operand]
+    _return(o, t, r, m, 2 * n_tensors + operand)
+    if o[o[OF_OPERAND] + operand] & FIRST_USE and t[r[shared], EXISTS]:
+        _return(o, t, r, m, shared)
+
+
+@compiled
+def _back(o: Any, t: Any, r: Any, m: Any) -> None:
+    """Write the backward pass from the loss, which is the last operand."""
+    loss = o[N_OPERANDS] - 1
+    _reshard(o, t, r, m, loss)
+    number = emit(m, BEGIN, 2 * m[m[ROOT] + 2 * o[N_TENSORS] + loss], m[N_GRADIENTS], 0, 0, 0)
+    _arrive_through(o, t, r, m, loss, made_by(m, number))
+    _return_through(o, t, r, m, loss)
+    for operator in range(o[N_OPERATORS] - 1, -1, -1):
+        if o[o[OF_OPERATOR] + operator] & PASSES:
+            _through(o, t, r, m, operator)
+        for operand in range(o[o[OPERANDS] + operator + 1] - 1, o[o[OPERANDS] + operator] - 1, -1):
+            _return_through(o, t, r, m, operand)
+    buckets = m[BUCKETS]
+    while m[N_BUCKETED]:
+        earliest = -1
+        for key in range(m[N_BUCKETS]):
+            if m[buckets + 3 * key] and (earliest < 0 or m[buckets + 3 * key + 2] < m[buckets + 3 * earliest + 2]):
+                earliest = key
+        _send(o, t, r, m, earliest)
+
+
+@compiled
+def write_records(o: Any, t: Any, r: Any, m: Any) -> None:
+    """Write a step: its records, and the record behind which each variable is updated."""
+    for i in range(o[FIRST_OPERATOR]):
+        m[m[AGAIN] + i] = -1
+        m[m[ARRIVED] + i] = -1
+    for i in range(o[N_TENSORS]):
+        m[m[LAST_READ] + i] = -1
+    _forward(o, t, r, m)
+    _back(o, t, r, m)
+    for i in range(m[N_RECORDS]):
+        m[m[UPDATED] + i] = -1
+    for i in range(o[N_DENSE] - 1, -1, -1):
+        tensor = o[o[DENSE] + i]
+        gradient = m[m[ARRIVED] + tensor]
+        if gradient >= 0:
+            behind = max(m[m[LAST_READ] + tensor], m[m[WRITER] + gradient])
+            m[m[NEXT_UPDATED] + i] = m[m[UPDATED] + behind]
+            m[m[UPDATED] + behind] = i

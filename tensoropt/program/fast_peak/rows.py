@@ -1,0 +1,338 @@
+"""Compute the rows that the kernels read: what a strategy's choices around an operator, an operand or a copy mean there.
+
+A row depends on few choices: an operator's config; a resharding's ends, and what is shared, regathered and rematerialized
+around it. So each is made once, whatever the strategies that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...costs.operator_costs import OperatorCosting
+from ...costs.resharding_costs import shard_bytes
+from ...ir.body import COMPOSITES, VALUE_SHAPED
+from ...ir.graph import SOURCES, Operator, Tensor
+from ...reschedule.path import Path
+from ...rules.rule import Config, OperandSharding
+from ...sharding.consumers import LOSS
+from ...sharding.resharding import Router, halo_resharding
+from ...sharding.strategy import Copy, StrategyView
+from ..buffers import WHICH_CLASS, TaskBuffers
+from ..instructions import Instructions, is_view, moved_bytes, workspaces
+from ..tasks import OPERAND, RESULT, SHARED, Place
+from . import columns as c
+from .outline import Outline
+
+
+class Numbers:
+    """A numbering: equal values get equal numbers. An object that was numbered before is looked up by its identity."""
+
+    def __init__(self) -> None:
+        self._of_value: dict[Hashable, int] = {}
+        # The object itself is kept, so that no other one gets its identity.
+        self._of_object: dict[int, tuple[int, object]] = {}
+
+    def of(self, value: Hashable) -> int:
+        """Return the number of a value; a new one gets the next free number."""
+        known = self._of_object.get(id(value))
+        if known is None:
+            known = self._of_value.setdefault(value, len(self._of_value)), value
+            self._of_object[id(value)] = known
+        return known[0]
+
+    def __len__(self) -> int:
+        return len(self._of_value)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The choices of many strategies as columns of numbers, int32[strategies] each.
+
+    Attributes:
+        n: the number of strategies.
+        configs: the number of each operator's config, by the operator's name.
+        shared: the number of each shared copy's operand sharding, by the tensor's name; 0 where there is none.
+        regathered: 1 where a copy is regathered, by the copy.
+        rematerialized: 1 where an operator is rematerialized, by its name.
+    """
+
+    n: int
+    configs: Mapping[str, np.ndarray]
+    shared: Mapping[str, np.ndarray]
+    regathered: Mapping[Copy, np.ndarray]
+    rematerialized: Mapping[str, np.ndarray]
+
+
+class _Choices(NamedTuple):
+    """The choices of one strategy as numbers, or of many as columns; ``no`` is that of what isn't named."""
+
+    configs: Mapping[str, Any]
+    shared: Mapping[str, Any]
+    regathered: Mapping[Copy, Any]
+    rematerialized: Mapping[str, Any]
+    no: Any = 0
+
+
+@dataclass
+class Rows:
+    """The rows of a graph's step under the strategies that were asked for."""
+
+    outline: Outline
+    costing: OperatorCosting
+    router: Router
+    _rows: list[list[int]] = field(default_factory=lambda: [[0] * c.N_COLUMNS])
+    _known: list[dict[Any, int]] = field(default_factory=list)
+    _configs: Numbers = field(default_factory=Numbers)
+    _shardings: Numbers = field(default_factory=Numbers)
+    _paths: Numbers = field(default_factory=Numbers)
+    _buckets: Numbers = field(default_factory=Numbers)
+    _table: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        outline, n = self.outline, len(self.outline.tensors)
+        first = outline.first_operator
+        self._known = [{} for _ in range(outline.n_places)]
+        self._tensors = {tensor.name for tensor in outline.tensors}
+        # The operator whose config counts: for a write to a variable, or a read after it, the variable.
+        self._owners = [op.updates or op.name for op in outline.operators]
+        producer = {tensor.name: outline.producers[i] for i, tensor in enumerate(outline.tensors)}
+        owner = {name: self._owners[i] for name, i in producer.items()}
+        self._operators = [(first + i, self._owners[i], op.name) for i, op in enumerate(outline.operators)]
+        self._shared = [(n + i, tensor.name, owner[tensor.name]) for i, tensor in enumerate(outline.tensors)]
+        self._operands = [
+            (
+                2 * n + entry,
+                self._owners[i],
+                outline.operators[i].name,
+                tensor.name,
+                owner[tensor.name],
+                outline.operators[producer[tensor.name]].name,
+                Copy(tensor.name, outline.operators[i].name),
+                Copy(tensor.name),
+            )
+            for entry, (i, _, tensor) in enumerate(outline.operands)
+        ]
+        self._loss = first - 1, outline.loss[1].name, owner[outline.loss[1].name]
+        self._lookups = [(first + len(outline.operators) + i, op.name) for i, op in enumerate(outline.lookups)]
+        self._results = [
+            (first + i, [(output, offset) for offset, output in enumerate(outputs, 1)])
+            for i, outputs in enumerate(outline.outputs)
+        ]
+
+    @property
+    def n_buckets(self) -> int:
+        return len(self._buckets)
+
+    @property
+    def table(self) -> np.ndarray:
+        """All rows so far: int64[rows, columns]."""
+        if self._table is None or len(self._table) != len(self._rows):
+            self._table = np.array(self._rows, np.int64)
+        return self._table
+
+    def config_number(self, config: Config) -> int:
+        """Return the number of a config in :class:`Columns`."""
+        return self._configs.of(config)
+
+    def sharding_number(self, sharding: OperandSharding) -> int:
+        """Return the number of a shared copy's operand sharding in :class:`Columns`."""
+        return self._shardings.of(sharding) + 1
+
+    def of(self, view: StrategyView) -> np.ndarray:
+        """Return the row of each place under a strategy, int32[places]; 0 for those of shared copies that it hasn't."""
+        outline, strategy = self.outline, view.strategy
+        choices = _Choices(
+            {name: self._configs.of(strategy.configs[name]) for name in dict.fromkeys(self._owners)},
+            {name: self.sharding_number(each) for name, each in strategy.shared.items() if name in self._tensors},
+            dict.fromkeys(strategy.regathered, 1),
+            dict.fromkeys(strategy.rematerialized, 1),
+        )
+        made, rows = _Maker(self, view), [0] * outline.n_places
+        for place, key in self._keys(choices):
+            row = self._known[place].get(key)
+            rows[place] = self._make(place, key, made) if row is None else row
+        for place, offsets in self._results:
+            for output, offset in offsets:
+                rows[output] = rows[place] + offset
+        return np.array(rows, np.int32)
+
+    def of_columns(self, columns: Columns, view_of: Callable[[int], StrategyView]) -> np.ndarray:
+        """Return the row of each place under many strategies, int32[strategies, places].
+
+        Neighbours mostly differ in few choices, so each run of equal choices is looked up once.
+
+        Args:
+            view_of: returns the strategy of a number, on its graph.
+        """
+        n, outline = columns.n, self.outline
+        rows = np.zeros((outline.n_places, n), np.int32)
+        no = np.zeros(n, np.int32)
+        changes: dict[int, np.ndarray] = {}
+        choices = _Choices(columns.configs, columns.shared, columns.regathered, columns.rematerialized, no)
+        for place, parts in self._keys(choices):
+            differs = np.zeros(n, bool)
+            differs[0] = True
+            for part in parts:
+                if id(part) not in changes:
+                    changes[id(part)] = np.flatnonzero(part[1:] != part[:-1]) + 1
+                differs[changes[id(part)]] = True
+            starts = np.flatnonzero(differs)
+            found, known = np.empty(len(starts), np.int32), self._known[place]
+            for k, key in enumerate(zip(*(part[starts].tolist() for part in parts), strict=True)):
+                row = known.get(key)
+                found[k] = self._make(place, key, _Maker(self, view_of(int(starts[k])))) if row is None else row
+            rows[place] = np.repeat(found, np.diff(starts, append=n))
+        for place, offsets in self._results:
+            for output, offset in offsets:
+                rows[output] = rows[place] + offset
+        return np.ascontiguousarray(rows.T)
+
+    def _keys(self, choices: _Choices) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """Yield each place that has a row, with the choices that the row depends on."""
+        configs, shared, regathered, again, no = (
+            choices.configs, choices.shared, choices.regathered, choices.rematerialized, choices.no)
+        for place, owner, name in self._operators:
+            yield place, (configs[owner], again.get(name, no))
+        for place, tensor, owner in self._shared:
+            if tensor in shared:
+                yield place, (configs[owner], shared[tensor])
+        for place, owner, name, tensor, of_tensor, producer, own, whole in self._operands:
+            yield place, (configs[owner], configs[of_tensor], shared.get(tensor, no), regathered.get(whole, no),
+                          regathered.get(own, no), again.get(name, no), again.get(producer, no))
+        place, tensor, owner = self._loss
+        yield place, (configs[owner], shared.get(tensor, no))
+        for place, owner in self._lookups:
+            yield place, (configs[owner],)
+
+    def _make(self, place: int, key: tuple[Any, ...], maker: _Maker) -> int:
+        """Make the row of a place and of choices that none has had so far; return its number."""
+        outline, n = self.outline, len(self.outline.tensors)
+        first = outline.first_operator
+        if place >= first + len(outline.operators):
+            row = maker.of_lookup(outline.lookups[place - first - len(outline.operators)])
+        elif place >= first:
+            row = maker.of_operator(outline.operators[place - first])
+        elif place == first - 1:
+            row = maker.of_resharding(Place(OPERAND, outline.loss[0], LOSS))
+        elif place >= 2 * n:
+            i, position, _ = outline.operands[place - 2 * n]
+            row = maker.of_operand(outline.operators[i], position)
+        else:
+            row = maker.of_shared(outline.tensors[place - n]) if key[-1] else 0
+        self._known[place][key] = row
+        return row
+
+    def add(self, row: list[int]) -> int:
+        """Append a row; return its number."""
+        self._rows.append(row)
+        return len(self._rows) - 1
+
+
+class _Maker:
+    """What makes new rows, of one strategy."""
+
+    def __init__(self, rows: Rows, view: StrategyView) -> None:
+        self.rows, self.view = rows, view
+        self._buffers: TaskBuffers | None = None
+
+    @property
+    def buffers(self) -> TaskBuffers:
+        if self._buffers is None:
+            self._buffers = TaskBuffers(self.view, self.rows.costing, self.rows.router)
+        return self._buffers
+
+    @property
+    def sizes(self) -> Instructions:
+        return self.buffers.sizes
+
+    def of_operator(self, op: Operator) -> int:
+        """Add the row of an operator, and of each of its results after it."""
+        row, view = [0] * c.N_COLUMNS, self.view
+        row[c.INSIDE] = -1
+        if op.type not in SOURCES and op.updates is None:
+            rule, config = view.rules[op.name], view.strategy.configs[op.name]
+            row[c.SPLITS_INNER] = int(self.sizes.splits_inner(op))
+            row[c.OPERATOR_SCRATCH] = self.sizes.scratch_bytes(op)
+            row[c.REMATERIALIZED] = int(op.name in view.rematerialized)
+            if rule.exchanged(config):
+                row[c.EXCHANGES] = 1
+                resharding = halo_resharding(op, rule, config, True)
+                self._forward(row, self.rows.router.route(resharding).forward, resharding.item_bytes)
+            if op.type in (*COMPOSITES, VALUE_SHAPED):
+                row[c.INSIDE] = self.rows.costing.saved_inside_bytes(op, config)
+            elif op.type in WHICH_CLASS and self.sizes.splits_inner(op):
+                position, tensor = op.operands[0]
+                row[c.INSIDE] = self.sizes.operand_bytes(op, position) // tensor.item_bytes
+        number = self.rows.add(row)
+        for tensor in op.outputs:
+            row = [0] * c.N_COLUMNS
+            if op.updates is None:
+                row[c.N_BYTES] = self.sizes.result_bytes(op, tensor)
+            if op.type in SOURCES:
+                row[c.LASTING] = self._lasting(op, row[c.N_BYTES])
+            self.rows.add(row)
+        return number
+
+    def _lasting(self, op: Operator, n_bytes: int) -> int:
+        """Return the bytes that are alive throughout with a source: a variable's slots."""
+        updates = self.view.graph.updates.get(op.name, ())
+        return sum(update.slots * (op.result.mem_bytes if update.is_global else n_bytes) for update in updates)
+
+    def of_shared(self, tensor: Tensor) -> int:
+        """Add the row of a tensor's shared copy."""
+        number = self.of_resharding(Place(SHARED, tensor.name))
+        self.rows._rows[number][c.EXISTS] = 1
+        return number
+
+    def of_operand(self, op: Operator, position: int) -> int:
+        """Add the row of an operator's operand."""
+        number = self.of_resharding(Place(OPERAND, op.name, position))
+        row, view = self.rows._rows[number], self.view
+        if op.updates is None:
+            row[c.REGATHERED] = int(view.is_regathered(op, position))
+            row[c.READS_REGATHERED] = int(view.reads_regathered(op, position))
+            row[c.OPERAND_BYTES] = self.sizes.operand_bytes(op, position)
+            row[c.GRADIENT_SCRATCH] = self.sizes.scratch_bytes(op, position)
+        return number
+
+    def of_lookup(self, op: Operator) -> int:
+        """Add the row of what a lookup found, whose gradient is sent to every device for its update."""
+        row, (_, resharding) = [0] * c.N_COLUMNS, self.buffers.resharding_at(Place(RESULT, op.result.name))
+        self._back(row, self.rows.router.route(resharding).forward, resharding.item_bytes)
+        return self.rows.add(row)
+
+    def of_resharding(self, place: Place) -> int:
+        """Add the row of a resharding."""
+        row, (tensor, resharding) = [0] * c.N_COLUMNS, self.buffers.resharding_at(place)
+        route = self.rows.router.route(resharding)
+        self._forward(row, route.forward, resharding.item_bytes)
+        row[c.IS_FREE], row[c.BUCKET] = int(route.is_free), -1
+        if route.backward is not None:
+            row[c.HAS_BACK] = 1
+            self._back(row, route.backward, resharding.item_bytes)
+        if route.in_bucket:
+            (step,) = route.backward.steps if route.backward else ()
+            row[c.BUCKET] = self.rows._buckets.of((step.group_axes, tensor.dtype))
+            row[c.GRADIENT_BYTES] = shard_bytes(tensor, resharding.source)
+        return self.rows.add(row)
+
+    def _forward(self, row: list[int], path: Path, item_bytes: int) -> None:
+        row[c.HAS_STEPS], row[c.COMMUNICATES], row[c.PATH] = bool(path.steps), path.communicates, self.rows._paths.of(path)
+        row[c.IS_VIEW] = is_view(path)
+        if not row[c.IS_VIEW]:
+            row[c.N_BYTES], row[c.SCRATCH] = moved_bytes(path, item_bytes)
+            self._workspaces(row, c.WORK, path, item_bytes)
+
+    def _back(self, row: list[int], path: Path, item_bytes: int) -> None:
+        row[c.BACK_COMMUNICATES], row[c.BACK_IS_VIEW] = path.communicates, is_view(path)
+        if not row[c.BACK_IS_VIEW]:
+            row[c.BACK_BYTES], row[c.BACK_SCRATCH] = moved_bytes(path, item_bytes)
+            self._workspaces(row, c.BACK_WORK, path, item_bytes)
+
+    def _workspaces(self, row: list[int], first: int, path: Path, item_bytes: int) -> None:
+        for name, n_bytes in workspaces(path, item_bytes).items():
+            row[first + c.WORKSPACES.index(name)] = n_bytes

@@ -1,0 +1,90 @@
+"""Name the kinds of records, and append records and their values.
+
+The names of the arguments are those of :mod:`.records`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .compiled import compiled
+from .layout import (
+    ARRIVED,
+    LAST_READ,
+    N_GRADIENTS,
+    N_RECORDS,
+    N_TENSORS,
+    N_VALUES,
+    RECORDS,
+    STACK,
+    VALUES,
+    WRITER,
+)
+
+RESHARD, COMPUTE, WRITE, BEGIN, RESHARD_AGAIN, COMPUTE_AGAIN, GRADIENT, SUM, RETURN = range(9)
+"""The kinds of records, each with what follows:
+
+    RESHARD         place, value
+    COMPUTE, WRITE  operator
+    BEGIN           value of the loss, gradient made
+    RESHARD_AGAIN   place, value, gradient that it waits for
+    COMPUTE_AGAIN   operator, first of its values
+    GRADIENT        operator, first of its values, number of gradients, number of values, first gradient made
+    SUM             gradient, gradient, gradient made
+    RETURN          place, gradient, gradient made
+
+The values of a gradient are (tensor, gradient) of each gradient that it takes, then (place, value) of each value.
+"""
+WIDTH = 6
+
+@compiled
+def emit(m: Any, kind: int, a: int, b: int, c: int, d: int, e: int) -> int:
+    """Append a record; return its number."""
+    number = m[N_RECORDS]
+    at = m[RECORDS] + WIDTH * number
+    m[at], m[at + 1], m[at + 2], m[at + 3], m[at + 4], m[at + 5] = kind, a, b, c, d, e
+    m[N_RECORDS] += 1
+    return number
+
+
+@compiled
+def made_by(m: Any, record: int) -> int:
+    """Return a new gradient, which the record makes."""
+    gradient = m[N_GRADIENTS]
+    m[m[WRITER] + gradient] = record
+    m[N_GRADIENTS] += 1
+    return gradient
+
+
+@compiled
+def add_value(m: Any, place: int, value: int) -> None:
+    """Append a value of the next record, or of the last one."""
+    at = m[VALUES] + 2 * m[N_VALUES]
+    m[at], m[at + 1] = place, value
+    m[N_VALUES] += 1
+
+
+@compiled
+def note_read(o: Any, m: Any, value: int) -> None:
+    """Note that the last record reads the memory of a tensor's first value, which may be a variable's."""
+    place = value >> 1
+    if not value & 1 and place < o[N_TENSORS]:
+        m[m[LAST_READ] + place] = m[N_RECORDS] - 1
+
+
+@compiled
+def push(m: Any, depth: int, place: int) -> int:
+    """Push a place onto the stack, at its first stage; return the new depth."""
+    at = m[STACK] + 2 * depth
+    m[at], m[at + 1] = place, 0
+    return depth + 1
+
+
+@compiled
+def arrive(m: Any, place: int, gradient: int) -> None:
+    """Add a gradient to the one that has arrived at a place before, if there is one."""
+    at = m[ARRIVED] + place
+    if m[at] >= 0:
+        number = emit(m, SUM, m[at], gradient, m[N_GRADIENTS], 0, 0)
+        gradient = made_by(m, number)
+    m[at] = gradient

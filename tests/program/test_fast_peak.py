@@ -1,0 +1,38 @@
+"""Peaks that compiled kernels count are those of the step program, to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import composite.models
+import pytest
+from helpers import zoo
+from helpers.large import first
+from helpers.strategies import random_router, random_strategy
+
+from tensoropt.costs.model_costs import costing_of
+from tensoropt.profiling.hardware import named
+from tensoropt.program.fast_peak import Peaks
+from tensoropt.program.peak import peak_of
+
+HARDWARE = (named("v100-1x4"), named("v100-2x2"), named("v100-2x3"))
+MODELS = (zoo.mlp, zoo.cnn, zoo.fused_cnn, zoo.attention, zoo.windows, zoo.fourier, zoo.broadcasting)
+MODELS = (*MODELS, *composite.models.MODELS)
+SHARES = ((0.0, 0.0), (0.5, 0.0), (0.3, 0.3), (0.7, 0.8))
+
+
+@pytest.mark.parametrize("optimizer", first(1, ("adam", "sgd", "momentum")))
+@pytest.mark.parametrize("function", MODELS)
+def test_random_strategies_have_the_peak_of_their_program(function: Callable[[], zoo.Built], optimizer: str) -> None:
+    model = zoo.record(function, optimizer)
+    for number, hardware in enumerate(HARDWARE):
+        mesh = hardware.mesh(hardware.n_devices)
+        costing = costing_of(model.model, hardware, mesh)
+        of_model = [Peaks(model.model, costing, random_router(seed)) for seed in range(2)]
+        for seed in range(4):
+            regathered, rematerialized = SHARES[(seed + number) % len(SHARES)]
+            view = random_strategy(model, mesh, seed, None, regathered, rematerialized)
+            peaks = of_model[seed % 2]
+            assert peaks.is_quick
+            for _ in range(2):  # with new rows, and with known ones
+                assert peaks.quick_bytes(view) == peak_of(view, costing, peaks.router).n_bytes, (seed, hardware.name)
