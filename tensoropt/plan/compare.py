@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,7 @@ FORMAT, VERSION = "tensoropt/compare", 1
 # The picture spans this many times the frontier's memory and time. Points beyond are named in the legend instead, so that
 # the others can be told apart.
 FARTHEST = 2.5
-# Per baseline, in order: a marker, its size, and a colour.
+# Per baseline, in order and from the first again: a marker, its size, and a colour.
 MARKERS = (
     ("s", 11, "tab:orange"),
     ("D", 8, "tab:purple"),
@@ -196,7 +197,7 @@ class Comparison:
         scale, unit = _time_unit(self.frontier.found)
         self._plot_frontier(axes, scale)
         width, height = _extent(self.frontier.found)
-        for (name, each), (marker, size, color) in zip(self.baselines.items(), MARKERS, strict=False):
+        for (name, each), (marker, size, color) in zip(self.baselines.items(), cycle(MARKERS), strict=False):
             memory, times = each.found.mem_bytes / 1e9, each.found.time_ns / scale
             near = (each.found.mem_bytes <= width) & (each.found.time_ns <= height)
             label = name if near.any() else f"{name}: beyond, at {memory[0]:,.3g} GB, {times[0]:,.4g} {unit}"
