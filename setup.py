@@ -61,7 +61,8 @@ def describe_package():
         license="Apache-2.0",
         # tensoropt/ft, tensoropt/reschedule and tensoropt/profiling are links to the folders at the top.
         packages=find_packages(include=["tensoropt", "tensoropt.*"]),
-        package_data={"tensoropt": ["py.typed"], "tensoropt.profiling": ["hardware/*.json"]},
+        package_data={"tensoropt": ["py.typed"], "tensoropt.profiling": ["hardware/*.json"],
+                      "tensoropt.report": ["assets/*"]},
         python_requires=">=%d.%d" % OLDEST_PYTHON,
         install_requires=[
             "numpy>=1.26",
@@ -80,6 +81,7 @@ def describe_package():
             "gpu": ["tensorflow[and-cuda]>=2.16"],
             "demo": ["scikit-learn"],
             "plot": ["matplotlib"],
+            "report": ["plotly>=6"],
             "fast": ["numba>=0.61"],
             # With tensorflow itself, which Keras Hub's tensorflow-text needs: not beside "cpu".
             "hub": ["keras-hub>=0.32", "keras-rs>=0.4"],
@@ -92,6 +94,9 @@ def describe_package():
                 "numba>=0.61",
                 "setuptools>=70.1",
                 "tensorboard",
+                "plotly>=6",
+                "playwright>=1.40",
+                "axe-playwright-python>=0.1.4",
             ],
             "lint": ["ruff>=0.9", "import-linter>=2.1", "mypy>=1.15", "types-tabulate", "types-tqdm"],
         },

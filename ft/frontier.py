@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from ..common.turning_point import turning_point
 from .lower_bound import LowerBound
 from .pareto import union
 from .problem import Ints
@@ -118,18 +119,11 @@ class Frontier:
         return None if index < 0 else index
 
     def turning_point(self) -> int:
-        """Return the index of the point farthest below the line between the two ends, with both costs normalised to [0, 1].
+        """Return the index of the point at which the frontier bends: up to it, memory buys much time; beyond it, little.
 
-        Up to this point memory buys much time; beyond it, little. Where no point is below the line (one or two points, or a
-        frontier that bulges outwards) there is no bend, and the result is the point of least memory. Of equally distant
-        points it is the first.
+        See :func:`..common.turning_point.turning_point`.
         """
-        if len(self) < 3:
-            return 0
-        mem = (self.mem_bytes - self.mem_bytes[0]) / (self.mem_bytes[-1] - self.mem_bytes[0])
-        time = (self.time_ns - self.time_ns[-1]) / (self.time_ns[0] - self.time_ns[-1])
-        depth = 1.0 - mem - time  # proportional to the signed distance from the line mem + time = 1
-        return int(np.argmax(depth))
+        return turning_point(self.mem_bytes, self.time_ns)
 
 
 def settled(found: Frontier) -> Frontier:

@@ -14,8 +14,10 @@ import math
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
+from typing import Any
 
 AXIS_NAMES = "abcdefghijklmnopqrstuvwxyz"
+MOST_UNITS = 1 << 20
 
 
 @cache
@@ -119,3 +121,18 @@ class Mesh:
         for size, level in zip(self.sizes, self.level_of_axis, strict=True):
             levels[level].append(str(size))
         return "(" + " | ".join(", ".join(level) or "1" for level in levels) + ")"
+
+
+def mesh_of(levels: list[dict[str, Any]]) -> Mesh:
+    """Return the mesh that a file describes, by the name and count of each level.
+
+    Raises:
+        TypeError: a level's name isn't text.
+        ValueError: a level's number of units is out of range.
+    """
+    for level in levels:
+        if not isinstance(level["name"], str):
+            raise TypeError(f"expected the name of a level, got {level['name']!r}")
+        if not isinstance(level["count"], int) or not 1 <= level["count"] <= MOST_UNITS:
+            raise ValueError(f"a level of the mesh has 1 to {MOST_UNITS} units, got {level['count']}")
+    return Mesh(tuple(Level(level["name"], level["count"]) for level in levels))

@@ -2,9 +2,11 @@
 
 import gc
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import CodeType, FunctionType
 
 import pytest
@@ -109,6 +111,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if isinstance(item, pytest.Function) and _starts_processes(item):
             item.add_marker(pytest.mark.ranks)
+
+
+REQUIRED = os.environ.get("TENSOROPT_REQUIRE", "").split(",")
+"""What must be there: its tests fail without it. What isn't named and isn't there is told at the end instead."""
+
+
+def _lacks_browser() -> bool:
+    return "browser" not in REQUIRED and shutil.which("chromium") is None
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the tests in a browser where there is none."""
+    return True if collection_path.name == "browser" and _lacks_browser() else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what was left out, and what to install for it."""
+    if _lacks_browser() and config.getoption("markexpr") != "ranks":
+        terminalreporter.write_line("left out: tests/report/browser, which needs Chromium: apt-get install chromium")
 
 
 STARTING = {"run_ranks", "run_command", "child_environment"}

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -144,21 +144,41 @@ def read_json(file: str | os.PathLike[str], what: str, format_name: str, version
     Raises:
         InputError: the file can't be read, is cut off, or has another format or version.
     """
+    return read_json_of(file, {what: (format_name, version)})[1]
+
+
+def read_json_of(
+    file: str | os.PathLike[str], kinds: Mapping[str, tuple[str, int]]
+) -> tuple[str, dict[str, Any]]:
+    """Read a JSON file of one of several kinds; return the kind and the value.
+
+    Args:
+        kinds: the format and the version of each kind, by its name.
+
+    Raises:
+        InputError: the file can't be read, is cut off, or has another format or version.
+    """
+    what = " or a ".join(kinds)
     path_text(file, f"load of a {what}")
     try:
         value = parse_json(Path(file).read_bytes())
     except OSError as error:
         raise InputError(f"{what} '{cut(file)}' can't be read: {error.strerror}") from error
     except ValueError as error:  # a path with a zero byte is one too
-        raise InputError(f"{what} '{cut(file)}' is not whole JSON ({cut(error)}); save it again with {what}.save") from error
-    if not isinstance(value, dict) or value.get("format") != format_name:
-        got = value.get("format") if isinstance(value, dict) else type(value).__name__
-        raise InputError(f"'{cut(file)}' is not a {what}: got format {short(got)}, expected {format_name!r}")
+        raise InputError(
+            f"{what} '{cut(file)}' is not whole JSON ({cut(error)}); save it again with {next(iter(kinds))}.save"
+        ) from error
+    got = value.get("format") if isinstance(value, dict) else type(value).__name__
+    kind = next((name for name, (format_name, _) in kinds.items() if format_name == got), None)
+    if kind is None:
+        expected = " or ".join(repr(format_name) for format_name, _ in kinds.values())
+        raise InputError(f"'{cut(file)}' is not a {what}: got format {short(got)}, expected {expected}")
+    version = kinds[kind][1]
     if value.get("version") != version or isinstance(value["version"], bool):
         raise InputError(
-            f"{what} '{cut(file)}' has version {short(value.get('version'))}, expected {version}; make it again"
+            f"{kind} '{cut(file)}' has version {short(value.get('version'))}, expected {version}; make it again"
         )
-    return value
+    return kind, value
 
 
 DAMAGE = (KeyError, ValueError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError, AssertionError)

@@ -14,10 +14,11 @@ Complexity: O(points x operators) numbers, and one evaluation per distinct combi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 
@@ -39,10 +40,13 @@ MOST_PEAKS = 128
 """The most points whose peaks are computed for a file; of a longer frontier, a memory limit is answered from these alone."""
 
 
-def compressed(frontier: FoundPoints, progress: Progress | None = None) -> SavedFrontier:
+def compressed(
+    frontier: FoundPoints, progress: Progress | None = None, details: Mapping[str, Any] | None = None
+) -> SavedFrontier:
     """Return the frontier with all its plans, without the model and the problem that the search read.
 
     Args:
+        details: what a report shows beside the plans, see :mod:`.details`.
         progress: called with (phase, done, total) now and then; the phases are ``plans`` and ``peaks``.
     """
     numbered = _numbered(frontier)
@@ -70,7 +74,7 @@ def compressed(frontier: FoundPoints, progress: Progress | None = None) -> Saved
     )
     used = tuple(part for part in reshardings if part.pool)
     peaks = _peaks(frontier, progress)
-    return SavedFrontier(points, frontier.objectives, frontier.costs, searched, tuple(operators), used, peaks)
+    return SavedFrontier(points, frontier.objectives, frontier.costs, searched, tuple(operators), used, peaks, details or {})
 
 
 def _peaks(frontier: FoundPoints, progress: Progress | None) -> dict[int, int]:

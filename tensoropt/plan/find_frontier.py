@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from ..common.errors import InputError
 from ..common.progress import Progress
@@ -27,7 +28,7 @@ from ..search.problem.choices import REMAT, REUSE, ZERO, Choices
 from ..search.problem.config_space import space_for
 from ..search.problem.objectives import MEMORY_TIME, Objectives
 from ..search.problem.strategy_problem import StrategyProblem
-from ..search.search_problem import search_problem
+from ..search.search_problem import ProblemSearch
 from ..sharding.constraints import Force
 from ..sharding.model import Model
 from ..sharding.resharding import Router
@@ -36,6 +37,8 @@ from .compress import compressed
 from .found_points import FoundPoints
 from .frontier import PlanFrontier
 from .plan import Plan
+
+NO_REMAT = "without rematerialization, as the fastest plan fits without it"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,9 +70,15 @@ class ModelFrontier(FoundPoints, PlanFrontier[Plan]):
             micro_batches=self.model.graph.n_micro_batches,
         )
 
-    def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
-        """Write all points with their plans to a file; see :class:`PlanFrontier`. Takes seconds for thousands of points."""
-        compressed(self, progress).save(file)
+    def save(
+        self, file: str | os.PathLike[str], progress: Progress | None = None, details: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write all points with their plans to a file; see :class:`PlanFrontier`. Takes seconds for thousands of points.
+
+        Args:
+            details: what a report shows beside the plans, see :mod:`.details`.
+        """
+        compressed(self, progress, details).save(file)
 
 
 def find_frontier(
@@ -86,6 +95,7 @@ def find_frontier(
     without: Collection[str] = (),
     micro_batches: int = 1,
     limit_bytes: int | None = None,
+    is_enough: Callable[[ModelFrontier], bool] | None = None,
 ) -> ModelFrontier:
     """Search the strategies at one parallelism.
 
@@ -102,6 +112,7 @@ def find_frontier(
         micro_batches: the number of micro-batches in which a step processes its batch.
         limit_bytes: the memory limit per device, which ``mcmc`` keeps to while it searches; others leave it to the choice of
             a point.
+        is_enough: says of the frontier without rematerialization whether to return it and search no further.
 
     Raises:
         InputError: the hardware doesn't have this parallelism, ``force`` can't be satisfied, the algorithm doesn't support
@@ -126,18 +137,33 @@ def find_frontier(
     is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
     choices = Choices(REUSE not in without, ZERO not in without)
     builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices)
-    plain, rematerializing = builder.build_with_rematerialization() if is_remat else (builder.build(), None)
+    plain = builder.build()
     if micro_batches > 1:
         plain = _of_whole_batch(plain, model, mesh.n_devices, micro_batches)
     costed = time.perf_counter()
+    searching = ProblemSearch(objectives, algorithm, of_search, budget or Budget())
     try:
-        found = search_problem(plain, rematerializing, objectives, algorithm, of_search, budget or Budget())
+        found = searching.plain(plain)
     except ValueError as error:
         if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
             raise
         raise InputError(str(error)) from error
     phases = {"costs": costed - started, "search": time.perf_counter() - costed}
-    return ModelFrontier(model, hardware, rematerializing or plain, costing, found, phases, objectives=objectives)
+    if not is_remat:
+        return ModelFrontier(model, hardware, plain, costing, found, phases, objectives=objectives)
+    if is_enough is not None:
+        frontier = ModelFrontier(model, hardware, plain, costing, found, phases, note=NO_REMAT, objectives=objectives)
+        if is_enough(frontier):
+            return frontier
+    again = time.perf_counter()
+    rematerializing = builder.build_rematerializing()
+    costed = time.perf_counter()
+    phases["costs"] += costed - again
+    if rematerializing is None or rematerializing.transient is None:
+        return ModelFrontier(model, hardware, plain, costing, found, phases, objectives=objectives)
+    found = searching.with_rematerialization(plain, found, phases["search"], rematerializing)
+    phases["search"] += time.perf_counter() - costed
+    return ModelFrontier(model, hardware, rematerializing, costing, found, phases, objectives=objectives)
 
 
 def _refuse_for_others(algorithm: str, micro_batches: int, objectives: Objectives, force: Force | None) -> None:
@@ -162,9 +188,12 @@ def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | 
     """Return the points that a baseline chooses for a frontier's model, on its hardware and under the same costs.
 
     Args:
-        algorithm: one of ``baselines.BASELINES``.
+        algorithm: one of ``baselines.OTHERS``.
         progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
     """
+    if algorithm == MONTE_CARLO:
+        task = Task(frontier.costing, frontier.mesh, frontier.built.space, None, progress)
+        return _of_monte_carlo(frontier.model, frontier.hardware, task, Limits())
     # Baselines neither regather nor rematerialize, so a problem with these choices is not theirs.
     built = None if frontier.built.choices or frontier.built.transient is not None else frontier.built
     task = Task(frontier.costing, frontier.mesh, frontier.built.space, built, progress)

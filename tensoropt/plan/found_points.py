@@ -13,7 +13,7 @@ from ..profiling.hardware import Hardware
 from ..program.liveness import Instruction, Peak, peak_of_program
 from ..program.peak import instructions_of
 from ..program.simulator import Network, StepActions, network_of, step_graph
-from ..program.simulator.timeline import timeline_of
+from ..program.simulator.timeline import StepTimeline, timeline_of
 from ..reschedule.mesh import Mesh
 from ..rules.rule import Config, Interface, interface
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts, costs_of
@@ -50,9 +50,10 @@ class FoundPoints:
     note: str = ""
     objectives: Objectives = MEMORY_TIME
     is_interrupted: bool = False
-    _peaks: dict[int, Peak] = field(default_factory=dict, init=False)
-    _simulated: dict[int, int] = field(default_factory=dict, init=False)
-    _interfaces: dict[tuple[str, Config], Interface] = field(default_factory=dict, init=False)
+    # What was computed of the points; a copy with other notes shares it.
+    _peaks: dict[int, Peak] = field(default_factory=dict)
+    _simulated: dict[int, int] = field(default_factory=dict)
+    _interfaces: dict[tuple[str, Config], Interface] = field(default_factory=dict)
 
     @property
     def mesh(self) -> Mesh:
@@ -77,6 +78,10 @@ class FoundPoints:
         if point not in self._peaks:
             self._peaks[point] = peak_of_program(self.program(point))
         return self._peaks[point]
+
+    def remember_peak(self, point: int, peak: Peak) -> None:
+        """Keep the peak of a point whose step was replayed elsewhere, so that it isn't replayed again."""
+        self._peaks[point] = peak
 
     def program(self, point: int) -> list[Instruction]:
         """Return the step of a point's plan as a program on buffers; see :mod:`..program.peak`."""
@@ -105,12 +110,19 @@ class FoundPoints:
             InputError: the model has several passes, which can't be simulated.
         """
         if point not in self._simulated:
-            view = self.model.view(self.built.strategy(self.found.strategies[point]))
-            network, actions = self._simulator
-            graph = step_graph(view)
-            chains = [actions.chain(view, node) for node in graph.nodes]
-            self._simulated[point] = timeline_of(view, graph, chains, network).makespan_ns
+            self._simulated[point] = self.timeline(point).makespan_ns
         return self._simulated[point]
+
+    def timeline(self, point: int) -> StepTimeline:
+        """Return a point's step as it is simulated on the hardware.
+
+        Raises:
+            InputError: the model has several passes, which can't be simulated.
+        """
+        view = self.model.view(self.built.strategy(self.found.strategies[point]))
+        network, actions = self._simulator
+        graph = step_graph(view)
+        return timeline_of(view, graph, [actions.chain(view, node) for node in graph.nodes], network)
 
     def summary(self) -> str:
         """Return one line on the search: its size, its exactness and its time."""

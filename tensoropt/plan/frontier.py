@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
 from tabulate import tabulate
@@ -22,6 +22,7 @@ from ..common.errors import InputError, short
 from ..common.files import write_atomically
 from ..common.memory_units import memory_text, parse_memory
 from ..common.progress import Progress
+from ..report.notebook import bundle, frontier_html
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
 from .first_fit import ALL_AT_ONCE, first_that_fits, least_of
 
@@ -334,6 +335,23 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         if path is not None:
             _save_picture(axes, path)
         return axes
+
+    def report(self, file: str | os.PathLike[str]) -> None:
+        """Write an HTML file on all points and their plans, which opens in a browser without a network; needs Plotly.
+
+        Raises:
+            InputError: the file can't be written, or Plotly isn't installed.
+        """
+        from .reports import write_frontier_report
+
+        write_frontier_report(self, file)
+
+    def _repr_html_(self) -> str:
+        turning = self.found.turning_point()
+        return frontier_html(self.summary(), self.points, {"turning point": turning}, _thinned(len(self), {turning}))
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return bundle(self)
 
     def __repr__(self) -> str:
         return f"{self.summary()}\n{self.table()}"

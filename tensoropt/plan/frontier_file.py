@@ -8,28 +8,28 @@ with choice 0.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
-from ..common.errors import InputError, cut, short
+from ..common.errors import InputError, cut
 from ..common.files import DAMAGE, read_json, reading_value, write_atomically
+from ..common.formats import FRONTIER
 from ..common.progress import Progress
 from ..ft.frontier import Frontier
 from ..ft.lower_bound import LowerBound
-from ..reschedule.mesh import Mesh
+from ..report.frontier_rows import checked_value, checksum, column_of
+from ..reschedule.mesh import Mesh, mesh_of
 from ..search.problem.objectives import Objectives, StrategyCosts, parse_objectives
 from .frontier import PlanFrontier
 from .plan import Plan
-from .record import mesh_of
 
-FORMAT, VERSION = "tensoropt/frontier", 3
+FORMAT, VERSION = FRONTIER
 Entry = dict[str, Any]
 """The row of an operator or a resharding, as in a plan's file."""
 
@@ -81,6 +81,7 @@ class SavedFrontier(PlanFrontier[Plan]):
         operators: the part of each operator, in program order.
         reshardings: the parts of the reshardings, in order of execution.
         of_peaks: the peak in bytes by point, of the points whose peak was computed before saving.
+        details: what its report shows beside the plans, see :mod:`.details`; empty if it wasn't computed.
     """
 
     found: Frontier
@@ -90,6 +91,7 @@ class SavedFrontier(PlanFrontier[Plan]):
     operators: tuple[StoredPart, ...]
     reshardings: tuple[StoredPart, ...]
     of_peaks: Mapping[int, int]
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def mesh(self) -> Mesh:
@@ -113,6 +115,23 @@ class SavedFrontier(PlanFrontier[Plan]):
     @property
     def known_peaks(self) -> list[int]:
         return list(self.of_peaks)
+
+    @overload
+    def fastest_within(self, limit_bytes: None, progress: Progress | None = None) -> int: ...
+
+    @overload
+    def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> int | None: ...
+
+    def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> int | None:
+        """Return the number of the fastest point that fits; see :class:`PlanFrontier`. All peaks that are stored count."""
+        points = self._by_time
+        if limit_bytes is None:
+            return points[0]
+        return next((point for point in self._comparable(points) if self.needed_bytes(point) <= limit_bytes), None)
+
+    def least_point(self, progress: Progress | None = None) -> int:
+        """Return the number of the point that needs the least memory; of equal ones, the fastest."""
+        return min(self._comparable(self._by_time), key=self.needed_bytes)
 
     def plan(self, point: int, option: str = "point") -> Plan:
         """Return the plan of a point, the same as before the frontier was saved; see :class:`PlanFrontier`."""
@@ -144,8 +163,8 @@ class SavedFrontier(PlanFrontier[Plan]):
 
     def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
         """Write the frontier to a file; see :class:`PlanFrontier`."""
-        value = _to_json(self)
-        text = _text({**value, "checksum": _checksum(value)})
+        value = to_json(self)
+        text = _text({**value, "checksum": checksum(value)})
         write_atomically(file, lambda partial: Path(partial).write_text(text, encoding="utf-8"), "frontier")
 
     @classmethod
@@ -156,19 +175,12 @@ class SavedFrontier(PlanFrontier[Plan]):
             InputError: the file can't be read, is cut off, isn't a frontier, has another version, or was changed.
         """
         value = read_json(file, "frontier", FORMAT, VERSION)
+        value = checked_value(value, file)
         with reading_value("frontier", file):
-            checksum = value.pop("checksum")
-            actual = _checksum(value)
-            loaded = _from_json(value) if checksum == actual else None
-        if loaded is None:
-            raise InputError(
-                f"frontier '{cut(file)}' was changed since it was saved: its checksum is {short(checksum)}, its contents' "
-                f"is {actual!r}; save it again, after a search with force= for what should differ"
-            )
-        return loaded
+            return _from_json(value)
 
 
-def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
+def to_json(frontier: SavedFrontier) -> dict[str, Any]:
     """Return the frontier's file as a JSON value, without its checksum."""
     found, searched = frontier.found, frontier.searched
     columns: dict[str, int] = {}
@@ -210,11 +222,12 @@ def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
         "columns": list(columns),
         "operators": operators,
         "reshardings": reshardings,
+        **({"details": dict(frontier.details)} if frontier.details else {}),
     }
 
 
 def _from_json(value: dict[str, Any]) -> SavedFrontier:
-    """Return a frontier from its JSON value, the inverse of :func:`_to_json`; a damaged one raises whatever it leads to."""
+    """Return a frontier from its JSON value, the inverse of :func:`to_json`; a damaged one raises whatever it leads to."""
     points, bound = value["points"], value["bound"]
     n_points = len(points)
     objectives = parse_objectives(",".join(value["objectives"]))
@@ -231,7 +244,7 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
         value["algorithm"],
         bound and LowerBound(_ints(bound["mem_bytes"]), _ints(bound["time_ns"]), bound["source"]),
     )
-    columns = [_chosen(text, n_points) for text in value["columns"]]
+    columns = [column_of(text, n_points) for text in value["columns"]]
     searched = Searched(
         mesh_of(value["mesh"]),
         value["hardware"],
@@ -251,6 +264,7 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
             for each in value["reshardings"]
         ),
         _peaks(points),
+        dict(value.get("details", {})),
     )
 
 
@@ -298,20 +312,11 @@ def _checked(part: StoredPart) -> StoredPart:
 
 
 def _runs(chosen: np.ndarray) -> str:
-    """Return a column as the text of its runs, see the module docstring; the inverse of :func:`_chosen`."""
+    """Return a column as the text of its runs, see the module docstring; the inverse of ``column_of``."""
     starts = np.flatnonzero(np.diff(chosen, prepend=-1))
     counts = np.diff(starts, append=len(chosen))
     pairs = zip(chosen[starts].tolist(), counts.tolist(), strict=True)
     return " ".join(str(choice) if count == 1 else f"{choice}x{count}" for choice, count in pairs)
-
-
-def _chosen(text: str, n_points: int) -> np.ndarray:
-    """Return the choices of all points from the text of a column's runs: int32[P]."""
-    runs = [(part.partition("x")) for part in text.split()]
-    choices, counts = [int(run[0]) for run in runs], [int(run[2] or 1) for run in runs]
-    if sum(counts) != n_points or min(counts) < 1 or min(choices) < 0:
-        raise ValueError(f"column '{text[:20]}' doesn't tell the choices of {n_points} points")
-    return np.repeat(np.array(choices, np.int32), counts)
 
 
 def _levels(mesh: Mesh) -> list[dict[str, Any]]:
@@ -328,12 +333,6 @@ def _ints(values: Any) -> np.ndarray:
 
 def _nanoseconds(times_us: Any) -> np.ndarray:
     return np.rint(np.array(list(times_us), np.float64) * 1e3).astype(np.int64)
-
-
-def _checksum(value: Mapping[str, Any]) -> str:
-    """Return the checksum of a JSON value, whatever the order of its keys."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _text(value: Mapping[str, Any]) -> str:

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tabulate import tabulate
 
 from ..common.errors import InputError, cut
 from ..common.files import read_json, reading_value, write_json
+from ..common.formats import PLAN
 from ..common.memory_units import memory_text
 from ..ir.graph import Graph, Operator
+from ..report.explanation import Around, explanation
+from ..report.explanation_text import explanation_text
+from ..report.notebook import bundle, plan_html
+from ..report.rows import SOURCES, PlanRows
 from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
+from ..reschedule.mesh import mesh_of
 from ..reschedule.path import Path, cheapest_path
 from ..rules.registry import rule_in_micro_batches
 from ..rules.rule import Rule, interface, why_invalid, why_unsearched
 from ..sharding.rematerializable import NEVER
 from ..sharding.resharding import Router
 from ..sharding.strategy import Copy, Strategy
-from .explain import explain
 from .frontier import PlanFrontier
-from .record import SOURCES, PlannedOperator, PlanRecord, mesh_of, planned_resharding
+from .record import PlannedOperator, PlanRecord, planned_resharding
 
-FORMAT, VERSION = "tensoropt/plan", 3
+FORMAT, VERSION = PLAN
 NAME_WIDTH, TYPE_WIDTH = 40, 24
 
 
@@ -109,12 +114,27 @@ class Plan(PlanRecord):
 
     def explain(self) -> str:
         """Return tables of what time and memory are spent on, and of what the next smaller and next faster plan cost."""
+        return explanation_text(self.explanation())
+
+    def explanation(self) -> dict[str, Any]:
+        """Return the numbers of :meth:`explain` as a JSON value."""
+        rows = PlanRows(self.to_json())
         if self.frontier is None or self.point is None:
-            return explain(self)
-        at, points = self.point, self.frontier.points
-        smaller = points[at - 1] if at > 0 else None
-        faster = points[at + 1] if at + 1 < len(points) else None
-        return explain(self, (smaller, faster), self.frontier.peak(at))
+            return explanation(rows, Around())
+        at, points, peak = self.point, self.frontier.points, self.frontier.peak(self.point)
+        smaller = asdict(points[at - 1]) if at > 0 else None
+        faster = asdict(points[at + 1]) if at + 1 < len(points) else None
+        return explanation(rows, Around(smaller, faster, True, None if peak is None else peak.by_use))
+
+    def report(self, file: str | os.PathLike[str]) -> None:
+        """Write an HTML file on the plan and its frontier, which opens in a browser without a network; needs Plotly.
+
+        Raises:
+            InputError: the file can't be written, or Plotly isn't installed.
+        """
+        from .reports import write_plan_report
+
+        write_plan_report(self, file)
 
     def explained(self) -> str:
         """Return the frontier's table, the tables of :meth:`explain`, and the plan's own table, as text."""
@@ -140,6 +160,12 @@ class Plan(PlanRecord):
 
     def __repr__(self) -> str:
         return f"{self.summary()}\n{self.table()}"
+
+    def _repr_html_(self) -> str:
+        return plan_html(self.explanation())
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return bundle(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON value that the plan's file holds."""

@@ -9,17 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..common.files import name_of
-from ..common.memory_units import memory_text
+from ..report.rows import SOURCES, summary_line
 from ..reschedule.halo import HALO, HaloStep, Window
 from ..reschedule.layout import Layout, Shape
-from ..reschedule.mesh import Level, Mesh
+from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path
 from ..reschedule.steps import State, make_step, move_between
 from ..rules.rule import Config, OperandSharding
-
-MOST_UNITS = 1 << 20
-SOURCES = ("Variable", "Placeholder", "Const")
-"""Types of operators that compute nothing."""
 
 
 @dataclass(frozen=True)
@@ -214,15 +210,10 @@ class PlanRecord:
 
     def summary(self) -> str:
         """Return one line on what was chosen and what it costs."""
-        devices, split, collectives = self.parallelism, self.n_split_operators, self.n_collectives
-        slices = f"{self.micro_batches} micro-batches, " if self.micro_batches > 1 else ""
-        hidden = f", {self.hidden_time_us:,.0f} us network beside it" if self.hidden_time_us else ""
-        return (
-            f"{self.option}: {devices} device{'s' * (devices != 1)} {self.mesh}, {slices}"
-            f"{memory_text(self.memory_bytes)} per device, {self.time_us:,.0f} us per step "
-            f"({self.compute_time_us:,.0f} us compute{hidden}), {split} operator{'s' * (split != 1)} split, "
-            f"{collectives} collective{'s' * (collectives != 1)} per step"
-        )
+        return summary_line(
+            self.option, self.mesh, self.micro_batches, self.memory_bytes, self.time_us, self.compute_time_us,
+            self.hidden_time_us, self.n_split_operators, self.n_collectives,
+        )  # fmt: skip
 
 
 def _path_layouts(path: Path) -> list[str]:
@@ -280,15 +271,3 @@ def planned_resharding(mesh: Mesh, d: dict[str, Any]) -> PlannedResharding:
         n_runs=int(d.get("n_runs", 1)),
         accumulator_bytes=int(d.get("accumulator_bytes", 0)),
     )
-
-
-def mesh_of(levels: list[dict[str, Any]]) -> Mesh:
-    """Return the mesh that a file describes.
-
-    Raises:
-        ValueError: a level's number of units is out of range.
-    """
-    for level in levels:
-        if not isinstance(level["count"], int) or not 1 <= level["count"] <= MOST_UNITS:
-            raise ValueError(f"a level of the mesh has 1 to {MOST_UNITS} units, got {level['count']}")
-    return Mesh(tuple(Level(name_of(level["name"]), level["count"]) for level in levels))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -49,6 +50,8 @@ class Request:
         without: the choices that strategies must not use, see :mod:`..search.problem.choices`.
         micro_batches: the number of micro-batches in which a step processes its batch. None leaves it open: several are used
             if the memory limit requires it.
+        wants_frontier: whether the frontier of the answer has all points. If not, strategies that rematerialize, which are
+            never faster, are searched only where the fastest of the others doesn't fit.
     """
 
     model: Model
@@ -64,6 +67,7 @@ class Request:
     known: MeasuredOperators = NOTHING_KNOWN
     without: frozenset[str] = frozenset()
     micro_batches: int | None = None
+    wants_frontier: bool = True
 
 
 def searched(request: Request, parallelism: int) -> ModelFrontier:
@@ -88,11 +92,18 @@ def searched(request: Request, parallelism: int) -> ModelFrontier:
             without=request.without,
             micro_batches=request.micro_batches or 1,
             limit_bytes=request.limit_bytes,
+            is_enough=None if request.wants_frontier else partial(_fastest_fits, request),
         )
     except InfeasibleError as error:
         slices = f" in {request.micro_batches} micro-batches" if (request.micro_batches or 1) > 1 else ""
         what = "does what force asks" if request.force else "is possible"
         raise InputError(f"no strategy on {parallelism} devices{slices} {what}: {error}") from error
+
+
+def _fastest_fits(request: Request, frontier: ModelFrontier) -> bool:
+    """Return whether the fastest point of a frontier is within the memory limit."""
+    limit = request.limit_bytes
+    return limit is None or frontier.needed_bytes(frontier.fastest_within(None)) <= limit
 
 
 def frontiers(request: Request, parallelism: int) -> Iterator[ModelFrontier]:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
+from ..common.formats import CURVE
 from ..common.memory_units import memory_text
+from ..report.notebook import bundle, curve_html
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMAT, VERSION = "tensoropt/curve", 1
+FORMAT, VERSION = CURVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,12 @@ class Curve:
         axes.set_ylabel("time per step (ms)")
         axes.set_title(self.cluster)
         return axes
+
+    def _repr_html_(self) -> str:
+        return curve_html(self.cluster, self.points)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return bundle(self)
 
     def __repr__(self) -> str:
         return self.table()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
-from ..common.errors import InputError, TensorOptError, short
+from ..common.errors import InputError, TensorOptError, cut, short
 from ..common.progress import HIDDEN, Display
 from ..plan.plan import Plan
 from ..plan.staged_plan import StagedPlan
@@ -71,18 +73,40 @@ class Context:
             return mine if mine is not None else answer
         return StagedPlan.from_json(answer) if "stages" in answer else Plan.from_json(answer)
 
-    def check_same(self, digest: str) -> None:
+    def check_same(self, digest: str, parts: Callable[[], Sequence[str]]) -> None:
         """Check that all ranks recorded the same model.
+
+        Args:
+            parts: returns the model as lines, of which the first that differ are named.
 
         Raises:
             InputError: the digests differ.
         """
         other = self.processes.first_that_differs(digest)
-        if other is not None:
-            raise InputError(
-                f"ranks 0 and {other} recorded different models; the script must record the same on every rank: look for "
-                "what depends on the rank, on a set's order, or on random numbers"
-            )
+        if other is None:
+            return
+        given = self.processes.gather(list(parts()))
+        raise InputError(f"ranks 0 and {other} recorded different models{_difference(given[0], given[other], other)}")
+
+
+_LOOK = (
+    "the script must record the same on every rank: look for what depends on the rank, on a set's order, or on random "
+    "numbers"
+)
+_NUMBERED = (
+    "Keras numbers the layers that a process makes: make the same layers on every rank, in the same order, also those that "
+    "one rank alone uses, or give the layers names"
+)
+
+
+def _difference(first: Sequence[str], other: Sequence[str], rank: int) -> str:
+    """Return what differs first between the lines of rank 0's model and of another rank's, and what to do."""
+    pairs = zip_longest(first, other, fillvalue="nothing more")
+    one, two = next(((a, b) for a, b in pairs if a != b), ("", ""))
+    if not one:  # numbers of an optimizer
+        return f": their optimizers have other numbers; {_LOOK}"
+    are_numbers = re.sub(r"_\d+\b", "", one) == re.sub(r"_\d+\b", "", two)
+    return f": rank 0 has {cut(one)} where rank {rank} has {cut(two)}; {_NUMBERED if are_numbers else _LOOK}"
 
 
 def resolve_cluster(cluster: Hardware | str) -> Hardware:

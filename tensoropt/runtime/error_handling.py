@@ -20,6 +20,7 @@ import atexit
 import hashlib
 import operator
 import os
+import re
 import sys
 import threading
 import time
@@ -45,6 +46,7 @@ LEAVING_S = 0.3
 
 # The names of errors, since TensorFlow, which has one of them, isn't imported here.
 OUT_OF_MEMORY = ("ResourceExhaustedError", "MemoryError")
+_NAMES_A_LINE = re.compile(r"\.(py|ipynb):\d+|<string>:\d+")
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
@@ -117,7 +119,7 @@ class ErrorHandling:
 
     def _say(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, prefix: str) -> None:
         if isinstance(error, TensorOptError) and not debugging():
-            print(f"tensoropt: {prefix}{error}", file=sys.stderr, flush=True)
+            print(f"tensoropt: {prefix}{sentence_of(error)}", file=sys.stderr, flush=True)
         elif kind.__name__ in OUT_OF_MEMORY and not debugging():
             print(f"tensoropt: {prefix}{_out_of_memory(error)}", file=sys.stderr, flush=True)
         else:
@@ -233,6 +235,14 @@ class ErrorHandling:
             self.interruptions.remove()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(WATCH_INTERVAL_S)
+
+
+def sentence_of(error: TensorOptError) -> str:
+    """Return an error's message, followed by the user's line where the message names none."""
+    message = str(error)
+    line = "" if _NAMES_A_LINE.search(message) else users_line_of(error)
+    end = "." * message.endswith(".")
+    return f"{message.removesuffix('.')} (at {line}){end}" if line else message
 
 
 def _named(error: BaseException) -> str:

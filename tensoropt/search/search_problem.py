@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,44 +22,54 @@ lower bound is that of a weighted sum anyway, so nearer to it isn't worth the ti
 """
 
 
-def search_problem(
-    plain: StrategyProblem,
-    rematerializing: StrategyProblem | None,
-    objectives: Objectives,
-    algorithm: str,
-    progress: Callable[[int, int], None] | None,
-    budget: Budget,
-) -> Frontier:
-    """Return the frontier of ``plain`` joined with that of ``rematerializing``, where there is such a problem.
+@dataclass(frozen=True, slots=True)
+class ProblemSearch:
+    """A search of a model's problems: first of the one without rematerialization, then of the one with it.
 
-    Args:
-        plain: the problem without rematerialization.
-        rematerializing: the problem with it; None where there is none. The result is then in its states, and no point is
-            above one of ``plain``'s frontier.
+    Attributes:
+        objectives: the two costs that are searched.
+        algorithm: one of ``ft.ALGORITHMS``.
+        progress: called with (done, total) now and then.
+        budget: the effort for both problems together.
     """
 
-    def found(problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:
-        if overlap is None or objectives != MEMORY_TIME:
-            return search(problem, algorithm, progress, budget)
-        return search_overlapping(problem, overlap, algorithm, progress, budget)
+    objectives: Objectives
+    algorithm: str
+    progress: Callable[[int, int], None] | None
+    budget: Budget
 
-    started = time.monotonic()
-    kept = found(problem_for(plain, objectives), plain.overlap, budget)
-    if rematerializing is None or rematerializing.transient is None:
-        return kept
-    problem, overlap, transient = (
-        problem_for(rematerializing, objectives),
-        rematerializing.overlap,
-        rematerializing.transient,
-    )
-    gap, max_points = max(budget.gap, GAP_AGAIN), min(budget.max_points, MOST_POINTS_AGAIN)
-    left_s = max(budget.seconds / 2, budget.seconds - (time.monotonic() - started))
-    again = found(transient.charged(problem), overlap, replace(budget, seconds=left_s, gap=gap, max_points=max_points))
-    both = joined(
-        replace(kept, strategies=adopted(rematerializing, plain, kept.strategies)), transient.at_true_memory(problem, again)
-    )
-    descent = Descent(problem, transient, time.monotonic() + budget.seconds)
-    mem, time_ns, strategies = descent.improved(np.concatenate([again.strategies, both.strategies]))
-    if overlap is not None and objectives == MEMORY_TIME:
-        time_ns = time_ns - overlap.hidden_ns(problem, strategies)
-    return with_more(both, mem, time_ns, strategies)
+    def plain(self, built: StrategyProblem) -> Frontier:
+        """Return the frontier of a problem without rematerialization."""
+        return self._found(problem_for(built, self.objectives), built.overlap, self.budget)
+
+    def with_rematerialization(
+        self, plain: StrategyProblem, kept: Frontier, seconds: float, rematerializing: StrategyProblem
+    ) -> Frontier:
+        """Return the frontier of a problem with rematerialization, in its states; no point is above one of ``kept``.
+
+        Args:
+            plain: the problem without rematerialization.
+            kept: its frontier.
+            seconds: how long the search for that took.
+        """
+        transient, overlap, budget = rematerializing.transient, rematerializing.overlap, self.budget
+        assert transient is not None
+        problem = problem_for(rematerializing, self.objectives)
+        gap, max_points = max(budget.gap, GAP_AGAIN), min(budget.max_points, MOST_POINTS_AGAIN)
+        left_s = max(budget.seconds / 2, budget.seconds - seconds)
+        limited = replace(budget, seconds=left_s, gap=gap, max_points=max_points)
+        again = self._found(transient.charged(problem), overlap, limited)
+        both = joined(
+            replace(kept, strategies=adopted(rematerializing, plain, kept.strategies)),
+            transient.at_true_memory(problem, again),
+        )
+        descent = Descent(problem, transient, time.monotonic() + budget.seconds)
+        mem, time_ns, strategies = descent.improved(np.concatenate([again.strategies, both.strategies]))
+        if overlap is not None and self.objectives == MEMORY_TIME:
+            time_ns = time_ns - overlap.hidden_ns(problem, strategies)
+        return with_more(both, mem, time_ns, strategies)
+
+    def _found(self, problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:
+        if overlap is None or self.objectives != MEMORY_TIME:
+            return search(problem, self.algorithm, self.progress, budget)
+        return search_overlapping(problem, overlap, self.algorithm, self.progress, budget)

@@ -11,9 +11,12 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import keras
+from keras.callbacks import TensorBoard
 
 from ..common.errors import InputError, short
+from ..plan.plan import Plan
 from .ranks import TrainerRanks
+from .step_scalars import StepScalars, with_scalars
 
 HOOKS = tuple(
     f"on_{what}_{when}"
@@ -29,6 +32,12 @@ class Led(Protocol):
     """A trainer, as callbacks see it (:class:`.trainer.Trainer`)."""
 
     ranks: TrainerRanks
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def batch_size(self) -> int: ...
 
     def as_trained(self) -> AbstractContextManager[Any]: ...
 
@@ -74,27 +83,37 @@ class _FollowingCallback(keras.callbacks.Callback):
 
     def __init__(self, callbacks: list[keras.callbacks.Callback], hooks: Iterable[str], trainer: Led) -> None:
         super().__init__()
-        self._callbacks, self._trainer = callbacks, trainer
+        self._callbacks, self._trainer, self._scalars = callbacks, trainer, StepScalars()
         for hook in hooks:
             setattr(self, hook, self._led(hook))
 
     def _led(self, hook: str) -> Callable[..., None]:
         draws = hook == "on_epoch_end" and any(getattr(each, "histogram_freq", 0) for each in self._callbacks)
 
-        def call(*arguments: Any, **named: Any) -> dict[str, Any]:
+        def call(logs: dict[str, Any], *arguments: Any, **named: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+            self._scalars.note(hook)
+            are_written = hook == "on_epoch_end" and any(isinstance(each, TensorBoard) for each in self._callbacks)
+            scalars = self._scalars.of(self._trainer.plan, self._trainer.batch_size) if are_written else {}
+            before = dict(logs)
             for callback in self._callbacks:
-                getattr(callback, hook)(*arguments, **named)
-            return {name: getattr(self._trainer, name, None) for name in DECISIONS}
+                getattr(callback, hook)(*with_scalars(callback, hook, arguments, scalars), **named)
+            written = {name: value for name, value in logs.items() if name not in before or value is not before[name]}
+            return {name: getattr(self._trainer, name, None) for name in DECISIONS}, written
 
         def led(*arguments: Any, **named: Any) -> None:
-            def action() -> dict[str, Any]:
-                if not draws:
-                    return call(*arguments, **named)
-                with self._trainer.as_trained():
-                    return call(*arguments, **named)
+            given = named.get("logs", arguments[-1] if arguments else None)
+            logs = given if isinstance(given, dict) else {}
 
-            for name, value in self._trainer.ranks.lead(action).items():
+            def action() -> tuple[dict[str, Any], dict[str, Any]]:
+                if not draws:
+                    return call(logs, *arguments, **named)
+                with self._trainer.as_trained():
+                    return call(logs, *arguments, **named)
+
+            decided, written = self._trainer.ranks.lead(action)
+            for name, value in decided.items():
                 setattr(self._trainer, name, value)
+            logs.update(written)  # as ReduceLROnPlateau writes the learning rate, for the history of all ranks
 
         return led
 

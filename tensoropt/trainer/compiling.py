@@ -91,7 +91,7 @@ def in_a_sentence(error: Exception, signature: Signature) -> Exception:
     if reason.startswith("No loss to compute"):
         return InputError(
             f"parallelize ({where}) has no loss=, and the model adds none by add_loss; give one of keras.losses, such as "
-            f"{_EXAMPLES['loss']}"
+            f"{_EXAMPLES['loss']}, or model.compile(optimizer, loss) ahead of parallelize(model, batch_size=...)"
         )
     if signature.labels is None and what == "loss":
         return InputError(

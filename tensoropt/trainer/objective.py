@@ -12,17 +12,9 @@ import tensorflow as tf
 
 from ..common.errors import InputError, short
 from ..frontend.tracing.capture import own_name
+from .by_sample_layers import BY_SAMPLE
 from .programs import EVALUATE, PREDICT, TRAIN, inner
 from .signature import Signature
-
-# Layers that work on text or with tables, and compute each sample by itself, also where they take text apart.
-BY_SAMPLE = (
-    keras.layers.HashedCrossing,
-    keras.layers.Hashing,
-    keras.layers.IntegerLookup,
-    keras.layers.StringLookup,
-    keras.layers.TextVectorization,
-)
 
 
 @dataclass(frozen=True, eq=False)

@@ -176,6 +176,7 @@ def _found(
             first_values,
             collectives,
         )
+    request = replace(request, wants_frontier=False)
     plan = context.on_first_rank(lambda: find(options.option, request, options.parallelism))
     assert isinstance(plan, Plan)
     return plan

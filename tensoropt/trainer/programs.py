@@ -20,6 +20,7 @@ from ..frontend.tracing.preprocessing import ancestors
 from ..frontend.tracing.tapes import StepTrace
 from ..ir.graph import Graph, Operator, Tensor
 from ..ir.optimizer import Optimizer
+from .by_sample_layers import that_tell_samples
 from .compiling import in_a_sentence
 from .own_step import recorded, traced
 from .signature import Signature
@@ -126,7 +127,8 @@ def capture_program(
     if trace is not None:
         function = traced(function, trace)
     try:
-        program = capture.add(function, arguments)
+        with that_tell_samples():
+            program = capture.add(function, arguments)
     except Exception as error:
         said = in_a_sentence(error, signature)
         if said is error:

@@ -105,7 +105,10 @@ class TrainerRanks:
         return {name: running for name, running in found.items() if isinstance(running, RunningKeras)}
 
     def lead(self, action: Callable[[], Value]) -> Value:
-        """Have rank 0 run an action. Return its result (picklable) or raise its exception, on every rank."""
+        """Have rank 0 run an action. Return its result (picklable) or raise its exception, on every rank.
+
+        A KeyboardInterrupt is raised on every rank too, so that a script may catch it and save.
+        """
         if self.leads or self.processes.size == 1:
             return action()
         if self.rank:
@@ -113,7 +116,7 @@ class TrainerRanks:
         self.leads = True
         try:
             result = action()
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             self.processes.broadcast((_FAILED, _portable(error), ()), _CALLBACKS)
             raise
         finally:
@@ -313,7 +316,7 @@ def _check_same(given: list[tuple[str | None, dict[str, bytes]]]) -> None:
                 )
 
 
-def _portable(error: Exception) -> Exception:
+def _portable(error: BaseException) -> BaseException:
     """Return the exception for other ranks to raise: itself if it can be pickled, so that one rank reports it for all."""
     with suppress(Exception):  # pickling a user's exception may raise anything
         if str(pickle.loads(pickle.dumps(error))) == str(error):

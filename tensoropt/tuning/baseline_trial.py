@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ..plan.explain import INTERLEAVED
 from ..plan.find_frontier import ModelFrontier, find_baseline
 from ..plan.plan import Plan
 from ..profiling.memory import available_memory_bytes
 from ..profiling.store import Store
+from ..report.explanation import INTERLEAVED
 from ..runtime.ranks import Processes
 from ..sharding.model import Model
 from .interleaved_timing import FirstValue, interleaved_seconds, steps_of

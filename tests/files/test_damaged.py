@@ -20,9 +20,15 @@ from files.mutations import damaged
 from runtime.checkpoint.states import ALONE, Logical, assert_values, entries, replicated
 
 import tensoropt
+from tensoropt.common.files import reading_value
 from tensoropt.profiling.hardware import Hardware, HardwareError, named
 from tensoropt.profiling.store import FILE, Store
 from tensoropt.profiling.work import Measured, WorkItem
+from tensoropt.report.data import frontier_of_plan, report_data
+from tensoropt.report.differences import differences, differences_text
+from tensoropt.report.explanation import Around, explanation
+from tensoropt.report.explanation_text import explanation_text
+from tensoropt.report.reading import read_plan
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.checkpoint import restore, save
 
@@ -111,6 +117,20 @@ def test_damaged_plans_are_refused(planned, folder):
         repr(loaded), loaded.strategy, loaded.explain()
 
     assert refused_or_read(file, file.read_bytes(), load, True, tensoropt.InputError) > TIMES // 2
+
+
+def test_damaged_plans_are_explained_and_reported_or_refused(planned, folder):
+    file = folder / "explained.json"
+    planned[0].save(file)
+
+    def load() -> None:
+        plan = read_plan(file)
+        with reading_value("plan", file):
+            explanation_text(explanation(plan, Around()))
+            json.dumps(report_data(frontier_of_plan(plan), file.name))
+            differences_text(differences(plan, plan))
+
+    assert refused_or_read(file, file.read_bytes(), load, True, tensoropt.InputError) > TIMES // 4
 
 
 def test_damaged_frontiers_are_refused(planned, folder):

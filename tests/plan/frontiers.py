@@ -8,7 +8,7 @@ from pathlib import Path
 from session.models import begin, network
 
 import tensoropt
-from tensoropt.plan.frontier_file import _checksum
+from tensoropt.report.frontier_rows import checksum
 
 
 def two_layers():
@@ -27,6 +27,6 @@ def changed(file: Path, change, checked: bool = True) -> Path:
     change(value)
     if checked:
         del value["checksum"]
-        value["checksum"] = _checksum(value)
+        value["checksum"] = checksum(value)
     file.write_text(json.dumps(value))
     return file

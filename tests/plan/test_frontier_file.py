@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from plan.frontiers import changed
 
 import tensoropt
-from tensoropt.plan.frontier_file import SavedFrontier, _chosen, _runs
+from tensoropt.plan.frontier_file import SavedFrontier, _runs
+from tensoropt.report.frontier_rows import column_of
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_a_config_that_makes_no_sense_is_noticed_when_its_plan_is_asked_for(file
 def test_runs_tell_every_choice(choices):
     column = np.array(choices, np.int32)
     text = _runs(column)
-    np.testing.assert_array_equal(_chosen(text, len(choices)), column)
+    np.testing.assert_array_equal(column_of(text, len(choices)), column)
     assert all(a.split("x")[0] != b.split("x")[0] for a, b in zip(text.split(), text.split()[1:], strict=False))
 
 

@@ -29,6 +29,22 @@ def test_raw_columns_train_as_on_one_device():
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
+def test_a_recurrent_network_on_raw_text_trains_as_on_one_device():
+    texts, labels = np.array(["a b", "b", "c a b a", "b c"]), np.array([1.0, 0.0, 1.0, 0.0])
+    made = []
+    for _ in range(2):
+        keras.utils.set_random_seed(1)
+        words = keras.layers.TextVectorization(vocabulary=["a", "b"], output_sequence_length=3)
+        layers = [keras.layers.Embedding(4, 2, mask_zero=True), keras.layers.LSTM(2)]
+        made.append(keras.Sequential([keras.Input((), dtype="string"), words, *layers, keras.layers.Dense(1)]))
+    made[0].compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    trainer = tensoropt.parallelize(made[1], keras.optimizers.SGD(0.1), "mse", batch_size=4, **RANKS)
+    ours, theirs = ([each.train_on_batch(texts, labels) for _ in range(2)] for each in (trainer, made[0]))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    predicted = (each.predict(tf.constant(texts[:3]), verbose=0) for each in (trainer, made[0]))
+    np.testing.assert_allclose(*predicted, rtol=1e-6)
+
+
 def test_a_captured_function_uses_a_table():
     table = keras.layers.StringLookup(vocabulary=["a", "b"])
     w, signature = tf.Variable(tf.range(3.0)), [tf.TensorSpec([4], tf.string)]

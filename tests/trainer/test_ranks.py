@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import keras
@@ -81,7 +82,10 @@ def test_data_that_ranks_draw_differently_is_read_by_rank_0_which_alone_has_call
 def test_models_that_differ_between_ranks_end_all_with_one_sentence():
     result = run_ranks(2, WORKER, "models")
     assert result.returncode == 2
-    assert result.stderr.count("ranks 0 and 1 recorded different models") == 1
+    assert result.stderr.count("ranks 0 and 1 recorded different models: rank 0 has ") == 1
+    assert result.stderr.count("look for what depends on the rank") == 1
+    said = r"refused: ranks 0 and 1 .*: rank 0 has \S*dense_\d+.* where rank 1 has .*; Keras numbers the layers"
+    assert len(re.findall(said, result.stdout)) == 2, result.stdout
     assert "Traceback" not in result.stderr
 
 
@@ -102,6 +106,7 @@ def test_a_model_that_cannot_be_planned_ends_all_with_one_sentence(what: str, se
 def test_a_callback_that_fails_ends_all_with_its_own_error():
     result = run_ranks(2, WORKER, "callback")
     assert result.returncode == 1
+    assert result.stdout.count("was interrupted, with ") == 2  # which all ranks could catch
     assert result.stderr.count("ValueError: the user's own mistake") == 1
 
 

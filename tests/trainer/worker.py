@@ -84,12 +84,14 @@ def data(folder: Path, how: str) -> None:
             seen.append((self.model.evaluate(x[:5], y[:5], verbose=0)[0], len(self.model.get_weights())))
             self.model.optimizer.learning_rate = 0.02
             self.model.stop_training = epoch == 1
+            logs["rate"] = 0.02 + epoch  # for the history
 
     callbacks = [Own(), keras.callbacks.ModelCheckpoint(folder / "{epoch}.keras")] if RANK == 0 else []
     history = trainer.fit(
         tf.data.Dataset.from_generator(generated, output_signature=specs), epochs=5, verbose=0, callbacks=callbacks
     )
     assert len(history.epoch) == 2
+    assert history.history["rate"] == [0.02, 1.02]
     assert (statistics(0)["collectives_per_step"] == 0) == (how == "unsplit")
     evaluated = trainer.evaluate(batches(26), verbose=0)
     predicted = trainer.predict(x[:13], batch_size=BATCH, verbose=0)
@@ -111,6 +113,12 @@ def main() -> None:
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     if what == "models":
+        if RANK == 0:
+            keras.layers.Dense(1)  # one more, which Keras counts
+        try:
+            parallelized()
+        except tensoropt.InputError as error:
+            print(f"refused: {error}")
         parallelized(network(units=8 + RANK))
     elif what == "unbuilt":
         parallelized(keras.Sequential([keras.layers.Dense(3)], name="unbuilt")).explain()
@@ -121,7 +129,15 @@ def main() -> None:
         def fail(epoch: int, logs: object) -> None:
             raise ValueError("the user's own mistake")
 
-        parallelized().fit(batches(8), verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=fail)])
+        def interrupt(epoch: int, logs: object) -> None:
+            raise KeyboardInterrupt
+
+        trainer = parallelized()
+        try:
+            trainer.fit(batches(8), verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=interrupt)])
+        except KeyboardInterrupt:
+            print(f"rank {RANK} was interrupted, with {len(trainer.get_weights())} weights")
+        trainer.fit(batches(8), verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=fail)])
     elif what == "threads":
         # Whatever starts the runtime ahead of parallelize.
         tf.Variable(0.0)

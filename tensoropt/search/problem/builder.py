@@ -48,6 +48,7 @@ class ProblemBuilder:
     progress: Callable[[int, int], None] | None = None
     states: Callable[[FusionGroup], Assignments] | None = None
     choices: Choices = field(default_factory=Choices)
+    _nodes: list[tuple[FusionGroup, States]] = field(default_factory=list, init=False)
 
     def build(self) -> StrategyProblem:
         """Return the Problem of all operators that a training step runs, without rematerialization.
@@ -55,7 +56,8 @@ class ProblemBuilder:
         Raises:
             InputError: ``force`` names what isn't there, or asks for a split that an operator can't have.
         """
-        return self._connected(self._evaluated(), NO_SEGMENTS)
+        self._nodes = self._evaluated()
+        return self._connected(self._nodes, NO_SEGMENTS)
 
     def build_with_rematerialization(self) -> tuple[StrategyProblem, StrategyProblem | None]:
         """Return the Problem without rematerialization and the one with it; None where that can't save any memory.
@@ -63,22 +65,26 @@ class ProblemBuilder:
         Raises:
             InputError: as :meth:`build`.
         """
-        nodes = self._evaluated()
+        return self.build(), self.build_rematerializing()
+
+    def build_rematerializing(self) -> StrategyProblem | None:
+        """Return the Problem with rematerialization, once :meth:`build` has returned the one without.
+
+        It is None where rematerialization can't save any memory.
+        """
+        nodes = self._nodes
         segments = segments_of([node for node, _ in nodes], self.costing, self.mesh.n_devices)
         if not segments.nodes:
-            return self._connected(nodes, NO_SEGMENTS), None
+            return None
         rematerializing = list(nodes)
         for i, each in segments.nodes.items():
             node, states = nodes[i]
             rematerializing[i] = node, self._evaluation.rematerializing(node, states, each.places)
-        return self._connected(nodes, NO_SEGMENTS, is_reported=False), self._connected(rematerializing, segments)
+        return self._connected(rematerializing, segments)
 
-    def _connected(
-        self, nodes: list[tuple[FusionGroup, States]], segments: Segments, is_reported: bool = True
-    ) -> StrategyProblem:
-        tell = self.tell if is_reported else lambda done, total: None
+    def _connected(self, nodes: list[tuple[FusionGroup, States]], segments: Segments) -> StrategyProblem:
         steps = Steps(self.graph, self.backward, self.costing, self.mesh, self.rules)
-        edge_builder = EdgeBuilder(steps, nodes, self.space != FULL, self.choices, segments, tell)
+        edge_builder = EdgeBuilder(steps, nodes, self.space != FULL, self.choices, segments, self.tell)
         edge_builder.connect()
         problem = Problem(tuple(edge_builder.nodes), tuple(edge_builder.edges))
         return StrategyProblem(

@@ -14,6 +14,7 @@ from ...common.memory_units import parse_memory
 from ...common.tensorflow_import import import_tensorflow
 from ...profiling.hardware import Hardware, HardwareError
 from ...runtime.ranks import display_here
+from .frontier_outputs import add_report_argument, write_frontier
 from .search import (
     add_model_arguments,
     budget_of,
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parallelism", metavar="N", help="how many of the devices to use; default: all of them")
     parser.add_argument("--json", type=Path, metavar="OUT.json", help="write all points of all algorithms")
     parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw all points; needs Matplotlib")
+    add_report_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,7 +51,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     hardware, count = _hardware_and_count(arguments)
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     budget = budget_of(arguments)
-    check_outputs({"--json": arguments.json, "--plot": arguments.plot})
+    check_outputs({"--json": arguments.json, "--plot": arguments.plot, "--report": arguments.report})
     import_tensorflow()
     checked_measurement(hardware, arguments.strict)
     from ...plan.compare import compare
@@ -77,7 +79,8 @@ def _compare(arguments: argparse.Namespace) -> None:
         write_json(arguments.json, {**compared.to_json(), **named}, "result")
     if arguments.plot is not None:
         draw(compared.plot, arguments.plot)
-    for written in (arguments.json, arguments.plot):
+    write_frontier(arguments, frontier, None, display, compared.baselines)
+    for written in (arguments.json, arguments.plot, arguments.report):
         if written is not None:
             print(f"wrote {written}")
 

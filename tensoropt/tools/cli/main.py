@@ -26,6 +26,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("tensoropt.tools.cli.simulate", "simulate a plan's step on a cluster's devices and links"),
     "timeline": ("tensoropt.tools.cli.timeline", "trace where a plan's step goes, for a browser"),
     "calibrate": ("tensoropt.tools.cli.calibrate", "measure these devices and their links"),
+    "explain": ("tensoropt.tools.cli.explain", "tell what a plan's time and memory are spent on"),
+    "diff": ("tensoropt.tools.cli.diff", "tell what differs between two plans or two frontiers"),
+    "plans": ("tensoropt.tools.cli.plans", "list a frontier's fastest plans within a memory limit"),
+    "recommend": ("tensoropt.tools.cli.recommend", "tell the fewest devices that meet a memory limit and a deadline"),
+    "report": ("tensoropt.tools.cli.report", "write a page on a frontier or a plan, for a browser"),
     "compare": ("tensoropt.tools.cli.compare", "hold a model's frontier against what other algorithms choose"),
 }
 

@@ -26,6 +26,7 @@ from ...search.baselines import MONTE_CARLO, MONTE_CARLO_SECONDS, OTHERS
 from ...search.problem.choices import CHOICES, checked_choices
 from ...search.problem.config_space import SPACES
 from ...search.problem.objectives import MEMORY_TIME, PAIRS, parse_objectives
+from .frontier_outputs import add_baselines, add_report_argument, baselines_of, check_report, write_frontier
 
 if TYPE_CHECKING:
     from ...plan.options import Request
@@ -38,7 +39,8 @@ DEFAULT, OF_CURVE = Budget(), 1
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 OPTIMIZERS = ("sgd", "momentum", "adam")
 INTERRUPTED = 130
-OUTPUTS = MappingProxyType({"--plan": "plan", "--frontier": "frontier", "--json": "result", "--plot": "picture"})
+OUTPUTS = MappingProxyType({"--plan": "plan", "--frontier": "frontier", "--json": "result", "--plot": "picture",
+                            "--report": "report"})  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "must be this machine's",
     )
     parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw the frontier, or the curve; needs Matplotlib")
+    add_report_argument(parser)
+    add_baselines(parser)
     parser.add_argument(
         "--without",
         metavar="CHOICE[,...]",
@@ -192,10 +196,12 @@ def _search(arguments: argparse.Namespace) -> bool:
     objectives, budget = parse_objectives(arguments.objectives), budget_of(arguments)
     without = checked_choices(name.strip() for name in (arguments.without or "").split(",") if name.strip())
     requested = None if arguments.micro_batches is None else _count(arguments.micro_batches)
+    baselines_of(arguments)
     _check_outputs(arguments)
     import_tensorflow()
     checked_measurement(hardware, arguments.strict)
     display = display_here()
+    from ...plan.find_frontier import ModelFrontier
     from ...plan.options import Request, assumptions, checked_micro_batches
     from ...plan.plan import Plan
     from ...search.problem.splittable import check_usable
@@ -228,14 +234,13 @@ def _search(arguments: argparse.Namespace) -> bool:
     print(result_text(setup, found))
     if arguments.plan is not None and isinstance(found, Plan):
         found.save(arguments.plan)
-    if arguments.frontier is not None and isinstance(found, Plan) and found.frontier is not None:
-        with display.phase("writing of the frontier"):
-            found.frontier.save(arguments.frontier, display.update)
+    if isinstance(found, Plan) and isinstance(found.frontier, ModelFrontier):
+        write_frontier(arguments, found.frontier, found.point, display)
     if arguments.json is not None:
         write_json(arguments.json, result_json(setup, found), "result")
     if arguments.plot is not None:
         plot(found, arguments.plot)
-    for written in (arguments.plan, arguments.frontier, arguments.json, arguments.plot):
+    for written in (arguments.plan, arguments.frontier, arguments.json, arguments.plot, arguments.report):
         if written is not None:
             print(f"wrote {written}")
     return isinstance(found, Plan) and getattr(found.frontier, "is_interrupted", False)
@@ -332,13 +337,13 @@ def default_cluster(n_devices: int) -> Hardware:
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
     if arguments.option == "profiling":
-        for file, what in ((arguments.plan, "plan"), (arguments.frontier, "frontier")):
+        for file, what in ((arguments.plan, "plan"), (arguments.frontier, "frontier"), (arguments.report, "report")):
             if file is not None:
                 raise InputError(
                     f"--option profiling makes a curve and no {what}; leave --{what}, or write the curve by --json"
                 )
     outputs = {"--plan": arguments.plan, "--frontier": arguments.frontier, "--json": arguments.json}
-    check_outputs({**outputs, "--plot": arguments.plot})
+    check_outputs({**outputs, "--plot": arguments.plot, "--report": arguments.report})
 
 
 def check_outputs(files: Mapping[str, Path | None]) -> None:
@@ -355,6 +360,8 @@ def check_outputs(files: Mapping[str, Path | None]) -> None:
         raise InputError(f"{', '.join(others)} and {last} name the same file; give each its own")
     if "--plot" in given:
         _check_picture(given["--plot"])
+    if "--report" in given:
+        check_report()
 
 
 def _check_picture(file: Path) -> None:

@@ -1,0 +1,7 @@
+"""The formats of files that several packages read, with their versions."""
+
+from __future__ import annotations
+
+PLAN = "tensoropt/plan", 3
+FRONTIER = "tensoropt/frontier", 3
+CURVE = "tensoropt/curve", 1

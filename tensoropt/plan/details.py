@@ -1,0 +1,80 @@
+"""What a frontier's file stores for its report beside the plans: steps and decisions of some points, and baselines."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from ..common.progress import Progress
+from ..ft import InfeasibleError
+from .decisions import decisions, user_source
+from .find_frontier import ModelFrontier, find_baseline
+from .step_views import step_view
+
+MOST_POINTS = 20
+STORED_BASELINES = ("data-parallel", "optcnn", "tofu", "mesh-tensorflow")
+COMPARED = "data-parallel"
+"""The baseline whose plan is stored too, for what differs from it."""
+
+
+def viewed_points(n_points: int, wanted: set[int]) -> list[int]:
+    """Return the points whose steps are stored: all of few, else those that are wanted, the ends, some evenly between."""
+    if n_points <= MOST_POINTS:
+        return list(range(n_points))
+    n_between = max(2, MOST_POINTS - len(wanted))
+    evenly = {round(i * (n_points - 1) / (n_between - 1)) for i in range(n_between)}
+    return sorted(wanted | evenly)
+
+
+def details_of(
+    frontier: ModelFrontier,
+    model: str = "",
+    chosen: int | None = None,
+    baselines: tuple[str, ...] = STORED_BASELINES,
+    progress: Progress | None = None,
+    known: Mapping[str, ModelFrontier] | None = None,
+) -> dict[str, Any]:
+    """Return the details of a frontier as a JSON value.
+
+    Args:
+        model: the model's name.
+        chosen: the number of the point that was chosen.
+        baselines: the names of baselines to search.
+        progress: called with (phase, done, total) now and then; the phases are ``steps`` and ``baselines``.
+        known: baselines that were found already, by name.
+    """
+    graph = frontier.model.graph.full_batch
+    wanted = {frontier.found.turning_point(), *(() if chosen is None else (chosen,))}
+    points = viewed_points(len(frontier), wanted)
+    views = {}
+    for done, point in enumerate(points):
+        if progress is not None:
+            progress("steps", done, len(points))
+        views[str(point)] = {**step_view(frontier, point), "decisions": decisions(frontier, point)}
+    found = []
+    for done, name in enumerate(baselines if graph is frontier.model.graph else ()):
+        if progress is not None:
+            progress("baselines", done, len(baselines))
+        with contextlib.suppress(InfeasibleError):  # a baseline may have no strategy
+            found.append(_baseline(name, (known or {}).get(name) or find_baseline(frontier, name)))
+    own = [op for op in graph.operators.values() if op.updates is None]
+    return {
+        "model": model,
+        "chosen": chosen,
+        "views": views,
+        "baselines": found,
+        "sources": {op.name: user_source(op) for op in own if user_source(op)},
+        "shapes": {op.name: list(op.result.shape) for op in own if op.outputs},
+    }
+
+
+def _baseline(name: str, found: ModelFrontier) -> dict[str, Any]:
+    """Return the points that a baseline found, with its plan if that is compared."""
+    points = [{"memory_bytes": point.memory_bytes, "time_us": point.time_us} for point in found.points]
+    told: dict[str, Any] = {"name": name, "points": points}
+    if name == COMPARED:
+        plan = found.plan(0)
+        told["plan"] = {**plan.to_json(), "frontier": []}
+        told["points"][0]["peak_bytes"] = plan.peak_bytes
+    return told

@@ -1,0 +1,215 @@
+// The charts, drawn by Plotly.
+
+const KIND_COLOURS = {
+  forward: "#4c8bd6", backward: "#3f9e84", update: "#8f79c9", all_gather: "#d9822b", reduce_scatter: "#c94f7c",
+  all_reduce: "#b3423a", all_to_all: "#a98a1d", halo: "#7a7a7a", halo_sum: "#7a7a7a",
+};
+const USE_COLOURS = ["#4c8bd6", "#d9822b", "#3f9e84", "#8f79c9", "#c94f7c", "#a98a1d", "#7a8899", "#b3423a"];
+const BASELINE_MARKS = {
+  "data-parallel": ["square", "#c94f7c"], optcnn: ["diamond", "#3f9e84"], tofu: ["triangle-up", "#8f79c9"],
+  "mesh-tensorflow": ["cross", "#a98a1d"], mcmc: ["x", "#b3423a"],
+};
+
+function ink(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+}
+
+function chartLayout(x, y, more) {
+  const axis = {gridcolor: ink("line"), zerolinecolor: ink("line"), linecolor: ink("line"), automargin: true};
+  return {
+    margin: {l: 60, r: 12, t: 12, b: 44},
+    paper_bgcolor: ink("card"), plot_bgcolor: ink("card"),
+    font: {family: "system-ui, sans-serif", size: 12, color: ink("ink")},
+    xaxis: {...axis, title: {text: x}},
+    yaxis: {...axis, title: {text: y}},
+    showlegend: false,
+    hoverlabel: {align: "left", bgcolor: ink("card"), bordercolor: ink("soft"), font: {color: ink("ink")}},
+    ...more,
+  };
+}
+
+// Draw a chart, and under it what its colours mean: a list in the page, which wraps as the page does.
+function drawChart(id, traces, layout) {
+  const legend = document.getElementById(id + "-legend");
+  legend.replaceChildren(...traces.filter((trace) => trace.showlegend !== false).map((trace) => {
+    const entry = document.createElement("li"), swatch = document.createElement("span");
+    const marker = trace.marker || {}, line = trace.line || {};
+    const isMark = trace.mode === "markers";
+    const colour = isMark ? marker.color : line.color;
+    swatch.className = isMark ? "swatch round" + (String(marker.symbol).endsWith("-open") ? " open" : "") : line.dash ? "swatch dash" : "swatch";
+    swatch.style.color = colour;
+    entry.append(swatch, trace.title || trace.name);
+    return entry;
+  }));
+  return Plotly.react(id, traces, layout, CHART_OPTIONS);
+}
+
+const CHART_OPTIONS = {displayModeBar: false, responsive: true, scrollZoom: false};
+
+// Names come from users' models: Plotly takes some HTML in texts, so none is let through.
+function plain(text) {
+  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+function timeScale(us) {
+  return us >= 1e6 ? [1e6, "s"] : us >= 1e3 ? [1e3, "ms"] : [1, "us"];
+}
+
+function memoryScale(bytes) {
+  return bytes >= 1e9 ? [1e9, "GB"] : bytes >= 1e6 ? [1e6, "MB"] : bytes >= 1e3 ? [1e3, "kB"] : [1, "B"];
+}
+
+function drawFrontier(data, state) {
+  const points = data.points;
+  const [scale, unit] = timeScale(Math.max(...points.time_us));
+  const [bytes, size] = memoryScale(Math.max(...points.memory_bytes));
+  const x = points.memory_bytes.map((each) => each / bytes);
+  const y = points.time_us.map((each) => each / scale);
+  const told = points.time_us.map((time, i) =>
+    `point ${i + 1}<br>${memoryText(points.memory_bytes[i])} per device` +
+    (points.peak_bytes[i] === null ? "" : `, peak ${memoryText(points.peak_bytes[i])}`) +
+    `<br>${timeText(time)} per step: ${timeText(points.compute_time_us[i])} compute, ${timeText(points.network_time_us[i])} network`);
+  const traces = [];
+  const bySize = data.objectives[0] === "memory" && data.objectives[1] === "time";
+  if (data.bound && bySize) {
+    const reach = data.bound.mem_bytes.map((each) => each / bytes);
+    const least = data.bound.time_ns.map((each) => each / 1e3 / scale);
+    const last = Math.max(x[x.length - 1], reach[reach.length - 1]);
+    traces.push({
+      x: [...reach, last], y: [...least, least[least.length - 1]], mode: "lines", name: "no plan is below (certified)",
+      line: {shape: "hv", width: 1, color: ink("soft"), dash: "dot"}, hoverinfo: "skip",
+    });
+    traces.push({
+      x: [...x, last], y: [...y, y[y.length - 1]], mode: "lines", fill: "tonexty", showlegend: false, hoverinfo: "skip",
+      line: {shape: "hv", width: 0}, fillcolor: "rgba(127,140,160,.22)",
+    });
+  }
+  traces.push({
+    x, y, text: told, mode: x.length > 400 ? "lines" : "lines+markers", name: "frontier", hoverinfo: "text",
+    customdata: x.map((_, i) => i), line: {shape: bySize ? "hv" : "linear", color: "#4c8bd6", width: 2}, marker: {size: 5},
+  });
+  const one = (at, name, marker) => ({
+    x: [x[at]], y: [y[at]], text: [`${name}<br>${told[at]}`], mode: "markers", name, hoverinfo: "text", customdata: [at], marker,
+  });
+  traces.push(one(data.turning_point, "turning point", {size: 13, symbol: "circle-open", color: ink("ink"), line: {width: 2}}));
+  traces.push(one(data.chosen, "chosen", {size: 14, symbol: "star", color: "#d9822b"}));
+  for (const baseline of data.baselines) {
+    const mark = BASELINE_MARKS[baseline.name] || ["hexagon", "#7a8899"];
+    traces.push({
+      x: baseline.points.map((point) => point.memory_bytes / bytes),
+      y: baseline.points.map((point) => point.time_us / scale),
+      text: baseline.points.map((p) => `${plain(baseline.name)}<br>${memoryText(p.memory_bytes)}, ${timeText(p.time_us)}`),
+      mode: "markers", name: plain(baseline.name), hoverinfo: "text",
+      title: baseline.name,
+      marker: {size: 10, symbol: mark[0], color: mark[1], line: {width: 1, color: ink("card")}},
+    });
+  }
+  traces.push(one(state.point, "selected", {size: 17, symbol: "circle-open", color: ink("mark"), line: {width: 3}}));
+  const shapes = state.limit === null ? [] : [{
+    type: "line", x0: state.limit / bytes, x1: state.limit / bytes, y0: 0, y1: 1, yref: "paper",
+    line: {color: ink("mark"), width: 1.5, dash: "dash"},
+  }];
+  // Baselines that are far from the frontier would press it into a corner: those within half its span are shown.
+  const [spanX, spanY] = [x, y].map((all) => Math.max(...all) - Math.min(...all) || all[0] || 1);
+  const near = data.baselines.flatMap((each) => each.points)
+    .map((point) => [point.memory_bytes / bytes, point.time_us / scale])
+    .filter(([m, t]) => m < x[x.length - 1] + 0.5 * spanX && t < Math.max(...y) + 0.5 * spanY);
+  const far = data.baselines.flatMap((each) => each.points).length - near.length;
+  const [reachX, reachY] = [[...x, ...near.map((p) => p[0])], [...y, ...near.map((p) => p[1])]];
+  const layout = chartLayout(`memory per device (${size})`, `time per step (${unit})`, {shapes, hovermode: "closest"});
+  layout.xaxis.range = [Math.max(0, Math.min(...reachX) - 0.04 * spanX), Math.max(...reachX) + 0.06 * spanX];
+  layout.yaxis.range = [Math.max(0, Math.min(...reachY) - 0.08 * spanY), Math.max(...reachY) + 0.08 * spanY];
+  document.getElementById("far").textContent = far ? `${far} of the baselines' points are beyond the picture.` : "";
+  state.frontierTraces = {selected: traces.length - 1, x, y, told, bytes};
+  return drawChart("frontier-chart", traces, layout);
+}
+
+// Move what a selection moves, without drawing the rest again.
+function moveSelection(state) {
+  const {selected, x, y, told, bytes} = state.frontierTraces;
+  const at = state.point;
+  const line = state.limit === null ? [] : [{
+    type: "line", x0: state.limit / bytes, x1: state.limit / bytes, y0: 0, y1: 1, yref: "paper",
+    line: {color: ink("mark"), width: 1.5, dash: "dash"},
+  }];
+  Plotly.update("frontier-chart",
+    {x: [[x[at]]], y: [[y[at]]], text: [[`selected<br>${told[at]}`]], customdata: [[at]]}, {shapes: line}, [selected]);
+}
+
+function drawCurve(data) {
+  if (!data.curve) return;
+  document.getElementById("curve").hidden = false;
+  const fitting = data.curve.filter((point) => point.time_us !== null);
+  const [scale, unit] = timeScale(Math.max(...fitting.map((point) => point.time_us), 0));
+  const first = fitting[0];
+  const traces = [{
+    x: fitting.map((p) => p.parallelism), y: fitting.map((p) => p.time_us / scale), mode: "lines+markers", name: "least time", line: {color: "#4c8bd6"},
+    text: fitting.map((p) => `${p.parallelism} devices<br>${timeText(p.time_us)}, ${memoryText(p.memory_bytes)}`), hoverinfo: "text",
+  }];
+  if (first) traces.push({
+    x: fitting.map((p) => p.parallelism), y: fitting.map((p) => first.time_us * first.parallelism / p.parallelism / scale),
+    mode: "lines", name: "perfect scaling", line: {dash: "dot", color: ink("soft")}, hoverinfo: "skip",
+  });
+  const layout = chartLayout("devices", `time per step (${unit})`, {});
+  Object.assign(layout.xaxis, {type: "log", tickvals: fitting.map((p) => p.parallelism)});
+  layout.yaxis.type = "log";
+  drawChart("curve-chart", traces, layout);
+}
+
+function drawTimeline(timeline) {
+  const [scale, unit] = timeScale(timeline.makespan_ns / 1e3);
+  const ns = scale * 1e3;
+  const lanes = [];
+  const tasks = tasksOf(timeline);
+  timeline.devices.forEach((ranks, device) => {
+    const who = ranks.length > 1 ? `${ranks[0]}..${ranks[ranks.length - 1]}` : `${ranks[0]}`;
+    for (const [lane, what] of [[0, "compute"], [1, "network"]]) {
+      if (tasks.some((task) => task[0] === device && task[1] === lane)) lanes.push([device, lane, `${what} ${who}`]);
+    }
+  });
+  const place = new Map(lanes.map(([device, lane], i) => [`${device}/${lane}`, lanes.length - 1 - i]));
+  const thick = Math.max(6, Math.min(40, 130 / lanes.length));
+  const byKind = timeline.kinds.map(() => []);
+  for (const task of tasks) byKind[task[5]].push(task);
+  const traces = timeline.kinds.map((kind, number) => {
+    const x = [], y = [], text = [];
+    for (const [device, lane, start, duration, operator] of byKind[number]) {
+      const at = place.get(`${device}/${lane}`);
+      const told = `${plain(kind.replaceAll("_", "-"))} ${plain(timeline.operators[operator])}<br>${timeText(duration / 1e3)} from ${timeText(start / 1e3)}`;
+      x.push(start / ns, (start + duration / 2) / ns, (start + duration) / ns, null);
+      y.push(at, at, at, null);
+      text.push(told, told, told, null);
+    }
+    return {
+      x, y, text, mode: "lines", name: plain(kind.replaceAll("_", "-")), title: kind.replaceAll("_", "-"), hoverinfo: "text", connectgaps: false,
+      // Simplified lines would leave out what is shorter than a pixel, however much of it there is.
+      line: {width: thick, color: KIND_COLOURS[kind] || "#7a8899", simplify: false},
+    };
+  });
+  const layout = chartLayout(`time since the step began (${unit})`, "", {hovermode: "closest"});
+  Object.assign(layout.yaxis, {tickvals: lanes.map((_, i) => lanes.length - 1 - i), ticktext: lanes.map((each) => each[2]),
+    range: [-0.7, lanes.length - 0.3], fixedrange: true, zeroline: false});
+  layout.xaxis.range = [0, timeline.makespan_ns / ns];
+  document.getElementById("timeline-chart").style.height = `${Math.max(200, 110 + 46 * lanes.length)}px`;
+  drawChart("timeline-chart", traces, layout);
+}
+
+function drawMemory(memory) {
+  const [bytes, size] = memoryScale(memory.peak_bytes);
+  const uses = Object.keys(memory.by_use);
+  const x = memory.instants.map((each) => each + 1);
+  const traces = uses.map((use, i) => ({
+    x, y: memory.by_use[use].map((each) => each / bytes), stackgroup: "one", mode: "lines", name: plain(use),
+    title: use, line: {width: 0.5, shape: "hv", color: USE_COLOURS[i % USE_COLOURS.length]},
+    text: memory.runs.map((runs, at) => `instruction ${x[at]}, ${plain(runs)}<br>${plain(use)}: ${memoryText(memory.by_use[use][at])}`),
+    hoverinfo: "text",
+  }));
+  const layout = chartLayout("instruction, in order of execution", `alive (${size})`, {
+    shapes: [{type: "line", x0: memory.peak_instruction + 1, x1: memory.peak_instruction + 1, y0: 0, y1: 1, yref: "paper",
+      line: {color: ink("mark"), dash: "dash", width: 1.5}}],
+    annotations: [{x: memory.peak_instruction + 1, y: 1, yref: "paper", text: `peak ${memoryText(memory.peak_bytes)}`, showarrow: false,
+      xanchor: memory.peak_instruction > memory.instructions / 2 ? "right" : "left", font: {color: ink("mark")}}],
+  });
+  layout.yaxis.rangemode = "tozero";
+  drawChart("memory-chart", traces, layout);
+}

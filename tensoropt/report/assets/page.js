@@ -1,0 +1,243 @@
+// The page: what is selected, and what is drawn of it. Everything comes from the JSON in the page.
+
+const data = JSON.parse(document.getElementById("tensoropt-data").textContent);
+const state = {
+  point: data.chosen, limit: null, search: "", sort: {key: "time", down: true}, open: new Set(), allOpen: false, rank: 0, rows: [],
+};
+const byId = (id) => document.getElementById(id);
+const count = data.points.time_us.length;
+
+function bars(id, rows, total, text, totalName) {
+  const most = Math.max(...rows.map((row) => Math.abs(row.amount)), 1e-12);
+  const table = element("table", null, {className: "bars"});
+  const shown = rows.filter((row) => row.amount).sort((a, b) => b.amount - a.amount);
+  const kept = shown.length > 12 ? shown.slice(0, 11) : shown;
+  const rest = shown.slice(kept.length);
+  if (rest.length) kept.push({name: `${rest.length} others`, amount: rest.reduce((sum, row) => sum + row.amount, 0), part: ""});
+  for (const row of kept) {
+    const line = element("tr", null, {className: row.part || ""});
+    const bar = element("span", null, {className: "bar"});
+    bar.style.width = `${100 * Math.min(1, Math.abs(row.amount) / most)}%`;
+    const cell = element("td");
+    cell.append(bar);
+    line.append(element("td", row.name), cell, element("td", text(row.amount), {className: "number"}),
+      element("td", total ? percentText(row.amount / total) : "", {className: "number"}));
+    table.append(line);
+  }
+  const line = element("tr", null, {className: "total"});
+  line.append(element("td", totalName), element("td"), element("td", text(total), {className: "number"}), element("td", "", {className: "number"}));
+  table.append(line);
+  byId(id).replaceChildren(table);
+}
+
+function neededBytes(point) {
+  const peak = data.points.peak_bytes[point];
+  return peak === null ? data.points.memory_bytes[point] : peak;
+}
+
+const comparable = (() => {
+  const known = [...Array(count).keys()].filter((i) => data.points.peak_bytes[i] !== null);
+  return (known.length ? known : [...Array(count).keys()])
+    .sort((a, b) => data.points.time_us[a] - data.points.time_us[b] || data.points.memory_bytes[a] - data.points.memory_bytes[b]);
+})();
+const least = Math.min(...comparable.map(neededBytes));
+const highest = Math.max(...comparable.map(neededBytes)) * 1.05;
+
+function fastestWithin(limit) {
+  const found = comparable.find((point) => neededBytes(point) <= limit);
+  return found === undefined ? null : found;
+}
+
+function drawCards() {
+  const points = data.points, at = state.point;
+  const cards = [
+    ["point", `${at + 1} of ${count}`], ["memory per device", memoryText(points.memory_bytes[at])], ["peak of a step", memoryText(points.peak_bytes[at])],
+    ["time per step", timeText(points.time_us[at])], ["compute", timeText(points.compute_time_us[at])], ["network", timeText(points.network_time_us[at])],
+  ];
+  if (points.hidden_time_us[at]) cards.push(["of it hidden", timeText(points.hidden_time_us[at])]);
+  byId("cards").replaceChildren(...cards.map(([name, text]) => {
+    const card = element("div");
+    card.append(element("dt", name), element("dd", text, {id: "card-" + name.replaceAll(" ", "-")}));
+    return card;
+  }));
+  const marks = [];
+  if (at === data.turning_point) marks.push("the turning point: up to here memory buys much time, beyond it little");
+  if (at === data.chosen) marks.push("the plan that was chosen");
+  for (const [other, what] of [[at - 1, "smaller"], [at + 1, "faster"]]) {
+    if (other < 0 || other >= count) { marks.push(`none is ${what}`); continue; }
+    marks.push(`the next ${what} one: ${signedPercent(points.memory_bytes[other] / points.memory_bytes[at] - 1)} memory, ` +
+      `${signedPercent(points.time_us[other] / points.time_us[at] - 1)} time`);
+  }
+  const slower = slowerBy(0.1);
+  if (slower !== null) marks.push(`10% more time would save ${memoryText(neededBytes(at) - neededBytes(slower))} (point ${slower + 1})`);
+  byId("around").textContent = count > 1 ? marks.join("; ") + "." : "This report is of one plan; a frontier's has all plans to choose from.";
+}
+
+// The point that needs the least memory of those that take at most some share more time; null if none needs less.
+function slowerBy(share) {
+  const most = data.points.time_us[state.point] * (1 + share);
+  let best = state.point;
+  for (const point of comparable) if (data.points.time_us[point] <= most && neededBytes(point) < neededBytes(best)) best = point;
+  return best === state.point ? null : best;
+}
+
+function drawPlan() {
+  const at = state.point;
+  bars("time-bars", data.time_parts.map((part) => ({name: part.name, part: part.part, amount: part.time_us[at]})),
+    data.points.time_us[at], timeText, "time per step");
+  bars("memory-bars", data.memory_parts.map((part) => ({name: part.name, amount: part.bytes[at]})),
+    data.points.memory_bytes[at], memoryText, "memory per device, as the frontier counts it");
+  state.rows = rowsOf(data, at);
+  drawTable(data, state);
+  const shown = state.shown && state.rows.find((row) => row.name === state.shown);
+  if (shown) drawOperator(data, state, shown);
+}
+
+function viewButtons(id, what) {
+  const stored = Object.keys(data.views).map(Number).sort((a, b) => a - b);
+  const place = byId(id);
+  place.replaceChildren(element("p", stored.length
+    ? `${what} stored for ${stored.length} of ${count} points; the nearest are:`
+    : `${what} not in this file; search --frontier stores it, and plan.report of a plan that was just found.`, {className: "lead"}));
+  const near = [...stored].sort((a, b) => Math.abs(a - state.point) - Math.abs(b - state.point)).slice(0, 4).sort((a, b) => a - b);
+  for (const point of near) {
+    const button = element("button", `point ${point + 1}: ${memoryText(data.points.memory_bytes[point])}, ${timeText(data.points.time_us[point])}`, {type: "button"});
+    button.addEventListener("click", () => select(point));
+    place.append(button, " ");
+  }
+}
+
+function drawStep() {
+  const view = data.views[state.point];
+  for (const [id, is] of [["with-step", Boolean(view)], ["with-why", Boolean(view)], ["no-step", !view], ["no-why", !view]]) byId(id).hidden = !is;
+  if (!view) {
+    viewButtons("no-step", "The step is");
+    viewButtons("no-why", "The reasons are");
+    return;
+  }
+  const memory = view.memory;
+  byId("timeline-chart").parentElement.hidden = !view.timeline;
+  byId("step-lead").textContent = (view.timeline
+    ? `Simulated on ${data.hardware}: ${timeText(view.timeline.makespan_ns / 1e3)} from begin to end. `
+    : "A model with several passes isn't simulated. ") +
+    `Most memory is alive at instruction ${memory.peak_instruction + 1} of ${memory.instructions}` + (memory.peak_runs ? `, ${memory.peak_runs}.` : ".");
+  // The two large charts are drawn after the rest is on the screen, so that a click is answered at once.
+  delete document.documentElement.dataset.step;
+  requestAnimationFrame(() => setTimeout(() => {
+    if (data.views[state.point] !== view) return;
+    if (view.timeline) drawTimeline(view.timeline);
+    drawMemory(memory);
+    document.documentElement.dataset.step = state.point;
+  }));
+  const tensors = Object.entries(memory.peak_by_tensor).map(([name, amount]) => ({name, amount}));
+  const named = tensors.reduce((sum, row) => sum + row.amount, 0);
+  if (memory.peak_bytes > named) tensors.push({name: "all other tensors", amount: memory.peak_bytes - named});
+  bars("peak-bars", tensors, memory.peak_bytes, memoryText, "peak");
+  byId("sentences").replaceChildren(...view.sentences.map((text) => element("li", text)));
+  drawDecisions(view.decisions);
+}
+
+function drawDecisions(decisions) {
+  const head = element("thead"), line = element("tr"), body = element("tbody");
+  for (const [title, isNumber] of [["operator", 0], ["chosen", 0], ["costs", 1], ["cheapest other choice", 0], ["time", 1], ["memory", 1]]) {
+    line.append(element("th", title, {scope: "col", className: isNumber ? "number" : ""}));
+  }
+  head.append(line);
+  for (const each of decisions) {
+    const row = element("tr"), other = each.other;
+    row.append(element("td", `${each.operator} (${each.type})` + (each.source ? `, ${each.source}` : "")), element("td", each.words),
+      element("td", timeText(each.time_us), {className: "number"}));
+    row.append(element("td", other ? other.words + (other.is_rematerialized ? ", computed again" : "") : "there is none"));
+    row.append(element("td", other ? (other.time_us >= 0 ? "+" : "") + timeText(other.time_us) : "", {className: "number"}));
+    row.append(element("td", other ? (other.memory_bytes >= 0 ? "+" : "") + memoryText(other.memory_bytes) : "", {className: "number"}));
+    body.append(row);
+  }
+  byId("decisions").replaceChildren(head, body);
+}
+
+function drawMeasured() {
+  const measured = data.measured;
+  if (!measured) return;
+  const table = element("table"), head = element("thead"), body = element("tbody"), line = element("tr");
+  for (const title of ["what", "predicted", "measured", "ratio"]) line.append(element("th", title, {scope: "col", className: title === "what" ? "" : "number"}));
+  head.append(line);
+  for (const [key, text] of [["step_us", timeText], ["compute_us", timeText], ["network_us", timeText], ["memory_bytes", memoryText]]) {
+    const row = measured[key], cells = element("tr");
+    cells.append(element("td", row.name), ...[text(row.predicted), text(row.measured), row.predicted ? (row.measured / row.predicted).toFixed(2) : ""]
+      .map((cell) => element("td", cell, {className: "number"})));
+    body.append(cells);
+  }
+  table.append(head, body);
+  byId("measured").replaceChildren(element("h3", "Measured by tensoropt check"), table);
+}
+
+function drawLimit(note) {
+  byId("limit-amount").textContent = state.limit === null ? "none" : memoryText(state.limit);
+  byId("limit").setAttribute("aria-valuetext", byId("limit-amount").textContent);
+  byId("limit-note").textContent = note || "";
+}
+
+function select(point) {
+  state.point = point;
+  byId("point").value = point;
+  byId("point-number").textContent = `${point + 1} of ${count}`;
+  byId("point").setAttribute("aria-valuetext", `${point + 1} of ${count}`);
+  if (count > 1) moveSelection(state);
+  drawCards();
+  drawPlan();
+  drawStep();
+}
+
+function limitTo(limit) {
+  state.limit = limit;
+  const point = fastestWithin(limit);
+  drawLimit(point === null ? `no plan fits: the least is ${memoryText(least)}` : "");
+  byId("limit").value = Math.round(1000 * Math.min(1, Math.max(0, (limit - least) / (highest - least || 1))));
+  if (point === null) moveSelection(state); else select(point);
+}
+
+function start() {
+  byId("title").textContent = data.model || data.title;
+  byId("subtitle").textContent = `${data.devices} device${data.devices > 1 ? "s" : ""} ${data.mesh} of ${data.hardware}` +
+    (data.micro_batches > 1 ? `, ${data.micro_batches} micro-batches` : "") + `; ${data.title}`;
+  byId("frontier-lead").textContent = data.summary;
+  byId("controls").hidden = count < 2;
+  byId("frontier-chart").parentElement.hidden = count < 2;
+  byId("point").max = count - 1;
+  byId("point").addEventListener("input", () => select(Number(byId("point").value)));
+  byId("limit").addEventListener("input", () => limitTo(least + (highest - least) * Number(byId("limit").value) / 1000));
+  byId("limit-text").addEventListener("change", () => {
+    const limit = parseMemory(byId("limit-text").value);
+    if (limit === null) drawLimit("write an amount such as 16 GB or 15 GiB"); else limitTo(limit);
+  });
+  byId("search").addEventListener("input", () => { state.search = byId("search").value.trim(); drawTable(data, state); });
+  byId("unfold").addEventListener("click", () => {
+    state.allOpen = !state.allOpen;
+    state.open.clear();
+    byId("unfold").textContent = state.allOpen ? "Fold all layers" : "Unfold all layers";
+    drawTable(data, state);
+  });
+  byId("scheme").addEventListener("click", () => setScheme(document.documentElement.dataset.scheme === "dark" ? "light" : "dark"));
+  const assumed = Object.entries(data.assumed).flatMap(([key, value]) => typeof value === "object" && value !== null && key === "provenance"
+    ? Object.entries(value) : [[key, typeof value === "object" ? JSON.stringify(value) : String(value)]]);
+  byId("assumptions").replaceChildren(...assumed.flatMap(([key, value]) => [element("dt", key.replaceAll("_", " ")), element("dd", String(value))]));
+  drawHeadings(data, state);
+  drawMeasured();
+  drawLimit();
+  setScheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  if (count > 1) byId("frontier-chart").on("plotly_click", (event) => {
+    const chosen = event.points.find((point) => point.customdata !== undefined);
+    if (chosen) select(Number(chosen.customdata));
+  });
+}
+
+function setScheme(scheme) {
+  document.documentElement.dataset.scheme = scheme;
+  byId("scheme").textContent = scheme === "dark" ? "Light" : "Dark";
+  if (count > 1) drawFrontier(data, state);
+  drawCurve(data);
+  select(state.point);
+  document.documentElement.dataset.drawn = "yes";
+}
+
+start();

@@ -1,0 +1,197 @@
+"""What differs between two plans, by layer, or between two frontiers, by memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from ..common.errors import InputError
+from ..common.memory_units import memory_text
+from .config_words import config_words
+from .explanation import layers
+from .explanation_text import signed
+from .frontier_rows import FrontierRows
+from .rows import PlanRows, Row
+
+FORMAT, VERSION = "tensoropt/diff", 1
+MOST_ROWS = 20
+_COSTS = ("memory_bytes", "time_us", "compute_time_us")
+
+
+def differences(before: PlanRows | FrontierRows, after: PlanRows | FrontierRows) -> dict[str, Any]:
+    """Return what differs between two plans or two frontiers as a JSON value.
+
+    Raises:
+        InputError: one is a plan and the other a frontier.
+    """
+    if isinstance(before, PlanRows) and isinstance(after, PlanRows):
+        return {"format": FORMAT, "version": VERSION, "kind": "plan", **_of_plans(before, after)}
+    if isinstance(before, FrontierRows) and isinstance(after, FrontierRows):
+        return {"format": FORMAT, "version": VERSION, "kind": "frontier", **_of_frontiers(before, after)}
+    kinds = ["plan" if isinstance(each, PlanRows) else "frontier" for each in (before, after)]
+    raise InputError(f"a {kinds[0]} and a {kinds[1]} can't be compared; give two plans, or two frontiers")
+
+
+def _of_plans(before: PlanRows, after: PlanRows) -> dict[str, Any]:
+    a, b = ({op["name"]: op for op in plan.operators} for plan in (before, after))
+    changed = [
+        {
+            "name": name,
+            "type": b[name]["type"],
+            "layer": after.layers[name],
+            "before": _operator(a[name]),
+            "after": _operator(b[name]),
+        }
+        for name in b
+        if name in a and _decided(a[name]) != _decided(b[name])
+    ]
+    return {
+        "is_same_model": before.value["model_digest"] == after.value["model_digest"],
+        "mesh": [str(before.mesh), str(after.mesh)],
+        "totals": {
+            **{key: [plan.value[key] for plan in (before, after)] for key in _COSTS},
+            "network_time_us": [plan.network_time_us for plan in (before, after)],
+            "peak_bytes": [plan.peak_bytes for plan in (before, after)],
+            "collectives_per_step": [plan.n_collectives for plan in (before, after)],
+        },
+        "only_before": [name for name in a if name not in b],
+        "only_after": [name for name in b if name not in a],
+        "layers": _layers(before, after, [row["layer"] for row in changed]),
+        "operators": changed,
+    }
+
+
+def _decided(op: Row) -> tuple[str, bool]:
+    return op["config"], bool(op.get("is_rematerialized", False))
+
+
+def _operator(op: Row) -> dict[str, Any]:
+    return {
+        "config": op["config"],
+        "words": config_words(op["type"], op["config"], op["results"]),
+        "is_rematerialized": bool(op.get("is_rematerialized", False)),
+        "memory_bytes": op["memory_bytes"],
+        "time_us": op["time_us"],
+    }
+
+
+def _layers(before: PlanRows, after: PlanRows, changed: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the layers whose operators or costs differ, the largest change of time first."""
+    a, b = ({row["name"]: row for row in layers(plan)} for plan in (before, after))
+    counts: dict[str, int] = {}
+    for name in changed:
+        counts[name] = counts.get(name, 0) + 1
+    empty = {"time_us": 0.0, "network_time_us": 0.0, "memory_bytes": 0}
+    found = []
+    for name in dict.fromkeys([*b, *a]):
+        old, new = a.get(name, empty), b.get(name, empty)
+        costs = {key: [old[key], new[key]] for key in empty}
+        if counts.get(name) or any(pair[0] != pair[1] for pair in costs.values()):
+            found.append({"name": name, "changed_operators": counts.get(name, 0), **costs})
+    return sorted(found, key=lambda row: -abs(_time_change(row)))
+
+
+def _time_change(row: Row) -> float:
+    return float(row["time_us"][1] - row["time_us"][0] + row["network_time_us"][1] - row["network_time_us"][0])
+
+
+def _of_frontiers(before: FrontierRows, after: FrontierRows) -> dict[str, Any]:
+    limits = {frontier.needed_bytes(point) for frontier in (before, after) for point in _told(frontier)}
+    rows = []
+    for limit in sorted(limits):
+        found = [frontier.fastest_within(limit) for frontier in (before, after)]
+        times = [
+            None if i is None else frontier.points[i]["time_us"]
+            for i, frontier in zip(found, (before, after), strict=True)
+        ]
+        rows.append({"memory_limit_bytes": limit, "points": found, "time_us": times})
+    return {
+        "is_same_model": before.value["model_digest"] == after.value["model_digest"],
+        "hardware": [before.value["hardware"], after.value["hardware"]],
+        "summaries": [before.value["summary"], after.value["summary"]],
+        "limits": rows,
+    }
+
+
+def _told(frontier: FrontierRows) -> set[int]:
+    """Return the points at whose memory frontiers are compared: the least, the turning point, the fastest, some between."""
+    ordered = sorted(frontier.comparable, key=frontier.needed_bytes)
+    ends = {ordered[i * (len(ordered) - 1) // 4] for i in range(5)}
+    fastest = frontier.fastest_within(None)
+    assert fastest is not None
+    return {*ends, frontier.turning_point, fastest}
+
+
+def differences_text(told: dict[str, Any]) -> str:
+    """Return the differences as tables."""
+    parts = [] if told["is_same_model"] else ["the two are for different models; operators are compared by their names"]
+    return "\n\n".join([*parts, *(_plans_text(told) if told["kind"] == "plan" else _frontiers_text(told))])
+
+
+def _plans_text(told: dict[str, Any]) -> list[str]:
+    totals = [[key.removesuffix("_bytes").removesuffix("_us").replace("_", " "), *_pair(key, pair)]
+              for key, pair in told["totals"].items()]  # fmt: skip
+    parts = [_table(totals, ("per device and step", "before", "after", "change"))]
+    if told["mesh"][0] != told["mesh"][1]:
+        parts.append(f"the mesh was {told['mesh'][0]} and is {told['mesh'][1]}")
+    for key, where in (("only_before", "before"), ("only_after", "after")):
+        if told[key]:
+            names = ", ".join(told[key][:5])
+            more = f" and {len(told[key]) - 5} others" if len(told[key]) > 5 else ""
+            parts.append(f"{len(told[key])} operators are there only {where}: {names}{more}")
+    if not told["operators"] and not told["layers"]:
+        return [*parts, "no operator's config differs"]
+    rows = [
+        [
+            row["name"],
+            row["changed_operators"],
+            *(f"{row[key][0]:,.1f} > {row[key][1]:,.1f}" for key in ("time_us", "network_time_us")),
+            " > ".join(map(memory_text, row["memory_bytes"])),
+        ]
+        for row in told["layers"][:MOST_ROWS]
+    ]
+    headers = ("layer", "configs changed", "compute us", "network us", "memory")
+    parts.append(_table(rows, headers) + _left_out(told["layers"], "layers"))
+    rows = [[row["name"], row["type"], _said(row["before"]), _said(row["after"])] for row in told["operators"][:MOST_ROWS]]
+    text = tabulate(rows, ("operator", "type", "before", "after"), disable_numparse=True)
+    return [*parts, text + _left_out(told["operators"], "operators")]
+
+
+def _said(op: Row) -> str:
+    return op["words"] + (", computed again" if op["is_rematerialized"] else "")
+
+
+def _left_out(rows: Sequence[Any], what: str) -> str:
+    return f"\n{MOST_ROWS} of {len(rows)} {what}; --json has all" if len(rows) > MOST_ROWS else ""
+
+
+def _pair(key: str, pair: Sequence[float | None]) -> list[str]:
+    def text(amount: float | None) -> str:
+        if amount is None:
+            return "not known"
+        if key.endswith("_bytes"):
+            return memory_text(int(amount))
+        return f"{amount:,.1f} us" if key.endswith("_us") else str(amount)
+
+    old, new = pair
+    change = new / old - 1 if old and new is not None else None
+    return [text(old), text(new), signed(change)]
+
+
+def _frontiers_text(told: dict[str, Any]) -> list[str]:
+    named = zip(("before: ", "after:  "), told["hardware"], told["summaries"], strict=True)
+    lines = [f"{which}{hardware}, {summary}" for which, hardware, summary in named]
+    rows = []
+    for row in told["limits"]:
+        old, new = row["time_us"]
+        times = ["does not fit" if time is None else f"{time:,.1f}" for time in (old, new)]
+        change = new / old - 1 if old and new is not None else None
+        rows.append([memory_text(row["memory_limit_bytes"]), *times, signed(change)])
+    return ["\n".join(lines), _table(rows, ("within memory", "before (us)", "after (us)", "change"))]
+
+
+def _table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
+    text: str = tabulate(rows, headers, disable_numparse=True, colalign=("left", *("right",) * (len(headers) - 1)))
+    return text

@@ -1,0 +1,206 @@
+"""Explain a plan: what its time and memory are spent on, and what the neighbouring plans cost.
+
+:func:`explanation` gives the numbers as a JSON value, from the rows of a plan. ``plan.explain()``, the command line and the
+report all show these and no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .rows import PlanRows, Row, Way
+
+FORMAT, VERSION = "tensoropt/explanation", 1
+NETWORK, COPIES = "collectives", "saved copies of reshardings"
+TAKEN = "results saved for their consumers, or rematerialized"
+ACCUMULATED = "gradients accumulated beside those of parameters"
+HIDDEN = "compute and collectives at the same time"
+UPDATES, PARAMETERS = "Variable (updates)", "parameters, gradients and slots"
+INTERLEAVED = "interleaved_steps"
+"""The key of a plan's ``assumed`` for a baseline trial: times of interleaved steps by the plan and by data parallelism."""
+COMPUTE, COLLECTIVES, OVERLAP = "compute", "collectives", "overlap"
+_VARIABLE = "Variable"
+
+
+@dataclass(frozen=True)
+class Around:
+    """What is known of a plan beside its rows.
+
+    Attributes:
+        smaller, faster: the costs of the next smaller and the next faster point of its frontier; None if there is none.
+        has_frontier: whether there is a frontier at all.
+        peak_by_use: the bytes at the peak by use; empty if they aren't known.
+    """
+
+    smaller: Row | None = None
+    faster: Row | None = None
+    has_frontier: bool = False
+    peak_by_use: Mapping[str, int] | None = None
+
+
+def explanation(plan: PlanRows, around: Around) -> dict[str, Any]:
+    """Return the explanation of a plan as a JSON value; rows are in descending order of what they cost."""
+    value = plan.value
+    smaller_faster = (("smaller", around.smaller), ("faster", around.faster))
+    neighbours = {what: None if row is None else beside(plan, row) for what, row in smaller_faster}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "summary": plan.summary(),
+        "option": value["option"],
+        "devices": plan.mesh.n_devices,
+        "mesh": str(plan.mesh),
+        "micro_batches": plan.micro_batches,
+        "memory_bytes": value["memory_bytes"],
+        "peak_bytes": plan.peak_bytes,
+        "time_us": value["time_us"],
+        "compute_time_us": value["compute_time_us"],
+        "network_time_us": plan.network_time_us,
+        "hidden_time_us": plan.hidden_time_us,
+        "split_operators": plan.n_split_operators,
+        "collectives_per_step": plan.n_collectives,
+        "time": time_parts(plan),
+        "memory": memory_parts(plan),
+        "peak": [] if around.peak_by_use is None else _ordered(around.peak_by_use, "bytes"),
+        "layers": layers(plan),
+        "reshardings": reshardings(plan),
+        "rematerialized": rematerialized(plan),
+        "regathered": regathered(plan),
+        "has_frontier": around.has_frontier,
+        **neighbours,
+        "frontier": list(value["frontier"]),
+        "assumed": dict(value["assumed"]),
+    }
+
+
+def beside(plan: PlanRows, point: Row) -> dict[str, Any]:
+    """Return the costs of another plan, and by what part of this plan's they differ."""
+    memory_bytes, time_us = plan.value["memory_bytes"], plan.value["time_us"]
+    return {
+        "memory_bytes": point["memory_bytes"],
+        "time_us": point["time_us"],
+        "memory_change": point["memory_bytes"] / memory_bytes - 1 if memory_bytes else None,
+        "time_change": point["time_us"] / time_us - 1 if time_us else None,
+    }
+
+
+def time_parts(plan: PlanRows) -> list[dict[str, Any]]:
+    """Return the time by operator type and by kinds of collectives; the times add up to the plan's.
+
+    What collectives hide behind compute is a part with a negative time.
+    """
+    compute: dict[str, float] = {}
+    network: dict[str, float] = {}
+    for op in plan.operators:
+        _add(compute, UPDATES if op["type"] == _VARIABLE else op["type"], op["time_us"])
+    for row in plan.reshardings:
+        _add(network, ways_text(plan, row), row["time_us"])
+    parts = [(COMPUTE, each) for each in _ordered(compute, "time_us")]
+    parts += [(COLLECTIVES, each) for each in _ordered(network, "time_us")]
+    parts.sort(key=lambda part: -part[1]["time_us"])
+    found = [{"part": part, **each} for part, each in parts]
+    if plan.hidden_time_us:
+        found.append({"part": OVERLAP, "name": HIDDEN, "time_us": -plan.hidden_time_us})
+    return found
+
+
+def ways_text(plan: PlanRows, row: Row) -> str:
+    """Return the kinds of a resharding's collectives as text, those of the way back after ``back``."""
+    forward, backward = _kinds(plan.forward(row)), _kinds(plan.backward(row))
+    said = [forward] if forward else []
+    said += [f"back {backward}"] if backward else []
+    return ", ".join(said) or "local copies"
+
+
+def _kinds(ways: Iterable[Way]) -> str:
+    return " and ".join(dict.fromkeys(way.kind.replace("_", "-") for way in ways))
+
+
+def memory_parts(plan: PlanRows) -> list[dict[str, Any]]:
+    """Return the memory per device by use; the bytes add up to the plan's."""
+    amounts: dict[str, float] = {}
+    for op in plan.operators:
+        is_state = op["type"] == _VARIABLE
+        _add(amounts, PARAMETERS if is_state else f"saved for the backward pass of {op['type']}", op["memory_bytes"])
+    amounts[ACCUMULATED] = sum(row.get("accumulator_bytes", 0) for row in plan.reshardings)
+    amounts[COPIES] = sum(row.get("copy_bytes", 0) for row in plan.reshardings if not row.get("is_regathered", False))
+    amounts[TAKEN] = plan.value["memory_bytes"] - sum(amounts.values())
+    return _ordered(amounts, "bytes")
+
+
+def reshardings(plan: PlanRows) -> list[dict[str, Any]]:
+    """Return the time of each resharding that communicates."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in plan.reshardings:
+        kinds = list(dict.fromkeys(way.kind for way in plan.executed(row)))
+        if kinds:
+            name = f"{row['tensor']} to {row['consumers'][0]}: {', '.join(kinds)}"
+            entry = found.setdefault(name, {
+                "name": name, "tensor": row["tensor"], "consumer": row["consumers"][0], "layer": plan.layer_of(row),
+                "collectives": kinds, "time_us": 0.0,
+            })  # fmt: skip
+            entry["time_us"] += row["time_us"]
+    return sorted(found.values(), key=lambda entry: -entry["time_us"])
+
+
+def layers(plan: PlanRows) -> list[dict[str, Any]]:
+    """Return the compute time, network time and memory of each layer."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def entry(name: str) -> dict[str, Any]:
+        empty = {"name": name, "operators": 0, "time_us": 0.0, "network_time_us": 0.0, "memory_bytes": 0}
+        return found.setdefault(name, empty)
+
+    for op in plan.operators:
+        each = entry(plan.layers[op["name"]])
+        each["operators"] += 1
+        each["time_us"] += op["time_us"]
+        each["memory_bytes"] += op["memory_bytes"]
+    for row in plan.reshardings:
+        each = entry(plan.layer_of(row))
+        each["network_time_us"] += row["time_us"]
+        each["memory_bytes"] += row.get("accumulator_bytes", 0)
+        each["memory_bytes"] += 0 if row.get("is_regathered", False) else row.get("copy_bytes", 0)
+    return sorted(found.values(), key=lambda each: -(each["time_us"] + each["network_time_us"]))
+
+
+def rematerialized(plan: PlanRows) -> list[dict[str, Any]]:
+    """Return by type what the operators that the backward pass computes again free and take."""
+    made = [op for op in plan.operators if op.get("is_rematerialized", False)]
+    found: dict[str, dict[str, Any]] = {}
+    for op in sorted(made, key=lambda op: (-op["freed_bytes"], -op["rematerialization_us"])):
+        each = found.setdefault(op["type"], {"name": op["type"], "operators": 0, "freed_bytes": 0, "time_us": 0.0})
+        each["operators"] += 1
+        each["freed_bytes"] += op["freed_bytes"]
+        each["time_us"] += op["rematerialization_us"]
+    return list(found.values())
+
+
+def regathered(plan: PlanRows) -> list[dict[str, Any]]:
+    """Return what each copy that is regathered in the backward pass frees and takes."""
+    made = sorted((row for row in plan.reshardings if row.get("is_regathered", False)), key=_copy_bytes)
+    return [
+        {
+            "name": f"{row['tensor']} to {row['consumers'][0]}",
+            "freed_bytes": -_copy_bytes(row),
+            "time_us": row["regathering_us"],
+        }
+        for row in made
+    ]
+
+
+def _copy_bytes(row: Row) -> int:
+    """Return the negative bytes of a copy, to sort by; a copy that is a view of its source has none."""
+    return -int(row.get("copy_bytes", 0))
+
+
+def _add(amounts: dict[str, float], name: str, amount: float) -> None:
+    amounts[name] = amounts.get(name, 0) + amount
+
+
+def _ordered(amounts: Mapping[str, float], what: str) -> list[dict[str, Any]]:
+    """Return amounts in descending order as rows; zeros are left out."""
+    rows: Sequence[tuple[str, float]] = sorted(((n, a) for n, a in amounts.items() if a > 0), key=lambda row: -row[1])
+    return [{"name": name, what: amount} for name, amount in rows]

@@ -1,0 +1,156 @@
+"""Tables of text of an explanation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from ..common.memory_units import memory_text
+from .explanation import COLLECTIVES, INTERLEAVED, NETWORK
+
+MOST_ROWS = 8
+_Rows = Sequence[dict[str, Any]]
+
+
+def explanation_text(told: dict[str, Any]) -> str:
+    """Return the tables of an explanation: time by operator type, by resharding and by layer, memory by use, neighbours."""
+    memory = [_memory(told), *_regathered(told), *_rematerialized(told), *_peak(told)]
+    around = _neighbours(told) if told["has_frontier"] else _rows_around(told["frontier"])
+    return "\n\n".join([told["summary"], _time(told), _reshardings(told), *memory, _layers(told), around, _assumed(told)])
+
+
+def _time(told: dict[str, Any]) -> str:
+    """Return the time per step by operator type, with all network time as one row."""
+    compute = [(row["name"], row["time_us"]) for row in told["time"] if row["part"] == "compute"]
+    hidden = [(row["name"], row["time_us"]) for row in told["time"] if row["part"] == "overlap"]
+    network = sum(row["time_us"] for row in told["time"] if row["part"] == COLLECTIVES)
+    amounts = sorted([*compute, (NETWORK, network)], key=lambda row: -row[1])
+    rows = [[name, f"{us:,.1f}", _share(us, told["time_us"])] for name, us in [*_largest(amounts), *hidden]]
+    return _table(rows, ("where the time goes", "us", ""))
+
+
+def _reshardings(told: dict[str, Any]) -> str:
+    if not told["reshardings"]:
+        return "nothing is communicated"
+    amounts = _largest((row["name"], row["time_us"]) for row in told["reshardings"])
+    return _table([[name, f"{us:,.1f}", _share(us, told["time_us"])] for name, us in amounts], ("reshardings", "us", ""))
+
+
+def _memory(told: dict[str, Any]) -> str:
+    amounts = _largest((row["name"], row["bytes"]) for row in told["memory"])
+    rows = [[name, memory_text(round(n)), _share(n, told["memory_bytes"])] for name, n in amounts]
+    return _table(rows, ("where the memory goes, per device", "", ""))
+
+
+def _peak(told: dict[str, Any]) -> list[str]:
+    if not told["peak"]:
+        return []
+    total = sum(row["bytes"] for row in told["peak"])
+    amounts = _largest((row["name"], row["bytes"]) for row in told["peak"])
+    rows = [[name, memory_text(round(n)), _share(n, total)] for name, n in amounts]
+    return [_table(rows, (f"at once, at the peak of a step: {memory_text(total)}", "", ""))]
+
+
+def _layers(told: dict[str, Any]) -> str:
+    rows: _Rows = told["layers"]
+    shown = [
+        [row["name"], row["operators"], f"{row['time_us']:,.1f}", f"{row['network_time_us']:,.1f}",
+         memory_text(row["memory_bytes"])]
+        for row in rows[:MOST_ROWS]
+    ]  # fmt: skip
+    rest = rows[MOST_ROWS:]
+    if rest:
+        sums = [sum(row[key] for row in rest) for key in ("operators", "time_us", "network_time_us", "memory_bytes")]
+        shown.append([f"{len(rest)} others", sums[0], f"{sums[1]:,.1f}", f"{sums[2]:,.1f}", memory_text(sums[3])])
+    return _table(shown, ("layers", "operators", "compute us", "network us", "memory"))
+
+
+def _rematerialized(told: dict[str, Any]) -> list[str]:
+    rows: _Rows = told["rematerialized"]
+    if not rows:
+        return []
+    shown = [(row["name"], row["operators"], row["freed_bytes"], row["time_us"]) for row in rows[:MOST_ROWS]]
+    rest = rows[MOST_ROWS:]
+    if rest:
+        sums = (sum(row[key] for row in rest) for key in ("operators", "freed_bytes", "time_us"))
+        shown.append((f"{len(rest)} other types", *sums))
+    cells = [[name, str(count), memory_text(freed), f"{us:,.1f}"] for name, count, freed, us in shown]
+    return [_table(cells, ("rematerialized in the backward pass", "operators", "not saved", "us"))]
+
+
+def _regathered(told: dict[str, Any]) -> list[str]:
+    rows: _Rows = told["regathered"]
+    if not rows:
+        return []
+    shown = [(row["name"], row["freed_bytes"], row["time_us"]) for row in rows[:MOST_ROWS]]
+    rest = rows[MOST_ROWS:]
+    if rest:
+        shown.append((f"{len(rest)} others", sum(r["freed_bytes"] for r in rest), sum(r["time_us"] for r in rest)))
+    cells = [[name, memory_text(freed), f"{us:,.1f}"] for name, freed, us in shown]
+    return [_table(cells, ("copies regathered in the backward pass", "not saved", "us"))]
+
+
+def _rows_around(lines: Sequence[str]) -> str:
+    """Return the rows around the plan in the table of its frontier."""
+    at = next((number for number, line in enumerate(lines) if line.endswith("chosen")), None)
+    if at is None:
+        return "the plan is none of its frontier's" if lines else "the frontier isn't at hand"
+    return "\n".join(["the next smaller and the next faster plan", *lines[:2], *lines[max(2, at - 1) : at + 2]])
+
+
+def _neighbours(told: dict[str, Any]) -> str:
+    rows = []
+    for what in ("smaller", "faster"):
+        point = told[what]
+        if point is None:
+            rows.append([f"none is {what}", "", "", "", ""])
+            continue
+        rows.append([
+            f"the next {what}",
+            memory_text(point["memory_bytes"]), signed(point["memory_change"]),
+            f"{point['time_us']:,.1f}", signed(point["time_change"]),
+        ])  # fmt: skip
+    text: str = tabulate(rows, ("plan", "memory", "", "us", ""), disable_numparse=True)
+    return text
+
+
+def signed(change: float | None) -> str:
+    """Return a change as a signed percentage; nothing if it isn't known."""
+    return "" if change is None else f"{change:+.1%}"
+
+
+def _assumed(told: dict[str, Any]) -> str:
+    """Return lines on what the plan's costs rest on, and on its baseline trial if there was one."""
+    assumed = told["assumed"]
+    lines = [f"assumed: {assumed.get('hardware', 'unknown hardware')}, {assumed.get('device', 'unknown device')}"]
+    stats = assumed.get("operators")
+    if isinstance(stats, dict):
+        share = f"{stats['measured_time_percent']} % of their time"
+        lines.append(f"operators: {stats['measured']} measured ({share}), {stats['predicted']} predicted")
+    interleaved = assumed.get(INTERLEAVED)
+    if isinstance(interleaved, dict):
+        plan_ms, data_parallel_ms = (interleaved[name] / 1e3 for name in ("plan_us", "data_parallel_us"))
+        lines.append(
+            f"interleaved steps: {plan_ms:,.2f} ms by the plan that was found, {data_parallel_ms:,.2f} by data parallelism; "
+            f"chosen: {interleaved['chosen']}"
+        )
+    return "\n".join(lines)
+
+
+def _largest(amounts: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Return the first ``MOST_ROWS`` of descending amounts, and the sum of all others; zeros are left out."""
+    ordered = [(name, amount) for name, amount in amounts if amount > 0]
+    rest = ordered[MOST_ROWS:]
+    return [*ordered[:MOST_ROWS], *([(f"{len(rest)} others", sum(amount for _, amount in rest))] if rest else [])]
+
+
+def _table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
+    alignment = ("left", *("right",) * (len(headers) - 1))
+    text: str = tabulate(rows, headers, disable_numparse=True, colalign=alignment)
+    return text
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else ""

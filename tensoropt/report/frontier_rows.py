@@ -1,0 +1,139 @@
+"""A frontier as its file has it: points, and the rows of each point's plan."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..common.errors import InputError, cut, short
+from ..common.files import reading_value
+from ..common.turning_point import turning_point
+from .rows import PlanRows, Row
+
+_COSTS = {"memory": "memory_bytes", "time": "time_us", "network": "network_time_us"}
+
+
+class FrontierRows:
+    """A frontier's JSON value, and the plans that are in it.
+
+    Attributes:
+        value: the value; its points ascend in the first objective and descend in the second.
+    """
+
+    def __init__(self, value: Row) -> None:
+        self.value = value
+        points: Sequence[Row] = value["points"]
+        if not points:
+            raise ValueError("a frontier has at least one point")
+        self.points = points
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    @property
+    def objectives(self) -> tuple[str, str]:
+        first, second = self.value["objectives"]
+        return first, second
+
+    @cached_property
+    def turning_point(self) -> int:
+        """The number of the point at which the frontier bends."""
+        first, second = (np.array([point[_COSTS[name]] for point in self.points], float) for name in self.objectives)
+        return turning_point(first, second)
+
+    @cached_property
+    def known_peaks(self) -> Mapping[int, int]:
+        """The peaks in bytes by point, as far as they are known."""
+        return {i: point["peak_bytes"] for i, point in enumerate(self.points) if point.get("peak_bytes") is not None}
+
+    def needed_bytes(self, point: int) -> int:
+        """Return the bytes that a limit applies to: the peak, or the memory as the frontier counts it if there is none."""
+        return int(self.known_peaks.get(point, self.points[point]["memory_bytes"]))
+
+    @cached_property
+    def comparable(self) -> Sequence[int]:
+        """The points to which a limit applies, by ascending time: those whose peak is known, else all."""
+        points = list(self.known_peaks) or range(len(self))
+        return sorted(points, key=lambda i: (self.points[i]["time_us"], self.points[i]["memory_bytes"]))
+
+    def fastest_within(self, limit_bytes: int | None) -> int | None:
+        """Return the number of the fastest point within a limit, None if none fits; without one, of the fastest point."""
+        if limit_bytes is None:
+            return min(range(len(self)), key=lambda i: (self.points[i]["time_us"], self.points[i]["memory_bytes"]))
+        return next((point for point in self.comparable if self.needed_bytes(point) <= limit_bytes), None)
+
+    def least_point(self) -> int:
+        """Return the number of the point that needs the least memory."""
+        return min(self.comparable, key=self.needed_bytes)
+
+    @cached_property
+    def columns(self) -> Sequence[np.ndarray]:
+        """The choice of each point, int[P], by number of the column."""
+        return [column_of(text, len(self)) for text in self.value["columns"]]
+
+    def plan(self, point: int, option: str = "point") -> PlanRows:
+        """Return the plan of a point."""
+        columns, costs, value = self.columns, self.points[point], self.value
+        operators = []
+        for part in value["operators"]:
+            row = part["choices"][columns[part["column"]][point]]
+            operators.append({"name": part["name"], "type": part["type"], **row})
+        reshardings = []
+        for part in value["reshardings"]:
+            reshardings += [part["pool"][i] for i in part["choices"][columns[part["column"]][point]]]
+        return PlanRows({
+            "option": option,
+            "mesh": value["mesh"],
+            "model_digest": value["model_digest"],
+            "micro_batches": value.get("micro_batches", 1),
+            **{key: costs[key] for key in ("memory_bytes", "time_us", "compute_time_us")},
+            "hidden_time_us": costs.get("hidden_time_us", 0.0),
+            "peak_bytes": costs.get("peak_bytes"),
+            "assumed": value["assumed"],
+            "frontier": [],
+            "operators": operators,
+            "reshardings": reshardings,
+        })
+
+
+def column_of(text: str, n_points: int) -> np.ndarray:
+    """Return the choices of all points from the text of a column's runs: int32[P].
+
+    Raises:
+        ValueError: the runs don't cover the points.
+    """
+    runs = [(part.partition("x")) for part in text.split()]
+    choices, counts = [int(run[0]) for run in runs], [int(run[2] or 1) for run in runs]
+    if sum(counts) != n_points or min(counts) < 1 or min(choices) < 0:
+        raise ValueError(f"column '{text[:20]}' doesn't tell the choices of {n_points} points")
+    return np.repeat(np.array(choices, np.int32), counts)
+
+
+def checksum(value: Mapping[str, Any]) -> str:
+    """Return the checksum of a JSON value, whatever the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def checked_value(value: Mapping[str, Any], file: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return a frontier's value without its checksum.
+
+    Raises:
+        InputError: it has none, or it was changed since it was saved.
+    """
+    rest = dict(value)
+    with reading_value("frontier", file):
+        told = rest.pop("checksum")
+        actual = checksum(rest)
+    if told != actual:
+        raise InputError(
+            f"frontier '{cut(file)}' was changed since it was saved: its checksum is {short(told)}, its contents' "
+            f"is {actual!r}; save it again, after a search with force= for what should differ"
+        )
+    return rest

@@ -1,0 +1,101 @@
+"""How plans, frontiers and curves show themselves in a notebook: small tables and a picture, as HTML without a script."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from ..common.memory_units import memory_text
+from .sentences import time_text
+
+MOST_ROWS = 8
+WIDTH, HEIGHT, MARGIN = 460, 220, 12
+
+
+def bundle(shown: Any) -> dict[str, str]:
+    """Return what a notebook shows of an object that has ``_repr_html_``, by MIME type."""
+    return {"text/plain": repr(shown), "text/html": shown._repr_html_()}
+
+
+def plan_html(told: dict[str, Any]) -> str:
+    """Return an explanation as HTML: where time and memory go, and the layers."""
+    time = [[row["name"], time_text(row["time_us"])] for row in told["time"][:MOST_ROWS]]
+    memory = [[row["name"], memory_text(round(row["bytes"]))] for row in told["memory"][:MOST_ROWS]]
+    layers = [
+        [row["name"], time_text(row["time_us"]), time_text(row["network_time_us"]), memory_text(row["memory_bytes"])]
+        for row in told["layers"][:MOST_ROWS]
+    ]
+    return (
+        f"<p>{html.escape(told['summary'])}</p>"
+        f"{_table(time, ('where the time goes', 'per step'))}{_table(memory, ('where the memory goes', 'per device'))}"
+        f"{_table(layers, ('layer', 'compute', 'network', 'memory'))}"
+    )
+
+
+def frontier_html(summary: str, points: Sequence[Any], marked: dict[str, int], shown: Sequence[int]) -> str:
+    """Return a frontier as HTML: a picture of time against memory, and a table of some points.
+
+    Args:
+        points: with ``memory_bytes`` and ``time_us``.
+        marked: numbers of points to mark, by what they are.
+        shown: the numbers of the points in the table.
+    """
+    names = {number: name for name, number in marked.items()}
+    rows = [
+        [str(i + 1), memory_text(points[i].memory_bytes), time_text(points[i].time_us), names.get(i, "")] for i in shown
+    ]
+    picture = _picture([(point.memory_bytes, point.time_us) for point in points], marked)
+    return f"<p>{html.escape(summary)}</p>{picture}{_table(rows, ('point', 'memory per device', 'time per step', ''))}"
+
+
+def curve_html(cluster: str, points: Sequence[Any]) -> str:
+    """Return a curve over device counts as HTML.
+
+    Args:
+        points: with ``parallelism``, ``memory_bytes`` and ``time_us``, None where nothing fits.
+    """
+    rows = [
+        [
+            str(point.parallelism),
+            memory_text(point.memory_bytes),
+            "does not fit" if point.time_us is None else time_text(point.time_us),
+            "" if point.samples_per_s is None else f"{point.samples_per_s:,.0f}",
+        ]
+        for point in points
+    ]
+    picture = _picture([(point.parallelism, point.time_us) for point in points if point.time_us is not None], {})
+    table = _table(rows, ("devices", "memory per device", "time per step", "samples/s"))
+    return f"<p>{html.escape(cluster)}</p>{picture}{table}"
+
+
+def _table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
+    # This format escapes what is in the cells.
+    text: str = tabulate(rows, headers, tablefmt="html", disable_numparse=True)
+    return text
+
+
+def _picture(places: Sequence[tuple[float, float]], marked: dict[str, int]) -> str:
+    """Return a line through some places as SVG, with some of them marked; nothing for less than two."""
+    if len(places) < 2:
+        return ""
+    (left, right), (low, high) = ((min(each), max(each)) for each in zip(*places, strict=True))
+    inner_width, inner_height = WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN
+
+    def at(place: tuple[float, float]) -> tuple[float, float]:
+        x = (place[0] - left) / (right - left) if right > left else 0.0
+        y = (place[1] - low) / (high - low) if high > low else 0.0
+        return MARGIN + x * inner_width, HEIGHT - MARGIN - y * inner_height
+
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, places))
+    marks = ""
+    for name, number in marked.items():
+        x, y = at(places[number])
+        title = f"<title>{html.escape(name)}</title>"
+        marks += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="#d9822b" stroke-width="2">{title}</circle>'
+    return (
+        f'<svg width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="time per step, downwards less">'
+        f'<polyline points="{line}" fill="none" stroke="#4c8bd6" stroke-width="2"/>{marks}</svg>'
+    )

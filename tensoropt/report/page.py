@@ -1,0 +1,66 @@
+"""Write a report as one HTML file that opens from disk without a network: its data, its script and the plotting library."""
+
+from __future__ import annotations
+
+import html
+import importlib.resources
+import json
+import os
+import re
+from typing import Any
+
+from ..common.errors import InputError
+from ..common.files import write_atomically
+
+DATA_ID, LIBRARY = "tensoropt-data", "plotly"
+_PLACE = re.compile("<!-- ([a-z]+) -->")
+
+
+def write_report(data: dict[str, Any], file: str | os.PathLike[str]) -> None:
+    """Write the report of some data; an existing file stays intact until the new one is complete.
+
+    Raises:
+        InputError: the file can't be written, or the plotting library isn't installed.
+    """
+    text = page(data)
+    write_atomically(file, lambda partial: partial.write_text(text, encoding="utf-8"), "report")
+
+
+def page(data: dict[str, Any]) -> str:
+    """Return the HTML of a report.
+
+    Raises:
+        InputError: the plotting library isn't installed.
+    """
+    parts = {
+        "title": html.escape(f"{data['title']} - TensorOpt"),
+        "style": _part("page.css"),
+        "library": library(),
+        "data": embedded(data),
+        "script": "\n".join(_part(name) for name in ("amounts.js", "charts.js", "table.js", "page.js")),
+    }
+    pieces = _PLACE.split(_part("page.html"))
+    return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def embedded(data: dict[str, Any]) -> str:
+    """Return data as JSON in which nothing ends a script element, whatever the names in it are."""
+    text = json.dumps(data, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _part(name: str) -> str:
+    return importlib.resources.files(__package__).joinpath("assets").joinpath(name).read_text(encoding="utf-8")
+
+
+def library() -> str:
+    """Return the source of the plotting library.
+
+    Raises:
+        InputError: it isn't installed.
+    """
+    try:
+        found = importlib.resources.files(LIBRARY).joinpath("package_data").joinpath("plotly.min.js")
+    except ModuleNotFoundError as error:
+        raise InputError("a report needs Plotly; install it: pip install plotly") from error
+    return found.read_text(encoding="utf-8").replace("</script", "<\\/script")

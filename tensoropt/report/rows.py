@@ -1,0 +1,207 @@
+"""A plan as its file has it: rows of JSON, with what can be told of them without the model."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..common.memory_units import memory_text
+from ..reschedule.halo import HALO, HaloStep, Window
+from ..reschedule.layout import Layout
+from ..reschedule.mesh import Mesh, mesh_of
+from ..reschedule.steps import State, make_step, move_between
+
+Row = Mapping[str, Any]
+SOURCES = ("Variable", "Placeholder", "Const")
+"""Types of operators that compute nothing."""
+NO_LAYER, MOSTLY = "(no layer)", 0.6
+_NUMBERED = re.compile(r"_\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A collective on the way of a tensor, or of its gradient, from layout to layout."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class PlanRows:
+    """A plan's JSON value; a damaged one raises whatever error it leads to."""
+
+    value: Row
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        return mesh_of(self.value["mesh"])
+
+    @property
+    def operators(self) -> Sequence[Row]:
+        rows: Sequence[Row] = self.value["operators"]
+        return rows
+
+    @property
+    def reshardings(self) -> Sequence[Row]:
+        rows: Sequence[Row] = self.value["reshardings"]
+        return rows
+
+    @property
+    def network_time_us(self) -> float:
+        """The network time of a step, whether it overlaps with compute or not."""
+        return float(self.value["time_us"]) + self.hidden_time_us - float(self.value["compute_time_us"])
+
+    @property
+    def hidden_time_us(self) -> float:
+        return float(self.value.get("hidden_time_us", 0.0))
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory that is alive at once; None if the plan doesn't know it."""
+        known: int | None = self.value.get("peak_bytes")
+        return known
+
+    @property
+    def micro_batches(self) -> int:
+        return int(self.value.get("micro_batches", 1))
+
+    @property
+    def n_split_operators(self) -> int:
+        """The number of operators that use some mesh axis; variables, placeholders and constants don't count."""
+        return sum(1 for op in self.operators if op["type"] not in SOURCES and op["config"] != "-")
+
+    @property
+    def n_collectives(self) -> int:
+        return sum(len(self.executed(row)) for row in self.reshardings)
+
+    def summary(self) -> str:
+        """Return one line on what was chosen and what it costs."""
+        value = self.value
+        return summary_line(
+            value["option"], self.mesh, self.micro_batches, value["memory_bytes"], value["time_us"],
+            value["compute_time_us"], self.hidden_time_us, self.n_split_operators, self.n_collectives,
+        )  # fmt: skip
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, ...], tuple[Way, ...]]:
+        """The collectives between layouts, by their texts: few differ."""
+        return {}
+
+    def collectives(self, layouts: Sequence[str]) -> tuple[Way, ...]:
+        """Return the collectives along a path of layouts.
+
+        Raises:
+            ValueError: no step leads from one layout to the next.
+        """
+        key = tuple(layouts)
+        if key not in self._known:
+            stops = [Layout.parse(self.mesh, text) for text in layouts]
+            found = []
+            for before, after in itertools.pairwise(stops):
+                move = move_between(State.of(before), State.of(after))
+                if move is None:
+                    raise ValueError(f"no step leads from {before} to {after}")
+                step = make_step(before, move)
+                if step.communicates:
+                    found.append(Way(step.kind, str(step)))
+            self._known[key] = tuple(found)
+        return self._known[key]
+
+    def forward(self, row: Row) -> tuple[Way, ...]:
+        """Return the collectives of a resharding's forward way."""
+        return self._halo(row)[0] if "halo" in row else self.collectives(row["forward"])
+
+    def backward(self, row: Row) -> tuple[Way, ...]:
+        """Return the collectives of a resharding's way back; none if no gradient comes back."""
+        if row["backward"] is None:
+            return ()
+        return self._halo(row)[1] if "halo" in row else self.collectives(row["backward"])
+
+    def _halo(self, row: Row) -> tuple[tuple[Way, ...], tuple[Way, ...]]:
+        layout = Layout.parse(self.mesh, row["forward"][0])
+        windows = tuple(None if window is None else Window(*window) for window in row["halo"]["windows"])
+        step = HaloStep(HALO, layout, windows, str(row["halo"]["fill"]))
+        ways = tuple((Way(each.kind, str(each)),) if each.communicates else () for each in (step, step.backward()))
+        return ways[0], ways[1]
+
+    def executed(self, row: Row) -> tuple[Way, ...]:
+        """Return the collectives that a step executes for a resharding, each as often as it does."""
+        again = self.forward(row) if row.get("is_regathered", False) else ()
+        return (*self.forward(row), *again, *self.backward(row)) * int(row.get("n_runs", 1))
+
+    @cached_property
+    def layers(self) -> dict[str, str]:
+        """The layer of each operator by its name; see :func:`layers_of`."""
+        return layers_of([(op["name"], op["type"]) for op in self.operators], self.reshardings)
+
+    def layer_of(self, row: Row) -> str:
+        """Return the layer that a resharding is charged to: that of its first consumer, else of its tensor."""
+        for name in (row["consumers"][0], row["tensor"].rpartition(":")[0], row["tensor"]):
+            if name in self.layers:
+                return self.layers[name]
+        return NO_LAYER
+
+
+def summary_line(
+    option: str,
+    mesh: Mesh,
+    micro_batches: int,
+    memory_bytes: int,
+    time_us: float,
+    compute_time_us: float,
+    hidden_time_us: float,
+    n_split: int,
+    n_collectives: int,
+) -> str:
+    """Return one line on what a plan is and what it costs."""
+    devices = mesh.n_devices
+    slices = f"{micro_batches} micro-batches, " if micro_batches > 1 else ""
+    hidden = f", {hidden_time_us:,.0f} us network beside it" if hidden_time_us else ""
+    return (
+        f"{option}: {devices} device{'s' * (devices != 1)} {mesh}, {slices}"
+        f"{memory_text(memory_bytes)} per device, {time_us:,.0f} us per step "
+        f"({compute_time_us:,.0f} us compute{hidden}), {n_split} operator{'s' * (n_split != 1)} split, "
+        f"{n_collectives} collective{'s' * (n_collectives != 1)} per step"
+    )
+
+
+def layers_of(operators: Iterable[tuple[str, str]], reshardings: Iterable[Row] = ()) -> dict[str, str]:
+    """Return each operator's layer: the first part of its name that tells it from most others.
+
+    A model's own name, with which most nested names of operators begin, is left out. Keras numbers the scope of a layer each
+    time that it is called: ``dense_1`` is the layer ``dense`` where it uses that layer's variables, or none is ``dense_1``.
+
+    Args:
+        operators: names and types.
+        reshardings: which operators use which variables.
+    """
+    named = [(name, name.split("/"), kind) for name, kind in operators]
+    firsts: dict[str, int] = {}
+    for _, parts, kind in named:
+        if len(parts) > 2 and kind not in SOURCES:
+            firsts[parts[0]] = firsts.get(parts[0], 0) + 1
+    roots = {first for first, count in firsts.items() if count > MOSTLY * sum(firsts.values())}
+    roots |= {_NUMBERED.sub("", root) for root in roots}
+    scopes = {name: parts[1:-1] if parts[0] in roots and len(parts) > 2 else parts[:-1] for name, parts, _ in named}
+    variables = {scopes[name][0] for name, _, kind in named if kind == "Variable" and scopes[name]}
+    called: dict[str, str] = {}
+    for row in reshardings:
+        used = scopes.get(row["tensor"].rpartition(":")[0])
+        for consumer in row["consumers"]:
+            scope = scopes.get(consumer)
+            if used and scope and used[0] in variables and _NUMBERED.sub("", scope[0]) == used[0]:
+                called[scope[0]] = used[0]
+    kinds = {name: kind for name, _, kind in named}
+    found = {}
+    for name, inside in scopes.items():
+        layer = inside[0] if inside else NO_LAYER
+        if kinds[name] != "Variable" and layer in called:
+            layer = called[layer]
+        elif layer not in variables and _NUMBERED.sub("", layer) in variables:
+            layer = _NUMBERED.sub("", layer)
+        found[name] = layer
+    return found

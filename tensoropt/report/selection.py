@@ -1,0 +1,85 @@
+"""Points of a frontier within limits, the fastest first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tabulate import tabulate
+
+from ..common.errors import InputError
+from ..common.memory_units import memory_text
+from .frontier_rows import FrontierRows
+
+FORMAT, VERSION = "tensoropt/plans", 1
+
+
+def selected(frontier: FrontierRows, limit_bytes: int | None, most: int) -> dict[str, Any]:
+    """Return the fastest points within a limit as a JSON value, the fastest first.
+
+    Args:
+        limit_bytes: the memory limit per device; None without a limit.
+        most: how many points at most.
+
+    Raises:
+        InputError: no point fits; the message says which memory would do.
+    """
+    fastest = frontier.fastest_within(limit_bytes)
+    if fastest is None:
+        assert limit_bytes is not None
+        raise InputError(nothing_fits(frontier, limit_bytes))
+    if limit_bytes is None:
+        fitting = sorted(range(len(frontier)), key=lambda i: (frontier.points[i]["time_us"], i))
+    else:
+        fitting = [i for i in frontier.comparable if frontier.needed_bytes(i) <= limit_bytes]
+    least_us = frontier.points[fastest]["time_us"]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "hardware": frontier.value["hardware"],
+        "summary": frontier.value["summary"],
+        "memory_limit_bytes": limit_bytes,
+        "fitting": len(fitting),
+        "plans": [point_row(frontier, i, least_us) for i in fitting[:most]],
+    }
+
+
+def point_row(frontier: FrontierRows, number: int, least_us: float) -> dict[str, Any]:
+    """Return the costs of a point, with how much slower it is than the fastest of those that are shown."""
+    point = frontier.points[number]
+    return {
+        "point": number,
+        **{key: point[key] for key in ("memory_bytes", "time_us", "compute_time_us", "network_time_us")},
+        "hidden_time_us": point.get("hidden_time_us", 0.0),
+        "peak_bytes": point.get("peak_bytes"),
+        "slower": point["time_us"] / least_us - 1 if least_us else 0.0,
+        "is_turning_point": number == frontier.turning_point,
+    }
+
+
+def nothing_fits(frontier: FrontierRows, limit_bytes: int) -> str:
+    """Return the sentence that no point fits, with the least memory that would do."""
+    least = frontier.needed_bytes(frontier.least_point())
+    return (
+        f"no plan of this frontier fits {limit_bytes:,} bytes ({memory_text(limit_bytes)}) per device: the least is "
+        f"{least:,} bytes ({memory_text(least)}); ask for --memory {least} or more, or search on more devices"
+    )
+
+
+def selected_text(told: dict[str, Any]) -> str:
+    """Return the selected points as a table."""
+    rows = [
+        [
+            row["point"] + 1,
+            memory_text(row["memory_bytes"]),
+            "" if row["peak_bytes"] is None else memory_text(row["peak_bytes"]),
+            *(f"{row[key]:,.1f}" for key in ("time_us", "compute_time_us", "network_time_us")),
+            f"{row['slower']:+.1%}",
+            "turning point" if row["is_turning_point"] else "",
+        ]
+        for row in told["plans"]
+    ]
+    headers = ("point", "memory per device", "peak", "time (us)", "compute (us)", "network (us)", "slower", "")
+    table = tabulate(rows, headers, disable_numparse=True, colalign=(*("right",) * 7, "left"))
+    limit = told["memory_limit_bytes"]
+    within = "" if limit is None else f" within {memory_text(limit)} per device"
+    return f"{table}\n{len(rows)} of {told['fitting']} points{within}; {told['summary']}"

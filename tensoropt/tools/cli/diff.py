@@ -1,0 +1,30 @@
+"""Run ``tensoropt diff A B``: what differs between two plans or two frontiers. It doesn't import TensorFlow."""
+
+from __future__ import annotations
+
+import argparse
+
+from ...common.files import reading_value
+from .answers import add_json_argument, answer, check_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tensoropt diff``."""
+    parser.usage = "tensoropt diff A.json B.json [--json [FILE]]"
+    parser.add_argument("before", metavar="A.json", help="a plan, or a frontier")
+    parser.add_argument("after", metavar="B.json", help="another one, of the same model or not")
+    add_json_argument(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``tensoropt diff`` and return the exit code."""
+    from ...report.differences import differences, differences_text
+    from ...report.reading import read_rows
+
+    check_json(arguments)
+    before, after = (read_rows(file, "plan", "frontier") for file in (arguments.before, arguments.after))
+    assert not isinstance(before, dict) and not isinstance(after, dict)
+    with reading_value("file", f"{arguments.before}' or '{arguments.after}"):
+        told = differences(before, after)
+        text = differences_text(told)
+    return answer(arguments, told, text)

@@ -1,0 +1,91 @@
+"""Arguments and output that ``search`` and ``compare`` share: a frontier's file, and its report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...common.errors import InputError, short
+from ...common.progress import Display
+from ...search.baselines import OTHERS
+
+if TYPE_CHECKING:
+    from ...plan.find_frontier import ModelFrontier
+
+SHOWN_BASELINES = ("data-parallel", "optcnn", "tofu", "mesh-tensorflow")
+
+
+def add_report_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--report``."""
+    parser.add_argument(
+        "--report", type=Path, metavar="OUT.html", help="write a page on the frontier, for a browser; needs Plotly"
+    )
+
+
+def add_baselines(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names the baselines which a frontier's file and its report show."""
+    parser.add_argument(
+        "--baselines",
+        metavar="NAME[,...]",
+        help=f"what other algorithms --frontier and --report show, of {', '.join(OTHERS)}, or none; default: "
+        f"{','.join(SHOWN_BASELINES)}",
+    )
+
+
+def baselines_of(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return the names of the baselines to show.
+
+    Raises:
+        InputError: there is no such baseline.
+    """
+    if arguments.baselines is None:
+        return SHOWN_BASELINES
+    names = () if arguments.baselines == "none" else tuple(name.strip() for name in arguments.baselines.split(","))
+    for name in names:
+        if name not in OTHERS:
+            raise InputError(f"--baselines takes names of {', '.join(OTHERS)}, or none; got {short(name)}")
+    return names
+
+
+def check_report() -> None:
+    """Refuse, before long work, a report that couldn't be drawn after it.
+
+    Raises:
+        InputError: Plotly isn't installed.
+    """
+    from ...report.page import library
+
+    library()
+
+
+def write_frontier(
+    arguments: argparse.Namespace,
+    frontier: ModelFrontier,
+    chosen: int | None,
+    display: Display,
+    known: Mapping[str, ModelFrontier] | None = None,
+) -> None:
+    """Write the frontier's file and its report, as far as they are asked for.
+
+    Args:
+        chosen: the number of the point that was chosen.
+        known: baselines that were found already, by name.
+    """
+    file = getattr(arguments, "frontier", None)
+    if file is None and arguments.report is None:
+        return
+    from ...plan.compress import compressed
+    from ...plan.details import details_of
+    from ...plan.reports import write_frontier_report
+
+    names = baselines_of(arguments) if known is None else tuple(known)
+    with display.phase("writing of the frontier"):
+        details = details_of(frontier, os.path.basename(arguments.model), chosen, names, display.update, known)
+        saved = compressed(frontier, display.update, details)
+        if file is not None:
+            saved.save(file)
+        if arguments.report is not None:
+            write_frontier_report(saved, arguments.report, chosen)

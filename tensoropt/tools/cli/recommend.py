@@ -1,0 +1,97 @@
+"""Run ``tensoropt recommend``: the fewest devices that meet a memory limit and a deadline, and why not fewer.
+
+From a frontier's or a curve's file it answers without TensorFlow; for a model it searches the curve first.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ...common.errors import InputError
+from ...common.files import reading_value
+from ...common.memory_units import parse_memory
+from ...common.time_units import parse_time_us
+from .answers import add_json_argument, answer, check_json
+
+OPTIMIZERS = ("sgd", "momentum", "adam")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tensoropt recommend``."""
+    parser.usage = "tensoropt recommend MODEL|FRONTIER.json|CURVE.json --cluster NAME|FILE --memory SIZE [OPTION ...]"
+    parser.add_argument(
+        "subject", metavar="MODEL|FILE.json", help="a model, as for search; or what search --frontier wrote, or, for "
+        "profiling, search --json"
+    )  # fmt: skip
+    parser.add_argument("--cluster", metavar="NAME|FILE", help="such as v100-2x8; a file names its own")
+    parser.add_argument("--memory", metavar="SIZE", required=True, help="limit per device: 16GB (10^9), 15GiB (2^30)")
+    parser.add_argument("--deadline", metavar="TIME", help="the longest that a step may take, such as 200ms; default: any")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0], help="as for search; default: sgd")
+    parser.add_argument("--batch", type=int, default=256, metavar="N", help="as for search; default: 256")
+    add_json_argument(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``tensoropt recommend`` and return the exit code: 0 if some number of devices does, else 1."""
+    from ...report.frontier_rows import FrontierRows
+    from ...report.reading import is_of_these, read_rows
+    from ...report.recommendation import of_curve, of_frontier, recommendation_text
+
+    limit = parse_memory(arguments.memory)
+    deadline_us = None if arguments.deadline is None else parse_time_us(arguments.deadline, "--deadline")
+    check_json(arguments)
+    if is_of_these(arguments.subject):
+        rows = read_rows(arguments.subject, "frontier", "curve")
+        with reading_value("file", arguments.subject):
+            if isinstance(rows, FrontierRows):
+                told = of_frontier(rows, limit, deadline_us)
+            else:
+                assert isinstance(rows, dict)
+                told = of_curve(rows, limit, deadline_us)
+        _check_cluster(arguments.cluster, told["cluster"], arguments.subject)
+    else:
+        told = of_curve(_searched_curve(arguments, limit), limit, deadline_us)
+    answer(arguments, told, recommendation_text(told))
+    return 0 if told["devices"] is not None else 1
+
+
+def _check_cluster(given: str | None, own: str, file: str) -> None:
+    """Refuse another cluster than that of the file.
+
+    Raises:
+        InputError: it is another.
+    """
+    if given is not None and given != own:
+        raise InputError(f"'{file}' is for the cluster {own}, got --cluster {given}; leave it, or give the model")
+
+
+def _searched_curve(arguments: argparse.Namespace, limit: int) -> dict[str, Any]:
+    """Return the curve of a model within a limit as a JSON value.
+
+    Raises:
+        InputError: no cluster is given, or there is no such model or cluster.
+    """
+    if arguments.cluster is None:
+        raise InputError("recommend needs the cluster of a model: give --cluster, such as --cluster v100-2x8")
+    from ...common.tensorflow_import import import_tensorflow
+    from ...profiling.hardware import HardwareError, resolve
+    from ...runtime.ranks import display_here
+
+    try:
+        hardware = resolve(arguments.cluster)
+    except HardwareError as error:
+        raise InputError(str(error)) from error
+    import_tensorflow()
+    from ...plan.options import Request, assumptions, profiling
+    from ..offline import record_named
+
+    display = display_here()
+    with display.phase("recording of the model"):
+        recorded = record_named(arguments.subject, arguments.optimizer, arguments.batch)
+    with display.phase("search for a plan"):
+        request = Request(
+            model=recorded.model, hardware=hardware, limit_bytes=limit, force={}, assumed=assumptions(hardware),
+            algorithm="ft-ldp", progress=display.update,
+        )  # fmt: skip
+        return profiling(request, list(hardware.parallelisms())).to_json()

@@ -1,0 +1,48 @@
+"""Run ``tensoropt report``: one HTML file on a frontier or a plan, for a browser. It doesn't import TensorFlow."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ...common.errors import InputError
+from ...common.files import check_writable, read_json, reading_value
+from .answers import PRINTED, add_json_argument, answer, check_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tensoropt report``."""
+    parser.usage = "tensoropt report FRONTIER.json|PLAN.json [-o OUT.html] [OPTION ...]"
+    parser.add_argument("file", metavar="FILE.json", help="what search --frontier or --plan wrote, or save of either")
+    parser.add_argument("-o", "--output", type=Path, metavar="OUT.html", help="default: FILE.html, beside FILE.json")
+    parser.add_argument("--measured", metavar="CHECK.json", help="what check --json wrote, shown beside the predictions")
+    parser.add_argument("--curve", metavar="CURVE.json", help="a curve over device counts, shown beside the frontier")
+    add_json_argument(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``tensoropt report`` and return the exit code."""
+    from ...report.data import frontier_of_plan, report_data
+    from ...report.page import write_report
+    from ...report.reading import read_rows
+    from ...report.rows import PlanRows
+
+    file = Path(arguments.file)
+    output = arguments.output or file.with_suffix(".html")
+    if output.resolve() == file.resolve():
+        raise InputError(f"the report would replace '{file}', which it is of; give another file by -o")
+    check_writable(output, "report")
+    check_json(arguments)
+    rows = read_rows(file, "frontier", "plan")
+    measured = None if arguments.measured is None else read_json(arguments.measured, "check", "tensoropt/check", 1)
+    curve = None if arguments.curve is None else read_rows(arguments.curve, "curve")
+    with reading_value("file", file):
+        assert not isinstance(rows, dict) and (curve is None or isinstance(curve, dict))
+        frontier = frontier_of_plan(rows) if isinstance(rows, PlanRows) else rows
+        data = report_data(frontier, file.name, measured=measured, curve=curve)
+    write_report(data, output)
+    n_points, size = len(frontier), output.stat().st_size / 1e6
+    told = f"wrote {output}: {n_points} point{'s' * (n_points > 1)}, {size:.1f} MB; open it in a browser"
+    if arguments.json == PRINTED:
+        return answer(arguments, data, "")
+    return answer(arguments, data, told)

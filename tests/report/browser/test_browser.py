@@ -1,0 +1,242 @@
+"""The report in a real browser: Debian's Chromium, from disk, with the network cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, sync_playwright
+from report.test_report import HOSTILE, hostile
+
+from tensoropt.common.memory_units import memory_text
+from tensoropt.plan.details import details_of
+from tensoropt.report.data import report_data
+from tensoropt.report.page import write_report
+from tensoropt.report.reading import read_frontier
+from tensoropt.report.sentences import time_text
+from tensoropt.reschedule.layout import Layout
+from tensoropt.reschedule.mesh import Level, Mesh
+
+AXE = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    chromium = shutil.which("chromium")
+    assert chromium is not None, "these tests need Chromium; install it: apt-get install chromium"
+    # Chromium's own sandbox doesn't work for root, which containers run as.
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def detailed(found, frontier_file) -> Path:
+    file = frontier_file.with_name("browsed.json")
+    found.save(file, details=details_of(found, "two_layers", chosen=len(found) - 1, baselines=("data-parallel",)))
+    return file
+
+
+@pytest.fixture(scope="module")
+def data(detailed):
+    measured = {"name": "step", "predicted": 40.0, "measured": 50.0}
+    check = dict.fromkeys(("step_us", "compute_us", "network_us", "memory_bytes"), measured)
+    curve = [(1, 90.0), (2, 60.0), (4, 40.0)]
+    points = [{"parallelism": n, "time_us": us, "memory_bytes": 1000 // n} for n, us in curve]
+    return report_data(read_frontier(detailed), "browsed.json", measured=check, curve={"curve": points})
+
+
+@pytest.fixture(scope="module")
+def report(data, tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("browser") / "report.html"
+    write_report(data, file)
+    return file
+
+
+class Opened:
+    """A page, and what its console said."""
+
+    def __init__(self, browser, file: Path, width: int = 1200, scheme: str = "light") -> None:
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True, reduced_motion="reduce"
+        )
+        self.page: Page = self.context.new_page()
+        self.said: list[str] = []
+        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda request: self.said.append(request.url) if request.url != file.as_uri() else None)
+        self.page.goto(file.as_uri())
+        self.page.wait_for_selector("html[data-drawn]")
+
+    def close(self) -> None:
+        """Close the page; nothing was said, and nothing asked for but images that the page holds itself."""
+        self.context.close()
+        assert [text for text in self.said if not text.startswith(("data:", "blob:"))] == []
+
+    def card(self, name: str) -> str:
+        return self.page.inner_text(f"#card-{name}")
+
+    def shows(self, data, point: int) -> None:
+        points = data["points"]
+        assert self.card("point") == f"{point + 1} of {len(points['time_us'])}"
+        assert self.card("memory-per-device") == memory_text(points["memory_bytes"][point])
+        assert self.card("peak-of-a-step") == memory_text(points["peak_bytes"][point])
+        assert self.card("time-per-step") == time_text(points["time_us"][point])
+        assert self.card("compute") == time_text(points["compute_time_us"][point])
+        assert self.card("network") == time_text(points["network_time_us"][point])
+        for bars, key, whole, text in (
+            ("time-bars", "time_parts", "time_us", time_text), ("memory-bars", "memory_parts", "memory_bytes", memory_text),
+        ):  # fmt: skip
+            rows = self.page.locator(f"#{bars} tr").all_inner_texts()
+            amount = {"time_us": "time_us", "memory_bytes": "bytes"}[whole]
+            parts = sorted((part[amount][point] for part in data[key]), reverse=True)
+            assert rows[0].split("\t")[2].strip() == text(parts[0])
+            assert rows[-1].split("\t")[2].strip() == text(points[whole][point])
+
+
+def place_of(page: Page, point: int) -> tuple[float, float]:
+    """Where a point of the frontier is on the screen."""
+    x, y = page.evaluate(
+        """point => {
+            const chart = document.getElementById("frontier-chart");
+            const trace = chart.data.find((each) => each.name === "frontier");
+            const box = chart.getBoundingClientRect(), {xaxis, yaxis} = chart._fullLayout;
+            const at = (axis, value) => axis._offset + axis.d2p(value);
+            return [box.left + at(xaxis, trace.x[point]), box.top + at(yaxis, trace.y[point])];
+        }""",
+        point,
+    )
+    return x, y
+
+
+def test_points_limits_operators_and_steps_are_those_of_the_data(browser, report, data):
+    opened = Opened(browser, report)
+    page = opened.page
+    opened.shows(data, data["chosen"])
+    for point in (0, len(data["points"]["time_us"]) // 2, data["turning_point"]):
+        x, y = place_of(page, point)
+        page.mouse.move(x - 2, y - 2)
+        page.mouse.move(x, y)
+        page.mouse.click(x, y)
+        selected = "text => document.getElementById('card-point').textContent.startsWith(text)"
+        page.wait_for_function(selected, arg=f"{point + 1} of")
+        opened.shows(data, point)
+    # A limit selects the fastest plan whose peak is within it.
+    points = data["points"]
+    limit = sorted(points["peak_bytes"])[len(points["peak_bytes"]) // 2]
+    page.fill("#limit-text", str(limit))
+    page.keyboard.press("Enter")
+    fastest = min((us, i) for i, us in enumerate(points["time_us"]) if points["peak_bytes"][i] <= limit)[1]
+    opened.shows(data, fastest)
+    page.fill("#limit-text", "1")
+    page.keyboard.press("Enter")
+    assert page.inner_text("#limit-note") == f"no plan fits: the least is {memory_text(min(points['peak_bytes']))}"
+    page.fill("#limit-text", "much")
+    page.keyboard.press("Enter")
+    assert "write an amount" in page.inner_text("#limit-note")
+    # An operator is found, and tells what a rank holds.
+    page.fill("#search", "MatMul_1")
+    rows = page.locator("#rows .inner")
+    assert rows.count() == 1 and rows.first.inner_text().startswith("MatMul_1")
+    rows.first.locator("button").click()
+    assert "MatMul_1 (MatMul)" in page.inner_text("#operator") and "rank 0 holds [0:" in page.inner_text("#held")
+    page.fill("#search", "")
+    page.click("#headings button:has-text('memory')")
+    assert page.get_attribute("#headings th:nth-child(4)", "aria-sort") == "descending"
+    # The step's timeline and memory are drawn from its data.
+    view = data["views"][str(fastest)]
+    page.wait_for_selector(f"html[data-step='{fastest}']")
+    assert page.evaluate("document.getElementById('timeline-chart').data.length") == len(view["timeline"]["kinds"])
+    assert page.evaluate("document.getElementById('memory-chart').data.length") == len(view["memory"]["by_use"])
+    assert page.locator("#sentences li").all_inner_texts() == view["sentences"]
+    assert page.locator("#decisions tbody tr").count() == len(view["decisions"])
+    assert page.locator("#measured tbody tr").count() == 4 and "1.25" in page.inner_text("#measured")
+    assert page.is_visible("#curve-chart")
+    opened.close()
+
+
+def test_what_a_rank_holds_is_what_the_layout_says(browser, report, data):
+    mesh = Mesh((Level("machine", 2), Level("device", 6)))
+    axes = [{"name": "abc"[i], "size": size} for i, size in enumerate(mesh.sizes)]
+    opened = Opened(browser, report)
+    for text, shape in (("[ab, c]", (7, 11)), ("[-, ca] +b", (5, 13)), ("[cab]", (12,)), ("[]", ())):
+        layout = Layout.parse(mesh, text)
+        for rank in range(mesh.n_devices):
+            asked = "([axes, text, shape, rank]) => heldBy(axes, parseLayout(text), shape, rank)"
+            held = opened.page.evaluate(asked, [axes, text, list(shape), rank])
+            assert [tuple(each) for each in held] == list(layout.bounds(shape, rank)), (text, rank)
+    for n_bytes in (0, 1, 999, 1000, 123_456, 999_499, 999_500, 1_250_000, 15_999_999_999, 2**41):
+        assert opened.page.evaluate("n => memoryText(n)", n_bytes) == memory_text(n_bytes)
+    opened.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1600, "light")])
+def test_widths_and_schemes_have_no_violation_and_nothing_beyond_the_side(browser, report, width, scheme):
+    opened = Opened(browser, report, width, scheme)
+    page = opened.page
+    assert page.get_attribute("html", "data-scheme") == scheme
+    page.wait_for_selector("html[data-step]")
+    page.click("#unfold")
+    page.locator("#rows .inner button").first.click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    found = Axe().run(page, options=AXE).response["violations"]
+    assert [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found] == []
+    page.click("#scheme")
+    assert page.get_attribute("html", "data-scheme") != scheme
+    found = Axe().run(page, options=AXE).response["violations"]
+    assert [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found] == []
+    opened.close()
+
+
+def test_the_keyboard_reaches_everything(browser, report, data):
+    opened = Opened(browser, report)
+    page = opened.page
+    seen = []
+    for _ in range(14):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.id || document.activeElement.getAttribute('href')"))
+    assert seen[0] == "#frontier" and {"#plan", "scheme", "point", "limit", "limit-text", "search", "unfold"} <= set(seen)
+    page.focus("#point")
+    page.keyboard.press("Home")
+    opened.shows(data, 0)
+    page.keyboard.press("ArrowRight")
+    opened.shows(data, 1)
+    page.focus("#limit")
+    page.keyboard.press("Home")
+    points = data["points"]
+    least = min(points["peak_bytes"])
+    assert points["peak_bytes"][int(opened.card("point").split()[0]) - 1] == least
+    page.focus("#search")
+    page.keyboard.type("MatMul_1")
+    while not page.evaluate("document.activeElement.closest('.inner')"):
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert page.is_visible("#operator")
+    opened.close()
+
+
+def test_names_that_are_html_are_shown_as_text(browser, detailed, tmp_path):
+    data = report_data(hostile(read_frontier(detailed)), HOSTILE)
+    file = tmp_path / "hostile.html"
+    write_report(data, file)
+    opened = Opened(browser, file)
+    page = opened.page
+    page.on("dialog", lambda dialog: opened.said.append(f"dialog {dialog.message}"))
+    page.click("#unfold")
+    page.locator("#rows .inner button").first.click()
+    assert page.inner_text("#title") == HOSTILE and page.title().startswith(HOSTILE)
+    assert HOSTILE in page.inner_text("#operator")
+    x, y = place_of(page, 3)
+    page.mouse.move(x - 2, y - 2)
+    page.mouse.move(x, y)
+    page.wait_for_selector("html[data-step]")
+    page.locator("#timeline-chart").scroll_into_view_if_needed()
+    assert page.evaluate("document.querySelectorAll('img').length") == 0
+    assert json.loads(page.text_content("#tensoropt-data") or "") == json.loads(json.dumps(data))
+    opened.close()

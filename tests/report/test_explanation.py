@@ -1,0 +1,108 @@
+"""One source of numbers: what is told from a file's rows is what the plan itself says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+import tensoropt
+from tensoropt.report.config_words import config_words
+from tensoropt.report.explanation import Around, explanation, layers, memory_parts, time_parts
+from tensoropt.report.rows import NO_LAYER, PlanRows, layers_of
+
+
+@pytest.fixture(scope="module")
+def loaded(frontier_file):
+    return tensoropt.load_frontier(frontier_file)
+
+
+def test_the_rows_of_each_point_are_those_of_its_plan(found, frontier, loaded):
+    assert len(frontier) == len(found) > 5
+    for point in range(len(frontier)):
+        rows, plan = frontier.plan(point), loaded.plan(point)
+        told = json.loads(json.dumps(plan.to_json()))
+        assert rows.operators == told["operators"] and rows.reshardings == told["reshardings"]
+        assert rows.summary() == plan.summary()
+        assert rows.network_time_us == plan.network_time_us
+        for row, resharding in zip(rows.reshardings, plan.reshardings, strict=True):
+            assert [way.text for way in rows.executed(row)] == [
+                str(step) for path in resharding.paths for step in path.steps if step.communicates
+            ]
+        assert asdict(loaded.points[point]).items() <= {**frontier.points[point]}.items()
+
+
+def test_points_are_chosen_as_a_loaded_frontier_chooses_them(frontier, loaded):
+    assert frontier.turning_point == loaded.found.turning_point()
+    assert frontier.least_point() == loaded.least_point()
+    limits = [None, *(peak + off for peak in set(frontier.known_peaks.values()) for off in (-1, 0, 1))]
+    assert len(limits) > 10
+    for limit in limits:
+        assert frontier.fastest_within(limit) == loaded.fastest_within(limit)
+
+
+def test_parts_and_layers_add_up_to_the_plan(frontier):
+    for point in range(len(frontier)):
+        plan = frontier.plan(point)
+        assert sum(part["time_us"] for part in time_parts(plan)) == pytest.approx(plan.value["time_us"], abs=1e-6)
+        assert sum(part["bytes"] for part in memory_parts(plan)) == plan.value["memory_bytes"]
+        told = layers(plan)
+        compute = sum(layer["time_us"] for layer in told)
+        network = sum(layer["network_time_us"] for layer in told)
+        assert compute == pytest.approx(plan.value["compute_time_us"], abs=1e-6)
+        assert network == pytest.approx(plan.network_time_us, abs=1e-6)
+        assert sum(layer["operators"] for layer in told) == len(plan.operators)
+
+
+def test_a_plan_a_file_and_the_explanation_have_the_same_numbers(found, plan_file):
+    plan = found.turning_point()
+    by_plan, by_file = plan.explanation(), explanation(PlanRows(json.loads(plan_file.read_text())), Around())
+    differing = {key for key in by_plan if by_plan[key] != by_file[key]}
+    assert differing <= {"has_frontier", "smaller", "faster", "peak"} and "peak" in differing
+    assert sum(row["bytes"] for row in by_plan["peak"]) == by_plan["peak_bytes"] == plan.peak_bytes
+    assert by_plan["faster"]["time_us"] == found.points[plan.point + 1].time_us
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "results", "words"),
+    [
+        ("MatMul", "m:a n:b", ["[a, b]"], "rows over a, columns over b"),
+        ("MatMul", "k:ab", ["[-, -] +ab"], "the summed dimension over ab"),
+        ("Conv2D", "n:a o:bc", ["[a, -, -, bc]"], "batch over a, output channels over bc"),
+        ("Relu", "d0:ab", ["[ab, -]"], "dimension 0 over ab"),
+        ("Reshape", "r1:b", ["[-, -, b]"], "dimension 2 over b"),
+        ("Einsum", "Q:b", ["[-] +b"], "summed dimension Q over b"),
+        ("AddV2", "+0:a", ["[-] +a"], "partial sums of its operands over a"),
+        ("Tanh", "-", ["[-]"], "a whole copy on every device"),
+    ],
+)
+def test_a_config_in_words(kind, config, results, words):
+    assert config_words(kind, config, results) == words
+
+
+def test_a_models_own_name_is_no_layer():
+    names = [
+        ("digits_1/dense/kernel", "Variable"), ("digits_1/dense_1/kernel", "Variable"), ("x", "Placeholder"),
+        ("digits_1_1/dense_2/MatMul", "MatMul"), ("digits_1_1/dense_1_1/MatMul", "MatMul"), ("digits_1_1/pool/Mean", "Mean"),
+    ]  # fmt: skip
+    layers = list(layers_of(names).values())
+    assert layers == ["dense", "dense_1", NO_LAYER, "dense", "dense_1", "pool"]
+    # Keras calls the second call of "dense" as it calls another layer: what it uses tells them apart.
+    names = [
+        ("digits_1/dense/kernel", "Variable"), ("digits_1/dense_1/kernel", "Variable"),
+        ("digits_1_1/dense_1/MatMul", "MatMul"), ("digits_1_1/dense_1_2/MatMul", "MatMul"),
+    ]  # fmt: skip
+    uses = [{"tensor": "digits_1/dense/kernel:0", "consumers": ["digits_1_1/dense_1/MatMul"]}]
+    assert list(layers_of(names, uses).values()) == ["dense", "dense_1", "dense", "dense_1"]
+
+
+def test_layers_are_the_users_names():
+    names = [
+        ("dense/kernel", "Variable"), ("dense_1/kernel", "Variable"), ("block/inner/kernel", "Variable"),
+        ("model_1/dense_1/MatMul", "MatMul"), ("model_1/dense_1_1/MatMul", "MatMul"), ("model_1/block_1/inner_1/Add", "Add"),
+        ("model_1/pool/Mean", "Mean"), ("loss", "Mean"),
+    ]  # fmt: skip
+    assert list(layers_of(names).values()) == [
+        "dense", "dense_1", "block", "dense_1", "dense_1", "block", "pool", NO_LAYER
+    ]  # fmt: skip

@@ -1,0 +1,224 @@
+"""The data of a report and the page around it, without a browser."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensoropt
+from tensoropt.ft.problem import INFEASIBLE
+from tensoropt.plan.decisions import _slope
+from tensoropt.plan.details import MOST_POINTS, details_of, viewed_points
+from tensoropt.report.data import frontier_of_plan, report_data
+from tensoropt.report.explanation import memory_parts, time_parts
+from tensoropt.report.frontier_rows import FrontierRows
+from tensoropt.report.page import DATA_ID, page
+from tensoropt.report.reading import read_frontier, read_plan
+from tensoropt.tools.cli.main import main
+
+
+class Data(HTMLParser):
+    """The text of the element that holds the data, and all elements and their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text, self.inside, self.elements = "", False, []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self.inside = tag == "script" and dict(attrs).get("id") == DATA_ID
+
+    def handle_endtag(self, tag):
+        self.inside = False
+
+    def handle_data(self, data):
+        self.text += data if self.inside else ""
+
+
+@pytest.fixture(scope="module")
+def detailed(found, frontier_file) -> Path:
+    file = frontier_file.with_name("detailed.json")
+    found.save(file, details=details_of(found, "model.py:two_layers", chosen=len(found) - 2))
+    return file
+
+
+@pytest.fixture(scope="module")
+def data(detailed):
+    return report_data(read_frontier(detailed), "detailed.json")
+
+
+def test_the_parts_of_every_point_are_those_of_its_plan(frontier, data):
+    for point in range(len(frontier)):
+        plan = frontier.plan(point)
+        told = {(part["part"], part["name"]): part["time_us"][point] for part in data["time_parts"]}
+        expected = {(part["part"], part["name"]): part["time_us"] for part in time_parts(plan)}
+        assert {key: us for key, us in told.items() if us} == pytest.approx(expected, abs=2e-6)
+        told = {part["name"]: part["bytes"][point] for part in data["memory_parts"]}
+        assert {name: n for name, n in told.items() if n} == {part["name"]: part["bytes"] for part in memory_parts(plan)}
+
+
+def test_the_points_are_those_of_the_frontier(found, data):
+    costs = found.costs
+    assert data["points"]["memory_bytes"] == costs.mem_bytes.tolist()
+    np.testing.assert_allclose(data["points"]["time_us"], costs.time_ns / 1e3)
+    assert data["points"]["peak_bytes"] == [found.peak(i).n_bytes for i in range(len(found))]
+    assert data["turning_point"] == found.found.turning_point() and data["chosen"] == len(found) - 2
+    names = [each["name"] for each in data["baselines"]]
+    assert names == ["data-parallel", "optcnn", "tofu", "mesh-tensorflow"]
+    optcnn = data["baselines"][1]["points"][0]
+    assert optcnn["time_us"] == pytest.approx(found.fastest().time_us)
+
+
+def tasks_of(timeline: dict) -> list[list[int]]:
+    """The rows of a timeline's tasks, with starts since the step began."""
+    start, rows = 0, []
+    for text in timeline["tasks"].split(";"):
+        row = [int(number) for number in text.split(",")]
+        start = row[2] = start + row[2]
+        rows.append(row)
+    return rows
+
+
+def test_a_step_is_the_simulated_one_and_its_memory_has_the_peak(found, data):
+    assert set(map(int, data["views"])) == set(range(len(found)))
+    for number, view in data["views"].items():
+        point, timeline, memory = int(number), view["timeline"], view["memory"]
+        assert timeline["makespan_ns"] == found.simulated_ns(point)
+        tasks = tasks_of(timeline)
+        assert max(task[2] + task[3] for task in tasks) == timeline["makespan_ns"]
+        peak = found.peak(point)
+        assert memory["peak_bytes"] == peak.n_bytes == sum(memory["peak_by_use"].values())
+        totals = np.sum(list(memory["by_use"].values()), axis=0)
+        assert totals.max() == peak.n_bytes
+        assert peak.instruction in memory["instants"]
+        compute = sum(task[3] for task in tasks if task[1] == 0)
+        assert compute == pytest.approx(found.points[point].compute_time_us * 1e3, abs=len(tasks))
+
+
+def test_another_choice_is_the_cheapest_of_all_with_the_copies_around_it(found, data):
+    problem, built = found.built.problem, found.built
+    seen = 0
+    for number, view in data["views"].items():
+        point = int(number)
+        states = [int(state) for state in found.found.strategies[point]]
+        before, ns_per_byte = problem.cost(states), _slope(found, point)
+        for each in view["decisions"][:4]:
+            node = next(i for i, (group, _) in enumerate(built.nodes) if group.operators[0].name == each["operator"])
+            ends = [{edge.source, edge.target} for edge in problem.edges]
+            copies = sorted({i for pair in ends if node in pair for i in pair if i >= len(built.nodes)})
+            weighed = []
+            for chosen in itertools.product(*(range(problem.nodes[i].n_states) for i in (node, *copies))):
+                changed = list(states)
+                for i, state in zip((node, *copies), chosen, strict=True):
+                    changed[i] = state
+                mem_bytes, time_ns = problem.cost(changed)
+                if chosen[0] != states[node] and max(mem_bytes, time_ns) < INFEASIBLE:
+                    weighed.append(time_ns - before[1] + ns_per_byte * (mem_bytes - before[0]))
+            other = each["other"]
+            assert (other is None) == (not weighed)
+            if other is not None:
+                seen += 1
+                told = other["time_us"] * 1e3 + ns_per_byte * other["memory_bytes"]
+                assert told == pytest.approx(min(weighed), abs=1e-3)
+                # The point is Pareto-minimal: another choice doesn't win in both.
+                assert other["memory_bytes"] > 0 or other["time_us"] >= 0
+    assert seen > 10
+
+
+def test_which_points_have_their_step_stored():
+    assert viewed_points(5, {2}) == [0, 1, 2, 3, 4]
+    stored = viewed_points(6000, {17, 5999})
+    assert len(stored) <= MOST_POINTS and {0, 17, 5999} <= set(stored)
+
+
+def test_the_embedded_data_is_that_of_json(detailed, tmp_path, capsys, data):
+    output, file = tmp_path / "out.html", tmp_path / "out.json"
+    assert main(["report", str(detailed), "-o", str(output), "--json", str(file)]) == 0
+    assert f"wrote {output}" in capsys.readouterr().out
+    read = Data(output.read_text())
+    assert json.loads(read.text) == json.loads(file.read_text()) == json.loads(json.dumps(data))
+    assert main(["report", str(detailed), "-o", str(output), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(read.text)
+    # Nothing is fetched.
+    assert not [attrs for tag, attrs in read.elements if attrs.get("src") or (tag == "link" and attrs["href"] != "data:,")]
+
+
+def test_a_plan_and_a_frontier_write_their_reports(found, plan_file, tmp_path):
+    tensoropt.load_plan(plan_file).report(tmp_path / "plan.html")
+    told = json.loads(Data((tmp_path / "plan.html").read_text()).text)
+    plan = read_plan(plan_file)
+    assert told["points"]["time_us"] == [plan.value["time_us"]] and told["views"] == {}
+    assert told == json.loads(json.dumps(report_data(frontier_of_plan(plan), "plan.html")))
+    found.turning_point().report(tmp_path / "live.html")
+    told = json.loads(Data((tmp_path / "live.html").read_text()).text)
+    assert told["chosen"] == found.found.turning_point() and len(told["views"]) == len(found)
+
+
+HOSTILE = "</script><img src=x onerror=alert(1)>&<!--"
+
+
+def hostile(frontier: FrontierRows) -> FrontierRows:
+    """The frontier with a hostile name for an operator, a layer, a tensor, a source file and the hardware."""
+    text = json.dumps(frontier.value)
+    names = sorted({part["name"] for part in frontier.value["operators"]}, key=len, reverse=True)
+    value = json.loads(text)
+    value["hardware"] = value["summary"] = HOSTILE
+    renamed = {name: f"{HOSTILE}/{name}" for name in names}
+    for part in value["operators"]:
+        part["name"] = renamed[part["name"]]
+    for part in value["reshardings"]:
+        for row in part["pool"]:
+            row["consumers"] = [renamed.get(name, name) for name in row["consumers"]]
+            row["tensor"] = HOSTILE + row["tensor"]
+    value["details"]["sources"] = dict.fromkeys(renamed.values(), HOSTILE + ":1")
+    value["details"]["model"] = HOSTILE
+    for view in value["details"]["views"].values():
+        view["timeline"]["operators"] = [HOSTILE + name for name in view["timeline"]["operators"]]
+        view["memory"]["runs"] = [HOSTILE + runs for runs in view["memory"]["runs"]]
+        for each in view["decisions"]:
+            each["operator"] = each["source"] = HOSTILE
+    return FrontierRows(value)
+
+
+def test_no_name_ends_the_data_or_becomes_an_element(detailed):
+    data = report_data(hostile(read_frontier(detailed)), HOSTILE)
+    text = page(data)
+    read = Data(text)
+    assert json.loads(read.text) == json.loads(json.dumps(data))
+    assert HOSTILE not in text.replace("\\u003c", "") and not [tag for tag, _ in read.elements if tag == "img"]
+    title = text.partition("<title>")[2].partition("</title>")[0]
+    assert title.startswith("&lt;/script&gt;&lt;img")
+
+
+def test_bad_input_gets_one_sentence(detailed, plan_file, tmp_path, capsys, monkeypatch):
+    cut = tmp_path / "cut.json"
+    cut.write_text(detailed.read_text()[:1000])
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(plan_file.read_text().replace('"time_us"', '"time"'))
+    check = tmp_path / "check.json"
+    check.write_text("{}")
+    cases = [
+        ([cut], "is not whole JSON"),
+        ([damaged], "is damaged (KeyError: 'time_us')"),
+        ([check], "is not a frontier or a plan: got format None"),
+        ([tmp_path / "none.json"], "can't be read: No such file"),
+        ([plan_file, "-o", tmp_path / "no" / "x.html"], "report can't be saved as"),
+        ([plan_file, "-o", tmp_path], "that is a folder"),
+        ([plan_file, "-o", plan_file], "the report would replace"),
+        ([plan_file, "-o", tmp_path / "x.html", "--measured", check], "is not a check"),
+        ([plan_file, "-o", tmp_path / "x.html", "--curve", plan_file], "is not a curve"),
+    ]
+    for arguments, sentence in cases:
+        assert main(["report", *map(str, arguments)]) == 2
+        told = capsys.readouterr().err.strip().splitlines()
+        assert len(told) == 1 and sentence in told[0], (arguments, told)
+    monkeypatch.setattr("tensoropt.report.page.LIBRARY", "a_library_that_is_not_there")
+    assert main(["report", str(plan_file), "-o", str(tmp_path / "x.html")]) == 2
+    assert "a report needs Plotly; install it: pip install plotly" in capsys.readouterr().err
+    assert not (tmp_path / "x.html").exists()

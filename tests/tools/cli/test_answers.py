@@ -1,0 +1,194 @@
+"""``tensoropt explain``, ``diff``, ``plans`` and ``recommend``: what they print and write, and what bad input gets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plan.frontiers import frontier_of, two_layers
+
+import tensoropt
+from tensoropt.plan.scaling_curve import Curve, CurvePoint
+from tensoropt.report.frontier_rows import checksum
+from tensoropt.tools.cli.main import main
+
+LEFT_OUT = ("tensorflow", "keras", "numba", "networkx", "scipy", "matplotlib")
+
+
+@pytest.fixture(scope="module")
+def found():
+    return frontier_of(two_layers)
+
+
+@pytest.fixture(scope="module")
+def folder(found, tmp_path_factory) -> Path:
+    made = tmp_path_factory.mktemp("answers")
+    found.save(made / "frontier.json")
+    found.turning_point().save(made / "plan.json")
+    found.smallest().save(made / "small.json")
+    points = [(1, False, 400, None), (2, True, 200, 900.0), (4, True, 90, 500.0), (8, True, 50, 300.0)]
+    curve = Curve(
+        tuple(CurvePoint(n, fits, b, us, us and 64e6 / us, True) for n, fits, b, us in points), "v100-1x8", 64, 200
+    )
+    (made / "curve.json").write_text(json.dumps(curve.to_json()))
+    return made
+
+
+def said(capsys, code: int, *arguments: object) -> str:
+    capsys.readouterr()
+    assert main(list(map(str, arguments))) == code
+    read = capsys.readouterr()
+    if code == 2:
+        told = read.err.strip().splitlines()
+        assert len(told) == 1, told
+        return told[0].removeprefix("tensoropt: ")
+    return read.out
+
+
+def test_files_are_answered_without_tensorflow_or_the_search(folder):
+    commands = [
+        ["explain", "plan.json"], ["diff", "small.json", "plan.json"], ["diff", "frontier.json", "frontier.json"],
+        ["plans", "frontier.json"], ["recommend", "frontier.json", "--memory", "1GB"],
+        ["recommend", "curve.json", "--memory", "200"],
+    ]  # fmt: skip
+    commands = [[str(folder / word) if word.endswith(".json") else word for word in command] for command in commands]
+    script = (
+        "import sys\nfrom tensoropt.tools.cli.main import main\n"
+        f"for command in {commands!r}:\n    assert main(command) == 0, command\n"
+        f"print('imported', [name for name in {LEFT_OUT!r} if name in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "imported []"
+
+
+def test_explain_prints_what_the_plan_says_of_itself(found, folder, tmp_path, capsys):
+    loaded = tensoropt.load_plan(folder / "plan.json")
+    assert said(capsys, 0, "explain", folder / "plan.json") == loaded.explain() + "\n"
+    printed = json.loads(said(capsys, 0, "explain", folder / "plan.json", "--json"))
+    assert printed == json.loads(json.dumps(loaded.explanation()))
+    file = tmp_path / "told.json"
+    assert said(capsys, 0, "explain", folder / "plan.json", "--json", file).endswith(f"wrote {file}\n")
+    assert json.loads(file.read_text()) == printed
+
+
+def test_plans_are_the_fastest_within_the_limit(found, folder, capsys):
+    loaded = tensoropt.load_frontier(folder / "frontier.json")
+    limit = loaded.needed_bytes(len(loaded) // 2)
+    told = json.loads(said(capsys, 0, "plans", folder / "frontier.json", "--memory", limit, "--top", 3, "--json"))
+    best = loaded.at(limit)
+    assert told["plans"][0]["point"] == best.point and told["plans"][0]["time_us"] == best.time_us
+    assert told["plans"][0]["peak_bytes"] == best.peak_bytes
+    times = [row["time_us"] for row in told["plans"]]
+    assert len(times) == 3 and times == sorted(times) and told["plans"][0]["slower"] == 0
+    fitting = [i for i in loaded.known_peaks if loaded.needed_bytes(i) <= limit]
+    assert told["fitting"] == len(fitting)
+    table = said(capsys, 0, "plans", folder / "frontier.json", "--memory", limit)
+    assert f"{best.time_us:,.1f}" in table.splitlines()[2] and table.splitlines()[2].split()[0] == str(best.point + 1)
+    assert "no plan of this frontier fits 1 bytes (1 B) per device: the least is" in said(
+        capsys, 2, "plans", folder / "frontier.json", "--memory", 1
+    )
+    assert "--top takes a number of plans from 1 up, got '0'" in said(capsys, 2, "plans", "x.json", "--top", 0)
+
+
+def test_diff_of_plans_tells_configs_and_costs_by_layer(found, folder, capsys):
+    before, after = found.smallest(), found.turning_point()
+    told = json.loads(said(capsys, 0, "diff", folder / "small.json", folder / "plan.json", "--json"))
+    assert told["totals"]["time_us"] == [before.time_us, after.time_us]
+    assert told["totals"]["memory_bytes"] == [before.memory_bytes, after.memory_bytes]
+    configs = [{op.name: (str(op.config), op.is_rematerialized) for op in plan.operators} for plan in (before, after)]
+    changed = {name for name in configs[0] if configs[0][name] != configs[1][name]}
+    assert {row["name"] for row in told["operators"]} == changed and changed
+    layers = told["layers"]
+    for key, total in (("time_us", "compute_time_us"), ("network_time_us", "network_time_us")):
+        change = sum(row[key][1] - row[key][0] for row in layers)
+        assert change == pytest.approx(told["totals"][total][1] - told["totals"][total][0], abs=1e-6)
+    text = said(capsys, 0, "diff", folder / "small.json", folder / "plan.json")
+    assert "configs changed" in text and next(iter(changed)) in text
+    same = said(capsys, 0, "diff", folder / "plan.json", folder / "plan.json")
+    assert "no operator's config differs" in same
+
+
+def test_diff_of_frontiers_compares_the_fastest_within_memory(found, folder, tmp_path, capsys):
+    value = json.loads((folder / "frontier.json").read_text())
+    for point in value["points"]:
+        point["time_us"], point["compute_time_us"] = point["time_us"] * 2, point["compute_time_us"] * 2
+        point["network_time_us"] *= 2
+    del value["checksum"]
+    slower = tmp_path / "slower.json"
+    slower.write_text(json.dumps({**value, "checksum": checksum(value)}))
+    told = json.loads(said(capsys, 0, "diff", folder / "frontier.json", slower, "--json"))
+    assert len(told["limits"]) > 2
+    for row in told["limits"]:
+        assert row["time_us"][1] == 2 * row["time_us"][0]
+        assert row["time_us"][0] == found.points[row["points"][0]].time_us
+    assert said(capsys, 0, "diff", folder / "frontier.json", slower).count("+100.0%") == len(told["limits"])
+    assert "a plan and a frontier can't be compared" in said(
+        capsys, 2, "diff", folder / "plan.json", folder / "frontier.json"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "devices", "why_not"),
+    [
+        (["--memory", "200"], 2, ["1 device: needs 400 B per device, the limit is 200 B"]),
+        (["--memory", "200", "--deadline", "500us"], 4, ["1 device: needs", "2 devices: 0.9 ms per step, the deadline is"]),
+        (["--memory", "100"], 4, ["1 device: needs 400 B", "2 devices: its fastest plan needs 200 B, and the curve"]),
+        (["--memory", "300"], 2, ["1 device: the curve was found within 200 B only"]),
+    ],
+)
+def test_the_fewest_devices_of_a_curve(folder, capsys, arguments, devices, why_not):
+    told = json.loads(said(capsys, 0, "recommend", folder / "curve.json", *arguments, "--json"))
+    assert told["devices"] == devices and len(told["why_not_fewer"]) == len(why_not)
+    for why, expected in zip(told["why_not_fewer"], why_not, strict=True):
+        assert why.startswith(expected)
+    assert f"{devices} devices of v100-1x8" in said(capsys, 0, "recommend", folder / "curve.json", *arguments)
+
+
+def test_no_number_of_devices_does(folder, capsys):
+    arguments = ["recommend", folder / "curve.json", "--memory", "200", "--deadline", "100us"]
+    assert json.loads(said(capsys, 1, *arguments, "--json"))["devices"] is None
+    assert said(capsys, 1, *arguments).startswith("no number of devices of v100-1x8 is known to train it")
+
+
+def test_a_frontier_and_a_model_are_recommended_as_they_are_planned(found, folder, capsys):
+    needed = found.needed_bytes(found.least_point())
+    told = json.loads(said(capsys, 0, "recommend", folder / "frontier.json", "--memory", needed, "--json"))
+    assert told["devices"] == 4 and told["time_us"] == found.at(needed).time_us
+    model = f"{Path(__file__).with_name('models.py')}:good"
+    told = json.loads(said(capsys, 0, "recommend", model, "--cluster", "v100-1x4", "--memory", "16GB", "--json"))
+    assert told["devices"] == 1 and [row["parallelism"] for row in told["candidates"]] == [1, 2, 3, 4]
+
+
+def test_bad_input_gets_one_sentence(folder, tmp_path, capsys):
+    cut = tmp_path / "cut.json"
+    cut.write_text((folder / "plan.json").read_text()[:500])
+    newer = tmp_path / "newer.json"
+    newer.write_text((folder / "plan.json").read_text().replace('"version": 3', '"version": 9'))
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text((folder / "plan.json").read_text().replace('"config"', '"confog"'))
+    staged = tmp_path / "staged.json"
+    staged.write_text('{"format": "tensoropt/plan", "version": 3, "stages": []}')
+    changed = tmp_path / "changed.json"
+    changed.write_text((folder / "frontier.json").read_text().replace('"hardware": "v100', '"hardware": "k80'))
+    for arguments, sentence in [
+        (["explain", cut], "is not whole JSON"),
+        (["explain", newer], "has version 9, expected 3"),
+        (["explain", damaged], "is damaged (KeyError: 'config')"),
+        (["explain", staged], "has stages, expected one without"),
+        (["explain", folder / "frontier.json"], "is not a plan: got format 'tensoropt/frontier'"),
+        (["explain", tmp_path / "none.json"], "can't be read: No such file"),
+        (["plans", folder / "plan.json"], "is not a frontier"),
+        (["plans", changed], "was changed since it was saved"),
+        (["diff", cut, folder / "plan.json"], "is not whole JSON"),
+        (["diff", folder / "curve.json", folder / "plan.json"], "is not a plan or a frontier"),
+        (["diff", damaged, folder / "plan.json"], "is damaged"),
+        (["recommend", folder / "plan.json", "--memory", "1GB"], "is not a frontier or a curve"),
+        (["recommend", folder / "curve.json", "--memory", "1GB", "--cluster", "k80-1x4"], "is for the cluster v100-1x8"),
+        (["recommend", folder / "curve.json", "--memory", "1GB", "--deadline", "soon"], "--deadline is a time above 0"),
+        (["recommend", "zoo:lenet5", "--memory", "1GB"], "recommend needs the cluster of a model"),
+        (["explain", folder / "plan.json", "--json", tmp_path / "no" / "x.json"], "there is no folder"),
+    ]:
+        assert sentence in said(capsys, 2, *arguments), arguments
