@@ -216,6 +216,20 @@ class Graph:
         minimised = (Gradients(step.name, step.loss, step.variables) for step in self.train_steps.values() if step.loss)
         return (*self.gradients.values(), *minimised)
 
+    @cached_property
+    def losses(self) -> dict[str, Tensor]:
+        """The loss of which gradients are taken, by the gradients' name."""
+        return {taken.name: taken.loss for taken in self.backward_passes}
+
+    @cached_property
+    def given_gradients(self) -> dict[str, tuple[Tensor, ...]]:
+        """The tensors that training steps without a loss update each variable by, by the variable's name."""
+        found: dict[str, tuple[Tensor, ...]] = {}
+        for step in self.train_steps.values():
+            for name, gradient in zip(step.variables, step.gradients, strict=False):
+                found[name] = (*found.get(name, ()), gradient)
+        return found
+
     def gradient_operators(self, name: str) -> frozenset[str]:
         """Return the names of the ``Gradient`` operators of gradients, given by name."""
         return frozenset(op.name for op in self.operators.values() if op.type == GRADIENT and op.attrs["of"] == name)

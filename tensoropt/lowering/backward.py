@@ -154,7 +154,7 @@ class BackwardEmission:
             self._again[task.place.name] = emitted
             self._values.update(zip(task.writes, emitted.results, strict=True))
             return
-        _, resharding = self.program.resharded(task.place)
+        _, resharding = self.program.flow.resharded(task.place)
         path = self.router.route(resharding).forward
         self._values[task.writes[0]] = self.resharder.regather(path, reads[0], self._consumer(task.place), after)
 
@@ -205,7 +205,7 @@ class BackwardEmission:
             if (values := self._values[read]) is not None
         ]
         self._values.update(dict.fromkeys(task.writes))
-        routes = [self.program.resharded(write.place) for _, write, _ in present]
+        routes = [self.program.flow.resharded(write.place) for _, write, _ in present]
         paths = [path for _, resharding in routes if (path := self.router.route(resharding).backward) is not None]
         consumers = [self._consumer(write.place) for _, write, _ in present]
         if len(task.reads) > 1 and len(present) > 1:

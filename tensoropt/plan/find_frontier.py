@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,17 +18,18 @@ from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
 from ..program.simulator import network_of
 from ..rules.registry import rule_in_micro_batches
 from ..rules.rule import Config, why_invalid
-from ..search.baselines import MONTE_CARLO, OTHERS, search_baseline
+from ..search import monte_carlo, simulated_descent
+from ..search.baselines import BY_SIMULATION, MONTE_CARLO, OTHERS, search_baseline
 from ..search.baselines.single import of_one_strategy
 from ..search.baselines.task import BaselineResult, Task
 from ..search.monte_carlo import Limits
-from ..search.monte_carlo import search as search_monte_carlo
 from ..search.problem.builder import ProblemBuilder
 from ..search.problem.choices import REMAT, REUSE, ZERO, Choices
 from ..search.problem.config_space import space_for
 from ..search.problem.objectives import MEMORY_TIME, Objectives
 from ..search.problem.strategy_problem import StrategyProblem
 from ..search.search_problem import ProblemSearch
+from ..search.simulated_position import SimulatedResult
 from ..sharding.constraints import Force
 from ..sharding.model import Model
 from ..sharding.resharding import Router
@@ -110,8 +111,8 @@ def find_frontier(
         known: the times of operators that were measured.
         without: those of ``choices.CHOICES`` that strategies must not use; baselines use none.
         micro_batches: the number of micro-batches in which a step processes its batch.
-        limit_bytes: the memory limit per device, which ``mcmc`` keeps to while it searches; others leave it to the choice of
-            a point.
+        limit_bytes: the memory limit per device, which searches by simulated times keep to while they search; others
+            leave it to the choice of a point.
         is_enough: says of the frontier without rematerialization whether to return it and search no further.
 
     Raises:
@@ -129,10 +130,10 @@ def find_frontier(
     if algorithm in OTHERS:
         _refuse_for_others(algorithm, micro_batches, objectives, force)
         task = Task(costing, mesh, space, None, progress)
-        if algorithm != MONTE_CARLO:
-            return _of_baseline(model, hardware, task, algorithm)
-        limits = Limits(memory_bytes=limit_bytes) if budget is None else Limits(budget.seconds, limit_bytes)
-        return _of_monte_carlo(model, hardware, task, limits)
+        if algorithm in BY_SIMULATION:
+            limits = Limits(memory_bytes=limit_bytes) if budget is None else Limits(budget.seconds, limit_bytes)
+            return _of_simulated(model, hardware, task, limits, algorithm)
+        return _of_baseline(model, hardware, task, algorithm)
     of_costs, of_search = (partial(progress, phase) for phase in ("costs", "search")) if progress else (None, None)
     is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
     choices = Choices(REUSE not in without, ZERO not in without)
@@ -191,9 +192,9 @@ def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | 
         algorithm: one of ``baselines.OTHERS``.
         progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
     """
-    if algorithm == MONTE_CARLO:
+    if algorithm in BY_SIMULATION:
         task = Task(frontier.costing, frontier.mesh, frontier.built.space, None, progress)
-        return _of_monte_carlo(frontier.model, frontier.hardware, task, Limits())
+        return _of_simulated(frontier.model, frontier.hardware, task, Limits(), algorithm)
     # Baselines neither regather nor rematerialize, so a problem with these choices is not theirs.
     built = None if frontier.built.choices or frontier.built.transient is not None else frontier.built
     task = Task(frontier.costing, frontier.mesh, frontier.built.space, built, progress)
@@ -231,14 +232,21 @@ def _of_answer(model: Model, hardware: Hardware, task: Task, search: Callable[[]
     return ModelFrontier(model, hardware, built, task.costing, found, phases, note=answer.note)
 
 
-def _of_monte_carlo(model: Model, hardware: Hardware, task: Task, limits: Limits) -> ModelFrontier:
-    """Return the fastest strategy that FlexFlow's search met and whose peak is within the limit, as a frontier of one point.
+def _of_simulated(model: Model, hardware: Hardware, task: Task, limits: Limits, algorithm: str) -> ModelFrontier:
+    """Return the fastest strategy that a search by simulated times met and whose peak is within the limit, as one point.
 
     Where none is, the one that needs the least memory.
     """
     started = time.perf_counter()
+    task = replace(task, built=task.full_problem())
     progress = None if task.progress is None else partial(task.progress, "search")
-    answer = search_monte_carlo(task, network_of(hardware, task.mesh), limits, progress)
+    network = network_of(hardware, task.mesh)
+    answer: SimulatedResult
+    if algorithm == MONTE_CARLO:
+        answer = monte_carlo.search(task, network, limits, progress)
+    else:
+        found = ProblemSearch(MEMORY_TIME, ALGORITHMS[0], progress, Budget()).plain(task.full_problem())
+        answer = simulated_descent.search(task, network, found, limits, progress)
     phases = {"search": time.perf_counter() - started}
     frontiers = (
         ModelFrontier(

@@ -121,8 +121,8 @@ class FoundPoints:
         """
         view = self.model.view(self.built.strategy(self.found.strategies[point]))
         network, actions = self._simulator
-        graph = step_graph(view)
-        return timeline_of(view, graph, [actions.chain(view, node) for node in graph.nodes], network)
+        graph = step_graph(view, self._router)
+        return timeline_of(view, graph, actions.chains(view, graph.nodes), network)
 
     def summary(self) -> str:
         """Return one line on the search: its size, its exactness and its time."""

@@ -14,12 +14,27 @@ from collections.abc import Collection, Mapping, Sequence
 from ..ir.graph import SOURCES, Operator, Tensor
 from ..ir.micro_batching import MicroBatch
 from ..reschedule.layout import Axes
-from ..sharding.consumers import LOSS, Consumer, step_sharding
-from ..sharding.resharding import BUCKET_BYTES, Resharding, Router
+from ..sharding.consumers import LOSS
+from ..sharding.resharding import BUCKET_BYTES, Router
 from ..sharding.strategy import StrategyView
-from .gradient_flow import GradientFlow, operand_of
+from .gradient_flow import GradientFlow
 from .residuals import Residuals
-from .tasks import BACKWARD, COMPUTE, GRADIENT, OPERAND, OPERATOR, RESHARD, RESULT, RETURNED, SHARED, SUM, Place, Task, Value
+from .tasks import (
+    BACKWARD,
+    COMPUTE,
+    COMPUTING,
+    GRADIENT,
+    OPERAND,
+    OPERATOR,
+    RESHARD,
+    RESULT,
+    RETURNED,
+    SHARED,
+    SUM,
+    Place,
+    Task,
+    Value,
+)
 
 
 class BackwardPass:
@@ -37,16 +52,18 @@ class BackwardPass:
         router: Router,
         micro_batch: MicroBatch | None = None,
         in_buckets: bool = True,
+        is_whole: bool = False,
     ) -> None:
-        self.view, self.router, self.micro_batch, self.in_buckets = view, router, micro_batch, in_buckets
-        self.flow = GradientFlow(view, router)
+        """Begin without tasks; see :class:`GradientFlow` for ``is_whole``."""
+        self.view, self.router, self.micro_batch = view, router, micro_batch
+        self.in_buckets = in_buckets and not is_whole
+        self.flow = GradientFlow(view, router, is_whole)
         self.tasks: list[Task] = []
         self.arrived: dict[Place, Value] = {}
         self._residuals = Residuals(self.flow, self.tasks)
         self.aliases = self._residuals.aliases
         self._n_arrived: dict[Place, int] = {}
         self._buckets: dict[tuple[Axes, str], dict[Place, Value]] = {}
-        self._losses: dict[str, Tensor] = {}
         self._index = -1
 
     def run(
@@ -60,7 +77,8 @@ class BackwardPass:
             given: the gradients that the pass begins with, by their place.
             losses: the loss of each training step, by the name that its operand has.
         """
-        n_before, self._losses = len(self.tasks), dict(losses)
+        n_before = len(self.tasks)
+        self.flow.losses.update(losses)
         self._index += 1
         self._n_arrived.clear()
         reached = self._reached(starts)
@@ -68,8 +86,8 @@ class BackwardPass:
             if place.kind == RESULT:  # of a tensor that another stage uses
                 self._arrive(place, value)
                 continue
-            tensor, resharding = self.resharded(place)
-            self._arrive(self.flow.produced_at(tensor) if self.router.route(resharding).is_free else place, value)
+            passes_by = self.flow.passes_by(place)
+            self._arrive(self.flow.produced_at(self.flow.resharded_tensor(place)) if passes_by else place, value)
         for place in reversed(forward):
             if place.kind == OPERATOR:
                 op = self.view.graph.operators[place.name]
@@ -124,8 +142,12 @@ class BackwardPass:
 
     def _return(self, place: Place) -> None:
         """Write the way back of a gradient through the resharding to an operand or to a shared copy."""
-        tensor, resharding = self.resharded(place)
-        gradient, route = self.arrived.pop(place), self.router.route(resharding)
+        gradient = self.arrived.pop(place)
+        if self.flow.is_whole:
+            self._send_back({place: gradient})
+            return
+        tensor, resharding = self.flow.resharded(place)
+        route = self.router.route(resharding)
         if route.backward is None:
             return
         if route.in_bucket and self.in_buckets:
@@ -139,7 +161,7 @@ class BackwardPass:
 
     def _bytes(self, place: Place) -> int:
         """Return the bytes of the largest shard of a gradient that waits in a bucket."""
-        tensor, resharding = self.resharded(place)
+        tensor, resharding = self.flow.resharded(place)
         return math.prod(resharding.source.largest_local_shape(tensor.shape)) * tensor.item_bytes
 
     def _send(self, key: tuple[Axes, str]) -> None:
@@ -149,28 +171,19 @@ class BackwardPass:
     def _send_back(self, gradients: Mapping[Place, Value]) -> None:
         """Write the way back of gradients through the reshardings to these places, in one task."""
         returned = tuple(self._gradient(place, RETURNED) for place in gradients)
-        tensor, resharding = self.resharded(returned[0].place)
-        stream = self.flow.stream(self.router.route(resharding).backward, tensor.name in self.view.graph.made_of_variables)
-        self.tasks.append(
-            Task(RESHARD, BACKWARD, returned[0].place, tuple(gradients.values()), returned, stream=stream)
-        )
+        stream = self._stream(returned[0].place)
+        self.tasks.append(Task(RESHARD, BACKWARD, returned[0].place, tuple(gradients.values()), returned, stream=stream))
         for value in returned:
-            tensor, _ = self.resharded(value.place)
+            tensor = self.flow.resharded_tensor(value.place)
             is_shared = value.place.kind == SHARED
             self._arrive(Place(RESULT, tensor.name) if is_shared else self.flow.produced_at(tensor), value)
 
-    def resharded(self, place: Place) -> tuple[Tensor, Resharding]:
-        """Return the tensor that is resharded to an operand or to a shared copy, and the resharding."""
-        view = self.view
-        if place.kind == SHARED:
-            tensor = view.graph.tensors[place.name]
-            return tensor, view.shared_resharding(tensor, view.strategy.shared[place.name])
-        if place.position == LOSS:
-            tensor = self._losses[place.name]
-            return tensor, view.resharding(tensor, step_sharding(view.strategy.mesh, tensor, Consumer(place.name, LOSS)))
-        op = view.graph.operators[place.name]
-        tensor = operand_of(op, place.position)
-        return tensor, view.resharding(tensor, view.sharding(op, place.position))
+    def _stream(self, place: Place) -> str:
+        """Return the stream of the task that brings a gradient back through the resharding to a place."""
+        if self.flow.is_whole:
+            return COMPUTING
+        tensor, resharding = self.flow.resharded(place)
+        return self.flow.stream(self.router.route(resharding).backward, tensor.name in self.view.graph.made_of_variables)
 
     def _arrive(self, place: Place, gradient: Value) -> None:
         """Add a gradient to the one that has arrived at a place before, if there is one."""

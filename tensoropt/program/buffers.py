@@ -16,16 +16,14 @@ from ..ir.body import COMPOSITES, VALUE_SHAPED
 from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Operator, Tensor
 from ..ir.views import viewed_operand
 from ..reschedule.path import Path
-from ..rules.rule import OperandSharding
-from ..sharding.consumers import LOSS, Consumer, step_sharding
 from ..sharding.resharding import Resharding, Router, halo_resharding
 from ..sharding.strategy import StrategyView
 from ..sharding.update_resharding import row_reshardings
-from .gradient_flow import operand_of
+from .gradient_flow import GradientFlow, operand_of
 from .instructions import Instructions
 from .liveness import Buffer, Instruction
 from .step import StepProgram
-from .tasks import OPERAND, RESHARD, RESULT, SHARED, Place, Task, Value
+from .tasks import OPERAND, RESHARD, RESULT, Place, Task, Value
 
 STATE, INPUTS, CONSTANTS = "parameters and slots", "inputs", "constants"
 RESULTS, COPIES, GRADIENTS = "results of operators", "resharded copies", "gradients"
@@ -55,6 +53,7 @@ class TaskBuffers:
     def __init__(self, view: StrategyView, costing: OperatorCosting, router: Router) -> None:
         self.view, self.costing, self.router = view, costing, router
         self._out = Instructions(view, costing, router)
+        self._flow = GradientFlow(view, router)
         self._program = StepProgram((), {})
         self._buffers: dict[Value, Buffer] = {}
         # Copies made without a collective, by source and path.
@@ -101,7 +100,9 @@ class TaskBuffers:
         return self._buffers[self._program.source(value)]
 
     def _run(self, task: Task) -> None:
-        """Add the instructions of a task."""
+        """Add the instructions of a task; what runs after all micro-batches has all their memory."""
+        if self.view.graph.micro_batching is not None and task.place.name in self.view.graph.micro_batching.after:
+            return
         match task.work, task.direction:
             case "feed", "forward":
                 self._feed(task)
@@ -131,22 +132,12 @@ class TaskBuffers:
     def _resharding(self, place: Place) -> tuple[Tensor, Resharding]:
         """Return the tensor that is resharded to an operand or a shared copy, or brought back to an update by rows, and
         how."""
-        view, graph = self.view, self.view.graph
+        graph = self.view.graph
         if place.kind == RESULT:
             op = graph.producers[place.name]
-            return graph.tensors[place.name], row_reshardings(op, view.rules[op.name], view.strategy.configs[op.name])[1]
-        if place.kind == SHARED:
-            tensor = graph.tensors[place.name]
-            return tensor, view.shared_resharding(tensor, view.strategy.shared[place.name])
-        if place.position == LOSS:
-            (tensor,) = (taken.loss for taken in graph.backward_passes if taken.name == place.name)
-            return tensor, view.resharding(tensor, step_sharding(view.strategy.mesh, tensor, Consumer(place.name, LOSS)))
-        op = graph.operators[place.name]
-        tensor = operand_of(op, place.position)
-        if op.updates is not None:
-            variable = graph.operators[op.updates].result
-            return tensor, view.resharding(tensor, OperandSharding(view.layout(variable), None))
-        return tensor, view.resharding(tensor, view.sharding(op, place.position))
+            configs = self.view.strategy.configs
+            return graph.tensors[place.name], row_reshardings(op, self.view.rules[op.name], configs[op.name])[1]
+        return self._flow.resharded(place)
 
     # The forward pass
 

@@ -88,11 +88,13 @@ class _Check:
     def _check_reads(self, task: Task) -> None:
         """Check that what a task reads is there."""
         for value in (*task.all_reads, *task.after):
-            source = self.program.source(value)
+            source = value
+            while source not in self._written and source in self.program.aliases:
+                source = self.program.aliases[source]
             self._hold(source in self._written, f"{value} is read, which no earlier task writes")
             belongs = task.micro_batch < 0 or source.micro_batch in (-1, task.micro_batch)
             self._hold(belongs, f"{value} is read in micro-batch {task.micro_batch}")
-            is_old = source.place in self._updated and not value.is_gradient
+            is_old = source.place in self._updated and not source.is_gradient
             self._hold(not is_old, f"{value} is read after the update of its variable")
         for value in task.after:
             self._hold(value.is_gradient, f"{task.place} is made again after {value}, which isn't a gradient")

@@ -1,24 +1,41 @@
-"""Find the way of gradients through operators, reshardings and shared copies."""
+"""Find what is resharded where in a step, and the way of gradients through operators, reshardings and shared copies."""
 
 from __future__ import annotations
 
-from ..ir.graph import Operator, Tensor
+from ..ir.graph import VARIABLE, Operator, Tensor
 from ..reschedule.path import Path
+from ..rules.rule import OperandSharding
+from ..sharding.consumers import HYPERPARAMETER, LOSS, Consumer, consumers_of, step_sharding
 from ..sharding.resharding import Resharding, Router
 from ..sharding.strategy import StrategyView
 from .tasks import COMMUNICATING, COMPUTING, OPERAND, OVERLAPPABLE, RESULT, SHARED, Place
 
 
 class GradientFlow:
-    """The places that gradients come to, under a strategy."""
+    """The places that values and their gradients come to, under a strategy.
 
-    def __init__(self, view: StrategyView, router: Router) -> None:
-        self.view, self.router = view, router
+    Args:
+        is_whole: whether every resharding is a task, even if nothing has to be done, and every tensor with several
+            consumers has a shared copy: what any strategy of the model may have.
+
+    Attributes:
+        losses: the loss of each training step, by the name that its operand has.
+    """
+
+    def __init__(self, view: StrategyView, router: Router, is_whole: bool = False) -> None:
+        self.view, self.router, self.is_whole = view, router, is_whole
+        self.losses: dict[str, Tensor] = dict(view.graph.losses)
+        consumers = consumers_of(view.graph) if is_whole else {}
+        self._with_copy = {name for name, those in consumers.items() if len(those) > 1}
 
     def to_shared(self, tensor: Tensor) -> Resharding | None:
         """Return the resharding to the copy that all consumers share; None if they share none."""
         shared = self.view.strategy.shared.get(tensor.name)
         return None if shared is None else self.view.shared_resharding(tensor, shared)
+
+    def has_copy(self, tensor: Tensor) -> bool:
+        """Return whether consumers use a shared copy of a tensor."""
+        return tensor.name in self.view.strategy.shared or tensor.name in self._with_copy
 
     def accumulates(self, op: Operator, position: int) -> bool:
         """Return whether an operand's gradients are accumulated over micro-batches.
@@ -28,19 +45,51 @@ class GradientFlow:
         graph = self.view.graph
         return graph.n_runs(op.result.name) > 1 and graph.accumulates(operand_of(op, position).name)
 
+    def passes_by(self, place: Place) -> bool:
+        """Return whether gradients pass by a place, since its resharding is free in both directions."""
+        return not self.is_whole and self.router.route(self.resharded(place)[1]).is_free
+
     def goes_to(self, op: Operator, position: int) -> Place:
         """Return the place to which an operand's gradient goes: its resharding or, if that is free, the place after it."""
-        tensor = operand_of(op, position)
-        if self.router.route(self.view.resharding(tensor, self.view.sharding(op, position))).is_free:
-            return self.produced_at(tensor)
-        return Place(OPERAND, op.name, position)
+        place = Place(OPERAND, op.name, position)
+        return self.produced_at(operand_of(op, position)) if self.passes_by(place) else place
 
     def produced_at(self, tensor: Tensor) -> Place:
         """Return the place to which gradients go from a tensor's consumers: its shared copy or, without one, the result."""
-        to_shared = self.to_shared(tensor)
-        if to_shared is not None and not self.router.route(to_shared).is_free:
-            return Place(SHARED, tensor.name)
-        return Place(RESULT, tensor.name)
+        place = Place(SHARED, tensor.name)
+        return place if self.has_copy(tensor) and not self.passes_by(place) else Place(RESULT, tensor.name)
+
+    def resharded(self, place: Place) -> tuple[Tensor, Resharding]:
+        """Return the tensor that is resharded to an operand or to a shared copy, and the resharding.
+
+        An operand is also the loss or a hyperparameter of a training step, and a gradient that a variable is given.
+        """
+        view, graph = self.view, self.view.graph
+        if place.kind == SHARED:
+            tensor = graph.tensors[place.name]
+            return tensor, view.shared_resharding(tensor, view.strategy.shared[place.name])
+        tensor = self.resharded_tensor(place)
+        if place.position < 0:
+            kind = LOSS if place.position == LOSS else HYPERPARAMETER
+            return tensor, view.resharding(tensor, step_sharding(view.strategy.mesh, tensor, Consumer(place.name, kind)))
+        op = graph.operators[place.name]
+        variable = op.name if op.type == VARIABLE else op.updates
+        if variable is not None:
+            layout = view.layout(graph.operators[variable].result)
+            return tensor, view.resharding(tensor, OperandSharding(layout, None))
+        return tensor, view.resharding(tensor, view.sharding(op, place.position))
+
+    def resharded_tensor(self, place: Place) -> Tensor:
+        """Return the tensor that is resharded to an operand or to a shared copy, whatever the strategy."""
+        graph = self.view.graph
+        if place.kind == SHARED:
+            return graph.tensors[place.name]
+        if place.position == LOSS:
+            return self.losses[place.name]
+        if place.position <= HYPERPARAMETER:
+            return graph.train_steps[place.name].optimizer.tensors[HYPERPARAMETER - place.position]
+        op = graph.operators[place.name]
+        return graph.given_gradients[op.name][place.position] if op.type == VARIABLE else operand_of(op, place.position)
 
     def stream(self, path: Path | None, is_overlappable: bool = False) -> str:
         """Return the stream of a task that runs a path."""

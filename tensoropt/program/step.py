@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from ..ir.graph import CONSTANT, PLACEHOLDER, SOURCES, Gradients, Graph, Operator, Tensor
+from ..ir.graph import CONSTANT, GRADIENT, PLACEHOLDER, SOURCES, Gradients, Graph, Operator, Tensor, TrainStep
 from ..ir.micro_batching import MicroBatch
 from ..ir.views import viewed_operand
-from ..rules.rule import OperandSharding
-from ..sharding.consumers import LOSS, Consumer, step_sharding
-from ..sharding.resharding import Resharding, Router
+from ..sharding.consumers import HYPERPARAMETER, LOSS
+from ..sharding.resharding import Router
 from ..sharding.strategy import StrategyView
-from ..sharding.update_resharding import row_reshardings
 from .backward import BackwardPass
 from .tasks import (
     ACCUMULATED,
@@ -21,20 +19,19 @@ from .tasks import (
     COMPUTING,
     FEED,
     FORWARD,
-    GRADIENT,
     OPERAND,
     OPERATOR,
     RESHARD,
     RESULT,
-    RETURNED,
     SHARED,
     SUM,
-    UPDATE,
     WRITE,
     Place,
     Task,
     Value,
 )
+from .tasks import GRADIENT as GRADIENT_OF
+from .updates import Updates
 
 
 @dataclass(frozen=True)
@@ -62,36 +59,45 @@ class StepProgram:
         return "\n".join(map(str, self.tasks))
 
 
-def step_program(view: StrategyView, router: Router, most_micro_batches: int | None = None) -> StepProgram:
+def step_program(
+    view: StrategyView, router: Router, most_micro_batches: int | None = None, is_whole: bool = False
+) -> StepProgram:
     """Return the step of a strategy; operators without a config aren't run.
 
     Args:
         most_micro_batches: how many micro-batches are written out at most.
+        is_whole: whether every resharding is a task, even if nothing has to be done, so that the tasks are those of every
+            strategy that regathers and rematerializes the same; see :class:`.gradient_flow.GradientFlow`.
     """
-    return _Step(view, router).written(most_micro_batches)
+    return _Step(view, router, is_whole).written(most_micro_batches)
 
 
 class _Pass:
     """The forward pass of a micro-batch, or of all that is computed once; and its backward passes."""
 
-    def __init__(self, view: StrategyView, router: Router, micro_batch: MicroBatch | None) -> None:
+    def __init__(self, view: StrategyView, router: Router, micro_batch: MicroBatch | None, is_whole: bool) -> None:
         self.places: list[Place] = []
         self.shared: set[str] = set()
-        self.backward = BackwardPass(view, router, micro_batch)
+        self.backward = BackwardPass(view, router, micro_batch, is_whole=is_whole)
 
 
 class _Step:
     """The step that is being written."""
 
-    def __init__(self, view: StrategyView, router: Router) -> None:
-        self.view, self.router = view, router
+    def __init__(self, view: StrategyView, router: Router, is_whole: bool) -> None:
+        self.view, self.router, self.is_whole = view, router, is_whole
         self.tasks: list[Task] = []
         self.aliases: dict[Value, Value] = {}
-        self._once = _Pass(view, router, None)
+        self._once = _Pass(view, router, None, is_whole)
         self._pass = self._once
         self._micro_batch = -1
         # The values of the forward pass that are made once a step.
         self._made_once: set[Value] = set()
+        # Of each backward pass that was written the gradients that nothing passed on, by the gradients' name.
+        self._taken: dict[str, dict[Place, Value]] = {}
+        self._trained: set[str] = set()
+        # The index of the task with which the first backward pass begins.
+        self._start = -1
 
     @property
     def graph(self) -> Graph:
@@ -102,41 +108,53 @@ class _Step:
         graph, micro_batching = self.graph, self.graph.micro_batching
         needed: Sequence[Operator] = graph.step_operators if graph.train_steps else tuple(graph.operators.values())
         operators = [op for op in needed if (op.updates or op.name) in self.view.interfaces]
-        if micro_batching is not None:
-            # Metrics and their updates run after all micro-batches, when the memory of these is free again.
-            operators = [op for op in operators if op.name not in micro_batching.after]
-        for op in operators:
-            if op.type in SOURCES:
-                # Each micro-batch takes its part of a batch.
-                is_taken = op.type == PLACEHOLDER and graph.n_runs(op.result.name) > 1
-                self._add(FEED, FORWARD, Place(OPERATOR, op.name), (), () if is_taken else _results(op))
-            elif op.updates is not None:
-                self._write(op, graph.operators[op.updates].result)
-            elif graph.n_runs(op.result.name) == 1:
-                self._compute(op)
         if micro_batching is None:
-            start, updates = len(self.tasks), _Updates()
+            for op in sorted(operators, key=lambda op: op.name in graph.late):
+                self._write_once(op)
             for taken in graph.backward_passes:
-                arrived = self._back_from_loss(taken, self._variables(taken) | self._found(taken))
-                updates.add(graph, taken, arrived, {place: [value] for place, value in arrived.items()})
-            self._update(start, updates)
+                self._take(taken)
+            self._train([step for step in graph.train_steps.values() if step.name not in self._trained])
             return StepProgram(tuple(self.tasks), self.aliases)
+        # Metrics and their updates run after all micro-batches, when the memory of these is free again.
+        after = [op for op in operators if op.name in micro_batching.after]
+        operators = [op for op in operators if op.name not in micro_batching.after]
+        for op in operators:
+            if op.updates is not None or op.type in SOURCES or graph.n_runs(op.result.name) == 1:
+                self._write_once(op)
         n = micro_batching.n if most_micro_batches is None else min(micro_batching.n, most_micro_batches)
         in_micro_batches = [op for op in operators if op.updates is None and graph.n_runs(op.result.name) > 1]
-        self._run_micro_batches(in_micro_batches, n)
+        self._run_micro_batches(in_micro_batches, n, after)
         return StepProgram(tuple(self.tasks), self.aliases, n)
 
-    def _run_micro_batches(self, operators: Sequence[Operator], n: int) -> None:
-        """Write micro-batches, the accumulation of their gradients, and the way back of the sums."""
+    def _write_once(self, op: Operator) -> None:
+        """Write an operator that is run once a step, after the gradients and the updates that it waits for."""
+        graph = self.graph
+        self._train([graph.train_steps[name] for name in op.controls if name in graph.train_steps.keys() - self._trained])
+        if op.type in SOURCES:
+            # Each micro-batch takes its part of a batch.
+            is_taken = op.type == PLACEHOLDER and graph.n_runs(op.result.name) > 1
+            self._add(FEED, FORWARD, Place(OPERATOR, op.name), (), () if is_taken else _results(op))
+        elif op.type == GRADIENT:
+            arrived = self._take(graph.gradients[op.attrs["of"]])
+            self._alias(_results(op)[0], arrived[Place(RESULT, graph.operators[op.attrs["at"]].result.name)])
+        elif op.updates is not None:
+            self._write(op)
+        else:
+            self._compute(op)
+
+    def _run_micro_batches(self, operators: Sequence[Operator], n: int, after: Sequence[Operator]) -> None:
+        """Write micro-batches, the accumulation of their gradients, the way back of the sums, and the operators after."""
         micro_batching = self.graph.micro_batching
         assert micro_batching is not None
         (taken,) = self.graph.backward_passes
         sums: dict[Place, Value] = {}
         rows: dict[Place, list[Value]] = {}
         copies = {name for name in self.graph.tensors if self.graph.accumulates(name)}
+        passes = []
         for index in range(n):
             which = MicroBatch(micro_batching, index, self.view.strategy.mesh.n_devices)
-            self._micro_batch, self._pass = index, _Pass(self.view, self.router, which)
+            passes.append(_Pass(self.view, self.router, which, self.is_whole))
+            self._micro_batch, self._pass = index, passes[-1]
             for op in operators:
                 if op.type == PLACEHOLDER:
                     self._add(FEED, FORWARD, Place(OPERATOR, op.name), (), _results(op))
@@ -154,11 +172,12 @@ class _Step:
                 reads = (*([sums[place]] if index else ()), value)
                 self.tasks.insert(written[value] + 1, Task(SUM, BACKWARD, place, reads, (total,)))
                 sums[place] = total
-        self._micro_batch, self._pass, start = -1, self._once, len(self.tasks)
-        arrived = self._back(sums, self._variables(taken), {})
-        updates = _Updates()
-        updates.add(self.graph, taken, arrived, rows)
-        self._update(start, updates)
+        self._micro_batch, self._pass = -1, self._once
+        for op in after:
+            self._compute_after(op, passes)
+        self._start = len(self.tasks)
+        self._taken[taken.name] = self._back(sums, self._variables(taken), {})
+        self._train([self.graph.train_steps[taken.name]], rows)
 
     def _add(
         self,
@@ -203,13 +222,17 @@ class _Step:
 
     # The forward pass
 
-    def _write(self, op: Operator, variable: Tensor) -> None:
+    def _write(self, op: Operator) -> None:
         """Write an operator that writes to a variable in place, or reads it after such a write."""
-        sharding = OperandSharding(self.view.layout(variable), None)
-        reads = [self._operand(Place(OPERAND, op.name, position), tensor, sharding) for position, tensor in op.operands]
-        self._add(WRITE, FORWARD, Place(OPERATOR, op.name), (Value(Place(RESULT, variable.name)), *reads), _results(op))
+        self._overwrite(op, [self._operand(Place(OPERAND, op.name, i), each) for i, each in op.operands])
+
+    def _overwrite(self, op: Operator, reads: Sequence[Value]) -> None:
+        """Write an operator that writes to a variable in place, or reads it, after its operands."""
+        assert op.updates is not None
+        variable = Value(Place(RESULT, self.graph.operators[op.updates].result.name))
+        self._add(WRITE, FORWARD, Place(OPERATOR, op.name), (variable, *reads), _results(op))
         for result in _results(op):
-            self._alias(result, Value(Place(RESULT, variable.name)))
+            self._alias(result, variable)
 
     def _compute(self, op: Operator) -> None:
         """Write an operator, after the reshardings of its operands."""
@@ -217,13 +240,13 @@ class _Step:
         for position, tensor in op.operands:
             place = Place(OPERAND, op.name, position)
             if self._pass is self._once or not self._pass.backward.flow.accumulates(op, position):
-                reads.append(self._operand(place, tensor, self.view.sharding(op, position)))
+                reads.append(self._operand(place, tensor))
                 continue
             reads.append(Value(place))
             if Value(place) not in self._made_once:
                 # Resharded once for all micro-batches.
                 current, self._pass = self._pass, self._once
-                self._operand(place, tensor, self.view.sharding(op, position))
+                self._operand(place, tensor)
                 self._pass = current
         self._pass.places.append(Place(OPERATOR, op.name))
         self._add(COMPUTE, FORWARD, Place(OPERATOR, op.name), tuple(reads), _results(op))
@@ -233,29 +256,78 @@ class _Step:
                 position = next(i for i, operand in op.operands if operand.name == viewed.name)
                 self._alias(Value(Place(RESULT, tensor.name)), Value(Place(OPERAND, op.name, position)))
 
-    def _operand(self, place: Place, tensor: Tensor, sharding: OperandSharding) -> Value:
+    def _compute_after(self, op: Operator, passes: Sequence[_Pass]) -> None:
+        """Write an operator that runs after all micro-batches, and reads what each of them computed."""
+        reads = []
+        for position, tensor in op.operands:
+            place = Place(OPERAND, op.name, position)
+            each_pass = enumerate(passes) if self.graph.n_runs(tensor.name) > 1 else [(-1, self._once)]
+            for self._micro_batch, self._pass in each_pass:
+                reads.append(self._own(self._operand(place, tensor)))
+        self._micro_batch, self._pass = -1, self._once
+        if op.updates is None:
+            self._add(COMPUTE, FORWARD, Place(OPERATOR, op.name), tuple(reads), _results(op))
+        else:
+            self._overwrite(op, reads)
+
+    def _operand(self, place: Place, tensor: Tensor) -> Value:
         """Write the resharding of a tensor to an operand, by way of its shared copy if it has one."""
-        source, shared = Value(Place(RESULT, tensor.name)), self.view.strategy.shared.get(tensor.name)
-        if shared is not None:
+        source = Value(Place(RESULT, tensor.name))
+        if self._pass.backward.flow.has_copy(tensor):
             copy = Place(SHARED, tensor.name)
             if tensor.name not in self._pass.shared:
                 self._pass.shared.add(tensor.name)
-                self._reshard(copy, source, self.view.shared_resharding(tensor, shared))
+                self._reshard(copy, source)
             source = Value(copy)
-        self._reshard(place, source, self.view.resharding(tensor, sharding))
+        self._reshard(place, source)
         return Value(place)
 
-    def _reshard(self, place: Place, source: Value, resharding: Resharding) -> None:
+    def _reshard(self, place: Place, source: Value) -> None:
         """Write the resharding to an operand or to a shared copy."""
-        path = self.router.route(resharding).forward
+        flow = self._pass.backward.flow
         self._pass.places.append(place)
-        if path.steps:
-            stream = self._pass.backward.flow.stream(path)
-            self._add(RESHARD, FORWARD, place, (source,), (Value(place),), stream)
+        path = None if flow.is_whole else self.router.route(flow.resharded(place)[1]).forward
+        if path is None or path.steps:
+            self._add(RESHARD, FORWARD, place, (source,), (Value(place),), flow.stream(path))
         else:
             self._alias(Value(place), source)
 
     # The backward pass
+
+    def _take(self, taken: Gradients) -> dict[Place, Value]:
+        """Write the backward pass that takes gradients, once; return those that nothing passes on."""
+        if taken.name not in self._taken:
+            if self._start < 0:
+                self._start = len(self.tasks)
+            self._taken[taken.name] = self._back_from_loss(taken, self._variables(taken) | self._found(taken))
+        return self._taken[taken.name]
+
+    def _train(self, steps: Sequence[TrainStep], rows: Mapping[Place, Sequence[Value]] | None = None) -> None:
+        """Write the updates of training steps, after the gradients that they need.
+
+        Args:
+            rows: the gradients of lookups' results, where micro-batches have several.
+        """
+        updates = Updates(self.view, self.router, self.tasks, self.aliases)
+        for step in steps:
+            self._trained.add(step.name)
+            arrived: dict[Place, Value] = {}
+            if step.loss is not None:
+                arrived = self._take(Gradients(step.name, step.loss, step.variables))
+            places = (Place(OPERAND, step.name, HYPERPARAMETER - i) for i in range(len(step.optimizer.tensors)))
+            hyperparameters = [self._operand(*each) for each in zip(places, step.optimizer.tensors, strict=True)]
+            given = {name: self._given(name, tensor) for name, tensor in zip(step.variables, step.gradients, strict=False)}
+            found = {place: [value] for place, value in arrived.items()} if rows is None else rows
+            updates.add(step, arrived, found, given, hyperparameters)
+        if steps:
+            updates.write(max(self._start, 0))
+
+    def _given(self, variable: str, tensor: Tensor) -> Value:
+        """Write the resharding of a tensor that a variable is updated by; return what it becomes."""
+        if self.graph.producers[tensor.name].updates == variable:
+            return Value(Place(RESULT, tensor.name))
+        position = self.graph.given_gradients[variable].index(tensor)
+        return self._operand(Place(OPERAND, variable, position), tensor)
 
     def _variables(self, taken: Gradients) -> set[str]:
         """Return the names of the variables' tensors with respect to which gradients are taken."""
@@ -269,10 +341,9 @@ class _Step:
     def _back_from_loss(self, taken: Gradients, starts: set[str]) -> dict[Place, Value]:
         """Write the backward pass from a loss; return the gradients that nothing passes on."""
         place = Place(OPERAND, taken.name, LOSS)
-        sharding = step_sharding(self.view.strategy.mesh, taken.loss, Consumer(taken.name, LOSS))
-        self._operand(place, taken.loss, sharding)
+        self._operand(place, taken.loss)
         # The gradient of the loss is a constant.
-        seed = Value(place, GRADIENT)
+        seed = Value(place, GRADIENT_OF)
         self._add(FEED, BACKWARD, place, (Value(place),), (seed,))
         return self._back({place: seed}, starts, {taken.name: taken.loss})
 
@@ -288,75 +359,6 @@ class _Step:
         arrived = {place: self._own(value) for place, value in backward.arrived.items()}
         backward.arrived.clear()
         return arrived
-
-    def _update(self, start: int, updates: _Updates) -> None:
-        """Write the updates of variables, each as soon as its gradient has arrived and its old value has been read.
-
-        Variables that are updated by rows come last.
-
-        Args:
-            start: the index of the task with which the first backward pass begins.
-        """
-        later: dict[int, list[Task]] = {}
-        for name, gradient in updates.dense:
-            task = Task(UPDATE, BACKWARD, Place(OPERATOR, name), (gradient,), ())
-            variable = Place(RESULT, self.graph.operators[name].result.name)
-            later.setdefault(self._behind(start, variable, gradient), []).append(task)
-        for index in sorted(later, reverse=True):
-            self.tasks[index:index] = later[index]
-        for name, gradients in updates.rows:
-            returned = []
-            for gradient, place in gradients:
-                returned.append(gradient._replace(place=place, version=RETURNED, n_summed=0))
-                stream = self._stream_of_rows(place)
-                self.tasks.append(Task(RESHARD, BACKWARD, place, (gradient,), (returned[-1],), stream=stream))
-            self.tasks.append(Task(UPDATE, BACKWARD, Place(OPERATOR, name), tuple(returned), ()))
-
-    def _stream_of_rows(self, place: Place) -> str:
-        """Return the stream in which the gradient of what a lookup found is sent to every device."""
-        op = self.graph.producers[place.name]
-        _, resharding = row_reshardings(op, self.view.rules[op.name], self.view.strategy.configs[op.name])
-        return self._once.backward.flow.stream(self.router.route(resharding).forward, is_overlappable=True)
-
-    def _behind(self, start: int, variable: Place, gradient: Value) -> int:
-        """Return the index behind the last task that writes a variable's gradient, or reads the variable's old value."""
-        for index in range(len(self.tasks) - 1, start - 1, -1):
-            task = self.tasks[index]
-            if gradient in task.writes or any(self._source(value).place == variable for value in task.reads):
-                return index + 1
-        return len(self.tasks)
-
-    def _source(self, value: Value) -> Value:
-        """Return the value whose memory a value is."""
-        while value in self.aliases:
-            value = self.aliases[value]
-        return value
-
-
-@dataclass
-class _Updates:
-    """The updates of variables that are to be written.
-
-    Attributes:
-        dense: variables' names with their gradients.
-        rows: names of variables that are updated by rows, with the gradients of what lookups found, and the lookups' places.
-    """
-
-    dense: list[tuple[str, Value]] = field(default_factory=list)
-    rows: list[tuple[str, list[tuple[Value, Place]]]] = field(default_factory=list)
-
-    def add(
-        self, graph: Graph, taken: Gradients, arrived: Mapping[Place, Value], rows: Mapping[Place, Sequence[Value]]
-    ) -> None:
-        """Add the updates of a training step; ``rows`` has the gradients of lookups' results in all micro-batches."""
-        for name in taken.variables:
-            lookups = graph.lookups.get(name, ())
-            places = [Place(RESULT, graph.operators[each].result.name) for each in lookups]
-            place = Place(RESULT, graph.operators[name].result.name)
-            if lookups:
-                self.rows.append((name, [(value, each) for each in places for value in rows.get(each, ())]))
-            elif place in arrived:
-                self.dense.append((name, arrived[place]))
 
 
 def _results(op: Operator) -> tuple[Value, ...]:

@@ -113,16 +113,18 @@ def record(
     if isinstance(result, tf.keras.Model):
         # Called again, since the variables of this model belong to the recording.
         return record_keras(lambda: cast("tf.keras.Model", function()), name, optimizer, batch_size)
-    if not recording.steps:
+    steps, taken = recording.updates()
+    if not steps:
         _minimize(recording, result, name, optimizer)
+        steps, taken = recording.updates()
     recorded = time.perf_counter()
-    graph = import_graph(recording.graph, recording.steps)
+    graph = import_graph(recording.graph, steps, taken=taken)
     if os.environ.get("TENSOROPT_CHECK") == "1":
         check(graph)
     model = Model(graph, analyse(graph))
     dump("model", graph)
     seconds = {"record": recorded - started, "import": time.perf_counter() - recorded}
-    optimizers = tuple(dict.fromkeys(str(step.optimizer) for step in recording.steps))
+    optimizers = tuple(dict.fromkeys(str(step.optimizer) for step in steps))
     return Recorded(name, model, optimizers, lambda: FirstValues(recording.graph), seconds)
 
 

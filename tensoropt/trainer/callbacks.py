@@ -90,7 +90,7 @@ class _FollowingCallback(keras.callbacks.Callback):
     def _led(self, hook: str) -> Callable[..., None]:
         draws = hook == "on_epoch_end" and any(getattr(each, "histogram_freq", 0) for each in self._callbacks)
 
-        def call(logs: dict[str, Any], *arguments: Any, **named: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        def call(logs: dict[str, Any], /, *arguments: Any, **named: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             self._scalars.note(hook)
             are_written = hook == "on_epoch_end" and any(isinstance(each, TensorBoard) for each in self._callbacks)
             scalars = self._scalars.of(self._trainer.plan, self._trainer.batch_size) if are_written else {}

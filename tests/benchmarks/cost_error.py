@@ -3,7 +3,14 @@
     tensoropt run -n 2 tests/benchmarks/cost_error.py [--models vgg16,rnn] [--random 20] [--frontier 10] [--steps 10]
 
 Two predictions of each plan: by operators that are all measured by themselves, as the TensorOpt paper has it for its Table
-2, and by what the search for the chosen plan knew, where a class's fitted model stands for what it hadn't measured.
+2, and by what the search for the chosen plan knew, where a class's fitted model stands for what it hadn't measured. And of
+the former two more: *simulated* is the step as the simulator plays it through, *sum* is the step with nothing hidden of its
+communication. *tau* is Kendall's, of the orders of predicted and measured steps: by *step*, *sum* and *simulated*.
+
+    tensoropt run -n 2 tests/benchmarks/cost_error.py --random 14 --frontier 5 --steps 5 --budget 15s
+    tests/benchmarks/two_machines.sh tests/benchmarks/cost_error.py --random 14 --frontier 5 --steps 5 --budget 15s
+
+have 20 plans of each model, with data parallelism's.
 
 Hardware: ``--hardware FILE`` of ``tensoropt calibrate``, else what ``init`` would take (a calibration that is fresh, or a
 quick measurement). ``--budget 60s`` is what the search may measure. One thread a rank. Random strategies go from all over
@@ -54,7 +61,8 @@ from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import Hardware
 from tensoropt.profiling.ranks import MeasuringProcess, lower_quartile
 from tensoropt.profiling.tensorflow_engine import TensorFlowEngine
-from tensoropt.profiling.work import Known
+from tensoropt.profiling.work import MeasuredOperators
+from tensoropt.program.simulator import network_of, step_timeline
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import interface
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
@@ -90,7 +98,8 @@ REPEATS = 5
 """Of the plan whose noise is measured."""
 CONTENDERS, TURNS = 3, 10
 """How many of the plans that were measured fastest take steps in turn with mini_time's, and how often it is their turn."""
-TIMES = ("step", "searched", "compute", "network")
+TIMES = ("step", "searched", "simulated", "sum", "compute", "network")
+ORDERED = ("step", "sum", "simulated")
 PARTS = ("steady", *TIMES, "steady_network", "memory")
 TITLES = {"steady": "step at one speed", "steady_network": "network at one speed"}
 REFERENCES = ("all_gather", "all_reduce")
@@ -101,12 +110,24 @@ PERCENTILES = {"median": 50, "p95": 95}
 
 
 @dataclass(frozen=True)
+class Choice:
+    """A plan that all ranks run, by measured operators; and its step as the search saw it, and as it is simulated."""
+
+    kind: str
+    searched_us: float
+    simulated_us: float
+    plan: Plan
+
+
+@dataclass(frozen=True)
 class Run:
     """One plan's predictions and measurements: (predicted, measured) each; ``searched`` is the step as the search saw it."""
 
     kind: str
     step: tuple[float, float]
     searched: tuple[float, float]
+    simulated: tuple[float, float]
+    sum: tuple[float, float]
     compute: tuple[float, float]
     network: tuple[float, float]
     memory: tuple[float, float]
@@ -115,9 +136,11 @@ class Run:
     network_speed: float
 
     @classmethod
-    def of(cls, kind: str, searched_us: float, check: PlanCheck, speed: float, network_speed: float) -> Run:
+    def of(cls, choice: Choice, check: PlanCheck, speed: float, network_speed: float) -> Run:
         step, *parts = ((c.predicted, c.measured) for c in (check.step, check.compute, check.network, check.memory))
-        return cls(kind, step, (searched_us, step[1]), *parts, check.waiting_us, speed, network_speed)
+        predicted_us = choice.searched_us, choice.simulated_us, choice.plan.compute_time_us + choice.plan.network_time_us
+        others = ((time_us, step[1]) for time_us in predicted_us)
+        return cls(choice.kind, step, *others, *parts, check.waiting_us, speed, network_speed)
 
     @property
     def steady(self) -> tuple[float, float]:
@@ -210,15 +233,15 @@ def _reference(engine: TensorFlowEngine) -> tuple[Callable[[], Any], ...]:
 
 def planned(
     recorded: Recorded, hardware: Hardware, processes: Processes, arguments: argparse.Namespace, speed: Speed
-) -> tuple[list[tuple[str, float, Plan]], float]:
-    """The plans that all ranks run, mini_time first: (kind, predicted microseconds, plan by measured operators).
+) -> tuple[list[Choice], float]:
+    """The plans that all ranks run, mini_time first.
 
     Every rank must call it. The second value is the reference's seconds while the operators were measured.
     """
     request = Request(recorded.model, hardware, None, assumed=assumptions(hardware))
     on_first_rank = Context(hardware, None).on_first_rank
 
-    def search(known: Known) -> Plan:
+    def search(known: MeasuredOperators) -> Plan:
         return mini_time(replace(request, known=known), processes.size)
 
     each: list[tuple[str, Plan]] = []
@@ -228,7 +251,7 @@ def planned(
         plan = searching.find(on_first_rank)
         baseline_trial = BaselineTrial(
             processes=processes, model=recorded.model, first_values=recorded.first_values, collectives=MPI, limit_bytes=None,
-            budget_s=searching.budget_s, store=store, told=searching.stats,
+            budget_s=searching.budget_s, store=store, stats=searching.stats,
         )
         winner = baseline_trial.winner(plan, on_first_rank)
         if processes.rank == 0:
@@ -242,11 +265,19 @@ def planned(
         seconds.append(speed.seconds())
         chosen = []
         if frontier is not None:
-            costing = costing_of(recorded.model, hardware, frontier.mesh, Known(store.measured))
+            costing = costing_of(recorded.model, hardware, frontier.mesh, MeasuredOperators(store.measured))
             built = Task(costing, frontier.mesh, frontier.built.space).full_problem()
-            chosen = [(kind, plan.time_us, costed(plan, recorded.model, costing, built).to_json()) for kind, plan in each]
-    plans = [(kind, time_us, Plan.from_json(value)) for kind, time_us, value in processes.broadcast(chosen)]
+            for kind, plan in each:
+                simulated_us = simulated_ns(plan, recorded.model, costing, hardware) / 1e3
+                chosen.append((kind, plan.time_us, simulated_us, costed(plan, recorded.model, costing, built).to_json()))
+    plans = [Choice(*rest, Plan.from_json(value)) for *rest, value in processes.broadcast(chosen)]
     return plans, float(np.mean(seconds))
+
+
+def simulated_ns(plan: Plan, model: Model, costing: OperatorCosting, hardware: Hardware) -> int:
+    """The simulated time of a plan's step, by operators that were measured."""
+    view, network = model.view(plan.strategy), network_of(hardware, plan.mesh)
+    return step_timeline(view, costing, plan.router(costing.reshardings.steps), network).makespan_ns
 
 
 def costed(plan: Plan, model: Model, costing: OperatorCosting, built: StrategyProblem) -> Plan:
@@ -294,24 +325,24 @@ def runs_of(name: str, hardware: Hardware, processes: Processes, arguments: argp
     def run(plan: Plan) -> PlanCheck:
         return check_plan(plan, recorded.model, recorded.first_values(), processes, arguments.steps, hardware)
 
-    for number, (kind, searched_us, plan) in enumerate(plans):
+    for number, choice in enumerate(plans):
         before, after = REFERENCES
         seconds, network_speeds = [speed.seconds()], [network.times(before)]
-        check = run(plan)
+        check = run(choice.plan)
         seconds.append(speed.seconds())
         network_speeds.append(network.times(after))
         speeds = then_s / float(np.mean(seconds)), float(np.mean(network_speeds))
-        runs.append(Run.of(kind, searched_us, check, *speeds))
+        runs.append(Run.of(choice, check, *speeds))
         if number in repeated_at:
-            again = run(plans[0][-1])
+            again = run(plans[0].plan)
             repeats.append((again.step.measured, again.network.measured))
         if processes.rank == 0:
             parts = [f"{part} {p / 1e3:.1f} / {m / 1e3:.1f}" for part in TIMES for p, m in [getattr(runs[-1], part)]]
             told = f"predicted / measured ms: {', '.join(parts)}; speed {speeds[0]:.2f}, {speeds[1]:.2f}"
-            print(f"{name} {number + 1}/{len(plans)} {kind}: {told}", flush=True)
+            print(f"{name} {number + 1}/{len(plans)} {choice.kind}: {told}", flush=True)
     fastest = processes.broadcast(np.argsort([run.step[1] for run in runs])[:CONTENDERS].tolist())
     compared = [0, len(plans) - 1, *(place for place in fastest if 0 < place < len(plans) - 1)]
-    compared_plans = [plans[place][-1] for place in compared]
+    compared_plans = [plans[place].plan for place in compared]
     seconds = interleaved_seconds(compared_plans, recorded.model, recorded.first_values, processes, MPI, TURNS)
     mini_s, *others_s = np.median(seconds, axis=0).tolist()
     of_step, of_network = np.mean(np.abs(np.array(repeats) / np.median(repeats, axis=0) - 1), axis=0).tolist()
@@ -330,9 +361,9 @@ def row(name: str, measured: Measured) -> list[str]:
         cells.append(" / ".join(f"{value:.1%}" for value in values))
     memory = np.array([run.memory for run in runs])
     cells.append(f"{min(0.0, float((memory[:, 0] / memory[:, 1]).min() - 1)):.1%}")
-    steps = np.array([run.step for run in runs])
     speeds = [run.speed for run in runs]
-    cells += [f"{kendalltau(steps[:, 0], steps[:, 1]).statistic:.2f}"]
+    ordered = (np.array([getattr(run, part) for run in runs]).T for part in ORDERED)
+    cells += [" / ".join(f"{kendalltau(*steps).statistic:.2f}" for steps in ordered)]
     cells += [" / ".join(f"{noise:.1%}" for noise in measured.noise)]
     cells += [f"{min(speeds):.2f} to {max(speeds):.2f}"]
     return cells + [f"{ratio:.2f}" for ratio in measured.compared]
@@ -359,8 +390,8 @@ def main() -> None:
             arguments.json.write_text(json.dumps(everything, indent=1))
     if processes.rank == 0:
         errors = [f"{TITLES.get(part, part)}: mean / {' / '.join(PERCENTILES)}" for part in PARTS]
-        titles = ["model", "plans", *errors, "memory under", "tau", "noise: step / network", "speeds", *COMPARED]
-        print(tabulate(rows, titles))
+        titles = [*errors, "memory under", f"tau: {' / '.join(ORDERED)}", "noise: step / network", "speeds"]
+        print(tabulate(rows, ["model", "plans", *titles, *COMPARED]))
 
 
 if __name__ == "__main__":

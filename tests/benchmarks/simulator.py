@@ -1,11 +1,16 @@
-"""The delta simulation against the full one, for single changes on FlexFlow's six models.
+"""The delta simulation against the full one, for single changes and whole searches on FlexFlow's six models.
 
-    python tests/benchmarks/simulator.py [MODEL ...] [--cluster k80-16x4] [--changes 50]
+    python tests/benchmarks/simulator.py [MODEL ...] [--cluster k80-16x4] [--changes 50] [--proposals 0]
 
 From data parallelism on, an operator that is drawn at random gets a random config: all devices along one of its factors, or
 two. The change is simulated in full (Algorithm 1: the task graph is built and simulated) and by the difference, and both
 must give the same time; every second change is kept. What resharding takes which path was looked up before in both cases.
-The columns are medians in milliseconds; *compiled* is the full simulation by the delta simulation's own compiled loop.
+The columns are medians in milliseconds of processor time; *compiled* is the full simulation by the delta simulation's own
+compiled loop.
+
+With ``--proposals`` there is a second table, of whole searches of so many proposals from data parallelism on (FlexFlow's
+Table 5): seconds with either simulation, all that a search does included. Both make the same proposals and must come to the
+same strategies.
 """
 
 from __future__ import annotations
@@ -14,18 +19,23 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from tabulate import tabulate
 
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.ir.graph import Operator
 from tensoropt.profiling.hardware import resolve
-from tensoropt.program.simulator import DeltaSimulation, StepActions, network_of, step_graph
+from tensoropt.program.simulator import DeltaSimulation, Network, StepActions, network_of, step_graph
+from tensoropt.program.simulator.actions import Chain
 from tensoropt.program.simulator.full import simulate, task_graph
+from tensoropt.program.simulator.step_graph import StepGraph
 from tensoropt.rules.rule import NONE, Config, why_unsearched
+from tensoropt.search import monte_carlo, simulated_position
 from tensoropt.search.baselines import data_parallel
 from tensoropt.search.baselines.task import Task
+from tensoropt.search.problem.config_space import space_for
 from tensoropt.sharding.resharding import Router
 from tensoropt.sharding.strategy import Strategy, StrategyView
 from tensoropt.tools.offline import record_named
@@ -34,9 +44,9 @@ MODELS = ("alexnet", "resnet101", "inception_v3", "rnntc", "rnnlm", "nmt")
 
 
 def timed(action: Callable[[], object]) -> tuple[float, object]:
-    started = time.perf_counter()
+    started = time.process_time()
     result = action()
-    return (time.perf_counter() - started) * 1e3, result
+    return (time.process_time() - started) * 1e3, result
 
 
 def random_config(view: StrategyView, op: Operator, rng: random.Random) -> Config:
@@ -55,10 +65,11 @@ def measured(name: str, cluster: str, n_changes: int) -> list[object]:
     mesh = hardware.mesh()
     costing, network = costing_of(model, hardware, mesh), network_of(hardware, mesh)
     view = model.view(Strategy(mesh, data_parallel.configs(Task(costing, mesh, "compact"))))
-    graph, actions = step_graph(view), StepActions(costing, Router(costing.reshardings.steps))
+    actions = StepActions(costing, Router(costing.reshardings.steps))
+    graph = step_graph(view, actions.router)
 
     def chains(view: StrategyView) -> list:
-        return [actions.chain(view, node) for node in graph.nodes]
+        return actions.chains(view, graph.nodes)
 
     def in_full(view: StrategyView) -> int:
         tasks.append(task_graph(graph, chains(view), network))
@@ -66,8 +77,9 @@ def measured(name: str, cluster: str, n_changes: int) -> list[object]:
 
     def by_difference(view: StrategyView, op: Operator, config: Config) -> tuple[int, StrategyView]:
         changed = view.changed({op.name: config})
-        touched = graph.touched([op])
-        return simulation.try_chains({n: actions.chain(changed, graph.nodes[n]) for n in touched}), changed
+        touched = graph.touched([op.name])
+        chains = actions.chains(changed, [graph.nodes[n] for n in touched])
+        return simulation.try_chains(dict(zip(touched, chains, strict=True))), changed
 
     tasks: list = []
     simulation = DeltaSimulation(graph, chains(view), network)
@@ -92,15 +104,66 @@ def measured(name: str, cluster: str, n_changes: int) -> list[object]:
     return [name, len(operators), len(tasks[-1]), *(f"{ms:.2f}" for ms in medians), *ratios, n_changes]
 
 
+class FullSimulation:
+    """What DeltaSimulation does for a search, by a full simulation each time."""
+
+    def __init__(self, graph: StepGraph, chains: Sequence[Chain], network: Network) -> None:
+        self.graph, self.chains, self.network = graph, list(chains), network
+        self.makespan_ns = self.try_chains({})
+
+    def try_chains(self, changed: Mapping[int, Chain]) -> int:
+        self.tried = [changed.get(node, chain) for node, chain in enumerate(self.chains)]
+        self.tried_ns = max(each.end_ns for each in simulate(task_graph(self.graph, self.tried, self.network)))
+        return self.tried_ns
+
+    def keep(self) -> None:
+        self.chains, self.makespan_ns = self.tried, self.tried_ns
+
+
+def searched(task: Task, network: Network, simulation: type, n_proposals: int) -> tuple[float, object]:
+    """Search with a simulation until there were so many proposals; the seconds, and what was found."""
+    n_reports = 0
+
+    def count(done: int, total: int) -> None:
+        nonlocal n_reports
+        n_reports += 1
+        if n_reports > n_proposals // monte_carlo.EACH_REPORT:
+            raise KeyboardInterrupt
+
+    simulated_position.DeltaSimulation = simulation
+    started = time.process_time()
+    found = monte_carlo.search(task, network, monte_carlo.Limits(1e9), count)
+    return time.process_time() - started, found.candidates
+
+
+def whole(name: str, cluster: str, n_proposals: int) -> list[object]:
+    """Return a row of the second table."""
+    model, hardware = record_named(f"zoo:{name}").model, resolve(cluster)
+    mesh = hardware.mesh()
+    costing, network = costing_of(model, hardware, mesh), network_of(hardware, mesh)
+    task = Task(costing, mesh, space_for(model.graph, mesh))
+    task = replace(task, built=task.full_problem())
+    searched(task, network, DeltaSimulation, 0)  # compiles
+    delta_s, by_difference = searched(task, network, DeltaSimulation, n_proposals)
+    full_s, in_full = searched(task, network, FullSimulation, n_proposals)
+    assert by_difference == in_full, name
+    return [name, n_proposals, f"{full_s:.1f}", f"{delta_s:.1f}", f"{full_s / delta_s:.1f}"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"default: {' '.join(MODELS)}")
     parser.add_argument("--cluster", default="k80-16x4")
     parser.add_argument("--changes", type=int, default=50)
+    parser.add_argument("--proposals", type=int, default=0)
     arguments = parser.parse_args()
-    rows = [measured(name, arguments.cluster, arguments.changes) for name in arguments.models or MODELS]
+    names = arguments.models or MODELS
+    rows = [measured(name, arguments.cluster, arguments.changes) for name in names]
     headers = ["model", "operators", "tasks", "full", "compiled", "delta", "full/delta", "compiled/delta", "changes"]
     print(tabulate(rows, headers, disable_numparse=True))
+    if arguments.proposals:
+        rows = [whole(name, arguments.cluster, arguments.proposals) for name in names]
+        print(tabulate(rows, ["model", "proposals", "full s", "delta s", "full/delta"], disable_numparse=True))
 
 
 if __name__ == "__main__":

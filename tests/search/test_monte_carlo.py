@@ -2,88 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import random
 from dataclasses import replace
-from functools import cache
 
 import pytest
 from helpers.large import first
-from zoo.small import SMALL
+from search.simulated_tasks import LONG, MOST, MOST_LARGE, SIZES, enumerated_ns, model_of, task_of
 
-from tensoropt import zoo
 from tensoropt.common.errors import InputError
-from tensoropt.costs.model_costs import costing_of
 from tensoropt.ft import search as search_frontier
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.plan.options import mini_time
 from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import Hardware, named
-from tensoropt.program.simulator import StepActions, network_of
+from tensoropt.program.simulator import network_of
 from tensoropt.search import monte_carlo
 from tensoropt.search.baselines.task import Task
 from tensoropt.search.monte_carlo import Limits, MonteCarloResult, Walk, acceptance
-from tensoropt.search.problem.builder import ProblemBuilder
-from tensoropt.search.problem.config_space import COMPACT, states_of
-from tensoropt.sharding.model import Model
-from tensoropt.sharding.resharding import Router
-from tensoropt.tools.offline import record
-
-SIZES = {"lenet5": SMALL["lenet5"], "rnnlm": {**SMALL["rnnlm"], "steps": 2}}
-LONG = 1000.0
-MOST = 1500
-"""Strategies that are enumerated by ``make test``; ``--all`` has up to MOST_LARGE."""
-MOST_LARGE = 20_000
-
-
-@cache
-def model_of(name: str) -> Model:
-    return record(lambda: zoo.find(name)(**SIZES[name]), name).model
-
-
-def task_of(name: str, hardware: Hardware, seed: int | None = None, most: int = MOST) -> Task:
-    """The model's task in the compact space; with a seed, of few random states of each node, at most so many strategies."""
-    model, mesh = model_of(name), hardware.mesh()
-    costing = costing_of(model, hardware, mesh)
-    task = Task(costing, mesh, COMPACT)
-    if seed is None:
-        return task
-    rng, chosen = random.Random(seed), {}
-
-    def few(node):
-        key = node.operators[0].name
-        if key not in chosen:
-            every = states_of(COMPACT, node, task.rules, mesh, everything=False)
-            chosen[key] = tuple(rng.sample(every, min(len(every), rng.choice([1, 2, 3]))))
-        return chosen[key]
-
-    while True:
-        built = ProblemBuilder(model.graph, model.backward, costing, mesh, COMPACT, states=few).build()
-        n = math.prod(node.n_states for node in built.problem.nodes)
-        if most / 20 <= n <= most:
-            return replace(task, built=built)
-        chosen.clear()
+from tensoropt.search.problem.config_space import COMPACT
 
 
 def found_by(task: Task, hardware: Hardware, limits: Limits) -> MonteCarloResult:
     return monte_carlo.search(task, network_of(hardware, task.mesh), limits)
-
-
-def enumerated_ns(task: Task, hardware: Hardware) -> int:
-    """The least simulated time of all strategies of a task."""
-    problem = monte_carlo._Neighbours(task.full_problem())
-    nodes = problem.built.problem.nodes
-    actions = StepActions(task.costing, Router(task.costing.reshardings.steps))
-    start = problem.with_copies([0] * len(nodes))
-    position = monte_carlo._Position.of(problem, task, actions, network_of(hardware, task.mesh), start)
-    best = position.cost_ns
-    for states in itertools.product(*(range(node.n_states) for node in nodes)):
-        changes = {node: state for node, state in enumerate(states) if state != position.states[node]}
-        if max(problem.built.problem.cost(states)) < monte_carlo.INFEASIBLE:
-            best = min(best, position.tried(changes))
-            position.keep(0)
-    return best
 
 
 @pytest.mark.parametrize(("name", "cluster", "seed"), first(4, [

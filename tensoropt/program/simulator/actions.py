@@ -14,7 +14,6 @@ from ...ir.graph import VARIABLE, Operator
 from ...reschedule.halo import HaloStep
 from ...reschedule.path import Path
 from ...rules.rule import Config
-from ...sharding.consumers import sharding_of
 from ...sharding.resharding import (
     BUCKET_BYTES,
     Resharding,
@@ -25,18 +24,10 @@ from ...sharding.resharding import (
 )
 from ...sharding.strategy import StrategyView
 from ...sharding.update_resharding import row_reshardings, update_reshardings
+from ..gradient_flow import GradientFlow
+from ..tasks import SHARED
 from .network import COMPUTE, Action
-from .step_graph import (
-    BACKWARD,
-    FORWARD,
-    JOIN,
-    RECOMPUTE,
-    RESHARD_BACK,
-    ROWS,
-    SHARE_BACK,
-    UPDATE,
-    Node,
-)
+from .step_graph import BACKWARD, FORWARD, RECOMPUTE, REGATHER, RESHARD_BACK, RESHARE, ROWS, SHARE_BACK, UPDATE, Node
 
 Chain = tuple[Action, ...]
 
@@ -47,53 +38,62 @@ class StepActions:
 
     costing: OperatorCosting
     router: Router
-    _of_operators: dict[tuple[str, str, Config, int], Chain] = field(default_factory=dict, init=False, repr=False)
+    _of_operators: dict[tuple[Node, Config], Chain] = field(default_factory=dict, init=False, repr=False)
     _ways: dict[Resharding, tuple[Chain, Chain]] = field(default_factory=dict, init=False, repr=False)
 
-    def chain(self, view: StrategyView, node: Node) -> Chain:
-        """Return the actions of a node under the view's strategy."""
-        kind = node.kind
-        if kind == JOIN:
-            return ()
+    def chains(self, view: StrategyView, nodes: Iterable[Node]) -> list[Chain]:
+        """Return the actions of nodes under the view's strategy."""
+        flow = GradientFlow(view, self.router)
+        return [self._chain(flow, node) for node in nodes]
+
+    def _chain(self, flow: GradientFlow, node: Node) -> Chain:
+        kind, view = node.kind, flow.view
         if kind in (FORWARD, BACKWARD, UPDATE, ROWS, RECOMPUTE):
-            key = kind, node.name, view.strategy.configs[node.name], node.run
+            if kind == RECOMPUTE and node.name not in view.rematerialized:
+                return ()  # a view of what was made again
+            key = node, view.strategy.configs[node.name]
             if key not in self._of_operators:
-                self._of_operators[key] = self._of_operator(view, view.graph.operators[node.name], kind, node.run)
+                self._of_operators[key] = self._of_operator(view, view.graph.operators[node.name], node)
             return self._of_operators[key]
-        tensor = view.graph.tensors[node.name]
-        shared = view.strategy.shared.get(node.name)
-        if node.consumer is not None:
-            resharding = view.resharding(tensor, sharding_of(view, tensor, node.consumer))
-        elif shared is None:
+        if not node.tensor or (node.place.kind == SHARED and node.tensor not in view.strategy.shared):
             return ()
-        else:
-            resharding = view.shared_resharding(tensor, shared)
-        forward, backward = self._of_resharding(resharding)
+        if kind in (REGATHER, RESHARE) and not self._is_charged(view, node):
+            return ()
+        forward, backward = self._of_resharding(flow.resharded(node.place)[1])
         return backward if kind in (SHARE_BACK, RESHARD_BACK) else forward
 
-    def _of_operator(self, view: StrategyView, op: Operator, kind: str, run: int) -> Chain:
+    def _is_charged(self, view: StrategyView, node: Node) -> bool:
+        """Return whether a copy that is made again is regathered, and not just a view of what was made again."""
+        graph = view.graph
+        if node.kind == REGATHER:
+            return view.is_regathered(graph.operators[node.place.name], node.place.position)
+        operands = ((op, i) for op in graph.consumers[node.tensor] for i, each in op.operands if each.name == node.tensor)
+        return any(view.reads_regathered(*each) for each in operands if each[0].name in view.interfaces)
+
+    def _of_operator(self, view: StrategyView, op: Operator, node: Node) -> Chain:
+        kind, micro_batch = node.kind, node.micro_batch
         rule, config, seen = view.rules[op.name], view.strategy.configs[op.name], view.interfaces[op.name]
         if kind == ROWS:
             return self._forward(row_reshardings(op, rule, config))
         total_ns = self.costing.compute_time_ns(op, rule, config, seen)
         if kind == UPDATE:
-            by_rows = op.name in view.graph.lookups
-            reshardings = update_reshardings(view.graph.updates[op.name], op.result, view.layout(op.result), by_rows)
-            return _joined([*self._forward(reshardings), *_computed(total_ns)])
+            by_rows, updates = op.name in view.graph.lookups, view.graph.updates[op.name]
+            own = update_reshardings(updates[node.number : node.number + 1], op.result, view.layout(op.result), by_rows)
+            return _joined([*self._forward(own), *_computed(_share(total_ns, len(updates), node.number))])
         if op.type == VARIABLE:
             return ()
         backward_ns = self.costing.backward_time_ns(op, rule, config, seen)
         n_runs = view.graph.n_runs(op.result.name) if op.outputs else 1
         if kind == RECOMPUTE:
-            return _computed(_share(total_ns - backward_ns, n_runs, run))
+            return _computed(_share(total_ns - backward_ns, n_runs, micro_batch))
         differentiated = differentiated_operands(op, view.gradients)
         inside = inner_reshardings(op, rule, config, differentiated)
         if kind == BACKWARD:
             ways = [action for each in inside for action in self._of_resharding(each)[1]]
-            return _joined([*ways, *_computed(_share(backward_ns, n_runs, run))])
+            return _joined([*ways, *_computed(_share(backward_ns, n_runs, micro_batch))])
         # The costs of an operator without a backward pass have none of its time there.
         forward_ns = total_ns - (backward_ns if differentiated else 0)
-        return _joined([*self._forward(inside), *_computed(_share(forward_ns, n_runs, run))])
+        return _joined([*self._forward(inside), *_computed(_share(forward_ns, n_runs, micro_batch))])
 
     def _forward(self, reshardings: Iterable[Resharding]) -> Chain:
         return tuple(action for each in reshardings for action in self._of_resharding(each)[0])
@@ -152,9 +152,9 @@ def _joined(actions: Iterable[Action]) -> Chain:
     return tuple(found)
 
 
-def _share(time_ns: int, n_runs: int, run: int) -> int:
+def _share(time_ns: int, n_runs: int, number: int) -> int:
     """Return the time of one of several equal runs; the first has what can't be divided."""
     each, rest = divmod(time_ns, n_runs)
-    return each + (rest if run == 0 else 0)
+    return each + (rest if number == 0 else 0)
 
 

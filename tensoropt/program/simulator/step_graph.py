@@ -1,21 +1,29 @@
-"""What a training step consists of, and what waits for what: the nodes of its task graph, which depend on no config.
+"""The step program as a graph that changes of configs leave as it is: what waits for what.
 
-A node is one thing that happens to an operator or a tensor: its forward pass, the resharding of a tensor to one consumer,
-its gradient's way back. What a node takes is a chain of actions (:mod:`.actions`), none where nothing has to be done, and
-follows from the strategy. So a change of one operator's config changes the chains of a few nodes and nothing else.
+The nodes are the tasks of the program that has every resharding (``step_program(..., is_whole=True)``), whatever the
+strategy. What a task takes is a chain of actions (:mod:`.actions`), none where nothing has to be done, and follows from the
+strategy. So a change of one operator's config changes the chains of a few nodes and nothing else. A strategy's own program
+has the same tasks but for those that do nothing.
 
     forward, backward, update     an operator; a variable's update
+    write                         to a variable by the model, or a read after that
     share, reshard                to the shared copy of a tensor; from there, or as produced, to a consumer
+    loss                          the gradient of a loss, with which the backward pass begins
     share back, reshard back      the gradients' way: from each consumer, then together from the shared copy
     recompute, reshare, regather  in the backward pass: a rematerialized operator, regathered copies
     rows                          of a lookup whose table is updated by rows: its indices and gradients to every device
-    join                          waits for others and takes nothing
+    join                          waits for others and takes nothing; not a task
 
-With micro-batches the nodes of what is computed from the batch come once for each, one micro-batch after the other.
+A node waits for the tasks that write what its task reads; a sum of gradients is nothing but that. Beyond that
+
+- an update that needs a sum over all gradients waits for all of them;
+- a write to a variable waits for updates and writes that come before it;
+- a micro-batch begins when the one before has been through.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,35 +31,61 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from ...common.errors import InputError
-from ...ir.graph import GRADIENT, Operator, Tensor
-from ...sharding.consumers import LOSS, Consumer, consumers_of
+from ...sharding.resharding import Router
 from ...sharding.strategy import StrategyView
+from .. import tasks as step_tasks
+from ..gradient_flow import GradientFlow
+from ..step import StepProgram, step_program
+from ..tasks import COMPUTE, FEED, OPERAND, OPERATOR, RESHARD, RESULT, SHARED, SUM, Place, Task, Value
 
-FORWARD, BACKWARD, UPDATE, ROWS, JOIN = "forward", "backward", "update", "rows", "join"
-SHARE, RESHARD, SHARE_BACK, RESHARD_BACK = "share", "reshard", "share back", "reshard back"
+FORWARD, BACKWARD, UPDATE, WRITE, ROWS, LOSS, JOIN = "forward", "backward", "update", "write", "rows", "loss", "join"
+SHARE, RESHARDED, SHARE_BACK, RESHARD_BACK = "share", "reshard", "share back", "reshard back"
 RECOMPUTE, RESHARE, REGATHER = "recompute", "reshare", "regather"
-OF_OPERATORS = (FORWARD, BACKWARD, UPDATE, ROWS, RECOMPUTE)
-OF_TENSORS = (SHARE, RESHARD, SHARE_BACK, RESHARD_BACK, RESHARE, REGATHER)
+OF_OPERATORS = (FORWARD, BACKWARD, UPDATE, WRITE, ROWS, RECOMPUTE)
+_KINDS = {
+    (COMPUTE, step_tasks.FORWARD): FORWARD,
+    (FEED, step_tasks.FORWARD): FORWARD,
+    (FEED, step_tasks.BACKWARD): LOSS,
+    (COMPUTE, step_tasks.BACKWARD): BACKWARD,
+    (COMPUTE, step_tasks.REMATERIALIZED): RECOMPUTE,
+    (step_tasks.WRITE, step_tasks.FORWARD): WRITE,
+}
+_KINDS_OF_RESHARDINGS = {
+    (SHARED, step_tasks.FORWARD): SHARE,
+    (OPERAND, step_tasks.FORWARD): RESHARDED,
+    (SHARED, step_tasks.BACKWARD): SHARE_BACK,
+    (OPERAND, step_tasks.BACKWARD): RESHARD_BACK,
+    (RESULT, step_tasks.BACKWARD): ROWS,
+    (SHARED, step_tasks.REMATERIALIZED): RESHARE,
+    (OPERAND, step_tasks.REMATERIALIZED): REGATHER,
+}
 
 
 class Node(NamedTuple):
-    """One thing that happens in a step.
+    """A task of a step; of a bucket, what is done for one of its gradients.
 
     Attributes:
         kind: one of the kinds of the module docstring.
-        name: the operator's name, or the tensor's.
-        consumer: of ``reshard``, ``reshard back`` and ``regather``.
-        run: the number of the micro-batch.
+        place: the task's place; of ``rows``, the lookup.
+        tensor: the tensor that is resharded; empty for others.
+        micro_batch: the task's micro-batch; -1 for what is done once a step.
+        number: the number of the backward pass; of an update, its number among the updates of its variable.
     """
 
     kind: str
-    name: str
-    consumer: Consumer | None = None
-    run: int = 0
+    place: Place
+    tensor: str = ""
+    micro_batch: int = -1
+    number: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the tensor that is resharded, or else of the operator."""
+        return self.tensor or self.place.name
 
     def __str__(self) -> str:
-        to = f" for {self.consumer.name}" if self.consumer else ""
-        return f"{self.kind} {self.name}{to}" + (f", micro-batch {self.run + 1}" if self.run else "")
+        to = f" for {self.place}" if self.place.kind == OPERAND else ""
+        return f"{self.kind} {self.name}{to}" + (f", micro-batch {self.micro_batch + 1}" if self.micro_batch >= 0 else "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +94,14 @@ class StepGraph:
 
     Attributes:
         waits_for: the numbers of the nodes that each waits for.
-        by_name: the numbers of an operator's, or of a tensor's, nodes; joins aren't there.
+        by_operator: the numbers of the nodes whose actions depend on an operator's config, by its name.
+        by_tensor: the numbers of the nodes whose actions depend on a tensor's shared copy, by its name.
     """
 
     nodes: tuple[Node, ...]
     waits_for: tuple[tuple[int, ...], ...]
-    by_name: dict[tuple[bool, str], tuple[int, ...]]
+    by_operator: dict[str, tuple[int, ...]]
+    by_tensor: dict[str, tuple[int, ...]]
 
     @cached_property
     def leads_to(self) -> tuple[tuple[int, ...], ...]:
@@ -76,16 +112,14 @@ class StepGraph:
                 found[before].append(number)
         return tuple(map(tuple, found))
 
-    def touched(self, operators: Iterable[Operator], tensors: Iterable[str] = ()) -> list[int]:
+    def touched(self, operators: Iterable[str], tensors: Iterable[str] = ()) -> list[int]:
         """Return the numbers of the nodes whose actions may differ if these operators' configs, or tensors' copies, do."""
-        names = {(False, tensor): None for tensor in tensors}
-        for op in operators:
-            names[True, op.name] = None
-            names.update({(False, tensor.name): None for tensor in (*op.outputs, *(each for _, each in op.operands))})
-        return [number for name in names for number in self.by_name.get(name, ())]
+        found = dict.fromkeys(number for name in operators for number in self.by_operator.get(name, ()))
+        found.update(dict.fromkeys(number for name in tensors for number in self.by_tensor.get(name, ())))
+        return list(found)
 
 
-def step_graph(view: StrategyView) -> StepGraph:
+def step_graph(view: StrategyView, router: Router) -> StepGraph:
     """Return the nodes of the training steps of a model.
 
     They depend on the strategy in this alone: what is rematerialized or regathered has nodes, and a tensor with one consumer
@@ -99,211 +133,94 @@ def step_graph(view: StrategyView) -> StepGraph:
             "the model's steps run one after the other within a step: a loss needs gradients, or values that were updated; "
             "only steps with one forward and one backward pass can be simulated"
         )
-    return _Building(view).build()
+    return _Building(view, step_program(view, router, is_whole=True), GradientFlow(view, router)).build()
+
+
+def nodes_of(program: StepProgram, flow: GradientFlow) -> Iterator[tuple[Task, tuple[Node, ...]]]:
+    """Yield the tasks of a program with their nodes: one, for a bucket one for each gradient, for a sum of gradients none.
+
+    A placeholder that each micro-batch feeds by itself has no node beside theirs.
+    """
+    n_updates: Counter[str] = Counter()
+    for task in program.tasks:
+        number = task.writes[0].backward_pass if task.writes else 0
+        if task.work == SUM or (task.work == FEED and not task.writes):
+            yield task, ()
+        elif task.work == RESHARD:
+            yield task, tuple(_of_resharding(task, *ends, flow) for ends in zip(task.reads, task.writes, strict=True))
+        elif task.work == step_tasks.UPDATE:
+            yield task, (Node(UPDATE, task.place, "", -1, n_updates[task.place.name]),)
+            n_updates[task.place.name] += 1
+        else:
+            yield task, (Node(_KINDS[task.work, task.direction], task.place, "", task.micro_batch, number),)
+
+
+def _of_resharding(task: Task, read: Value, made: Value, flow: GradientFlow) -> Node:
+    kind, place = _KINDS_OF_RESHARDINGS[task.place.kind, task.direction], made.place
+    if kind == ROWS:
+        return Node(kind, Place(OPERATOR, flow.view.graph.producers[place.name].name), "", read.micro_batch)
+    return Node(kind, place, flow.resharded_tensor(place).name, task.micro_batch, made.backward_pass)
 
 
 class _Building:
-    """The nodes under construction."""
+    """The graph under construction."""
 
-    def __init__(self, view: StrategyView) -> None:
-        self.view, self.graph = view, view.graph
-        self.consumers = consumers_of(view.graph)
+    def __init__(self, view: StrategyView, program: StepProgram, flow: GradientFlow) -> None:
+        self.view, self.program, self.flow = view, program, flow
         self.waits: dict[Node, dict[Node, None]] = {}
-        self.operators = [op for op in view.graph.step_operators if op.updates is None]
-        self.place = {op.name: number for number, op in enumerate(view.graph.step_operators)}
-        self.back = {
-            op.name: frozenset(position for position, _ in op.operands if (op.name, position) in view.gradients)
-            for op in self.operators
-        }
+        # By value, the nodes after which it is there; by variable, the last node that wrote to it.
+        self._made: dict[Value, tuple[Node, ...]] = {}
+        self._written: dict[str, Node] = {}
+        self._all_gradients: dict[Node, None] = {}
+        self._summing: list[Node] = []
 
     def build(self) -> StepGraph:
-        for op in self.operators:
-            for tensor in op.outputs:
-                for run in range(self.graph.n_runs(tensor.name)):
-                    self._tensor(op, tensor, run)
-            for run in range(self._n_runs(op)):
-                self._operator(op, run)
-        for op in self.operators:
-            if op.name in self.graph.updates:
-                self._update(op)
-        for op in self.operators:
-            for run in range(self._n_runs(op)):
-                self._again(op, run)
+        for task, nodes in nodes_of(self.program, self.flow):
+            self._add(task, nodes)
+        if self._summing:
+            join = Node(JOIN, Place(OPERATOR, "all gradients"))
+            self.waits[join] = self._all_gradients
+            self.waits.update((node, {join: None}) for node in self._summing)
         return self._sorted()
 
-    def add(self, node: Node, waits_for: Iterable[Node] = ()) -> Node:
-        """Add a node, or what it waits for to one that is there already."""
-        self.waits.setdefault(node, {}).update(dict.fromkeys(waits_for))
-        return node
+    def _add(self, task: Task, nodes: tuple[Node, ...]) -> None:
+        needs = dict.fromkeys(node for value in (*task.all_reads, *task.after) for node in self._after(value))
+        if not nodes:
+            self._made.update(dict.fromkeys(task.writes, tuple(needs)))
+            return
+        (node,) = nodes  # the whole program has no buckets
+        if node.kind == UPDATE:
+            if any(update.sums for update in self.view.graph.updates[node.name]):
+                self._all_gradients.update(needs)
+                self._summing.append(node)
+            self._written[node.name] = node
+        if node.kind == WRITE:
+            variable = self.view.graph.operators[node.name].updates
+            assert variable is not None
+            needs.update(dict.fromkeys([self._written[variable]] if variable in self._written else ()))
+            self._written[variable] = node
+        if task.micro_batch > 0 and not any(before.micro_batch == task.micro_batch for before in needs):
+            needs[self._end_of(task.micro_batch - 1)] = None
+        self.waits[node] = needs
+        self._made.update(dict.fromkeys(task.writes, nodes))
 
-    def _n_runs(self, op: Operator) -> int:
-        return self.graph.n_runs(op.result.name) if op.outputs else 1
+    def _after(self, value: Value) -> tuple[Node, ...]:
+        """Return the nodes after which a value is there."""
+        while value not in self._made:
+            value = self.program.aliases[value]
+        return self._made[value]
 
-    def _runs(self, n_here: int, n_there: int, run: int) -> range:
-        """Return the micro-batches of another node that the one of this run goes with."""
-        if n_there <= n_here:
-            return range(min(run, n_there - 1), min(run, n_there - 1) + 1)
-        return range(n_there)
-
-    # Forward
-
-    def _operator(self, op: Operator, run: int) -> None:
-        n_runs = self._n_runs(op)
-        forward = self.add(Node(FORWARD, op.name, None, run))
-        is_fed = False
-        for position, tensor in op.operands:
-            producer, n_there = self.graph.producers[tensor.name], self.graph.n_runs(tensor.name)
-            is_fed |= n_there == n_runs > 1
-            consumer = Consumer(op.name, position)
-            for other in self._runs(n_runs, n_there, run):
-                if producer.updates is None:
-                    self.add(forward, [Node(RESHARD, tensor.name, consumer, other)])
-                elif producer.type == GRADIENT:
-                    self.add(forward, self._arriving(self.graph.operators[producer.updates].result, 0))
-                else:
-                    self.add(forward, [self._written(producer.updates)])
-        if run and not is_fed:
-            self.add(forward, [Node(JOIN, "micro-batch", None, run - 1)])
-        if self.back[op.name]:
-            arriving = [node for tensor in op.outputs for node in self._arriving(tensor, run)]
-            backward = self.add(Node(BACKWARD, op.name, None, run), [forward, *arriving])
-            if n_runs > 1:
-                self.add(Node(JOIN, "micro-batch", None, run), [backward])
-        elif n_runs > 1:
-            self.add(Node(JOIN, "micro-batch", None, run), [forward])
-        if op.name in self.graph.lookup_operators:
-            arriving = [node for tensor in op.outputs for node in self._arriving(tensor, run)]
-            self.add(Node(ROWS, op.name, None, run), [forward, *arriving])
-
-    def _written(self, variable: str) -> Node:
-        """Return the node after which a variable has its new value."""
-        return Node(UPDATE if variable in self.graph.updates else FORWARD, variable)
-
-    def _tensor(self, op: Operator, tensor: Tensor, run: int) -> None:
-        consumers = self.consumers.get(tensor.name, [])
-        source = Node(FORWARD, op.name, None, run)
-        if self._is_shared(tensor):
-            source = self.add(Node(SHARE, tensor.name, None, run), [source])
-        for consumer in consumers:
-            there = self.add(Node(RESHARD, tensor.name, consumer, run), [source])
-            if not self._has_gradient(consumer):
-                continue
-            back = self.add(Node(RESHARD_BACK, tensor.name, consumer, run))
-            if consumer.is_step:
-                self.add(back, [there])
-            else:
-                n_there = self._n_runs(self.graph.operators[consumer.name])
-                runs = self._runs(self.graph.n_runs(tensor.name), n_there, run)
-                self.add(back, [Node(BACKWARD, consumer.name, None, other) for other in runs])
-            if self._is_shared(tensor):
-                self.add(Node(SHARE_BACK, tensor.name, None, run), [back])
-
-    def _is_shared(self, tensor: Tensor) -> bool:
-        consumers = self.consumers.get(tensor.name, [])
-        return len(consumers) > 1 or (bool(consumers) and tensor.name in self.view.strategy.shared)
-
-    def _has_gradient(self, consumer: Consumer) -> bool:
-        if consumer.is_step:
-            return consumer.position == LOSS
-        return not consumer.is_update and consumer.position in self.back[consumer.name]
-
-    # Backward
-
-    def _arriving(self, tensor: Tensor, run: int) -> list[Node]:
-        """Return the nodes after which a tensor's gradient is there; none if it has none."""
-        back = [each for each in self.consumers.get(tensor.name, []) if self._has_gradient(each)]
-        if back and self._is_shared(tensor):
-            return [Node(SHARE_BACK, tensor.name, None, run)]
-        return [Node(RESHARD_BACK, tensor.name, consumer, run) for consumer in back]
-
-    def _update(self, op: Operator) -> None:
-        """Add the update of a variable: after its gradient, or after all gradients where it needs a sum over them."""
-        rows = (
-            Node(ROWS, name, None, run)
-            for name in self.graph.lookups.get(op.name, ())
-            for run in range(self._n_runs(self.graph.operators[name]))
-        )
-        given = (
-            Node(RESHARD, tensor, consumer, run)
-            for tensor, consumers in self.consumers.items()
-            if self.graph.producers[tensor].updates is None
-            for consumer in consumers
-            if consumer.is_update and consumer.name == op.name
-            for run in range(self.graph.n_runs(tensor))
-        )
-        ready = [Node(FORWARD, op.name), *self._arriving(op.result, 0), *rows, *given]
-        if any(update.sums for update in self.graph.updates[op.name]):
-            ready = [self.add(Node(JOIN, "all gradients"), ready)]
-        self.add(Node(UPDATE, op.name), ready)
-
-    def _again(self, op: Operator, run: int) -> None:
-        """Add what the backward pass makes again of an operator's results: itself, and regathered copies of them."""
-        view, again = self.view, Node(RECOMPUTE, op.name, None, run)
-        is_rematerialized = op.name in view.rematerialized
-        readers = [(tensor, each) for tensor in op.outputs for each in self._readers(tensor)]
-        if is_rematerialized:
-            self.add(again, [Node(FORWARD, op.name, None, run), *self._reached(self.needed_at[op.name], run)])
-            for name in dict.fromkeys([op.name, *(reader.name for _, reader in readers)]):
-                self._before_reading(name, run, again)
-        for tensor in op.outputs:
-            n_here = self.graph.n_runs(tensor.name)
-            shared = [each for each in self._readers(tensor) if view.reads_regathered(*self._operand(each))]
-            source = [again] if is_rematerialized else [Node(FORWARD, op.name, None, run)]
-            if shared:
-                first = max((self.needed_at[each.name] for each in shared), key=self.place.__getitem__)
-                source = [self.add(Node(RESHARE, tensor.name, None, run), [*source, *self._reached(first, run)])]
-            for consumer in self._readers(tensor):
-                if view.is_regathered(*self._operand(consumer)):
-                    node = Node(REGATHER, tensor.name, consumer, run)
-                    self.add(node, [*source, *self._reached(self.needed_at[consumer.name], run)])
-                elif consumer in shared:
-                    node = source[0]
-                else:
-                    continue
-                for other in self._runs(n_here, self._n_runs(self.graph.operators[consumer.name]), run):
-                    self._before_reading(consumer.name, other, node)
-
-    @cached_property
-    def needed_at(self) -> dict[str, str]:
-        """The operator at which the backward pass needs what an operator reads.
-
-        That is the operator itself. What a rematerialized one reads is needed where the first that reads its results needs
-        them, which is the last of these in the forward pass.
-        """
-        found: dict[str, str] = {}
-        for op in reversed(self.operators):
-            readers = (each.name for tensor in op.outputs for each in self._readers(tensor))
-            if op.name in self.view.rematerialized:
-                found[op.name] = max((found[name] for name in readers), key=self.place.__getitem__, default=op.name)
-            else:
-                found[op.name] = op.name
-        return found
-
-    def _readers(self, tensor: Tensor) -> list[Consumer]:
-        """Return the operators whose gradients, or rematerializations, may read a copy of a tensor."""
-        consumers = self.consumers.get(tensor.name, [])
-        return [each for each in consumers if not each.is_step and not each.is_update and self.back[each.name]]
-
-    def _operand(self, consumer: Consumer) -> tuple[Operator, int]:
-        return self.graph.operators[consumer.name], consumer.position
-
-    def _reached(self, name: str, run: int) -> list[Node]:
-        """Return the nodes after which the backward pass comes to an operator."""
-        op = self.graph.operators[name]
-        run = min(run, self._n_runs(op) - 1)
-        return [node for tensor in op.outputs for node in self._arriving(tensor, run)]
-
-    def _before_reading(self, name: str, run: int, node: Node) -> None:
-        """Let an operator's backward pass, and its rematerialization, wait for a node."""
-        for kind in (BACKWARD, RECOMPUTE):
-            reader = Node(kind, name, None, run)
-            if reader != node and (kind == BACKWARD or name in self.view.rematerialized):
-                self.add(reader, [node])
+    def _end_of(self, micro_batch: int) -> Node:
+        """Return the node that waits for all that was added of a micro-batch."""
+        join = Node(JOIN, Place(OPERATOR, "micro-batch"), "", micro_batch)
+        if join not in self.waits:
+            those = [node for node in self.waits if node.micro_batch == micro_batch]
+            waited_for = {before for node in those for before in self.waits[node]}
+            self.waits[join] = dict.fromkeys(node for node in those if node not in waited_for)
+        return join
 
     def _sorted(self) -> StepGraph:
         """Return the nodes in topological order; of several that could come next the one that was added first."""
-        unknown = {node for waits in self.waits.values() for node in waits if node not in self.waits}
-        assert not unknown, f"nodes wait for {sorted(map(str, unknown))[:3]}, which aren't there"
         added = list(self.waits)
         number = {node: i for i, node in enumerate(added)}
         leads_to: list[list[int]] = [[] for _ in added]
@@ -325,17 +242,25 @@ class _Building:
         place = {i: at for at, i in enumerate(order)}
         nodes = tuple(added[i] for i in order)
         waits_for = tuple(tuple(sorted(place[number[before]] for before in self.waits[node])) for node in nodes)
-        return StepGraph(nodes, waits_for, _by_name(nodes))
+        by_operator: dict[str, list[int]] = {}
+        by_tensor: dict[str, list[int]] = {}
+        for at, node in enumerate(nodes):
+            for name in self._decided_by(node):
+                by_operator.setdefault(name, []).append(at)
+            if node.tensor:
+                by_tensor.setdefault(node.tensor, []).append(at)
+        return StepGraph(nodes, waits_for, _frozen(by_operator), _frozen(by_tensor))
+
+    def _decided_by(self, node: Node) -> set[str]:
+        """Return the names of the operators on whose configs a node's actions depend."""
+        operators, found = self.view.graph.operators, set()
+        if node.tensor:
+            producer = self.view.graph.producers[node.tensor]
+            found.add(producer.updates or producer.name)
+        if node.place.name in operators and node.place.kind in (OPERATOR, OPERAND):
+            found.add(operators[node.place.name].updates or node.place.name)
+        return found
 
 
-def _by_name(nodes: Iterable[Node]) -> dict[tuple[bool, str], tuple[int, ...]]:
-    found: dict[tuple[bool, str], list[int]] = {}
-    for key, number in _named(nodes):
-        found.setdefault(key, []).append(number)
-    return {key: tuple(numbers) for key, numbers in found.items()}
-
-
-def _named(nodes: Iterable[Node]) -> Iterator[tuple[tuple[bool, str], int]]:
-    for number, node in enumerate(nodes):
-        if node.kind != JOIN:
-            yield (node.kind in OF_OPERATORS, node.name), number
+def _frozen(numbers: dict[str, list[int]]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(each) for name, each in numbers.items()}

@@ -12,10 +12,11 @@ from ...costs.operator_costs import OperatorCosting
 from ...profiling.costs import CollectiveCosts
 from ...sharding.resharding import BUCKET_BYTES, Router
 from ...sharding.strategy import StrategyView
+from ..tasks import OPERAND
 from .actions import Chain, StepActions
 from .full import Task, TaskTimes, simulate, task_graph
 from .network import COMPUTE, Action, Network, Resource
-from .step_graph import FORWARD, OF_OPERATORS, RESHARD, ROWS, SHARE, UPDATE, Node, StepGraph, step_graph
+from .step_graph import FORWARD, RESHARDED, ROWS, SHARE, UPDATE, WRITE, Node, StepGraph, step_graph
 
 
 class PathPart(NamedTuple):
@@ -75,18 +76,15 @@ class StepTimeline:
 
     def operator(self, node: Node) -> str:
         """Return the name of the operator, or of the training step, for which a node is."""
-        if node.kind in OF_OPERATORS:
-            return node.name
-        if node.consumer is not None:
-            return node.consumer.name
-        producer = self.view.graph.producers.get(node.name)
-        return producer.name if producer is not None else node.name
+        if node.place.kind == OPERAND or not node.tensor:
+            return node.place.name
+        return self.view.graph.producers[node.tensor].name
 
     def title(self, task: Task) -> str:
         """Return what a task is, as text."""
         node, action = self.graph.nodes[task.key.node], self.action(task)
         what = node.kind if action is None or action.kind == COMPUTE else action.kind
-        return f"{what} {node.name}" if node.kind in OF_OPERATORS else f"{what} {node.name} for {self.operator(node)}"
+        return f"{what} {node.name} for {self.operator(node)}" if node.tensor else f"{what} {node.name}"
 
     def critical_path(self) -> list[PathPart]:
         """Return the tasks of which each had to wait for the one before, from the beginning to the end of the step.
@@ -126,7 +124,7 @@ class StepTimeline:
             return "network"
         if node.kind in (UPDATE, ROWS):
             return "update"
-        return "forward" if node.kind in (FORWARD, SHARE, RESHARD) else "backward"
+        return "forward" if node.kind in (FORWARD, SHARE, RESHARDED, WRITE) else "backward"
 
 
 def additive_ns(action: Action, costs: CollectiveCosts) -> int:
@@ -148,8 +146,8 @@ def step_timeline(view: StrategyView, costing: OperatorCosting, router: Router, 
     Raises:
         InputError: the model has several passes, see :func:`.step_graph.step_graph`.
     """
-    graph, actions = step_graph(view), StepActions(costing, router)
-    return timeline_of(view, graph, [actions.chain(view, node) for node in graph.nodes], network)
+    graph, actions = step_graph(view, router), StepActions(costing, router)
+    return timeline_of(view, graph, actions.chains(view, graph.nodes), network)
 
 
 def timeline_of(view: StrategyView, graph: StepGraph, chains: Sequence[Chain], network: Network) -> StepTimeline:

@@ -22,7 +22,7 @@ from ...common.tensorflow_import import import_tensorflow
 from ...ft import ALGORITHMS, Budget
 from ...profiling.hardware import Hardware, HardwareError, named, resolve
 from ...runtime.ranks import display_here
-from ...search.baselines import MONTE_CARLO, MONTE_CARLO_SECONDS, OTHERS
+from ...search.baselines import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
 from ...search.problem.choices import CHOICES, checked_choices
 from ...search.problem.config_space import SPACES
 from ...search.problem.objectives import MEMORY_TIME, PAIRS, parse_objectives
@@ -112,7 +112,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds",
         metavar="S",
         help=f"time for refining a frontier that is not exact; default: {DEFAULT.seconds:g}, of a curve {OF_CURVE}; the "
-        f"time of --algorithm {MONTE_CARLO}; default: {MONTE_CARLO_SECONDS:g}",
+        f"most time of --algorithm {' and '.join(BY_SIMULATION)}; default: {MONTE_CARLO_SECONDS:g}",
     )
     add_strictness(parser)
     parser.add_argument("--gap", metavar="PERCENT", help="stop refining at this gap to the lower bound; default: 0")

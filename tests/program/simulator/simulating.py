@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 from zoo.small import SMALL
 
+import tensoropt
 from tensoropt import zoo
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.ir.graph import Operator
 from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import Hardware, Link, Topology, named
-from tensoropt.program.simulator.actions import StepActions
+from tensoropt.program.simulator.actions import Chain, StepActions
 from tensoropt.program.simulator.delta import Event
 from tensoropt.program.simulator.full import simulate, task_graph
 from tensoropt.program.simulator.network import Network, network_of
@@ -29,10 +30,39 @@ from tensoropt.sharding.resharding import Router
 from tensoropt.sharding.strategy import Strategy, StrategyView
 from tensoropt.tools.offline import record
 
+RANDOM = "random graph "
+
 
 @cache
 def model_of(name: str) -> Model:
+    """A small model of the zoo, or a random graph by its seed."""
+    if name.startswith(RANDOM):
+        return record(lambda: random_graph(random.Random(name)), name, "adam").model
     return record(lambda: zoo.find(name)(**SMALL[name]), name).model
+
+
+def random_graph(rng: random.Random) -> object:
+    """Record products, sums and activations that use each other's results at random; some share weights."""
+    api, width = tensoropt, 12
+    values = [api.placeholder(api.float32, [16, width])]
+    weights: list = []
+    unused: list = []
+    for number in range(rng.randint(4, 16)):
+        one, other = (rng.choice(values[-4:]) for _ in range(2))
+        kind = rng.choice(["product", "product", "tanh", "sum", "hadamard", "norm"])
+        if kind == "product":
+            if not weights or rng.random() < 0.7:
+                weights.append(api.get_variable(f"w{number}", [width, width]))
+            made = api.matmul(one, rng.choice(weights))
+        elif kind == "norm":
+            made = one - api.reduce_mean(one, 0)
+        else:
+            made = api.tanh(one) if kind == "tanh" else one + other if kind == "sum" else one * other
+        unused = [each for each in (*unused, made) if each is not one and each is not other]
+        values.append(made)
+    last = api.matmul(values[-1], api.get_variable("last", [width, 3]))
+    rest = [api.reduce_mean(api.square(each)) for each in unused if each is not values[-1]]
+    return api.add_n([api.reduce_mean(api.square(last)), *rest])
 
 
 def uneven(n_machines: int = 2) -> Hardware:
@@ -80,10 +110,10 @@ class Simulated:
             network = TopologyNetwork(hardware.topology, CollectiveCosts(hardware, mesh), is_merged=False)
         view = random_view(model, mesh, random.Random(seed))
         actions = StepActions(costing, Router(costing.reshardings.steps))
-        return cls(model, hardware, network, costing, view, step_graph(view), actions)
+        return cls(model, hardware, network, costing, view, step_graph(view, actions.router), actions)
 
     def chains(self, view: StrategyView) -> list:
-        return [self.actions.chain(view, node) for node in self.graph.nodes]
+        return self.actions.chains(view, self.graph.nodes)
 
     def full(self, view: StrategyView) -> tuple[int, list[Event]]:
         """Return the makespan and the events of the full simulation, in the order of :class:`DeltaSimulation`."""
@@ -97,6 +127,10 @@ class Simulated:
             ready, end = (each.ready_ns, 0) if before is None else before[3:]
             found[task.key[:3]] = Event(*task.key[:3], ready, max(end, each.end_ns))
         return max((each.end_ns for each in times), default=0), sorted(found.values(), key=lambda e: (e.ready_ns, *e[:3]))
+
+    def of_nodes(self, view: StrategyView, nodes: Sequence[int]) -> dict[int, Chain]:
+        """Return the actions of some nodes under a strategy, by their numbers."""
+        return dict(zip(nodes, self.actions.chains(view, [self.graph.nodes[n] for n in nodes]), strict=True))
 
     def changes(self, rng: random.Random, n: int) -> Iterator[tuple[list[int], StrategyView]]:
         """Yield changes of one operator's config, or of one tensor's shared copy: the nodes that they touch, and the view.
@@ -112,8 +146,7 @@ class Simulated:
             else:
                 op = rng.choice(operators)
                 changed = self.view.changed({op.name: random_config(self.view, op, rng)})
-                # What an operator asks for may be what a shared copy was for.
-                yield self.graph.touched([op]), changed
+                yield self.graph.touched([op.name]), changed
 
 
 def random_config(view: StrategyView, op: Operator, rng: random.Random) -> Config:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from helpers.large import first
-from program.simulator.simulating import CLUSTERS, Simulated
+from program.simulator.simulating import CLUSTERS, RANDOM, Simulated
 
 from tensoropt.program.simulator import delta, events, tables
 from tensoropt.program.simulator.delta import DeltaSimulation
@@ -23,8 +23,7 @@ def holds(simulated: Simulated, seed: int, n: int) -> None:
     simulation = DeltaSimulation(simulated.graph, simulated.chains(simulated.view), simulated.network)
     for nodes, view in simulated.changes(rng, n):
         expected_ns, timeline = simulated.full(view)
-        changed = {n: simulated.actions.chain(view, simulated.graph.nodes[n]) for n in nodes}
-        assert simulation.try_chains(changed) == expected_ns
+        assert simulation.try_chains(simulated.of_nodes(view, nodes)) == expected_ns
         if rng.random() < 0.5:
             simulation.keep()
             simulated.view = view
@@ -38,6 +37,12 @@ def holds(simulated: Simulated, seed: int, n: int) -> None:
 ]))  # fmt: skip
 def test_random_changes_give_the_full_simulation_s_timeline(name, cluster, seed):
     holds(Simulated.of(name, CLUSTERS[cluster](), seed), seed, EACH)
+
+
+@pytest.mark.parametrize("seed", first(4, range(100)))
+def test_so_they_do_on_random_graphs(seed):
+    cluster = list(CLUSTERS)[seed % len(CLUSTERS)]
+    holds(Simulated.of(f"{RANDOM}{seed}", CLUSTERS[cluster](), seed), seed, 2 * EACH)
 
 
 def test_without_numba_too(monkeypatch):
@@ -57,7 +62,7 @@ def test_a_change_that_is_not_kept_leaves_no_trace():
     simulation = DeltaSimulation(simulated.graph, simulated.chains(simulated.view), simulated.network)
     before = simulation.makespan_ns, simulation.events()
     tried = [
-        simulation.try_chains({n: simulated.actions.chain(view, simulated.graph.nodes[n]) for n in nodes})
+        simulation.try_chains(simulated.of_nodes(view, nodes))
         for nodes, view in simulated.changes(random.Random(3), 20)
     ]
     assert len(set(tried)) > 5

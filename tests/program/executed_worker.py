@@ -1,0 +1,147 @@
+"""Trace a step of random strategies on each rank, and hold what ran against the step program, for ``test_executed.py``.
+
+TensorFlow's graph optimizer is off, so that each operator of the graph runs under its own name. What needs no kernel leaves
+no trace: views, and gradients that are another gradient (an addition's) or a constant (a sum's). A rank that finds a
+difference raises, which ends all ranks.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Container
+from pathlib import Path
+
+from mpi4py import MPI
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import tensorflow as tf
+from helpers import zoo
+from helpers.strategies import engine_of, feeds_of, random_router, random_strategy, training_fetch
+
+from tensoropt.ir.views import ALIASES
+from tensoropt.lowering.resharding.backends import CommunicatingBackend
+from tensoropt.profiling.collective_tables import device_partitions
+from tensoropt.profiling.trace import OperatorEvent, traced_step
+from tensoropt.program.step import StepProgram, step_program
+from tensoropt.program.tasks import BACKWARD, COMPUTE, COMPUTING, FORWARD, REMATERIALIZED, SUM, UPDATE, Value
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.runtime.collectives.mpi import MpiCommunicator
+from tensoropt.sharding.resharding import Router, differentiated_operands, inner_reshardings
+from tensoropt.sharding.strategy import StrategyView
+
+COMM = MPI.COMM_WORLD
+MODELS = (zoo.mlp, zoo.cnn, zoo.attention)
+COMPUTED = ("BatchMatMulV2", "BiasAdd", "Conv2D", "Einsum", "MatMul", "MaxPool", "Relu", "Rsqrt", "Sigmoid", "Tanh")
+"""Types whose gradients have a kernel of their own, whatever the shapes."""
+_SCOPE = r"gradients/(?:(?:gradients/)?rematerialized(?:_\d+)?/)?"
+_GRADIENT, _AGAIN = re.compile(_SCOPE + "(.+?)_grad/"), re.compile(r"gradients/rematerialized(?:_\d+)?/(.+)")
+
+
+def operator_of(name: str, operators: Container[str]) -> str | None:
+    """The model's operator that TensorFlow's operator is, or is a part of."""
+    while name and name not in operators:
+        name = name.rpartition("/")[0]
+    return name or None
+
+
+def ran(events: tuple[OperatorEvent, ...], view: StrategyView) -> dict[str, Counter[str]]:
+    """How many kernels ran for each operator, by direction."""
+    found: dict[str, Counter[str]] = {way: Counter() for way in (FORWARD, BACKWARD, REMATERIALIZED)}
+    operators = {op.name for op in view.graph.step_operators if op.updates is None}
+    for event in events:
+        gradient, again = _GRADIENT.match(event.name), _AGAIN.match(event.name)
+        way = BACKWARD if gradient else REMATERIALIZED if again else FORWARD
+        match = gradient or again
+        name = operator_of(match[1] if match else event.name, operators)
+        if name is not None:
+            found[way][name] += 1
+    return found
+
+
+def expected(program: StepProgram, view: StrategyView, way: str) -> Counter[str]:
+    """How many tasks compute each operator, without views, and without what is made again and then not read."""
+    read: set[Value] = set()
+    found: Counter[str] = Counter()
+    for task in reversed(program.tasks):
+        if task.direction == REMATERIALIZED and task.stream == COMPUTING and read.isdisjoint(task.writes):
+            continue
+        read.update(map(program.source, task.all_reads))
+        if (task.work, task.direction) == (COMPUTE, way) and view.graph.operators[task.place.name].type not in ALIASES:
+            found[task.place.name] += 1
+    return found
+
+
+def is_written_out(name: str, view: StrategyView) -> bool:
+    """Whether an operator is lowered to others with names of their own: a mean of a part, a softmax over split classes."""
+    config = view.strategy.configs[name]
+    return view.graph.operators[name].type == "Mean" or any(config.axes_of(factor) for factor in view.rules[name].inner)
+
+
+def n_collectives(program: StepProgram, view: StrategyView, router: Router) -> int:
+    """The paths that communicate: reshardings, and those inside of operators."""
+    found = sum(task.stream != COMPUTING for task in program.tasks)
+    for task in program.tasks:
+        if task.work != COMPUTE:
+            continue
+        op = view.graph.operators[task.place.name]
+        differentiated = differentiated_operands(op, view.gradients)
+        for inner in inner_reshardings(op, view.rules[op.name], view.strategy.configs[op.name], differentiated):
+            route = router.route(inner)
+            path = route.backward if task.direction == BACKWARD else route.forward
+            found += path is not None and path.communicates
+    return found
+
+
+def check(model: zoo.Recorded, mesh: Mesh, backend: CommunicatingBackend, seed: int) -> str:
+    """Trace a step; what it ran, as text."""
+    view = random_strategy(model, mesh, seed, share_regathered=0.5, share_rematerialized=0.4)
+    router = random_router(seed)
+    engine, feeds = engine_of(model, view, router, backend), feeds_of(model.graph, model.batches[0])
+    engine.run(training_fetch(model), feeds)
+    events = traced_step(lambda: engine.run(training_fetch(model), feeds)).operators
+    program, found = step_program(view, router), ran(events, view)
+    for way in (FORWARD, REMATERIALIZED):
+        wanted = expected(program, view, way)
+        missing = {name for name in wanted if name not in found[way] and not is_written_out(name, view)}
+        assert set(found[way]) <= set(wanted) and not missing, (seed, way, set(found[way]) - set(wanted), missing)
+    gradients = expected(program, view, BACKWARD)
+    assert set(found[BACKWARD]) <= set(gradients), (seed, set(found[BACKWARD]) - set(gradients))
+    computed = {name for name in gradients if view.graph.operators[name].type in COMPUTED}
+    assert computed <= set(found[BACKWARD]), (seed, computed - set(found[BACKWARD]))
+    types = Counter(event.type for event in events)
+    counts = {
+        "collectives": (types["PyFunc"], n_collectives(program, view, router)),
+        "sums": (types["AddN"], sum(task.work == SUM for task in program.tasks)),
+        "updates": (
+            sum(n for kind, n in types.items() if kind.startswith("ResourceApply")),
+            sum(task.work == UPDATE for task in program.tasks),
+        ),
+    }
+    # What an operator is written out as may have sums of its own.
+    has_sums_inside = any(is_written_out(name, view) for name in gradients)
+    for what, (got, number) in counts.items():
+        assert got == number or (what == "sums" and has_sums_inside and got > number), (seed, what, got, number)
+    numbers = [f"{len(found[way])} {way}" for way in found] + [f"{got} {what}" for what, (got, _) in counts.items()]
+    return ", ".join(numbers)
+
+
+def main(first: int, last: int) -> None:
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    mesh = Mesh.of(COMM.size)
+    communicator = MpiCommunicator(COMM, mesh)
+    communicator.prepare(device_partitions(mesh))
+    backend = CommunicatingBackend(mesh, COMM.rank, communicator)
+    models = [zoo.record(function, "sgd") for function in MODELS]
+    for seed in range(first, last):
+        told = check(models[seed % len(models)], mesh, backend, seed)
+        for rank, line in enumerate(COMM.allgather(told)):
+            if COMM.rank == 0:
+                print(f"seed {seed}, rank {rank}: {line}", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
