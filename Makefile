@@ -45,9 +45,10 @@ demo: install ## train on handwritten digits with NP=2 ranks
 	$(BIN)/mpirun -n $(NP) $(BIN)/python examples/train_digits.py
 
 test: install ## all tests, those on several ranks too
-	@# Those that start no ranks run two at a time; the others have the cores to themselves.
+	@# Two at a time, but for those that measure times, or whose ranks must come to each other in time.
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks"
-	$(BIN)/python -m pytest -m ranks
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "ranks and not alone"
+	$(BIN)/python -m pytest -m alone
 
 # The folders that say the most in the least time.
 FAST := frontend ft lowering plan profiling program reschedule session
@@ -57,7 +58,8 @@ test-fast: install ## what the quick folders hold without ranks: three minutes
 
 test-all: install ## all seeds, configs and models at full depth, then test-hub: hours
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks" --all
-	$(BIN)/python -m pytest -m ranks --all
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "ranks and not alone" --all
+	$(BIN)/python -m pytest -m alone --all
 	$(MAKE) test-hub
 
 test-hub: $(HUB)/installed ## Keras Hub's and Keras RS's models, in .venv-hub: minutes

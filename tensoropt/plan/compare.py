@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +30,7 @@ FORMAT, VERSION = "tensoropt/compare", 1
 # The picture spans this many times the frontier's memory and time. Points beyond are named in the legend instead, so that
 # the others can be told apart.
 FARTHEST = 2.5
-# Per baseline, in order: a marker, its size, and a colour.
+# Per baseline, in order and from the first again: a marker, its size, and a colour.
 MARKERS = (
     ("s", 11, "tab:orange"),
     ("D", 8, "tab:purple"),
@@ -215,7 +216,7 @@ class Comparison:
         scale, unit = _time_unit(found)
         self._plot_frontier(axes, scale)
         width, height = _extent(found)
-        for (name, each), (marker, size, color) in zip(self.baselines.items(), MARKERS, strict=False):
+        for (name, each), (marker, size, color) in zip(self.baselines.items(), cycle(MARKERS), strict=False):
             points = self.points_of(each)
             memory, times = points.mem_bytes / 1e9, points.time_ns / scale
             near = (points.mem_bytes <= width) & (points.time_ns <= height)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.large import first
 from helpers.mpirun import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +37,7 @@ def train(tmp_path_factory: pytest.TempPathFactory):
     return run
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+@pytest.mark.parametrize("n_ranks", first(2, [2, 4, 3]))
 def test_the_demo_has_the_same_losses_on_any_number_of_ranks(train, n_ranks: int) -> None:
     """Float32 sums in another order may turn a ReLU or a maximum the other way, from which losses drift apart."""
     alone, _ = train(DIGITS, 1, "--dtype", "float64")
@@ -46,7 +47,7 @@ def test_the_demo_has_the_same_losses_on_any_number_of_ranks(train, n_ranks: int
     assert len(together["parameter_bytes_per_rank"]) == n_ranks
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+@pytest.mark.parametrize("n_ranks", first(2, [2, 4, 3]))
 def test_the_demo_chooses_a_plan_that_splits(train, n_ranks: int) -> None:
     log, output = train(DIGITS, n_ranks)
     assert log["split_operators"] > 0

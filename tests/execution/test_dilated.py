@@ -59,7 +59,7 @@ MODELS: dict[str, tuple[tuple[int, ...], Callable[[], list[Any]]]] = {
     ),
 }
 # By default one mesh for each model.
-CASES = [case for i, name in enumerate(MODELS) for case in first(1, [(name, (i + k) % 3) for k in range(3)])]
+CASES = [case for i, name in enumerate(MODELS) for case in first(1, [(name, (i + 1 + k) % 3) for k in range(3)])]
 
 
 @lru_cache(maxsize=1)

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.large import first
 from helpers.mpirun import run_ranks
 
 RANK = Path(__file__).with_name("peak_rank.py")
@@ -19,7 +20,7 @@ def test_peaks_of_random_strategies_of_a_recurrent_network_are_predicted():
     assert min(off) > -0.005 and max(off) < 0.04 and sum(off) / len(off) < 0.02, done.stdout
 
 
-@pytest.mark.parametrize("model", ["vgg16", "wide_resnet", "transformer"])
+@pytest.mark.parametrize("model", first(2, ["vgg16", "transformer", "wide_resnet"]))
 def test_peaks_of_plans_with_regathering_and_rematerialization_are_predicted(model: str) -> None:
     done = run_ranks(2, RANK, "frontier", model, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr

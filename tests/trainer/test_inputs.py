@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.large import first
 from helpers.mpirun import run_ranks
 from trainer.models import BATCH, CLASSES, assert_same_weights, images, parallelized
 
@@ -44,7 +45,7 @@ Y = np.eye(4, dtype=np.float32)[np.arange(2 * BATCH) % 4]
 # Sequence losses
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3])
+@pytest.mark.parametrize("n_ranks", first(1, [2, 3]))
 def test_ctc_trains_as_on_one_device(n_ranks):
     """Labels of several lengths; the loop over time splits the batch."""
     rng = np.random.default_rng(0)
@@ -173,8 +174,7 @@ def test_what_a_trainer_cant_take(trainer, use: Callable[[Any], Any], said: str)
         use(trainer)
 
 
-@pytest.mark.parametrize("split", [None, "c"])
-@pytest.mark.parametrize("label", [CLASSES, -1])
+@pytest.mark.parametrize(("label", "split"), first(2, [(CLASSES, "c"), (-1, None), (CLASSES, None), (-1, "c")]))
 def test_labels_that_are_no_classes(label, split):
     """Such labels would be taken for another rank's where classes are split."""
     x, y = images(BATCH)

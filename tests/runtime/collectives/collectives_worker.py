@@ -24,6 +24,7 @@ from tensoropt.common.watchdog import ChainState
 from tensoropt.costs import collective_workspace as workspace
 from tensoropt.costs.collective_workspace import workspace_bytes
 from tensoropt.reschedule import execute
+from tensoropt.reschedule.communicator import Communicator
 from tensoropt.reschedule.execute import RankPath, rank_step
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
@@ -36,6 +37,7 @@ from tensoropt.runtime.collectives.timed import TimedCommunicator
 
 COMM = MPI.COMM_WORLD
 RANK = COMM.rank
+SHAPES = [(7,), (5, 7), (3, 4, 6), (4, 8)]
 DTYPES = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.int32, np.uint8, np.complex64]
 
 
@@ -162,6 +164,16 @@ def expect(message: str, call: Callable[[], object]) -> None:
         raise AssertionError(f"no error, expected: {message}")
 
 
+def check_results(mesh: Mesh, communicator: Communicator) -> None:
+    """What every communicator must give, whose groups are formed."""
+    for shape in SHAPES:
+        check_every_step(mesh, communicator, shape)
+        check_random_paths(mesh, communicator, shape, 80)
+    check_booleans(mesh, communicator)
+    check_all_reduce(mesh, communicator)
+    check_direct_calls(mesh, communicator)
+
+
 def check(mesh: Mesh, naps: bool, gives_way: bool = False) -> None:
     # So that halves travel in several parts, of which the last is smaller.
     outbox.PART_BYTES = 1 << 11
@@ -169,14 +181,9 @@ def check(mesh: Mesh, naps: bool, gives_way: bool = False) -> None:
     communicator = MpiCommunicator(COMM, mesh, lambda: begun.append(1), naps, gives_way)
     communicator.prepare(all_subsets(mesh))
     communicator.prepare(reversed(all_subsets(mesh)))
-    for shape in [(7,), (5, 7), (3, 4, 6), (4, 8)]:
-        check_every_step(mesh, communicator, shape)
+    check_results(mesh, communicator)
+    for shape in [*SHAPES, (90001,)]:
         check_workspace(mesh, shape)
-        check_random_paths(mesh, communicator, shape, 80)
-    check_workspace(mesh, (90001,))
-    check_booleans(mesh, communicator)
-    check_all_reduce(mesh, communicator)
-    check_direct_calls(mesh, communicator)
     check_errors(mesh, communicator)
     assert len(begun) > 100 and len(set(COMM.allgather(len(begun)))) == 1
     communicator.free()

@@ -18,6 +18,7 @@ WORKER = Path(__file__).with_name("collectives_worker.py")
 ROOT = WORKER.parents[3]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("n_ranks", [2, 3, 4])
 def test_ranks_agree_with_the_simulation(n_ranks: int) -> None:
     done = run_ranks(n_ranks, "-m", "mpi4py", WORKER)

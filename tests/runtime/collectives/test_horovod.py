@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from helpers.large import first
 from helpers.mpirun import ROOT, run_ranks
 
 from tensoropt.common.errors import InputError
@@ -29,7 +30,7 @@ YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 @needs_horovod
-@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+@pytest.mark.parametrize("n_ranks", first(2, [2, 4, 3]))
 def test_every_step_is_the_simulation_s(n_ranks: int) -> None:
     """Uneven blocks, every dtype, halos, maxima; 4 ranks as one axis and as two."""
     result = run_ranks(n_ranks, "-m", "mpi4py", HERE / "horovod_worker.py", timeout=240, env=YIELDING)
@@ -39,7 +40,8 @@ def test_every_step_is_the_simulation_s(n_ranks: int) -> None:
 
 @needs_horovod
 @pytest.mark.parametrize(
-    ("n_ranks", "case", "count"), [(2, "models", 6), (4, "models", 3), (3, "broadcasting", 3), (4, "windows", 2)]
+    ("n_ranks", "case", "count"),
+    first(3, [(4, "models", 3), (3, "broadcasting", 3), (4, "windows", 2), (2, "models", 6)]),
 )
 def test_random_strategies_give_one_device_numbers(n_ranks: int, case: str, count: int) -> None:
     result = run_ranks(n_ranks, "-m", "mpi4py", EXECUTION_WORKER, case, count, "horovod", timeout=240, env=YIELDING)
