@@ -45,7 +45,7 @@ def details_of(
         known: baselines that were found already, by name.
     """
     graph = frontier.model.graph.full_batch
-    wanted = {frontier.found.turning_point(), *(() if chosen is None else (chosen,))}
+    wanted = {frontier.turning_number, *(() if chosen is None else (chosen,))}
     points = viewed_points(len(frontier), wanted)
     views = {}
     for done, point in enumerate(points):

@@ -362,7 +362,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         write_frontier_report(self, file)
 
     def _repr_html_(self) -> str:
-        turning = self.found.turning_point()
+        turning = self.turning_number
         return frontier_html(self.summary(), self.points, {"turning point": turning}, _thinned(len(self), {turning}))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:

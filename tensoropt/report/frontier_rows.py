@@ -43,8 +43,10 @@ class FrontierRows:
 
     @cached_property
     def turning_point(self) -> int:
-        """The number of the point at which the frontier bends."""
+        """The number of the point at which the frontier bends: by peak, where all are known."""
         first, second = (np.array([point[_COSTS[name]] for point in self.points], float) for name in self.objectives)
+        if self.objectives[0] == "memory" and len(self.known_peaks) == len(self):
+            first = np.array([self.known_peaks[i] for i in range(len(self))], float)
         return turning_point(first, second)
 
     @cached_property

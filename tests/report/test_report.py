@@ -68,7 +68,7 @@ def test_the_points_are_those_of_the_frontier(found, data):
     assert data["points"]["memory_bytes"] == costs.mem_bytes.tolist()
     np.testing.assert_allclose(data["points"]["time_us"], costs.time_ns / 1e3)
     assert data["points"]["peak_bytes"] == [found.peak(i).n_bytes for i in range(len(found))]
-    assert data["turning_point"] == found.found.turning_point() and data["chosen"] == len(found) - 2
+    assert data["turning_point"] == found.turning_number and data["chosen"] == len(found) - 2
     names = [each["name"] for each in data["baselines"]]
     assert names == ["data-parallel", "optcnn", "tofu", "mesh-tensorflow"]
     optcnn = data["baselines"][1]["points"][0]
@@ -157,7 +157,7 @@ def test_a_plan_and_a_frontier_write_their_reports(found, plan_file, tmp_path):
     assert told == json.loads(json.dumps(report_data(frontier_of_plan(plan), "plan.html")))
     found.turning_point().report(tmp_path / "live.html")
     told = json.loads(Data((tmp_path / "live.html").read_text()).text)
-    assert told["chosen"] == found.found.turning_point() and len(told["views"]) == len(found)
+    assert told["chosen"] == found.turning_number and len(told["views"]) == len(found)
 
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&<!--"

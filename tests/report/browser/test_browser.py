@@ -119,10 +119,20 @@ def test_points_limits_operators_and_steps_are_those_of_the_data(browser, report
     opened = Opened(browser, report)
     page = opened.page
     opened.shows(data, data["chosen"])
-    for point in (0, len(data["points"]["time_us"]) // 2, data["turning_point"]):
+    count = len(data["points"]["time_us"])
+    for point in (0, count // 2, count - 2):  # which have nothing else near them on the screen
         x, y = place_of(page, point)
         page.mouse.move(x - 2, y - 2)
         page.mouse.move(x, y)
+        # Plotly looks at the pointer a few times a second, and a click selects what it saw last.
+        page.wait_for_function(
+            """point => {
+                const chart = document.getElementById("frontier-chart");
+                const trace = chart.data.find((each) => each.name === "frontier");
+                return (chart._hoverdata || []).some((each) => each.x === trace.x[point] && each.y === trace.y[point]);
+            }""",
+            arg=point,
+        )
         page.mouse.click(x, y)
         selected = "text => document.getElementById('card-point').textContent.startsWith(text)"
         page.wait_for_function(selected, arg=f"{point + 1} of")
