@@ -56,9 +56,7 @@ def recorded(what: str) -> Any:
     from tensoropt import zoo
     from tensoropt.tools.offline import record
 
-    name, _, text = what.partition(":")
-    sizes = {key: int(value) for key, _, value in (part.partition("=") for part in text.split(",") if part)}
-    return record(lambda: zoo.find(name)(**sizes), what)
+    return record(zoo.sized(what), what)
 
 
 def row(case: Case) -> list[str]:

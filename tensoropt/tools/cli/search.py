@@ -88,7 +88,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="zoo:NAME, FILE.py:FUNCTION, which records and returns a loss or returns a Keras model, or FILE.keras",
+        help="zoo:NAME[:SIZE=N,...], FILE.py:FUNCTION, which records and returns a loss or returns a Keras model, or FILE.keras",
     )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--cluster", metavar="NAME|FILE", help="such as v100-2x8, machines x devices, or a hardware file")
