@@ -74,7 +74,7 @@ def _drop_unsupported(problem: Problem, allowed: list[Mask], kept: list[Mask]) -
     def supported_by(mask: Mask, others: Mask, axis: int) -> Mask:
         key = id(mask), others.tobytes(), axis
         if key not in known:
-            known[key] = (mask[:, others] if axis else mask[others]).any(axis=axis)
+            known[key] = np.asarray((mask[:, others] if axis else mask[others]).any(axis=axis))
         return known[key]
 
     changed = True
@@ -108,7 +108,8 @@ def _drop_dominated(
     """
     if int(kept[node].sum()) == 1:
         return False
-    key: list[object] = [identity(problem.nodes[node].mem_bytes), identity(problem.nodes[node].time_ns), kept[node].tobytes()]
+    own = problem.nodes[node]
+    key: list[object] = [identity(own.mem_bytes), identity(own.time_ns), kept[node].tobytes()]
     for edge in (problem.edges[index] for index in edges):
         is_source = edge.source == node
         other = kept[edge.target if is_source else edge.source]

@@ -324,7 +324,8 @@ class Pass:
                     class_of = self.plan.shapes[number].of(step.variable)
                     marginal = least_of_classes(of_buckets[0], class_of, len(self.tables[number]))
                     outside[number] = less(marginal, self.tables[number], pool.take(marginal.shape))
-        for array in {id(array): array for backs in self._backs.values() for back in backs for array in back.arrays}.values():
+        used_up = (array for backs in self._backs.values() for back in backs for array in back.arrays)
+        for array in {id(array): array for array in used_up}.values():
             pool.put_back(array)
         self._backs.clear()
         return Marginals(self.least(), tuple(each - self.margin for each in nodes), tuple(edges))

@@ -11,7 +11,7 @@ from functools import partial
 from ..common.errors import InputError
 from ..common.progress import Progress
 from ..costs.model_costs import costing_of
-from ..ft import ALGORITHMS, Budget, InfeasibleError, at_true_times
+from ..ft import ALGORITHMS, BY_DEFAULT, Budget, InfeasibleError, at_true_times
 from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
 from ..program.simulator import network_of
@@ -145,7 +145,7 @@ def find_frontier(
         plain = plain.allowing(lambda op, config: not why_invalid(whole[op.name], config))
     costed = time.perf_counter()
     try:
-        found = search_problem(plain, rematerializing, objectives, algorithm, of_search, budget or Budget())
+        found = search_problem(plain, rematerializing, objectives, algorithm, of_search, budget or BY_DEFAULT)
     except ValueError as error:
         if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
             raise

@@ -12,7 +12,7 @@ from tensoropt.ft.problem import INFEASIBLE, InfeasibleError, identity
 
 
 def repeated(seed: int) -> Problem:
-    """Return a chain of equal layers of three nodes, all of which read one shared node; each array is an object of its own."""
+    """Return a chain of equal layers of three nodes, all of which read one shared node; no two arrays are one object."""
     rng = np.random.default_rng(seed)
     sizes, n_layers = rng.integers(2, 5, 3), int(rng.integers(2, 7))
     hub = int(rng.integers(1, 4))
