@@ -101,11 +101,6 @@ class _Back:
     of_state: Floats
     of_inputs: tuple[Floats, ...]
 
-    @property
-    def arrays(self) -> tuple[Floats, ...]:
-        """Return the arrays that go back to the pool."""
-        return self.beyond, *self.of_inputs
-
 
 def _moves(of_buckets: Sequence[Floats]) -> list[Floats]:
     """Return how far the marginals of all buckets but the first are below their mean, state by state."""
@@ -324,7 +319,7 @@ class Pass:
                     class_of = self.plan.shapes[number].of(step.variable)
                     marginal = least_of_classes(of_buckets[0], class_of, len(self.tables[number]))
                     outside[number] = less(marginal, self.tables[number], pool.take(marginal.shape))
-        used_up = (array for backs in self._backs.values() for back in backs for array in back.arrays)
+        used_up = (array for backs in self._backs.values() for back in backs for array in (back.beyond, *back.of_inputs))
         for array in {id(array): array for array in used_up}.values():
             pool.put_back(array)
         self._backs.clear()
