@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .plan.frontier_file import SavedFrontier
     from .plan.plan import Plan
     from .plan.scaling_curve import Curve
+    from .plan.staged_plan import StagedPlan
     from .profiling.hardware import Hardware
     from .session.session import Session
     from .sharding.constraints import Force
@@ -76,7 +77,9 @@ def find_strategy(
     without: Collection[str] = (),
     micro_batches: int | None = None,
     verbose: int | str | bool = 1,
-) -> Plan | Curve:
+    stages: int | None = None,
+    schedule: str | None = None,
+) -> Plan | StagedPlan | Curve:
     """Search the recorded model's strategies by Frontier-Tracking.
 
     Args:
@@ -99,9 +102,13 @@ def find_strategy(
             the full batch; by default 1, and 2, 4, ... where the memory limit asks for that.
         verbose: whether rank 0 writes to stderr what is being done, where that takes a while, and then the plan in three
             lines; 0 silences it until the end of the first step.
+        stages: cut the model into so many stages, each on its own part of the devices, through which micro-batches pass one
+            after the other; for ``mini_time`` at one parallelism. By default there are none.
+        schedule: the order of the stages' passes: ``"1f1b"`` (the default) or ``"gpipe"``.
 
     Returns:
-        A :class:`~tensoropt.plan.plan.Plan`, or for ``profiling`` a :class:`~tensoropt.plan.scaling_curve.Curve`.
+        A :class:`~tensoropt.plan.plan.Plan`, or a :class:`~tensoropt.plan.staged_plan.StagedPlan` where stages are asked
+        for, or for ``profiling`` a :class:`~tensoropt.plan.scaling_curve.Curve`.
 
     Raises:
         InputError: a wrong argument, or nothing fits: the message says what would fit.
@@ -109,7 +116,7 @@ def find_strategy(
     from .session.session import current_session
 
     return current_session().find_strategy(
-        option, memory, parallelism, cluster, force, profile_budget, without, micro_batches, verbose
+        option, memory, parallelism, cluster, force, profile_budget, without, micro_batches, verbose, stages, schedule
     )
 
 
@@ -261,15 +268,15 @@ def parallelize(
     )
 
 
-def load_plan(file: str | os.PathLike[str]) -> Plan:
+def load_plan(file: str | os.PathLike[str]) -> Plan | StagedPlan:
     """Load a plan that ``plan.save`` wrote, to use it without a search.
 
     Raises:
         InputError: the file is missing, cut off, or not a plan.
     """
-    from .plan.plan import Plan
+    from .plan.staged_plan import load_any
 
-    return Plan.load(file)
+    return load_any(file)
 
 
 def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier:
@@ -284,7 +291,7 @@ def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier:
 
 
 def build_execution_graph(
-    engine: str = "tensorflow", plan: Plan | str | None = None, collectives: str | None = None
+    engine: str = "tensorflow", plan: Plan | StagedPlan | str | None = None, collectives: str | None = None
 ) -> Session:
     """Build this rank's graph for a plan and give the variables their initial values; eager mode is back afterwards.
 

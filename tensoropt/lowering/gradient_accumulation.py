@@ -12,9 +12,12 @@ the residuals of only one micro-batch are alive at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -41,29 +44,55 @@ class MicroBatchRequest:
 
     Attributes:
         step: the name of the training step.
-        loss: the tensor that the step minimises.
+        loss: the tensor that the step minimises; None where a later stage computes it.
         operators: the names of all operators that run in a micro-batch.
         fetched: the tensors of the micro-batches that are fetched, each with whether it is fetched as this rank's shards
             (else it is global).
         lookups: for the name of each lookup in a table that is updated by rows, a function from a micro-batch's model to
             what the update needs of that micro-batch: its indices and the rows found.
+        received: names of the tensors that another stage computes, and whose gradients are sent back to it.
+        sent: names of the tensors that are sent to other stages.
     """
 
     step: str
-    loss: Tensor
+    loss: Tensor | None
     operators: frozenset[str]
     fetched: tuple[tuple[Tensor, bool], ...]
     lookups: Mapping[str, Callable[[LocalModel], Lookup]]
+    received: tuple[str, ...] = ()
+    sent: tuple[str, ...] = ()
+
+
+class _Emitted(NamedTuple):
+    """The operators of a forward pass, by their numbers in the graph; and what they wait for."""
+
+    micro_batch: int
+    start: int
+    end: int
+    waits: list[tf.Tensor]
+
+
+class _Backward(NamedTuple):
+    """What is to be put in order: where that begins, where its backward pass begins, and what belongs to that."""
+
+    start: int
+    n_forward: int
+    record: BackwardRecord
 
 
 @dataclass(eq=False)
 class Accumulation:
-    """The micro-batches of one training step, emitted one after the other with their gradients accumulated.
+    """The micro-batches of one training step, with their gradients accumulated.
+
+    Passes are emitted in the order in which they run. Where the backward pass of a micro-batch doesn't follow its forward
+    pass at once, as in a pipeline, the residuals of several micro-batches are alive.
 
     Attributes:
         outside: the model on the whole batch, in which all that doesn't depend on the batch has been emitted.
         view: the strategy on the graph of one micro-batch.
+        request: what is asked of each micro-batch.
         feed: for the name of each fed tensor of the batch, a function from a micro-batch to its local values.
+        micro_batches: all micro-batches.
         order_lag: for how many operators the backward pass may go on while a gradient is on its way (see :mod:`.order`);
             None where the backward pass isn't put in order.
         lookups: by lookup name, the lookups of the micro-batches emitted so far. The update reads them.
@@ -71,79 +100,118 @@ class Accumulation:
 
     outside: LocalModel
     view: StrategyView
+    request: MicroBatchRequest
     feed: Mapping[str, Callable[[MicroBatch], Values]]
+    micro_batches: Sequence[MicroBatch]
     order_lag: float | None = None
     lookups: dict[str, list[Lookup]] = field(default_factory=dict)
+    _models: dict[int, LocalModel] = field(default_factory=dict)
     _sums: dict[Place, Values] = field(default_factory=dict)
     _found: dict[int, Values | None] = field(default_factory=dict)
-    _losses: Values = field(default_factory=list)
-    _last: tuple[int, int, BackwardRecord] = field(default_factory=lambda: (0, 0, BackwardRecord()))
+    _losses: dict[int, Values] = field(default_factory=dict)
+    _fetched: dict[int, list[Values]] = field(default_factory=dict)
+    _of_lookups: dict[int, dict[str, Lookup]] = field(default_factory=dict)
+    _total: Values = field(default_factory=list)
+    _waits: list[tf.Tensor] = field(default_factory=list)
+    _forward: _Emitted | None = None
+    _last: _Backward | None = None
+    _n_backward: int = 0
 
     @property
     def micro_batching(self) -> MicroBatching:
         """Return how the step is divided into micro-batches."""
-        micro_batching = self.view.graph.micro_batching
-        assert micro_batching is not None
-        return micro_batching
+        return self.micro_batches[0].micro_batching
 
-    def run(self, request: MicroBatchRequest) -> tuple[Values, list[Values]]:
-        """Emit all micro-batches; return the losses (replicated, summed over micro-batches) and the fetched values.
+    def forward(self, index: int, received: Mapping[str, Values] = MappingProxyType({})) -> LocalModel:
+        """Emit the forward pass of a micro-batch, behind all that was emitted before; return its model.
+
+        Args:
+            received: the local values of tensors that another stage has computed, by name.
+        """
+        which, graph, outside, request = self.micro_batches[index], _graph(), self.outside, self.request
+        start = graph.version
+        with self._behind():
+            sources = {name: feed(which) for name, feed in self.feed.items()} | dict(received)
+            model = LocalModel(
+                self.view, outside.router, outside.resharder, sources, outside.update, True, which, once=self._once
+            )
+            with tf.name_scope(f"{SCOPE}_{index}"):
+                model.emit(set(request.operators))
+                if request.loss is not None:
+                    self._losses[index] = model.replicated(request.loss, request.step, with_gradient=True)
+                self._fetched[index] = [self._fetch(model, *each) for each in request.fetched]
+                self._of_lookups[index] = {name: lookup(model) for name, lookup in request.lookups.items()}
+        for name, lookup in self._of_lookups[index].items():
+            self.lookups.setdefault(name, []).append(lookup)
+        self._models[index], self._forward = model, _Emitted(index, start, graph.version, self._waits)
+        results = [*self._losses.get(index, ()), *(tensor for values in self._fetched[index] for tensor in values)]
+        sent = [each for name in request.sent for each in model.value(self.view.graph.tensors[name])]
+        self._waits = [*results, *sent] or self._waits
+        return model
+
+    def backward(self, index: int, given: Mapping[str, Values] = MappingProxyType({})) -> dict[str, Values]:
+        """Emit the backward pass of a micro-batch, and add its gradients to the accumulators.
+
+        Args:
+            given: the gradients of tensors that other stages use, by name.
+
+        Returns:
+            The gradients of the tensors that the micro-batch received.
+        """
+        graph, model, request, lookups = _graph(), self._models.pop(index), self.request, self._of_lookups.pop(index)
+        forward = self._forward if self._forward is not None and self._forward.micro_batch == index else None
+        self._forward = None
+        # Right behind its own forward pass it waits for what that waits for.
+        self._waits = self._waits if forward is None else forward.waits
+        start = graph.version
+        with self._behind():
+            losses = self._losses.get(index, [])
+            gradients = model.gradients_of_copies(request.loss, losses, lookups, given, request.received)
+            results = {Place(RESULT, self.view.graph.operators[name].result.name): each for name, each in lookups.items()}
+            ends = {Place(RESULT, name): name for name in request.received}
+            with tf.name_scope(f"{SCOPE}_{index}/accumulated"):
+                for place, values in gradients.items():
+                    if place not in results and place not in ends:
+                        known = self._sums.get(place)
+                        self._sums[place] = values if known is None else _added([known, values])
+            for place, lookup in results.items():
+                self._found[id(lookup.found)] = gradients.get(place)
+        returned = {name: gradients[place] for place, name in ends.items() if place in gradients}
+        first, n_forward = (start, start) if forward is None else (forward.start, forward.end)
+        self._last = _Backward(first, n_forward, model.backward.record)
+        self._n_backward += 1
+        if self.order_lag is not None and self._n_backward < len(self.micro_batches):
+            put_in_order(graph.get_operations(), n_forward, model.backward.record, self.order_lag, first)
+        accumulated = [tensor for values in self._found.values() if values for tensor in values]
+        self._waits = [
+            *self._losses.get(index, ()),
+            *(tensor for values in self._sums.values() for tensor in values),
+            *accumulated,
+            *(tensor for values in self._fetched[index] for tensor in values),
+            *(tensor for values in returned.values() for tensor in values),
+        ]
+        return returned
+
+    @contextmanager
+    def _behind(self) -> Iterator[None]:
+        """Return a context in which all that is emitted runs behind the pass that was emitted before."""
+        with tf.control_dependencies([tf.group(*self._waits)] if self._waits else []):
+            yield
+
+    def results(self) -> tuple[Values, list[Values]]:
+        """Return the losses (replicated, summed over micro-batches; zeros without a loss) and the fetched values.
 
         The accumulated gradients are taken by :meth:`gradients` afterwards.
         """
-        before: list[tf.Tensor] = []
-        losses: list[Values] = []
-        fetched: list[list[Values]] = []
-        n_devices = self.view.strategy.mesh.n_devices
-        micro_batches = [MicroBatch(self.micro_batching, i, n_devices) for i in range(self.micro_batching.n)]
-        for each in micro_batches:
-            with tf.control_dependencies([tf.group(*before)] if before else []):
-                loss, found = self._run_micro_batch(each, request)
-            losses.append(loss)
-            fetched.append(found)
-            accumulated = [tensor for values in self._found.values() if values for tensor in values]
-            sums = [tensor for values in self._sums.values() for tensor in values]
-            before = [*loss, *sums, *accumulated, *(tensor for values in found for tensor in values)]
-        results = [
-            self._put_together(tensor, is_local, [found[k] for found in fetched], micro_batches)
-            for k, (tensor, is_local) in enumerate(request.fetched)
+        fetched = [self._fetched[each.index] for each in self.micro_batches]
+        values = [
+            self._put_together(tensor, is_local, [found[k] for found in fetched], self.micro_batches)
+            for k, (tensor, is_local) in enumerate(self.request.fetched)
         ]
-        self._losses = _added(losses)
-        return self._losses, results
-
-    def _run_micro_batch(self, which: MicroBatch, request: MicroBatchRequest) -> tuple[Values, list[Values]]:
-        """Emit the forward and backward pass of one micro-batch and add its gradients to the accumulators.
-
-        Returns:
-            The micro-batch's losses and its fetched values.
-        """
-        graph, outside = tf.compat.v1.get_default_graph(), self.outside
-        start = len(graph.get_operations())
-        sources = {name: feed(which) for name, feed in self.feed.items()}
-        model = LocalModel(
-            self.view, outside.router, outside.resharder, sources, outside.update, True, which, once=self._once
-        )
-        with tf.name_scope(f"{SCOPE}_{which.index}"):
-            model.emit(set(request.operators))
-            losses = model.replicated(request.loss, request.step, with_gradient=True)
-            found = [self._fetched(model, tensor, is_local) for tensor, is_local in request.fetched]
-            lookups = {name: lookup(model) for name, lookup in request.lookups.items()}
-        n_forward = len(graph.get_operations())
-        for name, lookup in lookups.items():
-            self.lookups.setdefault(name, []).append(lookup)
-        gradients = model.gradients_of_copies(request.loss, losses, list(lookups))
-        results = {Place(RESULT, self.view.graph.operators[name].result.name): lookup for name, lookup in lookups.items()}
-        with tf.name_scope(f"{SCOPE}_{which.index}/accumulated"):
-            for place, values in gradients.items():
-                if place not in results:
-                    known = self._sums.get(place)
-                    self._sums[place] = values if known is None else _added([known, values])
-        for place, lookup in results.items():
-            self._found[id(lookup.found)] = gradients.get(place)
-        self._last = start, n_forward, model.backward.record
-        if self.order_lag is not None and which.index < self.micro_batching.n - 1:
-            put_in_order(graph.get_operations(), n_forward, model.backward.record, self.order_lag, start)
-        return losses, found
+        losses = [self._losses[each.index] for each in self.micro_batches if each.index in self._losses]
+        n_ranks = len(self.outside.resharder.backend.ranks)
+        self._total = _added(losses) if losses else [tf.zeros([]) for _ in range(n_ranks)]
+        return self._total, values
 
     def _once(self, tensor: Tensor, place: Place) -> Values | None:
         """Return an operand of a micro-batch's operator if it doesn't depend on the batch, else None.
@@ -156,31 +224,38 @@ class Accumulation:
         with tf.control_dependencies(None):
             return self.outside.resharded_for(tensor, place)
 
-    def gradients(self, losses: Values, places: list[Values]) -> list[Values | None]:
+    def gradients(
+        self, losses: Values, places: list[Values], given: Mapping[str, Values] = MappingProxyType({})
+    ) -> list[Values | None]:
         """Return the accumulated gradients of the values in ``places``, which are parameters or what lookups found.
 
         A parameter's gradient is brought back from its copies. What a lookup found belongs to one micro-batch: its gradient
         is that micro-batch's.
 
+        Args:
+            given: the gradients of tensors that are made once a step and that other stages use, by name.
+
         Raises:
-            InputError: ``losses`` aren't those that :meth:`run` returned, since the optimizer scales them.
+            InputError: ``losses`` aren't those that :meth:`results` returned, since the optimizer scales them.
         """
-        if any(loss is not own for loss, own in zip(losses, self._losses, strict=True)):
+        if any(loss is not own for loss, own in zip(losses, self._total, strict=True)):
             raise InputError("a loss that its optimizer scales can't be trained in micro-batches; use micro_batches=1")
         reads = [values for values in places if id(values) not in self._found]
-        back = iter(self.outside.gradients_from_copies(self._sums, reads))
+        copies = self._sums | {Place(RESULT, name): values for name, values in given.items()}
+        back = iter(self.outside.gradients_from_copies(copies, reads))
         return [self._found[id(values)] if id(values) in self._found else next(back) for values in places]
 
     def order_end(self) -> None:
         """Put the last micro-batch's backward pass and the updates, which must have been emitted, in order."""
+        assert self._last is not None
         start, n_forward, last = self._last
         if self.order_lag is not None:
             record = last.add(self.outside.backward.record)
-            put_in_order(tf.compat.v1.get_default_graph().get_operations(), n_forward, record, self.order_lag, start)
+            put_in_order(_graph().get_operations(), n_forward, record, self.order_lag, start)
 
     # Fetched tensors
 
-    def _fetched(self, model: LocalModel, tensor: Tensor, is_local: bool) -> Values:
+    def _fetch(self, model: LocalModel, tensor: Tensor, is_local: bool) -> Values:
         """Return a fetched tensor's values of one micro-batch: shards where these can be joined locally, else global."""
         per_micro_batch = self.view.graph.tensors[tensor.name]
         if is_local and self._lies_as_it_would(tensor):
@@ -213,6 +288,11 @@ class Accumulation:
         layout = self.outside.view.layout(self.view.graph.tensors[tensor.name]).with_partial(())
         ranks = self.outside.resharder.backend.ranks
         return [local_block(value, layout, tensor.shape, rank) for rank, value in zip(ranks, joined, strict=True)]
+
+
+def _graph() -> tf.Graph:
+    """Return the graph that is being built."""
+    return tf.compat.v1.get_default_graph()
 
 
 def _added(values: Sequence[Values]) -> Values:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 
 import tensorflow as tf
 
@@ -250,12 +251,28 @@ class LocalModel:
         found = self._back_from_loss(loss, losses, set(names))
         return [found.get(Place(RESULT, name)) for name in names]
 
-    def gradients_of_copies(self, loss: Tensor, losses: Values, lookups: Sequence[str]) -> dict[Place, Values]:
-        """Return the gradients of a micro-batch's loss at the copies that all micro-batches use, and at lookups' results."""
+    def gradients_of_copies(
+        self,
+        loss: Tensor | None,
+        losses: Values,
+        lookups: Iterable[str],
+        given: Mapping[str, Values] = MappingProxyType({}),
+        received: Iterable[str] = (),
+    ) -> dict[Place, Values]:
+        """Return a micro-batch's gradients: at the copies that all of them use, at lookups' results and at ``received``.
+
+        Args:
+            loss: the loss that is differentiated; None where another stage computes it.
+            given: the gradients of tensors that other stages use, by name.
+            received: names of tensors that another stage computes.
+        """
         graph = self.view.graph
         found = {graph.operators[name].result.name for name in lookups}
-        outside = {name for name in graph.tensors if graph.accumulates(name)}
-        return self._back_from_loss(loss, losses, found | outside)
+        starts = found | {name for name in graph.tensors if graph.accumulates(name)} | set(received)
+        places = {Place(RESULT, name): values for name, values in given.items()}
+        if loss is not None:
+            return self._back_from_loss(loss, losses, starts, places)
+        return self.backward.run(starts, places, {}, [value.op for values in given.values() for value in values])
 
     def gradients_from_copies(self, copies: Mapping[Place, Values], at: Sequence[Values]) -> list[Values | None]:
         """Return gradients with respect to variables, given those of copies that this model resharded for micro-batches."""
@@ -264,8 +281,10 @@ class LocalModel:
         found = self.backward.run(set(names), copies, {}, [])
         return [found.get(Place(RESULT, name)) for name in names]
 
-    def _back_from_loss(self, loss: Tensor, losses: Values, starts: set[str]) -> dict[Place, Values]:
-        """Emit a backward pass from a loss; return the gradients that have arrived at its ends."""
+    def _back_from_loss(
+        self, loss: Tensor, losses: Values, starts: set[str], given: Mapping[Place, Values] = MappingProxyType({})
+    ) -> dict[Place, Values]:
+        """Emit a backward pass from a loss, and from given gradients; return the gradients that have arrived at its ends."""
         own, place = self.replicated(loss, loss.name, with_gradient=True), self._losses[loss.name]
         seeds = [tf.ones_like(each) for each in losses]
         if any(each is not other for each, other in zip(losses, own, strict=True)):
@@ -276,7 +295,7 @@ class LocalModel:
                 return {}
             seeds = gradients
         gates = [value.op for value in self.value(loss)]
-        return self.backward.run(starts, {place: seeds}, {place.name: loss}, gates)
+        return self.backward.run(starts, {place: seeds, **given}, {place.name: loss}, gates)
 
     def resharded_for(self, tensor: Tensor, place: Place) -> Values:
         """Return a tensor resharded to an operand of a micro-batch's operator: once, for all micro-batches."""

@@ -208,6 +208,8 @@ class Plan(PlanRecord):
             InputError: the file can't be read, is cut off or damaged, isn't a plan, or has another version.
         """
         value = read_json(file, "plan", FORMAT, VERSION)
+        if "stages" in value:
+            raise InputError(f"plan '{cut(file)}' has stages, and a plan without is expected; find one without stages=")
         with reading_value("plan", file):
             plan = cls.from_json(value)
             read_back = plan.to_json()

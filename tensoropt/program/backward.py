@@ -65,6 +65,9 @@ class BackwardPass:
         self._n_arrived.clear()
         reached = self._reached(starts)
         for place, value in given.items():
+            if place.kind == RESULT:  # of a tensor that another stage uses
+                self._arrive(place, value)
+                continue
             tensor, resharding = self.resharded(place)
             self._arrive(self.flow.produced_at(tensor) if self.router.route(resharding).is_free else place, value)
         for place in reversed(forward):

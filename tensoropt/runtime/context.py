@@ -11,6 +11,7 @@ from typing import Any
 from ..common.errors import InputError, TensorOptError, short
 from ..common.progress import HIDDEN, Display
 from ..plan.plan import Plan
+from ..plan.staged_plan import StagedPlan
 from ..profiling.hardware import Hardware, HardwareError, resolve
 from .execute import checked_collectives
 from .local_hardware import hardware_here, prepared_processes, warning_of
@@ -56,7 +57,7 @@ class Context:
         if self.processes.rank == 0:
             try:
                 mine = compute()
-                answer = mine.to_json() if isinstance(mine, Plan) else mine
+                answer = mine.to_json() if isinstance(mine, (Plan, StagedPlan)) else mine
             except TensorOptError as error:
                 answer = error
         if self.processes.size == 1:
@@ -66,7 +67,9 @@ class Context:
         answer = self.processes.broadcast(answer, "what rank 0 computes for all")
         if isinstance(answer, TensorOptError):
             raise answer
-        return mine if mine is not None else Plan.from_json(answer) if isinstance(answer, dict) else answer
+        if mine is not None or not isinstance(answer, dict):
+            return mine if mine is not None else answer
+        return StagedPlan.from_json(answer) if "stages" in answer else Plan.from_json(answer)
 
     def check_same(self, digest: str) -> None:
         """Check that all ranks recorded the same model.

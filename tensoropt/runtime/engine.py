@@ -16,9 +16,8 @@ import tensorflow as tf
 from ..common.errors import InputError
 from ..common.progress import HIDDEN, Display
 from ..common.settings import LAG
-from ..ir.graph import GRADIENT, PLACEHOLDER, Graph, Operator, Tensor, TrainStep
+from ..ir.graph import GRADIENT, PLACEHOLDER, Graph, Operator, TrainStep
 from ..ir.micro_batching import MicroBatch
-from ..lowering.gradient_accumulation import Accumulation, MicroBatchRequest
 from ..lowering.model import LocalModel
 from ..lowering.operators import Values
 from ..lowering.order import put_in_order
@@ -27,13 +26,12 @@ from ..lowering.table_lookups import Lookup
 from ..lowering.variables import StateEntry, local_variables
 from ..optimizers.runtime import Emission, RunningOptimizer, Shards
 from ..optimizers.start import start
-from ..reschedule.layout import Layout
-from ..rules.rule import OperandSharding
-from ..sharding.resharding import Resharding, Router, resharding_of
+from ..sharding.resharding import Resharding, Router
 from ..sharding.strategy import StrategyView
 from ..sharding.update_resharding import row_reshardings
-from .feed_shards import comes_in_micro_batches, cut, fed_layout, fed_shape, rows_of, runs_in_micro_batches
+from .feed_shards import comes_in_micro_batches, cut, fed_layout, fed_shape
 from .functions import BuiltFunction, Feed, Fetch, names, operators_of, structure_digest
+from .micro_batched_step import MicroBatchedStep, as_produced, flat
 from .process_limit import check_memory_left
 from .step_emission import StepEmission
 from .step_errors import only_step, refused_values
@@ -231,11 +229,20 @@ class Engine:
         for feed, values in fed.items():
             if not comes_in_micro_batches(feed, micro_batches):
                 layout = fed_layout(self.view, feed)
-                sources[feed.tensor.name] = self._as_produced(feed.tensor, layout, values, self.view, resharder)
+                sources[feed.tensor.name] = as_produced(
+                    feed.tensor, layout, values, self.view, resharder, self.router
+                )
         if micro_batches:
             assert self.per_micro_batch is not None
             outside = LocalModel(self.per_micro_batch, self.router, resharder, sources, self._update, training=True)
-            return self._emit_micro_batches(fetch, fed, needed, outside, micro_batches)
+            step = MicroBatchedStep(
+                fetch, fed, needed, outside, micro_batches, self.view, self._lookup, self._train,
+                self.lag if self.in_order else None,
+            )  # fmt: skip
+            for each in micro_batches:
+                step.forward(each.index)
+                step.backward(each.index)
+            return flat(step.finish())
         steps = StepEmission(self.graph, fetch, needed, self._update, self._train, self._lookups)
         is_training = bool(fetch.train_steps) or any(self.graph.operators[name].type == GRADIENT for name in needed)
         model = LocalModel(self.view, self.router, resharder, sources, steps.update, training=is_training)
@@ -243,7 +250,7 @@ class Engine:
         graph = tf.compat.v1.get_default_graph()
         if self.in_order and not self.graph.is_sequential:
             put_in_order(graph.get_operations(), steps.n_forward, model.backward.record, self.lag)
-        return [tf.identity(value) for values in results for value in values]
+        return flat(results)
 
     def _update(self, op: Operator, operands: list[Values]) -> list[Values]:
         assert op.updates is not None
@@ -253,101 +260,6 @@ class Engine:
                 getattr(variable, UPDATE_OPERATORS[op.type])(value)
             return []
         return [[variable.value() for variable in variables]]
-
-    def _as_produced(
-        self, tensor: Tensor, layout: Layout, values: Values, view: StrategyView, resharder: Resharder
-    ) -> Values:
-        """Reshard a fed tensor, or its part of a micro-batch, to the produced layout of the strategy."""
-        if layout == view.layout(tensor):
-            return values
-        resharding = resharding_of(tensor, layout, OperandSharding(view.layout(tensor), None))
-        return resharder.reshard(resharding, self.router.route(resharding), values, tensor.name)
-
-    def _emit_micro_batches(
-        self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], model: LocalModel,
-        micro_batches: tuple[MicroBatch, ...],
-    ) -> list[tf.Tensor]:
-        """Emit a training step in micro-batches.
-
-        The operators that run once come first, then those of all micro-batches, then the operators after them, then the
-        update.
-        """
-        (name,), resharder, view = fetch.train_steps, model.resharder, model.view
-        micro_batching = micro_batches[0].micro_batching
-        step = self.graph.train_steps[name]
-        operators = [op for op in self.graph.operators.values() if op.name in needed]
-        in_micro_batches = {op.name for op in operators if runs_in_micro_batches(op, micro_batching)}
-        model.emit(needed - in_micro_batches - micro_batching.after)
-
-        per_micro_batch = {feed: self._divisible_shards(feed, values, micro_batches[0], resharder)
-                           for feed, values in fed.items() if comes_in_micro_batches(feed, micro_batches)}
-
-        def fed_micro_batch(feed: Feed, which: MicroBatch) -> Values:
-            tensor, (layout, values) = view.graph.tensors[feed.tensor.name], per_micro_batch[feed]
-            rows = [
-                rows_of(value, layout, tensor.shape, rank, which.index)
-                for rank, value in zip(self.backend.ranks, values, strict=True)
-            ]
-            return self._as_produced(tensor, layout, rows, view, resharder)
-
-        feeds = {feed.tensor.name: partial(fed_micro_batch, feed) for feed in per_micro_batch}
-        later = [op for op in operators if op.name in micro_batching.after]
-        taken = [(tensor, False) for op in later for _, tensor in op.operands if tensor.name in micro_batching.forms]
-        wanted = [each for each in fetch.tensors if each[0].name in micro_batching.forms]
-        lookups = {
-            lookup: partial(self._lookup, lookup, view, step)
-            for variable in step.variables
-            for lookup in self.graph.lookups.get(variable, ())
-        }
-        assert step.loss is not None  # others aren't cut into micro-batches
-        request = MicroBatchRequest(
-            name, step.loss, frozenset(in_micro_batches), tuple(dict.fromkeys([*wanted, *taken])), lookups
-        )
-        accumulation = Accumulation(model, view, feeds, self.lag if self.in_order else None)
-        losses, found = accumulation.run(request)
-        made = dict(zip(request.fetched, found, strict=True))
-        model.elsewhere = partial(self._from_micro_batches, model, {tensor.name: made[tensor, False] for tensor, _ in taken})
-        model.emit({op.name for op in later})
-        results = [
-            made[tensor, is_local]
-            if (tensor, is_local) in made
-            else (model.without_sums if is_local else model.replicated)(tensor, "fetch")
-            for tensor, is_local in fetch.tensors
-        ]
-        of_variables = [
-            [lookup for each in self.graph.lookups.get(variable, ()) for lookup in accumulation.lookups[each]]
-            for variable in step.variables
-        ]
-        self._train(step, losses, model, of_variables, accumulation.gradients)
-        accumulation.order_end()
-        return [tf.identity(value) for values in results for value in values]
-
-    def _divisible_shards(
-        self, feed: Feed, values: Values, which: MicroBatch, resharder: Resharder
-    ) -> tuple[Layout, Values]:
-        """Return a fed tensor's layout and shards such that each rank can cut its rows of each micro-batch from its shard.
-
-        If the micro-batches don't divide each rank's share evenly, the shares are gathered.
-        """
-        layout = fed_layout(self.view, feed)
-        if not feed.is_local or which.n_shares == which.n_devices:
-            return layout, values
-        replicated = Layout.replicated(self.backend.mesh, len(feed.tensor.shape))
-        resharding = resharding_of(feed.tensor, layout, OperandSharding(replicated, None))
-        return replicated, resharder.reshard(resharding, self.router.route(resharding), values, feed.tensor.name)
-
-    def _from_micro_batches(
-        self, model: LocalModel, made: Mapping[str, Values], tensor: Tensor, sharding: OperandSharding, operator: str
-    ) -> Values | None:
-        """Return the operand of an operator that runs after all micro-batches, from a tensor that they all computed.
-
-        Such a tensor is replicated on every rank. Return None if the tensor isn't among them.
-        """
-        if tensor.name not in made:
-            return None
-        replicated = Layout.replicated(self.backend.mesh, len(tensor.shape))
-        resharding = resharding_of(tensor, replicated, OperandSharding(sharding.layout, None))
-        return model.resharder.reshard(resharding, self.router.route(resharding), made[tensor.name], operator)
 
     def _lookups(self, step: str, model: LocalModel) -> list[list[Lookup]]:
         """Return, for each variable of a training step, the lookups in it if it is updated by rows; else none."""

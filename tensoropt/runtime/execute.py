@@ -22,6 +22,7 @@ from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
 from ..lowering.resharding.reshard import Backend, Collective
 from ..plan.build import check_reshardings
 from ..plan.plan import Plan
+from ..plan.staged_plan import StagedPlan, load_any
 from ..profiling.hardware import Hardware
 from ..program.check import check
 from ..program.peak import peak_of
@@ -90,14 +91,29 @@ def checked_collectives(given: str | None) -> str:
 
 
 def loaded_plan(plan: object) -> Plan:
-    """Return a plan, which is given itself or as a file's path.
+    """Return a plan without stages, which is given itself or as a file's path.
+
+    Raises:
+        InputError: it is neither, or it has stages.
+    """
+    found = loaded_any(plan)
+    if isinstance(found, StagedPlan):
+        raise InputError(
+            f"a plan with {len(found.stages)} stages runs recorded models alone, by build_execution_graph; a trainer takes "
+            "a plan without stages"
+        )
+    return found
+
+
+def loaded_any(plan: object) -> Plan | StagedPlan:
+    """Return a plan, with stages or without, which is given itself or as a file's path.
 
     Raises:
         InputError: it is neither.
     """
     if isinstance(plan, (str, os.PathLike)):
-        plan = Plan.load(FilePath(plan))
-    if not isinstance(plan, Plan):
+        plan = load_any(FilePath(plan))
+    if not isinstance(plan, (Plan, StagedPlan)):
         raise InputError(
             f"build_execution_graph takes plan=, the result of find_strategy or load_plan, got {short(plan)}"
         )
@@ -123,7 +139,7 @@ def execute(
         OutOfMemoryError: the plan needs more memory than is available.
     """
     plan.check_for(model.graph)
-    _check_ranks(plan, processes, collectives)
+    check_ranks(plan, processes, collectives)
     view = model.view(plan.strategy)
     in_micro_batches = model.in_micro_batches(plan.micro_batches).view(plan.strategy)
     check_reshardings(in_micro_batches, plan)
@@ -195,7 +211,7 @@ def _view_beside(plan: Plan, model: Model) -> StrategyView:
     return model.view(inherited(model.graph, {op.name: op.config for op in plan.operators}, plan.mesh))
 
 
-def _check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:
+def check_ranks(plan: Plan | StagedPlan, processes: Processes, collectives: str) -> None:
     if collectives == EMULATED and processes.size > 1:
         raise InputError(
             f"collectives='emulated' runs all ranks in one process, but mpirun started {processes.size}; start it alone"
@@ -211,48 +227,59 @@ def _check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:
 def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[Backend, Processes, Prepare | None]:
     if processes.alone:
         return CommunicatingBackend(mesh, 0, SingleCommunicator()), processes, None
-    takes_part = processes.rank < mesh.n_devices
-    with processes.waiting_in("the choice of ranks"):
-        comm = processes.comm.Split(int(not takes_part), processes.rank)
-    if not takes_part:
-        print(
-            f"rank {processes.rank} has nothing to do: the plan needs {mesh.n_devices} of {processes.size} devices; it "
-            "waits for the others",
-            file=sys.stderr,
-            flush=True,
-        )
-        processes.wait_for_others()
-        sys.exit(0)
-    part = processes.part(comm)
+    part = taking_part(mesh.n_devices, processes)
     if collectives == HOROVOD:
         from ..lowering.resharding.in_graph import GraphBackend
         from .collectives.horovod import HorovodCollectives
 
         # Process sets are made while graphs are built.
         with processes.waiting_in("Horovod's start"):
-            operators = HorovodCollectives(comm, mesh, same_on_all(part))
+            operators = HorovodCollectives(part.comm, mesh, same_on_all(part))
 
         def on_run() -> None:
             operators.check_running()
             processes.begin_collective()
 
         return GraphBackend(mesh, part.rank, operators, processes.waiting[CRITICAL], on_run), part, lambda axes: None
+    backend, prepare = by_mpi(mesh, part)
+    return backend, part, prepare
+
+
+def taking_part(n_devices: int, processes: Processes) -> Processes:
+    """Return the first ``n_devices`` ranks; a rank that isn't among them waits for the others and ends here."""
+    takes_part = processes.rank < n_devices
+    with processes.waiting_in("the choice of ranks"):
+        comm = processes.comm.Split(int(not takes_part), processes.rank)
+    if not takes_part:
+        print(
+            f"rank {processes.rank} has nothing to do: the plan needs {n_devices} of {processes.size} devices; it "
+            "waits for the others",
+            file=sys.stderr,
+            flush=True,
+        )
+        processes.wait_for_others()
+        sys.exit(0)
+    return processes.part(comm)
+
+
+def by_mpi(mesh: Mesh, part: Processes) -> tuple[CommunicatingBackend, Prepare]:
+    """Return the backend by which ranks communicate by MPI, and what forms the groups of its collectives."""
     from .collectives.mpi import MpiCommunicator
 
-    naps = all(part.gather(processes.naps))
-    critical, overlappable = processes.waiting
-    communicator = MpiCommunicator(comm, mesh, processes.begin_collective, naps)
-    backend = CommunicatingBackend(mesh, processes.rank, communicator, critical, is_over_link=naps)
+    naps = all(part.gather(part.naps))
+    critical, overlappable = part.waiting
+    communicator = MpiCommunicator(part.comm, mesh, part.begin_collective, naps)
+    backend = CommunicatingBackend(mesh, part.rank, communicator, critical, is_over_link=naps)
     if not naps or not all(part.gather(_allows_two_chains())):
-        return backend, part, communicator.prepare
-    behind = MpiCommunicator(comm, mesh, lambda: processes.begin_collective(OVERLAPPABLE), gives_way=True)
+        return backend, communicator.prepare
+    behind = MpiCommunicator(part.comm, mesh, lambda: part.begin_collective(OVERLAPPABLE), gives_way=True)
 
     def prepare(axes: Sequence[Axes]) -> None:
         communicator.prepare(axes)
         behind.prepare(axes)
 
-    overlappable_backend = CommunicatingBackend(mesh, processes.rank, behind, overlappable, is_over_link=True)
-    return replace(backend, overlappable=overlappable_backend), part, prepare
+    overlappable_backend = CommunicatingBackend(mesh, part.rank, behind, overlappable, is_over_link=True)
+    return replace(backend, overlappable=overlappable_backend), prepare
 
 
 def _allows_two_chains() -> bool:

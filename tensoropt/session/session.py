@@ -21,14 +21,17 @@ from ..frontend.importer import import_graph
 from ..frontend.initial_values import FirstValues
 from ..frontend.recorded_graph import initializer_names
 from ..frontend.recording import Recording
-from ..plan.options import check_option, find, request_of
+from ..plan.options import check_option, find, request_of, staged
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve
+from ..plan.staged_plan import StagedPlan
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context, resolve_cluster
 from ..runtime.engine import Engine
 from ..runtime.error_handling import explain_errors
-from ..runtime.execute import Execution, checked_collectives, execute, loaded_plan
+from ..runtime.execute import Execution, checked_collectives, execute, loaded_any
+from ..runtime.pipeline.engine import StagedEngine
+from ..runtime.pipeline.execute import StagedExecution, execute_staged
 from ..runtime.prepare import model_of
 from ..runtime.ranks import Processes, display_here
 from ..runtime.same_data import SameData
@@ -54,7 +57,7 @@ class Session:
     def __init__(self, hardware: Hardware | str | None, seed: int | None, batch_size: int | None) -> None:
         self._display = display_here()
         self.context = Context(hardware, seed, self._display)
-        self.execution: Execution | None = None
+        self.execution: Execution | StagedExecution | None = None
         self._same_feeds: SameData | None = None
         self._recording = Recording(self.context.seed, batch_size)
         self._model: Model | None = None
@@ -69,12 +72,12 @@ class Session:
         return self.context.hardware
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> Plan | StagedPlan | None:
         """The plan that is executed, after :meth:`build`."""
         return self.execution.plan if self.execution else None
 
     @property
-    def engine(self) -> Engine | None:
+    def engine(self) -> Engine | StagedEngine | None:
         """The engine that runs the plan, after :meth:`build`."""
         return self.execution.engine if self.execution else None
 
@@ -128,7 +131,9 @@ class Session:
         without: Collection[str] = (),
         micro_batches: int | None = None,
         verbose: int | str | bool = 1,
-    ) -> Plan | Curve:
+        stages: int | None = None,
+        schedule: str | None = None,
+    ) -> Plan | StagedPlan | Curve:
         """Find a plan or a curve; see :func:`tensoropt.find_strategy`."""
         check_option(option)
         self._display = display_here(verbose)
@@ -136,7 +141,13 @@ class Session:
             hardware = self.hardware if cluster is None else resolve_cluster(cluster)
             request = request_of(self.model(), hardware, memory, force, without, micro_batches)
             request = replace(request, progress=self._display.update)
-            if profile_budget is None:
+            if schedule is not None and stages in (None, 1):
+                raise InputError(f"schedule={schedule!r} is the order in which stages run; give stages=2 or more with it")
+            if stages not in (None, 1):
+                if profile_budget is not None:
+                    raise InputError("stages= and profile_budget= can't be combined; leave one of the two")
+                found = self.context.on_first_rank(lambda: staged(option, request, parallelism, stages, schedule))
+            elif profile_budget is None:
                 found = self.context.on_first_rank(lambda: find(option, request, parallelism))
             else:
                 with self._recording.paused():
@@ -150,27 +161,30 @@ class Session:
                         lambda: FirstValues(self._recording.graph),
                         checked_collectives(None),
                     )
-        assert isinstance(found, (Plan, Curve))
-        if isinstance(found, Plan):
+        assert isinstance(found, (Plan, StagedPlan, Curve))
+        if not isinstance(found, Curve):
             self._display.say(found.brief())
         return found
 
     # Building
 
-    def build(self, engine: str, plan: Plan | str | None, collectives: str | None) -> None:
+    def build(self, engine: str, plan: Plan | StagedPlan | str | None, collectives: str | None) -> None:
         """Build this rank's graph; see :func:`tensoropt.build_execution_graph`."""
         if self.execution is not None:
             raise InputError("the execution graph has been built already; call tensoropt.init() to record another model")
         if engine != "tensorflow":
             raise InputError(f"unknown engine {engine!r}; expected 'tensorflow'")
         collectives = checked_collectives(collectives)
-        plan = loaded_plan(plan)
+        plan = loaded_any(plan)
         model = self.model()
         recording = self._recording
         recording.close()
         try:
             values = FirstValues(recording.graph)
-            self.execution = execute(plan, model, values, self.processes, collectives, self._display)
+            if isinstance(plan, StagedPlan):
+                self.execution = execute_staged(plan, model, values, self.processes, collectives, self._display)
+            else:
+                self.execution = execute(plan, model, values, self.processes, collectives, self._display)
             self._same_feeds = SameData(self.execution.processes, "tensoropt.run", _SAME_FEEDS)
             explain_errors(_recorded_too_late)
         except BaseException:

@@ -129,21 +129,38 @@ class Callbacks:
         """Return what makes the functions for a request: that of the request's chain."""
         return self.overlappable if request.is_overlappable and self.overlappable is not None else self.runners
 
+    def call(self, run: Runner, operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
+        """Emit a callback at the end of the main chain; return what ``run`` makes of the operands."""
+        return self._emit(lambda turn, *given: [_TURN, *run(*given)], list(operands), list(dtypes), False)
+
     def _call(self, runner: Runner, values: Values, request: CollectiveRequest) -> Values:
         """Emit a callback at the end of its chain; return what the runner makes of the local values."""
         is_overlappable, n_values = request.is_overlappable and self.overlappable is not None, len(values)
 
         def in_order(turn: np.ndarray, *shards: np.ndarray) -> Sequence[np.ndarray]:
             """Run the path, and pass the number of the chain on."""
-            keep_thread_state()
             return [_TURN, *runner(*shards[:n_values])]
 
-        turn = self._turns[is_overlappable] if is_overlappable in self._turns else tf.constant(_TURN)
-        types = [tf.int32, *[values[0].dtype] * len(values)]
         # The values that must have been computed before are operands too, for the same reason as the chain is one of data.
-        operands = [turn, *values, *request.after]
+        return self._emit(in_order, [*values, *request.after], [values[0].dtype] * n_values, is_overlappable)
+
+    def _emit(
+        self,
+        run: Callable[..., Sequence[np.ndarray]],
+        operands: Sequence[tf.Tensor],
+        dtypes: Sequence[tf.DType],
+        is_overlappable: bool,
+    ) -> Values:
+        """Emit a callback at the end of a chain; return its results but the first, which is the next one's turn."""
+
+        def in_order(turn: np.ndarray, *given: np.ndarray) -> Sequence[np.ndarray]:
+            keep_thread_state()
+            return run(turn, *given)
+
+        turn = self._turns[is_overlappable] if is_overlappable in self._turns else tf.constant(_TURN)
         name = OVERLAPPABLE_NAME if is_overlappable else NAME
-        turn, *results = tf.numpy_function(in_order, operands, types, stateful=True, name=name)
+        found = tf.numpy_function(in_order, [turn, *operands], [tf.int32, *dtypes], stateful=True, name=name)
+        turn, *results = found if dtypes else [found] if isinstance(found, tf.Tensor) else found
         turn.set_shape([])
         self._turns[is_overlappable] = turn
         if self.overlappable is not None:

@@ -13,12 +13,13 @@ from typing import Protocol
 
 import tensorflow as tf
 
+from ...common.errors import InputError
 from ...reschedule.layout import Shape, axes_text
 from ...reschedule.mesh import Mesh
 from ...reschedule.path import Path
 from ...sharding.resharding import Resharding, Route
 from ..operators import Values
-from .callbacks import Carrier, CollectiveRequest
+from .callbacks import Callbacks, Carrier, CollectiveRequest
 from .local_steps import LocalSteps
 
 
@@ -156,6 +157,17 @@ class Resharder:
         )
         self.log.append(entry)
         return self._carrier.carry_together(paths, values, CollectiveRequest(operators[0], str(entry), is_overlappable=True))
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """Return the chain of callbacks in which collectives run; messages between stages run in it as well.
+
+        Raises:
+            InputError: collectives are operators of the graph.
+        """
+        if not isinstance(self._carrier, Callbacks):
+            raise InputError("a plan with stages runs by collectives='mpi' or 'emulated'; choose one of these")
+        return self._carrier
 
     @contextmanager
     def building(self) -> Iterator[None]:

@@ -1,0 +1,229 @@
+"""Find a plan in stages: cut the model where stages take equally long and little crosses, then search each stage.
+
+Cuts are chosen by the operators' predicted times on a stage's devices, each split as it is fastest, and by the bytes that
+cross. Each stage is then a model of its own, searched on its own devices, in micro-batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..common.errors import InputError, short
+from ..common.memory_units import memory_text
+from ..costs.model_costs import costing_of
+from ..ir.graph import SOURCES, Operator
+from ..profiling.hardware import Hardware
+from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, least_in_flight, makespan, orders
+from ..rules.registry import rule_of
+from ..rules.rule import configs, interface
+from ..sharding.model import Model
+from ..sharding.stages import Stages
+from .find_frontier import ModelFrontier
+from .request import Request, searched
+from .staged_plan import PlannedStage, StagedPlan
+
+FORWARD_SHARE = 1 / 3
+"""The share of a pass's time that the forward pass takes: a backward pass computes two gradients for each product."""
+MICRO_BATCHES_PER_STAGE = 2
+"""Without a number of micro-batches there are so many for each stage, where the batch can be divided so."""
+
+
+def find_staged(request: Request, parallelism: int, n_stages: object, schedule: str | None) -> StagedPlan:
+    """Return the fastest plan that was found in a number of stages, within the memory limit.
+
+    Raises:
+        InputError: the number of stages doesn't divide that of devices, the model can't be cut into so many, or a stage
+            doesn't fit the memory limit.
+    """
+    count = _checked_stages(n_stages, parallelism)
+    hardware, per_stage = request.hardware, parallelism // count
+    n = request.micro_batches or _micro_batches(request.model, MICRO_BATCHES_PER_STAGE * count)
+    if n == 1:
+        raise InputError(f"stages={count} need several micro-batches, got micro_batches=1; give 2 or more")
+    request.model.in_micro_batches(n)
+    schedule = schedule or ONE_FORWARD_ONE_BACKWARD
+    stages = balanced(request.model, hardware, count, per_stage, n)
+    in_flight = least_in_flight(count, n)
+    passes = orders(schedule, n, in_flight)
+    if request.force:
+        raise InputError("force= and stages= can't be combined; leave one of the two")
+    chosen = [
+        _fastest(replace(request, model=model, micro_batches=n), per_stage, most if schedule != "gpipe" else n)
+        for model, most in zip(stages.models, in_flight, strict=True)
+    ]
+    times_us = [frontier.points[point].time_us / n for frontier, point, _ in chosen]
+    forward, backward = ([share * each for each in times_us] for share in (FORWARD_SHARE, 1 - FORWARD_SHARE))
+    time_us = makespan(passes, forward, backward, [0.0] * (count - 1))
+    planned = tuple(
+        PlannedStage(
+            devices=tuple(range(number * per_stage, (number + 1) * per_stage)),
+            last_operator=(*stages.cuts, "")[number],
+            in_flight=most if schedule != "gpipe" else n,
+            plan=frontier.plan(point, "mini_time"),
+            memory_bytes=n_bytes,
+            idle_share=1 - times_us[number] * n / time_us,
+        )
+        for number, (most, (frontier, point, n_bytes)) in enumerate(zip(in_flight, chosen, strict=True))
+    )
+    return StagedPlan(
+        stages=planned,
+        schedule=schedule,
+        micro_batches=n,
+        time_us=time_us,
+        model_digest=request.model.graph.digest,
+        assumed=dict(request.assumed),
+    )
+
+
+def _checked_stages(given: object, parallelism: int) -> int:
+    """Return the number of stages that a user gave.
+
+    Raises:
+        InputError: it isn't a whole number from 1 up that divides the number of devices.
+    """
+    if isinstance(given, bool) or not isinstance(given, int) or given < 2:
+        raise InputError(f"stages takes a whole number from 1 up, got {short(given)}")
+    if parallelism % given:
+        raise InputError(
+            f"{given} stages on {parallelism} devices: each takes equally many; give a divisor of {parallelism}"
+        )
+    return given
+
+
+def _micro_batches(model: Model, wanted: int) -> int:
+    """Return the largest number of micro-batches up to ``wanted`` in which the model can be trained."""
+    for n in range(wanted, 1, -1):
+        try:
+            model.in_micro_batches(n)
+        except InputError:
+            continue
+        return n
+    model.in_micro_batches(2)  # says why not
+    return 1
+
+
+def _fastest(request: Request, parallelism: int, in_flight: int) -> tuple[ModelFrontier, int, int]:
+    """Return the fastest point of a stage that fits the memory limit with its micro-batches in flight, and its bytes.
+
+    Raises:
+        InputError: none fits.
+    """
+    frontier = searched(request, parallelism)
+    for point in reversed(range(len(frontier.points))):
+        n_bytes = needed_bytes(frontier, point, in_flight)
+        if request.limit_bytes is None or n_bytes <= request.limit_bytes:
+            return frontier, point, n_bytes
+    least = min(needed_bytes(frontier, point, in_flight) for point in range(len(frontier.points)))
+    raise InputError(
+        f"a stage needs {memory_text(least)} per device at least, above the limit of "
+        f"{memory_text(request.limit_bytes or 0)}; ask for more stages, more micro-batches or more memory"
+    )
+
+
+def needed_bytes(frontier: ModelFrontier, point: int, in_flight: int) -> int:
+    """Return the peak of a stage: that of one micro-batch, and what the others in flight save for the backward pass."""
+    return frontier.needed_bytes(point) + (in_flight - 1) * saved_bytes(frontier, point)
+
+
+def saved_bytes(frontier: ModelFrontier, point: int) -> int:
+    """Return the bytes that a micro-batch saves for its backward pass, at most: all that isn't held for the whole step."""
+    graph, record = frontier.model.graph, frontier.plan(point)
+    held = sum(op.memory_bytes for op in record.operators if graph.n_runs(_result(graph.operators[op.name])) == 1)
+    return max(0, record.memory_bytes - held)
+
+
+def _result(op: Operator) -> str:
+    return op.outputs[0].name if op.outputs else ""
+
+
+# Where to cut
+
+
+@dataclass(frozen=True)
+class _Cuts:
+    """The places where a model may be cut: after each operator, in program order.
+
+    Attributes:
+        names: the operators.
+        time_us: the time of all operators up to each of them.
+        crossing_us: the time that it takes to send what crosses there, forward and back.
+        trained: how many variables are used up to each of them.
+    """
+
+    names: Sequence[str]
+    time_us: Sequence[float]
+    crossing_us: Sequence[float]
+    trained: Sequence[int]
+
+
+def balanced(model: Model, hardware: Hardware, n_stages: int, parallelism: int, n_micro_batches: int) -> Stages:
+    """Return a model cut such that the longest stage, with what it sends, takes the least time.
+
+    Raises:
+        InputError: there are fewer places to cut at than stages need.
+    """
+    cuts = _cuts(model, hardware, parallelism, n_micro_batches)
+    n = len(cuts.names)
+    best: list[list[float]] = [[math.inf] * n for _ in range(n_stages)]
+    before: list[list[int]] = [[-1] * n for _ in range(n_stages)]
+    for end in range(n):
+        if cuts.trained[end]:
+            best[0][end] = cuts.time_us[end] + cuts.crossing_us[end]
+    for stage in range(1, n_stages):
+        for end in range(n):
+            for start in range(end):
+                if cuts.trained[end] == cuts.trained[start]:
+                    continue
+                own = cuts.time_us[end] - cuts.time_us[start] + cuts.crossing_us[start] + cuts.crossing_us[end]
+                longest = max(best[stage - 1][start], own)
+                if longest < best[stage][end]:
+                    best[stage][end], before[stage][end] = longest, start
+    if math.isinf(best[-1][-1]):
+        raise InputError(
+            f"the model can't be cut into {n_stages} stages: each needs a variable that is trained; ask for fewer stages"
+        )
+    at = n - 1
+    found: list[str] = []
+    for stage in range(n_stages - 1, 0, -1):
+        at = before[stage][at]
+        found.insert(0, cuts.names[at])
+    return Stages(model, tuple(found))
+
+
+def _cuts(model: Model, hardware: Hardware, parallelism: int, n_micro_batches: int) -> _Cuts:
+    mesh = hardware.mesh(parallelism)
+    sliced = model.in_micro_batches(n_micro_batches)
+    graph, costing = sliced.graph, costing_of(sliced, hardware, mesh)
+    in_step = {op.name for op in graph.step_operators}
+    last_use = {
+        tensor.name: number
+        for number, op in enumerate(graph.operators.values())
+        if op.name in in_step
+        for _, tensor in op.operands
+    }
+    per_us = _bytes_per_us(hardware, parallelism)
+    names, times, crossings, trained = [], [], [], []
+    total_us = 0.0
+    alive: dict[str, int] = {}
+    used: set[str] = set()
+    for number, op in enumerate(graph.operators.values()):
+        if op.name not in in_step or op.type in SOURCES or op.updates is not None:
+            continue
+        rule = rule_of(op)
+        total_us += min(costing.compute_time_ns(op, rule, c, interface(rule, c)) for c in configs(rule, mesh)) / 1e3
+        used.update(t.name for _, t in op.operands if graph.producers[t.name].is_trainable)
+        alive.update({t.name: t.mem_bytes for t in op.outputs if last_use.get(t.name, -1) > number})
+        alive = {name: n_bytes for name, n_bytes in alive.items() if last_use[name] > number}
+        names.append(op.name)
+        times.append(total_us)
+        crossings.append(2 * sum(alive.values()) / per_us)
+        trained.append(len(used))
+    return _Cuts(names, times, crossings, trained)
+
+
+def _bytes_per_us(hardware: Hardware, parallelism: int) -> float:
+    """Return how fast the devices of a stage send to the next one, by the slowest link."""
+    speeds = [level.bytes_per_s for level in hardware.levels if level.count > 1]
+    return parallelism * min(speeds, default=hardware.device.memory_bytes_per_s) / 1e6

@@ -1,0 +1,219 @@
+"""A plan in stages: a plan for each stage's devices, and the order in which micro-batches pass through them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from tabulate import tabulate
+
+from ..common.errors import InputError, cut
+from ..common.files import read_json, reading_value, write_json
+from ..common.memory_units import memory_text
+from ..ir.graph import Graph
+from ..program.schedule import SCHEDULES, Orders, orders
+from ..sharding.model import Model
+from ..sharding.stages import Stages
+from .plan import FORMAT, VERSION, Plan
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedStage:
+    """One stage of a plan.
+
+    Attributes:
+        devices: the numbers of its devices.
+        last_operator: the operator that it ends with, in program order; empty for the last stage.
+        in_flight: how many micro-batches have run their forward pass and not their backward pass at most.
+        plan: the plan of its part of the model, in micro-batches, on its devices.
+        memory_bytes: the memory per device, with what all micro-batches in flight save for the backward pass.
+        idle_share: the share of the step in which it waits for other stages.
+    """
+
+    devices: tuple[int, ...]
+    last_operator: str
+    in_flight: int
+    plan: Plan
+    memory_bytes: int
+    idle_share: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "devices": list(self.devices),
+            "last_operator": self.last_operator,
+            "operators": [op.name for op in self.plan.operators],
+            "in_flight": self.in_flight,
+            "memory_bytes": self.memory_bytes,
+            "idle_share": self.idle_share,
+            "plan": self.plan.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> PlannedStage:
+        devices = tuple(int(device) for device in value["devices"])
+        plan = Plan.from_json(value["plan"])
+        if len(devices) != plan.parallelism:
+            raise ValueError(f"a stage on {len(devices)} devices has a plan for {plan.parallelism}")
+        return cls(
+            devices,
+            str(value["last_operator"]),
+            int(value["in_flight"]),
+            plan,
+            int(value["memory_bytes"]),
+            float(value["idle_share"]),
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StagedPlan:
+    """A strategy in stages, with its costs.
+
+    Attributes:
+        stages: the stages, in the order in which data passes them.
+        schedule: the name of the order of their passes, see :mod:`..program.schedule`.
+        micro_batches: the number of micro-batches in which a training step processes its batch.
+        time_us: the time of a training step: that of the schedule, with each stage's time for a micro-batch.
+        model_digest: the digest of the model that the plan is for.
+        assumed: the hardware, the provenance of costs, the TensorFlow version.
+    """
+
+    stages: tuple[PlannedStage, ...]
+    schedule: str
+    micro_batches: int
+    time_us: float
+    model_digest: str
+    option: str = "mini_time"
+    assumed: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def parallelism(self) -> int:
+        return sum(len(stage.devices) for stage in self.stages)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of the device that needs the most."""
+        return max(stage.memory_bytes for stage in self.stages)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.memory_bytes
+
+    @property
+    def n_split_operators(self) -> int:
+        """The number of operators that use some mesh axis of their stage."""
+        return sum(stage.plan.n_split_operators for stage in self.stages)
+
+    @property
+    def orders(self) -> Orders:
+        """The order of each stage's passes."""
+        return orders(self.schedule, self.micro_batches, [stage.in_flight for stage in self.stages])
+
+    def cut(self, model: Model) -> Stages:
+        """Return a model cut into the plan's stages.
+
+        Raises:
+            InputError: the plan was made for another model.
+        """
+        if self.model_digest != model.graph.digest:
+            raise InputError("the plan with stages was made for another model; find a strategy for this one")
+        stages = Stages(model, tuple(stage.last_operator for stage in self.stages[:-1]))
+        for stage, part in zip(self.stages, stages.models, strict=True):
+            stage.plan.check_for(part.graph)
+        return stages
+
+    def check_for(self, graph: Graph) -> None:
+        """Check that the plan is for a model.
+
+        Raises:
+            InputError: it was made for another one.
+        """
+        if self.model_digest != graph.digest:
+            raise InputError("the plan with stages was made for another model; find a strategy for this one")
+
+    def brief(self) -> str:
+        """Return three lines: the stages and their devices, the predicted time per step, and the memory per device."""
+        devices = "+".join(str(len(stage.devices)) for stage in self.stages)
+        idle = max(stage.idle_share for stage in self.stages)
+        return (
+            f"plan: {len(self.stages)} stages on {devices} devices, {self.micro_batches} micro-batches by {self.schedule}, "
+            f"{self.n_split_operators} operators split\n"
+            f"time: {self.time_us / 1e3:,.3g} ms per step predicted, of which a stage waits for others {idle:.0%} at most\n"
+            f"memory: {memory_text(self.memory_bytes)} per device at most"
+        )
+
+    def table(self) -> str:
+        """Return a table of the stages as text."""
+        rows = [
+            [
+                number,
+                ", ".join(map(str, stage.devices)),
+                len(stage.plan.operators),
+                stage.last_operator or "(the end)",
+                stage.in_flight,
+                memory_text(stage.memory_bytes),
+                f"{stage.plan.time_us:,.0f}",
+                f"{stage.idle_share:.0%}",
+            ]
+            for number, stage in enumerate(self.stages)
+        ]
+        headers = ["stage", "devices", "operators", "ends with", "in flight", "memory", "time (us)", "idle"]
+        return tabulate(rows, headers, tablefmt="simple", disable_numparse=True)
+
+    def __repr__(self) -> str:
+        tables = [f"stage {number}\n{stage.plan.table()}" for number, stage in enumerate(self.stages)]
+        return "\n\n".join([self.brief(), self.table(), *tables])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON value that the plan's file holds."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "option": self.option,
+            "model_digest": self.model_digest,
+            "micro_batches": self.micro_batches,
+            "schedule": self.schedule,
+            "time_us": self.time_us,
+            "memory_bytes": self.memory_bytes,
+            "assumed": dict(self.assumed),
+            "stages": [stage.to_json() for stage in self.stages],
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> StagedPlan:
+        """Return a plan from its JSON value, the inverse of :meth:`to_json`."""
+        plan = cls(
+            stages=tuple(map(PlannedStage.from_json, value["stages"])),
+            schedule=str(value["schedule"]),
+            micro_batches=int(value["micro_batches"]),
+            time_us=float(value["time_us"]),
+            model_digest=str(value["model_digest"]),
+            option=str(value["option"]),
+            assumed=dict(value["assumed"]),
+        )
+        if plan.schedule not in SCHEDULES:
+            raise ValueError(f"there is no schedule {plan.schedule!r}")
+        devices = [device for stage in plan.stages for device in stage.devices]
+        if devices != list(range(len(devices))) or any(s.plan.micro_batches != plan.micro_batches for s in plan.stages):
+            raise ValueError("its stages don't fit together")
+        return plan
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the plan to a file; an existing file stays intact until the new one is complete."""
+        write_json(file, self.to_json(), "plan")
+
+
+def load_any(file: str | os.PathLike[str]) -> Plan | StagedPlan:
+    """Read a plan, with stages or without, from a file.
+
+    Raises:
+        InputError: the file can't be read, is cut off or damaged, isn't a plan, or has another version.
+    """
+    value = read_json(file, "plan", FORMAT, VERSION)
+    if "stages" not in value:
+        return Plan.load(file)
+    with reading_value("plan", file):
+        plan = StagedPlan.from_json(value)
+    if plan.to_json() != value:
+        raise InputError(f"plan '{cut(file)}' is damaged: it doesn't read back as it was written; save it again")
+    return plan

@@ -1,0 +1,114 @@
+"""Order the passes of a pipeline: which micro-batch's forward or backward pass each stage runs when.
+
+- ``1f1b``: a stage runs a few forward passes ahead, then a backward and a forward pass in turn. So many micro-batches are in
+  flight in it that none waits: as many as there are stages from it on, or as is asked for. Over a slow link more pay.
+- ``gpipe``: all forward passes, then all backward passes. All micro-batches are in flight.
+
+A stage runs its passes in its own order, each as soon as it has what the neighbouring stages send. So no order that
+:func:`merged` accepts can end in a deadlock: that is one order of all passes in which each comes after those that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..common.errors import InputError
+
+ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD = "1f1b", "gpipe"
+SCHEDULES = (ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD)
+
+
+class Pass(NamedTuple):
+    """The forward or backward pass of a micro-batch in one stage."""
+
+    stage: int
+    micro_batch: int
+    is_backward: bool
+
+    def __str__(self) -> str:
+        return f"{'B' if self.is_backward else 'F'}{self.micro_batch} of stage {self.stage}"
+
+
+Orders = tuple[tuple[Pass, ...], ...]
+
+
+def least_in_flight(n_stages: int, n_micro_batches: int) -> tuple[int, ...]:
+    """Return, for each stage, the fewest micro-batches in flight with which none waits where all take equally long."""
+    return tuple(min(n_stages - stage, n_micro_batches) for stage in range(n_stages))
+
+
+def orders(schedule: str, n_micro_batches: int, in_flight: Sequence[int]) -> Orders:
+    """Return the order of each stage's passes.
+
+    Args:
+        in_flight: for each stage, how many micro-batches have run their forward pass and not their backward pass at most.
+            A stage never has more in flight than one before it, which would have to send more than it may compute.
+
+    Raises:
+        InputError: there is no such schedule.
+    """
+    if schedule not in SCHEDULES:
+        raise InputError(f"unknown schedule {schedule!r}; expected {' or '.join(map(repr, SCHEDULES))}")
+    found, ahead = [], n_micro_batches
+    for stage, most in enumerate(in_flight):
+        ahead = n_micro_batches if schedule == ALL_FORWARD else max(1, min(most, ahead))
+        forward = [Pass(stage, index, False) for index in range(n_micro_batches)]
+        order = forward[:ahead]
+        for index in range(n_micro_batches):
+            order.append(Pass(stage, index, True))
+            order += forward[ahead + index : ahead + index + 1]
+        found.append(tuple(order))
+    return tuple(found)
+
+
+def needs(each: Pass, n_stages: int) -> list[Pass]:
+    """Return the passes of other stages, and the forward pass of its own, that a pass needs."""
+    if not each.is_backward:
+        return [each._replace(stage=each.stage - 1)] if each.stage else []
+    later = [each._replace(stage=each.stage + 1)] if each.stage + 1 < n_stages else []
+    return [each._replace(is_backward=False), *later]
+
+
+def merged(of_stages: Orders) -> list[Pass]:
+    """Return one order of all passes: each stage's own, and each pass after those that it needs.
+
+    Raises:
+        ValueError: there is none; the message names the passes that wait for each other.
+    """
+    done: set[Pass] = set()
+    found: list[Pass] = []
+    at = [0] * len(of_stages)
+    while True:
+        before = len(found)
+        for stage, order in enumerate(of_stages):
+            while at[stage] < len(order) and done.issuperset(needs(order[at[stage]], len(of_stages))):
+                done.add(order[at[stage]])
+                found.append(order[at[stage]])
+                at[stage] += 1
+        if len(found) == before:
+            break
+    waiting = [order[index] for order, index in zip(of_stages, at, strict=True) if index < len(order)]
+    if waiting:
+        raise ValueError(f"passes wait for each other: {', '.join(map(str, waiting))}")
+    return found
+
+
+def makespan(of_stages: Orders, forward: Sequence[float], backward: Sequence[float], transfer: Sequence[float]) -> float:
+    """Return how long all passes take together.
+
+    Args:
+        forward: for each stage, the time of its forward pass of one micro-batch.
+        backward: the same of its backward pass.
+        transfer: for each pair of neighbouring stages, the time until what one has sent is there; it overlaps with passes.
+    """
+    ended: dict[Pass, float] = {}
+    free = [0.0] * len(of_stages)
+    for each in merged(of_stages):
+        ready = free[each.stage]
+        for needed in needs(each, len(of_stages)):
+            way = transfer[min(each.stage, needed.stage)] if needed.stage != each.stage else 0.0
+            ready = max(ready, ended[needed] + way)
+        takes = backward if each.is_backward else forward
+        ended[each] = free[each.stage] = ready + takes[each.stage]
+    return max(free)

@@ -1,0 +1,1 @@
+"""Run a model in stages, each on devices of its own."""

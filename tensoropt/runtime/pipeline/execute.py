@@ -1,0 +1,168 @@
+"""Build the engine that runs a plan with stages on this process's ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...common.errors import InputError
+from ...common.progress import HIDDEN, Display
+from ...common.settings import LAG
+from ...common.watchdog import CRITICAL
+from ...lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
+from ...lowering.resharding.reshard import Backend
+from ...plan.staged_plan import StagedPlan
+from ...sharding.model import Model
+from ...sharding.resharding import PlainCosts
+from ...sharding.stages import Stages
+from ..collectives.single import SingleCommunicator
+from ..engine import Engine
+from ..execute import EMULATED, HOROVOD, Agreement, Prepare, by_mpi, check_ranks, taking_part
+from ..memory_check import check_available_memory
+from ..ranks import Processes, cores_of_a_rank
+from .engine import StagedEngine, StageView
+from .transfers import EmulatedTransfers
+
+
+@dataclass(frozen=True)
+class StagedExecution:
+    """A plan with stages and the engine that runs it.
+
+    Attributes:
+        processes: the ranks that take part.
+    """
+
+    plan: StagedPlan
+    engine: StagedEngine
+    processes: Processes
+
+    @property
+    def is_emulated(self) -> bool:
+        """Return whether all ranks of all stages run in this process."""
+        return isinstance(self.engine.backend, EmulatedBackend)
+
+    def statistics(self, parameter_bytes: int) -> dict[str, Any]:
+        """Return figures of the plan for a training log, as those of a plan without stages. Every rank must call it."""
+        local = self.engine.local_parameter_bytes
+        if not self.is_emulated:
+            local = self.processes.gather(local[0])
+        return {
+            "split_operators": self.plan.n_split_operators,
+            "collectives_per_step": self.engine.collectives_per_step,
+            "parameter_bytes": parameter_bytes,
+            "parameter_bytes_per_rank": local,
+        }
+
+
+def execute_staged(
+    plan: StagedPlan,
+    model: Model,
+    initial_value: Callable[[str], np.ndarray],
+    processes: Processes,
+    collectives: str,
+    display: Display = HIDDEN,
+) -> StagedExecution:
+    """Build the engine of a plan with stages. A rank without work ends here.
+
+    Args:
+        initial_value: returns the global initial value of a variable, given by its operator's name.
+
+    Raises:
+        InputError: the plan is for another model or for more devices than there are, or Horovod is asked for.
+        OutOfMemoryError: the plan needs more memory than is available.
+    """
+    if collectives == HOROVOD:
+        raise InputError("a plan with stages runs by collectives='mpi' or 'emulated', got 'horovod'; choose one of these")
+    check_ranks(plan, processes, collectives)
+    stages = plan.cut(model)
+    views = tuple(
+        StageView(
+            part.view(stage.plan.strategy),
+            part.in_micro_batches(plan.micro_batches).view(stage.plan.strategy),
+            stage.devices,
+        )
+        for stage, part in zip(plan.stages, stages.models, strict=True)
+    )
+    if collectives == EMULATED:
+        check_available_memory(sum(len(s.devices) * s.memory_bytes for s in plan.stages), processes.local_size)
+        with display.phase("first values of the variables"):
+            engines = {
+                index: _engine(plan, index, view, EmulatedBackend(view.whole.strategy.mesh), initial_value, display)
+                for index, view in enumerate(views)
+            }
+        return StagedExecution(plan, StagedEngine(stages, views, plan.orders, engines, EmulatedTransfers), processes)
+    check_available_memory(plan.memory_bytes, processes.local_size)
+    return StagedExecution(plan, *_of_rank(plan, stages, views, initial_value, processes, display))
+
+
+def _engine(
+    plan: StagedPlan,
+    index: int,
+    view: StageView,
+    backend: Backend,
+    initial_value: Callable[[str], np.ndarray],
+    display: Display,
+    agree: Agreement | None = None,
+    in_order: bool = False,
+) -> Engine:
+    has_two_chains = isinstance(backend, CommunicatingBackend) and backend.overlappable is not None
+    return Engine(
+        view.whole,
+        plan.stages[index].plan.router(PlainCosts()),
+        backend,
+        initial_value,
+        agree or (lambda digest, log: None),
+        per_micro_batch=view.per_micro_batch,
+        in_order=in_order,
+        lag=math.inf if has_two_chains else LAG,
+        display=display,
+    )
+
+
+def _of_rank(
+    plan: StagedPlan,
+    stages: Stages,
+    views: tuple[StageView, ...],
+    initial_value: Callable[[str], np.ndarray],
+    processes: Processes,
+    display: Display,
+) -> tuple[StagedEngine, Processes]:
+    """Return the engine of this rank's stage."""
+    from .messages import MpiTransfers, Sending
+
+    part = taking_part(plan.parallelism, processes)
+    (index,) = (number for number, stage in enumerate(plan.stages) if part.rank in stage.devices)
+    with part.waiting_in("the choice of stages"):
+        comm = part.comm.Split(index, part.rank)
+    own = part.part(comm)
+    mesh = views[index].whole.strategy.mesh
+    backend: Backend = CommunicatingBackend(mesh, 0, SingleCommunicator())
+    prepare: Prepare | None = None
+    if mesh.n_devices > 1:
+        backend, prepare = by_mpi(mesh, own)
+    in_order = part.broadcast(cores_of_a_rank(processes.local_size) == 1)
+    with display.phase("first values of the variables"):
+        engine = _engine(plan, index, views[index], backend, initial_value, display, Agreement(own, prepare), in_order)
+    sending, messages = Sending(), part.comm.Dup()
+
+    def share(stage: int, values: Sequence[np.ndarray] | None) -> Sequence[np.ndarray]:
+        first = plan.stages[stage].devices[0]
+        found = part.gather(values if part.rank == first else None, "what a step returns")[first]
+        assert found is not None
+        return found
+
+    return (
+        StagedEngine(
+            stages,
+            views,
+            plan.orders,
+            {index: engine},
+            lambda: MpiTransfers(messages, part.waiting[CRITICAL], sending),
+            share,
+        ),
+        part,
+    )

@@ -1,0 +1,97 @@
+"""Send tensors between the processes of stages by MPI.
+
+A sender never waits: its parts leave while it computes. A receiver waits where its order of passes has come to what it
+receives. Both are callbacks in the chain of the rank's collectives, so that a rank is in one of them at a time, in the order
+of the program; and since that is a part of one order of all stages, none waits for another in a circle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+from mpi4py import MPI
+
+from ...common.watchdog import ChainState
+from ...lowering.local import uniform_shape
+from ...lowering.operators import Values
+from ...lowering.resharding.reshard import Resharder
+from ...reschedule.bounds import extents
+from ..collectives.outbox import Array, opaque, wait
+from .transfers import Message
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+FIRST_TAG = 16
+"""Below are the tags of collectives' messages, which are of communicators of their own; the distance costs nothing."""
+
+
+@dataclass
+class Sending:
+    """The parts that this process has sent and that may not have left yet: their memory is kept until then."""
+
+    parts: list[tuple[MPI.Request, Array]] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Forget the parts that have left."""
+        self.parts = [(request, array) for request, array in self.parts if not request.Test()]
+
+
+@dataclass
+class MpiTransfers:
+    """Transfers between processes, each of which is one rank of one stage.
+
+    Attributes:
+        comm: all devices of all stages, in order.
+        waiting: records what this rank waits for.
+        sending: what is on its way, over all steps.
+    """
+
+    comm: Comm
+    waiting: ChainState
+    sending: Sending
+
+    def send(self, message: Message, values: Values, resharder: Resharder) -> None:
+        """Emit the sending of this rank's parts."""
+        (value,), way, tag = values, message.way, FIRST_TAG + message.number
+        (rank,) = resharder.backend.ranks
+        parts = way.sent_by(rank)
+
+        def run(shard: Array) -> list[Array]:
+            self.sending.clear()
+            for part in parts:
+                packed = way.pack(part, shard)
+                request = self.comm.Isend(opaque(packed.reshape(-1)), way.target_devices[part.receiver], tag)
+                self.sending.parts.append((request, packed))
+            return []
+
+        if parts:
+            resharder.callbacks.call(run, [value], [])
+
+    def receive(self, message: Message, resharder: Resharder) -> Values:
+        """Emit the reception of this rank's parts; return its shard."""
+        way, tag, dtype = message.way, FIRST_TAG + message.number, tf.as_dtype(message.dtype)
+        (rank,) = resharder.backend.ranks
+        parts = way.received_by(rank)
+
+        def run() -> list[Array]:
+            arrays = [np.empty(extents(part.bounds), dtype.as_numpy_dtype) for part in parts]
+            self.waiting.begin(f"the reception of {message}")
+            try:
+                wait(
+                    [
+                        self.comm.Irecv(opaque(array.reshape(-1)), way.source_devices[part.sender], tag)
+                        for part, array in zip(parts, arrays, strict=True)
+                    ],
+                    self.sending.clear,
+                )
+            finally:
+                self.waiting.end()
+            return [way.unpack(rank, arrays)]
+
+        (shard,) = resharder.callbacks.call(run, [], [dtype])
+        shard.set_shape(uniform_shape(way.target, way.shape))
+        return [shard]

@@ -1,0 +1,70 @@
+"""Send tensors between stages: between processes by messages, or between the ranks of one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import tensorflow as tf
+
+from ...lowering.local import uniform_shape
+from ...lowering.operators import Values
+from ...lowering.resharding.reshard import Resharder
+from ...reschedule.cross_mesh import CrossMesh
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A tensor that is on its way from one stage to another.
+
+    Attributes:
+        tensor: its name.
+        number: a number that no other message of the function has.
+        way: which rank sends what to whom.
+        dtype: TensorFlow's name of the type.
+        is_gradient: whether it is the tensor's gradient.
+        micro_batch: the micro-batch; -1 for what is sent once a step.
+    """
+
+    tensor: str
+    number: int
+    way: CrossMesh
+    dtype: str
+    is_gradient: bool
+    micro_batch: int
+
+    def __str__(self) -> str:
+        what = f"the gradient of {self.tensor}" if self.is_gradient else self.tensor
+        return f"{what} of micro-batch {self.micro_batch}" if self.micro_batch >= 0 else what
+
+
+class Transfers(Protocol):
+    """A carrier of messages between the stages that are emitted into one function."""
+
+    def send(self, message: Message, values: Values, resharder: Resharder) -> None:
+        """Emit the sending of the local values of the source's ranks; ``resharder`` is that of their stage."""
+        ...
+
+    def receive(self, message: Message, resharder: Resharder) -> Values:
+        """Emit the reception of a message; return the local values of the target's ranks."""
+        ...
+
+
+@dataclass
+class EmulatedTransfers:
+    """Transfers where all stages are in this process, in one function."""
+
+    _sent: dict[int, Values] = field(default_factory=dict)
+
+    def send(self, message: Message, values: Values, resharder: Resharder) -> None:
+        """Emit the way of the shards of all ranks to those of the target's."""
+        way = message.way
+        n_ranks = way.target.mesh.n_devices
+        shards = tf.numpy_function(lambda *given: way.simulate(given), values, [message.dtype] * n_ranks, stateful=False)
+        for shard in shards:
+            shard.set_shape(uniform_shape(way.target, way.shape))
+        self._sent[message.number] = list(shards)
+
+    def receive(self, message: Message, resharder: Resharder) -> Values:
+        """Return the shards that were sent."""
+        return self._sent.pop(message.number)

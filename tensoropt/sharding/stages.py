@@ -1,0 +1,365 @@
+"""Cut a model into the stages of a pipeline: consecutive parts of its operators, each on devices of its own.
+
+A stage is a model itself. What an earlier stage computes is fed to it: a placeholder stands for the tensor. A stage that
+doesn't compute the loss is given one to be planned by, the sum of all elements that it sends: its gradients lie where those
+that a later stage sends back will be. (They aren't those; running a stage needs no such loss.)
+
+- An operator's stage follows from its place in program order, so tensors go from earlier to later stages.
+- A placeholder, a constant, and what follows from constants alone is there in every stage that uses it; so is what an
+  optimizer takes, such as the learning rate of a schedule.
+- A variable belongs to the first stage that uses it. Later ones are sent its value once a step, and send its gradient back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+
+import numpy as np
+
+from ..common.errors import InputError
+from ..ir.gradient_info import Backward
+from ..ir.graph import ARGUMENTS, CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Graph, Operator, Tensor
+from ..ir.micro_batching import MicroBatching
+from ..rules.random import FROM_KEY, FROM_SEED
+from .micro_batches import SUM
+from .model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A tensor that one stage sends to another.
+
+    Attributes:
+        tensor: the tensor's name.
+        source: the stage that computes it.
+        target: a later stage that uses it.
+        has_gradient: whether its gradient is sent back.
+    """
+
+    tensor: str
+    source: int
+    target: int
+    has_gradient: bool
+
+
+@dataclass(frozen=True)
+class StageModel(Model):
+    """One stage as a model that is searched and planned.
+
+    Attributes:
+        stages: all stages.
+        index: which of them this is.
+    """
+
+    stages: Stages
+    index: int
+
+    def in_micro_batches(self, n: int, n_devices: int = 1) -> Model:
+        """Return the stage's model of one of ``n`` micro-batches, which take consecutive samples."""
+        if n == 1:
+            return self
+        return replace(self, graph=self.stages.graph_of(self.index, self.stages.whole.in_micro_batches(n).graph))
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """A model that is cut into stages.
+
+    Attributes:
+        whole: the model of the full batch.
+        cuts: names of operators, in program order; one stage ends with each.
+    """
+
+    whole: Model
+    cuts: tuple[str, ...]
+
+    @property
+    def n(self) -> int:
+        """The number of stages."""
+        return len(self.cuts) + 1
+
+    @cached_property
+    def models(self) -> tuple[StageModel, ...]:
+        """The stages as models.
+
+        Raises:
+            InputError: a stage would train no variable, a variable is updated where it isn't used, or the optimizer adds up
+                something over all gradients.
+        """
+        self._check_optimizer()
+        (step,) = self.whole.graph.train_steps.values()
+        for index, members in enumerate(self._members):
+            if not members.intersection(step.variables):
+                raise InputError(
+                    f"stage {index} of {self.n} would have no parameters: none is used {self._between(index)}; ask for "
+                    "fewer stages"
+                )
+        graphs = [self.graph_of(index, self.whole.graph) for index in range(self.n)]
+        return tuple(StageModel(graph, self._backward(graph), self, index) for index, graph in enumerate(graphs))
+
+    def _check_optimizer(self) -> None:
+        graph = self.whole.graph
+        for step in graph.train_steps.values():
+            updates = step.optimizer.updates([graph.operators[name].result for name in step.variables])
+            if any(length % len(step.variables) for update in updates for length, _ in update.sums):
+                raise InputError(
+                    "the optimizer adds up something over all gradients (a global norm, or a check for finite values), "
+                    "which stages don't exchange; clip each gradient by itself, or use stages=1"
+                )
+
+    def _between(self, index: int) -> str:
+        operators = self.whole.graph.operators
+        start = f"after {operators[self.cuts[index - 1]].where()}" if index else ""
+        end = f"up to {operators[self.cuts[index]].where()}" if index < len(self.cuts) else ""
+        return f"{start} {end}".strip()
+
+    @cached_property
+    def crossings(self) -> tuple[Crossing, ...]:
+        """All tensors that stages send, in program order."""
+        graph = self.whole.graph
+        found = {}
+        for target, members in enumerate(self._members):
+            for tensor in self._received(members):
+                source = self._home(tensor)
+                trained = any(
+                    (op.name, i) in self._gradients
+                    for op in graph.consumers[tensor.name]
+                    if op.name in members
+                    for i, each in op.operands
+                    if each.name == tensor.name
+                )
+                found[tensor.name, target] = Crossing(tensor.name, source, target, trained)
+        order = {name: number for number, name in enumerate(graph.tensors)}
+        return tuple(sorted(found.values(), key=lambda each: (order[each.tensor], each.target)))
+
+    def graph_of(self, index: int, graph: Graph) -> Graph:
+        """Return a stage's part of the model's graph, or of that of one of its micro-batches."""
+        members = self._members[index]
+        received = {tensor.name for tensor in self._received(members)}
+        sent = [each.tensor for each in self.crossings if each.source == index and each.has_gradient]
+        operators: dict[str, Operator] = {}
+        for op in graph.operators.values():
+            if op.name not in members:
+                continue
+            for _, tensor in op.operands:
+                if tensor.name in received:
+                    received.discard(tensor.name)
+                    fed = self._fed(tensor)
+                    operators[fed.name] = fed
+            operators[op.name] = op
+        (step,) = graph.train_steps.values()
+        assert step.loss is not None
+        loss = step.loss
+        if graph.producers[loss.name].name not in members:
+            stand_in = _sum_of_all(f"{step.name}/stage_{index}", [graph.tensors[name] for name in dict.fromkeys(sent)])
+            operators.update((op.name, op) for op in stand_in)
+            loss = stand_in[-1].result
+        variables = tuple(name for name in step.variables if name in members)
+        micro_batching = graph.micro_batching
+        if micro_batching is not None:
+            whole = self.graph_of(index, micro_batching.full_batch)
+            made = {tensor.name for op in operators.values() for tensor in op.outputs}
+            forms = {name: form for name, form in micro_batching.forms.items() if name in made}
+            if loss is not step.loss:
+                forms.update((op.result.name, SUM) for op in stand_in)
+            micro_batching = MicroBatching(
+                micro_batching.n, whole, micro_batching.batch, forms,
+                frozenset(each for each in micro_batching.once if each[0] in operators),
+                micro_batching.after & operators.keys(),
+            )  # fmt: skip
+        controls = tuple(name for name in step.controls if name in members)
+        return replace(
+            graph,
+            operators=operators,
+            train_steps={step.name: replace(step, loss=loss, variables=variables, controls=controls)},
+            micro_batching=micro_batching,
+            differentiated=None,
+        )
+
+    def _fed(self, tensor: Tensor) -> Operator:
+        """Return the placeholder that stands for a tensor of an earlier stage."""
+        producer = self.whole.graph.producers[tensor.name]
+        name = f"{producer.name}/received_{[each.name for each in producer.outputs].index(tensor.name)}"
+        return Operator(name, PLACEHOLDER, (), (tensor,), source=producer.source)
+
+    @cached_property
+    def _gradients(self) -> frozenset[tuple[str, int]]:
+        """The operands of the model to which a gradient comes back.
+
+        A table whose lookups are in several stages isn't updated by rows: its lookups have a gradient for all of it.
+        """
+        graph = self.whole.graph
+        dense = set()
+        for variable, lookups in graph.lookups.items():
+            if len({self._stage_of[name] for name in lookups}) > 1:
+                table = graph.operators[variable].result.name
+                dense |= {(name, i) for name in lookups for i, t in graph.operators[name].operands if t.name == table}
+        return self.whole.backward.gradients | dense
+
+    def _backward(self, graph: Graph) -> Backward:
+        """Return what the backward pass of a stage reads and gives gradients to."""
+        of_whole, operators = self.whole.backward, graph.operators
+        own = {op.name for op in operators.values() if op.name not in self.whole.graph.operators and op.operands}
+        gradients = {(name, i) for name in own for i, _ in operators[name].operands}
+        return Backward(
+            frozenset(each for each in self._gradients if each[0] in operators) | gradients,
+            frozenset(each for each in of_whole.residual_operands if each[0] in operators),
+            frozenset(name for name in of_whole.residual_results if name in graph.tensors),
+            {name: each for name, each in of_whole.bodies.items() if name in operators},
+        )
+
+    def home(self, tensor: Tensor) -> int:
+        """Return the stage that a tensor is fetched from: the one that computes it, or the first that has it."""
+        producer = self.whole.graph.producers[tensor.name]
+        if producer.type == VARIABLE or producer.name not in self._shared:
+            return self._home(tensor)
+        return next(index for index, members in enumerate(self._members) if producer.name in members)
+
+    # Which operators a stage has
+
+    @cached_property
+    def _in_order(self) -> dict[str, int]:
+        """The stage of each operator that isn't a source, by its place in program order."""
+        found, stage = {}, 0
+        for op in self.whole.graph.operators.values():
+            if op.type not in SOURCES:
+                found[op.name] = stage
+            if stage < len(self.cuts) and op.name == self.cuts[stage]:
+                stage += 1
+        return found
+
+    @cached_property
+    def _stage_of(self) -> dict[str, int]:
+        """The stage of each operator that isn't a source; other stages may have it as well.
+
+        What follows from variables alone, such as a penalty on them, is computed where these are.
+        """
+        graph, found = self.whole.graph, dict(self._in_order)
+        for op in graph.operators.values():
+            if op.name in found and self._follows(op):
+                producers = [graph.producers[tensor.name] for _, tensor in op.operands]
+                homes = [self._homes.get(each.name, found.get(each.name, 0)) for each in producers]
+                found[op.name] = max(homes, default=0)
+        return found
+
+    def _follows(self, op: Operator) -> bool:
+        """Return whether an operator follows from variables and constants alone."""
+        graph = self.whole.graph
+        return op.updates is None and bool(op.outputs) and all(t.name in graph.made_of_variables for t in op.outputs)
+
+    @cached_property
+    def _everywhere(self) -> frozenset[str]:
+        """The names of the operators that every stage has: what the optimizer takes, and the counter of steps."""
+        (step,) = self.whole.graph.train_steps.values()
+        found = self.whole.graph.ancestors(step.optimizer.tensors)
+        for name in found:
+            if self.whole.graph.operators[name].is_trainable:
+                raise InputError(f"the optimizer takes what is made of '{name}', which is trained; use stages=1")
+        return frozenset(found | ({step.step_counter} if step.step_counter else set()))
+
+    @cached_property
+    def _constant(self) -> frozenset[str]:
+        """The names of the operators that follow from constants alone."""
+        graph, found = self.whole.graph, set()
+        drawn = {*FROM_KEY, *FROM_SEED}
+        for op in graph.operators.values():
+            follows = op.operands and all(graph.producers[tensor.name].name in found for _, tensor in op.operands)
+            if op.type == CONSTANT or (follows and op.updates is None and op.type not in drawn):
+                found.add(op.name)
+        return frozenset(found)
+
+    @cached_property
+    def _homes(self) -> dict[str, int]:
+        """The stage that each variable belongs to: the first that uses it for more than what follows from variables.
+
+        Raises:
+            InputError: a variable is updated in a later stage.
+        """
+        graph, everywhere = self.whole.graph, self._everywhere
+        first: dict[str, int] = {}  # by tensor, the first stage that needs it
+        for op in reversed(tuple(graph.operators.values())):
+            if op.name in everywhere or op.type in SOURCES:
+                continue
+            stage = self._in_order[op.name]
+            if self._follows(op):
+                stage = min((first[tensor.name] for tensor in op.outputs if tensor.name in first), default=self.n - 1)
+            for _, tensor in op.operands:
+                first[tensor.name] = min(stage, first.get(tensor.name, stage))
+        homes = {}
+        for variable in graph.variables:
+            updated = {self._in_order[op.name] for op in graph.operators.values() if op.updates == variable.name}
+            homes[variable.name] = first.get(variable.result.name, min(updated, default=self.n - 1))
+            if updated - {homes[variable.name]}:
+                raise InputError(
+                    f"{variable.where()} is used in stage {homes[variable.name]} and updated in a later one; use stages=1"
+                )
+        return homes
+
+    def _home(self, tensor: Tensor) -> int:
+        """Return the stage that sends a tensor."""
+        producer = self.whole.graph.producers[tensor.name]
+        return self._homes[producer.name] if producer.type == VARIABLE else self._stage_of[producer.name]
+
+    @cached_property
+    def _shared(self) -> frozenset[str]:
+        """The names of the operators that each stage has that uses them."""
+        return self._constant.union(op.name for op in self.whole.graph.operators.values() if op.type == PLACEHOLDER)
+
+    @cached_property
+    def _members(self) -> tuple[frozenset[str], ...]:
+        """The names of each stage's operators."""
+        graph = self.whole.graph
+        found: list[set[str]] = [set(self._everywhere) for _ in range(self.n)]
+        for name, stage in self._homes.items():
+            if name not in self._everywhere:
+                found[stage].add(name)
+        for name, stage in self._stage_of.items():
+            if name not in self._constant and name not in self._everywhere:
+                found[stage].add(name)
+        for members in found:
+            wanted = [graph.producers[t.name].name for name in members for _, t in graph.operators[name].operands]
+            pending = [name for name in wanted if name in self._shared]
+            while pending:
+                name = pending.pop()
+                if name not in members:
+                    members.add(name)
+                    pending += [graph.producers[tensor.name].name for _, tensor in graph.operators[name].operands]
+        # What nobody uses is fetched from the last stage.
+        unused = (name for name in self._shared if not any(name in members for members in found))
+        found[-1].update(unused)
+        return tuple(map(frozenset, found))
+
+    def _received(self, members: Iterable[str]) -> list[Tensor]:
+        """Return the tensors that operators use and that other stages compute."""
+        graph = self.whole.graph
+        operands = chain.from_iterable(graph.operators[name].operands for name in graph.operators if name in set(members))
+        used = {tensor.name: tensor for _, tensor in operands}
+        return [tensor for tensor in used.values() if graph.producers[tensor.name].name not in set(members)]
+
+
+def _sum_of_all(name: str, tensors: Sequence[Tensor]) -> list[Operator]:
+    """Return operators that sum all elements of tensors; the last one's result is the sum.
+
+    Raises:
+        InputError: no tensor has a gradient, or they are of several types.
+    """
+    if not tensors:
+        raise InputError("a stage would send nothing that is trained; ask for fewer stages")
+    types = sorted({tensor.dtype for tensor in tensors})
+    if len(types) > 1:
+        raise InputError(f"a stage would send gradients of the types {' and '.join(types)}; use stages=1")
+    made: list[Operator] = []
+    for number, tensor in enumerate(tensors):
+        total = Tensor(f"{name}/sum_{number}:0", (), tensor.dtype)
+        axes = {1: np.arange(len(tensor.shape), dtype=np.int32)}
+        attributes = {"keep_dims": False, ARGUMENTS: (("input", None), ("reduction_indices", None))}
+        made.append(Operator(f"{name}/sum_{number}", "Sum", (tensor, None), (total,), axes, attributes))
+    for number, each in enumerate(made[1:]):
+        sums = made[-1].result if number else made[0].result
+        result = Tensor(f"{name}/add_{number}:0", (), tensor.dtype)
+        attributes = {ARGUMENTS: (("x", None), ("y", None))}
+        made.append(Operator(f"{name}/add_{number}", "AddV2", (sums, each.result), (result,), {}, attributes))
+    return made

@@ -1,0 +1,72 @@
+"""Random strategies for the stages of a model, and engines that run them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from accumulate import models
+from helpers import zoo
+from helpers.strategies import random_router, random_strategy
+
+from tensoropt.common.errors import InputError
+from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.program.schedule import orders
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.rules.registry import rule_of
+from tensoropt.rules.rule import why_invalid
+from tensoropt.runtime.engine import Engine
+from tensoropt.runtime.pipeline.engine import StagedEngine, StageView
+from tensoropt.runtime.pipeline.transfers import EmulatedTransfers
+from tensoropt.sharding.stages import StageModel, Stages
+
+
+def random_cuts(model: zoo.Recorded, n_stages: int, seed: int) -> Stages:
+    """Return a model cut at random places, such that each stage trains something."""
+    rng = random.Random(seed)
+    graph = model.graph
+    names = [op.name for op in graph.step_operators if op.operands]
+    while True:
+        cuts = tuple(sorted(rng.sample(range(len(names) - 1), n_stages - 1)))
+        stages = Stages(model.model, tuple(names[i] for i in cuts))
+        try:
+            if len(stages.models) == n_stages:
+                return stages
+        except InputError:
+            continue
+
+
+def random_stage_view(stage: StageModel, n: int, mesh: Mesh, seed: int, devices: tuple[int, ...]) -> StageView:
+    """Return a random strategy of a stage that its full batch and its micro-batches can have."""
+    rng, sliced = random.Random(seed), stage.in_micro_batches(n)
+    model = zoo.Recorded(sliced, "", (), {}, (), None)  # type: ignore[arg-type]
+    while True:
+        view = random_strategy(model, mesh, rng.randrange(10**6))
+        configs = view.strategy.configs
+        if not any(why_invalid(rule_of(stage.graph.operators[name]), config) for name, config in configs.items()):
+            return StageView(stage.view(view.strategy), view, devices)
+
+
+def random_engine(
+    name: str, optimizer: str, n: int, meshes: Sequence[Mesh], seed: int, schedule: str = "1f1b"
+) -> tuple[zoo.Recorded, StagedEngine]:
+    """Return a model and the emulated engine of a random strategy in stages."""
+    model = models.recorded(name, optimizer)
+    stages = random_cuts(model, len(meshes), seed)
+    first, views = 0, []
+    for index, mesh in enumerate(meshes):
+        devices = tuple(range(first, first + mesh.n_devices))
+        views.append(random_stage_view(stages.models[index], n, mesh, seed * 7 + index, devices))
+        first += mesh.n_devices
+    in_flight = [random.Random(seed + index).randint(1, n) for index in range(len(meshes))]
+    engines = {
+        index: Engine(
+            view.whole,
+            random_router(seed),
+            EmulatedBackend(view.whole.strategy.mesh),
+            lambda variable: model.first_values[variable],
+            per_micro_batch=view.per_micro_batch,
+        )
+        for index, view in enumerate(views)
+    }
+    return model, StagedEngine(stages, tuple(views), orders(schedule, n, in_flight), engines, EmulatedTransfers)

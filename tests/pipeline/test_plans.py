@@ -1,0 +1,105 @@
+"""Plans with stages: found, saved, run by real ranks and emulated; refused where a model or an argument rules them out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import accumulate.models as models
+import pytest
+from helpers import zoo
+from helpers.mpirun import run_ranks
+from helpers.strategies import assert_close, feeds_of, training_fetch
+
+from tensoropt.common.errors import InputError
+from tensoropt.plan.find_staged import find_staged
+from tensoropt.plan.plan import Plan
+from tensoropt.plan.request import Request
+from tensoropt.plan.staged_plan import StagedPlan, load_any
+from tensoropt.profiling.hardware import named
+from tensoropt.runtime.pipeline.execute import execute_staged
+from tensoropt.runtime.ranks import Processes
+from tensoropt.sharding.stages import Stages
+
+TRAIN = Path(__file__).parent / "train.py"
+
+
+def plan_of(name: str, n_stages: object, parallelism: int = 4, schedule: str | None = None, **changed: object) -> StagedPlan:
+    request = Request(models.recorded(name, "adam").model, named("v100-1x4"), None, **changed)
+    return find_staged(request, parallelism, n_stages, schedule)
+
+
+@pytest.mark.parametrize(("name", "n_stages", "schedule"), [("mlp", 2, None), ("attention", 4, "gpipe")])
+def test_a_plan_reads_back_and_has_one_device_numbers(
+    name: str, n_stages: int, schedule: str | None, tmp_path: Path
+) -> None:
+    found, model = plan_of(name, n_stages, schedule=schedule), models.recorded(name, "adam")
+    found.save(tmp_path / "plan.json")
+    plan = load_any(tmp_path / "plan.json")
+    assert isinstance(plan, StagedPlan) and plan.to_json() == found.to_json()
+    assert plan.parallelism == 4 and len(plan.stages) == n_stages
+    execution = execute_staged(
+        plan, model.model, lambda variable: model.first_values[variable], Processes(0, 1, ("here",)), "emulated"
+    )
+    for step, batch in enumerate(model.batches):
+        ((loss,),) = execution.engine.run(training_fetch(model), feeds_of(model.graph, batch))
+        assert_close(loss, model.reference.losses[step], 1e-10, f"the loss of step {step}")
+    with pytest.raises(InputError, match="another model"):
+        plan.cut(models.recorded("windows", "adam").model)
+    with pytest.raises(InputError, match="has stages"):
+        Plan.load(tmp_path / "plan.json")
+
+
+def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
+    value = plan_of("mlp", 2).to_json()
+    value["stages"][1]["devices"] = [0, 1]
+    (tmp_path / "plan.json").write_text(json.dumps(value))
+    with pytest.raises(InputError, match=r"damaged.*don't fit together"):
+        load_any(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("n_stages", "changed", "said"),
+    [
+        (3, {}, "3 stages on 4 devices: each takes equally many; give a divisor of 4"),
+        ("two", {}, "stages takes a whole number from 1 up, got 'two'"),
+        (2, {"micro_batches": 1}, "stages=2 need several micro-batches"),
+        (2, {"micro_batches": 3}, "8 samples, which 3 doesn't divide"),
+        (2, {"force": {"MatMul": {"m": 2}}}, "can't be combined"),
+        (2, {"limit_bytes": 10}, "a stage needs .* above the limit of 10 B"),
+    ],
+)
+def test_what_stages_dont_allow_gets_a_sentence(n_stages: object, changed: dict[str, object], said: str) -> None:
+    model = models.recorded("mlp", "adam").model
+    request = Request(model, named("v100-1x4"), changed.pop("limit_bytes", None), **changed)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=said):
+        find_staged(request, 4, n_stages, None)
+
+
+def test_more_stages_than_there_are_parameters_are_refused() -> None:
+    with pytest.raises(InputError, match="can't be cut into 8 stages"):
+        request = Request(models.recorded("dropping_out", "sgd").model, named("v100-1x8"), None)
+        find_staged(request, 8, 8, None)
+
+
+def test_a_stage_without_parameters_is_named_with_its_line() -> None:
+    model = zoo.record(models.FUNCTIONS["mlp"], "sgd")
+    last = list(model.graph.step_operators)[-1].name
+    stages = Stages(model.model, (last,))
+    with pytest.raises(InputError, match=r"stage 1 of 2 would have no parameters: none is used after AddV2 'add_1' \(zoo"):
+        assert stages.models
+
+
+def losses(n_ranks: int, *arguments: object) -> dict[str, object]:
+    done = run_ranks(n_ranks, TRAIN, *map(str, arguments))
+    line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
+    return json.loads(line)
+
+
+def test_real_ranks_train_in_stages_as_one_device_does(tmp_path: Path) -> None:
+    one = losses(1, 1, 1, "-", "emulated", 1)
+    for n_ranks, *arguments in ((2, 2, 4, "1f1b", "mpi", 2, tmp_path / "plan.json"), (4, 2, 4, "gpipe", "mpi", 4)):
+        found = losses(n_ranks, *arguments)
+        assert found["losses"] == pytest.approx(one["losses"], rel=1e-10)
+        assert found["evaluated"] == pytest.approx(one["evaluated"], rel=1e-10)
+        assert "2 stages" in str(found["plan"])

@@ -1,0 +1,60 @@
+"""Orders of passes: nobody waits in a circle, as many micro-batches are in flight as asked, and how long it takes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tensoropt.common.errors import InputError
+from tensoropt.program.schedule import Pass, least_in_flight, makespan, merged, needs, orders
+
+
+def in_flight(order: tuple[Pass, ...]) -> int:
+    alive = most = 0
+    for each in order:
+        alive += -1 if each.is_backward else 1
+        most = max(most, alive)
+    return most
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_orders_run_each_pass_once_after_those_it_needs(seed: int) -> None:
+    rng = random.Random(seed)
+    n_stages, n = rng.randint(1, 6), rng.randint(1, 9)
+    schedule, asked = rng.choice(["1f1b", "gpipe"]), [rng.randint(1, n) for _ in range(n_stages)]
+    found = orders(schedule, n, asked)
+    done: set[Pass] = set()
+    for each in merged(found):
+        assert done.issuperset(needs(each, n_stages))
+        done.add(each)
+    assert len(done) == 2 * n_stages * n
+    for stage, order in enumerate(found):
+        assert in_flight(order) == (n if schedule == "gpipe" else min(asked[: stage + 1]))
+
+
+@pytest.mark.parametrize(("n_stages", "n"), [(1, 1), (2, 4), (3, 3), (4, 8), (4, 2)])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_equal_stages_wait_for_the_first_and_the_last_micro_batch_alone(schedule: str, n_stages: int, n: int) -> None:
+    """The time of a pipeline of equal stages: (n + stages - 1) passes there and back."""
+    found = orders(schedule, n, least_in_flight(n_stages, n))
+    time = makespan(found, [1.0] * n_stages, [2.0] * n_stages, [0.0] * (n_stages - 1))
+    assert time == 3.0 * (n + n_stages - 1)
+
+
+def test_more_in_flight_hides_a_slow_link() -> None:
+    times = [
+        makespan(orders("1f1b", 8, ahead), [1.0, 1.0], [2.0, 2.0], [1.5]) for ahead in ((2, 1), (3, 1), (4, 1))
+    ]
+    assert times[0] > times[1] >= times[2]
+
+
+def test_passes_that_wait_for_each_other_are_named() -> None:
+    (first, second) = orders("1f1b", 2, [2, 1])
+    with pytest.raises(ValueError, match="B0 of stage 0, F1 of stage 1"):
+        merged(((first[0], *first[2:], first[1]), (second[0], second[2], second[1], second[3])))
+
+
+def test_an_unknown_schedule_is_refused() -> None:
+    with pytest.raises(InputError, match="unknown schedule 'zero'; expected '1f1b' or 'gpipe'"):
+        orders("zero", 2, [1, 1])

@@ -1,0 +1,43 @@
+"""Models in stages: one device's numbers, whatever the cuts, the stages' strategies, the schedule and the transfers."""
+
+from __future__ import annotations
+
+import accumulate.models as models
+import pytest
+from helpers.large import first
+from helpers.strategies import assert_close, evaluate_and_check, feeds_of, training_fetch
+from pipeline.staged import random_engine
+
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.reschedule.simulate import gather
+
+CASES = [(name, seed) for seed in range(40) for name in models.FUNCTIONS]
+MESHES = (
+    (Mesh.of(1), Mesh.of(1)),
+    (Mesh.of(2), Mesh.of(2)),
+    (Mesh.of(1), Mesh.of(2), Mesh.of(1)),
+    (Mesh.of(3), Mesh.of(2)),
+    (Mesh.of(2, 2), Mesh.of(2)),
+)
+
+
+@pytest.mark.usefixtures("graphs_as_built")
+@pytest.mark.parametrize(("name", "seed"), first(12, CASES))
+def test_random_strategies_give_one_device_numbers(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
+    optimizer = sorted(models.zoo.HYPERPARAMETERS)[seed % len(models.zoo.HYPERPARAMETERS)]
+    meshes, schedule = MESHES[seed % len(MESHES)], ("1f1b", "gpipe")[seed % 2]
+    model, engine = random_engine(name, optimizer, (2, 4, 8)[seed % 3], meshes, seed, schedule)
+    fetch = training_fetch(model)
+    for step, batch in enumerate(model.batches):
+        ((loss,),) = engine.run(fetch, feeds_of(model.graph, batch))
+        assert_close(loss, model.reference.losses[step], 1e-10, f"the loss of step {step}")
+    for stage, part in engine.engines.items():
+        for variable, shards in part.variables.items():
+            if variable in model.reference.variables:
+                result = part.graph.operators[variable].result
+                whole = gather([shard.numpy() for shard in shards], part.view.layout(result), result.shape)
+                assert_close(whole, model.reference.variables[variable], 1e-10, f"variable {variable} of stage {stage}")
+    held = {variable for part in engine.engines.values() for variable in part.variables}
+    assert held == {op.name for op in model.graph.variables}
+    evaluate_and_check(engine, model)

@@ -1,0 +1,60 @@
+"""A recorded model with a tied table and a penalty, trained under a plan with stages: prints losses as JSON on rank 0.
+
+    python tests/pipeline/train.py STAGES MICRO_BATCHES SCHEDULE COLLECTIVES PARALLELISM [PLAN]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+
+import tensoropt
+
+BATCH, WORDS, WIDTH = 16, 50, 24
+
+
+def loss_of(words: object, targets: object) -> object:
+    table = tensoropt.get_variable("table", [WORDS, WIDTH], tensoropt.float64, tensoropt.random_normal_initializer(seed=1))
+    hidden = tensoropt.reduce_mean(tensoropt.gather(table, words), axis=1)
+    penalty = tensoropt.constant(0.0, tensoropt.float64)
+    for layer in range(4):
+        initializer = tensoropt.random_normal_initializer(0.0, 0.2, seed=2 + layer)
+        weights = tensoropt.get_variable(f"weights_{layer}", [WIDTH, WIDTH], tensoropt.float64, initializer)
+        hidden = hidden + tensoropt.tanh(tensoropt.matmul(hidden, weights))
+        penalty = penalty + 1e-3 * tensoropt.reduce_sum(tensoropt.square(weights))
+    logits = tensoropt.matmul(hidden, table, transpose_b=True)
+    each = tensoropt.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=logits)
+    return tensoropt.reduce_mean(each) + penalty
+
+
+def main() -> None:
+    stages, micro_batches, schedule, collectives, parallelism, *file = sys.argv[1:]
+    session = tensoropt.init(seed=5, hardware="v100-1x4" if collectives == "emulated" else None)
+    words = tensoropt.placeholder(tensoropt.int32, [BATCH, 5])
+    targets = tensoropt.placeholder(tensoropt.int32, [BATCH])
+    loss = loss_of(words, targets)
+    train = tensoropt.AdamOptimizer(0.01).minimize(loss)
+    wanted = {} if stages == "1" else {"stages": int(stages), "schedule": schedule}
+    plan = tensoropt.find_strategy(
+        parallelism=int(parallelism), micro_batches=int(micro_batches), verbose=0, **wanted
+    )
+    if file:
+        if session.processes.rank == 0:
+            plan.save(file[0])
+        session.processes.broadcast(0)
+        plan = file[0]
+    tensoropt.build_execution_graph(engine="tensorflow", plan=plan, collectives=collectives)
+    rng, losses = np.random.default_rng(7), []
+    for _ in range(4):
+        feeds = {words: rng.integers(0, WORDS, (BATCH, 5)), targets: rng.integers(0, WORDS, BATCH)}
+        _, value = tensoropt.run([train, loss], feed_dict=feeds)
+        losses.append(float(value))
+    evaluated = float(tensoropt.run(loss, feed_dict=feeds))
+    if session.processes.rank == 0:
+        print(json.dumps({"losses": losses, "evaluated": evaluated, "plan": session.plan.brief()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
