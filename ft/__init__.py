@@ -3,7 +3,7 @@
 See ``docs/how-it-works/frontier-tracking.md``.
 """
 
-from .budget import Budget
+from .budget import BY_DEFAULT, Budget
 from .frontier import Frontier
 from .lower_bound import LowerBound
 from .nonadditive.overlap import Overlap, at_true_times, search_overlapping
@@ -12,6 +12,7 @@ from .search import ALGORITHMS, search
 
 __all__ = [
     "ALGORITHMS",
+    "BY_DEFAULT",
     "INFEASIBLE",
     "Budget",
     "Edge",

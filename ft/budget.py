@@ -41,3 +41,7 @@ class Budget:
             raise ValueError(f"max_table_cells must be at least 1, got {self.max_table_cells}")
         if not self.seconds >= 0 or not self.gap >= 0:
             raise ValueError(f"seconds and gap must not be negative, got {self.seconds} and {self.gap}")
+
+
+BY_DEFAULT = Budget(seconds=2.0, gap=0.01)
+"""How hard a user's search tries where nothing is said: a small problem exactly, a large one to a gap of 1 % or for 2 s."""

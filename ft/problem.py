@@ -132,11 +132,21 @@ class Problem:
         Args:
             states: for each node the indices of its states to keep, in their new order; at least one.
         """
-        nodes = [Node(n.name, n.mem_bytes[kept], n.time_ns[kept]) for n, kept in zip(self.nodes, states, strict=True)]
+        known: dict[tuple[object, ...], Ints] = {}  # what was one array stays one where the same states are kept
+
+        def part(costs: Ints, *kept: Ints) -> Ints:
+            key = identity(costs), *(each.tobytes() for each in kept)
+            if key not in known:
+                known[key] = costs[np.ix_(*kept)]
+            return known[key]
+
+        nodes = [
+            Node(n.name, part(n.mem_bytes, kept), part(n.time_ns, kept)) for n, kept in zip(self.nodes, states, strict=True)
+        ]
         edges = []
         for edge in self.edges:
-            kept = np.ix_(states[edge.source], states[edge.target])
-            edges.append(Edge(edge.source, edge.target, edge.mem_bytes[kept], edge.time_ns[kept]))
+            kept = states[edge.source], states[edge.target]
+            edges.append(Edge(edge.source, edge.target, part(edge.mem_bytes, *kept), part(edge.time_ns, *kept)))
         return Problem(tuple(nodes), tuple(edges))
 
     def cost(self, strategy: Sequence[int]) -> tuple[int, int]:

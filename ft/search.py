@@ -29,6 +29,7 @@ from .elimination.table_graph import TableGraph, TooLargeError
 from .elimination.tracking import Limits, track
 from .frontier import Frontier, settled
 from .guided import Guide
+from .interning import interned
 from .lower_bound import LowerBound
 from .presolve.dead_end_elimination import without_replaceable
 from .presolve.dominated_states import check_supported, states_that_matter
@@ -88,7 +89,7 @@ class _Search:
     """
 
     def __init__(self, problem: Problem, algorithm: str, progress: Progress | None, budget: Budget) -> None:
-        self.problem, self.algorithm, self.progress, self.budget = problem, algorithm, progress, budget
+        self.problem, self.algorithm, self.progress, self.budget = interned(problem), algorithm, progress, budget
         self.use_ldp = algorithm == "ft-ldp"
         self.start, self.deadline = time.monotonic(), math.inf
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..presolve.separable_edges import split_sum
-from ..problem import INFEASIBLE, Ints, Problem
+from ..problem import INFEASIBLE, Ints, Problem, identity
 from ..tables.backtrack import unroll
 from ..tables.table import Slack, States, dense_table, unit_table
 from ..tables.thinning import Thinning
@@ -89,9 +89,17 @@ def table_graph(problem: Problem, thinning: Thinning, max_work: float = float("i
 
     for index, node in enumerate(problem.nodes):
         add((index,), np.stack([node.mem_bytes, node.time_ns]))
+    split: dict[tuple[object, ...], tuple[Ints, Ints] | None] = {}
+
+    def parts_of(edge_costs: Ints) -> tuple[Ints, Ints] | None:
+        key = identity(edge_costs)
+        if key not in split:
+            split[key] = split_sum(edge_costs)
+        return split[key]
+
     for edge in problem.edges:
         both = np.stack([edge.mem_bytes, edge.time_ns])
-        mem, time = split_sum(both[0]), split_sum(both[1])
+        mem, time = parts_of(edge.mem_bytes), parts_of(edge.time_ns)
         if mem is not None and time is not None:
             for variable, *parts in zip((edge.source, edge.target), mem, time, strict=True):
                 add((variable,), np.stack(parts))

@@ -15,15 +15,17 @@ and the right side is such a sum. So the search is of a Problem whose memory inc
 lower bound of the true one. Its strategies at their true memory are a frontier, and the gap between the two is known.
 
 The bound is close where the segments that have a weight are alike, as layers are: those that are likely to be the largest
-have equal weights, the others none.
+have equal weights, the others none. Where segments are few and unlike, as in a small model, each subset of them with equal
+weights gives another bound, and all of these together are closer.
 
 Complexity: O(points x nodes and edges of all segments).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +34,9 @@ from ..frontier import Frontier, settled
 from ..lower_bound import LowerBound
 from ..pareto import reduce_unsorted
 from ..problem import Ints, Problem, identity
+
+MOST_SEGMENTS = 3
+"""The most segments of which all subsets are charged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +114,17 @@ class Transient:
                 edges[i] = replace(edges[i], mem_bytes=with_part(edges[i].mem_bytes, n_bytes))
         return Problem(tuple(nodes), tuple(edges))
 
+    def other_charges(self) -> Iterator[Transient]:
+        """Yield the same with each other subset of the segments as the large ones, small subsets first.
+
+        Nothing where there are more than MOST_SEGMENTS: their subsets are too many.
+        """
+        places = range(len(self.segments) if len(self.segments) <= MOST_SEGMENTS else 0)
+        for size in range(1, len(places) + 1):
+            for subset in combinations(places, size):
+                if frozenset(subset) != self.large:
+                    yield replace(self, large=frozenset(subset))
+
     def at_true_memory(self, problem: Problem, found: Frontier) -> Frontier:
         """Return the Pareto-minimal ones of a frontier's strategies at their true memory.
 
@@ -135,6 +151,14 @@ def joined(one: Frontier, other: Frontier) -> Frontier:
     bound = other.bound or LowerBound(other.mem_bytes, other.time_ns, "weighted sums of blocks")
     more = one.mem_bytes, one.time_ns, one.strategies
     return with_more(replace(other, eliminations=counts, bound=bound), *more)
+
+
+def agreed(one: Frontier, other: Frontier) -> Frontier:
+    """Return the frontier of the points of two searches that both saw all strategies, with what both bounds prove."""
+    if one.bound is None or other.bound is None:
+        return one if one.bound is None else other
+    both = one.with_points(other.mem_bytes, other.time_ns, other.strategies)
+    return settled(replace(both, bound=one.bound.tightened(other.bound)))
 
 
 def with_more(found: Frontier, mem: Ints, time_ns: Ints, strategies: npt.NDArray[np.int32]) -> Frontier:

@@ -15,7 +15,8 @@ consumers' loses nearly all of its cells. ("Dead-end elimination", Goldstein, Bi
 stays. One edge is changed at a time, so that for every pair that goes, one that does as well stays.
 
 Complexity: O(K^2 L) for a node of K states whose edges have L columns together. The work is done by compiled code where
-there is Numba. In NumPy, nodes for which it is more than MAX_WORK are left as they are. Equal nodes are looked at once.
+there is Numba. In NumPy, nodes for which it is more than MAX_WORK are left as they are. Nodes whose costs are equal,
+edges included, are looked at once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..problem import INFEASIBLE, Edge, Ints, Node, Problem
+from ..interning import Interned
+from ..problem import INFEASIBLE, Edge, Ints, Node, Problem, identity
 from ..tables.merge import is_for_compiled_code
 
 MAX_WORK = 1 << 19
@@ -48,70 +50,108 @@ def without_replaceable(problem: Problem) -> Problem:
 
     What is forbidden, and all that was not allowed before, costs exactly INFEASIBLE.
     """
-    nodes = [np.minimum(np.stack([node.mem_bytes, node.time_ns]), INFEASIBLE) for node in problem.nodes]
-    edges = [np.minimum(np.stack([edge.mem_bytes, edge.time_ns]), INFEASIBLE) for edge in problem.edges]
-    for costs in (*nodes, *edges):
-        costs[:, (costs >= INFEASIBLE).any(axis=0)] = INFEASIBLE
-    ends: list[list[Ints]] = [[] for _ in nodes]  # views of the edges' costs, [2, states of the node, states of the other]
+    stacked = _Stacked()
+    nodes, edges = [stacked(node) for node in problem.nodes], [stacked(edge) for edge in problem.edges]
+    edges_of: list[list[tuple[int, bool]]] = [[] for _ in nodes]  # each edge of a node, and whether the node is its source
     neighbours: list[list[int]] = [[] for _ in nodes]
-    for edge, costs in zip(problem.edges, edges, strict=True):
-        ends[edge.source].append(costs)
-        ends[edge.target].append(costs.transpose(0, 2, 1))
+    for index, edge in enumerate(problem.edges):
+        edges_of[edge.source].append((index, True))
+        edges_of[edge.target].append((index, False))
         neighbours[edge.source].append(edge.target)
         neighbours[edge.target].append(edge.source)
-    work = sum(float(own.shape[1]) ** 2 * sum(e.shape[2] for e in of) for own, of in zip(nodes, ends, strict=True))
+
+    def ends(node: int) -> list[_End]:
+        return [(edges[index], is_source) for index, is_source in edges_of[node]]
+
+    n_columns = [sum(costs.shape[1 + is_source] for costs, is_source in ends(node)) for node in range(len(nodes))]
+    work = sum(float(own.shape[1]) ** 2 * columns for own, columns in zip(nodes, n_columns, strict=True))
     reduce = _Once(reduce_compiled if is_for_compiled_code(work / _WORK_OF_CANDIDATE) else reduce_in_numpy)
-    eligible = {node for node in range(len(nodes)) if _is_worth_it(nodes[node], ends[node])}
+    eligible = {
+        node for node in range(len(nodes)) if _is_worth_it(nodes[node].shape[1], n_columns[node], len(edges_of[node]))
+    }
     pending = eligible
     for _ in range(ROUNDS):
-        changed = {node for node in sorted(pending) if reduce(nodes[node], ends[node])}
+        changed = set()
+        for node in sorted(pending):
+            reduced = reduce(nodes[node], ends(node))
+            if reduced is not None:
+                changed.add(node)
+                nodes[node], *of_edges = reduced
+                for (index, _), costs in zip(edges_of[node], of_edges, strict=True):
+                    edges[index] = costs
         pending = changed.union(*(neighbours[node] for node in changed)) & eligible
-    for index, (edge, costs) in enumerate(zip(problem.edges, edges, strict=True)):
-        edges[index] = _cheaper_to_cross(edge, costs)
+    cheaper: dict[tuple[int, int], Ints] = {}
+    for index, edge in enumerate(problem.edges):
+        given, costs = stacked(edge), edges[index]
+        key = id(given), id(costs)
+        if key not in cheaper:
+            cheaper[key] = costs if given is costs else _cheaper_to_cross(given, costs)
+        edges[index] = cheaper[key]
     return Problem(
         tuple(Node(node.name, *costs) for node, costs in zip(problem.nodes, nodes, strict=True)),
         tuple(Edge(e.source, e.target, *costs) for e, costs in zip(problem.edges, edges, strict=True)),
     )
 
 
+_End = tuple[Ints, bool]
+"""An edge's costs, [2, states of the source, states of the target], and whether a node is the source."""
+
+
+class _Stacked:
+    """Stacks the two costs of nodes and edges, int64[2, ...]; equal arrays once, and what is not allowed as INFEASIBLE."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Ints] = {}
+
+    def __call__(self, of: Node | Edge) -> Ints:
+        key = identity(of.mem_bytes), identity(of.time_ns)
+        if key not in self._known:
+            costs = np.minimum(np.stack([of.mem_bytes, of.time_ns]), INFEASIBLE)
+            costs[:, (costs >= INFEASIBLE).any(axis=0)] = INFEASIBLE
+            self._known[key] = costs
+        return self._known[key]
+
+
 class _Once:
-    """Reduces nodes, but only one of those that are equal, edges included: deep models repeat their layers."""
+    """Reduces nodes, but only one of those that are equal, edges included: deep models repeat layers.
+
+    Equal results are one object too, so that the next layer's node is recognised.
+    """
 
     def __init__(self, reduce: Callable[[Ints, list[Ints]], bool]) -> None:
         self.reduce = reduce
-        self._known: dict[tuple[tuple[tuple[int, ...], bytes], ...], tuple[list[Ints], bool]] = {}
+        self._known: dict[tuple[object, ...], list[Ints] | None] = {}
+        self._first = Interned()
 
-    def __call__(self, own: Ints, ends: list[Ints]) -> bool:
-        """Reduce a node in place; return whether anything was forbidden."""
-        costs = [own, *ends]
-        key = tuple((cost.shape, cost.tobytes()) for cost in costs)
+    def __call__(self, own: Ints, ends: list[_End]) -> list[Ints] | None:
+        """Return the node's and its edges' costs, reduced, as new arrays; None if nothing was forbidden."""
+        own, ends = self._first(own), [(self._first(costs), is_source) for costs, is_source in ends]
+        key = id(own), *((id(costs), is_source) for costs, is_source in ends)
         if key not in self._known:
-            changed = self.reduce(own, ends)
-            self._known[key] = [cost.copy() for cost in costs] if changed else [], changed
-            return changed
-        reduced, changed = self._known[key]
-        for cost, known in zip(costs, reduced, strict=False):
-            cost[...] = known
-        return changed
+            copies = [own.copy(), *(costs.copy() for costs, _ in ends)]
+            of_ends = [
+                each if is_source else each.transpose(0, 2, 1)
+                for each, (_, is_source) in zip(copies[1:], ends, strict=True)
+            ]
+            changed = self.reduce(copies[0], of_ends)
+            self._known[key] = [self._first(each) for each in copies] if changed else None
+        return self._known[key]
 
 
-def _is_worth_it(own: Ints, ends: list[Ints]) -> bool:
+def _is_worth_it(n_states: int, n_columns: int, n_edges: int) -> bool:
     """Return whether looking at a node may save more than it takes.
 
     Eliminating a node with at most two edges itself takes little more time than looking at it.
     """
-    work = own.shape[1] ** 2 * sum(end.shape[2] for end in ends)
-    return len(ends) <= MAX_EDGES and (len(ends) > 2 or work <= _LITTLE_WORK)
+    return n_edges <= MAX_EDGES and (n_edges > 2 or n_states**2 * n_columns <= _LITTLE_WORK)
 
 
-def _cheaper_to_cross(edge: Edge, reduced: Ints) -> Ints:
-    """Return the edge's given costs where they make eliminations cheaper than the reduced ones; else the reduced ones.
+def _cheaper_to_cross(given: Ints, reduced: Ints) -> Ints:
+    """Return an edge's given costs where they make eliminations cheaper than the reduced ones; else the reduced ones.
 
     The given costs do so where they have fewer pairs of classes of rows and columns (see :mod:`..tables.state_classes`) than
     there are allowed pairs now. What they allow again was allowed in the given problem, so the frontier stays.
     """
-    given = np.minimum(np.stack([edge.mem_bytes, edge.time_ns]), INFEASIBLE)
-    given[:, (given >= INFEASIBLE).any(axis=0)] = INFEASIBLE
     allowed = reduced[0] < INFEASIBLE
     kept = given[:, allowed.any(axis=1)][:, :, allowed.any(axis=0)]
     rows = {kept[:, row].tobytes() for row in range(kept.shape[1])}

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..pareto import reduce_unsorted
-from ..problem import INFEASIBLE, Edge, InfeasibleError, Ints, Problem
+from ..problem import INFEASIBLE, Edge, InfeasibleError, Ints, Problem, identity
 
 Mask = npt.NDArray[np.bool_]
 
@@ -32,9 +32,10 @@ def states_that_matter(problem: Problem) -> tuple[Ints, ...]:
     for index, edge in enumerate(problem.edges):
         edges_of[edge.source].append(index)
         edges_of[edge.target].append(index)
+    known: dict[tuple[object, ...], Mask] = {}
     while True:
         _drop_unsupported(problem, allowed, kept)
-        dominated = [_drop_dominated(problem, node, edges_of[node], allowed, kept) for node in range(len(kept))]
+        dominated = [_drop_dominated(problem, node, edges_of[node], allowed, kept, known) for node in range(len(kept))]
         if not any(dominated):
             return tuple(np.flatnonzero(mask).astype(np.int64, copy=False) for mask in kept)
 
@@ -56,19 +57,32 @@ def _allowed(problem: Problem) -> tuple[list[Mask], list[Mask]]:
     for node, mask in zip(problem.nodes, kept, strict=True):
         if not mask.any():
             raise InfeasibleError(f"no strategy is allowed: every state of node {node.name!r} is infeasible")
-    return kept, [(edge.mem_bytes < INFEASIBLE) & (edge.time_ns < INFEASIBLE) for edge in problem.edges]
+    masks: dict[tuple[object, ...], Mask] = {}  # one for all edges with the same arrays
+    allowed = []
+    for edge in problem.edges:
+        key = identity(edge.mem_bytes), identity(edge.time_ns)
+        if key not in masks:
+            masks[key] = (edge.mem_bytes < INFEASIBLE) & (edge.time_ns < INFEASIBLE)
+        allowed.append(masks[key])
+    return kept, allowed
 
 
 def _drop_unsupported(problem: Problem, allowed: list[Mask], kept: list[Mask]) -> None:
     """Drop the unsupported states of all nodes in ``kept``; raise an error if a node has no state left."""
+    known: dict[tuple[object, ...], Mask] = {}  # by an edge's mask and what is kept of the other end
+
+    def supported_by(mask: Mask, others: Mask, axis: int) -> Mask:
+        key = id(mask), others.tobytes(), axis
+        if key not in known:
+            known[key] = np.asarray((mask[:, others] if axis else mask[others]).any(axis=axis))
+        return known[key]
+
     changed = True
     while changed:
         changed = False
         for edge, mask in zip(problem.edges, allowed, strict=True):
-            for end, supported in (
-                (edge.source, mask[:, kept[edge.target]].any(axis=1)),
-                (edge.target, mask[kept[edge.source]].any(axis=0)),
-            ):
+            for end, other, axis in ((edge.source, edge.target, 1), (edge.target, edge.source, 0)):
+                supported = supported_by(mask, kept[other], axis)
                 if (kept[end] & ~supported).any():
                     kept[end] = kept[end] & supported
                     changed = True
@@ -79,11 +93,38 @@ def _drop_unsupported(problem: Problem, allowed: list[Mask], kept: list[Mask]) -
                     )
 
 
-def _drop_dominated(problem: Problem, node: int, edges: list[int], allowed: list[Mask], kept: list[Mask]) -> bool:
-    """Drop the node's dominated states in ``kept``; return whether there were any."""
-    states = np.flatnonzero(kept[node])
-    if len(states) == 1:
+def _drop_dominated(
+    problem: Problem,
+    node: int,
+    edges: list[int],
+    allowed: list[Mask],
+    kept: list[Mask],
+    known: dict[tuple[object, ...], Mask],
+) -> bool:
+    """Drop the node's dominated states in ``kept``; return whether there were any.
+
+    Args:
+        known: what is to be kept of the nodes that were looked at, by their costs and those of their edges.
+    """
+    if int(kept[node].sum()) == 1:
         return False
+    own = problem.nodes[node]
+    key: list[object] = [identity(own.mem_bytes), identity(own.time_ns), kept[node].tobytes()]
+    for edge in (problem.edges[index] for index in edges):
+        is_source = edge.source == node
+        other = kept[edge.target if is_source else edge.source]
+        key.append((identity(edge.mem_bytes), identity(edge.time_ns), is_source, other.tobytes()))
+    if tuple(key) not in known:
+        known[tuple(key)] = _undominated(problem, node, edges, allowed, kept)
+    keep = known[tuple(key)]
+    changed = not np.array_equal(keep, kept[node])
+    kept[node] = keep
+    return changed
+
+
+def _undominated(problem: Problem, node: int, edges: list[int], allowed: list[Mask], kept: list[Mask]) -> Mask:
+    """Return which of the node's kept states no other one dominates."""
+    states = np.flatnonzero(kept[node])
     rows = [_rows(problem.edges[index], allowed[index], node, states, kept) for index in edges]
     classes: dict[tuple[bytes, ...], list[int]] = {}
     for position, state in enumerate(states.tolist()):
@@ -93,9 +134,7 @@ def _drop_dominated(problem: Problem, node: int, edges: list[int], allowed: list
     for members in classes.values():
         of_class = np.array(members, np.int64)
         keep[of_class[reduce_unsorted(mem[of_class], time[of_class])]] = True
-    changed = not np.array_equal(keep, kept[node])
-    kept[node] = keep
-    return changed
+    return keep
 
 
 def _rows(edge: Edge, allowed: Mask, node: int, states: npt.NDArray[np.intp], kept: list[Mask]) -> Ints:

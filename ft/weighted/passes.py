@@ -87,6 +87,21 @@ class Marginals:
     edges: tuple[Floats | None, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Back:
+    """What going back through a bucket gives.
+
+    Attributes:
+        beyond: for each cell of the bucket's result, the least that all tables outside of the bucket cost.
+        of_state: the marginals of the variable's states, float64[K].
+        of_inputs: the same as ``beyond`` for each table of the bucket that an elimination made.
+    """
+
+    beyond: Floats
+    of_state: Floats
+    of_inputs: tuple[Floats, ...]
+
+
 def _moves(of_buckets: Sequence[Floats]) -> list[Floats]:
     """Return how far the marginals of all buckets but the first are below their mean, state by state."""
     mean = np.mean(of_buckets, axis=0)
@@ -276,19 +291,26 @@ class Pass:
         outside: dict[int, Floats] = {
             n: np.subtract(self.total, self.tables[n], out=pool.take(())) for n in self.plan.constants
         }
+        self._backs: dict[int, list[_Back]] = {}
         for step in reversed(self.plan.steps):
             of_buckets = []
             for bucket, own in zip(step.buckets, self.own[step.variable], strict=True):
                 beyond = outside.pop(bucket.result)
-                of_state, of_inputs, used = self._go_back(bucket, own, beyond, with_edges)
+                if with_edges:
+                    of_state, of_inputs, used = self._go_back(bucket, own, beyond, True)
+                    for each, marginal in of_inputs:
+                        if each.table < given:
+                            self._put_edge(edges, each.table, marginal)
+                        else:
+                            outside[each.table] = less(marginal, self.tables[each.table], pool.take(marginal.shape))
+                    for array in (beyond, *used):
+                        pool.put_back(array)
+                else:
+                    back = self._back(bucket, own, beyond)
+                    of_state = back.of_state
+                    made = (each.table for each in bucket.inputs if each.table >= given)
+                    outside.update(zip(made, back.of_inputs, strict=True))
                 of_buckets.append(of_state)
-                for each, marginal in of_inputs:
-                    if each.table < given:
-                        self._put_edge(edges, each.table, marginal)
-                    else:
-                        outside[each.table] = less(marginal, self.tables[each.table], pool.take(marginal.shape))
-                for array in (beyond, *used):
-                    pool.put_back(array)
             if len(of_buckets) > 1:
                 self.moves[step.variable] = _moves(of_buckets)
             nodes[step.variable] = np.max(of_buckets, axis=0)
@@ -297,7 +319,30 @@ class Pass:
                     class_of = self.plan.shapes[number].of(step.variable)
                     marginal = least_of_classes(of_buckets[0], class_of, len(self.tables[number]))
                     outside[number] = less(marginal, self.tables[number], pool.take(marginal.shape))
+        used_up = (array for backs in self._backs.values() for back in backs for array in (back.beyond, *back.of_inputs))
+        for array in {id(array): array for array in used_up}.values():
+            pool.put_back(array)
+        self._backs.clear()
         return Marginals(self.least(), tuple(each - self.margin for each in nodes), tuple(edges))
+
+    def _back(self, bucket: Bucket, own: Floats, beyond: Floats) -> _Back:
+        """Return a bucket's marginals: those of an equal elimination, if the same costs lie beyond both.
+
+        In a run of equal layers that is so from a few layers before its ends on.
+        """
+        kind = self.plan.same[bucket.result] if self.folds else bucket.result
+        known = self._backs.setdefault(kind, [])
+        for back in known:
+            if back.beyond is beyond or np.array_equal(back.beyond, beyond):
+                return back
+        of_state, of_inputs, used = self._go_back(bucket, own, beyond, False)
+        pool = self.setting.pool
+        parts = ((marginal, self.tables[each.table]) for each, marginal in of_inputs)
+        back = _Back(beyond, of_state, tuple(less(whole, part, pool.take(whole.shape)) for whole, part in parts))
+        for array in used:
+            pool.put_back(array)
+        known.append(back)
+        return back
 
     def _go_back(
         self, bucket: Bucket, own: Floats, outside: Floats, with_edges: bool

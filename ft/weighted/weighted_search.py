@@ -10,10 +10,10 @@ Where the plan had to split buckets, the results are lower bounds. A variable's 
 The sum of the shares is its cost, whatever they are, and any shares give a valid bound. The first shares are such that each
 state costs the same in all buckets, judged by what was eliminated before them ("max-marginal matching": Ihler, Flerova,
 Dechter and Otten, UAI 2012). ``tightened`` then goes on: a state's min-marginal should be the same in all buckets, so each
-share grows by what its bucket's marginal lacks to their mean, by less where that made the bound lower. Layers that are alike
-get the same shares first, so that each is done once, and shares of their own when that gains little more. The bound is
-concave in weights and shares together, so the search for a line between two others begins with shares between theirs. The
-strategy is real in any case, but no longer proven the best.
+share grows by what its bucket's marginal lacks to their mean, by less where that made the bound lower. Where many variables
+are split, those that are alike get the same shares, so that each is done once. The bound is concave in weights and shares
+together, so the search for a line between two others begins with shares between theirs. The strategy is real in any case,
+but no longer proven the best.
 
 Numbers are float64. With integer weights such that no sum can exceed 2^52, all of them are integers and exact. Otherwise
 bounds are lowered by more than rounding can have added.
@@ -42,6 +42,9 @@ N_ROUNDS = 8
 _WORTH_A_ROUND = 0.1
 """The share of the distance between bound and known strategy that a round must gain for another to be worth it."""
 _LEAST_STEP = 2.0**-8
+_FEW_SPLIT = 32
+"""The most split variables that all get shares of their own. With more, those that are alike get the same, and the bound is
+hardly lower: deep models then repeat a layer that often."""
 _MATTERS = 1e-6
 _MOST = 2.0**61
 LEAST_WEIGHT = 1 << 6
@@ -141,7 +144,7 @@ class WeightedSearch:
         """
         found: list[Least] = []
         best: tuple[float, Shares, Moves] | None = None  # the total, the shares, and how they may change
-        is_even = (shares is None or shares.is_even) and len(self.alike) < len(self.setting.split)
+        is_even = (shares is None or shares.is_even) and len(self.setting.split) > _FEW_SPLIT
         try:
             for _ in range(1 if self.plan.exact else N_ROUNDS):
                 run = Pass(self.setting, weights, shares)
@@ -152,7 +155,7 @@ class WeightedSearch:
                 gain = math.inf if best is None else total - best[0]
                 found.insert(len(found) if is_best else 0, least)
                 is_near, gains_little = known <= total * (1 + near), 0 <= gain < _WORTH_A_ROUND * (known - total)
-                enough = is_near or (gains_little and not is_even)
+                enough = is_near or gains_little
                 if is_best:
                     shares = Shares({variable: run.own[variable][1:] for variable in self.setting.split}, run.folds)
                     self.shares[weights] = shares
@@ -164,7 +167,6 @@ class WeightedSearch:
                 run.put_back()
                 if enough or best is None or self.step < _LEAST_STEP:
                     break
-                is_even = is_even and not gains_little
                 shares = _moved(best[1], self._averaged(best[2]) if is_even else best[2], is_even, self.step)
         except TimeIsUpError:
             if not found:

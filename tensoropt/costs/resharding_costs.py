@@ -10,7 +10,7 @@ The costs of operators are in :mod:`.operator_costs`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -68,8 +68,8 @@ class ReshardingCosting:
     _tables: dict[tuple[object, ...], AllPairs] = field(default_factory=dict)
     _classes: dict[tuple[Shape, int], tuple[object, ...]] = field(default_factory=dict)
     _paths: dict[tuple[Layout, Layout, Shape, int], int] = field(default_factory=dict)
-    # The lists are held with the result, so that no other list can get their ids.
-    _local: dict[tuple[int, int], tuple[np.ndarray, object, object]] = field(default_factory=dict)
+    # The sequences are held with the result, so that no others can get their ids.
+    _pairs: dict[tuple[str, int, int], tuple[np.ndarray, object, object]] = field(default_factory=dict)
 
     @property
     def overlaps(self) -> bool:
@@ -163,10 +163,10 @@ class ReshardingCosting:
         equal = of_source[:, None] == of_sharding[None, :]
 
         def local() -> np.ndarray:
-            return self._is_local(sources, shardings)
+            return self._of_pairs(_local, sources, shardings)
 
         def is_source_or_view() -> np.ndarray:
-            return equal | np.array([[is_view(s.layout, d.layout) for d in shardings] for s in sources], bool)
+            return equal | self._of_pairs(_views, sources, shardings)
 
         forbidden = np.zeros_like(equal)
         match charge:
@@ -190,13 +190,18 @@ class ReshardingCosting:
                 mem = np.where(is_source_or_view(), of_source_bytes, copies)
         return np.where(forbidden, INFEASIBLE, mem), np.where(forbidden, INFEASIBLE, time_ns)
 
-    def _is_local(self, sources: Sequence[OperandSharding], shardings: Sequence[OperandSharding]) -> np.ndarray:
-        """Return whether no communication is needed from each source to each sharding; equal lists are asked about again."""
-        key = id(sources), id(shardings)
-        if key not in self._local:
+    def _of_pairs(
+        self,
+        of_layouts: Callable[[Sequence[Layout], Sequence[Layout]], np.ndarray],
+        sources: Sequence[OperandSharding],
+        shardings: Sequence[OperandSharding],
+    ) -> np.ndarray:
+        """Return what holds from each source to each sharding, whatever the tensor: computed once for the same sequences."""
+        key = of_layouts.__name__, id(sources), id(shardings)
+        if key not in self._pairs:
             layouts = [source.layout for source in sources], [sharding.layout for sharding in shardings]
-            self._local[key] = _local(*layouts), sources, shardings
-        return self._local[key][0]
+            self._pairs[key] = of_layouts(*layouts), sources, shardings
+        return self._pairs[key][0]
 
     def returning_ns(
         self,
@@ -244,6 +249,11 @@ def _local(sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:
     for i, j in np.argwhere(found):
         found[i, j] = not needs_communication(sources[i], targets[j])
     return found
+
+
+def _views(sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:
+    """Return whether each target is a view of each source, bool[sources, targets]."""
+    return np.array([[is_view(source, target) for target in targets] for source in sources], bool)
 
 
 def _bits(axes: Iterable[int]) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from ..common.errors import InputError
 from ..common.progress import Progress
 from ..costs.model_costs import costing_of
-from ..ft import ALGORITHMS, Budget, InfeasibleError, at_true_times
+from ..ft import ALGORITHMS, BY_DEFAULT, Budget, InfeasibleError, at_true_times
 from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
 from ..program.simulator import network_of
@@ -142,7 +142,7 @@ def find_frontier(
     if micro_batches > 1:
         plain = _of_whole_batch(plain, model, mesh.n_devices, micro_batches)
     costed = time.perf_counter()
-    searching = ProblemSearch(objectives, algorithm, of_search, budget or Budget())
+    searching = ProblemSearch(objectives, algorithm, of_search, budget or BY_DEFAULT)
     try:
         found = searching.plain(plain)
     except ValueError as error:

@@ -11,7 +11,7 @@ import numpy as np
 from ..ft import Budget, Frontier, Problem, search, search_overlapping
 from ..ft.nonadditive.local_search import Descent
 from ..ft.nonadditive.overlap import Overlap
-from ..ft.nonadditive.segment_memory import joined, with_more
+from ..ft.nonadditive.segment_memory import agreed, joined, with_more
 from .problem.objectives import MEMORY_TIME, Objectives, problem_for
 from .problem.strategy_problem import StrategyProblem
 from .problem.warm_start import adopted
@@ -58,16 +58,28 @@ class ProblemSearch:
         gap, max_points = max(budget.gap, GAP_AGAIN), min(budget.max_points, MOST_POINTS_AGAIN)
         left_s = max(budget.seconds / 2, budget.seconds - seconds)
         limited = replace(budget, seconds=left_s, gap=gap, max_points=max_points)
+        began = time.monotonic()
+        ends = began + budget.seconds - seconds
+
+        def improved(both: Frontier, strategies: np.ndarray) -> Frontier:
+            """Return the frontier with what changes make of its strategies, and of others of the same search."""
+            descent = Descent(problem, transient, time.monotonic() + budget.seconds)
+            mem, time_ns, strategies = descent.improved(np.concatenate([strategies, both.strategies]))
+            if overlap is not None and self.objectives == MEMORY_TIME:
+                time_ns = time_ns - overlap.hidden_ns(problem, strategies)
+            return with_more(both, mem, time_ns, strategies)
+
         again = self._found(transient.charged(problem), overlap, limited)
-        both = joined(
-            replace(kept, strategies=adopted(rematerializing, plain, kept.strategies)),
-            transient.at_true_memory(problem, again),
-        )
-        descent = Descent(problem, transient, time.monotonic() + budget.seconds)
-        mem, time_ns, strategies = descent.improved(np.concatenate([again.strategies, both.strategies]))
-        if overlap is not None and self.objectives == MEMORY_TIME:
-            time_ns = time_ns - overlap.hidden_ns(problem, strategies)
-        return with_more(both, mem, time_ns, strategies)
+        kept = replace(kept, strategies=adopted(rematerializing, plain, kept.strategies))
+        best = improved(joined(kept, transient.at_true_memory(problem, again)), again.strategies)
+        for other in transient.other_charges():
+            now = time.monotonic()
+            if best.worst_gap <= budget.gap or 2 * now - began > ends:
+                break
+            began = now
+            again = self._found(other.charged(problem), overlap, limited)
+            best = improved(agreed(best, other.at_true_memory(problem, again)), again.strategies)
+        return best
 
     def _found(self, problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:
         if overlap is None or self.objectives != MEMORY_TIME:

@@ -1,6 +1,6 @@
 """Record a model without a session, so that a laptop can search for its plans: no ranks, no measurement, nothing runs.
 
-A model is ``zoo:NAME``, ``FILE.keras`` or ``FILE.py:FUNCTION``. The function has no arguments. It records with
+A model is ``zoo:NAME[:SIZE=N,...]``, ``FILE.keras`` or ``FILE.py:FUNCTION``. The function has no arguments. It records with
 ``tensoropt.*`` names (or TensorFlow's own) and returns its loss; or it calls ``minimize`` itself and returns nothing; or it
 returns a Keras model.
 """
@@ -54,7 +54,7 @@ class _Recorder:
 
 
 def record_named(name: str, optimizer: str = "sgd", batch_size: int = KERAS_BATCH) -> Recorded:
-    """Record ``zoo:NAME``, ``FILE.py:FUNCTION`` or ``FILE.keras``.
+    """Record ``zoo:NAME[:SIZE=N,...]``, ``FILE.py:FUNCTION`` or ``FILE.keras``.
 
     Args:
         optimizer: the optimizer of a model that has no training step of its own: ``sgd``, ``momentum`` or ``adam``.
@@ -67,11 +67,12 @@ def record_named(name: str, optimizer: str = "sgd", batch_size: int = KERAS_BATC
         if not Path(name).is_file():
             raise InputError(f"model {name!r}: file '{name}' isn't there; expected what model.save('FILE.keras') wrote")
         return record_keras(lambda: load_keras(Path(name), name), name, optimizer, batch_size)
+    of_zoo, separator, what = name.partition(":")
+    if of_zoo == "zoo" and what:
+        return record(zoo.sized(what), name, optimizer)
     where, separator, what = name.rpartition(":")
     if not separator or not where or not what:
         raise InputError(f"model {name!r}: expected zoo:NAME, FILE.py:FUNCTION or FILE.keras, such as zoo:vgg16")
-    if where == "zoo":
-        return record(zoo.find(what), name, optimizer)
     path = Path(where)
     if path.suffix != ".py" or not path.is_file():
         problem = "isn't there" if path.suffix == ".py" else "isn't a Python file"

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..common.errors import InputError
@@ -59,6 +61,31 @@ def find(name: str) -> Callable[..., tf.Tensor]:
     # A module of the same name, which the import has put here, is not what is asked for.
     globals()[name] = function
     return function
+
+
+def sized(text: str) -> Callable[[], tf.Tensor]:
+    """Return the function that records ``NAME[:SIZE=N[,SIZE=N]]``: a model with some of its sizes set.
+
+    Raises:
+        InputError: there is no such model, or it has no such size, or a size isn't a positive integer or is given twice.
+    """
+    name, has_sizes, rest = text.partition(":")
+    function = find(name)
+    known = inspect.signature(function).parameters.values()
+    names = [each.name for each in known if each.annotation in ("int", "int | None")]
+    sizes: dict[str, int] = {}
+    for part in rest.split(",") if has_sizes else ():
+        size, _, value = part.partition("=")
+        if size not in names:
+            near = difflib.get_close_matches(size, names, n=1)
+            hint = f"did you mean {near[0]}" if near else f"expected one of {', '.join(names)}"
+            raise InputError(f"model 'zoo:{text}': {name} has no size {size!r}: {hint}")
+        if size in sizes:
+            raise InputError(f"model 'zoo:{text}': size {size!r} is given twice; give it once")
+        if not (value.isascii() and value.isdigit() and int(value)):
+            raise InputError(f"model 'zoo:{text}': size {size!r} must be a positive integer, got {value!r}")
+        sizes[size] = int(value)
+    return partial(function, **sizes)
 
 
 def __getattr__(name: str) -> Any:

@@ -114,6 +114,31 @@ def test_an_unknown_name_is_offered_the_nearest():
         _ = zoo.vgg19
 
 
+def test_sizes_of_a_model_are_set_by_name():
+    model = record(zoo.sized("lenet5:batch=6,image=32"), "lenet5").model
+    images = [t.shape for op in model.graph.step_operators for t in op.outputs if len(t.shape) == 4]
+    assert (6, 32, 32, 1) in images
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gpt3:layer=12", "gpt3 has no size 'layer': did you mean layers"),
+        ("gpt3:xyz=12", "gpt3 has no size 'xyz': expected one of batch, length, layers, width, heads, vocabulary"),
+        ("gpt3:", "gpt3 has no size '': expected one of batch"),
+        ("lenet5:widths=3", "lenet5 has no size 'widths': expected one of batch, image, classes"),
+        ("gpt3:layers=0", "size 'layers' must be a positive integer, got '0'"),
+        ("gpt3:layers=1.5", "size 'layers' must be a positive integer, got '1.5'"),
+        ("gpt3:layers", "size 'layers' must be a positive integer, got ''"),
+        ("gpt3:layers=2,layers=2", "size 'layers' is given twice"),
+        ("gpt4:layers=2", "the zoo has no model 'gpt4': did you mean gpt3"),
+    ],
+)
+def test_a_size_that_a_model_has_not_is_refused(text, message):
+    with pytest.raises(InputError, match=message):
+        zoo.sized(text)
+
+
 def test_the_zoo_is_an_attribute_of_the_package():
     command = [sys.executable, "-c", "import sys, tensoropt; tensoropt.zoo.NAMES; sys.exit('tensorflow' in sys.modules)"]
     assert subprocess.run(command, check=False).returncode == 0

@@ -21,6 +21,7 @@ from ...sharding.constraints import Force, allowed, force_by_name
 from ...sharding.consumers import consumers_of
 from .choices import Choices
 from .config_space import FULL, Assignments, nodes_of, states_of
+from .edge_costs import ReshardingArrays
 from .edges import EdgeBuilder, Steps
 from .fusion_groups import FusionGroup
 from .node_states import Evaluation, States
@@ -83,8 +84,7 @@ class ProblemBuilder:
         return self._connected(rematerializing, segments)
 
     def _connected(self, nodes: list[tuple[FusionGroup, States]], segments: Segments) -> StrategyProblem:
-        steps = Steps(self.graph, self.backward, self.costing, self.mesh, self.rules)
-        edge_builder = EdgeBuilder(steps, nodes, self.space != FULL, self.choices, segments, self.tell)
+        edge_builder = EdgeBuilder(self._steps, nodes, self.space != FULL, self.choices, segments, self.tell)
         edge_builder.connect()
         problem = Problem(tuple(edge_builder.nodes), tuple(edge_builder.edges))
         return StrategyProblem(
@@ -105,6 +105,8 @@ class ProblemBuilder:
         self.force = force_by_name(self.graph, self.force)
         self.rules = {op.name: rule_of(op) for op in self.graph.step_operators}
         self._evaluation = evaluation = Evaluation(self.costing, self.rules, self.mesh)
+        arrays = ReshardingArrays(self.costing.reshardings, self.graph, self.choices.zero)
+        self._steps = Steps(self.graph, self.backward, self.costing, self.mesh, self.rules, arrays)
         operators = self.graph.step_operators
         forced = frozenset(op.name for op in operators if op.name in self.force)
         found = []

@@ -113,10 +113,6 @@ class End:
     is_shared: bool = False
 
     @cached_property
-    def key(self) -> tuple[object, ...]:
-        return id(self.choice.values), self.choice.place.tobytes(), self.policy.tobytes()
-
-    @cached_property
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the distinct pairs (operand sharding, residual policy), as two arrays of indices, and each state's pair."""
         choice, n_values = self.choice, len(self.choice.values)
@@ -143,23 +139,29 @@ class ResidualChoice:
 
 class ReshardingArrays:
     """The costs of the reshardings of a graph's tensors, as arrays over produced layouts and operand shardings
-    (OperandSharding)."""
+    (OperandSharding).
+
+    Everything is computed once for equal shapes, layouts and residual policies, and is one object: equal layers share their
+    arrays, and so do the problems that are built with the same ReshardingArrays.
+    """
 
     def __init__(self, reshardings: ReshardingCosting, graph: Graph, gathers_parameters: bool = True) -> None:
         self.reshardings, self.graph, self.gathers_parameters = reshardings, graph, gathers_parameters
         self._alive: list[object] = []  # Objects whose id is in a key: they must not be freed.
+        self._equal: dict[tuple[OperandSharding, ...], tuple[OperandSharding, ...]] = {}
+        self._first_equal: dict[int, tuple[OperandSharding, ...]] = {}  # by the identity of a tuple of values
         self._expected: set[tuple[object, ...]] = set()
         self._costs: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray]] = {}
         self._returning: dict[tuple[object, ...], np.ndarray] = {}
         self._expanded: dict[tuple[object, ...], EdgeCosts] = {}
+        self._along: dict[tuple[object, ...], EdgeCosts] = {}
         self._choosing: dict[tuple[object, ...], ResidualChoice | None] = {}
 
     def expect(self, tensor: Tensor, choices: Iterable[Choice[OperandSharding]]) -> None:
         for choice in choices:
-            key = tensor.shape, tensor.item_bytes, id(choice)
+            key = tensor.shape, tensor.item_bytes, id(self._values(choice))
             if key not in self._expected:
                 self._expected.add(key)
-                self._alive.append(choice)
                 forward = [sharding.layout for sharding in choice.values]
                 backward = [d.layout.with_partial(d.unreduced) for d in choice.values if d.unreduced is not None]
                 self.reshardings.expect(tensor.shape, tensor.item_bytes, [*forward, *backward])
@@ -171,9 +173,18 @@ class ReshardingArrays:
         """
         return self.reshardings.overlaps and self.graph.n_micro_batches == 1 and tensor.name in self.graph.made_of_variables
 
+    def _values(self, choice: Choice[OperandSharding]) -> tuple[OperandSharding, ...]:
+        """Return the choice's values: the same object for all choices with equal values, so that its id can be a key."""
+        values = choice.values
+        if id(values) not in self._first_equal:
+            self._alive.append(values)
+            self._first_equal[id(values)] = self._equal.setdefault(values, values)
+        return self._first_equal[id(values)]
+
     def _key(self, tensor: Tensor, source: End, target: End, table: Table) -> tuple[object, ...]:
-        self._alive += [source.choice.values, target.choice.values]
-        ends = source.key, target.key
+        ends = (
+            (id(self._values(end.choice)), end.choice.place.tobytes(), end.policy.tobytes()) for end in (source, target)
+        )
         kind = self._kind(tensor, source)
         return tensor.shape, tensor.item_bytes, *ends, table, *kind
 
@@ -192,9 +203,11 @@ class ReshardingArrays:
 
     def along(self, tensor: Tensor, source: End, target: End, table: Table) -> EdgeCosts:
         """Return the costs of a resharding whose ends are one node, by its states: int64[K] each."""
-        *_, of_source = source.pairs
-        *_, of_target = target.pairs
-        return self._by_pair(tensor, source, target, table).at(of_source, of_target)
+        key = self._key(tensor, source, target, table)
+        if key not in self._along:
+            of_pairs = source.pairs[2], target.pairs[2]
+            self._along[key] = self._by_pair(tensor, source, target, table).at(*of_pairs)
+        return self._along[key]
 
     def by_state(self, tensor: Tensor, source: End, target: End, table: Table) -> EdgeCosts:
         """Return the costs of a resharding between the states of two nodes."""
@@ -230,7 +243,7 @@ class ReshardingArrays:
         return EdgeCosts(mem, time_ns, overlappable_ns, *there)
 
     def _matrix(self, tensor: Tensor, source: End, target: End, charge: ResidualCharge) -> tuple[np.ndarray, np.ndarray]:
-        produced, wanted = source.choice.values, target.choice.values
+        produced, wanted = self._values(source.choice), self._values(target.choice)
         of_variable = self._is_variable(tensor, source)
         key = tensor.shape, tensor.item_bytes, id(produced), id(wanted), charge, *self._kind(tensor, source)
         if key not in self._costs:
@@ -239,18 +252,16 @@ class ReshardingArrays:
                 mem = mem + accumulators_bytes(tensor, produced, wanted)
             n_runs = np.where(time_ns < INFEASIBLE, self.graph.n_runs(tensor.name), 1)
             self._costs[key] = mem, time_ns * n_runs
-            self._alive += [produced, wanted]
         return self._costs[key]
 
     def _overlappable_ns(self, tensor: Tensor, source: End, target: End) -> np.ndarray | None:
         if not self.is_overlappable(tensor):
             return None
-        produced, wanted = source.choice.values, target.choice.values
+        produced, wanted = self._values(source.choice), self._values(target.choice)
         of_variable = self._is_variable(tensor, source)
         key = tensor.shape, tensor.item_bytes, id(produced), id(wanted), of_variable
         if key not in self._returning:
             self._returning[key] = self.reshardings.returning_ns(tensor, produced, wanted, of_variable)
-            self._alive += [produced, wanted]
         return self._returning[key]
 
     def residual_choice(

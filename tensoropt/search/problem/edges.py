@@ -58,13 +58,17 @@ from .transient_memory import Transients
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """A graph's training steps on a mesh, and their costs; ``rules`` holds the sharding rule of each operator by name."""
+    """A graph's training steps on a mesh, and their costs; ``rules`` holds the sharding rule of each operator by name.
+
+    ``arrays`` holds the costs of reshardings; the problems that are built from the same steps share them.
+    """
 
     graph: Graph
     backward: Backward
     costing: OperatorCosting
     mesh: Mesh
     rules: Mapping[str, Rule]
+    arrays: ReshardingArrays
 
 
 class EdgeBuilder:
@@ -88,7 +92,7 @@ class EdgeBuilder:
         tell: Callable[[int, int], None],
     ) -> None:
         self.steps, self.of_node, self.merges, self.reuse, self.tell = steps, of_node, merges, choices.reuse, tell
-        self.arrays = ReshardingArrays(steps.costing.reshardings, steps.graph, choices.zero)
+        self.arrays = steps.arrays
         self.consumers = consumers_of(steps.graph)
         self.place = {op.name: (n, i) for n, (node, _) in enumerate(of_node) for i, op in enumerate(node.operators)}
         names = dict.fromkeys([*steps.graph.train_steps, *steps.graph.gradients])

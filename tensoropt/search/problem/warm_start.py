@@ -84,7 +84,9 @@ def _meanings(built: StrategyProblem, other: StrategyProblem, strategies: np.nda
     shared = [copy for copy in built.shared if copy.node >= len(built.nodes)]
     for copy in shared:
         was = shared_before[copy.tensor.name]
-        is_requested = np.array([[sharding == each for each in copy.shardings] for sharding in was.shardings], bool)
+        number = {sharding: i for i, sharding in enumerate(dict.fromkeys(copy.shardings))}
+        wanted, offered = (np.array([number.get(each, -1) for each in of.shardings], np.intp) for of in (was, copy))
+        is_requested = wanted[:, None] == offered
         is_regathered = regathered.get(copy.node, np.zeros(len(copy.shardings), bool))
         was_regathered = regathered_before.get(was.node, np.zeros(len(was.shardings), bool))
         yield _Meaning(copy.node, strategies[:, was.node], is_requested & (is_regathered == was_regathered[:, None]))

@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say which model runs, by which plan."""
     parser.add_argument(
-        "model", metavar="MODEL", help="zoo:NAME, FILE.py:FUNCTION, which records and returns a loss, or FILE.keras"
+        "model",
+        metavar="MODEL",
+        help="zoo:NAME[:SIZE=N,...], FILE.py:FUNCTION, which records and returns a loss, or FILE.keras",
     )
     parser.add_argument("--plan", type=Path, metavar="PLAN.json", required=True, help="of search --plan or plan.save")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0], help="the one the plan was searched with")

@@ -19,7 +19,7 @@ from ...common.errors import InputError, short
 from ...common.files import check_writable, write_json
 from ...common.memory_units import parse_memory
 from ...common.tensorflow_import import import_tensorflow
-from ...ft import ALGORITHMS, Budget
+from ...ft import ALGORITHMS, BY_DEFAULT, Budget
 from ...profiling.hardware import Hardware, HardwareError, named, resolve
 from ...runtime.ranks import display_here
 from ...search.baselines import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ...plan.scaling_curve import Curve
 
 DEFAULT_DEVICE, PER_MACHINE = "v100", 8
-DEFAULT, OF_CURVE = Budget(), 1
+OF_CURVE = 1
 # Copies of those in options.py and offline.py, which import TensorFlow: help and errors are quick without it.
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 OPTIMIZERS = ("sgd", "momentum", "adam")
@@ -92,7 +92,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="zoo:NAME, FILE.py:FUNCTION, which records and returns a loss or returns a Keras model, or FILE.keras",
+        help="zoo:NAME[:SIZE=N,...], FILE.py:FUNCTION, which records and returns a loss or returns a Keras model, or "
+        "FILE.keras",
     )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--cluster", metavar="NAME|FILE", help="such as v100-2x8, machines x devices, or a hardware file")
@@ -111,11 +112,15 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         metavar="S",
-        help=f"time for refining a frontier that is not exact; default: {DEFAULT.seconds:g}, of a curve {OF_CURVE}; the "
+        help=f"time for refining a frontier that is not exact; default: {BY_DEFAULT.seconds:g}, of a curve {OF_CURVE}; the "
         f"most time of --algorithm {' and '.join(BY_SIMULATION)}; default: {MONTE_CARLO_SECONDS:g}",
     )
     add_strictness(parser)
-    parser.add_argument("--gap", metavar="PERCENT", help="stop refining at this gap to the lower bound; default: 0")
+    parser.add_argument(
+        "--gap",
+        metavar="PERCENT",
+        help=f"stop refining at this gap to the lower bound; default: {100 * BY_DEFAULT.gap:g}, or 0 with --seconds",
+    )
 
 
 def budget_of(arguments: argparse.Namespace) -> Budget | None:
@@ -126,7 +131,9 @@ def budget_of(arguments: argparse.Namespace) -> Budget | None:
     """
     if arguments.seconds is None and arguments.gap is None:
         return None
-    seconds = DEFAULT.seconds if arguments.seconds is None else _amount(arguments.seconds, "--seconds", "number of seconds")
+    seconds = BY_DEFAULT.seconds
+    if arguments.seconds is not None:
+        seconds = _amount(arguments.seconds, "--seconds", "number of seconds")
     gap = 0.0 if arguments.gap is None else _amount(arguments.gap, "--gap", "percentage") / 100
     return Budget(seconds=seconds, gap=gap)
 
