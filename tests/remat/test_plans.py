@@ -112,7 +112,7 @@ def test_against_every_strategy_of_a_tiny_model() -> None:
     """The bound is below all strategies at what they take, and the frontier within the gap that it tells."""
     model = record(chain, "chain").model
     frontier = find_frontier(model, named("v100-1x2"), 2, space="compact", budget=Budget(seconds=2.0))
-    built, found = frontier.built, frontier.found
+    built, found = frontier.built, frontier.certified
     assert built.transient is not None
     options = [range(node.n_states) for node in built.problem.nodes]
     assert np.prod([len(each) for each in options]) < 2e6

@@ -164,11 +164,11 @@ def test_a_frontier_takes_what_is_hidden_off(frontiers: tuple[ModelFrontier, Mod
     assert not apart.costs.hidden_ns.any()
     assert costs.time_ns.min() <= apart.costs.time_ns.min()
     # The strategies of the other frontier are none that this one has missed.
-    of_others = apart.found.time_ns - beside.built.hidden_ns(apart.found.strategies)
-    for mem_bytes, time_ns in zip(apart.found.mem_bytes, of_others, strict=True):
-        bound = beside.found.bound or beside.found
+    of_others = apart.certified.time_ns - beside.built.hidden_ns(apart.certified.strategies)
+    for mem_bytes, time_ns in zip(apart.certified.mem_bytes, of_others, strict=True):
+        bound = beside.certified.bound or beside.certified
         assert ((bound.mem_bytes <= mem_bytes) & (bound.time_ns <= time_ns)).any()
-    assert beside.found.median_gap < 0.1
+    assert beside.certified.median_gap < 0.1
 
 
 def test_a_plan_s_strategy_has_states_of_the_same_costs(frontiers: tuple[ModelFrontier, ModelFrontier]) -> None:
