@@ -48,7 +48,7 @@ test: install ## all tests, those on several ranks too
 	@# Two at a time, but for those that measure times, or whose ranks must come to each other in time.
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks"
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "ranks and not alone"
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m "ranks and alone"
 
 # The folders that say the most in the least time.
 FAST := frontend ft lowering plan profiling program reschedule session
