@@ -81,10 +81,10 @@ def _checked_stages(given: object, parallelism: int) -> int:
     """Return the number of stages that a user gave.
 
     Raises:
-        InputError: it isn't a whole number from 1 up that divides the number of devices.
+        InputError: it isn't a whole number from 2 up that divides the number of devices.
     """
     if isinstance(given, bool) or not isinstance(given, int) or given < 2:
-        raise InputError(f"stages takes a whole number from 1 up, got {short(given)}")
+        raise InputError(f"stages takes a whole number from 2 up, or 1 for none, got {short(given)}")
     if parallelism % given:
         raise InputError(
             f"{given} stages on {parallelism} devices: each takes equally many; give a divisor of {parallelism}"

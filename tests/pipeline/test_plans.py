@@ -62,7 +62,7 @@ def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
     ("n_stages", "changed", "said"),
     [
         (3, {}, "3 stages on 4 devices: each takes equally many; give a divisor of 4"),
-        ("two", {}, "stages takes a whole number from 1 up, got 'two'"),
+        ("two", {}, "stages takes a whole number from 2 up, or 1 for none, got 'two'"),
         (2, {"micro_batches": 1}, "stages=2 need several micro-batches"),
         (2, {"micro_batches": 3}, "8 samples, which 3 doesn't divide"),
         (2, {"force": {"MatMul": {"m": 2}}}, "can't be combined"),

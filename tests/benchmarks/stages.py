@@ -1,0 +1,88 @@
+"""Steps in stages beside those of the fastest plan without stages and of data parallelism, in turn.
+
+    tests/benchmarks/two_machines.sh tests/benchmarks/stages.py [--layers 2] [--rounds 10] [--micro-batches 4,8]
+
+A Transformer with a tied table, one thread a rank. The hardware is measured first. The table has medians and quartiles; the
+ratio is that of medians, to the fastest plan without stages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+
+from collections.abc import Callable
+from functools import partial
+
+from harness import alternate
+from tabulate import tabulate
+
+from tensoropt import zoo
+from tensoropt.common.progress import HIDDEN
+from tensoropt.plan.find_frontier import find_baseline, find_frontier
+from tensoropt.plan.find_staged import find_staged
+from tensoropt.plan.plan import Plan
+from tensoropt.plan.request import Request
+from tensoropt.plan.staged_plan import StagedPlan
+from tensoropt.profiling.hardware import Hardware
+from tensoropt.runtime.execute import MPI, execute
+from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
+from tensoropt.runtime.pipeline.execute import execute_staged
+from tensoropt.runtime.ranks import Processes
+from tensoropt.runtime.synthetic_batch import training_step
+from tensoropt.tools.offline import record
+from tensoropt.tools.recorded import Recorded
+
+
+def plans_of(
+    recorded: Recorded, hardware: Hardware, processes: Processes, micro_batches: list[int]
+) -> dict[str, Plan | StagedPlan]:
+    """Return the plans that are compared, the same on all ranks."""
+    values = {}
+    if processes.rank == 0:
+        frontier = find_frontier(recorded.model, hardware, processes.size)
+        fastest = frontier.plan(frontier.found.fastest(), "mini_time")
+        values = {"fastest": fastest.to_json(), "data parallel": find_baseline(frontier, "data-parallel").plan(0).to_json()}
+        for n in micro_batches:
+            request = Request(recorded.model, hardware, None, micro_batches=n)
+            values[f"2 stages, {n} micro-batches"] = find_staged(request, processes.size, 2, None).to_json()
+    values = processes.broadcast(values)
+    return {
+        name: StagedPlan.from_json(value) if "stages" in value else Plan.from_json(value) for name, value in values.items()
+    }
+
+
+def step_of(recorded: Recorded, plan: Plan | StagedPlan, processes: Processes) -> Callable[[], object]:
+    """Return a function that runs a step under a plan."""
+    build = execute_staged if isinstance(plan, StagedPlan) else execute
+    execution = build(plan, recorded.model, recorded.first_values(), processes, MPI)  # type: ignore[operator]
+    return partial(execution.engine.run, *training_step(recorded.model.graph))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=2, help="of the encoder, and as many of the decoder")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--micro-batches", default="4,8")
+    given = parser.parse_args()
+    processes = prepared_processes()
+    hardware = hardware_here(processes, MPI, HIDDEN)
+    sizes = {"batch": 16, "length": 64, "layers": given.layers, "width": 256, "heads": 4, "inner": 1024, "vocabulary": 4096}
+    recorded = record(lambda: zoo.transformer(**sizes), "transformer", "momentum")
+    plans = plans_of(recorded, hardware, processes, [int(n) for n in given.micro_batches.split(",")])
+    timings = alternate([step_of(recorded, plan, processes) for plan in plans.values()], given.rounds)
+    if processes.rank == 0:
+        rows = [
+            [name, f"{plan.time_us / 1e3:,.0f} ms", str(timing), f"{timing.median / timings[0].median:.3f}"]
+            for (name, plan), timing in zip(plans.items(), timings, strict=True)
+        ]
+        print(tabulate(rows, ["plan", "predicted", "measured", "ratio"]))
+        for name, plan in plans.items():
+            if isinstance(plan, StagedPlan):
+                print(f"\n{name}\n{plan.table()}")
+
+
+if __name__ == "__main__":
+    main()
