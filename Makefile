@@ -51,7 +51,7 @@ test: install ## all tests, those on several ranks too
 	$(BIN)/python -m pytest -m "ranks and alone"
 
 # The folders that say the most in the least time.
-FAST := frontend ft lowering plan profiling program reschedule session
+FAST := frontend ft lowering plan profiling program reschedule
 
 test-fast: install ## what the quick folders hold without ranks: three minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks" $(addprefix tests/,$(FAST))
