@@ -1,4 +1,4 @@
-"""Where a frontier bends."""
+"""Find the turning point of a frontier: the point at which it bends."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ Gradients are named too: which loss, with respect to which variables (:class:`Gr
 rank's local graph. Where the model computes with gradients (it clips them, say), each is the result of a ``Gradient``
 operator, in the variable's layout, and the training step takes the tensors that it updates by.
 
-Invariants (:func:`check`): operators stand in topological order; every operand is the result of an earlier operator; every
-shape is fully known; an operator's name occurs once.
+Invariants (:func:`.invariants.check`): operators stand in topological order; every operand is the result of an earlier
+operator; every shape is fully known; an operator's name occurs once.
 """
 
 from __future__ import annotations
@@ -396,19 +396,3 @@ class Graph:
         lines += [f"{each.name}: gradients of {each.loss.name}" for each in self.backward_passes]
         lines += [f"{step.name}: {step.optimizer}" for step in self.train_steps.values()]
         return "\n".join(lines)
-
-
-def check(graph: Graph) -> None:
-    """Check the graph against the invariants of the module docstring.
-
-    Raises:
-        AssertionError: an invariant is broken; the message names the operator at fault and prints the ones around it.
-    """
-    made: set[str] = set()
-    for index, (name, op) in enumerate(graph.operators.items()):
-        around = "\n".join(map(str, list(graph.operators.values())[max(0, index - 2) : index + 3]))
-        missing = [tensor.name for _, tensor in op.operands if tensor.name not in made]
-        assert name == op.name, f"operator {op.name} is filed under {name}"
-        assert not missing, f"{op.where()} takes {missing}, which no earlier operator makes; around it:\n{around}"
-        assert all(extent is not None for tensor in op.outputs for extent in tensor.shape), f"unknown shape in\n{around}"
-        made.update(tensor.name for tensor in op.outputs)

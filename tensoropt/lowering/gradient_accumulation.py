@@ -73,7 +73,7 @@ class _Emitted(NamedTuple):
 
 
 class _Backward(NamedTuple):
-    """What is to be put in order: where that begins, where its backward pass begins, and what belongs to that."""
+    """A backward pass that is to be put in order: numbers of the first operator before it and in it, and its record."""
 
     start: int
     n_forward: int

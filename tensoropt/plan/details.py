@@ -1,4 +1,4 @@
-"""What a frontier's file stores for its report beside the plans: steps and decisions of some points, and baselines."""
+"""Collect what a report needs beside the plans: steps and decisions of some points of a frontier, and baselines."""
 
 from __future__ import annotations
 

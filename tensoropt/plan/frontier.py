@@ -1,8 +1,7 @@
 """The frontier as a user asks it: all Pareto-minimal points of a model, each of which becomes a plan when it is asked for.
 
 The questions are the same for a frontier that a search has just found (:class:`.find_frontier.ModelFrontier`) and for one
-that was read from a file (:class:`.frontier_file.SavedFrontier`). They mean the same whichever two costs were searched
-(:mod:`..search.problem.objectives`).
+that was read from a file (:class:`.frontier_file.SavedFrontier`), whichever two costs were searched.
 """
 
 from __future__ import annotations

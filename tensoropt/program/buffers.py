@@ -141,7 +141,7 @@ class TaskBuffers:
 
     @property
     def sizes(self) -> Instructions:
-        """What knows the sizes of operands and results."""
+        """The instructions, which know the sizes of operands and results."""
         return self._out
 
     # The forward pass

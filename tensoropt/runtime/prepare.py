@@ -6,7 +6,8 @@ import logging
 import os
 
 from ..common.dump import dump
-from ..ir.graph import Graph, check
+from ..ir.graph import Graph
+from ..ir.invariants import check
 from ..lowering.gradient_analysis import analyse
 from ..rules.registry import rule_of
 from ..sharding.model import Model

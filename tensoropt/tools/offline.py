@@ -26,7 +26,7 @@ from ..common.errors import InputError, TensorOptError, short
 from ..frontend.importer import import_graph
 from ..frontend.initial_values import FirstValues
 from ..frontend.recording import Recording
-from ..ir.graph import check
+from ..ir.invariants import check
 from ..lowering.gradient_analysis import analyse
 from ..session.recording_optimizers import AdamOptimizer, GradientDescentOptimizer, MomentumOptimizer
 from ..session.session import standing_in

@@ -10,7 +10,8 @@ from composite import models
 from composite.models import BATCH, UNITS
 
 from tensoropt.frontend.importer import import_graph
-from tensoropt.ir.graph import Operator, check
+from tensoropt.ir.graph import Operator
+from tensoropt.ir.invariants import check
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.composition import Composition
 from tensoropt.rules.registry import rule_of

@@ -18,7 +18,8 @@ import tensorflow as tf
 
 from tensoropt.frontend.importer import import_graph
 from tensoropt.frontend.recorded_graph import RecordedStep
-from tensoropt.ir.graph import Graph, check
+from tensoropt.ir.graph import Graph
+from tensoropt.ir.invariants import check
 from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.optimizers.classic import Classic
 from tensoropt.sharding.model import Model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,10 +23,11 @@ from ...sharding.resharding import PlainCosts
 from ...sharding.stages import Stages
 from ..collectives.single import SingleCommunicator
 from ..engine import Engine
-from ..execute import EMULATED, HOROVOD, Agreement, Prepare, by_mpi, check_ranks, taking_part
+from ..execute import EMULATED, HOROVOD, Agreement, Prepare, by_mpi, check_ranks, same_on_all, taking_part
 from ..memory_check import check_available_memory
 from ..ranks import Processes, cores_of_a_rank
-from .engine import StagedEngine, StageView
+from .emission import StageView
+from .engine import StagedEngine
 from .transfers import EmulatedTransfers
 
 
@@ -148,6 +151,8 @@ def _of_rank(
     with display.phase("first values of the variables"):
         engine = _engine(plan, index, views[index], backend, initial_value, display, Agreement(own, prepare), in_order)
     sending, messages = Sending(), part.comm.Dup()
+    agree = same_on_all(part)
+    agree(f"the plan {hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest()[:16]}")
 
     def share(stage: int, values: Sequence[np.ndarray] | None) -> Sequence[np.ndarray]:
         first = plan.stages[stage].devices[0]
@@ -163,6 +168,7 @@ def _of_rank(
             {index: engine},
             lambda: MpiTransfers(messages, part.waiting[CRITICAL], sending),
             share,
+            agree,
         ),
         part,
     )
