@@ -96,6 +96,12 @@ def losses(n_ranks: int, *arguments: object) -> dict[str, object]:
     return json.loads(line)
 
 
+def test_ranks_of_two_stages_that_fetch_different_things_end_with_a_sentence() -> None:
+    done = run_ranks(2, TRAIN, "2", "4", "1f1b", "mpi", "2", env={"OTHER_FETCH": "1"})
+    assert done.returncode == 2, done.stderr
+    assert "ranks 0 and 1 come with different plans, versions or fetches" in done.stderr
+
+
 def test_real_ranks_train_in_stages_as_one_device_does(tmp_path: Path) -> None:
     one = losses(1, 1, 1, "-", "emulated", 1)
     for n_ranks, *arguments in ((2, 2, 4, "1f1b", "mpi", 2, tmp_path / "plan.json"), (4, 2, 4, "gpipe", "mpi", 4)):

@@ -1,11 +1,14 @@
 """A recorded model with a tied table and a penalty, trained under a plan with stages: prints losses as JSON on rank 0.
 
+With ``OTHER_FETCH`` in the environment rank 1 fetches something else.
+
     python tests/pipeline/train.py STAGES MICRO_BATCHES SCHEDULE COLLECTIVES PARALLELISM [PLAN]
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import numpy as np
@@ -49,7 +52,8 @@ def main() -> None:
     rng, losses = np.random.default_rng(7), []
     for _ in range(4):
         feeds = {words: rng.integers(0, WORDS, (BATCH, 5)), targets: rng.integers(0, WORDS, BATCH)}
-        _, value = tensoropt.run([train, loss], feed_dict=feeds)
+        is_other = "OTHER_FETCH" in os.environ and session.processes.rank == 1
+        value = tensoropt.run([loss] if is_other else [loss, train], feed_dict=feeds)[0]
         losses.append(float(value))
     evaluated = float(tensoropt.run(loss, feed_dict=feeds))
     if session.processes.rank == 0:
