@@ -56,13 +56,13 @@ class GradientWalk:
                 continue
             inputs = list(op.inputs)
             operands[op.name] = frozenset(
-                place
-                for place in self._places(op)
-                if inputs[place].op.name in reached and carries_gradient(inputs[place].dtype)
+                index
+                for index in self._indices(op)
+                if inputs[index].op.name in reached and carries_gradient(inputs[index].dtype)
             )
-            for place in operands[op.name]:
-                arriving.add(inputs[place].op.name)
-                tensors.add(inputs[place].name)
+            for index in operands[op.name]:
+                arriving.add(inputs[index].op.name)
+                tensors.add(inputs[index].name)
         return Differentiated(frozenset(tensors), operands)
 
     def _reached(self, variables: Iterable[str]) -> set[str]:
@@ -79,11 +79,11 @@ class GradientWalk:
                         pending.append(op)
         return reached
 
-    def _places(self, op: tf.Operation) -> Iterable[int]:
+    def _indices(self, op: tf.Operation) -> Iterable[int]:
         """Return the input positions to which an operator's gradient function gives a gradient, from any of its results."""
         if op.name in self.custom:
             gradients = self.custom[op.name].gradients
-            return [place for place, gradient in enumerate(gradients) if gradient is not None]
+            return [index for index, gradient in enumerate(gradients) if gradient is not None]
         if not op.inputs:
             return ()
         types = (tuple(tensor.dtype for tensor in op.inputs), tuple(tensor.dtype for tensor in op.outputs))
@@ -115,4 +115,4 @@ class GradientWalk:
             ]
             found = function(op, *given)
         found = found if isinstance(found, (list, tuple)) else [found]
-        return [place for place, gradient in zip(every, found, strict=False) if gradient is not None]
+        return [index for index, gradient in zip(every, found, strict=False) if gradient is not None]

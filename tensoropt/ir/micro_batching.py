@@ -48,14 +48,14 @@ class MicroBatch:
     def n_shares(self) -> int:
         return self.n_devices if are_shares_divided(self.micro_batching.batch, self.micro_batching.n, self.n_devices) else 1
 
-    def places(self, extent: int) -> np.ndarray:
+    def indices(self, extent: int) -> np.ndarray:
         """Return the indices of the micro-batch's elements along a dimension that is split: int[extent / n]."""
-        places: np.ndarray = np.arange(extent).reshape(self.n_shares, self.micro_batching.n, -1)[:, self.index].reshape(-1)
-        return places
+        indices: np.ndarray = np.arange(extent).reshape(self.n_shares, self.micro_batching.n, -1)[:, self.index].reshape(-1)
+        return indices
 
     def of(self, value: np.ndarray, dimension: int) -> np.ndarray:
         """Return the micro-batch's part of a full batch's array."""
-        found: np.ndarray = np.take(value, self.places(value.shape[dimension]), dimension)
+        found: np.ndarray = np.take(value, self.indices(value.shape[dimension]), dimension)
         return found
 
     def makes(self, tensor: Tensor) -> bool:

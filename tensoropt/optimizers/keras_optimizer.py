@@ -138,8 +138,8 @@ class KerasOptimizer:
         item_bytes = 8 if any(tensor.dtype == "float64" for tensor in tensors) else 4
         sums = tuple((length, item_bytes) for length in self.sum_lengths)
         return tuple(
-            ParameterUpdate(slots, is_global, sums if place == 0 else (), leaves_rows(self.source, parameter))
-            for place, (slots, is_global, parameter) in enumerate(
+            ParameterUpdate(slots, is_global, sums if index == 0 else (), leaves_rows(self.source, parameter))
+            for index, (slots, is_global, parameter) in enumerate(
                 zip(self._slots, self.is_global, self.parameters, strict=True)
             )
         )

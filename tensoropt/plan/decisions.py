@@ -71,8 +71,8 @@ def user_source(op: Operator) -> str:
 
 def _words(op: Operator, states: States, state: int, config: str) -> str:
     """Return the config of a node's first operator in words."""
-    seen = states.seen[0][int(states.place[0][state])]
-    return config_words(op.type, config, [str(layout) for layout in seen.results])
+    interface = states.interfaces[0][int(states.index[0][state])]
+    return config_words(op.type, config, [str(layout) for layout in interface.results])
 
 
 @dataclass(frozen=True, eq=False)

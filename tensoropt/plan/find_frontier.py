@@ -32,7 +32,7 @@ from ..search.search_problem import ProblemSearch
 from ..search.simulated_position import SimulatedResult
 from ..sharding.constraints import Force
 from ..sharding.model import Model
-from ..sharding.resharding import Router
+from ..sharding.resharding import PathFinder
 from .build import complete, cost_entries, planned_operators
 from .compress import compressed
 from .found_points import FoundPoints
@@ -50,8 +50,8 @@ class ModelFrontier(FoundPoints, PlanFrontier[Plan]):
         """Return the plan of a point; see :class:`PlanFrontier`."""
         point, costs, costing = self.check_point(point), self.costs, self.costing
         view = self.model.view(complete(self.model, self.built.strategy(self.found.strategies[point]), costing))
-        router = Router(costing.reshardings.steps)
-        reshardings = (charge.planned(router) for charge in cost_entries(view, costing))
+        path_finder = PathFinder(costing.reshardings.steps)
+        reshardings = (entry.planned(path_finder) for entry in cost_entries(view, costing))
         return Plan(
             mesh=self.mesh,
             operators=tuple(planned_operators(view, costing)),
@@ -66,7 +66,7 @@ class ModelFrontier(FoundPoints, PlanFrontier[Plan]):
             frontier_text=self.table(point, with_peaks=False),
             frontier=self,
             point=point,
-            hidden_time_us=int(costs.hidden_ns[point]) / 1e3,
+            overlap_time_us=int(costs.overlap_ns[point]) / 1e3,
             peak_bytes=self.peak_bytes(point),
             micro_batches=self.model.graph.n_micro_batches,
         )

@@ -17,7 +17,7 @@ from ..ir.graph import SOURCES, Operator
 from ..profiling.hardware import Hardware
 from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, least_in_flight, makespan, orders
 from ..rules.registry import rule_of
-from ..rules.rule import configs, interface
+from ..rules.rule import configs, interface_of
 from ..sharding.model import Model
 from ..sharding.stages import Stages
 from .find_frontier import ModelFrontier
@@ -212,7 +212,7 @@ def _cuts(model: Model, hardware: Hardware, parallelism: int, n_micro_batches: i
         if op.name not in in_step or op.type in SOURCES or op.updates is not None:
             continue
         rule = rule_of(op)
-        total_us += min(costing.compute_time_ns(op, rule, c, interface(rule, c)) for c in configs(rule, mesh)) / 1e3
+        total_us += min(costing.compute_time_ns(op, rule, c, interface_of(rule, c)) for c in configs(rule, mesh)) / 1e3
         used.update(t.name for _, t in op.operands if graph.producers[t.name].is_trainable)
         alive.update({t.name: t.mem_bytes for t in op.outputs if last_use.get(t.name, -1) > number})
         alive = {name: n_bytes for name, n_bytes in alive.items() if last_use[name] > number}

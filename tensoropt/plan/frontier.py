@@ -41,12 +41,12 @@ PICTURE_DPI = 150
 class FrontierPoint:
     """The costs of one plan.
 
-    The step takes ``compute_time_us + network_time_us - hidden_time_us``.
+    The step takes ``compute_time_us + network_time_us - overlap_time_us``.
 
     Attributes:
         memory_bytes: memory per device, as the frontier counts it.
         time_us: the time of a training step.
-        hidden_time_us: the overlap, in which compute and network run at the same time.
+        overlap_time_us: the overlap, in which compute and network run at the same time.
         exact: whether no plan beats this one in both objectives.
     """
 
@@ -54,7 +54,7 @@ class FrontierPoint:
     time_us: float
     compute_time_us: float
     network_time_us: float
-    hidden_time_us: float
+    overlap_time_us: float
     exact: bool
 
 
@@ -132,11 +132,11 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
     def points(self) -> tuple[FrontierPoint, ...]:
         """All points, by ascending first objective."""
         costs = self.costs
-        columns = (costs.mem_bytes, costs.time_ns, costs.compute_ns, costs.network_ns, costs.hidden_ns)
+        columns = (costs.mem_bytes, costs.time_ns, costs.compute_ns, costs.network_ns, costs.overlap_ns)
         rows = zip(*(each.tolist() for each in columns), self.found.exact_points.tolist(), strict=True)
         return tuple(
-            FrontierPoint(mem_bytes, time_ns / 1e3, compute_ns / 1e3, network_ns / 1e3, hidden_ns / 1e3, exact)
-            for mem_bytes, time_ns, compute_ns, network_ns, hidden_ns, exact in rows
+            FrontierPoint(mem_bytes, time_ns / 1e3, compute_ns / 1e3, network_ns / 1e3, overlap_ns / 1e3, exact)
+            for mem_bytes, time_ns, compute_ns, network_ns, overlap_ns, exact in rows
         )
 
     def __len__(self) -> int:
@@ -289,7 +289,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
                 search are not counted for this, but for the chosen point's.
         """
         turning = self.turning_number
-        overlaps = bool(self.costs.hidden_ns.any())
+        overlaps = bool(self.costs.overlap_ns.any())
         is_known = with_peaks or self.all_peaks is not None
         with_peak = set(self.known_peaks) if is_known else {chosen} & set(self.known_peaks)
         rows = []
@@ -297,13 +297,13 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         for number in shown:
             point = self.points[number]
             marks = [text for at, text in ((turning, "turning point"), (chosen, "chosen")) if at == number]
-            values = [point.time_us, point.compute_time_us, point.network_time_us, *([point.hidden_time_us] * overlaps)]
+            values = [point.time_us, point.compute_time_us, point.network_time_us, *([point.overlap_time_us] * overlaps)]
             times = [f"{value:,.1f}" for value in values]
             peak_bytes = self.peak_bytes(number) if number in with_peak else None
             peak = "" if peak_bytes is None else memory_text(peak_bytes)
             rows.append([str(number + 1), memory_text(point.memory_bytes), peak, *times, ", ".join(marks)])
-        hidden = ["of it hidden (us)"] * overlaps
-        headers = ["point", "memory per device", "peak", "time (us)", "compute (us)", "network (us)", *hidden, ""]
+        overlap = ["overlap (us)"] * overlaps
+        headers = ["point", "memory per device", "peak", "time (us)", "compute (us)", "network (us)", *overlap, ""]
         alignment = (*("right",) * (len(headers) - 1), "left")
         text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment)
         return text if len(shown) == len(self) else f"{text}\n{len(shown)} of {len(self)} points"

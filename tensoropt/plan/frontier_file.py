@@ -152,7 +152,7 @@ class SavedFrontier(PlanFrontier[Plan]):
             "memory_bytes": costs.memory_bytes,
             "time_us": costs.time_us,
             "compute_time_us": costs.compute_time_us,
-            "hidden_time_us": costs.hidden_time_us,
+            "overlap_time_us": costs.overlap_time_us,
             "peak_bytes": self.of_peaks.get(number),
             "exact": self.found.exact,
             "assumed": self.searched.assumed,
@@ -220,7 +220,7 @@ def to_json(frontier: SavedFrontier) -> dict[str, Any]:
                 "time_us": point.time_us,
                 "compute_time_us": point.compute_time_us,
                 "network_time_us": point.network_time_us,
-                "hidden_time_us": point.hidden_time_us,
+                "overlap_time_us": point.overlap_time_us,
                 "exact": point.exact,
                 "peak_bytes": frontier.of_peaks.get(number),
             }
@@ -242,7 +242,7 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
         _ints(point["memory_bytes"] for point in points),
         _nanoseconds(point["time_us"] for point in points),
         _nanoseconds(point["compute_time_us"] for point in points),
-        _nanoseconds(point.get("hidden_time_us", 0.0) for point in points),
+        _nanoseconds(point.get("overlap_time_us", 0.0) for point in points),
     )
     found = Frontier(
         *costs.pair(objectives),

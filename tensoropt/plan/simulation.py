@@ -135,9 +135,9 @@ def simulate_plan(plan: Plan, model: Model, hardware: Hardware) -> Simulation:
     view = model.view(plan.strategy)
     check_reshardings(view, plan)
     costing = costing_of(model, hardware, mesh)
-    router = plan.router(costing.reshardings.steps)
+    path_finder = plan.path_finder(costing.reshardings.steps)
     network = network_of(hardware, mesh)
-    timeline = step_timeline(view, costing, router, network)
+    timeline = step_timeline(view, costing, path_finder, network)
     return Simulation(plan, hardware, timeline, timeline.additive_ns(network.costs))
 
 

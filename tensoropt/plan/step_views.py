@@ -91,11 +91,11 @@ def memory_view(program: list[Instruction]) -> tuple[dict[str, Any], Peak]:
     """
     alive_at: list[Counter[str]] = []
 
-    def seen(number: int, alive: Counter[str]) -> None:
+    def observe(number: int, alive: Counter[str]) -> None:
         scratch = program[number].scratch_bytes
         alive_at.append(+(alive + Counter({SCRATCH: scratch})))
 
-    peak = peak_of_program(program, seen)
+    peak = peak_of_program(program, observe)
     totals = [each.total() for each in alive_at]
     n_stretches = min(MOST_INSTANTS, len(totals))
     edges = [i * len(totals) // n_stretches for i in range(n_stretches + 1)] if totals else []

@@ -17,7 +17,7 @@ from ..reschedule.execute import rank_step
 from ..reschedule.halo import HaloStep
 from ..reschedule.path import Path
 from ..reschedule.steps import Step
-from ..sharding.resharding import Router
+from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
 from .einsum_scratch import einsum_scratch_bytes, equation_of_gradient
 from .gradient_flow import operand_of
@@ -32,13 +32,13 @@ class Instructions:
     Attributes:
         view: the strategy on its graph.
         costing: the costs of operators; says what composite operators save inside.
-        router: finds the path of each resharding.
+        path_finder: finds the path of each resharding.
         overlaps: whether communication overlaps with compute, in a chain of its own.
         lasting: the buffers that stay alive to the end.
     """
 
-    def __init__(self, view: StrategyView, costing: OperatorCosting, router: Router) -> None:
-        self.view, self.costing, self.router = view, costing, router
+    def __init__(self, view: StrategyView, costing: OperatorCosting, path_finder: PathFinder) -> None:
+        self.view, self.costing, self.path_finder = view, costing, path_finder
         self.overlaps = costing.reshardings.overlaps
         self.lasting: list[Buffer] = []
         self._program: list[Instruction] = []

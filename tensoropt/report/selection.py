@@ -10,7 +10,7 @@ from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from .frontier_rows import FrontierRows
 
-FORMAT, VERSION = "tensoropt/plans", 1
+FORMAT, VERSION = "tensoropt/plans", 2
 
 
 def selected(frontier: FrontierRows, limit_bytes: int | None, most: int) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def point_row(frontier: FrontierRows, number: int, least_us: float) -> dict[str,
     return {
         "point": number,
         **{key: point[key] for key in ("memory_bytes", "time_us", "compute_time_us", "network_time_us")},
-        "hidden_time_us": point.get("hidden_time_us", 0.0),
+        "overlap_time_us": point.get("overlap_time_us", 0.0),
         "peak_bytes": point.get("peak_bytes"),
         "slower": point["time_us"] / least_us - 1 if least_us else 0.0,
         "is_turning_point": number == frontier.turning_point,

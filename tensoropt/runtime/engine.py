@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..common.errors import InputError
-from ..common.progress import HIDDEN, Display
+from ..common.progress import NOT_SHOWN, Display
 from ..common.settings import LAG
 from ..ir.graph import GRADIENT, PLACEHOLDER, Graph, Operator, TrainStep
 from ..ir.micro_batching import MicroBatch
@@ -26,7 +26,7 @@ from ..lowering.table_lookups import Lookup
 from ..lowering.variables import StateEntry, local_variables
 from ..optimizers.runtime import Emission, RunningOptimizer, Shards
 from ..optimizers.start import start
-from ..sharding.resharding import Resharding, Router
+from ..sharding.resharding import PathFinder, Resharding
 from ..sharding.strategy import StrategyView
 from ..sharding.update_resharding import row_reshardings
 from .feed_shards import comes_in_micro_batches, cut, fed_layout, fed_shape
@@ -49,7 +49,7 @@ class Engine:
 
     Attributes:
         view: the strategy on its graph.
-        router: finds the path of each resharding.
+        path_finder: finds the path of each resharding.
         backend: carries out the paths.
         initial_value: returns the global initial value of a variable, given by its operator's name.
         agree: called with a digest and the log of collectives of each function before its first run; raises if ranks differ,
@@ -64,7 +64,7 @@ class Engine:
     """
 
     view: StrategyView
-    router: Router
+    path_finder: PathFinder
     backend: Backend
     initial_value: Callable[[str], np.ndarray]
     agree: Callable[[str, Sequence[Collective]], None] = lambda digest, log: None
@@ -72,7 +72,7 @@ class Engine:
     per_micro_batch: StrategyView | None = None
     in_order: bool = False
     lag: float = LAG
-    display: Display = HIDDEN
+    display: Display = NOT_SHOWN
     variables: dict[str, list[tf.Variable]] = field(default_factory=dict)
     optimizers: dict[str, RunningOptimizer] = field(default_factory=dict)
     _functions: dict[tuple[Fetch, tuple[Feed, ...]], BuiltFunction] = field(default_factory=dict)
@@ -232,11 +232,11 @@ class Engine:
             if not comes_in_micro_batches(feed, micro_batches):
                 layout = fed_layout(self.view, feed)
                 sources[feed.tensor.name] = as_produced(
-                    feed.tensor, layout, values, self.view, resharder, self.router
+                    feed.tensor, layout, values, self.view, resharder, self.path_finder
                 )
         if micro_batches:
             assert self.per_micro_batch is not None
-            outside = LocalModel(self.per_micro_batch, self.router, resharder, sources, self._update, training=True)
+            outside = LocalModel(self.per_micro_batch, self.path_finder, resharder, sources, self._update, training=True)
             step = MicroBatchedStep(
                 fetch, fed, needed, outside, micro_batches, self.view, self._lookup, self._train,
                 self.lag if self.in_order else None,
@@ -247,7 +247,7 @@ class Engine:
             return flat(step.finish())
         steps = StepEmission(self.graph, fetch, needed, self._update, self._train, self._lookups)
         is_training = bool(fetch.train_steps) or any(self.graph.operators[name].type == GRADIENT for name in needed)
-        model = LocalModel(self.view, self.router, resharder, sources, steps.update, training=is_training)
+        model = LocalModel(self.view, self.path_finder, resharder, sources, steps.update, training=is_training)
         results = steps.run(model)
         graph = tf.compat.v1.get_default_graph()
         if self.in_order and not self.graph.is_sequential:
@@ -278,7 +278,8 @@ class Engine:
         return Lookup(found, self._reshard_overlappable(step, model, of_indices, indices), of_gradient)
 
     def _reshard_overlappable(self, step: TrainStep, model: LocalModel, resharding: Resharding, values: Values) -> Values:
-        return model.resharder.reshard(resharding, self.router.route(resharding), values, step.name, is_overlappable=True)
+        paths = self.path_finder.paths(resharding)
+        return model.resharder.reshard(resharding, paths, values, step.name, is_overlappable=True)
 
     def _train(
         self,

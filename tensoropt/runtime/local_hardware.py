@@ -14,7 +14,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from ..common.errors import InputError
-from ..common.progress import HIDDEN, Display
+from ..common.progress import NOT_SHOWN, Display
 from ..common.watchdog import CRITICAL, tell_of
 from ..profiling.cache import cache_folder
 from ..profiling.collective_tables import device_partitions
@@ -56,7 +56,7 @@ def _limit_threads(processes: Processes) -> None:
             logger.info("TensorFlow has started already; its threads stay as they are")
 
 
-def hardware_here(processes: Processes, collectives: str = MPI, display: Display = HIDDEN) -> Hardware:
+def hardware_here(processes: Processes, collectives: str = MPI, display: Display = NOT_SHOWN) -> Hardware:
     """Return the ranks' hardware: from a fresh calibration if there is one, else measured quickly. Every rank calls it.
 
     Args:

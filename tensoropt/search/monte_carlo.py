@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ..program.simulator import Network, StepActions
-from ..sharding.resharding import Router
+from ..sharding.resharding import PathFinder
 from .baselines import MONTE_CARLO, MONTE_CARLO_SECONDS, data_parallel, one_weird_trick
 from .baselines.task import Task
 from .simulated_position import SPACE_NOTE, Neighbours, Position, SimulatedResult, States
@@ -131,7 +131,7 @@ class _Search:
         task = self.task
         self.problem = Neighbours(task.full_problem())
         started = time.monotonic()
-        self.actions = StepActions(task.costing, Router(task.costing.reshardings.steps))
+        self.actions = StepActions(task.costing, PathFinder(task.costing.reshardings.steps))
         walks: list[Walk] = []
         beta = 0.0
         is_interrupted = False

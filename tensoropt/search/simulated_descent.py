@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from ..ft import Frontier
 from ..program.simulator import Network, StepActions
-from ..sharding.resharding import Router
+from ..sharding.resharding import PathFinder
 from .baselines import FT_SIMULATED, data_parallel, one_weird_trick
 from .baselines.task import Task
 from .monte_carlo import Limits
@@ -81,7 +81,7 @@ class _Descent:
     def run(self) -> DescentResult:
         self.problem = Neighbours(self.task.full_problem())
         self.started = time.monotonic()
-        actions = StepActions(self.task.costing, Router(self.task.costing.reshardings.steps))
+        actions = StepActions(self.task.costing, PathFinder(self.task.costing.reshardings.steps))
         is_interrupted, fastest_ns = False, None
         starts = list(dict.fromkeys(self._starts()))
         position = Position.of(self.problem, self.task, actions, self.network, starts[0])
@@ -168,8 +168,8 @@ class _Descent:
 
     def _most_ns(self, position: Position) -> int:
         """Return how much a change may add by the sum."""
-        hidden_ns = self.problem.built.problem.cost(position.states)[1] - position.cost_ns
-        return max(hidden_ns, round(SLACK * position.cost_ns))
+        overlap_ns = self.problem.built.problem.cost(position.states)[1] - position.cost_ns
+        return max(overlap_ns, round(SLACK * position.cost_ns))
 
     def _changes(self, position: Position, nodes: tuple[int, ...], state: int) -> Iterator[tuple[dict[int, int], Added]]:
         """Yield the changes that bring nodes to one state, and may pay, with what they add.

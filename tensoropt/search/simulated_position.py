@@ -93,8 +93,8 @@ class Neighbours:
         chosen = [0] * len(self.built.problem.nodes)
         for number, (node, states) in enumerate(self.built.nodes):
             n_equal = np.zeros(states.n_states, np.int64)
-            for op, of_op, place in zip(node.operators, states.configs, states.place, strict=True):
-                n_equal += np.array([config == configs[op.name] for config in of_op], np.int64)[place]
+            for op, of_op, index in zip(node.operators, states.configs, states.index, strict=True):
+                n_equal += np.array([config == configs[op.name] for config in of_op], np.int64)[index]
             chosen[number] = int(np.argmax(n_equal))
         return self.with_copies(chosen)
 
@@ -111,7 +111,7 @@ class Neighbours:
         for number, (group, states) in enumerate(self.built.nodes):
             types = tuple(op.type for op in group.operators)
             configs = tuple(tuple(str(config) for config in each) for each in states.configs)
-            found.setdefault((types, configs, tuple(map(tuple, states.place))), []).append(number)
+            found.setdefault((types, configs, tuple(map(tuple, states.index))), []).append(number)
         return tuple(tuple(each) for each in found.values() if len(each) > 1)
 
     def least_added_ns(self, states: Sequence[int], node: int) -> np.ndarray:
@@ -214,7 +214,7 @@ class Position:
     ) -> Position:
         strategy: Strategy = problem.built.strategy(states)
         view = Model(task.graph, task.costing.backward).view(strategy)
-        graph = step_graph(view, actions.router)
+        graph = step_graph(view, actions.path_finder)
         simulation = DeltaSimulation(graph, actions.chains(view, graph.nodes), network)
         return cls(problem, actions, list(states), problem.built.problem.cost(states)[0], view, graph, simulation)
 
@@ -231,8 +231,8 @@ class Position:
                 shared[copy.tensor.name] = copy.shardings[state]
                 continue
             group, states = built.nodes[node]
-            for op, of_op, place in zip(group.operators, states.configs, states.place, strict=True):
-                config = of_op[place[state]]
+            for op, of_op, index in zip(group.operators, states.configs, states.index, strict=True):
+                config = of_op[index[state]]
                 if config != self.view.strategy.configs[op.name]:
                     configs[op.name] = config
         view = self.view.changed(configs, shared)

@@ -66,14 +66,14 @@ class StepShares:
         step: the whole step.
         operators: while at least one operator computes.
         collectives: while the rank is in a collective.
-        hidden: the part of ``collectives`` during which an operator computes as well.
+        overlap: the part of ``collectives`` during which an operator computes as well.
         neither: the rest of the step.
     """
 
     step: float
     operators: float
     collectives: float
-    hidden: float
+    overlap: float
     neither: float
 
 
@@ -136,8 +136,8 @@ def shares(rank: RankTimeline, operators: Iterable[str]) -> StepShares:
     step, operators_ns, collectives_ns, any_ns = (
         covered(each) for each in (rank.steps, computing, communicating, np.concatenate([computing, communicating]))
     )
-    hidden_ns = operators_ns + collectives_ns - any_ns
-    each = (step, operators_ns, collectives_ns, hidden_ns, max(0, step - any_ns))
+    overlap_ns = operators_ns + collectives_ns - any_ns
+    each = (step, operators_ns, collectives_ns, overlap_ns, max(0, step - any_ns))
     return StepShares(*(total / len(rank.steps) / 1e3 for total in each))
 
 

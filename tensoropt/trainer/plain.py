@@ -53,9 +53,9 @@ def counterparts(
     for entry in entries:
         waiting.setdefault(entry.parameter, []).append(entry)
     pairs = []
-    for variable, place in made:
-        key = None if place is None else keys[place]
-        if place is None or (key is not None and waiting.get(key)):  # else the training step doesn't update it
+    for variable, index in made:
+        key = None if index is None else keys[index]
+        if index is None or (key is not None and waiting.get(key)):  # else the training step doesn't update it
             pairs.append((variable, waiting[key].pop(0)))
     return pairs
 

@@ -33,7 +33,7 @@ from ..profiling.store import FILE, Store
 from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..profiling.work import Measured, MeasuredOperators, WorkItem
 from ..rules.registry import rule_of
-from ..rules.rule import Config, interface
+from ..rules.rule import Config, interface_of
 from ..runtime.execute import MPI
 from ..runtime.operator_timer import OperatorTimer, OperatorTrial, Timed
 from ..runtime.ranks import Processes
@@ -237,7 +237,7 @@ def _work(frontier: ModelFrontier, name: str, config: Config) -> WorkItem | None
     """Return the work of an operator; None where it has none that could be timed by itself."""
     op = frontier.model.graph.operators[name]
     rule = rule_of(op)
-    return frontier.costing.work(op, rule, config, interface(rule, config))
+    return frontier.costing.work(op, rule, config, interface_of(rule, config))
 
 
 def slowest_of(work: WorkItem, timed: list[Timed]) -> Measured:

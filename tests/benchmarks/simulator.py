@@ -36,7 +36,7 @@ from tensoropt.search import monte_carlo, simulated_position
 from tensoropt.search.baselines import data_parallel
 from tensoropt.search.baselines.task import Task
 from tensoropt.search.problem.config_space import space_for
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import Strategy, StrategyView
 from tensoropt.tools.offline import record_named
 
@@ -65,8 +65,8 @@ def measured(name: str, cluster: str, n_changes: int) -> list[object]:
     mesh = hardware.mesh()
     costing, network = costing_of(model, hardware, mesh), network_of(hardware, mesh)
     view = model.view(Strategy(mesh, data_parallel.configs(Task(costing, mesh, "compact"))))
-    actions = StepActions(costing, Router(costing.reshardings.steps))
-    graph = step_graph(view, actions.router)
+    actions = StepActions(costing, PathFinder(costing.reshardings.steps))
+    graph = step_graph(view, actions.path_finder)
 
     def chains(view: StrategyView) -> list:
         return actions.chains(view, graph.nodes)

@@ -20,7 +20,7 @@ from harness import alternate
 from tabulate import tabulate
 
 from tensoropt import zoo
-from tensoropt.common.progress import HIDDEN
+from tensoropt.common.progress import NOT_SHOWN
 from tensoropt.plan.find_frontier import find_baseline, find_frontier
 from tensoropt.plan.find_staged import find_staged
 from tensoropt.plan.plan import Plan
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--micro-batches", default="4,8")
     given = parser.parse_args()
     processes = prepared_processes()
-    hardware = hardware_here(processes, MPI, HIDDEN)
+    hardware = hardware_here(processes, MPI, NOT_SHOWN)
     sizes = {"batch": 16, "length": 64, "layers": given.layers, "width": 256, "heads": 4, "inner": 1024, "vocabulary": 4096}
     recorded = record(lambda: zoo.transformer(**sizes), "transformer", "momentum")
     plans = plans_of(recorded, hardware, processes, [int(n) for n in given.micro_batches.split(",")])

@@ -92,16 +92,16 @@ def as_plan(view: StrategyView, seed: int, model: Model, hardware: Hardware, n_m
     costing = costing_of(model, hardware, mesh)
     in_step = {op.name for op in view.graph.step_operators}
     operators = []
-    for name, seen in view.interfaces.items():
+    for name, interface in view.interfaces.items():
         op, config = view.graph.operators[name], view.strategy.configs[name]
         if op.updates is not None:
             continue
         if name in in_step:
-            operators.append(planned_operator(costing, op, view.rules[name], config, seen, name in view.rematerialized))
+            operators.append(planned_operator(costing, op, view.rules[name], config, interface, name in view.rematerialized))
         else:
-            operators.append(PlannedOperator(name, op.type, config, seen.results, 0, 0.0))
-    router = random_router(seed)
-    reshardings = [planned for charge in cost_entries(view, costing) if (planned := charge.planned(router)) is not None]
+            operators.append(PlannedOperator(name, op.type, config, interface.results, 0, 0.0))
+    path_finder = random_router(seed)
+    reshardings = [planned for entry in cost_entries(view, costing) if (planned := entry.planned(path_finder)) is not None]
     digest = view.graph.full_batch.digest
     plan = Plan(
         mesh=mesh, operators=tuple(operators), reshardings=tuple(reshardings), memory_bytes=0, time_us=0.0,

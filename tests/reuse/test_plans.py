@@ -39,11 +39,11 @@ def test_a_plan_reads_back_as_it_was_written(found: ModelFrontier, tmp_path: Pat
     assert loaded.strategy.regathered == plan.strategy.regathered and loaded.reshardings == plan.reshardings
     view = found.model.view(loaded.strategy)
     check_reshardings(view, loaded)
-    router = loaded.router(PlainCosts())
+    path_finder = loaded.path_finder(PlainCosts())
     executed = sum(
-        router.route(charge.resharding).n_collectives
-        + (router.route(charge.resharding).forward.n_collectives if charge.is_regathered else 0)
-        for charge in cost_entries(view)
+        path_finder.paths(entry.resharding).n_collectives
+        + (path_finder.paths(entry.resharding).forward.n_collectives if entry.is_regathered else 0)
+        for entry in cost_entries(view)
     )
     assert loaded.n_collectives == executed
 

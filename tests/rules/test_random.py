@@ -20,7 +20,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
 from tensoropt.rules.random import FROM_KEY, FROM_SEED
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, configs, interface
+from tensoropt.rules.rule import Config, configs, interface_of
 
 from .case import Case
 from .cases import CASES
@@ -42,12 +42,12 @@ def _sized(op: Operator, shape: tuple[int, ...]) -> Operator:
 def _drawn(op: Operator, values: list[np.ndarray], config: Config, mode: RandomMode) -> tuple[Layout, list[np.ndarray]]:
     """The values that each rank draws."""
     rule = rule_of(op)
-    seen = interface(rule, config)
+    interface = interface_of(rule, config)
     ranks = tuple(range(config.mesh.n_devices))
     with tf.Graph().as_default(), session() as running:
-        job = Job(op, rule, config, seen, ranks, lambda k, shards: shards, mode)
+        job = Job(op, rule, config, interface, ranks, lambda k, shards: shards, mode)
         (results,) = emit(job, [[tf.constant(value)] * len(ranks) for value in values])
-        return seen.results[0], running.run(results)
+        return interface.results[0], running.run(results)
 
 
 def _on_one_device(op: Operator, values: list[np.ndarray]) -> np.ndarray:

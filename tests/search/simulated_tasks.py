@@ -20,7 +20,7 @@ from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, states_of
 from tensoropt.search.simulated_position import Neighbours, Position
 from tensoropt.sharding.model import Model
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 from tensoropt.tools.offline import record
 
 SIZES = {"lenet5": SMALL["lenet5"], "rnnlm": {**SMALL["rnnlm"], "steps": 2}}
@@ -63,7 +63,7 @@ def enumerated_ns(task: Task, hardware: Hardware) -> int:
     """The least simulated time of all strategies of a task."""
     problem = Neighbours(task.full_problem())
     nodes = problem.built.problem.nodes
-    actions = StepActions(task.costing, Router(task.costing.reshardings.steps))
+    actions = StepActions(task.costing, PathFinder(task.costing.reshardings.steps))
     start = problem.with_copies([0] * len(nodes))
     position = Position.of(problem, task, actions, network_of(hardware, task.mesh), start)
     best = position.cost_ns

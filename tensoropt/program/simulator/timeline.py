@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ...costs.operator_costs import OperatorCosting
 from ...profiling.costs import CollectiveCosts
-from ...sharding.resharding import BUCKET_BYTES, Router
+from ...sharding.resharding import BUCKET_BYTES, PathFinder
 from ...sharding.strategy import StrategyView
 from ..tasks import OPERAND
 from .actions import Chain, StepActions
@@ -76,8 +76,8 @@ class StepTimeline:
 
     def operator(self, node: Node) -> str:
         """Return the name of the operator, or of the training step, for which a node is."""
-        if node.place.kind == OPERAND or not node.tensor:
-            return node.place.name
+        if node.site.kind == OPERAND or not node.tensor:
+            return node.site.name
         return self.view.graph.producers[node.tensor].name
 
     def title(self, task: Task) -> str:
@@ -135,18 +135,18 @@ def additive_ns(action: Action, costs: CollectiveCosts) -> int:
     return time_ns * action.of_bucket // BUCKET_BYTES if action.of_bucket else time_ns
 
 
-def step_timeline(view: StrategyView, costing: OperatorCosting, router: Router, network: Network) -> StepTimeline:
+def step_timeline(view: StrategyView, costing: OperatorCosting, path_finder: PathFinder, network: Network) -> StepTimeline:
     """Simulate a step from nothing.
 
     Args:
         view: the strategy; the operators of training steps must have a config.
-        router: finds the path of each resharding.
+        path_finder: finds the path of each resharding.
         network: what actions occupy.
 
     Raises:
         InputError: the model has several passes, see :func:`.step_graph.step_graph`.
     """
-    graph, actions = step_graph(view, router), StepActions(costing, router)
+    graph, actions = step_graph(view, path_finder), StepActions(costing, path_finder)
     return timeline_of(view, graph, actions.chains(view, graph.nodes), network)
 
 

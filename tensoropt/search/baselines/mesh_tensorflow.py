@@ -94,9 +94,9 @@ class _Restricted:
                 combined[columns] = _combinations(naming, columns)
             of_combination = [naming.config(task, op.name, int(first)) for first in combined[columns].first]
             distinct: dict[Config, int] = {}
-            place = np.array([distinct.setdefault(config, len(distinct)) for config in of_combination], np.intp)
+            index = np.array([distinct.setdefault(config, len(distinct)) for config in of_combination], np.intp)
             configs[op.name] = tuple(distinct)
-            states.append((columns, place))
+            states.append((columns, index))
         return cls(task.among(configs), naming, states, combined)
 
     @property
@@ -124,8 +124,8 @@ class _Restricted:
         """Return a node's state in each of some assignments; a training step's node has only one state."""
         if node >= self.n_operators:
             return np.zeros(len(assignments), np.intp)
-        columns, place = self.states[node]
-        return place[self.combinations[columns].of[assignments]]
+        columns, index = self.states[node]
+        return index[self.combinations[columns].of[assignments]]
 
     def _names_of(self, *nodes: int) -> Columns:
         """Return the names on which some nodes together depend, and store their combinations."""

@@ -80,7 +80,7 @@ class ProblemBuilder:
         rematerializing = list(nodes)
         for i, each in segments.nodes.items():
             node, states = nodes[i]
-            rematerializing[i] = node, self._evaluation.rematerializing(node, states, each.places)
+            rematerializing[i] = node, self._evaluation.rematerializing(node, states, each.indices)
         return self._connected(rematerializing, segments)
 
     def _connected(self, nodes: list[tuple[FusionGroup, States]], segments: Segments) -> StrategyProblem:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..recorded import Recorded
 
-FORMAT, VERSION = "tensoropt/search", 2
+FORMAT, VERSION = "tensoropt/search", 3
 PICTURE_DPI = 150
 
 
@@ -119,7 +119,7 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
     frontier = _frontier_of(plan)
     found, phases = frontier.found, _seconds_by_phase(setup, frontier)
     costs, lower = frontier.costs, found.time_ns if found.bound is None else found.bound.least_time(found.mem_bytes)
-    times = (costs.time_ns, costs.compute_ns, costs.network_ns, costs.hidden_ns)
+    times = (costs.time_ns, costs.compute_ns, costs.network_ns, costs.overlap_ns)
     columns = (costs.mem_bytes, *times, lower, found.exact_points)
     peaks = {number: peak.n_bytes for number, peak in frontier.replayed.items()}
     if frontier.all_peaks is not None:
@@ -131,12 +131,12 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
             "time_us": time_ns / 1e3,
             "compute_time_us": compute_ns / 1e3,
             "network_time_us": network_ns / 1e3,
-            "hidden_time_us": hidden_ns / 1e3,
+            "overlap_time_us": overlap_ns / 1e3,
             "exact": exact,
             of_bound: bound_ns / 1e3,
             "peak_bytes": peaks.get(number),
         }
-        for number, (mem_bytes, time_ns, compute_ns, network_ns, hidden_ns, bound_ns, exact) in enumerate(
+        for number, (mem_bytes, time_ns, compute_ns, network_ns, overlap_ns, bound_ns, exact) in enumerate(
             zip(*(c.tolist() for c in columns), strict=True)
         )
     ]

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def report(ranks: Sequence[RankTimeline], each: Sequence[StepShares]) -> str:
     """Return a table of where each rank's step time goes."""
-    titles = ("rank", "step ms", "operators ms", "in collectives ms", "of that hidden ms", "neither ms")
+    titles = ("rank", "step ms", "operators ms", "in collectives ms", "of that overlap ms", "neither ms")
     rows = [[rank.rank, *(us / 1e3 for us in astuple(share))] for rank, share in zip(ranks, each, strict=True)]
     return tabulate(rows, titles, floatfmt=",.3f")
 

@@ -26,7 +26,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.rule import Config, OperandSharding, configs
 from tensoropt.sharding.consumers import consumers_of, copies, sharding_of
 from tensoropt.sharding.model import Model
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import Strategy, StrategyView
 from tensoropt.tools.offline import record
 
@@ -109,8 +109,8 @@ class Simulated:
             assert hardware.topology is not None
             network = TopologyNetwork(hardware.topology, CollectiveCosts(hardware, mesh), is_merged=False)
         view = random_view(model, mesh, random.Random(seed))
-        actions = StepActions(costing, Router(costing.reshardings.steps))
-        return cls(model, hardware, network, costing, view, step_graph(view, actions.router), actions)
+        actions = StepActions(costing, PathFinder(costing.reshardings.steps))
+        return cls(model, hardware, network, costing, view, step_graph(view, actions.path_finder), actions)
 
     def chains(self, view: StrategyView) -> list:
         return self.actions.chains(view, self.graph.nodes)

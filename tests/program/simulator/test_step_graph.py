@@ -26,7 +26,7 @@ from tensoropt.program.step import StepProgram, step_program
 from tensoropt.program.tasks import Value
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.sharding.model import Model
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import StrategyView
 from tensoropt.tools.offline import record
 
@@ -62,11 +62,11 @@ def waits_in(graph: StepGraph, among: Iterable[Node]) -> dict[Node, set[Node]]:
     return found
 
 
-def holds(view: StrategyView, router: Router) -> StepGraph:
+def holds(view: StrategyView, path_finder: PathFinder) -> StepGraph:
     """Hold the graph of a strategy against its program, task by task."""
-    graph, program = step_graph(view, router), step_program(view, router)
+    graph, program = step_graph(view, path_finder), step_program(view, path_finder)
     check(program, view.graph)
-    expected = waits_of(program, GradientFlow(view, router))
+    expected = waits_of(program, GradientFlow(view, path_finder))
     assert len(set(graph.nodes)) == len(graph.nodes)
     assert set(expected) <= set(graph.nodes)
     found = waits_in(graph, expected)
@@ -78,11 +78,11 @@ def holds(view: StrategyView, router: Router) -> StepGraph:
     return graph
 
 
-def runs_what_it_charges(model: Model, view: StrategyView, router: Router, graph: StepGraph) -> None:
+def runs_what_it_charges(model: Model, view: StrategyView, path_finder: PathFinder, graph: StepGraph) -> None:
     """Hold that what takes time is a task of the program."""
     costing = costing_of(model, HARDWARE, view.strategy.mesh)
-    chains = StepActions(costing, router).chains(view, graph.nodes)
-    run = set(waits_of(step_program(view, router), GradientFlow(view, router)))
+    chains = StepActions(costing, path_finder).chains(view, graph.nodes)
+    run = set(waits_of(step_program(view, path_finder), GradientFlow(view, path_finder)))
     assert [str(node) for node, chain in zip(graph.nodes, chains, strict=True) if chain and node not in run] == []
 
 
@@ -103,7 +103,7 @@ def test_so_they_are_in_micro_batches(name):
     for seed in range(4):
         shares = {"share_regathered": 0.5 * (seed % 2), "share_rematerialized": 0.5 * (seed % 2)}
         _, view = accumulate.models.random_view(name, "adam", (2, 4)[seed // 2], Mesh.of(2), seed, **shares)
-        graph = holds(view, Router(random_router(0).costs, in_buckets=False))
+        graph = holds(view, PathFinder(random_router(0).costs, in_buckets=False))
         found = {node.micro_batch for node in graph.nodes if node.kind != JOIN}
         assert found == {-1, *range(view.graph.n_micro_batches)}
 
@@ -119,7 +119,7 @@ def test_so_they_are_where_the_model_computes_with_gradients(name):
     model = record(script, name).model
     for seed in range(3):
         view = random_view(model, HARDWARE.mesh(), random.Random(seed))
-        graph = holds(view, Router(random_router(0).costs, in_buckets=False))
+        graph = holds(view, PathFinder(random_router(0).costs, in_buckets=False))
         gradients = {number for number, node in enumerate(graph.nodes) if node.kind == "reshard back"}
         assert len(gradients) > 5
         ends: list[set[int]] = []

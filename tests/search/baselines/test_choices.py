@@ -140,14 +140,14 @@ def test_assignments_are_all_that_have_no_conflict():
     }
     split = dict(enumerate(_members(naming)))
     expected = set()
-    for places in itertools.product(range(len(naming.places)), repeat=n_names):
-        runs = [naming.places[place] for place in places]
+    for indices in itertools.product(range(len(naming.runs)), repeat=n_names):
+        runs = [naming.runs[index] for index in indices]
         used = sorted({run for run in runs if run})
         overlapping = any(set(a) & set(b) for a, b in itertools.combinations(used, 2))
         meeting = any(runs[a] and runs[a] == runs[b] for a, b in together)
         fitting = all(_fits(task, split[c], task.mesh.size_of(run)) for c, run in enumerate(runs))
         if fitting and not overlapping and not meeting:
-            expected.add(places)
+            expected.add(indices)
     assert {tuple(row) for row in naming.assigned.tolist()} == expected
 
 

@@ -170,7 +170,7 @@ def test_bad_input_gets_one_sentence(folder, tmp_path, capsys):
     damaged = tmp_path / "damaged.json"
     damaged.write_text((folder / "plan.json").read_text().replace('"config"', '"confog"'))
     staged = tmp_path / "staged.json"
-    staged.write_text('{"format": "tensoropt/plan", "version": 3, "stages": []}')
+    staged.write_text('{"format": "tensoropt/plan", "version": 4, "stages": []}')
     changed = tmp_path / "changed.json"
     changed.write_text((folder / "frontier.json").read_text().replace('"hardware": "v100', '"hardware": "k80'))
     for arguments, sentence in [
