@@ -21,7 +21,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from ..common.gradient_types import carries_gradient
 from ..ir.graph import Differentiated
-from .tracing.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
+from .gradient_function import GradientFunction, is_custom_gradient, trace_gradient
 
 _HANDLES = (tf.resource, tf.variant)
 

@@ -11,8 +11,13 @@ import tensorflow as tf
 from ..common.errors import InputError
 from ..common.source_lines import running_line
 from ..ir.graph import Differentiated
-from .tracing.flatten import GRADIENT_ATTRIBUTE, SPARE_ATTRIBUTE, UPDATE_ATTRIBUTE
 
+GRADIENT_ATTRIBUTE = "_tensoropt_gradient"
+"""The attribute of a placeholder that stands for a gradient."""
+SPARE_ATTRIBUTE = "_tensoropt_spare"
+"""The attribute of operators of TensorFlow's own gradients, which count only where something needs them."""
+UPDATE_ATTRIBUTE = "_tensoropt_update"
+"""The attribute of an assignment that stands for an optimizer's update: the index of the application, as text."""
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 from ..common.errors import InputError
 from ..ir.graph import GRADIENT, Differentiated, Gradients, Operator, Tensor
 from .connected import GradientWalk
+from .gradient_function import GradientFunction
 from .recorded_graph import RecordedGradients, RecordedStep
-from .tracing.gradient_function import GradientFunction
 
 
 @dataclass

@@ -33,11 +33,11 @@ from .control_flow.custom_gradients import import_custom_gradient
 from .control_flow.value_shaped import Group, grouped, import_group
 from .control_flow.while_loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
 from .dilated_convolution import find_dilated
+from .gradient_function import GradientFunction, is_custom_gradient
 from .imported_gradients import ImportedGradients
 from .plain_operators import check_is_plain
 from .recorded_graph import RecordedGradients, RecordedStep, known_shape, wanted_operators
 from .shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
-from .tracing.gradient_function import GradientFunction, is_custom_gradient
 
 _READS = ("ReadVariableOp",)
 _UPDATES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")

@@ -1,35 +1,12 @@
-"""The relation between the graph of one micro-batch and the graph of the full batch."""
+"""One of the micro-batches of a step, and what it has of a value of the full batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from .graph import Graph, Operator, Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class MicroBatching:
-    """The relation between the graph of one micro-batch and the graph of the full batch.
-
-    Attributes:
-        n: the number of micro-batches.
-        full_batch: the graph of the full batch.
-        batch: the number of samples in the full batch.
-        forms: by name of each tensor that the micro-batches compute, the dimension that they split, or SUM: their parts add
-            up.
-        once: (operator, position) of the operands that only the first micro-batch uses.
-        after: names of the operators that run after all micro-batches.
-    """
-
-    n: int
-    full_batch: Graph
-    batch: int
-    forms: Mapping[str, int]
-    once: frozenset[tuple[str, int]]
-    after: frozenset[str]
+from .graph import MicroBatching, Operator, Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

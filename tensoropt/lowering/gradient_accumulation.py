@@ -23,8 +23,8 @@ import numpy as np
 import tensorflow as tf
 
 from ..common.errors import InputError
-from ..ir.graph import Tensor
-from ..ir.micro_batching import MicroBatch, MicroBatching
+from ..ir.graph import MicroBatching, Tensor
+from ..ir.micro_batching import MicroBatch
 from ..program.tasks import RESULT, Site
 from ..sharding.micro_batches import SUM
 from ..sharding.strategy import StrategyView

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from ..ir.graph import Operator
-from ..ir.micro_batching import MicroBatch, MicroBatching
+from ..ir.graph import MicroBatching, Operator
+from ..ir.micro_batching import MicroBatch
 from ..lowering.local import opaque, uniform_shape
 from ..reschedule.layout import Layout, Shape
 from ..sharding.local_shapes import shard_slices

@@ -32,8 +32,8 @@ import numpy as np
 
 from ..common.errors import InputError, short
 from ..ir.body import BODY, COMPOSITES, LOOP, Body
-from ..ir.graph import CONSTANT, GATHERED, LOADED, PLACEHOLDER, SOURCES, VARIABLE, Graph, Operator, Tensor
-from ..ir.micro_batching import MicroBatching, are_shares_divided
+from ..ir.graph import CONSTANT, GATHERED, LOADED, PLACEHOLDER, SOURCES, VARIABLE, Graph, MicroBatching, Operator, Tensor
+from ..ir.micro_batching import are_shares_divided
 from ..reschedule.layout import Layout
 from ..reschedule.mesh import Mesh
 from ..rules.composition import Composition

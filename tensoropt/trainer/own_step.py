@@ -11,11 +11,10 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from ..common.errors import InputError
-from ..frontend.gradient_placeholders import variable_of
+from ..frontend.gradient_placeholders import UPDATE_ATTRIBUTE, variable_of
 from ..frontend.recorded_graph import RecordedGradients, RecordedStep
 from ..frontend.recorded_updates import behind_identities, computed_with, minimised, written_by
 from ..frontend.tracing.capture import Capture, Program
-from ..frontend.tracing.flatten import UPDATE_ATTRIBUTE
 from ..frontend.tracing.preprocessing import ancestors
 from ..frontend.tracing.tapes import Applied, StepTrace
 from ..ir.optimizer import Optimizer

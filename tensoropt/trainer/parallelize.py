@@ -223,14 +223,12 @@ _COMPILED_OTHERWISE = {
 }
 
 
-def refuse_others(others: Mapping[str, Any]) -> None:
-    """Refuse arguments that :func:`tensoropt.parallelize` doesn't have.
+def refuse_others(others: Mapping[str, Any], parallelize: Callable[..., Any]) -> None:
+    """Refuse arguments that :func:`tensoropt.parallelize`, which is given, doesn't have.
 
     Raises:
         InputError: there is such an argument.
     """
-    from .. import parallelize
-
     install_error_handling(current_processes())
     for name in others:
         taken = [each for each in inspect.signature(parallelize).parameters if each != "others"]

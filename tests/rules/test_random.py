@@ -14,7 +14,7 @@ from tensoropt.common.settings import RandomMode, random_mode
 from tensoropt.frontend.importer import import_graph
 from tensoropt.ir.graph import Operator
 from tensoropt.lowering.operators import Job, emit, raw_operator
-from tensoropt.lowering.ops.random import place_of
+from tensoropt.lowering.ops.random import block_index
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
@@ -62,7 +62,7 @@ def test_replicas_have_equal_bits_and_other_blocks_have_others(case: Case) -> No
     for config in configs(rule_of(case.op), MESH):
         layout, shards = _drawn(case.op, list(case.values), config, RandomMode.FOLDED)
         gather(shards, layout, case.op.result.shape)  # which compares replicas to the bit
-        by_place = {place_of(layout, rank): shard for rank, shard in enumerate(shards)}
+        by_place = {block_index(layout, rank): shard for rank, shard in enumerate(shards)}
         assert len(by_place) == np.prod([MESH.size_of(axes) for axes in layout.splits])
         # The first elements of two blocks are the first numbers of two streams.
         firsts = [shard.ravel()[:2].tobytes() for shard in by_place.values()]

@@ -15,9 +15,9 @@ from typing import Any
 import tensorflow as tf
 
 from ...common.errors import InputError
+from ..gradient_function import copy_operator
 from .by_sample import TABLE_TYPES, first_that_mixes
 from .flatten import Flattener
-from .gradient_function import copy_operator
 
 
 @dataclass(frozen=True, eq=False)

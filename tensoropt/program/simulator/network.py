@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ...profiling.costs import CollectiveCosts
-from ...profiling.hardware import Hardware
 from ...reschedule.layout import Axes
-from ...reschedule.mesh import Mesh
 from ...sharding.resharding import BUCKET_BYTES
 
 COMPUTE = "compute"
@@ -124,13 +122,3 @@ class LevelNetwork:
             return (Work((0,), ((0, time_ns),)),)
         exposed_ns = time_ns - int(time_ns * (1 - self._exposed_share))
         return (Work((0,), ((1, time_ns), (0, exposed_ns))),)
-
-
-def network_of(hardware: Hardware, mesh: Mesh) -> Network:
-    """Return the network of a mesh of some hardware: by its topology, or by its levels where it has none."""
-    costs = CollectiveCosts(hardware, mesh)
-    if hardware.topology is None or mesh.n_devices == 1:
-        return LevelNetwork(costs)
-    from .topology_network import TopologyNetwork
-
-    return TopologyNetwork(hardware.topology, costs)
