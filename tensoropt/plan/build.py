@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ..common.errors import InputError
 from ..costs.operator_costs import OperatorCosting
 from ..costs.resharding_costs import accumulator_bytes
 from ..ir.graph import Operator, Tensor
@@ -18,7 +17,6 @@ from ..sharding.consumers import Consumer, consumers_of, sharding_of
 from ..sharding.model import Model
 from ..sharding.resharding import (
     PathFinder,
-    PlainCosts,
     Resharding,
     differentiated_operands,
     inner_reshardings,
@@ -26,7 +24,6 @@ from ..sharding.resharding import (
 )
 from ..sharding.strategy import Strategy, StrategyView
 from ..sharding.update_resharding import row_reshardings, update_reshardings
-from .plan import Plan
 from .record import PlannedOperator, PlannedResharding
 
 
@@ -171,35 +168,6 @@ def _is_read_shared(view: StrategyView, costing: OperatorCosting, tensor: Tensor
         return False
     shared, wanted = view.strategy.shared[tensor.name].layout, sharding_of(view, tensor, consumer).layout
     return shared == wanted or is_view(shared, wanted)
-
-
-def check_reshardings(view: StrategyView, plan: Plan) -> None:
-    """Check that a plan's reshardings and rematerialized operators follow from its configs: its file may have been changed.
-
-    Raises:
-        InputError: they don't.
-    """
-    refused = sorted(view.strategy.rematerialized - view.rematerialized)
-    if refused:
-        op = view.graph.operators[refused[0]]
-        raise InputError(
-            f"the plan computes {op.where()} again, which can't be done with the config "
-            f"'{view.strategy.configs[op.name]}'; it was changed: find the strategy again"
-        )
-    path_finder = plan.path_finder(PlainCosts())
-    expected = {
-        (planned.tensor, planned.consumers, planned.sharding, planned.is_shared, planned.is_regathered, planned.n_runs)
-        for entry in cost_entries(view)
-        if (planned := entry.planned(path_finder)) is not None
-    }
-    given = {(d.tensor, d.consumers, d.sharding, d.is_shared, d.is_regathered, d.n_runs) for d in plan.reshardings}
-    if expected != given:
-        tensor, consumers, sharding, *rest = min(expected ^ given, key=str)
-        difference = "lacks" if (tensor, consumers, sharding, *rest) in expected else "has, against its configs,"
-        raise InputError(
-            f"the plan {difference} the resharding of {tensor} to {', '.join(consumers)} as {sharding}; it was changed: "
-            "find the strategy again, with force= for what should differ"
-        )
 
 
 def planned_operators(view: StrategyView, costing: OperatorCosting) -> Iterator[PlannedOperator]:

@@ -35,15 +35,14 @@ from ..sharding.model import Model
 from ..sharding.resharding import PathFinder
 from .build import complete, cost_entries, planned_operators
 from .compress import compressed
-from .found_points import FoundPoints
-from .frontier import PlanFrontier
+from .details import DetailedFrontier
 from .plan import Plan
 
 NO_REMAT = "without rematerialization, as the fastest plan fits without it"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ModelFrontier(FoundPoints, PlanFrontier[Plan]):
+class ModelFrontier(DetailedFrontier):
     """The frontier of a model that is at hand; see :class:`FoundPoints`."""
 
     def plan(self, point: int, option: str = "point") -> Plan:
@@ -80,6 +79,10 @@ class ModelFrontier(FoundPoints, PlanFrontier[Plan]):
             details: what a report shows beside the plans, see :mod:`.details`.
         """
         compressed(self, progress, details).save(file)
+
+    def baseline(self, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
+        """Return the points that a baseline chooses; see :class:`DetailedFrontier`."""
+        return find_baseline(self, algorithm, progress)
 
 
 def find_frontier(

@@ -18,12 +18,15 @@ import numpy as np
 from tabulate import tabulate
 
 from ..common.errors import InputError, short
-from ..common.files import write_atomically
 from ..common.memory_units import memory_text, parse_memory
 from ..common.progress import Progress
+from ..report.data import report_data
+from ..report.frontier_rows import FrontierRows
 from ..report.notebook import bundle, frontier_html
+from ..report.page import report_name, write_report
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
 from .first_fit import ALL_AT_ONCE, first_that_fits, least_of
+from .picture import new_axes, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +37,6 @@ if TYPE_CHECKING:
 
 AnyPlan = TypeVar("AnyPlan")
 MAX_ROWS = 16
-PICTURE_DPI = 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +325,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         Raises:
             InputError: there is no Matplotlib, or the picture can't be written.
         """
-        axes = axes if axes is not None else _new_axes(to_show=path is None)
+        axes = axes if axes is not None else new_axes(to_show=path is None)
         costs, peaks = self.costs, self.all_peaks
         memory = costs.mem_bytes if peaks is None else peaks
         drawn = {
@@ -347,18 +349,30 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         axes.set_title(f"{self.mesh.n_devices} devices of {self.hardware_name}")
         axes.legend()
         if path is not None:
-            _save_picture(axes, path)
+            save_picture(axes, path)
         return axes
 
-    def report(self, file: str | os.PathLike[str]) -> None:
+    @abstractmethod
+    def report_rows(self, chosen: int | None = None, model: str = "") -> FrontierRows:
+        """Return the frontier as a report reads it: as its file has it, with steps, decisions and baselines if it has them.
+
+        Args:
+            chosen: the number of the point that was chosen.
+            model: the model's name.
+        """
+
+    def report(self, file: str | os.PathLike[str], chosen: int | None = None, model: str = "") -> None:
         """Write an HTML file on all points and their plans, which opens in a browser without a network; needs Plotly.
+
+        Args:
+            chosen: the number of the point that is shown first.
+            model: the model's name.
 
         Raises:
             InputError: the file can't be written, or Plotly isn't installed.
         """
-        from .reports import write_frontier_report
-
-        write_frontier_report(self, file)
+        name = report_name(file)
+        write_report(report_data(self.report_rows(chosen, model), name, chosen), file)
 
     def _repr_html_(self) -> str:
         turning = self.turning_number
@@ -369,27 +383,6 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
 
     def __repr__(self) -> str:
         return f"{self.summary()}\n{self.table()}"
-
-
-def _new_axes(to_show: bool) -> Axes:
-    """Return the axes of a new figure: pyplot's, which ``show`` shows, or a figure that needn't be closed."""
-    try:
-        if to_show:
-            from matplotlib import pyplot
-
-            return pyplot.subplots()[1]
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError("a plot needs Matplotlib; install it: pip install matplotlib") from error
-    return Figure(layout="constrained").subplots()
-
-
-def _save_picture(axes: Axes, path: str | os.PathLike[str]) -> None:
-    """Write a picture of the axes to a file."""
-    try:
-        write_atomically(path, lambda partial: axes.figure.canvas.print_figure(partial, dpi=PICTURE_DPI), "picture")
-    except ValueError as error:
-        raise InputError(f"picture '{os.fspath(path)}' can't be drawn: {error}") from error
 
 
 def _thinned(n_points: int, always: set[int]) -> list[int]:

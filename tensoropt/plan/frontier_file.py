@@ -24,7 +24,7 @@ from ..common.formats import FRONTIER
 from ..common.progress import Progress
 from ..ft.frontier import Frontier
 from ..ft.lower_bound import LowerBound
-from ..report.frontier_rows import checked_value, checksum, column_of
+from ..report.frontier_rows import FrontierRows, checked_value, checksum, column_of
 from ..reschedule.mesh import Mesh, mesh_of
 from ..search.problem.objectives import Objectives, StrategyCosts, parse_objectives
 from .frontier import PlanFrontier
@@ -173,6 +173,10 @@ class SavedFrontier(PlanFrontier[Plan]):
         value = to_json(self)
         text = _text({**value, "checksum": checksum(value)})
         write_atomically(file, lambda partial: Path(partial).write_text(text, encoding="utf-8"), "frontier")
+
+    def report_rows(self, chosen: int | None = None, model: str = "") -> FrontierRows:
+        """Return the frontier as its file has it; see :class:`PlanFrontier`."""
+        return FrontierRows(json.loads(json.dumps(to_json(self))))  # tuples are lists there, and keys are text
 
     @classmethod
     def load(cls, file: str | os.PathLike[str]) -> SavedFrontier:

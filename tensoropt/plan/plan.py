@@ -13,9 +13,11 @@ from ..common.files import read_json, reading_value, write_json
 from ..common.formats import PLAN
 from ..common.memory_units import memory_text
 from ..ir.graph import Graph, Operator
+from ..report.data import frontier_of_plan, report_data
 from ..report.explanation import Around, explanation
 from ..report.explanation_text import explanation_text
 from ..report.notebook import bundle, plan_html
+from ..report.page import report_name, write_report
 from ..report.rows import SOURCES, PlanRows
 from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
@@ -132,9 +134,11 @@ class Plan(PlanRecord):
         Raises:
             InputError: the file can't be written, or Plotly isn't installed.
         """
-        from .reports import write_plan_report
-
-        write_plan_report(self, file)
+        if self.frontier is None or self.point is None:
+            name = report_name(file)
+            write_report(report_data(frontier_of_plan(PlanRows(self.to_json())), name), file)
+        else:
+            self.frontier.report(file, self.point)
 
     def explained(self) -> str:
         """Return the frontier's table, the tables of :meth:`explain`, and the plan's own table, as text."""

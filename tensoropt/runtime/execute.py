@@ -20,7 +20,7 @@ from ..common.watchdog import CHAINS, CRITICAL, OVERLAPPABLE
 from ..costs.model_costs import costing_of
 from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
 from ..lowering.resharding.reshard import Backend, Collective
-from ..plan.build import check_reshardings
+from ..plan.check import check_reshardings
 from ..plan.plan import Plan
 from ..plan.staged_plan import StagedPlan, load_any
 from ..profiling.hardware import Hardware

@@ -22,7 +22,8 @@ from helpers.strategies import (
 )
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.build import check_reshardings, cost_entries
+from tensoropt.plan.build import cost_entries
+from tensoropt.plan.check import check_reshardings
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator, PlannedResharding
 from tensoropt.reschedule.mesh import Mesh

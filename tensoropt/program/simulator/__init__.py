@@ -11,6 +11,7 @@ from .delta import DeltaSimulation
 from .network import Network
 from .step_graph import step_graph
 from .timeline import StepTimeline, step_timeline
+from .topology_network import network_of
 
 __all__ = [
     "DeltaSimulation",
