@@ -82,7 +82,7 @@ def test_all_buckets_are_sent_before_the_updates() -> None:
     check(program, model.graph)
     (bucket,) = [task for task in program.tasks if len(task.writes) > 1 and task.work == RESHARD]
     assert bucket.stream == OVERLAPPABLE
-    assert {value.place.name for value in bucket.writes} == {value.place.name for value in bucket.reads}
+    assert {value.site.name for value in bucket.writes} == {value.site.name for value in bucket.reads}
 
 
 @given(st.integers(1, 4 * SMALL_BYTES), st.sampled_from([(), (0,)]), st.booleans())
