@@ -7,7 +7,7 @@ Gradients are named too: which loss, with respect to which variables (:class:`Gr
 rank's local graph. Where the model computes with gradients (it clips them, say), each is the result of a ``Gradient``
 operator, in the variable's layout, and the training step takes the tensors that it updates by.
 
-Invariants (:func:`.invariants.check`): operators stand in topological order; every operand is the result of an earlier
+Invariants (:func:`.invariants.check_graph`): operators stand in topological order; every operand is the result of an earlier
 operator; every shape is fully known; an operator's name occurs once.
 """
 

@@ -106,7 +106,9 @@ def fresh_copy(optimizer: KerasBase, kinds: dict[Any, Any] | None = None) -> Ker
     return copy
 
 
-def build(optimizer: KerasBase, variables: Sequence[Any], parameters: Sequence[Parameter]) -> tuple[OptimizerVariable, ...]:
+def build_variables(
+    optimizer: KerasBase, variables: Sequence[Any], parameters: Sequence[Parameter]
+) -> tuple[OptimizerVariable, ...]:
     """Have an optimizer make its variables; return these, each with the index of the parameter that it was made for."""
     indices = {id(variable): index for index, variable in enumerate(variables)}
     owners: dict[int, int] = {}

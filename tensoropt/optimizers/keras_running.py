@@ -25,7 +25,7 @@ from ..reschedule.layout import Layout
 from ..sharding.local_shapes import shard_slices
 from ..sharding.update_resharding import gather_resharding, split_resharding
 from .by_rows import AdagradByRows
-from .copies import KerasBase, OnRank, OptimizerVariable, ShardVariable, build, fresh_copy
+from .copies import KerasBase, OnRank, OptimizerVariable, ShardVariable, build_variables, fresh_copy
 from .global_norms import Completing
 from .keras_optimizer import KerasOptimizer
 from .lamb import LambOnShards
@@ -72,7 +72,7 @@ class RunningKeras:
         """Return a fresh copy of the optimizer, built on these variables, and the variables that it made."""
         kinds = {keras.optimizers.Lamb: LambOnShards} if self._completes else {}
         copy = fresh_copy(self._optimizer.source, {**kinds, keras.optimizers.Adagrad: AdagradByRows})
-        return copy, build(copy, updated, self._optimizer.parameters)
+        return copy, build_variables(copy, updated, self._optimizer.parameters)
 
     # State
 

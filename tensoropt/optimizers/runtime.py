@@ -1,6 +1,6 @@
 """The protocol by which an engine runs an optimizer.
 
-From an :class:`..ir.optimizer.Optimizer`, which is a value, :func:`.start.start` makes a :class:`RunningOptimizer`, which
+From an :class:`..ir.optimizer.Optimizer`, which is a value, :func:`.start.start_optimizer` makes a :class:`RunningOptimizer`, which
 holds the optimizer's variables for the ranks of one process and emits the update of their shards.
 """
 

@@ -194,7 +194,7 @@ def planned_operator(
     return PlannedOperator(op.name, op.type, config, interface.results, *costs, True, rematerialization_ns / 1e3, freed)
 
 
-def complete(model: Model, steps: Strategy, costing: OperatorCosting) -> Strategy:
+def complete_configs(model: Model, steps: Strategy, costing: OperatorCosting) -> Strategy:
     """Add configs for the operators that no training step runs (metrics, predictions).
 
     The configs of the training steps stay. In program order, each further operator gets the config of least time: that of

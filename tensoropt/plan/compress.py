@@ -29,7 +29,7 @@ from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface, OperandSharding, Rule, interface_of
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import Copy, Strategy, StrategyView
-from .build import CostEntry, complete, cost_entries, planned_operator
+from .build import CostEntry, complete_configs, cost_entries, planned_operator
 from .first_fit import grid
 from .found_points import FoundPoints
 from .frontier_file import Entry, SavedFrontier, Searched, StoredPart
@@ -176,7 +176,8 @@ def _beside_the_steps(frontier: FoundPoints, configs: dict[str, Ints], numbers: 
     producers = [graph.producers[tensor.name] for op in reads for _, tensor in op.operands]
     followed = {op.updates or op.name for op in [*producers, *reads]} & configs.keys()
     firsts, chosen = _distinct([configs[name] for name in sorted(followed)] or [np.zeros(len(states), np.int32)])
-    completed = [complete(frontier.model, frontier.built.strategy(states[point]), frontier.costing) for point in firsts]
+    steps = [frontier.built.strategy(states[point]) for point in firsts]
+    completed = [complete_configs(frontier.model, each, frontier.costing) for each in steps]
     return {
         op.name: np.array([numbers.of(each.configs[op.name]) for each in completed], np.int32)[chosen] for op in others
     }

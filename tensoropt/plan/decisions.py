@@ -1,4 +1,4 @@
-"""Why a plan is as it is: its costliest decisions, each with the cheapest other choice and what that would change.
+"""Explain a plan by its costliest decisions, each with the cheapest other choice and what that would change.
 
 A decision is the state of one of the problem's nodes: the configs of an operator, or of a few that were fused. Its cost is
 what depends on it: the node's own and that of its edges. Another choice is costed with everything else as it is, except the
@@ -77,7 +77,7 @@ def _words(op: Operator, states: States, state: int, config: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Weights:
-    """How many nanoseconds a byte is worth at a point: the slope of the frontier there."""
+    """The nanoseconds that a byte is worth at a point: the slope of the frontier there."""
 
     ns_per_byte: float
 

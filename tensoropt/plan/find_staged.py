@@ -15,7 +15,7 @@ from ..common.memory_units import memory_text
 from ..costs.model_costs import costing_of
 from ..ir.graph import SOURCES, Operator
 from ..profiling.hardware import Hardware
-from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, least_in_flight, makespan, orders
+from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, least_in_flight, makespan, pass_orders
 from ..rules.registry import rule_of
 from ..rules.rule import configs, interface_of
 from ..sharding.model import Model
@@ -46,7 +46,7 @@ def find_staged(request: Request, parallelism: int, n_stages: object, schedule: 
     schedule = schedule or ONE_FORWARD_ONE_BACKWARD
     stages = balanced(request.model, hardware, count, per_stage, n)
     in_flight = least_in_flight(count, n)
-    passes = orders(schedule, n, in_flight)
+    passes = pass_orders(schedule, n, in_flight)
     if request.force:
         raise InputError("force= and stages= can't be combined; leave one of the two")
     chosen = [

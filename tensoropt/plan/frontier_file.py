@@ -170,13 +170,13 @@ class SavedFrontier(PlanFrontier[Plan]):
 
     def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
         """Write the frontier to a file; see :class:`PlanFrontier`."""
-        value = to_json(self)
+        value = frontier_json(self)
         text = _text({**value, "checksum": checksum(value)})
         write_atomically(file, lambda partial: Path(partial).write_text(text, encoding="utf-8"), "frontier")
 
     def report_rows(self, chosen: int | None = None, model: str = "") -> FrontierRows:
         """Return the frontier as its file has it; see :class:`PlanFrontier`."""
-        return FrontierRows(json.loads(json.dumps(to_json(self))))  # tuples are lists there, and keys are text
+        return FrontierRows(json.loads(json.dumps(frontier_json(self))))  # tuples are lists there, and keys are text
 
     @classmethod
     def load(cls, file: str | os.PathLike[str]) -> SavedFrontier:
@@ -191,7 +191,7 @@ class SavedFrontier(PlanFrontier[Plan]):
             return _from_json(value)
 
 
-def to_json(frontier: SavedFrontier) -> dict[str, Any]:
+def frontier_json(frontier: SavedFrontier) -> dict[str, Any]:
     """Return the frontier's file as a JSON value, without its checksum."""
     found, searched = frontier.found, frontier.searched
     columns: dict[str, int] = {}
@@ -238,7 +238,7 @@ def to_json(frontier: SavedFrontier) -> dict[str, Any]:
 
 
 def _from_json(value: dict[str, Any]) -> SavedFrontier:
-    """Return a frontier from its JSON value, the inverse of :func:`to_json`; a damaged one raises whatever it leads to."""
+    """Return a frontier from its JSON value, the inverse of :func:`frontier_json`; a damaged one raises what it leads to."""
     points, bound = value["points"], value["bound"]
     n_points = len(points)
     objectives = parse_objectives(",".join(value["objectives"]))

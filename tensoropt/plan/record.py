@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..common.files import name_of
+from ..common.files import name_in_file
 from ..report.rows import SOURCES, summary_line
 from ..reschedule.halo import HALO, HaloStep, Window
 from ..reschedule.layout import Layout, Shape
@@ -65,8 +65,8 @@ class PlannedOperator:
         A damaged value raises whatever error it leads to; callers turn that into an InputError.
         """
         return cls(
-            name=name_of(value["name"]),
-            type=name_of(value["type"]),
+            name=name_in_file(value["name"]),
+            type=name_in_file(value["type"]),
             config=Config.parse(mesh, value["config"]),
             results=tuple(Layout.parse(mesh, text) for text in value["results"]),
             memory_bytes=int(value["memory_bytes"]),
@@ -243,7 +243,7 @@ def _names(values: list[Any]) -> tuple[str, ...]:
     """Return names from their JSON value; there must be at least one."""
     if not values:
         raise ValueError("expected at least one name, got none")
-    return tuple(map(name_of, values))
+    return tuple(map(name_in_file, values))
 
 
 def planned_resharding(mesh: Mesh, d: dict[str, Any]) -> PlannedResharding:
@@ -256,7 +256,7 @@ def planned_resharding(mesh: Mesh, d: dict[str, Any]) -> PlannedResharding:
     else:
         ways = [_path(mesh, d[way], shape) for way in ("forward", "backward") if d[way] is not None]
     return PlannedResharding(
-        tensor=name_of(d["tensor"]),
+        tensor=name_in_file(d["tensor"]),
         consumers=_names(d["consumers"]),
         sharding=sharding,
         is_shared=bool(d["is_shared"]),

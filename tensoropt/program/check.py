@@ -36,7 +36,7 @@ AROUND = 3
 """So many tasks before and after the one at fault are shown."""
 
 
-def check(program: StepProgram, graph: Graph) -> None:
+def check_program(program: StepProgram, graph: Graph) -> None:
     """Check a program of a graph against the invariants of the module docstring.
 
     Raises:

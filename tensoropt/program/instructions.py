@@ -99,7 +99,7 @@ class Instructions:
             is_overlappable: whether only updates wait for the path's collectives, so that they are delayed.
             after: a buffer that must have been written before; None if there is none.
         """
-        if is_view(path):
+        if views_operand(path):
             return source
         last, scratch_bytes = moved_bytes(path, item_bytes)
         moved = Buffer(last, use, is_python_s=path.communicates, of=source.of)
@@ -171,7 +171,7 @@ class Instructions:
         return einsum_scratch_bytes(equation_of_gradient(equation, of_gradient), (result, other), own)
 
 
-def is_view(path: Path) -> bool:
+def views_operand(path: Path) -> bool:
     """Return whether all that a path does is to view its operand, or nothing."""
     return all(_is_view(step) for step in path.steps)
 

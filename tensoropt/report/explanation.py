@@ -26,7 +26,7 @@ _VARIABLE = "Variable"
 
 @dataclass(frozen=True)
 class Around:
-    """What is known of a plan beside its rows.
+    """The facts about a plan that its rows lack: its neighbours on the frontier, and its peak.
 
     Attributes:
         smaller, faster: the costs of the next smaller and the next faster point of its frontier; None if there is none.

@@ -1,4 +1,4 @@
-"""How plans, frontiers and curves show themselves in a notebook: small tables and a picture, as HTML without a script."""
+"""Show plans, frontiers and curves in a notebook: small tables and a picture, as HTML without a script."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def selected(frontier: FrontierRows, limit_bytes: int | None, most: int) -> dict
     fastest = frontier.fastest_within(limit_bytes)
     if fastest is None:
         assert limit_bytes is not None
-        raise InputError(nothing_fits(frontier, limit_bytes))
+        raise InputError(nothing_fits_text(frontier, limit_bytes))
     if limit_bytes is None:
         fitting = sorted(range(len(frontier)), key=lambda i: (frontier.points[i]["time_us"], i))
     else:
@@ -56,7 +56,7 @@ def point_row(frontier: FrontierRows, number: int, least_us: float) -> dict[str,
     }
 
 
-def nothing_fits(frontier: FrontierRows, limit_bytes: int) -> str:
+def nothing_fits_text(frontier: FrontierRows, limit_bytes: int) -> str:
     """Return the sentence that no point fits, with the least memory that would do."""
     least = frontier.needed_bytes(frontier.least_point())
     return (

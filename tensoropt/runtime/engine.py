@@ -25,11 +25,11 @@ from ..lowering.resharding.reshard import Backend, Collective, Resharder
 from ..lowering.table_lookups import Lookup
 from ..lowering.variables import StateEntry, local_variables
 from ..optimizers.runtime import Emission, RunningOptimizer, Shards
-from ..optimizers.start import start
+from ..optimizers.start import start_optimizer
 from ..sharding.resharding import PathFinder, Resharding
 from ..sharding.strategy import StrategyView
 from ..sharding.update_resharding import row_reshardings
-from .feed_shards import comes_in_micro_batches, cut, fed_layout, fed_shape
+from .feed_shards import comes_in_micro_batches, fed_layout, fed_shape, rank_shard
 from .functions import BuiltFunction, Feed, Fetch, names, operators_of, structure_digest
 from .micro_batched_step import MicroBatchedStep, as_produced, flat
 from .process_limit import check_memory_left
@@ -88,7 +88,8 @@ class Engine:
         for step in self.graph.train_steps.values():
             if step.name not in self.optimizers:
                 shared = self.optimizers.get(step.of)
-                self.optimizers[step.name] = start(step.optimizer, self._shards(step)) if shared is None else shared
+                running = start_optimizer(step.optimizer, self._shards(step)) if shared is None else shared
+                self.optimizers[step.name] = running
 
     @property
     def graph(self) -> Graph:
@@ -169,7 +170,9 @@ class Engine:
                 if isinstance(value, tf.Tensor) and (feed.is_local or (layout.is_replicated and not micro_batches)):
                     arguments.append(value)
                     continue
-                shard = value if feed.is_local else cut(np.asarray(value), layout, feed.tensor.shape, rank, micro_batches)
+                shard = value
+                if not feed.is_local:
+                    shard = rank_shard(np.asarray(value), layout, feed.tensor.shape, rank, micro_batches)
                 arguments.append(tf.constant(np.ascontiguousarray(shard).reshape(shard.shape)))
         with refused_values(self.graph), self.backend.watched(built.log):
             flat = [value.numpy() for value in built.call(*arguments)]

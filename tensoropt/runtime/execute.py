@@ -24,7 +24,7 @@ from ..plan.check import check_reshardings
 from ..plan.plan import Plan
 from ..plan.staged_plan import StagedPlan, load_any
 from ..profiling.hardware import Hardware
-from ..program.check import check
+from ..program.check import check_program
 from ..program.peak import peak_of
 from ..program.step import step_program
 from ..reschedule.layout import Axes, parse_axes
@@ -156,7 +156,7 @@ def execute(
     if processes.rank == 0:
         dump("program", lambda: step_program(in_micro_batches, path_finder))
     if os.environ.get("TENSOROPT_CHECK") == "1":
-        check(step_program(in_micro_batches, path_finder), in_micro_batches.graph)
+        check_program(step_program(in_micro_batches, path_finder), in_micro_batches.graph)
     has_two_chains = isinstance(backend, CommunicatingBackend) and backend.overlappable is not None
     lag, agreement = math.inf if has_two_chains else LAG, Agreement(processes, prepare)
     sliced = in_micro_batches if plan.micro_batches > 1 else None

@@ -156,10 +156,10 @@ def why_stale(hardware: Hardware, today: datetime.date, most_days: int = MOST_DA
         return "it is not complete"
     if origin.age_days(today) > most_days:
         return f"it is {origin.age_days(today)} days old"
-    return differences(hardware, is_run_here=True)
+    return changes_since(hardware, is_run_here=True)
 
 
-def differences(hardware: Hardware, is_run_here: bool, collectives: str | None = None) -> str:
+def changes_since(hardware: Hardware, is_run_here: bool, collectives: str | None = None) -> str:
     """Return what has changed since a hardware was measured; empty if nothing has, or if it wasn't measured.
 
     Args:
@@ -190,7 +190,7 @@ def warning_of(hardware: Hardware, is_strict: bool, is_run_here: bool = False) -
     Raises:
         InputError: something has, and ``is_strict``.
     """
-    warning = differences(hardware, is_run_here, checked_collectives(None))
+    warning = changes_since(hardware, is_run_here, checked_collectives(None))
     if not warning:
         return ""
     if is_strict:

@@ -20,7 +20,7 @@ _INDICES = {
 }
 
 
-def training_step(graph: Graph) -> tuple[Fetch, dict[Feed, np.ndarray]]:
+def synthetic_step(graph: Graph) -> tuple[Fetch, dict[Feed, np.ndarray]]:
     """Return the fetches and feeds of a training step: all training steps, their losses, and a synthetic batch."""
     fetch = Fetch(tuple((each.loss, False) for each in graph.backward_passes), tuple(graph.train_steps))
     return fetch, {Feed(tensor, False): value for tensor, value in synthetic_batch(graph).items()}

@@ -20,7 +20,7 @@ from ..program.simulator.step_graph import StepGraph
 from ..rules.rule import Config, OperandSharding
 from ..sharding.model import Model
 from ..sharding.strategy import Strategy, StrategyView
-from .baselines.task import Task
+from .baselines.task import BaselineTask
 from .problem.strategy_problem import StrategyProblem
 
 SPACE_NOTE = "no operator runs on a part of the devices"
@@ -30,7 +30,7 @@ States = tuple[int, ...]
 
 
 class Added(NamedTuple):
-    """What a change of a strategy adds to its costs, by the sums of Equations (1) and (3)."""
+    """The costs that a change adds to a strategy, by the sums of Equations (1) and (3)."""
 
     mem_bytes: int
     time_ns: int
@@ -38,7 +38,7 @@ class Added(NamedTuple):
 
 @dataclass(frozen=True)
 class SimulatedResult:
-    """What a search by simulated times found.
+    """The strategies that a search by simulated times found.
 
     Attributes:
         built: the problem whose states strategies are given in.
@@ -210,7 +210,7 @@ class Position:
 
     @classmethod
     def of(
-        cls, problem: Neighbours, task: Task, actions: StepActions, network: Network, states: States
+        cls, problem: Neighbours, task: BaselineTask, actions: StepActions, network: Network, states: States
     ) -> Position:
         strategy: Strategy = problem.built.strategy(states)
         view = Model(task.graph, task.costing.backward).view(strategy)

@@ -329,7 +329,7 @@ def _group_of_event(name: str, group_of: Mapping[str, str]) -> str | None:
     return group_of[operator] if way in (FORWARD, BACKWARD) else UPDATES if way == UPDATE else OTHERS
 
 
-def to_json(check: PlanCheck) -> dict[str, Any]:
+def check_json(check: PlanCheck) -> dict[str, Any]:
     """Return the comparison as a JSON value."""
 
     def row(each: Compared) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class StepShares:
     neither: float
 
 
-def traced(
+def trace_steps(
     plan: Plan, model: Model, initial_value: Callable[[str], np.ndarray], processes: Processes, n_steps: int
 ) -> list[RankTimeline]:
     """Run a plan on synthetic batches and trace ``n_steps`` steps; return the traces of all ranks that take part.
@@ -157,7 +157,7 @@ def covered(intervals: Intervals) -> int:
     return int(np.maximum(0, end - np.maximum(start, before)).sum())
 
 
-def to_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[str, Any]:
+def trace_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[str, Any]:
     """Return the trace as a JSON value; times are microseconds since the first step of these ranks began."""
     planned = {op.name: op for op in plan.operators}
     members: dict[str, list[str]] = {}

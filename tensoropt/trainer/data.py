@@ -39,9 +39,9 @@ class Sharing:
     def __init__(self, ranks: TrainerRanks, expected: Expected) -> None:
         self._ranks, self._expected = ranks, expected
 
-    def experimental_distribute_dataset(self, data: tf.data.Dataset) -> Shares:
+    def experimental_distribute_dataset(self, data: tf.data.Dataset) -> BatchShares:
         """Return this rank's shares of a dataset."""
-        return Shares(data, self._ranks, self._expected)
+        return BatchShares(data, self._ranks, self._expected)
 
     @cached_property
     def _same(self) -> SameData:
@@ -76,7 +76,7 @@ def _each(change: Callable[[Any], Any], element: Sequence[Structure]) -> tuple[S
     )
 
 
-class Shares:
+class BatchShares:
     """A rank's shares of a dataset's batches, over which Keras's loops iterate instead of the dataset.
 
     Attributes:

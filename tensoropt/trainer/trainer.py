@@ -39,7 +39,7 @@ from .progress import FitProgress, Logs, PositionRecorder, as_python, skip_steps
 from .ranks import TrainerRanks
 from .rate import RunningRate
 from .runs import Runs
-from .saving import Position, Saving, is_keras_format
+from .saving import RunPosition, Saving, is_keras_format
 from .signature import Signature
 from .watched import own_values
 from .watched_objects import WatchedMetrics, WatchedOptimizer
@@ -139,7 +139,7 @@ class Trainer(LiveModel):
         return self.ranks.runs.signature.batch_size if self.deferred is None else self.deferred.batch_size
 
     @property
-    def position(self) -> Position:
+    def position(self) -> RunPosition:
         """The run's position in its epochs and in its data, as :meth:`save` records it."""
         return self._progress.position
 
@@ -163,9 +163,9 @@ class Trainer(LiveModel):
             given["initial_epoch"] = given.get("initial_epoch") or resumes.epoch
         # A dataset decides itself whether it shuffles.
         given["shuffle"] = not isinstance(given.get("x"), tf.data.Dataset) and given.get("shuffle", True)
-        position = PositionRecorder(self._progress, resumes or Position())
+        position = PositionRecorder(self._progress, resumes or RunPosition())
         given["callbacks"] = [position, *(on_ranks(given.get("callbacks"), self) or ())]
-        self._progress.opens = resumes or Position()
+        self._progress.opens = resumes or RunPosition()
         with self._running():
             return super().fit(**given)
 
@@ -225,7 +225,7 @@ class Trainer(LiveModel):
             self._progress.resumes = self._saving.load(path)
             self._beside.pull(all_of_them=True)
         else:
-            self._progress.resumes = Position(**self.ranks.lead(lambda: read_metadata(path).content).get("position", {}))
+            self._progress.resumes = RunPosition(**self.ranks.lead(lambda: read_metadata(path).content).get("position", {}))
             self.deferred.load(path)
 
     def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **options: Any) -> None:

@@ -70,7 +70,7 @@ from tensoropt.runtime.context import Context
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.ranks import Processes
-from tensoropt.search.baselines.task import Task
+from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
@@ -266,7 +266,7 @@ def planned(
         chosen = []
         if frontier is not None:
             costing = costing_of(recorded.model, hardware, frontier.mesh, MeasuredOperators(store.measured))
-            built = Task(costing, frontier.mesh, frontier.built.space).full_problem()
+            built = BaselineTask(costing, frontier.mesh, frontier.built.space).full_problem()
             for kind, plan in each:
                 simulated_us = simulated_ns(plan, recorded.model, costing, hardware) / 1e3
                 chosen.append((kind, plan.time_us, simulated_us, costed(plan, recorded.model, costing, built).to_json()))

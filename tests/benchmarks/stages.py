@@ -31,7 +31,7 @@ from tensoropt.runtime.execute import MPI, execute
 from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.pipeline.execute import execute_staged
 from tensoropt.runtime.ranks import Processes
-from tensoropt.runtime.synthetic_batch import training_step
+from tensoropt.runtime.synthetic_batch import synthetic_step
 from tensoropt.tools.offline import record
 from tensoropt.tools.recorded import Recorded
 
@@ -58,7 +58,7 @@ def step_of(recorded: Recorded, plan: Plan | StagedPlan, processes: Processes) -
     """Return a function that runs a step under a plan."""
     build = execute_staged if isinstance(plan, StagedPlan) else execute
     execution = build(plan, recorded.model, recorded.first_values(), processes, MPI)  # type: ignore[operator]
-    return partial(execution.engine.run, *training_step(recorded.model.graph))
+    return partial(execution.engine.run, *synthetic_step(recorded.model.graph))
 
 
 def main() -> None:

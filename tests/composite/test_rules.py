@@ -11,7 +11,7 @@ from composite.models import BATCH, UNITS
 
 from tensoropt.frontend.importer import import_graph
 from tensoropt.ir.graph import Operator
-from tensoropt.ir.invariants import check
+from tensoropt.ir.invariants import check_graph
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.composition import Composition
 from tensoropt.rules.registry import rule_of
@@ -25,7 +25,7 @@ def composites(build: Callable[[], object]) -> list[Operator]:
     with tf.Graph().as_default() as graph:
         build()
     imported = import_graph(graph, ())
-    check(imported)
+    check_graph(imported)
     return [op for op in imported.operators.values() if op.type in ("Loop", "CustomGradient")]
 
 

@@ -20,7 +20,7 @@ from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import named
 from tensoropt.program import backward
-from tensoropt.program.check import check
+from tensoropt.program.check import check_program
 from tensoropt.program.step import step_program
 from tensoropt.program.tasks import OVERLAPPABLE, RESHARD
 from tensoropt.reschedule.layout import Layout
@@ -79,7 +79,7 @@ def test_all_buckets_are_sent_before_the_updates() -> None:
     """And each variable is updated by its sum: the checker knows of which operands a gradient is."""
     model = zoo.record(zoo.mlp, "sgd")
     program = step_program(data_parallel(model), PathFinder(PlainCosts()))
-    check(program, model.graph)
+    check_program(program, model.graph)
     (bucket,) = [task for task in program.tasks if len(task.writes) > 1 and task.work == RESHARD]
     assert bucket.stream == OVERLAPPABLE
     assert {value.site.name for value in bucket.writes} == {value.site.name for value in bucket.reads}

@@ -13,7 +13,7 @@ from helpers.strategies import random_router, random_strategy
 from random_models.drawing import CaseOptions
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.plan.build import cost_entries, planned_operator
-from tensoropt.plan.options import find
+from tensoropt.plan.options import find_answer
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator
 from tensoropt.plan.request import OF_CURVE, Request, searched
@@ -45,7 +45,7 @@ def plan_of(options: CaseOptions, seed: int, request: Request, option: str) -> P
             return frontier.plan(rng.randrange(len(frontier)))
         needed = [frontier.needed_bytes(point) for point in (frontier.least_point(), frontier.fastest_within(None))]
         request = replace(request, limit_bytes=rng.randint(min(needed), max(needed)))
-    plan = find(option, request, options.n_devices)
+    plan = find_answer(option, request, options.n_devices)
     assert isinstance(plan, Plan)
     if options.kind == "limit":
         assert plan.peak_bytes is not None and request.limit_bytes is not None and plan.peak_bytes <= request.limit_bytes

@@ -23,7 +23,7 @@ from tensoropt.rules.rule import Config
 from tensoropt.runtime.operator_timer import OperatorTimer, OperatorTrial, Timed
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.baselines import data_parallel
-from tensoropt.search.baselines.task import Task
+from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.tuning.profile_guided import (
     NEGLIGIBLE,
     MeasuredSearch,
@@ -180,7 +180,7 @@ def test_data_parallelism_comes_behind_the_first_plan(model):
         searching(model, Machine(), Store(None, "here"))._wanted(first, is_first) for is_first in (False, True)
     )
     assert both[: len(alone)] == alone and len(both) > len(alone)
-    batch = data_parallel.configs(Task(frontier.costing, frontier.mesh, frontier.built.space))
+    batch = data_parallel.configs(BaselineTask(frontier.costing, frontier.mesh, frontier.built.space))
     assert all(batch[name] == config != first.strategy.configs[name] for name, config, _ in both[len(alone) :])
     # What is forced keeps out of the space what contradicts it.
     forced = mini_time(Request(model, here(), None, {"MatMul": {"m": 1}}), DEVICES).frontier

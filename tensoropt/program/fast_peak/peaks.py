@@ -31,7 +31,7 @@ class Peaks:
 
     @cached_property
     def is_quick(self) -> bool:
-        """Whether the kernels can count: compiled, and a step with one backward pass on the batch as a whole."""
+        """Return whether the kernels can count: compiled, and a step with one backward pass on the batch as a whole."""
         return IS_COMPILED and can_outline(self.model.graph)
 
     @cached_property

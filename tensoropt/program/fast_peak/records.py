@@ -77,8 +77,8 @@ from .written import (
     WIDTH,
     WRITE,
     add_value,
+    append_record,
     arrive,
-    emit,
     made_by,
     note_read,
     push,
@@ -95,12 +95,12 @@ def _reshard(o: Any, t: Any, r: Any, m: Any, operand: int) -> None:
             m[root + shared] = source
             if t[r[shared], HAS_STEPS]:
                 m[root + shared] = shared
-                emit(m, RESHARD, shared, 2 * source, 0, 0, 0)
+                append_record(m, RESHARD, shared, 2 * source, 0, 0, 0)
         source = m[root + shared]
     m[root + site] = source
     if t[r[site], HAS_STEPS]:
         m[root + site] = site
-        emit(m, RESHARD, site, 2 * source, 0, 0, 0)
+        append_record(m, RESHARD, site, 2 * source, 0, 0, 0)
 
 
 @compiled
@@ -112,7 +112,7 @@ def _forward(o: Any, t: Any, r: Any, m: Any) -> None:
         if not flags & SOURCE:
             for operand in range(o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]):
                 _reshard(o, t, r, m, operand)
-            emit(m, WRITE if flags & WRITES else COMPUTE, operator, 0, 0, 0, 0)
+            append_record(m, WRITE if flags & WRITES else COMPUTE, operator, 0, 0, 0, 0)
         for tensor in range(o[o[OUTPUTS] + operator], o[o[OUTPUTS] + operator + 1]):
             viewed = o[o[VIEWED] + tensor]
             m[root + tensor] = tensor
@@ -133,7 +133,7 @@ def _read_again(o: Any, t: Any, r: Any, m: Any, site: int, after: int) -> None:
         if m[again + shared] < 0 and (follows or t[r[site], READS_REGATHERED]):
             m[again + shared] = source
             if t[r[shared], HAS_STEPS]:
-                emit(m, RESHARD_AGAIN, shared, source, after, 0, 0)
+                append_record(m, RESHARD_AGAIN, shared, source, after, 0, 0)
                 note_read(o, m, source)
                 m[again + shared] = 2 * shared + 1
         source = m[again + shared] if m[again + shared] >= 0 else 2 * m[root + shared]
@@ -141,7 +141,7 @@ def _read_again(o: Any, t: Any, r: Any, m: Any, site: int, after: int) -> None:
     if not t[r[site], HAS_STEPS] and source & 1:
         m[again + site] = source
     elif t[r[site], HAS_STEPS] and (follows or t[r[site], REGATHERED]):
-        emit(m, RESHARD_AGAIN, site, source, after, 0, 0)
+        append_record(m, RESHARD_AGAIN, site, source, after, 0, 0)
         note_read(o, m, source)
         m[again + site] = 2 * site + 1
     else:
@@ -152,7 +152,7 @@ def _read_again(o: Any, t: Any, r: Any, m: Any, site: int, after: int) -> None:
 def _compute_again(o: Any, m: Any, operator: int) -> None:
     """Write an operator's rematerialization, from operands as the backward pass reads them."""
     again, first = m[AGAIN], 2 * o[N_TENSORS]
-    emit(m, COMPUTE_AGAIN, operator, m[N_VALUES], 0, 0, 0)
+    append_record(m, COMPUTE_AGAIN, operator, m[N_VALUES], 0, 0, 0)
     for operand in range(o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]):
         value = m[again + first + operand]
         add_value(m, first + operand, value)
@@ -241,7 +241,7 @@ def _return(o: Any, t: Any, r: Any, m: Any, site: int) -> None:
     if not t[r[site], HAS_BACK]:
         return
     if key < 0:
-        number = emit(m, RETURN, site, gradient, m[N_GRADIENTS], 0, 0)
+        number = append_record(m, RETURN, site, gradient, m[N_GRADIENTS], 0, 0)
         _arrive_back(o, t, r, m, site, made_by(m, number))
         return
     bucket, waiting = m[BUCKETS] + 3 * key, m[BUCKETED] + 3 * m[N_BUCKETED]
@@ -263,7 +263,7 @@ def _send(o: Any, t: Any, r: Any, m: Any, key: int) -> None:
     for i in range(m[N_BUCKETED]):
         waiting, free = all_waiting + 3 * i, all_waiting + 3 * kept
         if m[waiting + 2] == key:
-            number = emit(m, RETURN, m[waiting], m[waiting + 1], m[N_GRADIENTS], 0, 0)
+            number = append_record(m, RETURN, m[waiting], m[waiting + 1], m[N_GRADIENTS], 0, 0)
             made_by(m, number)
             m[stack + n_sent] = m[waiting]
             n_sent += 1
@@ -319,7 +319,7 @@ def _through(o: Any, t: Any, r: Any, m: Any, operator: int) -> None:
             m[arrived + tensor] = -1
     if n_wanted == 0:
         return
-    number = emit(m, GRADIENT, operator, first_value, n_taken, 0, m[N_GRADIENTS])
+    number = append_record(m, GRADIENT, operator, first_value, n_taken, 0, m[N_GRADIENTS])
     for operand in range(first_operand, end_operand):
         if o[o[OF_OPERAND] + operand] & RESIDUAL:
             value = m[again + first + operand]
@@ -355,7 +355,7 @@ def _back(o: Any, t: Any, r: Any, m: Any) -> None:
     """Write the backward pass from the loss, which is the last operand."""
     loss = o[N_OPERANDS] - 1
     _reshard(o, t, r, m, loss)
-    number = emit(m, BEGIN, 2 * m[m[ROOT] + 2 * o[N_TENSORS] + loss], m[N_GRADIENTS], 0, 0, 0)
+    number = append_record(m, BEGIN, 2 * m[m[ROOT] + 2 * o[N_TENSORS] + loss], m[N_GRADIENTS], 0, 0, 0)
     _arrive_through(o, t, r, m, loss, made_by(m, number))
     _return_through(o, t, r, m, loss)
     for operator in range(o[N_OPERATORS] - 1, -1, -1):

@@ -22,7 +22,7 @@ from ...sharding.consumers import LOSS
 from ...sharding.resharding import PathFinder, halo_resharding
 from ...sharding.strategy import Copy, StrategyView
 from ..buffers import WHICH_CLASS, TaskBuffers
-from ..instructions import Instructions, is_view, moved_bytes, workspaces
+from ..instructions import Instructions, moved_bytes, views_operand, workspaces
 from ..tasks import OPERAND, RESULT, SHARED, Site
 from . import columns as c
 from .outline import Outline
@@ -233,7 +233,7 @@ class Rows:
 
 
 class _Maker:
-    """What makes new rows, of one strategy."""
+    """A maker of the rows of one strategy."""
 
     def __init__(self, rows: Rows, view: StrategyView) -> None:
         self.rows, self.view = rows, view
@@ -322,13 +322,13 @@ class _Maker:
 
     def _forward(self, row: list[int], path: Path, item_bytes: int) -> None:
         row[c.HAS_STEPS], row[c.COMMUNICATES], row[c.PATH] = bool(path.steps), path.communicates, self.rows._paths.of(path)
-        row[c.IS_VIEW] = is_view(path)
+        row[c.IS_VIEW] = views_operand(path)
         if not row[c.IS_VIEW]:
             row[c.N_BYTES], row[c.SCRATCH] = moved_bytes(path, item_bytes)
             self._workspaces(row, c.WORK, path, item_bytes)
 
     def _back(self, row: list[int], path: Path, item_bytes: int) -> None:
-        row[c.BACK_COMMUNICATES], row[c.BACK_IS_VIEW] = path.communicates, is_view(path)
+        row[c.BACK_COMMUNICATES], row[c.BACK_IS_VIEW] = path.communicates, views_operand(path)
         if not row[c.BACK_IS_VIEW]:
             row[c.BACK_BYTES], row[c.BACK_SCRATCH] = moved_bytes(path, item_bytes)
             self._workspaces(row, c.BACK_WORK, path, item_bytes)

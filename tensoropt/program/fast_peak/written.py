@@ -38,7 +38,7 @@ The values of a gradient are (tensor, gradient) of each gradient that it takes, 
 WIDTH = 6
 
 @compiled
-def emit(m: Any, kind: int, a: int, b: int, c: int, d: int, e: int) -> int:
+def append_record(m: Any, kind: int, a: int, b: int, c: int, d: int, e: int) -> int:
     """Append a record; return its number."""
     number = m[N_RECORDS]
     at = m[RECORDS] + WIDTH * number
@@ -85,6 +85,6 @@ def arrive(m: Any, site: int, gradient: int) -> None:
     """Add a gradient to the one that has arrived at a site before, if there is one."""
     at = m[ARRIVED] + site
     if m[at] >= 0:
-        number = emit(m, SUM, m[at], gradient, m[N_GRADIENTS], 0, 0)
+        number = append_record(m, SUM, m[at], gradient, m[N_GRADIENTS], 0, 0)
         gradient = made_by(m, number)
     m[at] = gradient

@@ -1,4 +1,4 @@
-"""What each node of a step takes under a strategy: its chain of actions, one after the other.
+"""Derive the actions of each node of a step under a strategy: a chain, one after the other.
 
 The sums are those of Equation (3): on hardware where nothing overlaps the actions of all nodes together take a plan's
 ``time_us``, to the nanosecond.
@@ -27,7 +27,7 @@ from ...sharding.update_resharding import row_reshardings, update_reshardings
 from ..gradient_flow import GradientFlow
 from ..tasks import SHARED
 from .network import COMPUTE, Action
-from .step_graph import BACKWARD, FORWARD, RECOMPUTE, REGATHER, RESHARD_BACK, RESHARE, ROWS, SHARE_BACK, UPDATE, Node
+from .step_graph import BACKWARD, FORWARD, RECOMPUTE, REGATHER, RESHARD_BACK, RESHARE, ROWS, SHARE_BACK, UPDATE, StepNode
 
 Chain = tuple[Action, ...]
 
@@ -38,15 +38,15 @@ class StepActions:
 
     costing: OperatorCosting
     path_finder: PathFinder
-    _of_operators: dict[tuple[Node, Config], Chain] = field(default_factory=dict, init=False, repr=False)
+    _of_operators: dict[tuple[StepNode, Config], Chain] = field(default_factory=dict, init=False, repr=False)
     _ways: dict[Resharding, tuple[Chain, Chain]] = field(default_factory=dict, init=False, repr=False)
 
-    def chains(self, view: StrategyView, nodes: Iterable[Node]) -> list[Chain]:
+    def chains(self, view: StrategyView, nodes: Iterable[StepNode]) -> list[Chain]:
         """Return the actions of nodes under the view's strategy."""
         flow = GradientFlow(view, self.path_finder)
         return [self._chain(flow, node) for node in nodes]
 
-    def _chain(self, flow: GradientFlow, node: Node) -> Chain:
+    def _chain(self, flow: GradientFlow, node: StepNode) -> Chain:
         kind, view = node.kind, flow.view
         if kind in (FORWARD, BACKWARD, UPDATE, ROWS, RECOMPUTE):
             if kind == RECOMPUTE and node.name not in view.rematerialized:
@@ -62,7 +62,7 @@ class StepActions:
         forward, backward = self._of_resharding(flow.resharded(node.site)[1])
         return backward if kind in (SHARE_BACK, RESHARD_BACK) else forward
 
-    def _is_charged(self, view: StrategyView, node: Node) -> bool:
+    def _is_charged(self, view: StrategyView, node: StepNode) -> bool:
         """Return whether a copy that is made again is regathered, and not just a view of what was made again."""
         graph = view.graph
         if node.kind == REGATHER:
@@ -70,7 +70,7 @@ class StepActions:
         operands = ((op, i) for op in graph.consumers[node.tensor] for i, each in op.operands if each.name == node.tensor)
         return any(view.reads_regathered(*each) for each in operands if each[0].name in view.interfaces)
 
-    def _of_operator(self, view: StrategyView, op: Operator, node: Node) -> Chain:
+    def _of_operator(self, view: StrategyView, op: Operator, node: StepNode) -> Chain:
         kind, micro_batch = node.kind, node.micro_batch
         rule, config, interface = view.rules[op.name], view.strategy.configs[op.name], view.interfaces[op.name]
         if kind == ROWS:

@@ -1,4 +1,4 @@
-"""What the actions of a step occupy: a device's compute, its network, or the links of a topology; and for how long.
+"""Work out what the actions of a step occupy, and for how long: a device's compute, its network, or links of a topology.
 
 Devices whose timelines are equal by symmetry form one *class* and are simulated once (:mod:`.symmetry`). An action of all
 devices is, for each class or for classes that go together, one :class:`Work`: it occupies each of its resources for a time
@@ -24,7 +24,7 @@ DEVICE, NETWORK, LINK = "device", "network", "link"
 
 
 class Action(NamedTuple):
-    """What all devices do at once: compute, or one collective.
+    """One thing that all devices do at the same time: compute, or one collective.
 
     Attributes:
         kind: COMPUTE, or the kind of the collective.
@@ -49,7 +49,7 @@ class Action(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What an action is for some classes of devices.
+    """The work of an action for some classes of devices.
 
     Attributes:
         classes: the classes that take part, ascending; it is ready once it is on all of them, and ends on all at once.
@@ -78,7 +78,7 @@ class Resource:
 
 
 class Network(Protocol):
-    """What actions occupy on some hardware: resources, classes of devices, and the work of each action."""
+    """The resources of some hardware, its classes of devices, and the work of each action on them."""
 
     @property
     def costs(self) -> CollectiveCosts:

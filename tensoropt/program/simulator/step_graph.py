@@ -61,7 +61,7 @@ _KINDS_OF_RESHARDINGS = {
 }
 
 
-class Node(NamedTuple):
+class StepNode(NamedTuple):
     """A task of a step; of a bucket, what is done for one of its gradients.
 
     Attributes:
@@ -98,7 +98,7 @@ class StepGraph:
         by_tensor: the numbers of the nodes whose actions depend on a tensor's shared copy, by its name.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[StepNode, ...]
     waits_for: tuple[tuple[int, ...], ...]
     by_operator: dict[str, tuple[int, ...]]
     by_tensor: dict[str, tuple[int, ...]]
@@ -136,7 +136,7 @@ def step_graph(view: StrategyView, path_finder: PathFinder) -> StepGraph:
     return _Building(view, step_program(view, path_finder, is_whole=True), GradientFlow(view, path_finder)).build()
 
 
-def nodes_of(program: StepProgram, flow: GradientFlow) -> Iterator[tuple[Task, tuple[Node, ...]]]:
+def task_nodes(program: StepProgram, flow: GradientFlow) -> Iterator[tuple[Task, tuple[StepNode, ...]]]:
     """Yield the tasks of a program with their nodes: one, for a bucket one for each gradient, for a sum of gradients none.
 
     A placeholder that each micro-batch feeds by itself has no node beside theirs.
@@ -149,17 +149,17 @@ def nodes_of(program: StepProgram, flow: GradientFlow) -> Iterator[tuple[Task, t
         elif task.work == RESHARD:
             yield task, tuple(_of_resharding(task, *ends, flow) for ends in zip(task.reads, task.writes, strict=True))
         elif task.work == step_tasks.UPDATE:
-            yield task, (Node(UPDATE, task.site, "", -1, n_updates[task.site.name]),)
+            yield task, (StepNode(UPDATE, task.site, "", -1, n_updates[task.site.name]),)
             n_updates[task.site.name] += 1
         else:
-            yield task, (Node(_KINDS[task.work, task.direction], task.site, "", task.micro_batch, number),)
+            yield task, (StepNode(_KINDS[task.work, task.direction], task.site, "", task.micro_batch, number),)
 
 
-def _of_resharding(task: Task, read: Value, made: Value, flow: GradientFlow) -> Node:
+def _of_resharding(task: Task, read: Value, made: Value, flow: GradientFlow) -> StepNode:
     kind, site = _KINDS_OF_RESHARDINGS[task.site.kind, task.direction], made.site
     if kind == ROWS:
-        return Node(kind, Site(OPERATOR, flow.view.graph.producers[site.name].name), "", read.micro_batch)
-    return Node(kind, site, flow.resharded_tensor(site).name, task.micro_batch, made.backward_pass)
+        return StepNode(kind, Site(OPERATOR, flow.view.graph.producers[site.name].name), "", read.micro_batch)
+    return StepNode(kind, site, flow.resharded_tensor(site).name, task.micro_batch, made.backward_pass)
 
 
 class _Building:
@@ -167,23 +167,23 @@ class _Building:
 
     def __init__(self, view: StrategyView, program: StepProgram, flow: GradientFlow) -> None:
         self.view, self.program, self.flow = view, program, flow
-        self.waits: dict[Node, dict[Node, None]] = {}
+        self.waits: dict[StepNode, dict[StepNode, None]] = {}
         # By value, the nodes after which it is there; by variable, the last node that wrote to it.
-        self._made: dict[Value, tuple[Node, ...]] = {}
-        self._written: dict[str, Node] = {}
-        self._all_gradients: dict[Node, None] = {}
-        self._summing: list[Node] = []
+        self._made: dict[Value, tuple[StepNode, ...]] = {}
+        self._written: dict[str, StepNode] = {}
+        self._all_gradients: dict[StepNode, None] = {}
+        self._summing: list[StepNode] = []
 
     def build(self) -> StepGraph:
-        for task, nodes in nodes_of(self.program, self.flow):
+        for task, nodes in task_nodes(self.program, self.flow):
             self._add(task, nodes)
         if self._summing:
-            join = Node(JOIN, Site(OPERATOR, "all gradients"))
+            join = StepNode(JOIN, Site(OPERATOR, "all gradients"))
             self.waits[join] = self._all_gradients
             self.waits.update((node, {join: None}) for node in self._summing)
         return self._sorted()
 
-    def _add(self, task: Task, nodes: tuple[Node, ...]) -> None:
+    def _add(self, task: Task, nodes: tuple[StepNode, ...]) -> None:
         needs = dict.fromkeys(node for value in (*task.all_reads, *task.after) for node in self._after(value))
         if not nodes:
             self._made.update(dict.fromkeys(task.writes, tuple(needs)))
@@ -204,15 +204,15 @@ class _Building:
         self.waits[node] = needs
         self._made.update(dict.fromkeys(task.writes, nodes))
 
-    def _after(self, value: Value) -> tuple[Node, ...]:
+    def _after(self, value: Value) -> tuple[StepNode, ...]:
         """Return the nodes after which a value is there."""
         while value not in self._made:
             value = self.program.aliases[value]
         return self._made[value]
 
-    def _end_of(self, micro_batch: int) -> Node:
+    def _end_of(self, micro_batch: int) -> StepNode:
         """Return the node that waits for all that was added of a micro-batch."""
-        join = Node(JOIN, Site(OPERATOR, "micro-batch"), "", micro_batch)
+        join = StepNode(JOIN, Site(OPERATOR, "micro-batch"), "", micro_batch)
         if join not in self.waits:
             those = [node for node in self.waits if node.micro_batch == micro_batch]
             waited_for = {before for node in those for before in self.waits[node]}
@@ -251,7 +251,7 @@ class _Building:
                 by_tensor.setdefault(node.tensor, []).append(at)
         return StepGraph(nodes, waits_for, _frozen(by_operator), _frozen(by_tensor))
 
-    def _decided_by(self, node: Node) -> set[str]:
+    def _decided_by(self, node: StepNode) -> set[str]:
         """Return the names of the operators on whose configs a node's actions depend."""
         operators, found = self.view.graph.operators, set()
         if node.tensor:

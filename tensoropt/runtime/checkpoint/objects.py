@@ -27,7 +27,7 @@ class Objects:
 
     Attributes:
         roots: the arguments that ``tf.train.Checkpoint`` would get: ``{"model": model, "optimizer": optimizer}``.
-        names: pairs of a variable of the roots (Keras's or TensorFlow's) and its name in the checkpoint (:func:`name_of`).
+        names: pairs of a variable of the roots (Keras's or TensorFlow's) and its name there (:func:`entry_name`).
     """
 
     roots: Mapping[str, Any]

@@ -35,8 +35,8 @@ class StageView:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one stage does in a function: what it fetches there, and the operators that it runs."""
+class StagePart:
+    """The part of a function that one stage runs: its fetches and its operators."""
 
     fetch: Fetch
     needed: set[str]
@@ -64,14 +64,14 @@ class Staged(Protocol):
         ...
 
 
-class Emission:
+class PipelineEmission:
     """The emission of one function."""
 
     def __init__(
         self,
         engine: Staged,
         fetch: Fetch,
-        parts: Sequence[Part],
+        parts: Sequence[StagePart],
         fed: Mapping[int, Mapping[Feed, Values]],
         resharders: Mapping[int, Resharder],
     ) -> None:

@@ -25,12 +25,12 @@ from ...ft.pareto import product, reduce_unsorted, union
 from ...rules.rule import Config
 from ..problem.strategy_problem import StrategyProblem
 from .naming import MOST_ASSIGNMENTS, Ints, Naming
-from .task import BaselineResult, Task
+from .task import BaselineResult, BaselineTask
 
 Columns = tuple[int, ...]
 
 
-def search(task: Task, most: int = MOST_ASSIGNMENTS) -> BaselineResult:
+def search(task: BaselineTask, most: int = MOST_ASSIGNMENTS) -> BaselineResult:
     """Return Mesh-TensorFlow's frontier, of at most ``most`` assignments."""
     naming = Naming.of(task, most)
     problem = _Restricted.of(task, naming)
@@ -85,7 +85,7 @@ class _Restricted:
     copies: list[_Copies] = field(default_factory=list)
 
     @classmethod
-    def of(cls, task: Task, naming: Naming) -> _Restricted:
+    def of(cls, task: BaselineTask, naming: Naming) -> _Restricted:
         combined: dict[Columns, _Combinations] = {}
         states, configs = [], {}
         for op in task.operators:

@@ -23,7 +23,7 @@ from ...reschedule.layout import Axes
 from ...reschedule.mesh import Mesh
 from ...rules.rule import Config
 from .dimensions import Dimension, by_operator, config_of, logical_dimensions
-from .task import Task
+from .task import BaselineTask
 
 MOST_GROUPS = 3
 MOST_ASSIGNMENTS = 1 << 15
@@ -48,7 +48,7 @@ class Naming:
     n_names: int
 
     @classmethod
-    def of(cls, task: Task, most: int) -> Naming:
+    def of(cls, task: BaselineTask, most: int) -> Naming:
         """Return the assignments of a model's names on a mesh; ``most`` is how many there may be."""
         names = _names(task)
         grids = tuple(_grids(task.mesh))
@@ -76,7 +76,7 @@ class Naming:
         """Return the columns of the names on which an operator's config depends."""
         return tuple(column for column, _ in self.factors[operator])
 
-    def config(self, task: Task, operator: str, assignment: int) -> Config:
+    def config(self, task: BaselineTask, operator: str, assignment: int) -> Config:
         """Return an operator's config under an assignment."""
         of_names = self.assigned[assignment]
         given = [(factor, self.runs[of_names[column]]) for column, factor in self.factors[operator]]
@@ -107,7 +107,7 @@ def _grids(mesh: Mesh) -> Iterator[tuple[Axes, ...]]:
             yield tuple(mesh.axes[start:end] for start, end in pairwise(ends))
 
 
-def _names(task: Task) -> list[Dimension]:
+def _names(task: BaselineTask) -> list[Dimension]:
     """Return the logical dimensions of each name as one, those first whose tensors have the most bytes.
 
     Names that no mesh axis can split are left out.
@@ -122,7 +122,7 @@ def _names(task: Task) -> list[Dimension]:
     return sorted(splittable, key=lambda name: -sum(_bytes(task, operators[op], factor) for op, factor in name.members))
 
 
-def _bytes(task: Task, op: Operator, factor: str) -> int:
+def _bytes(task: BaselineTask, op: Operator, factor: str) -> int:
     """Return the bytes of the operator's results that have a factor."""
     results = zip(op.outputs, task.rules[op.name].results, strict=True)
     return sum(tensor.mem_bytes for tensor, dims in results if any(factor in names for names in dims))

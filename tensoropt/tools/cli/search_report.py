@@ -166,12 +166,12 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
 def plot(found: Plan | Curve, file: Path) -> None:
     """Draw the frontier with the chosen plan marked, or the curve."""
     if isinstance(found, Curve):
-        draw(found.plot, file)
+        write_picture(found.plot, file)
     else:
-        draw(lambda axes: _frontier_of(found).plot(axes=axes, chosen=found.point), file)
+        write_picture(lambda axes: _frontier_of(found).plot(axes=axes, chosen=found.point), file)
 
 
-def draw(plot: Callable[[Axes], object], file: Path) -> None:
+def write_picture(plot: Callable[[Axes], object], file: Path) -> None:
     """Write the picture that ``plot`` draws on the axes that it is given."""
     from matplotlib.figure import Figure
 

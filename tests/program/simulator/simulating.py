@@ -18,7 +18,7 @@ from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import Hardware, Link, Topology, named
 from tensoropt.program.simulator.actions import Chain, StepActions
 from tensoropt.program.simulator.delta import Event
-from tensoropt.program.simulator.full import simulate, task_graph
+from tensoropt.program.simulator.full import simulate_tasks, task_graph
 from tensoropt.program.simulator.network import Network, network_of
 from tensoropt.program.simulator.step_graph import StepGraph, step_graph
 from tensoropt.program.simulator.topology_network import TopologyNetwork
@@ -118,7 +118,7 @@ class Simulated:
     def full(self, view: StrategyView) -> tuple[int, list[Event]]:
         """Return the makespan and the events of the full simulation, in the order of :class:`DeltaSimulation`."""
         tasks = task_graph(self.graph, self.chains(view), self.network)
-        times = simulate(tasks)
+        times = simulate_tasks(tasks)
         found: dict[tuple[int, int, int], Event] = {}
         for task, each in zip(tasks, times, strict=True):
             if task.key.action < 0:

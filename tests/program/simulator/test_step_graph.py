@@ -18,10 +18,10 @@ from session import updates
 import tensoropt
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.profiling.hardware import named
-from tensoropt.program.check import check
+from tensoropt.program.check import check_program
 from tensoropt.program.gradient_flow import GradientFlow
 from tensoropt.program.simulator.actions import StepActions
-from tensoropt.program.simulator.step_graph import JOIN, Node, StepGraph, nodes_of, step_graph
+from tensoropt.program.simulator.step_graph import JOIN, StepGraph, StepNode, step_graph, task_nodes
 from tensoropt.program.step import StepProgram, step_program
 from tensoropt.program.tasks import Value
 from tensoropt.reschedule.mesh import Mesh
@@ -34,12 +34,12 @@ MODELS = (zoo.mlp, zoo.cnn, zoo.fused_cnn, zoo.attention, zoo.windows, zoo.broad
 HARDWARE = named("v100-2x2")
 
 
-def waits_of(program: StepProgram, flow: GradientFlow) -> dict[Node, set[Node]]:
+def waits_of(program: StepProgram, flow: GradientFlow) -> dict[StepNode, set[StepNode]]:
     """The nodes of a program's tasks, with those that write what each reads; a sum of gradients is where its parts are."""
-    made: dict[Value, set[Node]] = {}
-    found: dict[Node, set[Node]] = {}
-    for task, nodes in nodes_of(program, flow):
-        needs: set[Node] = set()
+    made: dict[Value, set[StepNode]] = {}
+    found: dict[StepNode, set[StepNode]] = {}
+    for task, nodes in task_nodes(program, flow):
+        needs: set[StepNode] = set()
         for value in (*task.all_reads, *task.after):
             while value not in made:
                 value = program.aliases[value]
@@ -51,7 +51,7 @@ def waits_of(program: StepProgram, flow: GradientFlow) -> dict[Node, set[Node]]:
     return found
 
 
-def waits_in(graph: StepGraph, among: Iterable[Node]) -> dict[Node, set[Node]]:
+def waits_in(graph: StepGraph, among: Iterable[StepNode]) -> dict[StepNode, set[StepNode]]:
     """What nodes wait for, through those that aren't among them."""
     kept, ends, found = set(among), [], {}
     for number, node in enumerate(graph.nodes):
@@ -65,7 +65,7 @@ def waits_in(graph: StepGraph, among: Iterable[Node]) -> dict[Node, set[Node]]:
 def holds(view: StrategyView, path_finder: PathFinder) -> StepGraph:
     """Hold the graph of a strategy against its program, task by task."""
     graph, program = step_graph(view, path_finder), step_program(view, path_finder)
-    check(program, view.graph)
+    check_program(program, view.graph)
     expected = waits_of(program, GradientFlow(view, path_finder))
     assert len(set(graph.nodes)) == len(graph.nodes)
     assert set(expected) <= set(graph.nodes)

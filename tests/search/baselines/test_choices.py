@@ -16,14 +16,14 @@ from tensoropt.rules.rule import NONE, Config, why_invalid
 from tensoropt.search.baselines import data_parallel, mesh_tensorflow, one_weird_trick, tofu
 from tensoropt.search.baselines.dimensions import batch_dimension, logical_dimensions
 from tensoropt.search.baselines.naming import MOST_ASSIGNMENTS, Naming
-from tensoropt.search.baselines.task import Task
+from tensoropt.search.baselines.task import BaselineTask
 
 from .models import baseline_of, strategies_of
 
 
 def small_task(name="lenet5", cluster="v100-1x2", parallelism=2):
     found = baseline_of(name, "data-parallel", cluster, parallelism)
-    return Task(found.costing, found.mesh, "compact")
+    return BaselineTask(found.costing, found.mesh, "compact")
 
 
 def degrees(config: Config) -> dict[str, int]:
