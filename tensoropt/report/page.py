@@ -14,6 +14,8 @@ from ..common.errors import InputError
 from ..common.files import check_writable, path_text, write_atomically
 
 DATA_ID, LIBRARY = "tensoropt-data", "plotly"
+ASKED = "TENSOROPT_REPORT"
+"""The environment variable with the file to write the report of a script's plan to."""
 _PLACE = re.compile("<!-- ([a-z]+) -->")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from ..common.errors import InputError, TensorOptError, cut, short
 from ..common.progress import NOT_SHOWN, Display
 from ..plan.plan import Plan
+from ..plan.reports import write_asked_report
 from ..plan.staged_plan import StagedPlan
 from ..profiling.hardware import Hardware, HardwareError, resolve
 from .execute import checked_collectives
@@ -72,6 +73,11 @@ class Context:
         if mine is not None or not isinstance(answer, dict):
             return mine if mine is not None else answer
         return StagedPlan.from_json(answer) if "stages" in answer else Plan.from_json(answer)
+
+    def report(self, plan: Plan | StagedPlan, display: Display) -> None:
+        """Have rank 0 write the report of the plan that is run, if ``tensoropt run --report`` asks for one."""
+        if self.processes.rank == 0:
+            write_asked_report(plan, display)
 
     def check_same(self, digest: str, parts: Callable[[], Sequence[str]]) -> None:
         """Check that all ranks recorded the same model.

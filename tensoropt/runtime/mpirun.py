@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..common.errors import InputError, TensorOptError, describe
+from ..common.files import check_writable
 from .interruptions import STARTED_BY_RUN
 
 ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
@@ -101,8 +102,11 @@ def mpirun_command(n_ranks: int, program: Sequence[str]) -> list[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tensoropt run`` to a parser."""
-    parser.usage = "tensoropt run -n N [--] SCRIPT [ARGUMENT ...], or -m MODULE [ARGUMENT ...]"
+    parser.usage = "tensoropt run -n N [--report OUT.html] [--] SCRIPT [ARGUMENT ...], or -m MODULE [ARGUMENT ...]"
     parser.add_argument("-n", type=int, required=True, metavar="N", dest="n_ranks", help="number of ranks (devices)")
+    parser.add_argument(
+        "--report", type=Path, metavar="OUT.html", help="write a page on the plan that the script runs, for a browser"
+    )
     parser.add_argument(
         "-m", nargs=argparse.REMAINDER, default=[], dest="module", metavar="MODULE", help="Python module and its arguments"
     )
@@ -125,8 +129,39 @@ def run(arguments: argparse.Namespace) -> int:
     elif not Path(program[0]).is_file():
         raise InputError(describe("the script must be a file", got=repr(program[0]), where=f"folder {os.getcwd()}"))
     command = mpirun_command(arguments.n_ranks, program)
+    environment = rank_environment(os.environ, as_root=os.geteuid() == 0, debug=arguments.debug)
     sys.stdout.flush()
-    return _supervise(command, rank_environment(os.environ, as_root=os.geteuid() == 0, debug=arguments.debug))
+    if arguments.report is None:
+        return _supervise(command, environment)
+    return _reporting(command, environment, arguments.report)
+
+
+def _reporting(command: Sequence[str], environment: Mapping[str, str], file: Path) -> int:
+    """Run a command whose rank 0 writes the report of its plan, and return its exit code; 1 if there is no report then.
+
+    Raises:
+        InputError: the file can't be written, or Plotly isn't installed.
+    """
+    from ..report.page import ASKED, library
+
+    check_writable(file, "report")
+    library()
+    before = _written_at(file)
+    code = _supervise(command, {**environment, ASKED: str(file.resolve())})
+    if _written_at(file) != before:
+        print(f"tensoropt: wrote {file}; open it in a browser", file=sys.stderr, flush=True)
+    elif code == 0:
+        print(
+            f"tensoropt: '{file}' wasn't written: the script has found no plan to run, by parallelize or find_strategy",
+            file=sys.stderr,
+            flush=True,
+        )
+        return 1
+    return code
+
+
+def _written_at(file: Path) -> int | None:
+    return file.stat().st_mtime_ns if file.exists() else None
 
 
 def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> int:

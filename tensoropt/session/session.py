@@ -165,6 +165,7 @@ class Session:
         assert isinstance(found, (Plan, StagedPlan, Curve))
         if not isinstance(found, Curve):
             self._display.say(found.brief())
+            self.context.report(found, self._display)
         return found
 
     # Building

@@ -117,6 +117,7 @@ class _Start:
             optimizers = {name: each.source for name, each in applied.items() if isinstance(each, KerasOptimizer)}
             trainer.start(execution, runs, optimizers)
         display.say(plan.brief())
+        context.report(plan, display)
 
 
 def _start_of(

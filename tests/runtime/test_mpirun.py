@@ -1,7 +1,9 @@
 """tensoropt run, the command line around it, and what install writes for bare mpirun."""
 
+import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -44,6 +46,36 @@ def test_run_takes_a_module_with_its_options(tmp_path):
 
 def test_run_passes_the_exit_code_on():
     assert tensoropt("run", "-n", 2, WORKER, "exit", "all").returncode == 3
+
+
+TRAINING = """
+import os, keras, tensoropt
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="only")])
+trainer = tensoropt.parallelize(model, optimizer="sgd", loss="mse", batch_size=4, cluster="v100-1x4", parallelism=2)
+trainer.plan.save(f"plan-{os.environ['OMPI_COMM_WORLD_RANK']}.json")
+"""
+
+
+def test_run_has_the_script_write_the_report_of_its_plan(tmp_path):
+    (tmp_path / "train.py").write_text(TRAINING)
+    command = [*TENSOROPT, "run", "-n", "2", "--report", "out.html", "train.py"]
+    done = run_command(command, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("tensoropt: wrote out.html") == 1
+    page = (tmp_path / "out.html").read_text()
+    (data,) = re.findall(r'<script type="application/json" id="tensoropt-data">(.*?)</script>', page, re.DOTALL)
+    plan = json.loads((tmp_path / "plan-0.json").read_text())
+    report = json.loads(data)
+    assert report["points"]["time_us"][report["chosen"]] == plan["time_us"]
+
+
+def test_run_says_that_no_plan_was_found_to_report(tmp_path):
+    (tmp_path / "nothing.py").write_text("print('nothing')")
+    done = run_command([*TENSOROPT, "run", "-n", "1", "--report", "out.html", "nothing.py"], timeout=60, cwd=tmp_path)
+    assert done.returncode == 1 and done.stdout == "nothing\n"
+    assert done.stderr == (
+        "tensoropt: 'out.html' wasn't written: the script has found no plan to run, by parallelize or find_strategy\n"
+    )
 
 
 def run_in_a_terminal(command: list[str]) -> tuple[int, list[str]]:
@@ -105,6 +137,7 @@ def test_run_debug_reaches_the_ranks():
         (["run", "-n", "2", "nowhere.py"], "must be a file: got 'nowhere.py'"),
         (["run", "-n", "2", "-m", "nowhere.at.all"], "there is no such module: got 'nowhere.at.all'"),
         (["run", "train.py"], "required: -n"),
+        (["run", "-n", "1", "--report", "/nowhere/at.html", WORKER], "there is no folder '/nowhere'; make it first"),
         (["fly"], "invalid choice: 'fly'"),
         ([], "required: COMMAND"),
     ],

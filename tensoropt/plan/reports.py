@@ -1,0 +1,32 @@
+"""Write the report that ``tensoropt run --report OUT.html`` asks for.
+
+It has the script's rank 0 write the report of the plan that the script runs: the environment variable :data:`ASKED` names the
+file.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..common.errors import InputError, TensorOptError
+from ..common.progress import Display
+from ..report.page import ASKED
+from .plan import Plan
+from .staged_plan import StagedPlan
+
+
+def write_asked_report(plan: Plan | StagedPlan, display: Display) -> None:
+    """Write the report of the plan that this script runs, if ``tensoropt run --report`` asks for one; for rank 0 alone.
+
+    A report that can't be written ends nothing: a line says why.
+    """
+    file = os.environ.get(ASKED)
+    if not file:
+        return
+    try:
+        if isinstance(plan, StagedPlan):
+            raise InputError("a report doesn't show plans with stages yet; print(plan) does")
+        with display.phase("report"):
+            plan.report(file)
+    except TensorOptError as error:
+        display.say(f"no report: {error}")
