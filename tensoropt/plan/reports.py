@@ -1,7 +1,7 @@
 """Write the report that ``tensoropt run --report OUT.html`` asks for.
 
-It has the script's rank 0 write the report of the plan that the script runs: the environment variable :data:`ASKED` names the
-file.
+It has the script's rank 0 write the report of the plan that the script runs: the variable :data:`ASKED` of the environment
+names the file.
 """
 
 from __future__ import annotations
