@@ -20,6 +20,7 @@ from tensorflow.python.framework import ops as framework_ops
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from ..common.gradient_types import carries_gradient
+from ..common.reach import reached
 from ..ir.graph import Differentiated
 from .gradient_function import GradientFunction, is_custom_gradient, trace_gradient
 
@@ -67,17 +68,11 @@ class GradientWalk:
 
     def _reached(self, variables: Iterable[str]) -> set[str]:
         """Return the names of the operators that depend on the variables by way of tensors that carry gradients."""
-        pending = [self.graph.get_operation_by_name(name) for name in variables]
-        reached = {op.name for op in pending}
-        while pending:
-            for tensor in pending.pop().outputs:
-                if not carries_gradient(tensor.dtype):
-                    continue
-                for op in tensor.consumers():
-                    if op.name not in reached:
-                        reached.add(op.name)
-                        pending.append(op)
-        return reached
+        starts = [self.graph.get_operation_by_name(name) for name in variables]
+        found = reached(
+            starts, lambda op: [each for t in op.outputs if carries_gradient(t.dtype) for each in t.consumers()]
+        )
+        return {op.name for op in found}
 
     def _indices(self, op: tf.Operation) -> Iterable[int]:
         """Return the input positions to which an operator's gradient function gives a gradient, from any of its results."""

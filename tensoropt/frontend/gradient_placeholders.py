@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from ..common.errors import InputError
+from ..common.reach import reached
 from ..common.source_lines import running_line
 from ..ir.graph import Differentiated
 
@@ -178,13 +179,5 @@ def is_pending(op: tf.Operation) -> bool:
 
 def pending_on(op: tf.Operation) -> tf.Operation | None:
     """Return a placeholder of a gradient that an operator is or needs; None if there is none."""
-    pending, seen = [op], set()
-    while pending:
-        op = pending.pop()
-        if op.name in seen:
-            continue
-        seen.add(op.name)
-        if GRADIENT_ATTRIBUTE in op.node_def.attr:
-            return op
-        pending += [each.op for each in op.inputs]
-    return None
+    behind = reached([op], lambda at: [each.op for each in at.inputs])
+    return next((each for each in behind if GRADIENT_ATTRIBUTE in each.node_def.attr), None)

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from ..common.errors import InputError, describe
 from ..common.gradient_types import carries_gradient
+from ..common.reach import reached
 from ..ir.body import BODY, LOOP, Body
 from ..ir.gradient_info import NO_BACKWARD, Backward
 from ..ir.graph import ARGUMENTS, CONSTANT, SOURCES, Differentiated, Gradients, Graph, Operator, Tensor
@@ -287,14 +288,8 @@ def _no_resharding(k: int, values: Values) -> Values:
 def _live(gradients: Iterable[tf.Tensor | tf.IndexedSlices | None]) -> set[str]:
     """Return the names of the operators that these gradients depend on, the indices of sparse gradients included."""
     found = [gradient for gradient in gradients if gradient is not None]
-    pending = [tensor.op for tensor in tf.nest.flatten(found, expand_composites=True)]
-    live: set[str] = set()
-    while pending:
-        op = pending.pop()
-        if op.name not in live:
-            live.add(op.name)
-            pending += [tensor.op for tensor in op.inputs]
-    return live
+    starts = [tensor.op for tensor in tf.nest.flatten(found, expand_composites=True)]
+    return {op.name for op in reached(starts, lambda op: [tensor.op for tensor in op.inputs])}
 
 
 def _is_read(tensor: tf.Tensor, readers: set[str]) -> bool:

@@ -240,11 +240,6 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         points = self._comparable(self._by_time[::-1])
         return least_of(points, self._peaks_with_progress(progress, len(points)))
 
-    @property
-    def least_mem_bytes(self) -> int:
-        """The least memory per device of all points, as the frontier counts it."""
-        return int(self.costs.mem_bytes.min())
-
     @cached_property
     def _by_time(self) -> list[int]:
         """The numbers of all points by ascending time, of equally fast ones by ascending memory."""

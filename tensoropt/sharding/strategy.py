@@ -114,23 +114,6 @@ class StrategyView:
             )
         )
 
-    def takes_regathered(self, op: Operator, position: int) -> bool:
-        """Return whether the copy that an operator uses isn't saved where the tensor isn't.
-
-        That is so if the copy is made without communication, or regathered.
-        """
-        tensor, regathered = op.inputs[position], self.strategy.regathered
-        assert tensor is not None
-        shared, wanted, produced = (
-            self.strategy.shared.get(tensor.name),
-            self.sharding(op, position).layout,
-            self.layout(tensor),
-        )
-        source = produced if shared is None else shared.layout
-        if needs_communication(source, wanted) and Copy(tensor.name, op.name) not in regathered:
-            return False
-        return shared is None or not needs_communication(produced, shared.layout) or Copy(tensor.name) in regathered
-
     def layout(self, tensor: Tensor) -> Layout:
         """Return the produced layout of a tensor; a tensor that is read after an update has the variable's layout."""
         producer = self.graph.producers[tensor.name]

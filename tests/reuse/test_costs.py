@@ -54,7 +54,7 @@ def test_a_frontier_with_the_choice_is_never_above_the_one_without(name: str, sp
     for mem_bytes, time_ns in zip(of_kept.mem_bytes, of_kept.time_ns, strict=True):
         fitting = of_chosen.time_ns[of_chosen.mem_bytes <= mem_bytes]
         assert len(fitting) and fitting.min() <= time_ns
-    assert chosen.least_mem_bytes <= kept.least_mem_bytes
+    assert chosen.costs.mem_bytes.min() <= kept.costs.mem_bytes.min()
 
 
 def test_copies_are_regathered_with_little_memory_and_not_without_a_limit() -> None:

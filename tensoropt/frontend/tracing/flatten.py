@@ -7,7 +7,7 @@ writes before it, and nothing else waits for anything. So the flat graph looks t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +27,6 @@ LOOPS = ("While", "StatelessWhile")
 WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _DROPPED = ("Print", "PrintV2", "NoOp")
-
-Handles = Mapping[int, tf.Tensor]
-"""A map from the id of a variable's eager handle to its handle in the flat graph."""
-
 
 @dataclass(frozen=True)
 class Flat:

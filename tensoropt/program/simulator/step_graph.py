@@ -41,7 +41,6 @@ from ..tasks import COMPUTE, FEED, OPERAND, OPERATOR, RESHARD, RESULT, SHARED, S
 FORWARD, BACKWARD, UPDATE, WRITE, ROWS, LOSS, JOIN = "forward", "backward", "update", "write", "rows", "loss", "join"
 SHARE, RESHARDED, SHARE_BACK, RESHARD_BACK = "share", "reshard", "share back", "reshard back"
 RECOMPUTE, RESHARE, REGATHER = "recompute", "reshare", "regather"
-OF_OPERATORS = (FORWARD, BACKWARD, UPDATE, WRITE, ROWS, RECOMPUTE)
 _KINDS = {
     (COMPUTE, step_tasks.FORWARD): FORWARD,
     (FEED, step_tasks.FORWARD): FORWARD,

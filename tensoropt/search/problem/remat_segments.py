@@ -26,6 +26,7 @@ from itertools import product
 
 import numpy as np
 
+from ...common.reach import reached
 from ...costs.operator_costs import OperatorCosting
 from ...ir.graph import Graph, Operator
 from ...ir.views import viewed_operand
@@ -197,15 +198,13 @@ def _cuts(program: Sequence[Operator], path: set[str], last: Mapping[str, int]) 
 
 def _with_viewed(graph: Graph, names: set[str]) -> set[str]:
     """Return the named operators, and those whose results theirs are views of."""
-    found, pending = set(names), list(names)
-    while pending:
-        op = graph.operators[pending.pop()]
-        for tensor in op.outputs:
-            viewed = viewed_operand(op, tensor.name)
-            if viewed is not None and graph.producers[viewed.name].name not in found:
-                found.add(graph.producers[viewed.name].name)
-                pending.append(graph.producers[viewed.name].name)
-    return found
+
+    def viewed(name: str) -> list[str]:
+        op = graph.operators[name]
+        operands = (viewed_operand(op, tensor.name) for tensor in op.outputs)
+        return [graph.producers[tensor.name].name for tensor in operands if tensor is not None]
+
+    return set(reached(names, viewed))
 
 
 def _chosen(cuts: Sequence[_Cut], saved_bytes: Sequence[int], gathered: Sequence[int]) -> list[_Cut]:

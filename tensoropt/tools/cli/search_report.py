@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...common.files import write_atomically
 from ...common.memory_units import memory_text
 from ...plan.find_frontier import ModelFrontier
+from ...plan.picture import new_axes, save_picture
 from ...plan.plan import Plan
 from ...plan.scaling_curve import Curve
 from ...profiling.hardware import Hardware
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..recorded import Recorded
 
 FORMAT, VERSION = "tensoropt/search", 3
-PICTURE_DPI = 150
 
 
 @dataclass(frozen=True)
@@ -173,11 +172,9 @@ def plot(found: Plan | Curve, file: Path) -> None:
 
 def write_picture(plot: Callable[[Axes], object], file: Path) -> None:
     """Write the picture that ``plot`` draws on the axes that it is given."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(layout="constrained")
-    plot(figure.subplots())
-    write_atomically(file, lambda partial: figure.savefig(partial, dpi=PICTURE_DPI), "picture")
+    axes = new_axes(to_show=False)
+    plot(axes)
+    save_picture(axes, file)
 
 
 def _frontier_of(plan: Plan) -> ModelFrontier:
