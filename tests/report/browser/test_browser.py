@@ -119,7 +119,8 @@ def place_of(page: Page, point: int) -> tuple[float, float]:
 DRAWN = """() => {
     const traces = document.getElementById("frontier-chart").data;
     const frontier = traces.find((each) => each.name === "frontier");
-    const x = frontier.customdata.map((point, i) => [point, frontier.x[i]]).sort((a, b) => a[0] - b[0]).map((each) => each[1]);
+    const x = [];
+    frontier.customdata.forEach((point, i) => { x[point] = frontier.x[i]; });
     const others = Object.fromEntries(traces.filter((each) => each !== frontier).map((each) => [each.name, each.x]));
     return {x, others, axis: document.getElementById("frontier-chart").layout.xaxis.title.text};
 }"""
