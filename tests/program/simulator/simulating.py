@@ -19,9 +19,9 @@ from tensoropt.profiling.hardware import Hardware, Link, Topology, named
 from tensoropt.program.simulator.actions import Chain, StepActions
 from tensoropt.program.simulator.delta import Event
 from tensoropt.program.simulator.full import simulate_tasks, task_graph
-from tensoropt.program.simulator.network import Network, network_of
+from tensoropt.program.simulator.network import Network
 from tensoropt.program.simulator.step_graph import StepGraph, step_graph
-from tensoropt.program.simulator.topology_network import TopologyNetwork
+from tensoropt.program.simulator.topology_network import TopologyNetwork, network_of
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.rule import Config, OperandSharding, configs
 from tensoropt.sharding.consumers import consumers_of, copies, sharding_of
