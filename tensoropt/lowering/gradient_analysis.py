@@ -136,12 +136,17 @@ class _Answer:
     reads_results: frozenset[int]
 
 
+_ANSWERS: dict[tuple[object, ...], _Answer] = {}
+"""What TensorFlow has said in this process: programs of one model, and models of one kind, have operators that are alike."""
+_MOST_ANSWERS = 4096
+
+
 @dataclass
 class _Asking:
     """The gradients of single operators, for which TensorFlow is asked once for all operators that are alike."""
 
     graph: Graph
-    _answers: dict[tuple[object, ...], _Answer] = field(default_factory=dict)
+    _of_bodies: dict[tuple[object, ...], _Answer] = field(default_factory=dict)
 
     def answer(self, op: Operator, results: frozenset[int], places: frozenset[int]) -> _Answer:
         """Return what an operator's gradient does when gradients come to ``results`` and the operands ``places`` need one.
@@ -153,9 +158,14 @@ class _Asking:
         if not results or not places:
             return _Answer(frozenset(), frozenset(), frozenset())
         key = (*self._signature(op), results, places)
-        if key not in self._answers:
-            self._answers[key] = self._analyse(op, results, places)
-        return self._answers[key]
+        # A body's identity tells it from others only as long as its graph is there.
+        answers = self._of_bodies if any(name.startswith("_") for name in op.attrs) else _ANSWERS
+        found = answers.get(key)
+        if found is None:
+            if len(answers) >= _MOST_ANSWERS:
+                answers.clear()
+            found = answers[key] = self._analyse(op, results, places)
+        return found
 
     def _signature(self, op: Operator) -> tuple[object, ...]:
         """Return a key that is equal for operators whose gradients do the same."""
