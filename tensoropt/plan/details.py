@@ -71,10 +71,12 @@ def details_of(
 
 def _baseline(name: str, found: ModelFrontier) -> dict[str, Any]:
     """Return the points that a baseline found, with its plan if that is compared."""
-    points = [{"memory_bytes": point.memory_bytes, "time_us": point.time_us} for point in found.points]
+    points = [
+        {"memory_bytes": point.memory_bytes, "time_us": point.time_us, "peak_bytes": found.peak_bytes(number)}
+        for number, point in enumerate(found.points)
+    ]
     told: dict[str, Any] = {"name": name, "points": points}
     if name == COMPARED:
         plan = found.plan(0)
         told["plan"] = {**plan.to_json(), "frontier": []}
-        told["points"][0]["peak_bytes"] = plan.peak_bytes
     return told

@@ -1,7 +1,7 @@
 """Write the report of a plan or a frontier that was found or loaded in this process.
 
-``tensoropt run --report OUT.html`` has the script's rank 0 write the report of the plan that it runs: it names the file in the
-environment variable :data:`ASKED`.
+``tensoropt run --report OUT.html`` has the script's rank 0 write the report of the plan that it runs: it names the file in
+the environment variable :data:`ASKED`.
 """
 
 from __future__ import annotations

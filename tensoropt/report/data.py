@@ -48,8 +48,6 @@ def report_data(
     value, details = frontier.value, frontier.value.get("details", {})
     rows = frontier.plan(0)
     mesh = rows.mesh
-    known = details.get("chosen") if chosen is None else chosen
-    fastest = frontier.fastest_within(None)
     baselines = details.get("baselines", [])
     return {
         "format": FORMAT,
@@ -68,7 +66,7 @@ def report_data(
         "objectives": list(frontier.objectives),
         "assumed": value["assumed"],
         "turning_point": frontier.turning_point,
-        "chosen": fastest if known is None else known,
+        "chosen": frontier.chosen if chosen is None else chosen,
         "points": _points(frontier),
         "bound": value["bound"],
         "baselines": [{"name": each["name"], "points": each["points"]} for each in baselines],

@@ -14,6 +14,7 @@ import numpy as np
 from ..common.errors import InputError, cut, short
 from ..common.files import reading_value
 from ..common.turning_point import turning_point
+from .explanation import Around
 from .rows import PlanRows, Row
 
 _COSTS = {"memory": "memory_bytes", "time": "time_us", "network": "network_time_us"}
@@ -73,6 +74,25 @@ class FrontierRows:
     def least_point(self) -> int:
         """Return the number of the point that needs the least memory."""
         return min(self.comparable, key=self.needed_bytes)
+
+    @property
+    def chosen(self) -> int:
+        """The number of the point that was chosen when the file was written; of the fastest one if none was."""
+        known = self.value.get("details", {}).get("chosen")
+        fastest = self.fastest_within(None)
+        assert fastest is not None
+        return fastest if known is None else int(known)
+
+    def around(self, point: int) -> Around:
+        """Return what is known of a point beside its plan: its neighbours, and its peak by use if its step is stored."""
+        memory = self.value.get("details", {}).get("views", {}).get(str(point), {}).get("memory")
+        peak = None
+        if memory is not None:
+            at = memory["instants"].index(memory["peak_instruction"])
+            peak = {use: amounts[at] for use, amounts in memory["by_use"].items()}
+        smaller = self.points[point - 1] if point > 0 else None
+        faster = self.points[point + 1] if point + 1 < len(self) else None
+        return Around(smaller, faster, True, peak)
 
     @cached_property
     def columns(self) -> Sequence[np.ndarray]:

@@ -40,13 +40,6 @@ def read_rows(file: File, *kinds: str) -> PlanRows | FrontierRows | dict[str, An
         return FrontierRows(whole)
 
 
-def read_plan(file: File) -> PlanRows:
-    """Read a plan; see :func:`read_rows`."""
-    plan = read_rows(file, "plan")
-    assert isinstance(plan, PlanRows)
-    return plan
-
-
 def read_frontier(file: File) -> FrontierRows:
     """Read a frontier; see :func:`read_rows`."""
     frontier = read_rows(file, "frontier")

@@ -28,7 +28,7 @@ from tensoropt.report.data import frontier_of_plan, report_data
 from tensoropt.report.differences import differences, differences_text
 from tensoropt.report.explanation import Around, explanation
 from tensoropt.report.explanation_text import explanation_text
-from tensoropt.report.reading import read_plan
+from tensoropt.report.reading import read_rows
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.checkpoint import restore, save
 
@@ -124,7 +124,7 @@ def test_damaged_plans_are_explained_and_reported_or_refused(planned, folder):
     planned[0].save(file)
 
     def load() -> None:
-        plan = read_plan(file)
+        plan = read_rows(file, "plan")
         with reading_value("plan", file):
             explanation_text(explanation(plan, Around()))
             json.dumps(report_data(frontier_of_plan(plan), file.name))

@@ -18,7 +18,7 @@ from tensoropt.report.data import frontier_of_plan, report_data
 from tensoropt.report.explanation import memory_parts, time_parts
 from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.report.page import DATA_ID, page
-from tensoropt.report.reading import read_frontier, read_plan
+from tensoropt.report.reading import read_frontier, read_rows
 from tensoropt.tools.cli.main import main
 
 
@@ -152,7 +152,7 @@ def test_the_embedded_data_is_that_of_json(detailed, tmp_path, capsys, data):
 def test_a_plan_and_a_frontier_write_their_reports(found, plan_file, tmp_path):
     tensoropt.load_plan(plan_file).report(tmp_path / "plan.html")
     told = json.loads(Data((tmp_path / "plan.html").read_text()).text)
-    plan = read_plan(plan_file)
+    plan = read_rows(plan_file, "plan")
     assert told["points"]["time_us"] == [plan.value["time_us"]] and told["views"] == {}
     assert told == json.loads(json.dumps(report_data(frontier_of_plan(plan), "plan.html")))
     found.turning_point().report(tmp_path / "live.html")

@@ -62,8 +62,10 @@ function memoryScale(bytes) {
 function drawFrontier(data, state) {
   const points = data.points;
   const [scale, unit] = timeScale(Math.max(...points.time_us));
-  const [bytes, size] = memoryScale(Math.max(...points.memory_bytes));
-  const x = points.memory_bytes.map((each) => each / bytes);
+  const byPeak = state.axis === "peak";
+  const needed = byPeak ? points.peak_bytes : points.memory_bytes;
+  const [bytes, size] = memoryScale(Math.max(...needed));
+  const x = needed.map((each) => each / bytes);
   const y = points.time_us.map((each) => each / scale);
   const told = points.time_us.map((time, i) =>
     `point ${i + 1}<br>${memoryText(points.memory_bytes[i])} per device` +
@@ -71,7 +73,10 @@ function drawFrontier(data, state) {
     `<br>${timeText(time)} per step: ${timeText(points.compute_time_us[i])} compute, ${timeText(points.network_time_us[i])} network`);
   const traces = [];
   const bySize = data.objectives[0] === "memory" && data.objectives[1] === "time";
-  if (data.bound && bySize) {
+  // Points ascend in the memory that the search counts; their peaks needn't.
+  const order = x.map((_, i) => i).sort((a, b) => x[a] - x[b] || y[b] - y[a]);
+  // What is proven is proven of that sum.
+  if (data.bound && bySize && !byPeak) {
     const reach = data.bound.mem_bytes.map((each) => each / bytes);
     const least = data.bound.time_ns.map((each) => each / 1e3 / scale);
     const last = Math.max(x[x.length - 1], reach[reach.length - 1]);
@@ -85,20 +90,23 @@ function drawFrontier(data, state) {
     });
   }
   traces.push({
-    x, y, text: told, mode: x.length > 400 ? "lines" : "lines+markers", name: "frontier", hoverinfo: "text",
-    customdata: x.map((_, i) => i), line: {shape: bySize ? "hv" : "linear", color: "#4c8bd6", width: 2}, marker: {size: 5},
+    x: order.map((i) => x[i]), y: order.map((i) => y[i]), text: order.map((i) => told[i]), mode: x.length > 400 ? "lines" : "lines+markers",
+    name: "frontier", hoverinfo: "text", customdata: order, line: {shape: bySize ? "hv" : "linear", color: "#4c8bd6", width: 2}, marker: {size: 5},
   });
   const one = (at, name, marker) => ({
     x: [x[at]], y: [y[at]], text: [`${name}<br>${told[at]}`], mode: "markers", name, hoverinfo: "text", customdata: [at], marker,
   });
   traces.push(one(data.turning_point, "turning point", {size: 13, symbol: "circle-open", color: ink("ink"), line: {width: 2}}));
   traces.push(one(data.chosen, "chosen", {size: 14, symbol: "star", color: "#d9822b"}));
-  for (const baseline of data.baselines) {
+  const held = (point) => (byPeak ? point.peak_bytes : point.memory_bytes);
+  const baselines = data.baselines.map((each) => ({name: each.name, points: each.points.filter((point) => held(point) !== undefined)}));
+  for (const baseline of baselines) {
     const mark = BASELINE_MARKS[baseline.name] || ["hexagon", "#7a8899"];
     traces.push({
-      x: baseline.points.map((point) => point.memory_bytes / bytes),
+      x: baseline.points.map((point) => held(point) / bytes),
       y: baseline.points.map((point) => point.time_us / scale),
-      text: baseline.points.map((p) => `${plain(baseline.name)}<br>${memoryText(p.memory_bytes)}, ${timeText(p.time_us)}`),
+      text: baseline.points.map((p) => `${plain(baseline.name)}<br>${memoryText(p.memory_bytes)} per device` +
+        (p.peak_bytes === undefined ? "" : `, peak ${memoryText(p.peak_bytes)}`) + `<br>${timeText(p.time_us)} per step`),
       mode: "markers", name: plain(baseline.name), hoverinfo: "text",
       title: baseline.name,
       marker: {size: 10, symbol: mark[0], color: mark[1], line: {width: 1, color: ink("card")}},
@@ -111,12 +119,12 @@ function drawFrontier(data, state) {
   }];
   // Baselines that are far from the frontier would press it into a corner: those within half its span are shown.
   const [spanX, spanY] = [x, y].map((all) => Math.max(...all) - Math.min(...all) || all[0] || 1);
-  const near = data.baselines.flatMap((each) => each.points)
-    .map((point) => [point.memory_bytes / bytes, point.time_us / scale])
-    .filter(([m, t]) => m < x[x.length - 1] + 0.5 * spanX && t < Math.max(...y) + 0.5 * spanY);
-  const far = data.baselines.flatMap((each) => each.points).length - near.length;
+  const all = baselines.flatMap((each) => each.points);
+  const near = all.map((point) => [held(point) / bytes, point.time_us / scale])
+    .filter(([m, t]) => m < Math.max(...x) + 0.5 * spanX && t < Math.max(...y) + 0.5 * spanY);
+  const far = all.length - near.length;
   const [reachX, reachY] = [[...x, ...near.map((p) => p[0])], [...y, ...near.map((p) => p[1])]];
-  const layout = chartLayout(`memory per device (${size})`, `time per step (${unit})`, {shapes, hovermode: "closest"});
+  const layout = chartLayout(`${byPeak ? "peak of a step" : "memory"} per device (${size})`, `time per step (${unit})`, {shapes, hovermode: "closest"});
   layout.xaxis.range = [Math.max(0, Math.min(...reachX) - 0.04 * spanX), Math.max(...reachX) + 0.06 * spanX];
   layout.yaxis.range = [Math.max(0, Math.min(...reachY) - 0.08 * spanY), Math.max(...reachY) + 0.08 * spanY];
   document.getElementById("far").textContent = far ? `${far} of the baselines' points are beyond the picture.` : "";

@@ -6,6 +6,8 @@ const state = {
 };
 const byId = (id) => document.getElementById(id);
 const count = data.points.time_us.length;
+const hasPeaks = data.objectives[0] === "memory" && data.points.peak_bytes.every((each) => each !== null);
+state.axis = hasPeaks ? "peak" : "sum";
 
 function bars(id, rows, total, text, totalName) {
   const most = Math.max(...rows.map((row) => Math.abs(row.amount)), 1e-12);
@@ -209,6 +211,11 @@ function start() {
   byId("limit-text").addEventListener("change", () => {
     const limit = parseMemory(byId("limit-text").value);
     if (limit === null) drawLimit("write an amount such as 16 GB or 15 GiB"); else limitTo(limit);
+  });
+  byId("axis").hidden = !hasPeaks;
+  for (const one of document.getElementsByName("axis")) one.addEventListener("change", () => {
+    state.axis = one.value;
+    drawFrontier(data, state);
   });
   byId("search").addEventListener("input", () => { state.search = byId("search").value.trim(); drawTable(data, state); });
   byId("unfold").addEventListener("click", () => {

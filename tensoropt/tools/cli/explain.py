@@ -1,17 +1,29 @@
-"""Run ``tensoropt explain PLAN``: what a plan's time and memory are spent on. It doesn't import TensorFlow."""
+"""Run ``tensoropt explain``: what the time and memory of a plan, or of a frontier's point, are spent on.
+
+It doesn't import TensorFlow.
+"""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, Any
 
+from ...common.errors import InputError, short
 from ...common.files import reading_value
+from ...common.memory_units import parse_memory
 from .answers import add_json_argument, answer, check_json
+
+if TYPE_CHECKING:
+    from ...report.frontier_rows import FrontierRows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tensoropt explain``."""
-    parser.usage = "tensoropt explain PLAN.json [--json [FILE]]"
-    parser.add_argument("plan", metavar="PLAN.json", help="what search --plan or plan.save wrote")
+    parser.usage = "tensoropt explain PLAN.json|FRONTIER.json [--point N | --memory SIZE] [--json [FILE]]"
+    parser.add_argument("file", metavar="FILE.json", help="what search --plan or --frontier wrote, or save of either")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--point", metavar="N", help="a frontier's point, as its table numbers them; default: the chosen one")
+    one.add_argument("--memory", metavar="SIZE", help="a frontier's fastest point within a limit: 16GB (10^9), 15GiB (2^30)")
     add_json_argument(parser)
 
 
@@ -19,11 +31,40 @@ def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt explain`` and return the exit code."""
     from ...report.explanation import Around, explanation
     from ...report.explanation_text import explanation_text
-    from ...report.reading import read_plan
+    from ...report.reading import read_rows
+    from ...report.rows import PlanRows
 
+    limit = None if arguments.memory is None else parse_memory(arguments.memory)
     check_json(arguments)
-    plan = read_plan(arguments.plan)
-    with reading_value("plan", arguments.plan):
-        told = explanation(plan, Around())
-        text = explanation_text(told)
-    return answer(arguments, told, text)
+    rows = read_rows(arguments.file, "plan", "frontier")
+    if isinstance(rows, PlanRows):
+        if arguments.point is not None or limit is not None:
+            raise InputError(f"--point and --memory choose a point of a frontier, but '{short(arguments.file)}' is one plan")
+        with reading_value("plan", arguments.file):
+            told = explanation(rows, Around())
+            return answer(arguments, told, explanation_text(told))
+    assert not isinstance(rows, dict)
+    with reading_value("frontier", arguments.file):
+        told = _of_point(rows, arguments.point, limit)
+        return answer(arguments, told, explanation_text(told))
+
+
+def _of_point(frontier: FrontierRows, number: str | None, limit_bytes: int | None) -> dict[str, Any]:
+    """Return the explanation of a point: that of a number, or the fastest within a limit, or the chosen one.
+
+    Raises:
+        InputError: there is no such point, or none fits.
+    """
+    from ...report.explanation import explanation
+    from ...report.selection import nothing_fits
+
+    if number is not None:
+        if not number.isdecimal() or not 1 <= int(number) <= len(frontier):
+            raise InputError(f"--point takes the number of a point from 1 to {len(frontier)}, got {short(number)}")
+        point: int | None = int(number) - 1
+    else:
+        point = frontier.chosen if limit_bytes is None else frontier.fastest_within(limit_bytes)
+    if point is None:
+        assert limit_bytes is not None
+        raise InputError(nothing_fits(frontier, limit_bytes))
+    return explanation(frontier.plan(point), frontier.around(point))

@@ -108,11 +108,37 @@ def place_of(page: Page, point: int) -> tuple[float, float]:
             const trace = chart.data.find((each) => each.name === "frontier");
             const box = chart.getBoundingClientRect(), {xaxis, yaxis} = chart._fullLayout;
             const at = (axis, value) => axis._offset + axis.d2p(value);
-            return [box.left + at(xaxis, trace.x[point]), box.top + at(yaxis, trace.y[point])];
+            const i = trace.customdata.indexOf(point);
+            return [box.left + at(xaxis, trace.x[i]), box.top + at(yaxis, trace.y[i])];
         }""",
         point,
     )
     return x, y
+
+
+DRAWN = """() => {
+    const traces = document.getElementById("frontier-chart").data;
+    const frontier = traces.find((each) => each.name === "frontier");
+    const x = [];
+    frontier.customdata.forEach((point, i) => { x[point] = frontier.x[i]; });
+    const others = Object.fromEntries(traces.filter((each) => each !== frontier).map((each) => [each.name, each.x]));
+    return {x, others, axis: document.getElementById("frontier-chart").layout.xaxis.title.text};
+}"""
+
+
+def test_the_frontier_is_drawn_by_peak_and_by_the_sum_with_its_bound(browser, report, data):
+    opened = Opened(browser, report)
+    page, bound = opened.page, "no plan is below (certified)"
+    for axis, key, words in (("peak", "peak_bytes", "peak of a step"), ("sum", "memory_bytes", "memory")):
+        page.check(f"input[name=axis][value={axis}]")
+        drawn = page.evaluate(DRAWN)
+        ratios = [x / n_bytes for x, n_bytes in zip(drawn["x"], data["points"][key], strict=True)]
+        assert min(ratios) == pytest.approx(max(ratios)) and drawn["axis"].startswith(words)
+        (baseline,) = data["baselines"]
+        told = [x / point[key] for x, point in zip(drawn["others"]["data-parallel"], baseline["points"], strict=True)]
+        assert told == pytest.approx([ratios[0]] * len(told))
+        assert (bound in drawn["others"]) == (axis == "sum" and data["bound"] is not None)
+    opened.close()
 
 
 def test_points_limits_operators_and_steps_are_those_of_the_data(browser, report, data):

@@ -11,6 +11,8 @@ import pytest
 from plan.frontiers import frontier_of, two_layers
 
 import tensoropt
+from tensoropt.plan.compress import compressed
+from tensoropt.plan.details import details_of
 from tensoropt.plan.scaling_curve import Curve, CurvePoint
 from tensoropt.report.frontier_rows import checksum
 from tensoropt.tools.cli.main import main
@@ -50,7 +52,8 @@ def said(capsys, code: int, *arguments: object) -> str:
 
 def test_files_are_answered_without_tensorflow_or_the_search(folder):
     commands = [
-        ["explain", "plan.json"], ["diff", "small.json", "plan.json"], ["diff", "frontier.json", "frontier.json"],
+        ["explain", "plan.json"], ["explain", "frontier.json", "--point", "2"],
+        ["diff", "small.json", "plan.json"], ["diff", "frontier.json", "frontier.json"],
         ["plans", "frontier.json"], ["recommend", "frontier.json", "--memory", "1GB"],
         ["recommend", "curve.json", "--memory", "200"],
     ]  # fmt: skip
@@ -64,6 +67,13 @@ def test_files_are_answered_without_tensorflow_or_the_search(folder):
     assert ended.stdout.splitlines()[-1] == "imported []"
 
 
+def test_output_that_nobody_reads_to_its_end_is_no_error(folder):
+    command = [sys.executable, "-m", "tensoropt", "explain", str(folder / "plan.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == 141
+
+
 def test_explain_prints_what_the_plan_says_of_itself(found, folder, tmp_path, capsys):
     loaded = tensoropt.load_plan(folder / "plan.json")
     assert said(capsys, 0, "explain", folder / "plan.json") == loaded.explain() + "\n"
@@ -72,6 +82,21 @@ def test_explain_prints_what_the_plan_says_of_itself(found, folder, tmp_path, ca
     file = tmp_path / "told.json"
     assert said(capsys, 0, "explain", folder / "plan.json", "--json", file).endswith(f"wrote {file}\n")
     assert json.loads(file.read_text()) == printed
+
+
+def test_explain_of_a_frontier_is_that_of_its_point(found, folder, capsys):
+    file = folder / "detailed.json"
+    compressed(found, details=details_of(found, "two layers", 2, baselines=())).save(file)
+    for at in range(len(found)):
+        plan = found.plan(at)
+        told = json.loads(said(capsys, 0, "explain", file, "--point", at + 1, "--json"))
+        assert told == json.loads(json.dumps({**plan.explanation(), "frontier": []}))
+    by_limit = said(capsys, 0, "explain", file, "--memory", found.needed_bytes(1))
+    assert by_limit == said(capsys, 0, "explain", file, "--point", found.at(found.needed_bytes(1)).point + 1)
+    assert said(capsys, 0, "explain", file) == said(capsys, 0, "explain", file, "--point", 3)
+    assert f"a point from 1 to {len(found)}, got '0'" in said(capsys, 2, "explain", file, "--point", 0)
+    assert "no plan of this frontier fits 1 bytes" in said(capsys, 2, "explain", file, "--memory", 1)
+    assert "is one plan" in said(capsys, 2, "explain", folder / "plan.json", "--point", 1)
 
 
 def test_plans_are_the_fastest_within_the_limit(found, folder, capsys):
@@ -178,7 +203,7 @@ def test_bad_input_gets_one_sentence(folder, tmp_path, capsys):
         (["explain", newer], "has version 9, expected 3"),
         (["explain", damaged], "is damaged (KeyError: 'config')"),
         (["explain", staged], "has stages, expected one without"),
-        (["explain", folder / "frontier.json"], "is not a plan: got format 'tensoropt/frontier'"),
+        (["explain", folder / "curve.json"], "is not a plan or a frontier"),
         (["explain", tmp_path / "none.json"], "can't be read: No such file"),
         (["plans", folder / "plan.json"], "is not a frontier"),
         (["plans", changed], "was changed since it was saved"),
