@@ -3,8 +3,8 @@
 The recorded graph is walked as ``tf.gradients`` walks it: forward from the variables through tensors that carry gradients,
 then back from the loss. The inputs of an operator to which a gradient goes on follow from its registered gradient function.
 That is called once in a process for all operators of one type with equal attributes and types of inputs and results, in a
-graph of its own. Nothing is executed, and the imported model isn't read: a type, an operator or an edge that the import or the analysis
-forgets shows as a difference.
+graph of its own. Nothing is executed, and the imported model isn't read: a type, an operator or an edge that the import or
+the analysis forgets shows as a difference.
 
 Complexity: O(operators + edges), and one call for each kind of operator.
 """
