@@ -159,7 +159,8 @@ class _Asking:
             return _Answer(frozenset(), frozenset(), frozenset())
         key = (*self._signature(op), results, places)
         # A body's identity tells it from others only as long as its graph is there.
-        answers = self._of_bodies if any(name.startswith("_") for name in op.attrs) else _ANSWERS
+        has_body = any(name.startswith("_") and name != ARGUMENTS for name in op.attrs)
+        answers = self._of_bodies if has_body else _ANSWERS
         found = answers.get(key)
         if found is None:
             if len(answers) >= _MOST_ANSWERS:
