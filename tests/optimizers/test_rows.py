@@ -47,11 +47,7 @@ CASES: dict[str, MakeOptimizer] = {
 }
 
 
-# Accumulation and norms over all variables are held by other cases, too.
-ALIKE = ("adam-accumulated", "lamb-global")
-
-
-@pytest.mark.parametrize("name", first(len(CASES) - len(ALIKE), sorted(CASES, key=ALIKE.__contains__)))
+@pytest.mark.parametrize("name", CASES)
 def test_rows_give_one_device_numbers(name: str) -> None:
     case = case_of("lookups", CASES[name])
     assert {variable: len(names) for variable, names in case.graph.lookups.items()} == {"table": 2, "kinds": 1}
