@@ -29,7 +29,7 @@ hardware = named(f"v100-1x{processes.size}")
 recorded = record(deep, "deep", "momentum")
 for n in (1, 2, 4, 8):
     plan = find_frontier(recorded.model, hardware, processes.size, micro_batches=n).fastest()
-    check = check_plan(plan, recorded.model, recorded.first_values(), processes, 1, hardware)
+    check = check_plan(plan, recorded.model, recorded.first_values(), processes, 3, hardware)
     if processes.rank == 0:
         memory, step = check.memory, check.step
         bytes_told = f"{memory.predicted:.0f} of {memory.measured:.0f} bytes"
