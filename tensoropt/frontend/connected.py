@@ -2,9 +2,9 @@
 
 The recorded graph is walked as ``tf.gradients`` walks it: forward from the variables through tensors that carry gradients,
 then back from the loss. The inputs of an operator to which a gradient goes on follow from its registered gradient function.
-That is called once for all operators of one type with equal attributes and types of inputs and results, in a graph of its
-own. Nothing is executed, and the imported model isn't read: a type, an operator or an edge that the import or the analysis
-forgets shows as a difference.
+That is called once in a process for all operators of one type with equal attributes and types of inputs and results, in a
+graph of its own. Nothing is executed, and the imported model isn't read: a type, an operator or an edge that the import or
+the analysis forgets shows as a difference.
 
 Complexity: O(operators + edges), and one call for each kind of operator.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import tensorflow as tf
 from tensorflow.python.framework import ops as framework_ops
@@ -25,6 +25,10 @@ from ..ir.graph import Differentiated
 from .gradient_function import GradientFunction, is_custom_gradient, trace_gradient
 
 _HANDLES = (tf.resource, tf.variant)
+
+_given: dict[tuple[object, ...], frozenset[int]] = {}
+"""To which inputs the gradient functions of operators have given a gradient, by what makes operators alike."""
+_MOST_GIVEN = 4096
 
 
 def custom_gradients(graph: tf.Graph) -> dict[str, GradientFunction]:
@@ -42,7 +46,6 @@ class GradientWalk:
 
     graph: tf.Graph
     custom: Mapping[str, GradientFunction]
-    _given: dict[tuple[object, ...], frozenset[int]] = field(default_factory=dict)
 
     def differentiated(self, loss: tf.Tensor, variables: Iterable[str]) -> Differentiated:
         """Return the tensors and operands that get a gradient of ``loss`` on the paths to the handles of these variables."""
@@ -84,9 +87,12 @@ class GradientWalk:
         types = (tuple(tensor.dtype for tensor in op.inputs), tuple(tensor.dtype for tensor in op.outputs))
         attributes = sorted((key, value.SerializeToString()) for key, value in op.node_def.attr.items() if key[0] != "_")
         key = (op.type, repr(attributes), types)
-        if key not in self._given:
-            self._given[key] = frozenset(self._ask(op))
-        return self._given[key]
+        found = _given.get(key)
+        if found is None:
+            if len(_given) >= _MOST_GIVEN:
+                _given.clear()
+            found = _given[key] = frozenset(self._ask(op))
+        return found
 
     def _ask(self, op: tf.Operation) -> Iterable[int]:
         every = range(len(op.inputs))

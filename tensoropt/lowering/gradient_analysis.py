@@ -137,12 +137,17 @@ class _Answer:
     reads_results: frozenset[int]
 
 
+_ANSWERS: dict[tuple[object, ...], _Answer] = {}
+"""What TensorFlow has said in this process: programs of one model, and models of one kind, have operators that are alike."""
+_MOST_ANSWERS = 4096
+
+
 @dataclass
 class _Asking:
     """The gradients of single operators, for which TensorFlow is asked once for all operators that are alike."""
 
     graph: Graph
-    _answers: dict[tuple[object, ...], _Answer] = field(default_factory=dict)
+    _of_bodies: dict[tuple[object, ...], _Answer] = field(default_factory=dict)
 
     def answer(self, op: Operator, results: frozenset[int], indices: frozenset[int]) -> _Answer:
         """Return what an operator's gradient does when gradients come to ``results`` and the operands ``indices`` need one.
@@ -154,9 +159,15 @@ class _Asking:
         if not results or not indices:
             return _Answer(frozenset(), frozenset(), frozenset())
         key = (*self._signature(op), results, indices)
-        if key not in self._answers:
-            self._answers[key] = self._analyse(op, results, indices)
-        return self._answers[key]
+        # A body's identity tells it from others only as long as its graph is there.
+        has_body = any(name.startswith("_") and name != ARGUMENTS for name in op.attrs)
+        answers = self._of_bodies if has_body else _ANSWERS
+        found = answers.get(key)
+        if found is None:
+            if len(answers) >= _MOST_ANSWERS:
+                answers.clear()
+            found = answers[key] = self._analyse(op, results, indices)
+        return found
 
     def _signature(self, op: Operator) -> tuple[object, ...]:
         """Return a key that is equal for operators whose gradients do the same."""

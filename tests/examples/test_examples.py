@@ -49,7 +49,7 @@ def test_the_demo_has_the_same_losses_on_any_number_of_ranks(train, n_ranks: int
 
 @pytest.mark.parametrize("n_ranks", first(2, [2, 4, 3]))
 def test_the_demo_chooses_a_plan_that_splits(train, n_ranks: int) -> None:
-    log, output = train(DIGITS, n_ranks)
+    log, output = train(DIGITS, n_ranks, "--dtype", "float64")
     assert log["split_operators"] > 0
     assert log["collectives_per_step"] > 0
     assert re.search(r"^test accuracy: 0\.\d{4}$", output.splitlines()[-1])
@@ -58,7 +58,7 @@ def test_the_demo_chooses_a_plan_that_splits(train, n_ranks: int) -> None:
 
 
 def test_on_one_device_nothing_is_split(train) -> None:
-    log, _ = train(DIGITS, 1)
+    log, _ = train(DIGITS, 1, "--dtype", "float64")
     assert (log["split_operators"], log["collectives_per_step"]) == (0, 0)
     assert log["parameter_bytes_per_rank"] == [log["parameter_bytes"]]
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from helpers import zoo
 
 from tensoropt.common.errors import InputError
+from tensoropt.frontend import connected
 from tensoropt.frontend.connected import GradientWalk
 from tensoropt.frontend.importer import import_graph
 from tensoropt.frontend.recorded_graph import RecordedStep
@@ -127,7 +128,8 @@ def test_an_operator_that_is_followed_otherwise_is_noticed(
         analyse(graph)
 
 
-def test_each_kind_of_operator_is_asked_once() -> None:
+def test_each_kind_of_operator_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connected, "_given", {})
     with tf.Graph().as_default() as recorded:
         x, *_ = variables()
         hidden = x
@@ -137,5 +139,8 @@ def test_each_kind_of_operator_is_asked_once() -> None:
     n_before = len(recorded.get_operations())
     connections = GradientWalk(recorded, {})
     assert connections.differentiated(loss, [x.handle.op.name]).tensors >= {hidden.name, x.handle.name}
-    assert len(connections._given) == 4  # sum, tanh, product, read
+    assert len(connected._given) == 4  # sum, tanh, product, read
     assert len(recorded.get_operations()) == n_before
+    monkeypatch.setattr(GradientWalk, "_ask", lambda self, op: pytest.fail(f"{op.type} is asked for twice"))
+    again = GradientWalk(recorded, {})
+    assert again.differentiated(loss, [x.handle.op.name]) == connections.differentiated(loss, [x.handle.op.name])

@@ -14,7 +14,7 @@ from tensoropt.frontend.importer import import_graph
 from tensoropt.frontend.recorded_graph import RecordedStep
 from tensoropt.frontend.tracing.capture import Capture
 from tensoropt.ir.graph import Graph
-from tensoropt.lowering.gradient_analysis import analyse
+from tensoropt.lowering.gradient_analysis import _Asking, analyse
 from tensoropt.optimizers.classic import Classic
 from tensoropt.tools import offline
 
@@ -75,3 +75,10 @@ def test_keras_models(make: Callable[[], keras.Model]) -> None:
     found = analyse(graph)
     assert found == traced(graph)
     assert found.gradients and found.residual_operands and found.residual_results
+
+
+def test_a_model_like_an_earlier_one_needs_no_more_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    zoo.record(zoo.mlp, "sgd")
+    monkeypatch.setattr(_Asking, "_analyse", lambda self, op, *_: pytest.fail(f"{op.where()} is asked for again"))
+    graph = zoo.record(zoo.mlp, "adam").graph
+    assert analyse(graph) == traced(graph)

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import combinations
 
 import ml_dtypes
@@ -58,17 +59,29 @@ def assert_same(got, expected, what):
     assert got.flags.c_contiguous and (got.size == 0 or got.ctypes.data % 64 == 0), f"{what}: not an aligned buffer"
 
 
-def check_every_step(mesh, communicator, shape):
-    """Random real numbers: sums depend on their order, which must be the simulation's."""
-    seen = set()
+@cache
+def simulated_steps(mesh, shape):
+    """Every step from every layout: this rank's shard of random real numbers, and what the simulation makes of it.
+
+    However the ranks' communicators wait and divide what they send, this stays the same.
+    """
+    values, found = np.random.default_rng(1).normal(size=shape).astype(np.float32), []
     for layout in all_layouts(mesh, shape):
-        values = np.random.default_rng(1).normal(size=shape).astype(np.float32)
         shards = scatter(values, layout, np.random.default_rng(2))
-        for step in legal_steps(layout, shape):
+        steps = [(step, simulate_step(step, shape, shards)[RANK]) for step in legal_steps(layout, shape)]
+        found.append((layout, shards[RANK], steps))
+    return found
+
+
+def check_every_step(mesh, communicator, shape):
+    """Sums depend on their order, which must be the simulation's."""
+    seen = set()
+    for layout, shard, steps in simulated_steps(mesh, shape):
+        for step, expected in steps:
             seen.add(step.kind)
-            got = rank_step(step, shape, RANK).run(shards[RANK], communicator)
-            assert not np.shares_memory(got, shards[RANK]), step
-            assert_same(got, simulate_step(step, shape, shards)[RANK], f"{layout} {step} {shape}")
+            got = rank_step(step, shape, RANK).run(shard, communicator)
+            assert not np.shares_memory(got, shard), step
+            assert_same(got, expected, f"{layout} {step} {shape}")
     expected = set(KINDS) - (set() if len(shape) > 1 or len(mesh.sizes) > 1 else {"all_to_all"})
     assert seen == expected, seen
 
@@ -93,8 +106,13 @@ def check_workspace(mesh, shape):
     communicator.free()
 
 
+@cache
+def pairs_of(mesh, shape):
+    return all_pairs(mesh, shape, 4, BytesOnly())
+
+
 def check_random_paths(mesh, communicator, shape, count):
-    pairs = all_pairs(mesh, shape, 4, BytesOnly())
+    pairs = pairs_of(mesh, shape)
     chooser = random.Random(3)
     for number in range(count):
         i, j = chooser.randrange(len(pairs.layouts)), chooser.randrange(len(pairs.layouts))
@@ -123,12 +141,18 @@ def check_all_reduce(mesh, communicator):
     """All three algorithms (halves, gather, chunks), every dtype and operation; scalars and empty arrays."""
     for shape in [(), (0,), (1,), (3, 5), (70001,)]:
         for dtype in DTYPES:
-            rng = np.random.default_rng(5)
-            shards = [np.array(abs(rng.normal(size=shape)) * 20, dtype) for _ in range(mesh.n_devices)]
-            for axes in all_subsets(mesh):
-                for op in ("sum", "max", "min"):
-                    got = communicator.all_reduce(axes, shards[RANK], op)
-                    assert_same(got, simulate_all_reduce(shards, mesh, axes, op)[RANK], (shape, dtype, axes, op))
+            shard, sums = simulated_all_reduce(mesh, shape, dtype)
+            for (axes, op), expected in sums.items():
+                assert_same(communicator.all_reduce(axes, shard, op), expected, (shape, dtype, axes, op))
+
+
+@cache
+def simulated_all_reduce(mesh, shape, dtype):
+    """This rank's array, and by axes and operation what the simulation makes of it."""
+    rng = np.random.default_rng(5)
+    shards = [np.array(abs(rng.normal(size=shape)) * 20, dtype) for _ in range(mesh.n_devices)]
+    wanted = [(axes, op) for axes in all_subsets(mesh) for op in ("sum", "max", "min")]
+    return shards[RANK], {each: simulate_all_reduce(shards, mesh, *each)[RANK] for each in wanted}
 
 
 def check_direct_calls(mesh, communicator):

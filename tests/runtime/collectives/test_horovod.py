@@ -41,7 +41,7 @@ def test_every_step_is_the_simulation_s(n_ranks: int) -> None:
 @needs_horovod
 @pytest.mark.parametrize(
     ("n_ranks", "case", "count"),
-    first(3, [(4, "models", 3), (3, "broadcasting", 3), (4, "windows", 2), (2, "models", 6)]),
+    first(3, [(2, "models", 3), (3, "broadcasting", 3), (4, "windows", 2), (4, "models", 3), (2, "models", 6)]),
 )
 def test_random_strategies_give_one_device_numbers(n_ranks: int, case: str, count: int) -> None:
     result = run_ranks(n_ranks, "-m", "mpi4py", EXECUTION_WORKER, case, count, "horovod", timeout=240, env=YIELDING)
