@@ -5,3 +5,4 @@ from __future__ import annotations
 PLAN = "tensoropt/plan", 3
 FRONTIER = "tensoropt/frontier", 3
 CURVE = "tensoropt/curve", 1
+CHECK = "tensoropt/check", 2

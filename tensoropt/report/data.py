@@ -42,7 +42,7 @@ def report_data(
     Args:
         title: the name of what is reported, for the page's title.
         chosen: the number of the point that is shown first; the file's own choice or the fastest one by default.
-        measured: the JSON value of a check, which is shown beside what was predicted.
+        measured: what a check measured, see :mod:`.measured`, which is shown beside what was predicted.
         curve: the JSON value of a curve over device counts.
     """
     value, details = frontier.value, frontier.value.get("details", {})

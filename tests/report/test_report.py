@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.timelines import tasks_of
 
 import tensoropt
 from tensoropt.ft.problem import INFEASIBLE
@@ -73,16 +74,6 @@ def test_the_points_are_those_of_the_frontier(found, data):
     assert names == ["data-parallel", "optcnn", "tofu", "mesh-tensorflow"]
     optcnn = data["baselines"][1]["points"][0]
     assert optcnn["time_us"] == pytest.approx(found.fastest().time_us)
-
-
-def tasks_of(timeline: dict) -> list[list[int]]:
-    """The rows of a timeline's tasks, with starts since the step began."""
-    start, rows = 0, []
-    for text in timeline["tasks"].split(";"):
-        row = [int(number) for number in text.split(",")]
-        start = row[2] = start + row[2]
-        rows.append(row)
-    return rows
 
 
 def test_a_step_is_the_simulated_one_and_its_memory_has_the_peak(found, data):

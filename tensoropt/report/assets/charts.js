@@ -164,8 +164,9 @@ function drawCurve(data) {
   drawChart("curve-chart", traces, layout);
 }
 
-function drawTimeline(timeline) {
-  const [scale, unit] = timeScale(timeline.makespan_ns / 1e3);
+// Draw a timeline as far as a step of some nanoseconds reaches, so that one above the other can be compared.
+function drawTimeline(id, timeline, reach) {
+  const [scale, unit] = timeScale(reach / 1e3);
   const ns = scale * 1e3;
   const lanes = [];
   const tasks = tasksOf(timeline);
@@ -197,9 +198,9 @@ function drawTimeline(timeline) {
   const layout = chartLayout(`time since the step began (${unit})`, "", {hovermode: "closest"});
   Object.assign(layout.yaxis, {tickvals: lanes.map((_, i) => lanes.length - 1 - i), ticktext: lanes.map((each) => each[2]),
     range: [-0.7, lanes.length - 0.3], fixedrange: true, zeroline: false});
-  layout.xaxis.range = [0, timeline.makespan_ns / ns];
-  document.getElementById("timeline-chart").style.height = `${Math.max(200, 110 + 46 * lanes.length)}px`;
-  drawChart("timeline-chart", traces, layout);
+  layout.xaxis.range = [0, reach / ns];
+  document.getElementById(id).style.height = `${Math.max(200, 110 + 46 * lanes.length)}px`;
+  drawChart(id, traces, layout);
 }
 
 function drawMemory(memory) {

@@ -110,7 +110,11 @@ function viewButtons(id, what) {
 }
 
 function drawStep() {
-  const view = data.views[state.point];
+  const view = data.views[state.point], measured = measuredTimeline();
+  const reach = Math.max(...[view && view.timeline, measured].filter(Boolean).map((each) => each.makespan_ns));
+  drawMeasured();
+  byId("measured-step").hidden = byId("predicted-caption").hidden = !measured;
+  if (measured) drawTimeline("measured-chart", measured, reach);
   for (const [id, is] of [["with-step", Boolean(view)], ["with-why", Boolean(view)], ["no-step", !view], ["no-why", !view]]) byId(id).hidden = !is;
   if (!view) {
     viewButtons("no-step", "The step is");
@@ -127,7 +131,7 @@ function drawStep() {
   delete document.documentElement.dataset.step;
   requestAnimationFrame(() => setTimeout(() => {
     if (data.views[state.point] !== view) return;
-    if (view.timeline) drawTimeline(view.timeline);
+    if (view.timeline) drawTimeline("timeline-chart", view.timeline, reach);
     drawMemory(memory);
     document.documentElement.dataset.step = state.point;
   }));
@@ -157,6 +161,11 @@ function drawDecisions(decisions) {
   byId("decisions").replaceChildren(head, body);
 }
 
+// The measured step, if it is one of the selected point.
+function measuredTimeline() {
+  return data.measured && data.measured.point === state.point ? data.measured.timeline : null;
+}
+
 function drawMeasured() {
   const measured = data.measured;
   if (!measured) return;
@@ -170,7 +179,12 @@ function drawMeasured() {
     body.append(cells);
   }
   table.append(head, body);
-  byId("measured").replaceChildren(element("h3", "Measured by tensoropt check"), table);
+  byId("measured").replaceChildren(element("h3", "Measured by tensoropt check" + (count > 1 ? `, of point ${measured.point + 1}` : "")), table);
+  if (count > 1 && measured.point !== state.point) {
+    const button = element("button", `show point ${measured.point + 1}`, {type: "button"});
+    button.addEventListener("click", () => select(measured.point));
+    byId("measured").append(button);
+  }
 }
 
 function drawLimit(note) {
@@ -229,7 +243,6 @@ function start() {
     ? Object.entries(value) : [[key, typeof value === "object" ? JSON.stringify(value) : String(value)]]);
   byId("assumptions").replaceChildren(...assumed.flatMap(([key, value]) => [element("dt", key.replaceAll("_", " ")), element("dd", String(value))]));
   drawHeadings(data, state);
-  drawMeasured();
   drawLimit();
   setScheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   if (count > 1) byId("frontier-chart").on("plotly_click", (event) => {
