@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -72,6 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if rank == 0:
             print(f"\ntensoropt: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
         return 130
+    except BrokenPipeError:
+        # Whoever read the output has closed it, as head does; Python would complain once more when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except Exception as error:
         if arguments.debug:
             traceback.print_exc()

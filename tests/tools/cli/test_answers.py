@@ -67,6 +67,13 @@ def test_files_are_answered_without_tensorflow_or_the_search(folder):
     assert ended.stdout.splitlines()[-1] == "imported []"
 
 
+def test_output_that_nobody_reads_to_its_end_is_no_error(folder):
+    command = [sys.executable, "-m", "tensoropt", "explain", str(folder / "plan.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == 141
+
+
 def test_explain_prints_what_the_plan_says_of_itself(found, folder, tmp_path, capsys):
     loaded = tensoropt.load_plan(folder / "plan.json")
     assert said(capsys, 0, "explain", folder / "plan.json") == loaded.explain() + "\n"
