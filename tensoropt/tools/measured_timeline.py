@@ -26,7 +26,7 @@ def measured_view(ranks: Sequence[RankTimeline], operators: Iterable[str]) -> di
     kinds: dict[str, int] = {}
     rows: list[list[int]] = []
 
-    def add(lane: int, start_ns: int, duration_ns: int, name: str, kind: str) -> None:
+    def add(number: int, lane: int, start_ns: int, duration_ns: int, name: str, kind: str) -> None:
         numbers = names.setdefault(name, len(names)), kinds.setdefault(kind, len(kinds))
         if duration_ns > 0:
             rows.append([number, lane, start_ns, duration_ns, *numbers])
@@ -37,10 +37,10 @@ def measured_view(ranks: Sequence[RankTimeline], operators: Iterable[str]) -> di
         for event in rank.operators:
             name, way = TracedName.of(event.name, known)
             if way != CALL:
-                add(COMPUTE_LANE, event.start_ps // 1000 - begin_ns, event.duration_ps // 1000, name, way)
+                add(number, COMPUTE_LANE, event.start_ps // 1000 - begin_ns, event.duration_ps // 1000, name, way)
         for call in rank.collectives:
             leads_to = "" if call.collective is None else call.collective.operator
-            add(NETWORK_LANE, call.start_ns - begin_ns, call.duration_ns, leads_to, call.kind)
+            add(number, NETWORK_LANE, call.start_ns - begin_ns, call.duration_ns, leads_to, call.kind)
     return {
         "makespan_ns": max(int(rank.steps[0, 1] - rank.steps[0, 0]) for rank in shown),
         "devices": [[rank.rank] for rank in shown],

@@ -50,11 +50,13 @@ def data(detailed):
     predicted = frontier.points[0]["time_us"]
     measured = {"name": "step", "predicted": predicted, "measured": 1.25 * predicted}
     check = dict.fromkeys(("step_us", "compute_us", "network_us", "memory_bytes"), measured)
-    check["timeline"] = {"makespan_ns": 10**6, "devices": [[0], [1]], "operators": ["MatMul", HOSTILE],
-                         "kinds": ["forward", "all_reduce"], "tasks": "0,0,0,500,0,0;0,1,500,900,1,1;1,0,0,700,0,0"}  # fmt: skip
+    tasks = "0,0,0,500,0,0;0,1,500,900,1,1;1,0,0,700,0,0"
+    names = {"operators": ["MatMul", HOSTILE], "kinds": ["forward", "all_reduce"]}
+    check["timeline"] = {"makespan_ns": 10**6, "devices": [[0], [1]], **names, "tasks": tasks}
     curve = [(1, 90.0), (2, 60.0), (4, 40.0)]
     points = [{"parallelism": n, "time_us": us, "memory_bytes": 1000 // n} for n, us in curve]
-    return report_data(frontier, "browsed.json", measured=measured_at(frontier, check, "check.json"), curve={"curve": points})
+    seen = measured_at(frontier, check, "check.json")
+    return report_data(frontier, "browsed.json", measured=seen, curve={"curve": points})
 
 
 @pytest.fixture(scope="module")
