@@ -71,8 +71,12 @@ def parse_json(data: bytes, any_number: bool = False) -> Any:
         raise JsonError(f"got bytes that are no text, expected UTF-8: {error.reason} at byte {error.start}") from error
     try:
         real, constant = (float, float) if any_number else (_real, _no_number)
+        whole: Callable[[str], int] = _integer
+        zeros = data.translate(_DIGITS_TO_0)
+        if not any(part in zeros for part in _LONG):  # calls for each number take most of the time of a large file
+            real, whole = float, int
         value = json.loads(
-            text, parse_int=_integer, parse_float=real, parse_constant=constant, object_pairs_hook=_without_duplicates
+            text, parse_int=whole, parse_float=real, parse_constant=constant, object_pairs_hook=_without_duplicates
         )
     except RecursionError as error:
         raise JsonError(_TOO_DEEP) from error
@@ -82,7 +86,7 @@ def parse_json(data: bytes, any_number: bool = False) -> Any:
         _check_is_text(value)
     level = [value]
     for _ in range(MOST_NESTED):
-        level = [inner for each in level for inner in _inside(each)]
+        level = [inner for each in level for inner in _inside(each) if type(inner) in (dict, list)]
         if not level:
             return value
     raise JsonError(_TOO_DEEP)
@@ -93,6 +97,9 @@ class JsonError(ValueError):
 
 
 MOST_NESTED, MOST_DIGITS = 40, 30
+_DIGITS_TO_0 = bytes.maketrans(b"123456789E", b"000000000e")
+_LONG = (b"0" * (MOST_DIGITS + 1), b"e000", b"e+000", b"e-000")
+"""What a number has that may be too large, its digits written as zeros: too many, or an exponent of three."""
 _TOO_DEEP = f"it is nested more than {MOST_NESTED} levels deep"
 
 
@@ -108,8 +115,8 @@ def _check_is_text(value: Any) -> None:
 
 def _inside(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
-        return (each for each in value.values() if isinstance(each, (dict, list)))
-    return (each for each in value if isinstance(each, (dict, list))) if isinstance(value, list) else ()
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _integer(text: str) -> int:

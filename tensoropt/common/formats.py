@@ -5,3 +5,4 @@ from __future__ import annotations
 PLAN = "tensoropt/plan", 4
 FRONTIER = "tensoropt/frontier", 4
 CURVE = "tensoropt/curve", 1
+CHECK = "tensoropt/check", 2

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tqdm import tqdm
-
 FIRST_S, EACH_S, BAR_S = 2.0, 10.0, 0.5
 """The seconds until something is shown, then between lines, and between bars on a terminal."""
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}]"
@@ -121,6 +119,8 @@ NOT_SHOWN = Display(is_shown=False)
 def _bar(phase: _Phase, seconds: float) -> str:
     if not phase.total:
         return f"tensoropt: {phase.name}, {seconds:.0f} s"
+    from tqdm import tqdm  # here, since most commands draw no bar
+
     width, prefix = shutil.get_terminal_size().columns - 1, f"tensoropt: {phase.name}"
     text: str = tqdm.format_meter(phase.done, phase.total, seconds, ncols=width, prefix=prefix, bar_format=BAR)
     return text

@@ -24,16 +24,20 @@ Floats = np.ndarray
 
 
 def decisions(frontier: FoundPoints, point: int) -> list[dict[str, Any]]:
-    """Return the decisions of a point that cost the most time, the costliest first, as a JSON value."""
+    """Return the decisions of a point that cost the most time, the costliest first, as a JSON value.
+
+    Equal layers have equal decisions: operators of one type, config and cost are told once, with how many others are alike.
+    """
     around = _Around(frontier, point)
     order = sorted(range(len(frontier.built.nodes)), key=around.time_ns_of, reverse=True)
-    found: list[dict[str, Any]] = []
+    alike: dict[tuple[str, str, int], list[int]] = {}
     for node in order:
-        if len(found) == MOST_DECISIONS:
-            break
         if frontier.built.problem.nodes[node].n_states > 1 and around.time_ns_of(node):
-            found.append(_decision(frontier, around, node))
-    return found
+            op = frontier.built.nodes[node][0].operators[0]
+            key = op.type, str(around.strategy.configs[op.name]), around.time_ns_of(node)
+            alike.setdefault(key, []).append(node)
+    shown = list(alike.values())[:MOST_DECISIONS]
+    return [{**_decision(frontier, around, nodes[0]), "alike": len(nodes) - 1} for nodes in shown]
 
 
 def _decision(frontier: FoundPoints, around: _Around, node: int) -> dict[str, Any]:

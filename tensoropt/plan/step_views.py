@@ -57,11 +57,11 @@ def timeline_view(timeline: StepTimeline) -> dict[str, Any]:
         "devices": [list(ranks) for ranks in timeline.network.classes],
         "operators": list(operators),
         "kinds": list(kinds),
-        "tasks": _tasks_text(_joined(sorted(rows))),
+        "tasks": tasks_text(joined_rows(sorted(rows))),
     }
 
 
-def _joined(rows: list[list[int]]) -> list[list[int]]:
+def joined_rows(rows: list[list[int]]) -> list[list[int]]:
     """Return rows in order, with those joined that follow each other without a gap and do the same for one operator."""
     found: list[list[int]] = []
     for row in rows:
@@ -73,7 +73,7 @@ def _joined(rows: list[list[int]]) -> list[list[int]]:
     return found
 
 
-def _tasks_text(rows: list[list[int]]) -> str:
+def tasks_text(rows: list[list[int]]) -> str:
     """Return the rows of tasks as text."""
     before = 0
     said = []

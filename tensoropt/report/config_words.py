@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 _CONVOLUTION = {"n": "batch", "h": "height", "w": "width", "d": "depth", "o": "output channels", "c": "input channels",
                 "i": "input channels", "p": "height", "q": "width", "m": "multiples of channels"}  # fmt: skip
@@ -21,6 +22,11 @@ def config_words(kind: str, config: str, results: Sequence[str]) -> str:
         config: the config's text, ``m:a n:b``.
         results: the texts of the results' layouts.
     """
+    return _words(kind, config, tuple(results))
+
+
+@cache  # few configs of a model differ
+def _words(kind: str, config: str, results: tuple[str, ...]) -> str:
     if config == "-":
         return "a whole copy on every device"
     said = []

@@ -27,7 +27,7 @@ from .explanation import (
     ways_text,
 )  # fmt: skip
 from .frontier_rows import FrontierRows
-from .rows import PlanRows, Row, layers_of
+from .rows import PlanRows, Row
 from .sentences import differing_sentences, plan_sentences
 
 FORMAT, VERSION = "tensoropt/report", 2
@@ -42,7 +42,7 @@ def report_data(
     Args:
         title: the name of what is reported, for the page's title.
         chosen: the number of the point that is shown first; the file's own choice or the fastest one by default.
-        measured: the JSON value of a check, which is shown beside what was predicted.
+        measured: what a check measured, see :mod:`.measured`, which is shown beside what was predicted.
         curve: the JSON value of a curve over device counts.
     """
     value, details = frontier.value, frontier.value.get("details", {})
@@ -124,17 +124,11 @@ def _points(frontier: FrontierRows) -> dict[str, list[Any]]:
     }
 
 
-def _layers(frontier: FrontierRows) -> dict[str, str]:
-    """Return the layer of each operator, by what any plan reshards."""
-    named = [(part["name"], part["type"]) for part in frontier.value["operators"]]
-    return layers_of(named, [row for part in frontier.value["reshardings"] for row in part["pool"]])
-
-
 def _operators(frontier: FrontierRows, details: Row) -> list[dict[str, Any]]:
     """Return the operators with the rows that occur, each with its config in words."""
     sources, shapes = details.get("sources", {}), details.get("shapes", {})
     parts = frontier.value["operators"]
-    layers = _layers(frontier)
+    layers = frontier.layers
     return [
         {
             "name": part["name"],
@@ -153,8 +147,6 @@ def _operators(frontier: FrontierRows, details: Row) -> list[dict[str, Any]]:
 
 def _reshardings(frontier: FrontierRows, rows: PlanRows) -> list[dict[str, Any]]:
     """Return the reshardings that occur, in words."""
-    known = PlanRows({**rows.value})
-    vars(known)["layers"] = _layers(frontier)
     return [
         {
             "column": part["column"],
@@ -164,11 +156,11 @@ def _reshardings(frontier: FrontierRows, rows: PlanRows) -> list[dict[str, Any]]
                     "tensor": row["tensor"],
                     "consumer": row["consumers"][0],
                     "consumers": len(row["consumers"]),
-                    "layer": known.layer_of(row),
+                    "layer": rows.layer_of(row),
                     "shape": row["shape"],
                     "forward": [row["forward"][0], row["forward"][-1]],
-                    "ways": [way.text for way in known.executed(row)],
-                    "words": ways_text(known, row),
+                    "ways": [way.text for way in rows.executed(row)],
+                    "words": ways_text(rows, row),
                     "time_us": row["time_us"],
                     "copy_bytes": row.get("copy_bytes", 0),
                     "accumulator_bytes": row.get("accumulator_bytes", 0),

@@ -15,7 +15,7 @@ from ..common.errors import InputError, cut, short
 from ..common.files import reading_value
 from ..common.turning_point import turning_point
 from .explanation import Around
-from .rows import PlanRows, Row
+from .rows import PlanRows, Row, layers_of
 
 _COSTS = {"memory": "memory_bytes", "time": "time_us", "network": "network_time_us"}
 
@@ -99,6 +99,12 @@ class FrontierRows:
         """The choice of each point, int[P], by number of the column."""
         return [column_of(text, len(self)) for text in self.value["columns"]]
 
+    @cached_property
+    def layers(self) -> Mapping[str, str]:
+        """The layer of each operator by its name, by what any of the plans reshards."""
+        named = [(part["name"], part["type"]) for part in self.value["operators"]]
+        return layers_of(named, [row for part in self.value["reshardings"] for row in part["pool"]])
+
     def plan(self, point: int, option: str = "point") -> PlanRows:
         """Return the plan of a point."""
         columns, costs, value = self.columns, self.points[point], self.value
@@ -121,7 +127,7 @@ class FrontierRows:
             "frontier": [],
             "operators": operators,
             "reshardings": reshardings,
-        })
+        }, self.layers)
 
 
 def column_of(text: str, n_points: int) -> np.ndarray:

@@ -32,9 +32,14 @@ class Way:
 
 @dataclass(frozen=True, eq=False)
 class PlanRows:
-    """A plan's JSON value; a damaged one raises whatever error it leads to."""
+    """A plan's JSON value; a damaged one raises whatever error it leads to.
+
+    Attributes:
+        layers_of_all: the layer of each operator, where the plan is one of many of one model; None to find them.
+    """
 
     value: Row
+    layers_of_all: Mapping[str, str] | None = None
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -134,9 +139,9 @@ class PlanRows:
         return (*self.forward(row), *again, *self.backward(row)) * int(row.get("n_runs", 1))
 
     @cached_property
-    def layers(self) -> dict[str, str]:
+    def layers(self) -> Mapping[str, str]:
         """The layer of each operator by its name; see :func:`layers_of`."""
-        return layers_of([(op["name"], op["type"]) for op in self.operators], self.reshardings)
+        return self.layers_of_all or layers_of([(op["name"], op["type"]) for op in self.operators], self.reshardings)
 
     def layer_of(self, row: Row) -> str:
         """Return the layer that a resharding is charged to: that of its first consumer, else of its tensor."""

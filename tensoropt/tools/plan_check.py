@@ -24,13 +24,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..common.formats import CHECK
 from ..costs.model_costs import costing_of
 from ..ir.graph import SOURCES, VARIABLE
 from ..lowering.resharding.reshard import Collective
 from ..plan.plan import Plan
 from ..profiling.costs import CollectiveCosts
 from ..profiling.hardware import Hardware
-from ..profiling.trace import traced_step
+from ..profiling.trace import StepTrace, traced_step
 from ..program.peak import peak_of
 from ..reschedule.layout import axes_text
 from ..reschedule.mesh import Mesh
@@ -40,6 +41,8 @@ from ..runtime.ranks import Processes
 from ..sharding.model import Model
 from ..sharding.resharding import PlainCosts
 from .instrumented_run import PlanTrial
+from .measured_timeline import measured_view
+from .timeline import RankTimeline, collective_events
 from .trace_names import BACKWARD, CALL, FORWARD, UPDATE, TracedName, ran_as
 
 TRACED_STEPS = 5
@@ -49,6 +52,7 @@ What a collective received may stay until the next one's callback, if that begin
 machine single steps of a VGG16 peak 3 % higher or lower.
 """
 
+FORMAT, VERSION = CHECK
 UPDATES, OTHERS, STEP = "updates of variables", "other operators", "training step"
 
 
@@ -81,6 +85,7 @@ class PlanCheck:
         memory_bytes: the peak memory of each rank.
         collectives: one entry for each kind, device partition and size.
         operators, edges: one entry for each name; an edge has the name of the operator that it leads to.
+        timeline: the traced step, as :mod:`.measured_timeline` writes it.
     """
 
     step: Compared
@@ -93,6 +98,7 @@ class PlanCheck:
     collectives: tuple[Compared, ...]
     operators: tuple[Compared, ...]
     edges: tuple[Compared, ...]
+    timeline: Mapping[str, Any]
 
 
 def check_plan(
@@ -125,14 +131,28 @@ def check_plan(
         paths_s.append(trial.take_paths_s())
         calls.append(trial.take_calls())
     trial.follow_memory()
-    traces = []
-    for _ in range(TRACED_STEPS):
-        part.barrier()
-        traces.append(traced_step(trial.step, trial.take_memory))
-    trace = sorted(traces, key=lambda trace: trace.peak_bytes)[TRACED_STEPS // 2]
+    traces = [_traced(trial) for _ in range(TRACED_STEPS)]
+    trace, timeline = sorted(traces, key=lambda traced: traced[0].peak_bytes)[TRACED_STEPS // 2]
     state_bytes = _state_bytes(trial.engine)
-    rank = _Rank(own_s, paths_s, calls, trace.operators_us, trace.peak_bytes + state_bytes + trial.workspace_bytes)
+    peak_bytes = trace.peak_bytes + state_bytes + trial.workspace_bytes
+    rank = _Rank(own_s, paths_s, calls, trace.operators_us, peak_bytes, timeline)
     return _compared(plan, model, part.gather(rank), trial.log, hardware)
+
+
+def _traced(trial: PlanTrial) -> tuple[StepTrace, RankTimeline]:
+    """Run a step under TensorFlow's profiler and return its trace, and when everything in it ran."""
+    part, times = trial.processes, []
+
+    def run() -> None:
+        times.append(time.time_ns())
+        trial.step()
+        times.append(time.time_ns())
+
+    part.barrier()
+    trial.take_calls()
+    trace = traced_step(run, trial.take_memory)
+    events = collective_events(trial.log, trial.take_calls())
+    return trace, RankTimeline(part.rank, part.hosts[part.rank], np.array([times]), trace.operators, events, ())
 
 
 @dataclass(frozen=True)
@@ -147,6 +167,7 @@ class _Rank:
     calls: list[tuple[TimedCall, ...]]
     operators_us: dict[str, float]
     peak_bytes: int
+    timeline: RankTimeline
 
     @property
     def calls_s(self) -> np.ndarray:
@@ -196,6 +217,7 @@ def _compared(
         collectives=_collectives(plan.mesh, ranks, each_us, hardware),
         operators=_operators(plan, model, _slowest([rank.operators_us for rank in ranks])),
         edges=_edges(plan, model, log, each_us),
+        timeline=measured_view([rank.timeline for rank in ranks], model.graph.operators),
     )
 
 
@@ -336,8 +358,8 @@ def check_json(check: PlanCheck) -> dict[str, Any]:
         return {"name": each.name, "predicted": each.predicted, "measured": each.measured, "count": each.count}
 
     return {
-        "format": "tensoropt/check",
-        "version": 1,
+        "format": FORMAT,
+        "version": VERSION,
         "step_us": {**row(check.step), "steps": list(check.steps_us)},
         "compute_us": row(check.compute),
         "network_us": row(check.network),
@@ -346,4 +368,5 @@ def check_json(check: PlanCheck) -> dict[str, Any]:
         "collectives_us": [row(each) for each in check.collectives],
         "operators_us": [row(each) for each in check.operators],
         "edges_us": [row(each) for each in check.edges],
+        "timeline": dict(check.timeline),
     }

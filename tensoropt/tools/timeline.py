@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ..lowering.resharding.reshard import Collective
 from ..plan.plan import Plan
 from ..profiling.trace import MemoryEvent, OperatorEvent, allocated, traced_step
+from ..runtime.collectives.timed import TimedCall
 from ..runtime.ranks import Processes
 from ..sharding.model import Model
 from .instrumented_run import PlanTrial
@@ -99,25 +100,28 @@ def trace_steps(
             calls.append(trial.take_calls())
 
     trial.follow_memory()
-    to_system_ns = time.time_ns() - round(time.perf_counter() * 1e9)
     trace = traced_step(run, trial.take_memory)
-    log = trial.log
-    events = tuple(
-        CollectiveEvent(
-            log[number] if len(log) == len(step) else None,
-            call.kind,
-            call.n_bytes,
-            to_system_ns + round(call.started_s * 1e9),
-            round(call.seconds * 1e9),
-        )
-        for step in calls
-        for number, call in enumerate(step)
-    )
+    events = tuple(event for step in calls for event in collective_events(trial.log, step))
     host = part.hosts[part.rank]
     own = RankTimeline(
         part.rank, host, np.array(steps), trace.operators, events, trace.memory, len(trial.chains) > 1
     )
     return part.gather(own)
+
+
+def collective_events(log: Sequence[Collective], calls: Sequence[TimedCall]) -> tuple[CollectiveEvent, ...]:
+    """Return the events of a step's collectives by the system's clock, each with its entry of the log."""
+    to_system_ns = time.time_ns() - round(time.perf_counter() * 1e9)
+    return tuple(
+        CollectiveEvent(
+            log[number] if len(log) == len(calls) else None,
+            call.kind,
+            call.n_bytes,
+            to_system_ns + round(call.started_s * 1e9),
+            round(call.seconds * 1e9),
+        )
+        for number, call in enumerate(calls)
+    )
 
 
 def shares(rank: RankTimeline, operators: Iterable[str]) -> StepShares:

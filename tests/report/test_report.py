@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.timelines import tasks_of
 
 import tensoropt
 from tensoropt.ft.problem import INFEASIBLE
@@ -17,6 +18,7 @@ from tensoropt.plan.details import MOST_POINTS, details_of, viewed_points
 from tensoropt.report.data import frontier_of_plan, report_data
 from tensoropt.report.explanation import memory_parts, time_parts
 from tensoropt.report.frontier_rows import FrontierRows
+from tensoropt.report.measured import COMPARED
 from tensoropt.report.page import DATA_ID, page
 from tensoropt.report.reading import read_frontier, read_rows
 from tensoropt.tools.cli.main import main
@@ -75,16 +77,6 @@ def test_the_points_are_those_of_the_frontier(found, data):
     assert optcnn["time_us"] == pytest.approx(found.fastest().time_us)
 
 
-def tasks_of(timeline: dict) -> list[list[int]]:
-    """The rows of a timeline's tasks, with starts since the step began."""
-    start, rows = 0, []
-    for text in timeline["tasks"].split(";"):
-        row = [int(number) for number in text.split(",")]
-        start = row[2] = start + row[2]
-        rows.append(row)
-    return rows
-
-
 def test_a_step_is_the_simulated_one_and_its_memory_has_the_peak(found, data):
     assert set(map(int, data["views"])) == set(range(len(found)))
     for number, view in data["views"].items():
@@ -108,6 +100,8 @@ def test_another_choice_is_the_cheapest_of_all_with_the_copies_around_it(found, 
         point = int(number)
         states = [int(state) for state in found.found.strategies[point]]
         before, ns_per_byte = problem.cost(states), _slope(found, point)
+        told = [(each["type"], each["config"], each["time_us"]) for each in view["decisions"]]
+        assert len(set(told)) == len(told) and all(each["alike"] >= 0 for each in view["decisions"])
         for each in view["decisions"][:4]:
             node = next(i for i, (group, _) in enumerate(built.nodes) if group.operators[0].name == each["operator"])
             ends = [{edge.source, edge.target} for edge in problem.edges]
@@ -203,10 +197,26 @@ def test_bad_input_gets_one_sentence(detailed, plan_file, tmp_path, capsys, monk
     damaged.write_text(plan_file.read_text().replace('"time_us"', '"time"'))
     check = tmp_path / "check.json"
     check.write_text("{}")
+    changed, old = tmp_path / "changed.json", tmp_path / "old.json"
+    changed.write_text(detailed.read_text().replace('"network_time_us"', '"network_us"'))
+    old.write_text(detailed.read_text().replace('"version": 3', '"version": 2', 1))
+    row, no_timeline = {"name": "step", "predicted": 1.0, "measured": 1.0}, tmp_path / "no_timeline.json"
+    whole = {"format": "tensoropt/check", "version": 2, **dict.fromkeys(COMPARED, row)}
+    no_timeline.write_text(json.dumps(whole))
+    timeline = {"makespan_ns": 1, "devices": [[0]], "operators": [], "kinds": [], "tasks": ""}
+    another, wrong = tmp_path / "another.json", tmp_path / "wrong.json"
+    another.write_text(json.dumps({**whole, "timeline": timeline}))
+    wrong.write_text(json.dumps({**whole, "timeline": {**timeline, "tasks": "0,0,0,1,7,0"}}))
+    measured = [plan_file, "-o", tmp_path / "x.html", "--measured"]
     cases = [
+        ([*measured, no_timeline], "no_timeline.json' is damaged (KeyError: 'timeline')"),
+        ([*measured, another], "another.json' ran a plan of 1.0 us, expected one of those that the report shows"),
+        ([*measured, wrong], "wrong.json' is damaged (IndexError"),
         ([cut], "is not whole JSON"),
         ([damaged], "is damaged (KeyError: 'time_us')"),
         ([check], "is not a frontier or a plan: got format None"),
+        ([changed], "was changed since it was saved"),
+        ([old], "has version 2, expected 3; make it again"),
         ([tmp_path / "none.json"], "can't be read: No such file"),
         ([plan_file, "-o", tmp_path / "no" / "x.html"], "report can't be saved as"),
         ([plan_file, "-o", tmp_path], "that is a folder"),

@@ -10,6 +10,10 @@ const BASELINE_MARKS = {
   "mesh-tensorflow": ["cross", "#a98a1d"], mcmc: ["x", "#b3423a"],
 };
 
+const GLYPHS = {
+  "circle-open": "\u25cb", star: "\u2605", square: "\u25a0", diamond: "\u25c6", "triangle-up": "\u25b2", cross: "\u271a", x: "\u2716", hexagon: "\u2b22",
+};
+
 function ink(name) {
   return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 }
@@ -36,7 +40,9 @@ function drawChart(id, traces, layout) {
     const marker = trace.marker || {}, line = trace.line || {};
     const isMark = trace.mode === "markers";
     const colour = isMark ? marker.color : line.color;
-    swatch.className = isMark ? "swatch round" + (String(marker.symbol).endsWith("-open") ? " open" : "") : line.dash ? "swatch dash" : "swatch";
+    swatch.className = isMark ? "mark" : line.dash ? "swatch dash" : "swatch";
+    if (isMark) swatch.textContent = GLYPHS[marker.symbol] || "\u25cf";
+    swatch.setAttribute("aria-hidden", "true");
     swatch.style.color = colour;
     entry.append(swatch, trace.title || trace.name);
     return entry;
@@ -97,7 +103,6 @@ function drawFrontier(data, state) {
     x: [x[at]], y: [y[at]], text: [`${name}<br>${told[at]}`], mode: "markers", name, hoverinfo: "text", customdata: [at], marker,
   });
   traces.push(one(data.turning_point, "turning point", {size: 13, symbol: "circle-open", color: ink("ink"), line: {width: 2}}));
-  traces.push(one(data.chosen, "chosen", {size: 14, symbol: "star", color: "#d9822b"}));
   const held = (point) => (byPeak ? point.peak_bytes : point.memory_bytes);
   const baselines = data.baselines.map((each) => ({name: each.name, points: each.points.filter((point) => held(point) !== undefined)}));
   for (const baseline of baselines) {
@@ -112,6 +117,7 @@ function drawFrontier(data, state) {
       marker: {size: 10, symbol: mark[0], color: mark[1], line: {width: 1, color: ink("card")}},
     });
   }
+  traces.push(one(data.chosen, "chosen", {size: 14, symbol: "star", color: "#d9822b", line: {width: 1, color: ink("card")}}));
   traces.push(one(state.point, "selected", {size: 17, symbol: "circle-open", color: ink("mark"), line: {width: 3}}));
   const shapes = state.limit === null ? [] : [{
     type: "line", x0: state.limit / bytes, x1: state.limit / bytes, y0: 0, y1: 1, yref: "paper",
@@ -164,8 +170,9 @@ function drawCurve(data) {
   drawChart("curve-chart", traces, layout);
 }
 
-function drawTimeline(timeline) {
-  const [scale, unit] = timeScale(timeline.makespan_ns / 1e3);
+// Draw a timeline as far as a step of some nanoseconds reaches, so that one above the other can be compared.
+function drawTimeline(id, timeline, reach) {
+  const [scale, unit] = timeScale(reach / 1e3);
   const ns = scale * 1e3;
   const lanes = [];
   const tasks = tasksOf(timeline);
@@ -197,9 +204,9 @@ function drawTimeline(timeline) {
   const layout = chartLayout(`time since the step began (${unit})`, "", {hovermode: "closest"});
   Object.assign(layout.yaxis, {tickvals: lanes.map((_, i) => lanes.length - 1 - i), ticktext: lanes.map((each) => each[2]),
     range: [-0.7, lanes.length - 0.3], fixedrange: true, zeroline: false});
-  layout.xaxis.range = [0, timeline.makespan_ns / ns];
-  document.getElementById("timeline-chart").style.height = `${Math.max(200, 110 + 46 * lanes.length)}px`;
-  drawChart("timeline-chart", traces, layout);
+  layout.xaxis.range = [0, reach / ns];
+  document.getElementById(id).style.height = `${Math.max(200, 110 + 46 * lanes.length)}px`;
+  drawChart(id, traces, layout);
 }
 
 function drawMemory(memory) {

@@ -62,17 +62,24 @@ function drawCards() {
     card.append(element("dt", name), element("dd", text, {id: "card-" + name.replaceAll(" ", "-")}));
     return card;
   }));
+  const beside = (time, bytes) => `${signedPercent(time / points.time_us[at] - 1)} time, ${signedPercent(bytes / neededBytes(at) - 1)} memory`;
   const marks = [];
-  if (at === data.turning_point) marks.push("the turning point: up to here memory buys much time, beyond it little");
-  if (at === data.chosen) marks.push("the plan that was chosen");
-  for (const [other, what] of [[at - 1, "smaller"], [at + 1, "faster"]]) {
-    if (other < 0 || other >= count) { marks.push(`none is ${what}`); continue; }
-    marks.push(`the next ${what} one: ${signedPercent(points.memory_bytes[other] / points.memory_bytes[at] - 1)} memory, ` +
-      `${signedPercent(points.time_us[other] / points.time_us[at] - 1)} time`);
+  if (at === data.chosen) marks.push("This is the plan that was chosen.");
+  if (at === data.turning_point) marks.push("The turning point: up to here memory buys much time, beyond it little.");
+  if (at === fastestWithin(Infinity)) marks.push("No plan of this frontier is faster.");
+  else if (at + 1 < count) marks.push(`The next faster plan, point ${at + 2}: ${beside(points.time_us[at + 1], neededBytes(at + 1))}.`);
+  const smaller = fastestWithin(0.9 * neededBytes(at)), slower = slowerBy(0.1);
+  if (smaller !== null) marks.push(`10% less memory: ${beside(points.time_us[smaller], neededBytes(smaller))} (point ${smaller + 1}).`);
+  else marks.push(at === comparable.find((i) => neededBytes(i) === least) ? "None needs less memory." : `None needs 10% less memory: the least is ${memoryText(least)}.`);
+  if (slower !== null) marks.push(`10% more time would save ${memoryText(neededBytes(at) - neededBytes(slower))} (point ${slower + 1}).`);
+  const parallel = data.baselines.find((each) => each.name === "data-parallel");
+  if (parallel && parallel.points[0].peak_bytes !== undefined) {
+    const {time_us: time, peak_bytes: peak} = parallel.points[0];
+    marks.push(`Data parallelism: ${timeText(time)}, peak ${memoryText(peak)}: ${beside(time, peak)}.`);
   }
-  const slower = slowerBy(0.1);
-  if (slower !== null) marks.push(`10% more time would save ${memoryText(neededBytes(at) - neededBytes(slower))} (point ${slower + 1})`);
-  byId("around").textContent = count > 1 ? marks.join("; ") + "." : "This report is of one plan; a frontier's has all plans to choose from.";
+  if (count < 2) marks.splice(0, marks.length, "This report is of one plan; a frontier's has all plans to choose from.");
+  if (data.views[at]) marks.push(data.views[at].sentences[0]);
+  byId("around").replaceChildren(...marks.map((text) => element("li", text)));
 }
 
 // The point that needs the least memory of those that take at most some share more time; null if none needs less.
@@ -110,7 +117,11 @@ function viewButtons(id, what) {
 }
 
 function drawStep() {
-  const view = data.views[state.point];
+  const view = data.views[state.point], measured = measuredTimeline();
+  const reach = Math.max(...[view && view.timeline, measured].filter(Boolean).map((each) => each.makespan_ns));
+  drawMeasured();
+  byId("measured-step").hidden = byId("predicted-caption").hidden = !measured;
+  if (measured) drawTimeline("measured-chart", measured, reach);
   for (const [id, is] of [["with-step", Boolean(view)], ["with-why", Boolean(view)], ["no-step", !view], ["no-why", !view]]) byId(id).hidden = !is;
   if (!view) {
     viewButtons("no-step", "The step is");
@@ -127,7 +138,7 @@ function drawStep() {
   delete document.documentElement.dataset.step;
   requestAnimationFrame(() => setTimeout(() => {
     if (data.views[state.point] !== view) return;
-    if (view.timeline) drawTimeline(view.timeline);
+    if (view.timeline) drawTimeline("timeline-chart", view.timeline, reach);
     drawMemory(memory);
     document.documentElement.dataset.step = state.point;
   }));
@@ -147,7 +158,7 @@ function drawDecisions(decisions) {
   head.append(line);
   for (const each of decisions) {
     const row = element("tr"), other = each.other;
-    row.append(element("td", `${each.operator} (${each.type})` + (each.source ? `, ${each.source}` : "")), element("td", each.words),
+    row.append(element("td", `${each.operator} (${each.type})` + (each.source ? `, ${each.source}` : "") + (each.alike ? `, and ${each.alike} alike` : "")), element("td", each.words),
       element("td", timeText(each.time_us), {className: "number"}));
     row.append(element("td", other ? other.words + (other.is_rematerialized ? ", computed again" : "") : "there is none"));
     row.append(element("td", other ? (other.time_us >= 0 ? "+" : "") + timeText(other.time_us) : "", {className: "number"}));
@@ -155,6 +166,11 @@ function drawDecisions(decisions) {
     body.append(row);
   }
   byId("decisions").replaceChildren(head, body);
+}
+
+// The measured step, if it is one of the selected point.
+function measuredTimeline() {
+  return data.measured && data.measured.point === state.point ? data.measured.timeline : null;
 }
 
 function drawMeasured() {
@@ -170,7 +186,12 @@ function drawMeasured() {
     body.append(cells);
   }
   table.append(head, body);
-  byId("measured").replaceChildren(element("h3", "Measured by tensoropt check"), table);
+  byId("measured").replaceChildren(element("h3", "Measured by tensoropt check" + (count > 1 ? `, of point ${measured.point + 1}` : "")), table);
+  if (count > 1 && measured.point !== state.point) {
+    const button = element("button", `show point ${measured.point + 1}`, {type: "button"});
+    button.addEventListener("click", () => select(measured.point));
+    byId("measured").append(button);
+  }
 }
 
 function drawLimit(note) {
@@ -229,7 +250,6 @@ function start() {
     ? Object.entries(value) : [[key, typeof value === "object" ? JSON.stringify(value) : String(value)]]);
   byId("assumptions").replaceChildren(...assumed.flatMap(([key, value]) => [element("dt", key.replaceAll("_", " ")), element("dd", String(value))]));
   drawHeadings(data, state);
-  drawMeasured();
   drawLimit();
   setScheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   if (count > 1) byId("frontier-chart").on("plotly_click", (event) => {

@@ -15,6 +15,7 @@ from report.test_report import HOSTILE, hostile
 from tensoropt.common.memory_units import memory_text
 from tensoropt.plan.details import details_of
 from tensoropt.report.data import report_data
+from tensoropt.report.measured import measured_at
 from tensoropt.report.page import write_report
 from tensoropt.report.reading import read_frontier
 from tensoropt.report.sentences import time_text
@@ -45,11 +46,17 @@ def detailed(found, frontier_file) -> Path:
 
 @pytest.fixture(scope="module")
 def data(detailed):
-    measured = {"name": "step", "predicted": 40.0, "measured": 50.0}
+    frontier = read_frontier(detailed)
+    predicted = frontier.points[0]["time_us"]
+    measured = {"name": "step", "predicted": predicted, "measured": 1.25 * predicted}
     check = dict.fromkeys(("step_us", "compute_us", "network_us", "memory_bytes"), measured)
+    tasks = "0,0,0,500,0,0;0,1,500,900,1,1;1,0,0,700,0,0"
+    names = {"operators": ["MatMul", HOSTILE], "kinds": ["forward", "all_reduce"]}
+    check["timeline"] = {"makespan_ns": 10**6, "devices": [[0], [1]], **names, "tasks": tasks}
     curve = [(1, 90.0), (2, 60.0), (4, 40.0)]
     points = [{"parallelism": n, "time_us": us, "memory_bytes": 1000 // n} for n, us in curve]
-    return report_data(read_frontier(detailed), "browsed.json", measured=check, curve={"curve": points})
+    seen = measured_at(frontier, check, "check.json")
+    return report_data(frontier, "browsed.json", measured=seen, curve={"curve": points})
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +153,7 @@ def test_points_limits_operators_and_steps_are_those_of_the_data(browser, report
     page = opened.page
     opened.shows(data, data["chosen"])
     count = len(data["points"]["time_us"])
+    page.locator("#frontier-chart").scroll_into_view_if_needed()
     for point in (0, count // 2, count - 2):  # which have nothing else near them on the screen
         x, y = place_of(page, point)
         page.mouse.move(x - 2, y - 2)
@@ -194,6 +202,18 @@ def test_points_limits_operators_and_steps_are_those_of_the_data(browser, report
     assert page.locator("#decisions tbody tr").count() == len(view["decisions"])
     assert page.locator("#measured tbody tr").count() == 4 and "1.25" in page.inner_text("#measured")
     assert page.is_visible("#curve-chart")
+    # The step that was measured stands above the predicted one, at the point whose plan ran, on one scale.
+    assert page.is_hidden("#measured-chart")
+    page.click("#measured button")
+    page.wait_for_selector("html[data-step='0']")
+    opened.shows(data, 0)
+    assert page.is_visible("#measured-chart") and HOSTILE not in page.inner_html("#measured-step")
+    top = "id => document.getElementById(id).getBoundingClientRect().top"
+    assert page.evaluate(top, "measured-chart") < page.evaluate(top, "timeline-chart")
+    reach = "id => document.getElementById(id).layout.xaxis.range[1]"
+    assert page.evaluate(reach, "measured-chart") == page.evaluate(reach, "timeline-chart")
+    lengths = "document.getElementById('measured-chart').data.map((trace) => trace.x.length)"
+    assert page.evaluate(lengths) == [8, 4]
     opened.close()
 
 

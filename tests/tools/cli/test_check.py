@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.mpirun import run_ranks
+from helpers.timelines import tasks_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -144,7 +145,7 @@ def test_the_report_puts_the_most_wrong_first():
     memory = Compared("memory", 2e6, 1e6)
     check = PlanCheck(
         step=total, steps_us=(900.0, 1000.0, 1100.0), compute=total, network=total, waiting_us=7.0, memory=memory,
-        memory_bytes=(10**6,), collectives=(), operators=rows, edges=(),
+        memory_bytes=(10**6,), collectives=(), operators=rows, edges=(), timeline={},
     )
     text = comparison_text(check)
     assert [line.split()[0] for line in text.splitlines() if line.startswith("op")] == ["op7", "op6", "op5", "op4", "op3"]
@@ -193,6 +194,16 @@ def test_ranks_run_a_plan_and_compare(plan, tmp_path):
     assert operators[UPDATES]["measured"] > 0
     assert all(row["measured"] > 0 for name, row in operators.items() if "Conv2D" in name or "MatMul" in name)
     counted = sum(row["count"] for row in found["collectives_us"])
+    timeline = found["timeline"]
+    assert timeline["devices"] == [[0], [1]] and {"forward", "backward", "update"} <= set(timeline["kinds"])
+    tasks = tasks_of(timeline)
+    assert 0 < max(start + duration for _, _, start, duration, *_ in tasks) <= timeline["makespan_ns"]
+    assert {(device, lane) for device, lane, *_ in tasks} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert sum(1 for device, lane, *_ in tasks if (device, lane) == (0, 1)) == counted
+    # The page takes what the check wrote.
+    page = plan.with_name("report.html")
+    assert main(["report", str(plan), "--measured", str(file), "-o", str(page), "--json", str(tmp_path / "page.json")]) == 0
+    assert json.loads((tmp_path / "page.json").read_text())["measured"]["timeline"] == timeline
     # Of a bucket each gradient counts for its operator.
     assert 0 < counted <= sum(row["count"] for row in found["edges_us"])
 

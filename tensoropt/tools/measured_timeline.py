@@ -1,0 +1,50 @@
+"""Write a measured step in the form of the predicted one, so that a report shows one above the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..plan.step_views import COMPUTE_LANE, NETWORK_LANE, joined_rows, tasks_text
+from .timeline import RankTimeline
+from .trace_names import CALL, TracedName
+
+MOST_RANKS = 8
+"""How many ranks are shown: of a large mesh those with the lowest numbers."""
+
+
+def measured_view(ranks: Sequence[RankTimeline], operators: Iterable[str]) -> dict[str, Any]:
+    """Return the first traced step of each rank as a JSON value; see :func:`..plan.step_views.timeline_view`.
+
+    Times are nanoseconds since the rank's own step began: ranks begin together, and clocks of several machines differ.
+
+    Args:
+        operators: the names of the model's operators.
+    """
+    known = frozenset(operators)
+    names: dict[str, int] = {}
+    kinds: dict[str, int] = {}
+    rows: list[list[int]] = []
+
+    def add(number: int, lane: int, start_ns: int, duration_ns: int, name: str, kind: str) -> None:
+        numbers = names.setdefault(name, len(names)), kinds.setdefault(kind, len(kinds))
+        if duration_ns > 0:
+            rows.append([number, lane, start_ns, duration_ns, *numbers])
+
+    shown = ranks[:MOST_RANKS]
+    for number, rank in enumerate(shown):
+        begin_ns = int(rank.steps[0, 0])
+        for event in rank.operators:
+            name, way = TracedName.of(event.name, known)
+            if way != CALL:
+                add(number, COMPUTE_LANE, event.start_ps // 1000 - begin_ns, event.duration_ps // 1000, name, way)
+        for call in rank.collectives:
+            leads_to = "" if call.collective is None else call.collective.operator
+            add(number, NETWORK_LANE, call.start_ns - begin_ns, call.duration_ns, leads_to, call.kind)
+    return {
+        "makespan_ns": max(int(rank.steps[0, 1] - rank.steps[0, 0]) for rank in shown),
+        "devices": [[rank.rank] for rank in shown],
+        "operators": list(names),
+        "kinds": list(kinds),
+        "tasks": tasks_text(joined_rows(sorted(rows))),
+    }
