@@ -98,7 +98,7 @@ def describe_package():
                 "playwright>=1.40",
                 "axe-playwright-python>=0.1.4",
             ],
-            "lint": ["ruff>=0.9", "import-linter>=2.1", "mypy>=1.15", "types-tabulate", "types-tqdm"],
+            "lint": ["ruff>=0.9", "import-linter>=2.17", "mypy>=1.15", "types-tabulate", "types-tqdm"],
         },
         entry_points={"console_scripts": ["tensoropt = tensoropt.tools.cli.main:main"]},
         classifiers=["Programming Language :: Python :: 3.%d" % minor for minor in supported_minors()],

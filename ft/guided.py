@@ -100,7 +100,7 @@ class Guide:
         """
         reduced = [np.full(node.n_states, np.inf) for node in self.problem.nodes]
         spread = np.unique(np.linspace(0, len(hull.lines) - 1, WITH_MARGINALS).round().astype(int))
-        for line in (hull.lines[place] for place in spread.tolist()):
+        for line in (hull.lines[index] for index in spread.tolist()):
             marginals = hull.search.marginals((line.mem_weight, line.time_weight))
             for least, marginal in zip(reduced, marginals.nodes, strict=True):
                 np.minimum(least, marginal / max(line.least, 1) - 1, out=least)

@@ -1,4 +1,4 @@
-"""Let all ranks that measure together agree on numbers.
+"""Make all ranks that measure together agree on numbers.
 
 All ranks must make the same calls in the same order, so nothing that steers a measurement may come from a rank's own
 clock: the quantities measured, the number of repeats, and the end follow from times that were first agreed on, the

@@ -68,10 +68,10 @@ class StepTrace:
     @cached_property
     def peak_bytes(self) -> int:
         """The most bytes that were allocated at once since the trace began."""
-        return peak_of(self.memory)
+        return traced_peak(self.memory)
 
 
-def peak_of(events: Iterable[MemoryEvent]) -> int:
+def traced_peak(events: Iterable[MemoryEvent]) -> int:
     """Return the most bytes at once, relative to what was allocated before the first event; releases of that are subtracted.
     """
     return max([0, *(n_bytes for _, n_bytes in allocated(events))])

@@ -207,9 +207,9 @@ def _with_chains(
 ) -> Ints:
     """Return :func:`times_between` where some states, those with ``chains``, are unwound first or rewound last."""
     near = [chains[i][-1].target if i in chains else state for i, state in enumerate(states)]
-    place = {state: number for number, state in enumerate(dict.fromkeys(near))}
-    of_near = np.array([place[state] for state in near])
-    times: Ints = times_between(steps, list(place), partial, runs)[np.ix_(of_near, of_near)]
+    index = {state: number for number, state in enumerate(dict.fromkeys(near))}
+    of_near = np.array([index[state] for state in near])
+    times: Ints = times_between(steps, list(index), partial, runs)[np.ix_(of_near, of_near)]
     for i, leaving in chains.items():
         times[i] += path_time_ns(steps, states[i], leaving)
         times[:, i] += path_time_ns(steps, near[i], rewinding(states[i], leaving))
@@ -239,8 +239,8 @@ def _between_ends(steps: StepTimes, weighted: Weighted, states: Sequence[State],
     )
     entering = [_steps_into(steps, weighted.graph, states[j], is_reversed=True) for j in outside]
     near = [np.array([number for number, _ in each], np.int64) for each in entering]
-    wanted, place = np.unique(np.concatenate([numbers, *near]), return_inverse=True)
-    columns = np.split(place.reshape(-1), np.cumsum([len(numbers), *map(len, near)])[:-1])
+    wanted, index = np.unique(np.concatenate([numbers, *near]), return_inverse=True)
+    columns = np.split(index.reshape(-1), np.cumsum([len(numbers), *map(len, near)])[:-1])
     found = weighted.search(starts, wanted)
     times = np.empty((len(states), len(states)), np.int64)
     times[:, inside] = found[columns[0]].T
@@ -333,16 +333,16 @@ def _first_come_first_named(graph: LayoutGraph, states: Ints, classes: Sequence[
     """Return each state's new names of the axes, [states, axes], so that the axes of a class appear in order."""
     known, rank = graph.orders, graph.dims.shape[1]
     axes = np.arange(known.n_axes)
-    place = np.full((len(states), known.n_axes), 0)
+    index = np.full((len(states), known.n_axes), 0)
     is_partial = graph.partial[states][:, None] >> axes & 1
-    place[:] = np.where(is_partial, rank, rank + 1) * known.n_axes + axes
+    index[:] = np.where(is_partial, rank, rank + 1) * known.n_axes + axes
     for dim in range(rank):
-        within = known.place[graph.dims[states, dim]]
-        place = np.where(within >= 0, dim * known.n_axes + within, place)
+        within = known.index[graph.dims[states, dim]]
+        index = np.where(within >= 0, dim * known.n_axes + within, index)
     names = np.tile(axes, (len(states), 1))
     for each in classes:
         columns = np.array(each)
-        appearance = np.argsort(place[:, columns], axis=1)
+        appearance = np.argsort(index[:, columns], axis=1)
         np.put_along_axis(names, columns[appearance], np.broadcast_to(columns, appearance.shape), axis=1)
     return names
 

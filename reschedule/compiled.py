@@ -50,8 +50,8 @@ def relax(start: Any, source: Any, weight: Any, order: Any, distance: Any, never
     now = rounds = last = 0
     while True:
         rounds += 1
-        for place in range(n_states):
-            state = order[place] if rounds % 2 else order[n_states - 1 - place]
+        for index in range(n_states):
+            state = order[index] if rounds % 2 else order[n_states - 1 - index]
             now += 1
             is_first = True
             for edge in range(start[state], start[state + 1]):
@@ -106,8 +106,8 @@ def settle(start: Any, source: Any, time_ns: Any, communicates: Any, first: int,
                     heappush(heap, (left[state] + weight, np.int64(source[edge])))
     is_between = np.zeros(n_states, np.bool_)
     is_between[first] = True
-    for place in range(n_settled - 2, -1, -1):
-        state = settled[place]
+    for index in range(n_settled - 2, -1, -1):
+        state = settled[index]
         for edge in range(start[state], start[state + 1]):
             if is_between[source[edge]] and time_ns[edge] < LONGEST:
                 weight = (time_ns[edge] << TIE_BITS) + (COLLECTIVE if communicates[edge] else LOCAL)

@@ -25,7 +25,7 @@ Devices = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TransferPart:
     """A part of a tensor that one device sends to another, or to itself.
 
     Attributes:
@@ -64,7 +64,7 @@ class CrossMesh:
                 raise ReschedulingError(f"layout {layout} on mesh {layout.mesh} doesn't fit {self.shape}")
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[TransferPart, ...]:
         """All parts, receiver by receiver."""
         return _parts(self)
 
@@ -76,15 +76,15 @@ class CrossMesh:
             if self.source_devices[part.sender] != self.target_devices[part.receiver]
         )
 
-    def sent_by(self, rank: int) -> tuple[Part, ...]:
+    def sent_by(self, rank: int) -> tuple[TransferPart, ...]:
         """Return the parts that a rank of the source's mesh sends."""
         return tuple(part for part in self.parts if part.sender == rank)
 
-    def received_by(self, rank: int) -> tuple[Part, ...]:
+    def received_by(self, rank: int) -> tuple[TransferPart, ...]:
         """Return the parts that a rank of the target's mesh receives."""
         return tuple(part for part in self.parts if part.receiver == rank)
 
-    def pack(self, part: Part, shard: Array) -> Array:
+    def pack(self, part: TransferPart, shard: Array) -> Array:
         """Return a part of the sender's shard, in memory of its own."""
         return np.array(shard[relative(part.bounds, self.source.bounds(self.shape, part.sender))], order="C")
 
@@ -105,7 +105,7 @@ class CrossMesh:
 
 
 @lru_cache(maxsize=1024)
-def _parts(way: CrossMesh) -> tuple[Part, ...]:
+def _parts(way: CrossMesh) -> tuple[TransferPart, ...]:
     """Return all parts of a way, receiver by receiver; within a receiver, block by block of the source."""
     holders: dict[Bounds, list[int]] = {}
     for rank in range(way.source.mesh.n_devices):
@@ -123,5 +123,5 @@ def _parts(way: CrossMesh) -> tuple[Part, ...]:
             sender = own[0] if own else min(ranks, key=lambda rank: (sent[rank], rank))
             if not own:
                 sent[sender] += size
-            found.append(Part(sender, receiver, common))
+            found.append(TransferPart(sender, receiver, common))
     return tuple(found)

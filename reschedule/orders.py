@@ -79,7 +79,7 @@ class Orders:
     length: Ints  # [orders]: the number of axes
     prefix: Ints  # [orders, n]: the order without its n minor-most axes
     suffix: Ints  # [orders, n]: the order of its n minor-most axes
-    place: Ints  # [orders, axes]: the index of the axis in the order; -1 if it isn't there
+    index: Ints  # [orders, axes]: the index of the axis in the order; -1 if it isn't there
     can_be_partial: Mask  # for each mask, whether these axes may be the partial ones
     within: Lists  # for each mask, the non-empty orders of some of these axes
     exactly: Lists  # for each mask, the orders of all these axes
@@ -91,8 +91,8 @@ class Orders:
         """Return the orders ``major`` followed by ``minor``, which must be disjoint; -1 where there is no such order."""
         shift = np.array([(self.n_axes + 1) ** n for n in range(self.n_axes + 1)])
         code = self._code[major] * shift[self.length[minor]] + self._code[minor]
-        place = np.searchsorted(self._code, code, sorter=self._by_code)
-        found = self._by_code[np.minimum(place, len(self.axes) - 1)]
+        index = np.searchsorted(self._code, code, sorter=self._by_code)
+        found = self._by_code[np.minimum(index, len(self.axes) - 1)]
         return np.where(self._code[found] == code, found, -1)
 
     def has(self, splits: tuple[Axes, ...], partial: Axes) -> bool:
@@ -106,8 +106,8 @@ class Orders:
         """
         code = np.zeros(len(self.axes), np.int64)
         for axis, name in enumerate(names.tolist()):
-            place = self.place[:, axis]
-            code += np.where(place >= 0, (name + 1) * (self.n_axes + 1) ** (self.length - 1 - place).clip(0), 0)
+            index = self.index[:, axis]
+            code += np.where(index >= 0, (name + 1) * (self.n_axes + 1) ** (self.length - 1 - index).clip(0), 0)
         mask = np.zeros(1 << self.n_axes, np.int64)
         for axis, name in enumerate(names.tolist()):
             mask |= (np.arange(len(mask)) >> axis & 1) << name
@@ -144,8 +144,8 @@ def orders(n_axes: int, runs: int | None) -> Orders:
     parts = [[part for part in range(1, whole + 1) if part & whole == part] for whole in everything]
     for whole in everything:
         within[whole] = [position for part in parts[whole] for position in exactly[part]]
-    code = np.array([sum((axis + 1) * (n_axes + 1) ** place for place, axis in enumerate(reversed(o))) for o in axes])
-    place = [[order.index(axis) if axis in order else -1 for axis in range(n_axes)] for order in axes]
+    code = np.array([sum((axis + 1) * (n_axes + 1) ** index for index, axis in enumerate(reversed(o))) for o in axes])
+    index = [[order.index(axis) if axis in order else -1 for axis in range(n_axes)] for order in axes]
     return Orders(
         n_axes=n_axes,
         runs=runs,
@@ -155,7 +155,7 @@ def orders(n_axes: int, runs: int | None) -> Orders:
         length=np.array([len(order) for order in axes], np.int64),
         prefix=np.array([[number[order[: max(len(order) - n, 0)]] for n in counts] for order in axes], np.int64),
         suffix=np.array([[number[order[max(len(order) - n, 0) :]] for n in counts] for order in axes], np.int64),
-        place=np.array(place, np.int64).reshape(len(axes), -1),
+        index=np.array(index, np.int64).reshape(len(axes), -1),
         can_be_partial=np.array(can_be_partial, bool),
         within=Lists.of(within),
         exactly=Lists.of(exactly),

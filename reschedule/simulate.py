@@ -80,23 +80,23 @@ def simulate_step(step: Step | HaloStep, shape: Shape, shards: Sequence[Array]) 
     mesh = step.source.mesh
     ranks = [rank_step(step, shape, rank) for rank in range(mesh.n_devices)]
     if not step.communicates:
-        return [seen.apply_local(shard) for seen, shard in zip(ranks, shards, strict=True)]
-    sent = [seen.pack(shard) for seen, shard in zip(ranks, shards, strict=True)]
+        return [of_rank.apply_local(shard) for of_rank, shard in zip(ranks, shards, strict=True)]
+    sent = [of_rank.pack(shard) for of_rank, shard in zip(ranks, shards, strict=True)]
     results = []
-    for rank, seen in enumerate(ranks):
+    for rank, of_rank in enumerate(ranks):
         group = mesh.group(step.group_axes, rank)
-        results.append(seen.unpack([sent[member][group.index(rank)] for member in group]))
+        results.append(of_rank.unpack([sent[member][group.index(rank)] for member in group]))
     return results
 
 
 def _simulate_halo(step: HaloStep, shape: Shape, shards: Sequence[Array]) -> list[Array]:
     mesh = step.layout.mesh
     ranks = [RankHalo.of(step, shape, rank) for rank in range(mesh.n_devices)]
-    sent = [seen.pack(shard) for seen, shard in zip(ranks, shards, strict=True)]
+    sent = [of_rank.pack(shard) for of_rank, shard in zip(ranks, shards, strict=True)]
     results = []
-    for rank, (seen, shard) in enumerate(zip(ranks, shards, strict=True)):
+    for rank, (of_rank, shard) in enumerate(zip(ranks, shards, strict=True)):
         group = mesh.group(step.group_axes, rank) if step.communicates else ()
-        results.append(seen.unpack(shard, [sent[member][group.index(rank)] for member in group]))
+        results.append(of_rank.unpack(shard, [sent[member][group.index(rank)] for member in group]))
     return results
 
 

@@ -246,7 +246,7 @@ def parallelize(
     import_tensorflow()
     from .trainer.parallelize import TrainingOptions, parallelized, refuse_others
 
-    refuse_others(others)
+    refuse_others(others, parallelize)
 
     options = TrainingOptions(
         option=option, memory=memory, parallelism=parallelism, cluster=cluster, force=force, plan=plan,

@@ -128,15 +128,15 @@ class _Sum:
         """Add the costs of one state of a node, or subtract them with ``sign`` -1."""
         self.mem += sign * int(options.mem[state])
         self.time += sign * int(options.time[state])
-        for place, n_bytes in zip(options.numbers.tolist(), options.segments[:, state].tolist(), strict=True):
-            self.segments[place] += sign * n_bytes
+        for index, n_bytes in zip(options.numbers.tolist(), options.segments[:, state].tolist(), strict=True):
+            self.segments[index] += sign * n_bytes
 
     def add_difference(self, costs: Node | Edge, parts: Sequence[tuple[int, Ints]], then: Any, now: Any) -> None:
         """Add the difference that a node or an edge makes between one state (or pair of states) and another."""
         self.mem += int(costs.mem_bytes[then] - costs.mem_bytes[now])
         self.time += int(costs.time_ns[then] - costs.time_ns[now])
-        for place, n_bytes in parts:
-            self.segments[place] += int(n_bytes[then] - n_bytes[now])
+        for index, n_bytes in parts:
+            self.segments[index] += int(n_bytes[then] - n_bytes[now])
 
 
 def _minimal(costs: Ints) -> Ints:
@@ -181,11 +181,11 @@ class Descent:
             self._edges[edge.target].append(number)
         self._of_nodes: list[list[tuple[int, Ints]]] = [[] for _ in range(n_nodes)]
         self._of_edges: list[list[tuple[int, Ints]]] = [[] for _ in problem.edges]
-        for place, segment in enumerate(transient.segments):
+        for index, segment in enumerate(transient.segments):
             for node, n_bytes in segment.nodes.items():
-                self._of_nodes[node].append((place, n_bytes))
+                self._of_nodes[node].append((index, n_bytes))
             for number, n_bytes in segment.edges.items():
-                self._of_edges[number].append((place, n_bytes))
+                self._of_edges[number].append((index, n_bytes))
         own = set(transient.plain)
         free = {node for node in range(n_nodes) if node not in own and problem.nodes[node].n_states > 1}
         self._free = {node for node in free if not free & set(self._adjacent(node))}
@@ -258,13 +258,13 @@ class Descent:
         kept = kept[kept >= starts[0]]
         group = np.searchsorted(starts, kept, side="right") - 1
         rows = np.zeros(len(kept), np.intp)
-        for i, (place, of_group) in enumerate(zip(kept.tolist(), group.tolist(), strict=True)):
+        for i, (index, of_group) in enumerate(zip(kept.tolist(), group.tolist(), strict=True)):
             which, changes = found[of_group]
-            rows[i] = which[(place - int(starts[of_group])) // len(changes.mem)]
+            rows[i] = which[(index - int(starts[of_group])) // len(changes.mem)]
         result = points.take(rows)
-        for i, (place, of_group) in enumerate(zip(kept.tolist(), group.tolist(), strict=True)):
+        for i, (index, of_group) in enumerate(zip(kept.tolist(), group.tolist(), strict=True)):
             changes = found[of_group][1]
-            change = (place - int(starts[of_group])) % len(changes.mem)
+            change = (index - int(starts[of_group])) % len(changes.mem)
             result.strategies[i, changes.nodes] = changes.states[change]
             result.mem[i] += changes.mem[change]
             result.time[i] += changes.time[change]
@@ -328,14 +328,14 @@ class Descent:
                 total.add(new, state)
                 total.add(old, at[each], -1)
             sums.append(total)
-        numbers = sorted({place for total in sums for place in total.segments})
+        numbers = sorted({index for total in sums for index in total.segments})
         return _Changes(
             np.array([node, *following]),
             np.array([[after, *states] for states in ways], np.int32),
             np.array([total.mem for total in sums], np.int64),
             np.array([total.time for total in sums], np.int64),
             np.array(numbers, np.intp),
-            np.array([[total.segments[place] for total in sums] for place in numbers], np.int64).reshape(-1, len(sums)),
+            np.array([[total.segments[index] for total in sums] for index in numbers], np.int64).reshape(-1, len(sums)),
         )
 
     def _options(self, node: int, at: Mapping[int, int]) -> _Options:
@@ -343,15 +343,15 @@ class Descent:
         own = self.problem.nodes[node]
         mem, time_ns = own.mem_bytes.copy(), own.time_ns.copy()
         parts = defaultdict[int, Ints](lambda: np.zeros_like(mem))
-        for place, n_bytes in self._of_nodes[node]:
-            parts[place] = parts[place] + n_bytes
+        for index, n_bytes in self._of_nodes[node]:
+            parts[index] = parts[index] + n_bytes
         for number in self._edges[node]:
             edge = self.problem.edges[number]
             here = (slice(None), at[edge.target]) if edge.source == node else (at[edge.source], slice(None))
             mem += edge.mem_bytes[here]
             time_ns += edge.time_ns[here]
-            for place, n_bytes in self._of_edges[number]:
-                parts[place] = parts[place] + n_bytes[here]
+            for index, n_bytes in self._of_edges[number]:
+                parts[index] = parts[index] + n_bytes[here]
         numbers = sorted(parts)
-        segments = np.array([parts[place] for place in numbers], np.int64).reshape(len(numbers), len(mem))
+        segments = np.array([parts[index] for index in numbers], np.int64).reshape(len(numbers), len(mem))
         return _Options(mem, time_ns, np.array(numbers, np.intp), segments)

@@ -5,18 +5,18 @@
 Equation (3) of the TensorOpt paper adds up compute and network. But only a parameter's update waits for the sum of that
 parameter's gradient: meanwhile the backward pass goes on.
 
-**The model.** The backward pass goes through *positions* (``place``), from the highest to the lowest. At each it computes.
+**The model.** The backward pass goes through *positions*, from the highest to the lowest. At each it computes.
 Then the communication that only an update waits for queues up for the link, which serves one request after the other. When
 the link is done depends on where its last uninterrupted busy period began: before that position the link waited for compute,
 and from there on compute doesn't count. So a step takes, over all such positions c (and one below all of them, for a link
 that is done before compute is)
 
-    time(S) = max over c of T_c(S),    T_c(S) = total(S) - hidden_c(S)
-    hidden_c(S) = hideable(S) from positions above c  +  hiding(S) at positions below c
+    time(S) = max over c of T_c(S),    T_c(S) = total(S) - overlap_c(S)
+    overlap_c(S) = overlappable(S) from positions above c  +  computing(S) at positions below c
 
-where *total* is Equation (3)'s sum, *hideable* is the part of the overlappable communication's time that leaves the device
-free to compute, *hiding* is the backward pass's compute, and *hidden* is the overlap: the time that doesn't count. Each T_c
-is a sum over nodes and edges, as the search needs; their maximum isn't.
+where *total* is Equation (3)'s sum, *overlappable* is the part of the overlappable communication's time that leaves the
+device free to compute, *computing* is the backward pass's compute, and *overlap* is the time in which both run, which counts
+once. Each T_c is a sum over nodes and edges, as the search needs; their maximum isn't.
 
 **The search.** Let A be T_c of the lowest position from which anything is communicated, and B that of the highest: with A
 compute hides all communication that it can, with B the link hides all compute that it can. Every strategy has
@@ -58,19 +58,19 @@ class OverlapPart:
     """The part of a node's or an edge's time that may overlap with something else.
 
     Attributes:
-        place: position in the backward pass, which goes from the highest to the lowest.
+        position: position in the backward pass, which goes from the highest to the lowest.
         ns: int64, with the shape of the costs that it is a part of; nowhere more than they are.
 
     Raises:
         ValueError: it has a negative time.
     """
 
-    place: int
+    position: int
     ns: Ints
 
     def __post_init__(self) -> None:
         if self.ns.min() < 0:
-            raise ValueError(f"a part of {self.ns.min()} ns at place {self.place}: expected at least 0")
+            raise ValueError(f"a part of {self.ns.min()} ns at position {self.position}: expected at least 0")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,18 +78,18 @@ class Overlap:
     """The parts of a problem's times that may overlap with each other.
 
     Attributes:
-        hideable: overlappable communication by node: network time that only an update waits for.
-        hideable_edges: overlappable communication by edge.
-        hiding: compute of the backward pass by node.
+        overlappable: overlappable communication by node: network time that only an update waits for.
+        overlappable_edges: overlappable communication by edge.
+        computing: compute of the backward pass by node.
 
     Nodes and edges that aren't named have no such part.
     """
 
-    hideable: dict[int, OverlapPart]
-    hideable_edges: dict[int, OverlapPart]
-    hiding: dict[int, OverlapPart]
+    overlappable: dict[int, OverlapPart]
+    overlappable_edges: dict[int, OverlapPart]
+    computing: dict[int, OverlapPart]
 
-    def hidden_ns(self, problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
+    def overlap_ns(self, problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
         """Return the overlap of each strategy: how much less time it takes than Equation (3) says.
 
         Args:
@@ -99,32 +99,32 @@ class Overlap:
             int64[P], in nanoseconds.
         """
         found = [
-            self._hidden_ns(problem.edges, strategies[i : i + _AT_ONCE]) for i in range(0, len(strategies), _AT_ONCE)
+            self._overlap_ns(problem.edges, strategies[i : i + _AT_ONCE]) for i in range(0, len(strategies), _AT_ONCE)
         ]
         return np.concatenate(found)
 
-    def _hidden_ns(self, edges: Sequence[Edge], chosen: npt.NDArray[np.int32]) -> Ints:
-        parts = [*self.hideable.values(), *self.hideable_edges.values(), *self.hiding.values()]
-        places = sorted({part.place for part in parts})
-        column = {place: i for i, place in enumerate(places)}
-        hideable, hiding = np.zeros((2, len(chosen), len(places)), np.int64)
-        for node, part in self.hideable.items():
-            hideable[:, column[part.place]] += part.ns[chosen[:, node]]
-        for number, part in self.hideable_edges.items():
+    def _overlap_ns(self, edges: Sequence[Edge], chosen: npt.NDArray[np.int32]) -> Ints:
+        parts = [*self.overlappable.values(), *self.overlappable_edges.values(), *self.computing.values()]
+        positions = sorted({part.position for part in parts})
+        column = {position: i for i, position in enumerate(positions)}
+        overlappable, computing = np.zeros((2, len(chosen), len(positions)), np.int64)
+        for node, part in self.overlappable.items():
+            overlappable[:, column[part.position]] += part.ns[chosen[:, node]]
+        for number, part in self.overlappable_edges.items():
             edge = edges[number]
-            hideable[:, column[part.place]] += part.ns[chosen[:, edge.source], chosen[:, edge.target]]
-        for node, part in self.hiding.items():
-            hiding[:, column[part.place]] += part.ns[chosen[:, node]]
-        above = hideable.sum(axis=1, keepdims=True) - np.cumsum(hideable, axis=1)
-        below = np.cumsum(hiding, axis=1) - hiding
-        by_place: Ints = np.concatenate([hideable.sum(axis=1, keepdims=True), above + below], axis=1)
-        least: Ints = by_place.min(axis=1)
+            overlappable[:, column[part.position]] += part.ns[chosen[:, edge.source], chosen[:, edge.target]]
+        for node, part in self.computing.items():
+            computing[:, column[part.position]] += part.ns[chosen[:, node]]
+        above = overlappable.sum(axis=1, keepdims=True) - np.cumsum(overlappable, axis=1)
+        below = np.cumsum(computing, axis=1) - computing
+        by_position: Ints = np.concatenate([overlappable.sum(axis=1, keepdims=True), above + below], axis=1)
+        least: Ints = by_position.min(axis=1)
         return least
 
     @property
     def most_ns(self) -> int:
         """Return a time that no strategy's overlap exceeds."""
-        return sum(int(part.ns.max()) for part in (*self.hideable.values(), *self.hideable_edges.values()))
+        return sum(int(part.ns.max()) for part in (*self.overlappable.values(), *self.overlappable_edges.values()))
 
     def weighted(self, problem: Problem, share: int) -> Problem:
         """Return the problem whose times are  share A + (UNITS - share) B.
@@ -135,32 +135,33 @@ class Overlap:
             ValueError: a time is too long to be multiplied (26 days).
         """
         known: dict[tuple[object, ...], Ints] = {}
-        places = [part.place for part in (*self.hideable.values(), *self.hideable_edges.values())]
-        low, high = min(places, default=0), max(places, default=0)
+        positions = [part.position for part in (*self.overlappable.values(), *self.overlappable_edges.values())]
+        low, high = min(positions, default=0), max(positions, default=0)
 
-        def times(time_ns: Ints, hideable: OverlapPart | None, hiding: OverlapPart | None) -> Ints:
+        def times(time_ns: Ints, overlappable: OverlapPart | None, computing: OverlapPart | None) -> Ints:
+            at = None if computing is None else computing.position
             weights = (
-                share if hideable is not None and hideable.place > low else 0,
-                0 if hiding is None else share * (hiding.place < low) + (UNITS - share) * (hiding.place < high),
+                share if overlappable is not None and overlappable.position > low else 0,
+                0 if at is None else share * (at < low) + (UNITS - share) * (at < high),
             )
-            key = identity(time_ns), weights, *(part and identity(part.ns) for part in (hideable, hiding))
+            key = identity(time_ns), weights, *(part and identity(part.ns) for part in (overlappable, computing))
             if key not in known:
                 feasible = np.where(time_ns < INFEASIBLE, time_ns, 0)
                 if feasible.max() >= INFEASIBLE // UNITS:
                     raise ValueError(f"a time of {feasible.max()} ns, expected less than {INFEASIBLE // UNITS}")
                 result = UNITS * feasible
-                for part, weight in zip((hideable, hiding), weights, strict=True):
+                for part, weight in zip((overlappable, computing), weights, strict=True):
                     if part is not None:
                         result = result - weight * part.ns
                 known[key] = np.where(time_ns < INFEASIBLE, result, INFEASIBLE)
             return known[key]
 
         nodes = tuple(
-            Node(node.name, node.mem_bytes, times(node.time_ns, self.hideable.get(i), self.hiding.get(i)))
+            Node(node.name, node.mem_bytes, times(node.time_ns, self.overlappable.get(i), self.computing.get(i)))
             for i, node in enumerate(problem.nodes)
         )
         edges = tuple(
-            Edge(edge.source, edge.target, edge.mem_bytes, times(edge.time_ns, self.hideable_edges.get(i), None))
+            Edge(edge.source, edge.target, edge.mem_bytes, times(edge.time_ns, self.overlappable_edges.get(i), None))
             for i, edge in enumerate(problem.edges)
         )
         return Problem(nodes, edges)
@@ -206,7 +207,7 @@ def at_true_times(problem: Problem, overlap: Overlap, found: Frontier, bound: Lo
         time_ns += node.time_ns[chosen[:, i]]
     for edge in problem.edges:
         time_ns += edge.time_ns[chosen[:, edge.source], chosen[:, edge.target]]
-    time_ns -= overlap.hidden_ns(problem, chosen)
+    time_ns -= overlap.overlap_ns(problem, chosen)
     kept = reduce_unsorted(found.mem_bytes, time_ns)
     return settled(
         replace(found, mem_bytes=found.mem_bytes[kept], time_ns=time_ns[kept], strategies=chosen[kept], bound=bound)

@@ -107,7 +107,7 @@ class Transient:
                 known[key] = mem + part // len(self.large)
             return known[key]
 
-        for segment in (self.segments[place] for place in self.large):
+        for segment in (self.segments[index] for index in self.large):
             for i, n_bytes in segment.nodes.items():
                 nodes[i] = replace(nodes[i], mem_bytes=with_part(nodes[i].mem_bytes, n_bytes))
             for i, n_bytes in segment.edges.items():
@@ -119,9 +119,9 @@ class Transient:
 
         Nothing where there are more than MOST_SEGMENTS: their subsets are too many.
         """
-        places = range(len(self.segments) if len(self.segments) <= MOST_SEGMENTS else 0)
-        for size in range(1, len(places) + 1):
-            for subset in combinations(places, size):
+        indices = range(len(self.segments) if len(self.segments) <= MOST_SEGMENTS else 0)
+        for size in range(1, len(indices) + 1):
+            for subset in combinations(indices, size):
                 if frozenset(subset) != self.large:
                     yield replace(self, large=frozenset(subset))
 
@@ -131,7 +131,7 @@ class Transient:
         Args:
             found: a frontier of the problem of :meth:`charged`. It also gives the lower bound of the result.
         """
-        of_large = (self.segments[place].n_bytes(problem, found.strategies, len(self.large)) for place in self.large)
+        of_large = (self.segments[index].n_bytes(problem, found.strategies, len(self.large)) for index in self.large)
         mem = found.mem_bytes - sum(of_large) + self.most_bytes(problem, found.strategies)
         bound = found.bound or LowerBound(found.mem_bytes, found.time_ns, "weighted sums of blocks")
         kept = reduce_unsorted(mem, found.time_ns)

@@ -236,9 +236,9 @@ class _Candidates:
         Args:
             does_as_well: bool[P, Y], where ``other`` does as well as ``state``.
         """
-        place = np.full((self.n_states, self.n_states), -1, np.int64)
-        place[self.state, self.other] = np.arange(len(self.state))
-        reverse = place[self.other, self.state]
+        index = np.full((self.n_states, self.n_states), -1, np.int64)
+        index[self.state, self.other] = np.arange(len(self.state))
+        reverse = index[self.other, self.state]
         mutual = does_as_well[reverse] & (reverse >= 0)[:, None]
         replaces = does_as_well & ~(mutual & (self.other > self.state)[:, None])
         result = np.zeros((self.n_states, does_as_well.shape[1]), np.bool_)

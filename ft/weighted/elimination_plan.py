@@ -250,19 +250,19 @@ class _Planner:
         charged = [table for table in effort.tables if not shapes[table].is_free]
         parts: list[_Effort] = []
         for table in sorted(charged, key=lambda t: (-math.prod(shapes[t].sizes), t)) or free[:1]:
-            for place, part in enumerate(parts):
+            for index, part in enumerate(parts):
                 joined = self._effort(effort.variable, [*part.tables, table])
                 if self._fits(joined):
-                    parts[place] = joined
+                    parts[index] = joined
                     break
             else:
                 parts.append(self._effort(effort.variable, [table]))
         for table in free:  # into every part that it fits into, or else into one of its own
             n_in = 0
-            for place, part in enumerate(parts):
+            for index, part in enumerate(parts):
                 joined = part if table in part.tables else self._effort(effort.variable, [*part.tables, table])
                 if joined is part or self._fits(joined):
-                    parts[place] = joined
+                    parts[index] = joined
                     n_in += 1
             if not n_in:
                 parts.append(self._effort(effort.variable, [table]))

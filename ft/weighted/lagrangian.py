@@ -145,29 +145,29 @@ class Hull:
         slope = Line(*weights, 0).slope
         if any(line.slope == slope for line in self.lines):
             return None
-        place = sum(line.slope < slope for line in self.lines)
+        index = sum(line.slope < slope for line in self.lines)
         known = min((weights[0] * mem + weights[1] * time for mem, time in self.points), default=math.inf)
-        found = self.search.tightened(weights, known, self.near, self._start(weights, place))
+        found = self.search.tightened(weights, known, self.near, self._start(weights, index))
         least = math.ceil(found[-1].bound)
         if self.dropped is not None:
             costs = weights[0] * self.dropped.mem_bytes.astype(object) + weights[1] * self.dropped.time_ns.astype(object)
             least = min(least, int(costs.min()))
-        self.lines.insert(place, Line(*weights, least))
+        self.lines.insert(index, Line(*weights, least))
         corners = [(each.mem_bytes, each.time_ns) for each in found if each.strategy is not None]
-        self.corners.insert(place, min(corners, key=lambda c: weights[0] * c[0] + weights[1] * c[1], default=None))
+        self.corners.insert(index, min(corners, key=lambda c: weights[0] * c[0] + weights[1] * c[1], default=None))
         self.points += corners
         self.results += found
-        return place
+        return index
 
-    def _start(self, weights: tuple[int, int], place: int) -> Shares | None:
-        """Return the shares of split variables with which to begin a search for a new line at index ``place``.
+    def _start(self, weights: tuple[int, int], index: int) -> Shares | None:
+        """Return the shares of split variables with which to begin a search for a new line at index ``index``.
 
         They lie between the shares of the two neighbouring lines. With them the bound is at least what these lines prove.
         The result is None if such shares are not known, or not needed because the search is exact.
         """
-        if self.search.plan.exact or not 0 < place < len(self.lines):
+        if self.search.plan.exact or not 0 < index < len(self.lines):
             return None
-        low, high = self.lines[place - 1], self.lines[place]
+        low, high = self.lines[index - 1], self.lines[index]
         shares = [self.search.shares.get((line.mem_weight, line.time_weight)) for line in (low, high)]
         if shares[0] is None or shares[1] is None:
             return None
@@ -208,10 +208,10 @@ def lagrangian(
             vertex = low.vertex(high)
             if vertex is None or _gap(vertex, hull.points) <= gap:
                 continue
-            place = hull.add(*_between(hull, low, high))
-            if place is None:
+            index = hull.add(*_between(hull, low, high))
+            if index is None:
                 continue
-            middle = hull.lines[place]
+            middle = hull.lines[index]
             if middle.mem_weight * vertex[0] + middle.time_weight * vertex[1] >= middle.least * (1 - 1e-12):
                 continue  # the new line does not exclude the vertex
             for pair in ((low, middle), (middle, high)):
@@ -231,8 +231,8 @@ def _gap(vertex: tuple[float, float], points: list[tuple[int, int]]) -> float:
 
 def _between(hull: Hull, low: Line, high: Line) -> tuple[float, float]:
     """Return weights between those of two neighbouring lines, if possible normal to the line through their corners."""
-    places = [next(k for k, line in enumerate(hull.lines) if line is each) for each in (low, high)]
-    left, right = hull.corners[places[1]], hull.corners[places[0]]  # less memory; less time
+    indices = [next(k for k, line in enumerate(hull.lines) if line is each) for each in (low, high)]
+    left, right = hull.corners[indices[1]], hull.corners[indices[0]]  # less memory; less time
     if left is not None and right is not None and right[0] > left[0] and left[1] > right[1]:
         slope = (left[1] - right[1]) / (right[0] - left[0])
         if low.slope < slope < high.slope:

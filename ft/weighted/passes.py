@@ -89,7 +89,7 @@ class Marginals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Back:
-    """What going back through a bucket gives.
+    """The result of going back through a bucket.
 
     Attributes:
         beyond: for each cell of the bucket's result, the least that all tables outside of the bucket cost.
@@ -129,7 +129,7 @@ class Setting:
     pool: Pool = field(default_factory=Pool)
 
 
-class Pass:
+class WeightedPass:
     """One run of the eliminations for one pair of weights.
 
     Args:

@@ -32,7 +32,7 @@ from ..problem import Problem
 from ..tables.merge import is_for_compiled_code
 from .elimination_plan import EliminationPlan
 from .min_plus import min_plus_compiled, min_plus_in_numpy
-from .passes import EXACT, Least, Marginals, Moves, Pass, Setting, Shares, TimeIsUpError
+from .passes import EXACT, Least, Marginals, Moves, Setting, Shares, TimeIsUpError, WeightedPass
 
 MAX_CELLS = 1 << 20
 _WORK_OF_CANDIDATE = 2
@@ -106,7 +106,7 @@ class WeightedSearch:
             InfeasibleError: no strategy is allowed.
             TimeIsUpError: the deadline has passed.
         """
-        run = Pass(self.setting, weights, self.shares.get(weights))
+        run = WeightedPass(self.setting, weights, self.shares.get(weights))
         found = run.least()
         run.put_back()
         return found
@@ -117,7 +117,7 @@ class WeightedSearch:
         Raises:
             ValueError, InfeasibleError, TimeIsUpError: as ``least``.
         """
-        run = Pass(self.setting, weights, self.shares.get(weights))
+        run = WeightedPass(self.setting, weights, self.shares.get(weights))
         found = run.marginals(with_edges)
         run.put_back()
         return found
@@ -147,7 +147,7 @@ class WeightedSearch:
         is_even = (shares is None or shares.is_even) and len(self.setting.split) > _FEW_SPLIT
         try:
             for _ in range(1 if self.plan.exact else N_ROUNDS):
-                run = Pass(self.setting, weights, shares)
+                run = WeightedPass(self.setting, weights, shares)
                 total, least = run.total, run.least()
                 if least.strategy is not None:
                     known = min(known, weights[0] * least.mem_bytes + weights[1] * least.time_ns)

@@ -14,12 +14,13 @@ from __future__ import annotations
 import difflib
 import heapq
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ...common.reach import reached
 from . import checks
 from .checks import HardwareError
 
@@ -102,19 +103,14 @@ class Topology:
 
     def _check_reachable(self) -> None:
         first = self.devices[0]
-        outward: dict[str, list[str]] = {}
-        inward: dict[str, list[str]] = {}
+        outward: defaultdict[str, list[str]] = defaultdict(list)
+        inward: defaultdict[str, list[str]] = defaultdict(list)
         for source, target in (ends for link in self.links for ends in _directions(link)):
-            outward.setdefault(source, []).append(target)
-            inward.setdefault(target, []).append(source)
+            outward[source].append(target)
+            inward[target].append(source)
         for neighbours, verb in ((outward, "can't be reached from"), (inward, "can't reach")):
-            reached, pending = {first}, [first]
-            while pending:
-                for node in neighbours.get(pending.pop(), ()):
-                    if node not in reached:
-                        reached.add(node)
-                        pending.append(node)
-            missing = [name for name in self.devices if name not in reached]
+            connected = reached([first], neighbours.__getitem__)
+            missing = [name for name in self.devices if name not in connected]
             if missing:
                 others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
                 raise HardwareError(

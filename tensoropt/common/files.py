@@ -207,7 +207,7 @@ def reading_value(what: str, file: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
-def name_of(value: object) -> str:
+def name_in_file(value: object) -> str:
     """Return a value that a file gives as a name, after checking that it is text.
 
     Raises:

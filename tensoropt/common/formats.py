@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PLAN = "tensoropt/plan", 3
-FRONTIER = "tensoropt/frontier", 3
+PLAN = "tensoropt/plan", 4
+FRONTIER = "tensoropt/frontier", 4
 CURVE = "tensoropt/curve", 1
 CHECK = "tensoropt/check", 2

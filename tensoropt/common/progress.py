@@ -112,7 +112,7 @@ class Display:
             sys.stderr.flush()
 
 
-HIDDEN = Display(is_shown=False)
+NOT_SHOWN = Display(is_shown=False)
 """A display that shows nothing."""
 
 

@@ -24,7 +24,7 @@ from ..ir.views import ALIASES, viewed_operand
 from ..profiling.work import WorkItem
 from ..reschedule.layout import Layout
 from ..rules.composition import Composition
-from ..rules.rule import Config, Interface, Rule, interface, local_points
+from ..rules.rule import Config, Interface, Rule, interface_of, local_points
 from ..sharding.consumers import Consumer, consumers_of
 from ..sharding.resharding import Resharding, differentiated_operands, halo_resharding, inner_reshardings
 from ..sharding.update_resharding import row_reshardings, update_reshardings
@@ -124,13 +124,13 @@ class OperatorCosting:
             self._bodies[op.name] = BodyCosting(composition, parts, is_differentiated)
         return self._bodies[op.name]
 
-    def mem_bytes(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
+    def mem_bytes(self, op: Operator, rule: Rule, config: Config, interface: Interface) -> int:
         """Return the bytes of an operator's parameters with gradients and slots, and of its saved results (:attr:`charged`).
 
         Where windows overlap blocks, the backward pass reads all that a block's windows cover: a copy that is saved as well.
         """
         total = 0
-        for tensor, layout in zip(op.outputs, seen.results, strict=True):
+        for tensor, layout in zip(op.outputs, interface.results, strict=True):
             shard = shard_bytes(tensor, layout)
             if op.type == VARIABLE:
                 total += shard + self._update_bytes(op, layout)
@@ -151,20 +151,20 @@ class OperatorCosting:
             total += math.prod(exchanged.halo.largest_local_shape(exchanged.shape)) * exchanged.item_bytes
         return total
 
-    def saved_result_bytes(self, op: Operator, seen: Interface) -> int:
+    def saved_result_bytes(self, op: Operator, interface: Interface) -> int:
         """Return the part of :meth:`mem_bytes` that is the operator's results.
 
         These bytes aren't saved where the operator is rematerialized.
         """
-        shards = zip(op.outputs, seen.results, strict=True)
+        shards = zip(op.outputs, interface.results, strict=True)
         return sum(shard_bytes(tensor, layout) for tensor, layout in shards if tensor.name in self.charged)
 
-    def rematerialization_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
+    def rematerialization_ns(self, op: Operator, rule: Rule, config: Config, interface: Interface) -> int:
         """Return the time of rematerializing an operator in the backward pass.
 
         It is the time that the operator's forward pass takes.
         """
-        return self.compute_time_ns(op, rule, config, seen) - self.backward_time_ns(op, rule, config, seen)
+        return self.compute_time_ns(op, rule, config, interface) - self.backward_time_ns(op, rule, config, interface)
 
     def saved_inside_bytes(self, op: Operator, config: Config) -> int:
         """Return the bytes that a composite operator saves inside of its body for its backward pass."""
@@ -173,41 +173,41 @@ class OperatorCosting:
             return int(op.attrs[BODY].inside_bytes) if is_read else 0
         return self._body(op).saved_bytes(config)
 
-    def compute_time_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
+    def compute_time_ns(self, op: Operator, rule: Rule, config: Config, interface: Interface) -> int:
         """Return the compute time of forward and backward pass, over all micro-batches.
 
         For a variable it is the time of the optimizer's update.
         """
         if op.type in COMPOSITES:
             return self._body(op).time_ns(config)
-        work = self.work(op, rule, config, seen)
+        work = self.work(op, rule, config, interface)
         return 0 if work is None else self.compute.time_ns(work) * self.graph.n_runs(op.result.name)
 
-    def backward_time_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
+    def backward_time_ns(self, op: Operator, rule: Rule, config: Config, interface: Interface) -> int:
         """Return the part of :meth:`compute_time_ns` that is the backward pass.
 
         It is 0 for a variable, whose update isn't part of the backward pass.
         """
         if op.type in COMPOSITES:
             return self._body(op).backward_ns(config)
-        work = self.work(op, rule, config, seen)
+        work = self.work(op, rule, config, interface)
         if work is None or op.type == VARIABLE:
             return 0
         return self.compute.backward_ns(work) * self.graph.n_runs(op.result.name)
 
-    def work(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> WorkItem | None:
+    def work(self, op: Operator, rule: Rule, config: Config, interface: Interface) -> WorkItem | None:
         """Return the work of one operator, forward and backward, or of a variable's update; None if there is none.
 
         A composite operator has no work of its own either: the operators of its body have.
         """
         if op.type in (PLACEHOLDER, CONSTANT) or op.type in COMPOSITES or op.updates is not None:
             return None
-        moved = 0 if op.type in ALIASES else self._bytes_moved(op, seen)
+        moved = 0 if op.type in ALIASES else self._bytes_moved(op, interface)
         if op.type == VARIABLE:
-            n_bytes = self._updated_bytes(op, seen.results[0], moved)
+            n_bytes = self._updated_bytes(op, interface.results[0], moved)
             return WorkItem(op.type, op.result.dtype, 0, n_bytes) if n_bytes else None
         flops = round(rule.flops_per_point * local_points(rule, config))
-        return work_of(op, rule, config, seen, (flops, moved), self.backward.gradients)
+        return work_of(op, rule, config, interface, (flops, moved), self.backward.gradients)
 
     def _update_bytes(self, op: Operator, layout: Layout) -> int:
         """Return the bytes of a trained variable's gradients and slots, and of global copies where its update needs them."""
@@ -238,12 +238,12 @@ class OperatorCosting:
         if op.name in self.graph.lookup_operators:
             return row_reshardings(op, rule, config)
         updates, by_rows = self.graph.updates.get(op.name), op.name in self.graph.lookups
-        return update_reshardings(updates, op.result, interface(rule, config).results[0], by_rows) if updates else ()
+        return update_reshardings(updates, op.result, interface_of(rule, config).results[0], by_rows) if updates else ()
 
-    def _bytes_moved(self, op: Operator, seen: Interface) -> int:
-        shards: list[tuple[Tensor, Layout]] = list(zip(op.outputs, seen.results, strict=True))
+    def _bytes_moved(self, op: Operator, interface: Interface) -> int:
+        shards: list[tuple[Tensor, Layout]] = list(zip(op.outputs, interface.results, strict=True))
         for position, tensor in op.operands:
-            sharding = seen.operands[position]
+            sharding = interface.operands[position]
             if sharding is not None:
                 shards.append((tensor, sharding.layout))
         return sum(shard_bytes(each, layout) for each, layout in shards)

@@ -76,10 +76,10 @@ class ReshardingCosting:
         """Return whether the device computes during a resharding that nobody waits for."""
         return self.exposed_share < 1
 
-    def hideable_ns(self, time_ns: np.ndarray) -> np.ndarray:
+    def overlappable_ns(self, time_ns: np.ndarray) -> np.ndarray:
         """Return the part of each time that compute may overlap."""
-        hideable: np.ndarray = np.floor(time_ns * (1 - self.exposed_share)).astype(np.int64)
-        return hideable
+        overlappable: np.ndarray = np.floor(time_ns * (1 - self.exposed_share)).astype(np.int64)
+        return overlappable
 
     def expect(self, shape: Shape, item_bytes: int, layouts: Iterable[Layout]) -> None:
         """Announce layouts of tensors of this shape, whose reshardings will be asked for.

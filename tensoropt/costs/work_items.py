@@ -23,31 +23,31 @@ def work_of(
     op: Operator,
     rule: Rule,
     config: Config,
-    seen: Interface,
+    interface: Interface,
     amounts: tuple[int, int],
     gradients: Container[tuple[str, int]],
 ) -> WorkItem:
     """Return the work of an operator in a config.
 
     Args:
-        seen: the operator's interface in this config.
+        interface: the operator's interface in this config.
         amounts: floating-point operations, and bytes read plus written, of the forward pass.
         gradients: (operator, position) of operands to which a gradient comes back.
     """
     flops, n_bytes = amounts
-    places = tuple(position for position, _ in op.operands if (op.name, position) in gradients)
+    positions = tuple(position for position, _ in op.operands if (op.name, position) in gradients)
     dtype = op.result.dtype if op.outputs else "float32"
-    return WorkItem(op.type, dtype, flops, n_bytes, len(places), _key(op, rule, config, seen, places))
+    return WorkItem(op.type, dtype, flops, n_bytes, len(positions), _key(op, rule, config, interface, positions))
 
 
-def local_shapes(op: Operator, rule: Rule, config: Config, seen: Interface) -> list[Shape]:
+def local_shapes(op: Operator, rule: Rule, config: Config, interface: Interface) -> list[Shape]:
     """Return, for each tensor operand, the shape of the largest shard that the operator reads.
 
     Where windows overlap blocks, that is the shape of all that a block's windows cover.
     """
     shapes = []
     for position, tensor in op.operands:
-        sharding = seen.operands[position]
+        sharding = interface.operands[position]
         assert sharding is not None
         if position == 0 and rule.exchanged(config):
             halo = halo_resharding(op, rule, config, with_gradient=False).halo
@@ -58,16 +58,16 @@ def local_shapes(op: Operator, rule: Rule, config: Config, seen: Interface) -> l
     return shapes
 
 
-def _key(op: Operator, rule: Rule, config: Config, seen: Interface, places: tuple[int, ...]) -> str:
+def _key(op: Operator, rule: Rule, config: Config, interface: Interface, positions: tuple[int, ...]) -> str:
     """Return the key that measurements of the work are filed under, or an empty text if it can't be timed by itself."""
     if op.type in SOURCES or op.type in COMPOSITES:
         return ""
-    shards = zip(op.operands, local_shapes(op, rule, config, seen), strict=True)
+    shards = zip(op.operands, local_shapes(op, rule, config, interface), strict=True)
     shapes = [f"{tensor.dtype}{list(shape)}" for (_, tensor), shape in shards]
     if rule.exchanged(config):
         shapes.append("all that windows cover")
     inner = "".join(f" {name}/{config.degree(name)}" for name in sorted(rule.inner) if config.degree(name) > 1)
-    return f"{op.type}({', '.join(shapes)}){inner} to {list(places)} {attributes_key(op)}"
+    return f"{op.type}({', '.join(shapes)}){inner} to {list(positions)} {attributes_key(op)}"
 
 
 @lru_cache(maxsize=1 << 10)

@@ -20,8 +20,9 @@ from tensorflow.python.framework import ops as framework_ops
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from ..common.gradient_types import carries_gradient
+from ..common.reach import reached
 from ..ir.graph import Differentiated
-from .tracing.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
+from .gradient_function import GradientFunction, is_custom_gradient, trace_gradient
 
 _HANDLES = (tf.resource, tf.variant)
 
@@ -56,34 +57,28 @@ class GradientWalk:
                 continue
             inputs = list(op.inputs)
             operands[op.name] = frozenset(
-                place
-                for place in self._places(op)
-                if inputs[place].op.name in reached and carries_gradient(inputs[place].dtype)
+                index
+                for index in self._indices(op)
+                if inputs[index].op.name in reached and carries_gradient(inputs[index].dtype)
             )
-            for place in operands[op.name]:
-                arriving.add(inputs[place].op.name)
-                tensors.add(inputs[place].name)
+            for index in operands[op.name]:
+                arriving.add(inputs[index].op.name)
+                tensors.add(inputs[index].name)
         return Differentiated(frozenset(tensors), operands)
 
     def _reached(self, variables: Iterable[str]) -> set[str]:
         """Return the names of the operators that depend on the variables by way of tensors that carry gradients."""
-        pending = [self.graph.get_operation_by_name(name) for name in variables]
-        reached = {op.name for op in pending}
-        while pending:
-            for tensor in pending.pop().outputs:
-                if not carries_gradient(tensor.dtype):
-                    continue
-                for op in tensor.consumers():
-                    if op.name not in reached:
-                        reached.add(op.name)
-                        pending.append(op)
-        return reached
+        starts = [self.graph.get_operation_by_name(name) for name in variables]
+        found = reached(
+            starts, lambda op: [each for t in op.outputs if carries_gradient(t.dtype) for each in t.consumers()]
+        )
+        return {op.name for op in found}
 
-    def _places(self, op: tf.Operation) -> Iterable[int]:
+    def _indices(self, op: tf.Operation) -> Iterable[int]:
         """Return the input positions to which an operator's gradient function gives a gradient, from any of its results."""
         if op.name in self.custom:
             gradients = self.custom[op.name].gradients
-            return [place for place, gradient in enumerate(gradients) if gradient is not None]
+            return [index for index, gradient in enumerate(gradients) if gradient is not None]
         if not op.inputs:
             return ()
         types = (tuple(tensor.dtype for tensor in op.inputs), tuple(tensor.dtype for tensor in op.outputs))
@@ -115,4 +110,4 @@ class GradientWalk:
             ]
             found = function(op, *given)
         found = found if isinstance(found, (list, tuple)) else [found]
-        return [place for place, gradient in zip(every, found, strict=False) if gradient is not None]
+        return [index for index, gradient in zip(every, found, strict=False) if gradient is not None]

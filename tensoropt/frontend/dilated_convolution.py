@@ -3,7 +3,7 @@
 ``tf.nn.convolution`` with dilations d pads its operand, moves every d-th row and column into a batch of their own
 (``SpaceToBatchND``), slides plain windows over these, and moves the results back, less what was padded to make d divide the
 rows (``BatchToSpaceND``). In between the batch is not a batch that could be split. As one convolution it has the rule of all
-convolutions: batch, channels, height and width. :mod:`..lowering.ops.dilated_convolution` turns it into three operators
+convolutions: batch, channels, height and width. :mod:`..lowering.dilated_convolution` turns it into three operators
 again, on a rank's shard.
 
 In rows of the operand the results are those of windows with gaps over *paddings less crops* rows of padding. Where more is

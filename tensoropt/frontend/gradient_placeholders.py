@@ -9,10 +9,16 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from ..common.errors import InputError
+from ..common.reach import reached
 from ..common.source_lines import running_line
 from ..ir.graph import Differentiated
-from .tracing.flatten import GRADIENT_ATTRIBUTE, SPARE_ATTRIBUTE, UPDATE_ATTRIBUTE
 
+GRADIENT_ATTRIBUTE = "_tensoropt_gradient"
+"""The attribute of a placeholder that stands for a gradient."""
+SPARE_ATTRIBUTE = "_tensoropt_spare"
+"""The attribute of operators of TensorFlow's own gradients, which count only where something needs them."""
+UPDATE_ATTRIBUTE = "_tensoropt_update"
+"""The attribute of an assignment that stands for an optimizer's update: the index of the application, as text."""
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
 
@@ -173,13 +179,5 @@ def is_pending(op: tf.Operation) -> bool:
 
 def pending_on(op: tf.Operation) -> tf.Operation | None:
     """Return a placeholder of a gradient that an operator is or needs; None if there is none."""
-    pending, seen = [op], set()
-    while pending:
-        op = pending.pop()
-        if op.name in seen:
-            continue
-        seen.add(op.name)
-        if GRADIENT_ATTRIBUTE in op.node_def.attr:
-            return op
-        pending += [each.op for each in op.inputs]
-    return None
+    behind = reached([op], lambda at: [each.op for each in at.inputs])
+    return next((each for each in behind if GRADIENT_ATTRIBUTE in each.node_def.attr), None)

@@ -10,8 +10,8 @@ import tensorflow as tf
 from ..common.errors import InputError
 from ..ir.graph import GRADIENT, Differentiated, Gradients, Operator, Tensor
 from .connected import GradientWalk
+from .gradient_function import GradientFunction
 from .recorded_graph import RecordedGradients, RecordedStep
-from .tracing.gradient_function import GradientFunction
 
 
 @dataclass
@@ -71,12 +71,12 @@ class ImportedGradients:
         names = {self._canonical(name) for each in found for name in each.tensors if not self._is_read_late(name, each)}
         operands: dict[str, frozenset[int]] = {}
         for each in found:
-            for name, places in each.operands.items():
+            for name, indices in each.operands.items():
                 imported = operators.get(name)
                 if imported is None or imported.updates is not None:
                     continue
                 if imported.type == self.recorded.get_operation_by_name(name).type:
-                    operands[name] = operands.get(name, frozenset()) | places
+                    operands[name] = operands.get(name, frozenset()) | indices
         return Differentiated(frozenset(names & tensors.keys()), operands)
 
     def _canonical(self, name: str) -> str:

@@ -33,11 +33,11 @@ from .control_flow.custom_gradients import import_custom_gradient
 from .control_flow.value_shaped import Group, grouped, import_group
 from .control_flow.while_loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
 from .dilated_convolution import find_dilated
+from .gradient_function import GradientFunction, is_custom_gradient
 from .imported_gradients import ImportedGradients
 from .plain_operators import check_is_plain
 from .recorded_graph import RecordedGradients, RecordedStep, known_shape, wanted_operators
 from .shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
-from .tracing.gradient_function import GradientFunction, is_custom_gradient
 
 _READS = ("ReadVariableOp",)
 _UPDATES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
@@ -77,7 +77,7 @@ class _Importer:
     targets: tuple[tf.Operation, ...] | None = None
     fed: set[str] = field(default_factory=set)
     operators: dict[str, Operator] = field(default_factory=dict)
-    places: dict[str, int] = field(default_factory=dict)
+    positions: dict[str, int] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     static: set[str] = field(default_factory=set)
@@ -186,7 +186,7 @@ class _Importer:
         return Tensor(tensor.name, known_shape(tensor, op, self.line(op)), tensor.dtype.base_dtype.name)
 
     def _add(self, op: Operator) -> None:
-        self.places.setdefault(op.name, len(self.places))
+        self.positions.setdefault(op.name, len(self.positions))
         self.operators[op.name] = op
         self.tensors.update({tensor.name: tensor for tensor in op.outputs})
 
@@ -350,7 +350,7 @@ class _Importer:
             else:
                 # An alias stands for the operator behind it; nobody needs to wait for a constant.
                 pending += [self.recorded.get_operation_by_name(name) for name in self._aliased(waited)]
-        return (*sorted(found, key=self.places.__getitem__), *of_steps)
+        return (*sorted(found, key=self.positions.__getitem__), *of_steps)
 
     def _aliased(self, op: tf.Operation) -> list[str]:
         names = (self.aliases.get(tensor.name) for tensor in op.outputs)

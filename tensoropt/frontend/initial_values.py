@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..common.errors import InputError
+from ..common.reach import reached
 from ..common.source_lines import source_line
 
 
@@ -55,13 +56,5 @@ class FirstValues:
 
 def _random_sources(value: tf.Tensor) -> set[str]:
     """Return the names of the operators behind a value that give another result each time they run."""
-    found: set[str] = set()
-    seen: set[str] = set()
-    pending = [value.op]
-    while pending:
-        op = pending.pop()
-        if op.name not in seen:
-            seen.add(op.name)
-            found.update([op.name] if op.op_def.is_stateful else [])
-            pending += [tensor.op for tensor in op.inputs]
-    return found
+    behind = reached([value.op], lambda op: [tensor.op for tensor in op.inputs])
+    return {op.name for op in behind if op.op_def.is_stateful}

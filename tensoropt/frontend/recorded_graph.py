@@ -10,8 +10,8 @@ import tensorflow as tf
 from ..common.errors import InputError
 from ..ir.optimizer import Optimizer
 from ..reschedule.layout import Shape
-from .tracing.flatten import GRADIENT_ATTRIBUTE, SPARE_ATTRIBUTE
-from .tracing.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
+from .gradient_function import GradientFunction, is_custom_gradient, trace_gradient
+from .gradient_placeholders import GRADIENT_ATTRIBUTE, SPARE_ATTRIBUTE
 
 # (type, result) of unknown shape: memory that a kernel for GPUs keeps for its backward pass, empty on CPUs.
 _ROOM = (("FusedBatchNormV3", 5),)

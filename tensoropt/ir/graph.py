@@ -7,26 +7,22 @@ Gradients are named too: which loss, with respect to which variables (:class:`Gr
 rank's local graph. Where the model computes with gradients (it clips them, say), each is the result of a ``Gradient``
 operator, in the variable's layout, and the training step takes the tensors that it updates by.
 
-Invariants (:func:`.invariants.check`): operators stand in topological order; every operand is the result of an earlier
+Invariants (:func:`.invariants.check_graph`): operators stand in topological order; every operand is the result of an earlier
 operator; every shape is fully known; an operator's name occurs once.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ..reschedule.layout import Shape
 from .optimizer import Optimizer, ParameterUpdate
-
-if TYPE_CHECKING:
-    from .micro_batching import MicroBatching
+from .tensor import Tensor
 
 VARIABLE, PLACEHOLDER, CONSTANT = "Variable", "Placeholder", "Const"
 GRADIENT = "Gradient"  # the type of an operator whose result is the gradient with respect to the variable that it names
@@ -34,36 +30,6 @@ ARGUMENTS = "_arguments"  # the attribute that says how inputs make up TensorFlo
 LOADED = "loaded"  # the attribute of a placeholder of which each rank loads its share; GATHERED: the shares are gathered
 GATHERED = "gathered"
 SOURCES = (VARIABLE, PLACEHOLDER, CONSTANT)
-ITEM_BYTES = {"bool": 1, "bfloat16": 2, "string": 8, "complex64": 8, "complex128": 16}
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One value of the model; the name is that of the recorded TensorFlow tensor."""
-
-    name: str
-    shape: Shape
-    dtype: str
-
-    def __hash__(self) -> int:
-        # A graph's tensors have different names, and each step looks some up.
-        return hash(self.name)
-
-    @property
-    def item_bytes(self) -> int:
-        return ITEM_BYTES.get(self.dtype) or np.dtype(self.dtype).itemsize
-
-    @property
-    def mem_bytes(self) -> int:
-        return math.prod(self.shape) * self.item_bytes
-
-    @property
-    def is_float(self) -> bool:
-        """Return whether elements are real or complex floating-point numbers: only such a tensor may be a partial sum."""
-        return "float" in self.dtype or "complex" in self.dtype
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.dtype}{list(self.shape)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +140,28 @@ class Differentiated:
 
     tensors: frozenset[str]
     operands: Mapping[str, frozenset[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatching:
+    """The relation between the graph of one micro-batch and the graph of the full batch.
+
+    Attributes:
+        n: the number of micro-batches.
+        full_batch: the graph of the full batch.
+        batch: the number of samples in the full batch.
+        forms: by name of each tensor that the micro-batches compute, the dimension that they split, or SUM: their parts add
+            up.
+        once: (operator, position) of the operands that only the first micro-batch uses.
+        after: names of the operators that run after all micro-batches.
+    """
+
+    n: int
+    full_batch: Graph
+    batch: int
+    forms: Mapping[str, int]
+    once: frozenset[tuple[str, int]]
+    after: frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .graph import Graph
 
 
-def check(graph: Graph) -> None:
+def check_graph(graph: Graph) -> None:
     """Check the graph against the invariants of :mod:`.graph`.
 
     Raises:

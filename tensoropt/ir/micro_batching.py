@@ -1,35 +1,12 @@
-"""The relation between the graph of one micro-batch and the graph of the full batch."""
+"""One of the micro-batches of a step, and what it has of a value of the full batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from .graph import Graph, Operator, Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class MicroBatching:
-    """The relation between the graph of one micro-batch and the graph of the full batch.
-
-    Attributes:
-        n: the number of micro-batches.
-        full_batch: the graph of the full batch.
-        batch: the number of samples in the full batch.
-        forms: by name of each tensor that the micro-batches compute, the dimension that they split, or SUM: their parts add
-            up.
-        once: (operator, position) of the operands that only the first micro-batch uses.
-        after: names of the operators that run after all micro-batches.
-    """
-
-    n: int
-    full_batch: Graph
-    batch: int
-    forms: Mapping[str, int]
-    once: frozenset[tuple[str, int]]
-    after: frozenset[str]
+from .graph import MicroBatching, Operator, Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,14 +25,14 @@ class MicroBatch:
     def n_shares(self) -> int:
         return self.n_devices if are_shares_divided(self.micro_batching.batch, self.micro_batching.n, self.n_devices) else 1
 
-    def places(self, extent: int) -> np.ndarray:
+    def indices(self, extent: int) -> np.ndarray:
         """Return the indices of the micro-batch's elements along a dimension that is split: int[extent / n]."""
-        places: np.ndarray = np.arange(extent).reshape(self.n_shares, self.micro_batching.n, -1)[:, self.index].reshape(-1)
-        return places
+        indices: np.ndarray = np.arange(extent).reshape(self.n_shares, self.micro_batching.n, -1)[:, self.index].reshape(-1)
+        return indices
 
     def of(self, value: np.ndarray, dimension: int) -> np.ndarray:
         """Return the micro-batch's part of a full batch's array."""
-        found: np.ndarray = np.take(value, self.places(value.shape[dimension]), dimension)
+        found: np.ndarray = np.take(value, self.indices(value.shape[dimension]), dimension)
         return found
 
     def makes(self, tensor: Tensor) -> bool:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ..reschedule.layout import Layout
-
-if TYPE_CHECKING:
-    from .graph import Tensor
+from .tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from ..program.tasks import (
     REMATERIALIZED,
     RESULT,
     SUM,
-    Place,
+    Site,
     Task,
     Value,
 )
-from ..sharding.resharding import Router
+from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
 from . import pull_back
 from .operators import Values
@@ -36,21 +36,21 @@ class ForwardRecord:
     """The forward pass of a model, as emitted so far.
 
     Attributes:
-        places: the operators, operands and shared copies, in order.
+        sites: the operators, operands and shared copies, in order.
         values: the local values of operands and shared copies.
         operators: each operator's TensorFlow operators, by name.
         consumers: by the place of a shared copy, the operator that it was made for.
     """
 
-    places: list[Place] = field(default_factory=list)
-    values: dict[Place, Values] = field(default_factory=dict)
+    sites: list[Site] = field(default_factory=list)
+    values: dict[Site, Values] = field(default_factory=dict)
     operators: dict[str, Emitted] = field(default_factory=dict)
-    consumers: dict[Place, str] = field(default_factory=dict)
+    consumers: dict[Site, str] = field(default_factory=dict)
 
-    def add(self, place: Place, values: Values) -> None:
+    def add(self, site: Site, values: Values) -> None:
         """Add the resharding to an operand or a shared copy."""
-        self.places.append(place)
-        self.values[place] = values
+        self.sites.append(site)
+        self.values[site] = values
 
 
 class BackwardEmission:
@@ -64,7 +64,7 @@ class BackwardEmission:
     def __init__(
         self,
         view: StrategyView,
-        router: Router,
+        path_finder: PathFinder,
         resharder: Resharder,
         forward: ForwardRecord,
         results: Callable[[Tensor], Values],
@@ -72,8 +72,8 @@ class BackwardEmission:
         micro_batch: MicroBatch | None = None,
     ) -> None:
         """Take what the model emitted; ``results`` returns its tensors, ``emit_again`` emits an operator once more."""
-        self.view, self.router, self.resharder, self.forward = view, router, resharder, forward
-        self.program = BackwardPass(view, router, micro_batch, resharder.joins)
+        self.view, self.path_finder, self.resharder, self.forward = view, path_finder, resharder, forward
+        self.program = BackwardPass(view, path_finder, micro_batch, resharder.joins)
         self.record = BackwardRecord()
         self._results, self._emit_again = results, emit_again
         self._values: dict[Value, Values | None] = {}
@@ -84,10 +84,10 @@ class BackwardEmission:
     def run(
         self,
         starts: Collection[str],
-        given: Mapping[Place, Values],
+        given: Mapping[Site, Values],
         losses: Mapping[str, Tensor],
         gates: Sequence[tf.Operation],
-    ) -> dict[Place, Values]:
+    ) -> dict[Site, Values]:
         """Emit a backward pass; return the gradients that nothing passes on.
 
         Args:
@@ -97,18 +97,18 @@ class BackwardEmission:
             gates: operators that rematerialized ones wait for.
         """
         self._gates = list(gates)
-        self._values.update((Value(place, GRADIENT), values) for place, values in given.items())
-        given_values = {place: Value(place, GRADIENT) for place in given}
-        tasks = self.program.run(self.forward.places, starts, given_values, losses)
+        self._values.update((Value(site, GRADIENT), values) for site, values in given.items())
+        given_values = {site: Value(site, GRADIENT) for site in given}
+        tasks = self.program.run(self.forward.sites, starts, given_values, losses)
         graph = tf.compat.v1.get_default_graph()
         start = graph.version
         with tf.name_scope(pull_back.BACKWARD):
             for task in tasks:
                 self._emit(task)
         self.record.passes.append(Created(start, graph.version))
-        found = {place: self._values[value] for place, value in self.program.arrived.items()}
+        found = {site: self._values[value] for site, value in self.program.arrived.items()}
         self.program.arrived.clear()
-        return {place: values for place, values in found.items() if values is not None}
+        return {site: values for site, values in found.items() if values is not None}
 
     def _emit(self, task: Task) -> None:
         """Emit a task."""
@@ -126,10 +126,10 @@ class BackwardEmission:
         value = self.program.aliases.get(value, value)
         if value in self._values:
             values = self._values[value]
-        elif value.place.kind == RESULT:
-            values = self._results(self.view.graph.tensors[value.place.name])
+        elif value.site.kind == RESULT:
+            values = self._results(self.view.graph.tensors[value.site.name])
         else:
-            values = self.forward.values[value.place]
+            values = self.forward.values[value.site]
         assert values is not None, f"{value} is read, and has no values"
         return values
 
@@ -149,22 +149,22 @@ class BackwardEmission:
         if task.work == COMPUTE:
             waits_for = [*self._gates, *(each.op for each in after)]
             with tf.control_dependencies(waits_for), tf.name_scope(pull_back.REMATERIALIZED):
-                emitted = self._emit_again(self.view.graph.operators[task.place.name], reads)
+                emitted = self._emit_again(self.view.graph.operators[task.site.name], reads)
             self.record.rematerialized += [each for each in emitted.parts if isinstance(each, Created)]
-            self._again[task.place.name] = emitted
+            self._again[task.site.name] = emitted
             self._values.update(zip(task.writes, emitted.results, strict=True))
             return
-        _, resharding = self.program.flow.resharded(task.place)
-        path = self.router.route(resharding).forward
-        self._values[task.writes[0]] = self.resharder.regather(path, reads[0], self._consumer(task.place), after)
+        _, resharding = self.program.flow.resharded(task.site)
+        path = self.path_finder.paths(resharding).forward
+        self._values[task.writes[0]] = self.resharder.regather(path, reads[0], self._consumer(task.site), after)
 
-    def _consumer(self, place: Place) -> str:
+    def _consumer(self, site: Site) -> str:
         """Return the name of the operator that a resharding is for."""
-        return place.name if place.kind == OPERAND else self.forward.consumers[place]
+        return site.name if site.kind == OPERAND else self.forward.consumers[site]
 
     def _compute(self, task: Task) -> None:
         """Emit the gradient of an operator: that of the rematerialized operator, if there is one."""
-        name = task.place.name
+        name = task.site.name
         again: dict[Key, tf.Tensor] = {}
         emitted = self._again.get(name)
         if emitted is None:
@@ -172,23 +172,23 @@ class BackwardEmission:
             for value in task.reads:
                 if value.version == AGAIN:
                     read = self._value(value)
-                    first = self._first(value.place, emitted)
+                    first = self._first(value.site, emitted)
                     again.update((key_of(old), new) for old, new in zip(first, read, strict=True))
         given = [(index, values) for index, value in task.gradients if (values := self._values[value]) is not None]
         pullback = Pullback(emitted, self._all_operators(emitted), again)
         start = tf.compat.v1.get_default_graph().version
-        found = pullback.run(given, [value.place.position for value in task.writes])
+        found = pullback.run(given, [value.site.position for value in task.writes])
         created = Created(start, tf.compat.v1.get_default_graph().version)
         self.record.gradients.append((created, [each for values in found for each in values or ()]))
         self.record.forward_needs += pullback.forward_needs
         self._values.update(zip(task.writes, found, strict=True))
 
-    def _first(self, place: Place, emitted: Emitted) -> Values:
+    def _first(self, site: Site, emitted: Emitted) -> Values:
         """Return the values of the forward pass of an operator's operand or result."""
-        if place.kind == OPERAND:
-            return emitted.operands[place.position]
-        outputs = self.view.graph.producers[place.name].outputs
-        return emitted.results[[tensor.name for tensor in outputs].index(place.name)]
+        if site.kind == OPERAND:
+            return emitted.operands[site.position]
+        outputs = self.view.graph.producers[site.name].outputs
+        return emitted.results[[tensor.name for tensor in outputs].index(site.name)]
 
     def _all_operators(self, emitted: Emitted) -> list[tf.Operation]:
         """Return the operators of the graph, those of ``emitted`` at least, in the order of their creation."""
@@ -205,14 +205,14 @@ class BackwardEmission:
             if (values := self._values[read]) is not None
         ]
         self._values.update(dict.fromkeys(task.writes))
-        routes = [self.program.flow.resharded(write.place) for _, write, _ in present]
-        paths = [path for _, resharding in routes if (path := self.router.route(resharding).backward) is not None]
-        consumers = [self._consumer(write.place) for _, write, _ in present]
+        resharded = [self.program.flow.resharded(write.site) for _, write, _ in present]
+        paths = [path for _, resharding in resharded if (path := self.path_finder.paths(resharding).backward) is not None]
+        consumers = [self._consumer(write.site) for _, write, _ in present]
         if len(task.reads) > 1 and len(present) > 1:
             sums = self.resharder.send_back_together(paths, [values for _, _, values in present], consumers)
         else:
             sums = [
                 self.resharder.send_back(path, values, consumer, tensor.name in self.view.graph.made_of_variables)
-                for path, (_, _, values), consumer, (tensor, _) in zip(paths, present, consumers, routes, strict=True)
+                for path, (_, _, values), consumer, (tensor, _) in zip(paths, present, consumers, resharded, strict=True)
             ]
         self._values.update((write, values) for (_, write, _), values in zip(present, sums, strict=True))

@@ -23,9 +23,9 @@ import numpy as np
 import tensorflow as tf
 
 from ..common.errors import InputError
-from ..ir.graph import Tensor
-from ..ir.micro_batching import MicroBatch, MicroBatching
-from ..program.tasks import RESULT, Place
+from ..ir.graph import MicroBatching, Tensor
+from ..ir.micro_batching import MicroBatch
+from ..program.tasks import RESULT, Site
 from ..sharding.micro_batches import SUM
 from ..sharding.strategy import StrategyView
 from .local import local_block
@@ -106,7 +106,7 @@ class Accumulation:
     order_lag: float | None = None
     lookups: dict[str, list[Lookup]] = field(default_factory=dict)
     _models: dict[int, LocalModel] = field(default_factory=dict)
-    _sums: dict[Place, Values] = field(default_factory=dict)
+    _sums: dict[Site, Values] = field(default_factory=dict)
     _found: dict[int, Values | None] = field(default_factory=dict)
     _losses: dict[int, Values] = field(default_factory=dict)
     _fetched: dict[int, list[Values]] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Accumulation:
         with self._behind():
             sources = {name: feed(which) for name, feed in self.feed.items()} | dict(received)
             model = LocalModel(
-                self.view, outside.router, outside.resharder, sources, outside.update, True, which, once=self._once
+                self.view, outside.path_finder, outside.resharder, sources, outside.update, True, which, once=self._once
             )
             with tf.name_scope(f"{SCOPE}_{index}"):
                 model.emit(set(request.operators))
@@ -167,16 +167,16 @@ class Accumulation:
         with self._behind():
             losses = self._losses.get(index, [])
             gradients = model.gradients_of_copies(request.loss, losses, lookups, given, request.received)
-            results = {Place(RESULT, self.view.graph.operators[name].result.name): each for name, each in lookups.items()}
-            ends = {Place(RESULT, name): name for name in request.received}
+            results = {Site(RESULT, self.view.graph.operators[name].result.name): each for name, each in lookups.items()}
+            ends = {Site(RESULT, name): name for name in request.received}
             with tf.name_scope(f"{SCOPE}_{index}/accumulated"):
-                for place, values in gradients.items():
-                    if place not in results and place not in ends:
-                        known = self._sums.get(place)
-                        self._sums[place] = values if known is None else _added([known, values])
-            for place, lookup in results.items():
-                self._found[id(lookup.found)] = gradients.get(place)
-        returned = {name: gradients[place] for place, name in ends.items() if place in gradients}
+                for site, values in gradients.items():
+                    if site not in results and site not in ends:
+                        known = self._sums.get(site)
+                        self._sums[site] = values if known is None else _added([known, values])
+            for site, lookup in results.items():
+                self._found[id(lookup.found)] = gradients.get(site)
+        returned = {name: gradients[site] for site, name in ends.items() if site in gradients}
         first, n_forward = (start, start) if forward is None else (forward.start, forward.end)
         self._last = _Backward(first, n_forward, model.backward.record)
         self._n_backward += 1
@@ -213,7 +213,7 @@ class Accumulation:
         self._total = _added(losses) if losses else [tf.zeros([]) for _ in range(n_ranks)]
         return self._total, values
 
-    def _once(self, tensor: Tensor, place: Place) -> Values | None:
+    def _once(self, tensor: Tensor, site: Site) -> Values | None:
         """Return an operand of a micro-batch's operator if it doesn't depend on the batch, else None.
 
         The resharding is emitted for the first micro-batch that needs it, and shared by the others.
@@ -222,12 +222,12 @@ class Accumulation:
             return None
         # Emitted outside of the control dependencies: it is done once, and mustn't wait for the micro-batch before.
         with tf.control_dependencies(None):
-            return self.outside.resharded_for(tensor, place)
+            return self.outside.resharded_for(tensor, site)
 
     def gradients(
-        self, losses: Values, places: list[Values], given: Mapping[str, Values] = MappingProxyType({})
+        self, losses: Values, sites: list[Values], given: Mapping[str, Values] = MappingProxyType({})
     ) -> list[Values | None]:
-        """Return the accumulated gradients of the values in ``places``, which are parameters or what lookups found.
+        """Return the accumulated gradients of the values in ``sites``, which are parameters or what lookups found.
 
         A parameter's gradient is brought back from its copies. What a lookup found belongs to one micro-batch: its gradient
         is that micro-batch's.
@@ -240,10 +240,10 @@ class Accumulation:
         """
         if any(loss is not own for loss, own in zip(losses, self._total, strict=True)):
             raise InputError("a loss that its optimizer scales can't be trained in micro-batches; use micro_batches=1")
-        reads = [values for values in places if id(values) not in self._found]
-        copies = self._sums | {Place(RESULT, name): values for name, values in given.items()}
+        reads = [values for values in sites if id(values) not in self._found]
+        copies = self._sums | {Site(RESULT, name): values for name, values in given.items()}
         back = iter(self.outside.gradients_from_copies(copies, reads))
-        return [self._found[id(values)] if id(values) in self._found else next(back) for values in places]
+        return [self._found[id(values)] if id(values) in self._found else next(back) for values in sites]
 
     def order_end(self) -> None:
         """Put the last micro-batch's backward pass and the updates, which must have been emitted, in order."""
@@ -281,7 +281,7 @@ class Accumulation:
         joined = [tf.concat(parts, dimension) for parts in zip(*values, strict=True)]
         if is_local and self._lies_as_it_would(tensor):
             return joined
-        order = np.argsort(np.concatenate([each.places(tensor.shape[dimension]) for each in micro_batches]))
+        order = np.argsort(np.concatenate([each.indices(tensor.shape[dimension]) for each in micro_batches]))
         joined = [tf.gather(value, order, axis=dimension) for value in joined]
         if not is_local:
             return joined

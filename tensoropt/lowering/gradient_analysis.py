@@ -17,12 +17,13 @@ import tensorflow as tf
 
 from ..common.errors import InputError, describe
 from ..common.gradient_types import carries_gradient
+from ..common.reach import reached
 from ..ir.body import BODY, LOOP, Body
 from ..ir.gradient_info import NO_BACKWARD, Backward
 from ..ir.graph import ARGUMENTS, CONSTANT, SOURCES, Differentiated, Gradients, Graph, Operator, Tensor
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
-from ..rules.rule import Config, interface
+from ..rules.rule import Config, interface_of
 from .operators import Job, Values, emit
 
 # Operators with which gradient functions read a tensor's shape only; shapes are known.
@@ -52,14 +53,14 @@ def _check_differentiated(graph: Graph, found: Backward, expected: Differentiate
     by_rows = {graph.operators[name].result.name for name in graph.lookups}
     differing = (found.reached(graph) ^ expected.tensors) - by_rows
     for op in reversed(list(graph.operators.values())):
-        places = {place for place, _ in op.operands if (op.name, place) in found.gradients}
-        given = expected.operands.get(op.name, places) - {place for place, each in op.operands if each.name in by_rows}
-        if places != given or any(tensor.name in differing for tensor in op.outputs):
+        indices = {index for index, _ in op.operands if (op.name, index) in found.gradients}
+        given = expected.operands.get(op.name, indices) - {index for index, each in op.operands if each.name in by_rows}
+        if indices != given or any(tensor.name in differing for tensor in op.outputs):
             raise InputError(
                 describe(
                     f"gradients don't pass {op.where()} as they do in TensorFlow, so that the model would train to other "
                     "numbers than on one device",
-                    got=_gradients_text(places),
+                    got=_gradients_text(indices),
                     expected=_gradients_text(given),
                     advice="where no gradient is to pass, write tf.stop_gradient(...); else use other operators there, and "
                     "report this one",
@@ -67,9 +68,9 @@ def _check_differentiated(graph: Graph, found: Backward, expected: Differentiate
             )
 
 
-def _gradients_text(places: Collection[int]) -> str:
+def _gradients_text(indices: Collection[int]) -> str:
     """Return a text for error messages: which inputs get a gradient."""
-    return f"gradients of inputs {', '.join(map(str, sorted(places)))}" if places else "no gradient of an input"
+    return f"gradients of inputs {', '.join(map(str, sorted(indices)))}" if indices else "no gradient of an input"
 
 
 def _of_body(body: Body) -> Backward:
@@ -143,18 +144,18 @@ class _Asking:
     graph: Graph
     _answers: dict[tuple[object, ...], _Answer] = field(default_factory=dict)
 
-    def answer(self, op: Operator, results: frozenset[int], places: frozenset[int]) -> _Answer:
-        """Return what an operator's gradient does when gradients come to ``results`` and the operands ``places`` need one.
+    def answer(self, op: Operator, results: frozenset[int], indices: frozenset[int]) -> _Answer:
+        """Return what an operator's gradient does when gradients come to ``results`` and the operands ``indices`` need one.
 
         Args:
             results: indices of the operator's results.
-            places: indices among the operator's operands.
+            indices: indices among the operator's operands.
         """
-        if not results or not places:
+        if not results or not indices:
             return _Answer(frozenset(), frozenset(), frozenset())
-        key = (*self._signature(op), results, places)
+        key = (*self._signature(op), results, indices)
         if key not in self._answers:
-            self._answers[key] = self._analyse(op, results, places)
+            self._answers[key] = self._analyse(op, results, indices)
         return self._answers[key]
 
     def _signature(self, op: Operator) -> tuple[object, ...]:
@@ -176,7 +177,7 @@ class _Asking:
         is_small = producer.type == CONSTANT and math.prod(tensor.shape) <= _MOST_WRITTEN
         return producer.statics[0].tobytes() if is_small else None
 
-    def _analyse(self, op: Operator, results: frozenset[int], places: frozenset[int]) -> _Answer:
+    def _analyse(self, op: Operator, results: frozenset[int], indices: frozenset[int]) -> _Answer:
         """Emit the operator and its gradient in a graph of their own, and read from that what the gradient does."""
         with tf.Graph().as_default() as graph_of_gradient, warnings.catch_warnings():
             # Tied embeddings have sparse gradients that are made dense; nothing is allocated here.
@@ -185,7 +186,7 @@ class _Asking:
             outputs = _emitted(op, operands)
             forward = {made.name for made in graph_of_gradient.get_operations()}
             ends = [outputs[i] for i in sorted(results)]
-            starts = [operands[place] for place in sorted(places)]
+            starts = [operands[index] for index in sorted(indices)]
             given = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends]
             try:
                 found = tf.gradients(ends, starts, given)
@@ -196,8 +197,8 @@ class _Asking:
                 ) from error
             readers = _live(found) - forward
             return _Answer(
-                frozenset(place for place, each in zip(sorted(places), found, strict=True) if each is not None),
-                frozenset(place for place, tensor in enumerate(operands) if _is_read(tensor, readers)),
+                frozenset(index for index, each in zip(sorted(indices), found, strict=True) if each is not None),
+                frozenset(index for index, tensor in enumerate(operands) if _is_read(tensor, readers)),
                 frozenset(i for i, tensor in enumerate(outputs) if _is_read(tensor, readers)),
             )
 
@@ -240,10 +241,10 @@ def _followed(
         positions = [position for position, _ in op.operands]
         tensors = [tensor for _, tensor in op.operands]
         given = asking.answer(op, arriving, frozenset(i for i, tensor in enumerate(tensors) if tensor.name in reached))
-        gradients.update((op.name, positions[place]) for place in given.gives)
-        coming.update(tensors[place].name for place in given.gives)
+        gradients.update((op.name, positions[index]) for index in given.gives)
+        coming.update(tensors[index].name for index in given.gives)
         read = asking.answer(op, arriving, frozenset(i for i, tensor in enumerate(tensors) if tensor.name in alive))
-        residual_operands.update((op.name, positions[place]) for place in read.reads)
+        residual_operands.update((op.name, positions[index]) for index in read.reads)
         residual_results.update(op.outputs[i].name for i in read.reads_results)
     if not coming & starts:
         return None
@@ -261,10 +262,10 @@ def _forward(asking: _Asking, operators: Iterable[Operator], starts: set[str]) -
     for op in operators:
         if op.type in SOURCES:
             continue
-        places = frozenset(i for i, (_, tensor) in enumerate(op.operands) if tensor.name in reached)
+        indices = frozenset(i for i, (_, tensor) in enumerate(op.operands) if tensor.name in reached)
         living = frozenset(i for i, (_, tensor) in enumerate(op.operands) if tensor.name in alive)
         for i, tensor in enumerate(op.outputs):
-            if places and carries_gradient(tensor.dtype):
+            if indices and carries_gradient(tensor.dtype):
                 reached.add(tensor.name)
                 if living & asking.answer(op, frozenset({i}), living).gives:
                     alive.add(tensor.name)
@@ -275,7 +276,7 @@ def _emitted(op: Operator, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return the results of an operator emitted as on one device."""
     rule, mesh = rule_of(op), Mesh.of(1)
     config = Config(mesh, ())
-    job = Job(op, rule, config, interface(rule, config), (0,), _no_resharding)
+    job = Job(op, rule, config, interface_of(rule, config), (0,), _no_resharding)
     return [values[0] for values in emit(job, [[operand] for operand in operands])]
 
 
@@ -287,14 +288,8 @@ def _no_resharding(k: int, values: Values) -> Values:
 def _live(gradients: Iterable[tf.Tensor | tf.IndexedSlices | None]) -> set[str]:
     """Return the names of the operators that these gradients depend on, the indices of sparse gradients included."""
     found = [gradient for gradient in gradients if gradient is not None]
-    pending = [tensor.op for tensor in tf.nest.flatten(found, expand_composites=True)]
-    live: set[str] = set()
-    while pending:
-        op = pending.pop()
-        if op.name not in live:
-            live.add(op.name)
-            pending += [tensor.op for tensor in op.inputs]
-    return live
+    starts = [tensor.op for tensor in tf.nest.flatten(found, expand_composites=True)]
+    return {op.name for op in reached(starts, lambda op: [tensor.op for tensor in op.inputs])}
 
 
 def _is_read(tensor: tf.Tensor, readers: set[str]) -> bool:

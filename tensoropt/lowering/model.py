@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from ..ir.graph import CONSTANT, SOURCES, Operator, Tensor
 from ..ir.micro_batching import MicroBatch
-from ..program.tasks import OPERAND, OPERATOR, RESULT, SHARED, Place
+from ..program.tasks import OPERAND, OPERATOR, RESULT, SHARED, Site
 from ..reschedule.layout import Layout
 from ..rules.rule import OperandSharding
 from ..sharding.consumers import LOSS
-from ..sharding.resharding import Resharding, Router, differentiated_operands, inner_reshardings
+from ..sharding.resharding import PathFinder, Resharding, differentiated_operands, inner_reshardings
 from ..sharding.strategy import StrategyView
 from .backward import BackwardEmission, ForwardRecord
 from .operators import Job, Values, emit
@@ -30,7 +30,7 @@ class LocalModel:
 
     Attributes:
         view: the strategy on its graph.
-        router: finds the path of each resharding.
+        path_finder: finds the path of each resharding.
         resharder: emits the reshardings.
         sources: local values that are given, by tensor name: those of fed tensors and of variables.
         update: emits, on local operands, an operator that updates a variable or reads it after an update.
@@ -38,31 +38,31 @@ class LocalModel:
         micro_batch: which micro-batch is emitted, where the step has several.
         elsewhere: returns a tensor that another model emits, resharded for an operator's operand sharding
             (OperandSharding); None for a tensor that this model emits itself.
-        once: returns an operand (a Place) that is resharded once for all micro-batches, else None.
+        once: returns an operand (a Site) that is resharded once for all micro-batches, else None.
     """
 
     view: StrategyView
-    router: Router
+    path_finder: PathFinder
     resharder: Resharder
     sources: Mapping[str, Values]
     update: Callable[[Operator, list[Values]], list[Values]]
     training: bool
     micro_batch: MicroBatch | None = None
     elsewhere: Callable[[Tensor, OperandSharding, str], Values | None] | None = None
-    once: Callable[[Tensor, Place], Values | None] | None = None
+    once: Callable[[Tensor, Site], Values | None] | None = None
     _values: dict[str, Values] = field(default_factory=dict)
     _resharded: dict[tuple[str, OperandSharding], Values] = field(default_factory=dict)
     _shared: dict[str, Values] = field(default_factory=dict)
     _replicated: dict[str, Values] = field(default_factory=dict)
     _indices: dict[str, Values] = field(default_factory=dict)
-    _losses: dict[str, Place] = field(default_factory=dict)
+    _losses: dict[str, Site] = field(default_factory=dict)
     _forward: ForwardRecord = field(default_factory=ForwardRecord)
 
     @cached_property
     def backward(self) -> BackwardEmission:
         """The emission of the backward passes of what this model emits."""
         return BackwardEmission(
-            self.view, self.router, self.resharder, self._forward, self.value, self._emit_again, self.micro_batch
+            self.view, self.path_finder, self.resharder, self._forward, self.value, self._emit_again, self.micro_batch
         )
 
     def emit(self, names: set[str]) -> None:
@@ -106,14 +106,14 @@ class LocalModel:
             sharding = shared if self.training else OperandSharding(shared.layout, None)
             resharding = self.view.shared_resharding(tensor, sharding)
             values = self._shared[tensor.name] = self._reshard(resharding, self.value(tensor), operator, tensor)
-            place = Place(SHARED, tensor.name)
-            self._forward.add(place, values)
-            self._forward.consumers[place] = operator
+            site = Site(SHARED, tensor.name)
+            self._forward.add(site, values)
+            self._forward.consumers[site] = operator
         return self._shared[tensor.name]
 
     def _reshard(self, resharding: Resharding, values: Values, operator: str, tensor: Tensor) -> Values:
         """Emit a resharding of a tensor: to an operand sharding, or inside of the operator that produces it."""
-        return self.resharder.reshard(resharding, self.router.route(resharding), values, operator)
+        return self.resharder.reshard(resharding, self.path_finder.paths(resharding), values, operator)
 
     def replicated(self, tensor: Tensor, operator: str, with_gradient: bool = False) -> Values:
         """Return a tensor's global value on every rank; it is resharded once, however often it is asked for."""
@@ -122,7 +122,7 @@ class LocalModel:
             sharding = OperandSharding(replicated, () if with_gradient else None)
             self._replicated[tensor.name] = self.resharded(tensor, sharding, operator)
         if with_gradient and tensor.name not in self._losses:
-            self._losses[tensor.name] = Place(OPERAND, operator, LOSS)
+            self._losses[tensor.name] = Site(OPERAND, operator, LOSS)
             self._forward.add(self._losses[tensor.name], self._replicated[tensor.name])
         return self._replicated[tensor.name]
 
@@ -146,7 +146,7 @@ class LocalModel:
         emitted = self._emit_again(op, operands)
         self._values.update((tensor.name, values) for tensor, values in zip(op.outputs, emitted.results, strict=True))
         if self.training:
-            self._forward.places.append(Place(OPERATOR, op.name))
+            self._forward.sites.append(Site(OPERATOR, op.name))
             self._forward.operators[op.name] = emitted
 
     def _emit_again(self, op: Operator, operands: Sequence[Values]) -> Emitted:
@@ -164,7 +164,8 @@ class LocalModel:
             nonlocal start
             emitted.parts.append(Created(start, graph.version))
             results = self._reshard(inner[k], values, op.name, op.result)
-            path, is_overlappable = self.router.route(inner[k]).backward, op.result.name in self.view.graph.made_of_variables
+            path = self.path_finder.paths(inner[k]).backward
+            is_overlappable = op.result.name in self.view.graph.made_of_variables
 
             def back(gradients: Values) -> Values:
                 assert path is not None
@@ -212,23 +213,23 @@ class LocalModel:
 
     def _operand(self, op: Operator, position: int, tensor: Tensor) -> Values:
         """Return an operator's operand, resharded; zeros if another micro-batch counts the operand."""
-        place = Place(OPERAND, op.name, position)
-        values = self.once(tensor, place) if self.once is not None else None
+        site = Site(OPERAND, op.name, position)
+        values = self.once(tensor, site) if self.once is not None else None
         if values is None:
             values = self.resharded(tensor, self.view.sharding(op, position), op.name)
         if not self.training:
             return values
         if self.micro_batch is not None and not self.micro_batch.takes(op.name, position):
             values = [tf.zeros_like(value) for value in values]
-        elif any(values[0] is self._forward.values[each][0] for each in self._places_before(op, position)):
+        elif any(values[0] is self._forward.values[each][0] for each in self._sites_before(op, position)):
             # An operand that is the same tensor as another one, and has a gradient of its own.
             values = [tf.identity(value) for value in values]
-        self._forward.add(place, values)
+        self._forward.add(site, values)
         return values
 
-    def _places_before(self, op: Operator, position: int) -> Iterator[Place]:
-        """Return the places of an operator's operands before one."""
-        return (Place(OPERAND, op.name, earlier) for earlier, _ in op.operands if earlier < position)
+    def _sites_before(self, op: Operator, position: int) -> Iterator[Site]:
+        """Return the sites of an operator's operands before one."""
+        return (Site(OPERAND, op.name, earlier) for earlier, _ in op.operands if earlier < position)
 
     # Gradients
 
@@ -249,7 +250,7 @@ class LocalModel:
         known = {key_of(values[0]): name for name, values in (*self.sources.items(), *self._values.items())}
         names = [known[key_of(values[0])] for values in at]
         found = self._back_from_loss(loss, losses, set(names))
-        return [found.get(Place(RESULT, name)) for name in names]
+        return [found.get(Site(RESULT, name)) for name in names]
 
     def gradients_of_copies(
         self,
@@ -258,7 +259,7 @@ class LocalModel:
         lookups: Iterable[str],
         given: Mapping[str, Values] = MappingProxyType({}),
         received: Iterable[str] = (),
-    ) -> dict[Place, Values]:
+    ) -> dict[Site, Values]:
         """Return a micro-batch's gradients: at the copies that all of them use, at lookups' results and at ``received``.
 
         Args:
@@ -269,23 +270,23 @@ class LocalModel:
         graph = self.view.graph
         found = {graph.operators[name].result.name for name in lookups}
         starts = found | {name for name in graph.tensors if graph.accumulates(name)} | set(received)
-        places = {Place(RESULT, name): values for name, values in given.items()}
+        sites = {Site(RESULT, name): values for name, values in given.items()}
         if loss is not None:
-            return self._back_from_loss(loss, losses, starts, places)
-        return self.backward.run(starts, places, {}, [value.op for values in given.values() for value in values])
+            return self._back_from_loss(loss, losses, starts, sites)
+        return self.backward.run(starts, sites, {}, [value.op for values in given.values() for value in values])
 
-    def gradients_from_copies(self, copies: Mapping[Place, Values], at: Sequence[Values]) -> list[Values | None]:
+    def gradients_from_copies(self, copies: Mapping[Site, Values], at: Sequence[Values]) -> list[Values | None]:
         """Return gradients with respect to variables, given those of copies that this model resharded for micro-batches."""
         known = {key_of(values[0]): name for name, values in (*self.sources.items(), *self._values.items())}
         names = [known[key_of(values[0])] for values in at]
         found = self.backward.run(set(names), copies, {}, [])
-        return [found.get(Place(RESULT, name)) for name in names]
+        return [found.get(Site(RESULT, name)) for name in names]
 
     def _back_from_loss(
-        self, loss: Tensor, losses: Values, starts: set[str], given: Mapping[Place, Values] = MappingProxyType({})
-    ) -> dict[Place, Values]:
+        self, loss: Tensor, losses: Values, starts: set[str], given: Mapping[Site, Values] = MappingProxyType({})
+    ) -> dict[Site, Values]:
         """Emit a backward pass from a loss, and from given gradients; return the gradients that have arrived at its ends."""
-        own, place = self.replicated(loss, loss.name, with_gradient=True), self._losses[loss.name]
+        own, site = self.replicated(loss, loss.name, with_gradient=True), self._losses[loss.name]
         seeds = [tf.ones_like(each) for each in losses]
         if any(each is not other for each, other in zip(losses, own, strict=True)):
             graph = tf.compat.v1.get_default_graph()
@@ -295,12 +296,12 @@ class LocalModel:
                 return {}
             seeds = gradients
         gates = [value.op for value in self.value(loss)]
-        return self.backward.run(starts, {place: seeds, **given}, {place.name: loss}, gates)
+        return self.backward.run(starts, {site: seeds, **given}, {site.name: loss}, gates)
 
-    def resharded_for(self, tensor: Tensor, place: Place) -> Values:
+    def resharded_for(self, tensor: Tensor, site: Site) -> Values:
         """Return a tensor resharded to an operand of a micro-batch's operator: once, for all micro-batches."""
-        if place not in self._forward.values:
-            operator = self.view.graph.operators[place.name]
-            sharding = self.view.sharding(operator, place.position)
-            self._forward.add(place, self.resharded(tensor, sharding, operator.name))
-        return self._forward.values[place]
+        if site not in self._forward.values:
+            operator = self.view.graph.operators[site.name]
+            sharding = self.view.sharding(operator, site.position)
+            self._forward.add(site, self.resharded(tensor, sharding, operator.name))
+        return self._forward.values[site]

@@ -18,10 +18,10 @@ from ..ir.graph import ARGUMENTS, CONSTANT, Operator
 from ..ir.micro_batching import MicroBatch
 from ..reschedule.layout import Layout
 from ..rules.rule import Config, Interface, Rule
+from .dilated_convolution import convolved, is_dilated
 from .gradient_overrides import lean_gradient
+from .halo import AVERAGES, averages, of_frames
 from .local import local_constant, local_statics, opaque, uniform_shape
-from .ops.dilated_convolution import convolved, is_dilated
-from .ops.halo import AVERAGES, averages, of_frames
 
 DEPTHWISE_ATTRIBUTES = ("strides", "padding", "explicit_paddings")
 Values = list[tf.Tensor]  # one per rank that this process builds
@@ -111,13 +111,7 @@ _SPECIAL: dict[str, Special] = {}
 
 def special_lowering(op_type: str) -> Special | None:
     """Return the special lowering of an operator type, or None if it has none."""
-    _load()
     return _SPECIAL.get(op_type)
-
-
-def _load() -> None:
-    """Import the modules that register special lowerings; not at import time, since they import this one."""
-    from .ops import batch_norm, control_flow, lookups, matrices, random, scattering, softmax, statistics  # noqa: F401
 
 
 def emit(job: Job, operands: Sequence[Values]) -> list[Values]:
@@ -147,7 +141,7 @@ def emit_plain(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 
 def _over_frames(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """Emit an operator whose windows overlap blocks, on all elements that the windows cover (see :mod:`.ops.halo`)."""
+    """Emit an operator whose windows overlap blocks, on all elements that the windows cover (see :mod:`.halo`)."""
     framed = replace(job, op=of_frames(job.op))
     operands = [job.complete(0, operands[0]), *operands[1:]]
     results = [_emit_raw(framed, rank, [values[i] for values in operands])[0] for i, rank in enumerate(job.ranks)]

@@ -106,9 +106,11 @@ def fresh_copy(optimizer: KerasBase, kinds: dict[Any, Any] | None = None) -> Ker
     return copy
 
 
-def build(optimizer: KerasBase, variables: Sequence[Any], parameters: Sequence[Parameter]) -> tuple[OptimizerVariable, ...]:
+def build_variables(
+    optimizer: KerasBase, variables: Sequence[Any], parameters: Sequence[Parameter]
+) -> tuple[OptimizerVariable, ...]:
     """Have an optimizer make its variables; return these, each with the index of the parameter that it was made for."""
-    places = {id(variable): place for place, variable in enumerate(variables)}
+    indices = {id(variable): index for index, variable in enumerate(variables)}
     owners: dict[int, int] = {}
     inner = inner_of(optimizer)
     add = inner.add_variable_from_reference
@@ -116,7 +118,7 @@ def build(optimizer: KerasBase, variables: Sequence[Any], parameters: Sequence[P
     def recording(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
         """Make a variable, and note the parameter that it is made for."""
         made = add(reference_variable, *args, **kwargs)
-        owners[id(made)] = places[id(reference_variable)]
+        owners[id(made)] = indices[id(reference_variable)]
         return made
 
     _build_with(optimizer, variables, recording)
@@ -135,13 +137,13 @@ def slots_of(optimizer: KerasBase, parameters: Sequence[Parameter]) -> tuple[int
     add = inner_of(copy).add_variable_from_reference
     values = {rank: tf.Variable(tf.zeros((1,) * rank)) for rank in {len(each.shape) for each in parameters}}
     tiny = [ShardVariable(values[len(each.shape)], (1,) * len(each.shape), each) for each in parameters]
-    places = {id(shard): place for place, shard in enumerate(tiny)}
+    indices = {id(shard): index for index, shard in enumerate(tiny)}
     counts = [0] * len(parameters)
     made: dict[tuple[int, str], Any] = {}
 
     def counting(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
         """Count a request for a variable; make it unless one alike has been made."""
-        counts[places[id(reference_variable)]] += 1
+        counts[indices[id(reference_variable)]] += 1
         kind = len(reference_variable.shape), repr((args, sorted(kwargs.items())))
         if kind not in made:
             made[kind] = add(reference_variable, *args, **kwargs)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from ..common.errors import InputError
-from .copies import KerasBase, Parameter, ShardVariable, build, fresh_copy
+from .copies import KerasBase, Parameter, ShardVariable, build_variables, fresh_copy
 
 _ELEMENTWISE = frozenset(
     getattr(keras.optimizers, name)
@@ -85,7 +85,8 @@ def starts_from_values(optimizer: KerasBase) -> bool:
         for start in (1.0, 2.0):
             value = np.full((2, 2), start, np.float32)
             parameters = [Parameter("experiment/kernel", value.shape)]
-            made = build(fresh_copy(optimizer), [ShardVariable(tf.Variable(value), value.shape, parameters[0])], parameters)
+            shard = ShardVariable(tf.Variable(value), value.shape, parameters[0])
+            made = build_variables(fresh_copy(optimizer), [shard], parameters)
             first.append([np.asarray(each.variable) for each in made])
     return _differs(*first)
 
@@ -119,7 +120,7 @@ def _updated(optimizer: KerasBase, cut: Callable[[np.ndarray], np.ndarray]) -> l
     parameters = [Parameter(f"experiment/kernel_{value.ndim}", value.shape) for value in values]
     shards = [cut(value) for value in values]
     variables = [ShardVariable(tf.Variable(v), v.shape, each) for v, each in zip(shards, parameters, strict=True)]
-    made = build(copy, variables, parameters)
+    made = build_variables(copy, variables, parameters)
     for gradients in _gradients(rng):
         copy.apply([tf.constant(cut(gradient)) for gradient in gradients], variables)
     return [np.asarray(variable) for variable in (*variables, *(each.variable for each in made))]

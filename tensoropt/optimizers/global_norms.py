@@ -110,7 +110,7 @@ class Completing:
                 pairs.append((lamb.decayed(variable) if is_updated else None, direction))
             vectors.append(tf.concat([self._local(values, square_sum, rank) for values in zip(*pairs, strict=True)], 0))
         for on, totals in zip(self.on, self.sums.complete(vectors, self.emission), strict=True):
-            on.inner.ratios = {place: ratio_of(totals[place], totals[n + place]) for place in range(n)}
+            on.inner.ratios = {index: ratio_of(totals[index], totals[n + index]) for index in range(n)}
 
 
 def _as_clipped(on: OnRank, gradients: Gradients) -> list[Gradient | None]:
@@ -118,11 +118,11 @@ def _as_clipped(on: OnRank, gradients: Gradients) -> list[Gradient | None]:
     inner = on.inner
     scale = inner.loss_scale_factor if on.copy is inner else on.copy.dynamic_scale
     steps, seen = inner.gradient_accumulation_steps, []
-    for place, gradient in enumerate(gradients):
+    for index, gradient in enumerate(gradients):
         if gradient is not None and scale is not None:
             gradient = over_values(partial(_unscaled, scale=scale), gradient)
         if gradient is not None and steps:
-            gradient = (tf.convert_to_tensor(gradient) + inner._accumulated_gradients[place].value) / steps
+            gradient = (tf.convert_to_tensor(gradient) + inner._accumulated_gradients[index].value) / steps
         seen.append(gradient)
     return seen
 

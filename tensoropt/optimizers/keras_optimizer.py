@@ -124,8 +124,8 @@ class KerasOptimizer:
 
     @property
     def numbers(self) -> str:
-        """Return the config as JSON, with the class's name (:func:`name_of`) for the optimizer's own."""
-        return json.dumps({**self.source.get_config(), "name": name_of(self.source)}, sort_keys=True, default=repr)
+        """Return the config as JSON, with the class's name (:func:`keras_name`) for the optimizer's own."""
+        return json.dumps({**self.source.get_config(), "name": keras_name(self.source)}, sort_keys=True, default=repr)
 
     @cached_property
     def _slots(self) -> tuple[int, ...]:
@@ -138,8 +138,8 @@ class KerasOptimizer:
         item_bytes = 8 if any(tensor.dtype == "float64" for tensor in tensors) else 4
         sums = tuple((length, item_bytes) for length in self.sum_lengths)
         return tuple(
-            ParameterUpdate(slots, is_global, sums if place == 0 else (), leaves_rows(self.source, parameter))
-            for place, (slots, is_global, parameter) in enumerate(
+            ParameterUpdate(slots, is_global, sums if index == 0 else (), leaves_rows(self.source, parameter))
+            for index, (slots, is_global, parameter) in enumerate(
                 zip(self._slots, self.is_global, self.parameters, strict=True)
             )
         )
@@ -164,10 +164,10 @@ class KerasOptimizer:
         return self
 
     def __str__(self) -> str:
-        return name_of(self.source)
+        return keras_name(self.source)
 
 
-def name_of(optimizer: KerasBase) -> str:
+def keras_name(optimizer: KerasBase) -> str:
     """Return the name that Keras gives an optimizer of this class, without the number that Keras appends.
 
     The number counts the optimizers of the class that the process has made.

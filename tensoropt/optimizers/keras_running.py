@@ -25,7 +25,7 @@ from ..reschedule.layout import Layout
 from ..sharding.local_shapes import shard_slices
 from ..sharding.update_resharding import gather_resharding, split_resharding
 from .by_rows import AdagradByRows
-from .copies import KerasBase, OnRank, OptimizerVariable, ShardVariable, build, fresh_copy
+from .copies import KerasBase, OnRank, OptimizerVariable, ShardVariable, build_variables, fresh_copy
 from .global_norms import Completing
 from .keras_optimizer import KerasOptimizer
 from .lamb import LambOnShards
@@ -72,7 +72,7 @@ class RunningKeras:
         """Return a fresh copy of the optimizer, built on these variables, and the variables that it made."""
         kinds = {keras.optimizers.Lamb: LambOnShards} if self._completes else {}
         copy = fresh_copy(self._optimizer.source, {**kinds, keras.optimizers.Adagrad: AdagradByRows})
-        return copy, build(copy, updated, self._optimizer.parameters)
+        return copy, build_variables(copy, updated, self._optimizer.parameters)
 
     # State
 
@@ -100,13 +100,13 @@ class RunningKeras:
         """Return the optimizer's variables, in a fixed order."""
         shards, mesh = self._shards, self._layouts[0].mesh
         entries: dict[str, StateEntry] = {}
-        for k, (variable, place) in enumerate((each.variable, each.parameter) for each in self._on[0].made):
+        for k, (variable, index) in enumerate((each.variable, each.parameter) for each in self._on[0].made):
             key = f"{shards.step}/{self._name(variable)}"
             key = f"{key}_{k}" if key in entries else key
             of, shape = None, tuple(variable.shape)
             layout = Layout.replicated(mesh, len(shape))
-            if place is not None:
-                of, shape, layout = shards.names[place], shards.tensors[place].shape, self._layouts[place]
+            if index is not None:
+                of, shape, layout = shards.names[index], shards.tensors[index].shape, self._layouts[index]
             per_rank = tuple(on.made[k].variable.value for on in self._on)
             entries[key] = StateEntry(key, shape, variable.dtype, layout, per_rank, of, shards.step)
         return tuple(entries.values())

@@ -30,11 +30,11 @@ class LambOnShards(keras.optimizers.Lamb):
 
         In a gradient of rows, a row that occurs twice is squared twice and then summed, as in Keras.
         """
-        place, dtype = self._get_variable_index(variable), variable.dtype
+        index, dtype = self._get_variable_index(variable), variable.dtype
         gradient = over_values(lambda values: tf.cast(values, dtype), gradient)
         squares = tf.convert_to_tensor(over_values(tf.square, gradient))
         step = tf.cast(self.iterations + 1, dtype)
-        m, v = self._momentums[place].value, self._velocities[place].value
+        m, v = self._momentums[index].value, self._velocities[index].value
         m = m + (tf.convert_to_tensor(gradient) - m) * (1 - self.beta_1)
         v = v + (squares - v) * (1 - self.beta_2)
         m_hat = m / (1.0 - tf.pow(keras.ops.cast(self.beta_1, dtype), step))
@@ -50,12 +50,12 @@ class LambOnShards(keras.optimizers.Lamb):
 
     def update_step(self, gradient: Gradient, variable: Any, learning_rate: Any) -> None:
         """Update a parameter and its moments, with the ratio that was given."""
-        place = self._get_variable_index(variable)
+        index = self._get_variable_index(variable)
         m, v, direction = self.direction(gradient, variable)
-        self.assign(self._momentums[place], m)
-        self.assign(self._velocities[place], v)
+        self.assign(self._momentums[index], m)
+        self.assign(self._velocities[index], v)
         rate = tf.cast(learning_rate, variable.dtype)
-        self.assign_sub(variable, tf.cast(self.ratios[place], variable.dtype) * rate * direction)
+        self.assign_sub(variable, tf.cast(self.ratios[index], variable.dtype) * rate * direction)
 
 
 def ratio_of(parameter_squares: tf.Tensor, direction_squares: tf.Tensor) -> tf.Tensor:

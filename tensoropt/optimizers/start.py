@@ -8,7 +8,7 @@ from .classic_updates import RunningClassic
 from .runtime import RunningOptimizer, Shards
 
 
-def start(optimizer: Optimizer, shards: Shards) -> RunningOptimizer:
+def start_optimizer(optimizer: Optimizer, shards: Shards) -> RunningOptimizer:
     """Return the optimizer at work on the parameters that this process holds."""
     if isinstance(optimizer, Classic):
         return RunningClassic(optimizer, shards)

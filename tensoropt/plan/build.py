@@ -6,20 +6,24 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ..common.errors import InputError
 from ..costs.operator_costs import OperatorCosting
 from ..costs.resharding_costs import accumulator_bytes
 from ..ir.graph import Operator, Tensor
 from ..reschedule.layout import Layout, is_view
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
-from ..rules.rule import Config, Interface, OperandSharding, Rule, configs, interface
+from ..rules.rule import Config, Interface, OperandSharding, Rule, configs, interface_of
 from ..sharding.consumers import Consumer, consumers_of, sharding_of
 from ..sharding.model import Model
-from ..sharding.resharding import PlainCosts, Resharding, Router, differentiated_operands, inner_reshardings, resharding_of
+from ..sharding.resharding import (
+    PathFinder,
+    Resharding,
+    differentiated_operands,
+    inner_reshardings,
+    resharding_of,
+)
 from ..sharding.strategy import Strategy, StrategyView
 from ..sharding.update_resharding import row_reshardings, update_reshardings
-from .plan import Plan
 from .record import PlannedOperator, PlannedResharding
 
 
@@ -60,37 +64,37 @@ class CostEntry:
             return 0
         return math.prod(target.largest_local_shape(self.resharding.shape)) * self.resharding.item_bytes
 
-    def planned(self, router: Router) -> PlannedResharding | None:
+    def planned(self, path_finder: PathFinder) -> PlannedResharding | None:
         """Return the resharding's row in a plan; None if its paths are empty."""
-        route = router.route(self.resharding)
-        if route.is_free:
+        paths = path_finder.paths(self.resharding)
+        if paths.is_free:
             return None
-        is_regathered = self.is_regathered and bool(route.forward.steps)
+        is_regathered = self.is_regathered and bool(paths.forward.steps)
         return PlannedResharding(
             tensor=self.tensor,
             consumers=self.consumers,
             sharding=self.resharding.sharding,
             is_shared=self.is_shared,
-            forward=route.forward,
-            backward=route.backward,
-            time_us=self.time_ns(router) / 1e3,
+            forward=paths.forward,
+            backward=paths.backward,
+            time_us=self.time_ns(path_finder) / 1e3,
             reduction=self.resharding.reduction,
             copy_bytes=self.copy_bytes,
             is_regathered=is_regathered,
-            regathering_us=router.forward_ns(self.resharding) * self.n_runs / 1e3 if is_regathered else 0.0,
+            regathering_us=path_finder.forward_ns(self.resharding) * self.n_runs / 1e3 if is_regathered else 0.0,
             is_regathered_with_source=self.is_regathered_with_source and is_regathered,
             n_runs=self.n_runs,
             accumulator_bytes=self.accumulator_bytes,
         )
 
-    def time_ns(self, router: Router) -> int:
+    def time_ns(self, path_finder: PathFinder) -> int:
         """Return the time of all executions per step.
 
         It is the sum of the forward path, the backward path if a gradient comes back, and the forward path once more if the
         copy is regathered.
         """
-        again = router.forward_ns(self.resharding) if self.is_regathered else 0
-        return (router.time_ns(self.resharding) + again) * self.n_runs
+        again = path_finder.forward_ns(self.resharding) if self.is_regathered else 0
+        return (path_finder.time_ns(self.resharding) + again) * self.n_runs
 
 
 def cost_entries(view: StrategyView, costing: OperatorCosting | None = None) -> Iterator[CostEntry]:
@@ -166,59 +170,31 @@ def _is_read_shared(view: StrategyView, costing: OperatorCosting, tensor: Tensor
     return shared == wanted or is_view(shared, wanted)
 
 
-def check_reshardings(view: StrategyView, plan: Plan) -> None:
-    """Check that a plan's reshardings and rematerialized operators follow from its configs: its file may have been changed.
-
-    Raises:
-        InputError: they don't.
-    """
-    refused = sorted(view.strategy.rematerialized - view.rematerialized)
-    if refused:
-        op = view.graph.operators[refused[0]]
-        raise InputError(
-            f"the plan computes {op.where()} again, which can't be done with the config "
-            f"'{view.strategy.configs[op.name]}'; it was changed: find the strategy again"
-        )
-    router = plan.router(PlainCosts())
-    expected = {
-        (planned.tensor, planned.consumers, planned.sharding, planned.is_shared, planned.is_regathered, planned.n_runs)
-        for charge in cost_entries(view)
-        if (planned := charge.planned(router)) is not None
-    }
-    given = {(d.tensor, d.consumers, d.sharding, d.is_shared, d.is_regathered, d.n_runs) for d in plan.reshardings}
-    if expected != given:
-        tensor, consumers, sharding, *rest = min(expected ^ given, key=str)
-        difference = "lacks" if (tensor, consumers, sharding, *rest) in expected else "has, against its configs,"
-        raise InputError(
-            f"the plan {difference} the resharding of {tensor} to {', '.join(consumers)} as {sharding}; it was changed: "
-            "find the strategy again, with force= for what should differ"
-        )
-
-
 def planned_operators(view: StrategyView, costing: OperatorCosting) -> Iterator[PlannedOperator]:
     """Yield the row of each operator; operators that no training step runs have no costs."""
     in_step = {op.name for op in view.graph.step_operators}
-    for name, seen in view.interfaces.items():
+    for name, interface in view.interfaces.items():
         op, rule, config = view.graph.operators[name], view.rules[name], view.strategy.configs[name]
         if name in in_step:
-            yield planned_operator(costing, op, rule, config, seen, name in view.rematerialized)
+            yield planned_operator(costing, op, rule, config, interface, name in view.rematerialized)
         else:
-            yield PlannedOperator(name, op.type, config, seen.results, 0, 0.0)
+            yield PlannedOperator(name, op.type, config, interface.results, 0, 0.0)
 
 
 def planned_operator(
-    costing: OperatorCosting, op: Operator, rule: Rule, config: Config, seen: Interface, is_rematerialized: bool
+    costing: OperatorCosting, op: Operator, rule: Rule, config: Config, interface: Interface, is_rematerialized: bool
 ) -> PlannedOperator:
     """Return the row of an operator of a training step: its config, result layouts, memory and time."""
-    memory, time_ns = costing.mem_bytes(op, rule, config, seen), costing.compute_time_ns(op, rule, config, seen)
+    memory, time_ns = costing.mem_bytes(op, rule, config, interface), costing.compute_time_ns(op, rule, config, interface)
     if not is_rematerialized:
-        return PlannedOperator(op.name, op.type, config, seen.results, memory, time_ns / 1e3)
-    rematerialization_ns, freed = costing.rematerialization_ns(op, rule, config, seen), costing.saved_result_bytes(op, seen)
+        return PlannedOperator(op.name, op.type, config, interface.results, memory, time_ns / 1e3)
+    rematerialization_ns = costing.rematerialization_ns(op, rule, config, interface)
+    freed = costing.saved_result_bytes(op, interface)
     costs = memory - freed, (time_ns + rematerialization_ns) / 1e3
-    return PlannedOperator(op.name, op.type, config, seen.results, *costs, True, rematerialization_ns / 1e3, freed)
+    return PlannedOperator(op.name, op.type, config, interface.results, *costs, True, rematerialization_ns / 1e3, freed)
 
 
-def complete(model: Model, steps: Strategy, costing: OperatorCosting) -> Strategy:
+def complete_configs(model: Model, steps: Strategy, costing: OperatorCosting) -> Strategy:
     """Add configs for the operators that no training step runs (metrics, predictions).
 
     The configs of the training steps stay. In program order, each further operator gets the config of least time: that of
@@ -233,8 +209,8 @@ def complete(model: Model, steps: Strategy, costing: OperatorCosting) -> Strateg
             continue
         if op.name not in chosen:
             chosen[op.name] = _cheapest(op, layouts, costing, steps.mesh)
-        seen = interface(rule_of(op), chosen[op.name])
-        layouts.update({tensor.name: layout for tensor, layout in zip(op.outputs, seen.results, strict=True)})
+        interface = interface_of(rule_of(op), chosen[op.name])
+        layouts.update({tensor.name: layout for tensor, layout in zip(op.outputs, interface.results, strict=True)})
     return Strategy(steps.mesh, chosen, steps.shared, steps.regathered, steps.rematerialized)
 
 
@@ -245,10 +221,10 @@ def _cheapest(op: Operator, layouts: dict[str, Layout], costing: OperatorCosting
         return configs(rule, mesh)[0]
 
     def time_ns(config: Config) -> int:
-        seen = interface(rule, config)
-        total = costing.compute_time_ns(op, rule, config, seen)
+        interface = interface_of(rule, config)
+        total = costing.compute_time_ns(op, rule, config, interface)
         for position, tensor in op.operands:
-            sharding = seen.operands[position]
+            sharding = interface.operands[position]
             assert sharding is not None
             wanted = OperandSharding(sharding.layout, None)
             total += costing.reshardings.time_ns(resharding_of(tensor, layouts[tensor.name], wanted))

@@ -26,10 +26,10 @@ from ..common.progress import Progress
 from ..ir.graph import Graph, Operator
 from ..ir.optimizer import ParameterUpdate
 from ..rules.registry import rule_of
-from ..rules.rule import Config, Interface, OperandSharding, Rule, interface
-from ..sharding.resharding import Router
+from ..rules.rule import Config, Interface, OperandSharding, Rule, interface_of
+from ..sharding.resharding import PathFinder
 from ..sharding.strategy import Copy, Strategy, StrategyView
-from .build import CostEntry, complete, cost_entries, planned_operator
+from .build import CostEntry, complete_configs, cost_entries, planned_operator
 from .first_fit import grid
 from .found_points import FoundPoints
 from .frontier_file import Entry, SavedFrontier, Searched, StoredPart
@@ -175,8 +175,9 @@ def _beside_the_steps(frontier: FoundPoints, configs: dict[str, Ints], numbers: 
     reads = [op for op in graph.operators.values() if op.name not in configs]
     producers = [graph.producers[tensor.name] for op in reads for _, tensor in op.operands]
     followed = {op.updates or op.name for op in [*producers, *reads]} & configs.keys()
-    places, chosen = _distinct([configs[name] for name in sorted(followed)] or [np.zeros(len(states), np.int32)])
-    completed = [complete(frontier.model, frontier.built.strategy(states[point]), frontier.costing) for point in places]
+    firsts, chosen = _distinct([configs[name] for name in sorted(followed)] or [np.zeros(len(states), np.int32)])
+    steps = [frontier.built.strategy(states[point]) for point in firsts]
+    completed = [complete_configs(frontier.model, each, frontier.costing) for each in steps]
     return {
         op.name: np.array([numbers.of(each.configs[op.name]) for each in completed], np.int32)[chosen] for op in others
     }
@@ -218,15 +219,15 @@ class _Neighbourhood(Graph):
 
 
 class _PartsBuilder:
-    """A builder of the parts of a frontier's plans, which computes each interface and each route once."""
+    """A builder of the parts of a frontier's plans, which computes each interface and the paths of each resharding once."""
 
     def __init__(self, frontier: FoundPoints, numbered: _Numbered) -> None:
         self.graph, self.gradients = frontier.model.graph, frontier.model.backward.gradients
         self.residual_operands = frontier.model.backward.residual_operands
         self.mesh, self.costing, self.numbered = frontier.mesh, frontier.costing, numbered
         self.in_step = {op.name for op in self.graph.step_operators}
-        self._place = {name: place for place, name in enumerate(self.graph.operators)}
-        self._router = Router(frontier.costing.reshardings.steps)
+        self._position = {name: position for position, name in enumerate(self.graph.operators)}
+        self._path_finder = PathFinder(frontier.costing.reshardings.steps)
         self._rules = {op.name: rule_of(op) for op in self.graph.operators.values()}
         self._interfaces: dict[tuple[str, int], Interface] = {}
         self._consumers: dict[str, list[Operator]] = {}
@@ -248,22 +249,22 @@ class _PartsBuilder:
     def _interface(self, name: str, point: int) -> Interface:
         key = name, int(self.numbered.configs[name][point])
         if key not in self._interfaces:
-            self._interfaces[key] = interface(self._rule(name), self._config(name, point))
+            self._interfaces[key] = interface_of(self._rule(name), self._config(name, point))
         return self._interfaces[key]
 
     def of_operator(self, op: Operator) -> StoredPart:
         """Return the part of an operator's rows: one choice per combination of config and being rematerialized or not."""
         again = self.numbered.rematerialized.get(op.name)
-        places, chosen = _distinct([self.numbered.configs[op.name], *([] if again is None else [again])])
-        pool = tuple(self._planned(op, point).to_json() for point in places)
+        firsts, chosen = _distinct([self.numbered.configs[op.name], *([] if again is None else [again])])
+        pool = tuple(self._planned(op, point).to_json() for point in firsts)
         return StoredPart(pool, tuple((i,) for i in range(len(pool))), chosen)
 
     def _planned(self, op: Operator, point: int) -> PlannedOperator:
         """Return the row of an operator at a point."""
-        rule, config, seen = self._rule(op.name), self._config(op.name, point), self._interface(op.name, point)
+        rule, config, interface = self._rule(op.name), self._config(op.name, point), self._interface(op.name, point)
         if op.name not in self.in_step:
-            return PlannedOperator(op.name, op.type, config, seen.results, 0, 0.0)
-        return planned_operator(self.costing, op, rule, config, seen, self._is_rematerialized(op.name, point))
+            return PlannedOperator(op.name, op.type, config, interface.results, 0, 0.0)
+        return planned_operator(self.costing, op, rule, config, interface, self._is_rematerialized(op.name, point))
 
     def _is_rematerialized(self, name: str, point: int) -> bool:
         return name in self.numbered.rematerialized and bool(self.numbered.rematerialized[name][point])
@@ -281,28 +282,28 @@ class _PartsBuilder:
         columns = [self.numbered.configs[name] for name in names] + [self.numbered.shared[name] for name in shared]
         columns += [self.numbered.regathered[copy] for copy in regathered]
         columns += [self.numbered.rematerialized[name] for name in names if name in self.numbered.rematerialized]
-        places, combination = _distinct(columns)
+        firsts, combination = _distinct(columns)
         pool: dict[CostEntry, int] = {}
         rows: list[Entry] = []
         choices: dict[tuple[int, ...], int] = {}
-        choice_of = np.empty(len(places), np.int32)
-        for number, point in enumerate(places):
-            found = takewhile(lambda charge: charge.tensor in tensors or charge.tensor == op.name,
+        choice_of = np.empty(len(firsts), np.int32)
+        for number, point in enumerate(firsts):
+            found = takewhile(lambda entry: entry.tensor in tensors or entry.tensor == op.name,
                               cost_entries(self._view(neighbourhood, names, shared, regathered, point), self.costing))
             choice = []
-            for charge in found:
-                if charge not in pool:
-                    row = self._resharded(charge)
-                    pool[charge] = len(rows) if row else -1
+            for entry in found:
+                if entry not in pool:
+                    row = self._resharded(entry)
+                    pool[entry] = len(rows) if row else -1
                     rows += [row] if row else []
-                if pool[charge] >= 0:
-                    choice.append(pool[charge])
+                if pool[entry] >= 0:
+                    choice.append(pool[entry])
             choice_of[number] = choices.setdefault(tuple(choice), len(choices))
         return StoredPart(tuple(rows), tuple(choices), choice_of[combination])
 
-    def _resharded(self, charge: CostEntry) -> Entry | None:
+    def _resharded(self, entry: CostEntry) -> Entry | None:
         """Return the row of a resharding; None if its paths are empty."""
-        planned = charge.planned(self._router)
+        planned = entry.planned(self._path_finder)
         return None if planned is None else planned.to_json()
 
     def _neighbourhood(self, op: Operator) -> _Neighbourhood:
@@ -315,7 +316,7 @@ class _PartsBuilder:
         return _Neighbourhood(own, graph.train_steps, {}, graph.micro_batching, gradients=graph.gradients, around=graph)
 
     def _ordered(self, names: Iterable[str]) -> list[Operator]:
-        return [self.graph.operators[name] for name in sorted(names, key=self._place.__getitem__)]
+        return [self.graph.operators[name] for name in sorted(names, key=self._position.__getitem__)]
 
     def _view(
         self, neighbourhood: Graph, names: Iterable[str], shared: Iterable[str], regathered: Iterable[Copy], point: int

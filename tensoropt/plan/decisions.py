@@ -1,4 +1,4 @@
-"""Why a plan is as it is: its costliest decisions, each with the cheapest other choice and what that would change.
+"""Explain a plan by its costliest decisions, each with the cheapest other choice and what that would change.
 
 A decision is the state of one of the problem's nodes: the configs of an operator, or of a few that were fused. Its cost is
 what depends on it: the node's own and that of its edges. Another choice is costed with everything else as it is, except the
@@ -75,13 +75,13 @@ def user_source(op: Operator) -> str:
 
 def _words(op: Operator, states: States, state: int, config: str) -> str:
     """Return the config of a node's first operator in words."""
-    seen = states.seen[0][int(states.place[0][state])]
-    return config_words(op.type, config, [str(layout) for layout in seen.results])
+    interface = states.interfaces[0][int(states.index[0][state])]
+    return config_words(op.type, config, [str(layout) for layout in interface.results])
 
 
 @dataclass(frozen=True, eq=False)
 class _Weights:
-    """How many nanoseconds a byte is worth at a point: the slope of the frontier there."""
+    """The nanoseconds that a byte is worth at a point: the slope of the frontier there."""
 
     ns_per_byte: float
 

@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 from ..common.progress import Progress
 from ..ft import InfeasibleError
+from ..report.frontier_rows import FrontierRows
+from .compress import compressed
 from .decisions import decisions, user_source
-from .find_frontier import ModelFrontier, find_baseline
+from .found_points import FoundPoints
+from .frontier import PlanFrontier
+from .plan import Plan
 from .step_views import step_view
 
 MOST_POINTS = 20
 STORED_BASELINES = ("data-parallel", "optcnn", "tofu", "mesh-tensorflow")
 COMPARED = "data-parallel"
 """The baseline whose plan is stored too, for what differs from it."""
+
+
+class DetailedFrontier(FoundPoints, PlanFrontier[Plan]):
+    """A frontier whose model is at hand, so that a report can show more than its plans."""
+
+    @abstractmethod
+    def baseline(self, algorithm: str, progress: Progress | None = None) -> DetailedFrontier:
+        """Return the points that a baseline chooses for the frontier's model, on its hardware and under the same costs.
+
+        Args:
+            algorithm: one of ``baselines.OTHERS``.
+            progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
+        """
+
+    def report_rows(self, chosen: int | None = None, model: str = "") -> FrontierRows:
+        """Return the frontier as its file has it, with its details; see :class:`PlanFrontier`."""
+        return compressed(self, details=details_of(self, model, chosen)).report_rows()
 
 
 def viewed_points(n_points: int, wanted: set[int]) -> list[int]:
@@ -28,12 +50,12 @@ def viewed_points(n_points: int, wanted: set[int]) -> list[int]:
 
 
 def details_of(
-    frontier: ModelFrontier,
+    frontier: DetailedFrontier,
     model: str = "",
     chosen: int | None = None,
     baselines: tuple[str, ...] = STORED_BASELINES,
     progress: Progress | None = None,
-    known: Mapping[str, ModelFrontier] | None = None,
+    known: Mapping[str, DetailedFrontier] | None = None,
 ) -> dict[str, Any]:
     """Return the details of a frontier as a JSON value.
 
@@ -57,7 +79,7 @@ def details_of(
         if progress is not None:
             progress("baselines", done, len(baselines))
         with contextlib.suppress(InfeasibleError):  # a baseline may have no strategy
-            found.append(_baseline(name, (known or {}).get(name) or find_baseline(frontier, name)))
+            found.append(_baseline(name, (known or {}).get(name) or frontier.baseline(name)))
     own = [op for op in graph.operators.values() if op.updates is None]
     return {
         "model": model,
@@ -69,7 +91,7 @@ def details_of(
     }
 
 
-def _baseline(name: str, found: ModelFrontier) -> dict[str, Any]:
+def _baseline(name: str, found: DetailedFrontier) -> dict[str, Any]:
     """Return the points that a baseline found, with its plan if that is compared."""
     points = [
         {"memory_bytes": point.memory_bytes, "time_us": point.time_us, "peak_bytes": found.peak_bytes(number)}

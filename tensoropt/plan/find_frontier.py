@@ -21,8 +21,8 @@ from ..rules.rule import Config, why_invalid
 from ..search import monte_carlo, simulated_descent
 from ..search.baselines import BY_SIMULATION, MONTE_CARLO, OTHERS, search_baseline
 from ..search.baselines.single import of_one_strategy
-from ..search.baselines.task import BaselineResult, Task
-from ..search.monte_carlo import Limits
+from ..search.baselines.task import BaselineResult, BaselineTask
+from ..search.monte_carlo import SearchLimits
 from ..search.problem.builder import ProblemBuilder
 from ..search.problem.choices import REMAT, REUSE, ZERO, Choices
 from ..search.problem.config_space import space_for
@@ -32,26 +32,25 @@ from ..search.search_problem import ProblemSearch
 from ..search.simulated_position import SimulatedResult
 from ..sharding.constraints import Force
 from ..sharding.model import Model
-from ..sharding.resharding import Router
-from .build import complete, cost_entries, planned_operators
+from ..sharding.resharding import PathFinder
+from .build import complete_configs, cost_entries, planned_operators
 from .compress import compressed
-from .found_points import FoundPoints
-from .frontier import PlanFrontier
+from .details import DetailedFrontier
 from .plan import Plan
 
 NO_REMAT = "without rematerialization, as the fastest plan fits without it"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ModelFrontier(FoundPoints, PlanFrontier[Plan]):
+class ModelFrontier(DetailedFrontier):
     """The frontier of a model that is at hand; see :class:`FoundPoints`."""
 
     def plan(self, point: int, option: str = "point") -> Plan:
         """Return the plan of a point; see :class:`PlanFrontier`."""
         point, costs, costing = self.check_point(point), self.costs, self.costing
-        view = self.model.view(complete(self.model, self.built.strategy(self.found.strategies[point]), costing))
-        router = Router(costing.reshardings.steps)
-        reshardings = (charge.planned(router) for charge in cost_entries(view, costing))
+        view = self.model.view(complete_configs(self.model, self.built.strategy(self.found.strategies[point]), costing))
+        path_finder = PathFinder(costing.reshardings.steps)
+        reshardings = (entry.planned(path_finder) for entry in cost_entries(view, costing))
         return Plan(
             mesh=self.mesh,
             operators=tuple(planned_operators(view, costing)),
@@ -66,7 +65,7 @@ class ModelFrontier(FoundPoints, PlanFrontier[Plan]):
             frontier_text=self.table(point, with_peaks=False),
             frontier=self,
             point=point,
-            hidden_time_us=int(costs.hidden_ns[point]) / 1e3,
+            overlap_time_us=int(costs.overlap_ns[point]) / 1e3,
             peak_bytes=self.peak_bytes(point),
             micro_batches=self.model.graph.n_micro_batches,
         )
@@ -80,6 +79,10 @@ class ModelFrontier(FoundPoints, PlanFrontier[Plan]):
             details: what a report shows beside the plans, see :mod:`.details`.
         """
         compressed(self, progress, details).save(file)
+
+    def baseline(self, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
+        """Return the points that a baseline chooses; see :class:`DetailedFrontier`."""
+        return find_baseline(self, algorithm, progress)
 
 
 def find_frontier(
@@ -129,9 +132,9 @@ def find_frontier(
     space = space or space_for(model.graph, mesh)
     if algorithm in OTHERS:
         _refuse_for_others(algorithm, micro_batches, objectives, force)
-        task = Task(costing, mesh, space, None, progress)
+        task = BaselineTask(costing, mesh, space, None, progress)
         if algorithm in BY_SIMULATION:
-            limits = Limits(memory_bytes=limit_bytes) if budget is None else Limits(budget.seconds, limit_bytes)
+            limits = SearchLimits(memory_bytes=limit_bytes) if budget is None else SearchLimits(budget.seconds, limit_bytes)
             return _of_simulated(model, hardware, task, limits, algorithm)
         return _of_baseline(model, hardware, task, algorithm).of_least_peaks(progress)
     of_costs, of_search = (partial(progress, phase) for phase in ("costs", "search")) if progress else (None, None)
@@ -205,17 +208,17 @@ def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | 
         progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
     """
     if algorithm in BY_SIMULATION:
-        task = Task(frontier.costing, frontier.mesh, frontier.built.space, None, progress)
-        return _of_simulated(frontier.model, frontier.hardware, task, Limits(), algorithm)
+        task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space, None, progress)
+        return _of_simulated(frontier.model, frontier.hardware, task, SearchLimits(), algorithm)
     # Baselines neither regather nor rematerialize, so a problem with these choices is not theirs.
     built = None if frontier.built.choices or frontier.built.transient is not None else frontier.built
-    task = Task(frontier.costing, frontier.mesh, frontier.built.space, built, progress)
+    task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space, built, progress)
     return _of_baseline(frontier.model, frontier.hardware, task, algorithm)
 
 
 def find_unsplit(frontier: ModelFrontier) -> ModelFrontier:
     """Return the point of a frontier's model at which nothing is split: every device does the work of one device alone."""
-    task = Task(frontier.costing, frontier.mesh, frontier.built.space)
+    task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space)
     configs = {op.name: Config.unsplit(frontier.mesh) for op in task.operators}
     return _of_answer(frontier.model, frontier.hardware, task, lambda: of_one_strategy(task, configs, "unsplit"))
 
@@ -227,12 +230,12 @@ def _of_whole_batch(problem: StrategyProblem, model: Model, n_devices: int, micr
     return problem.allowing(lambda op, config: not why_invalid(rules[op.name], config))
 
 
-def _of_baseline(model: Model, hardware: Hardware, task: Task, algorithm: str) -> ModelFrontier:
+def _of_baseline(model: Model, hardware: Hardware, task: BaselineTask, algorithm: str) -> ModelFrontier:
     """Return the points that a baseline finds for a task, at the times at which they run."""
     return _of_answer(model, hardware, task, lambda: search_baseline(task, algorithm))
 
 
-def _of_answer(model: Model, hardware: Hardware, task: Task, search: Callable[[], BaselineResult]) -> ModelFrontier:
+def _of_answer(model: Model, hardware: Hardware, task: BaselineTask, search: Callable[[], BaselineResult]) -> ModelFrontier:
     started = time.perf_counter()
     answer = search()
     phases = {"search": time.perf_counter() - started}
@@ -244,7 +247,9 @@ def _of_answer(model: Model, hardware: Hardware, task: Task, search: Callable[[]
     return ModelFrontier(model, hardware, built, task.costing, found, phases, note=answer.note)
 
 
-def _of_simulated(model: Model, hardware: Hardware, task: Task, limits: Limits, algorithm: str) -> ModelFrontier:
+def _of_simulated(
+    model: Model, hardware: Hardware, task: BaselineTask, limits: SearchLimits, algorithm: str
+) -> ModelFrontier:
     """Return the fastest strategy that a search by simulated times met and whose peak is within the limit, as one point.
 
     Where none is, the one that needs the least memory.

@@ -15,9 +15,9 @@ from ..common.memory_units import memory_text
 from ..costs.model_costs import costing_of
 from ..ir.graph import SOURCES, Operator
 from ..profiling.hardware import Hardware
-from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, least_in_flight, makespan, orders
+from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, least_in_flight, makespan, pass_orders
 from ..rules.registry import rule_of
-from ..rules.rule import configs, interface
+from ..rules.rule import configs, interface_of
 from ..sharding.model import Model
 from ..sharding.stages import Stages
 from .find_frontier import ModelFrontier
@@ -46,7 +46,7 @@ def find_staged(request: Request, parallelism: int, n_stages: object, schedule: 
     schedule = schedule or ONE_FORWARD_ONE_BACKWARD
     stages = balanced(request.model, hardware, count, per_stage, n)
     in_flight = least_in_flight(count, n)
-    passes = orders(schedule, n, in_flight)
+    passes = pass_orders(schedule, n, in_flight)
     if request.force:
         raise InputError("force= and stages= can't be combined; leave one of the two")
     chosen = [
@@ -212,7 +212,7 @@ def _cuts(model: Model, hardware: Hardware, parallelism: int, n_micro_batches: i
         if op.name not in in_step or op.type in SOURCES or op.updates is not None:
             continue
         rule = rule_of(op)
-        total_us += min(costing.compute_time_ns(op, rule, c, interface(rule, c)) for c in configs(rule, mesh)) / 1e3
+        total_us += min(costing.compute_time_ns(op, rule, c, interface_of(rule, c)) for c in configs(rule, mesh)) / 1e3
         used.update(t.name for _, t in op.operands if graph.producers[t.name].is_trainable)
         alive.update({t.name: t.mem_bytes for t in op.outputs if last_use.get(t.name, -1) > number})
         alive = {name: n_bytes for name, n_bytes in alive.items() if last_use[name] > number}

@@ -22,7 +22,7 @@ from ..reschedule.mesh import Mesh
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts, costs_of
 from ..search.problem.strategy_problem import StrategyProblem
 from ..sharding.model import Model
-from ..sharding.resharding import Router
+from ..sharding.resharding import PathFinder
 from .point_peaks import PeakCounter
 
 Points = TypeVar("Points", bound="FoundPoints")
@@ -80,9 +80,9 @@ class FoundPoints:
         return costs_of(self.built, self.found, self.objectives)
 
     @cached_property
-    def _router(self) -> Router:
-        """The router of all points, which have most of their reshardings in common."""
-        return Router(self.costing.reshardings.steps)
+    def _path_finder(self) -> PathFinder:
+        """The path finder of all points, which have most of their reshardings in common."""
+        return PathFinder(self.costing.reshardings.steps)
 
     def peak(self, point: int) -> Peak:
         """Return the peak memory of a point's plan."""
@@ -96,11 +96,11 @@ class FoundPoints:
 
     def program(self, point: int) -> list[Instruction]:
         """Return the step of a point's plan as a program on buffers; see :mod:`..program.peak`."""
-        return instructions_of(self._counter.view(self.found.strategies[point]), self.costing, self._router)
+        return instructions_of(self._counter.view(self.found.strategies[point]), self.costing, self._path_finder)
 
     @cached_property
     def _counter(self) -> PeakCounter:
-        return self.counter or PeakCounter(self.model, self.built, Peaks(self.model, self.costing, self._router))
+        return self.counter or PeakCounter(self.model, self.built, Peaks(self.model, self.costing, self._path_finder))
 
     @property
     def certified(self) -> Frontier:
@@ -151,7 +151,7 @@ class FoundPoints:
 
     @cached_property
     def _simulator(self) -> tuple[Network, StepActions]:
-        return network_of(self.hardware, self.mesh), StepActions(self.costing, self._router)
+        return network_of(self.hardware, self.mesh), StepActions(self.costing, self._path_finder)
 
     def simulated_ns(self, point: int) -> int:
         """Return the time of a point's step as it is simulated on the hardware, in nanoseconds.
@@ -171,7 +171,7 @@ class FoundPoints:
         """
         view = self.model.view(self.built.strategy(self.found.strategies[point]))
         network, actions = self._simulator
-        graph = step_graph(view, self._router)
+        graph = step_graph(view, self._path_finder)
         return timeline_of(view, graph, actions.chains(view, graph.nodes), network)
 
     def summary(self) -> str:

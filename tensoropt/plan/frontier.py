@@ -18,12 +18,15 @@ import numpy as np
 from tabulate import tabulate
 
 from ..common.errors import InputError, short
-from ..common.files import write_atomically
 from ..common.memory_units import memory_text, parse_memory
 from ..common.progress import Progress
+from ..report.data import report_data
+from ..report.frontier_rows import FrontierRows
 from ..report.notebook import bundle, frontier_html
+from ..report.page import report_name, write_report
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
 from .first_fit import ALL_AT_ONCE, first_that_fits, least_of
+from .picture import new_axes, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,19 +37,18 @@ if TYPE_CHECKING:
 
 AnyPlan = TypeVar("AnyPlan")
 MAX_ROWS = 16
-PICTURE_DPI = 150
 
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
     """The costs of one plan.
 
-    The step takes ``compute_time_us + network_time_us - hidden_time_us``.
+    The step takes ``compute_time_us + network_time_us - overlap_time_us``.
 
     Attributes:
         memory_bytes: memory per device, as the frontier counts it.
         time_us: the time of a training step.
-        hidden_time_us: the overlap, in which compute and network run at the same time.
+        overlap_time_us: the overlap, in which compute and network run at the same time.
         exact: whether no plan beats this one in both objectives.
     """
 
@@ -54,7 +56,7 @@ class FrontierPoint:
     time_us: float
     compute_time_us: float
     network_time_us: float
-    hidden_time_us: float
+    overlap_time_us: float
     exact: bool
 
 
@@ -132,11 +134,11 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
     def points(self) -> tuple[FrontierPoint, ...]:
         """All points, by ascending first objective."""
         costs = self.costs
-        columns = (costs.mem_bytes, costs.time_ns, costs.compute_ns, costs.network_ns, costs.hidden_ns)
+        columns = (costs.mem_bytes, costs.time_ns, costs.compute_ns, costs.network_ns, costs.overlap_ns)
         rows = zip(*(each.tolist() for each in columns), self.found.exact_points.tolist(), strict=True)
         return tuple(
-            FrontierPoint(mem_bytes, time_ns / 1e3, compute_ns / 1e3, network_ns / 1e3, hidden_ns / 1e3, exact)
-            for mem_bytes, time_ns, compute_ns, network_ns, hidden_ns, exact in rows
+            FrontierPoint(mem_bytes, time_ns / 1e3, compute_ns / 1e3, network_ns / 1e3, overlap_ns / 1e3, exact)
+            for mem_bytes, time_ns, compute_ns, network_ns, overlap_ns, exact in rows
         )
 
     def __len__(self) -> int:
@@ -238,11 +240,6 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         points = self._comparable(self._by_time[::-1])
         return least_of(points, self._peaks_with_progress(progress, len(points)))
 
-    @property
-    def least_mem_bytes(self) -> int:
-        """The least memory per device of all points, as the frontier counts it."""
-        return int(self.costs.mem_bytes.min())
-
     @cached_property
     def _by_time(self) -> list[int]:
         """The numbers of all points by ascending time, of equally fast ones by ascending memory."""
@@ -289,7 +286,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
                 search are not counted for this, but for the chosen point's.
         """
         turning = self.turning_number
-        overlaps = bool(self.costs.hidden_ns.any())
+        overlaps = bool(self.costs.overlap_ns.any())
         is_known = with_peaks or self.all_peaks is not None
         with_peak = set(self.known_peaks) if is_known else {chosen} & set(self.known_peaks)
         rows = []
@@ -297,13 +294,13 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         for number in shown:
             point = self.points[number]
             marks = [text for at, text in ((turning, "turning point"), (chosen, "chosen")) if at == number]
-            values = [point.time_us, point.compute_time_us, point.network_time_us, *([point.hidden_time_us] * overlaps)]
+            values = [point.time_us, point.compute_time_us, point.network_time_us, *([point.overlap_time_us] * overlaps)]
             times = [f"{value:,.1f}" for value in values]
             peak_bytes = self.peak_bytes(number) if number in with_peak else None
             peak = "" if peak_bytes is None else memory_text(peak_bytes)
             rows.append([str(number + 1), memory_text(point.memory_bytes), peak, *times, ", ".join(marks)])
-        hidden = ["of it hidden (us)"] * overlaps
-        headers = ["point", "memory per device", "peak", "time (us)", "compute (us)", "network (us)", *hidden, ""]
+        overlap = ["overlap (us)"] * overlaps
+        headers = ["point", "memory per device", "peak", "time (us)", "compute (us)", "network (us)", *overlap, ""]
         alignment = (*("right",) * (len(headers) - 1), "left")
         text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment)
         return text if len(shown) == len(self) else f"{text}\n{len(shown)} of {len(self)} points"
@@ -323,7 +320,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         Raises:
             InputError: there is no Matplotlib, or the picture can't be written.
         """
-        axes = axes if axes is not None else _new_axes(to_show=path is None)
+        axes = axes if axes is not None else new_axes(to_show=path is None)
         costs, peaks = self.costs, self.all_peaks
         memory = costs.mem_bytes if peaks is None else peaks
         drawn = {
@@ -347,18 +344,30 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         axes.set_title(f"{self.mesh.n_devices} devices of {self.hardware_name}")
         axes.legend()
         if path is not None:
-            _save_picture(axes, path)
+            save_picture(axes, path)
         return axes
 
-    def report(self, file: str | os.PathLike[str]) -> None:
+    @abstractmethod
+    def report_rows(self, chosen: int | None = None, model: str = "") -> FrontierRows:
+        """Return the frontier as a report reads it: as its file has it, with steps, decisions and baselines if it has them.
+
+        Args:
+            chosen: the number of the point that was chosen.
+            model: the model's name.
+        """
+
+    def report(self, file: str | os.PathLike[str], chosen: int | None = None, model: str = "") -> None:
         """Write an HTML file on all points and their plans, which opens in a browser without a network; needs Plotly.
+
+        Args:
+            chosen: the number of the point that is shown first.
+            model: the model's name.
 
         Raises:
             InputError: the file can't be written, or Plotly isn't installed.
         """
-        from .reports import write_frontier_report
-
-        write_frontier_report(self, file)
+        name = report_name(file)
+        write_report(report_data(self.report_rows(chosen, model), name, chosen), file)
 
     def _repr_html_(self) -> str:
         turning = self.turning_number
@@ -369,27 +378,6 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
 
     def __repr__(self) -> str:
         return f"{self.summary()}\n{self.table()}"
-
-
-def _new_axes(to_show: bool) -> Axes:
-    """Return the axes of a new figure: pyplot's, which ``show`` shows, or a figure that needn't be closed."""
-    try:
-        if to_show:
-            from matplotlib import pyplot
-
-            return pyplot.subplots()[1]
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError("a plot needs Matplotlib; install it: pip install matplotlib") from error
-    return Figure(layout="constrained").subplots()
-
-
-def _save_picture(axes: Axes, path: str | os.PathLike[str]) -> None:
-    """Write a picture of the axes to a file."""
-    try:
-        write_atomically(path, lambda partial: axes.figure.canvas.print_figure(partial, dpi=PICTURE_DPI), "picture")
-    except ValueError as error:
-        raise InputError(f"picture '{os.fspath(path)}' can't be drawn: {error}") from error
 
 
 def _thinned(n_points: int, always: set[int]) -> list[int]:

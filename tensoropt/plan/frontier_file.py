@@ -24,7 +24,7 @@ from ..common.formats import FRONTIER
 from ..common.progress import Progress
 from ..ft.frontier import Frontier
 from ..ft.lower_bound import LowerBound
-from ..report.frontier_rows import checked_value, checksum, column_of
+from ..report.frontier_rows import FrontierRows, checked_value, checksum, column_of
 from ..reschedule.mesh import Mesh, mesh_of
 from ..search.problem.objectives import Objectives, StrategyCosts, parse_objectives
 from .frontier import PlanFrontier
@@ -152,7 +152,7 @@ class SavedFrontier(PlanFrontier[Plan]):
             "memory_bytes": costs.memory_bytes,
             "time_us": costs.time_us,
             "compute_time_us": costs.compute_time_us,
-            "hidden_time_us": costs.hidden_time_us,
+            "overlap_time_us": costs.overlap_time_us,
             "peak_bytes": self.of_peaks.get(number),
             "exact": self.found.exact,
             "assumed": self.searched.assumed,
@@ -170,9 +170,13 @@ class SavedFrontier(PlanFrontier[Plan]):
 
     def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
         """Write the frontier to a file; see :class:`PlanFrontier`."""
-        value = to_json(self)
+        value = frontier_json(self)
         text = _text({**value, "checksum": checksum(value)})
         write_atomically(file, lambda partial: Path(partial).write_text(text, encoding="utf-8"), "frontier")
+
+    def report_rows(self, chosen: int | None = None, model: str = "") -> FrontierRows:
+        """Return the frontier as its file has it; see :class:`PlanFrontier`."""
+        return FrontierRows(json.loads(json.dumps(frontier_json(self))))  # tuples are lists there, and keys are text
 
     @classmethod
     def load(cls, file: str | os.PathLike[str]) -> SavedFrontier:
@@ -187,7 +191,7 @@ class SavedFrontier(PlanFrontier[Plan]):
             return _from_json(value)
 
 
-def to_json(frontier: SavedFrontier) -> dict[str, Any]:
+def frontier_json(frontier: SavedFrontier) -> dict[str, Any]:
     """Return the frontier's file as a JSON value, without its checksum."""
     found, searched = frontier.found, frontier.searched
     columns: dict[str, int] = {}
@@ -220,7 +224,7 @@ def to_json(frontier: SavedFrontier) -> dict[str, Any]:
                 "time_us": point.time_us,
                 "compute_time_us": point.compute_time_us,
                 "network_time_us": point.network_time_us,
-                "hidden_time_us": point.hidden_time_us,
+                "overlap_time_us": point.overlap_time_us,
                 "exact": point.exact,
                 "peak_bytes": frontier.of_peaks.get(number),
             }
@@ -234,7 +238,7 @@ def to_json(frontier: SavedFrontier) -> dict[str, Any]:
 
 
 def _from_json(value: dict[str, Any]) -> SavedFrontier:
-    """Return a frontier from its JSON value, the inverse of :func:`to_json`; a damaged one raises whatever it leads to."""
+    """Return a frontier from its JSON value, the inverse of :func:`frontier_json`; a damaged one raises what it leads to."""
     points, bound = value["points"], value["bound"]
     n_points = len(points)
     objectives = parse_objectives(",".join(value["objectives"]))
@@ -242,7 +246,7 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
         _ints(point["memory_bytes"] for point in points),
         _nanoseconds(point["time_us"] for point in points),
         _nanoseconds(point["compute_time_us"] for point in points),
-        _nanoseconds(point.get("hidden_time_us", 0.0) for point in points),
+        _nanoseconds(point.get("overlap_time_us", 0.0) for point in points),
     )
     found = Frontier(
         *costs.pair(objectives),

@@ -31,9 +31,9 @@ from .request import (
     LeastMemory,
     Request,
     frontiers,
-    in_time,
     least_in_micro_batches,
     may_use_micro_batches,
+    until_deadline,
 )
 
 LEAST_S = 2.0
@@ -96,11 +96,11 @@ def least_needed(request: Request, tried: Sequence[ModelFrontier], deadline: flo
         deadline: the time at which to stop, by ``time.monotonic``.
     """
     now = time.monotonic()
-    of_whole = in_time(now + OF_REPLAYS * (deadline - now), request.progress)
+    of_whole = until_deadline(now + OF_REPLAYS * (deadline - now), request.progress)
     found = [LeastMemory.of(each, of_whole) for each in tried]
     has_looked = True
     if may_use_micro_batches(request) and all(each.model.graph.n_micro_batches == 1 for each in tried):
-        progress = in_time(deadline, request.progress)
+        progress = until_deadline(deadline, request.progress)
         n_devices = min(found, key=lambda each: each.n_bytes).frontier.mesh.n_devices
         try:
             progress("costs", 0, 1)
@@ -250,7 +250,7 @@ class _Ways:
         """
         text = self.request.progress
         of_phase = None if text is None else _under(text, phase)
-        progress = in_time(self.deadline, of_phase)
+        progress = until_deadline(self.deadline, of_phase)
         request = replace(request, budget=request.budget or OF_CURVE, progress=progress)
         try:
             progress("costs", 0, 1)

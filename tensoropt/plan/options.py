@@ -103,7 +103,7 @@ def checked_micro_batches(model: Model, requested: object, without: Container[st
     return count
 
 
-def find(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan | Curve:
+def find_answer(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan | Curve:
     """Return the answer to one of the options: a plan, or for ``profiling`` a curve.
 
     Args:

@@ -13,18 +13,20 @@ from ..common.files import read_json, reading_value, write_json
 from ..common.formats import PLAN
 from ..common.memory_units import memory_text
 from ..ir.graph import Graph, Operator
+from ..report.data import frontier_of_plan, report_data
 from ..report.explanation import Around, explanation
 from ..report.explanation_text import explanation_text
 from ..report.notebook import bundle, plan_html
+from ..report.page import report_name, write_report
 from ..report.rows import SOURCES, PlanRows
 from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import mesh_of
 from ..reschedule.path import Path, cheapest_path
 from ..rules.registry import rule_in_micro_batches
-from ..rules.rule import Rule, interface, why_invalid, why_unsearched
+from ..rules.rule import Rule, interface_of, why_invalid, why_unsearched
 from ..sharding.rematerializable import NEVER
-from ..sharding.resharding import Router
+from ..sharding.resharding import PathFinder
 from ..sharding.strategy import Copy, Strategy
 from .frontier import PlanFrontier
 from .record import PlannedOperator, PlanRecord, planned_resharding
@@ -60,8 +62,8 @@ class Plan(PlanRecord):
         configs = {op.name: op.config for op in self.operators}
         return Strategy(self.mesh, configs, shared, frozenset(regathered), rematerialized)
 
-    def router(self, costs: StepCosts) -> Router:
-        """Return a router that uses the plan's own paths; it finds paths that the plan lacks by ``costs``."""
+    def path_finder(self, costs: StepCosts) -> PathFinder:
+        """Return a path finder that uses the plan's own paths; it finds paths that the plan lacks by ``costs``."""
         known: dict[tuple[Layout, Layout, Shape], Path] = {}
         for resharding in self.reshardings:
             for path in (resharding.forward, resharding.backward):
@@ -72,7 +74,7 @@ class Plan(PlanRecord):
             found = known.get((source, target, shape))
             return found if found is not None else cheapest_path(source, target, shape, item_bytes, step_costs)
 
-        return Router(costs, choose)
+        return PathFinder(costs, choose)
 
     def table(self) -> str:
         """Return a table of text with one row per operator.
@@ -132,9 +134,11 @@ class Plan(PlanRecord):
         Raises:
             InputError: the file can't be written, or Plotly isn't installed.
         """
-        from .reports import write_plan_report
-
-        write_plan_report(self, file)
+        if self.frontier is None or self.point is None:
+            name = report_name(file)
+            write_report(report_data(frontier_of_plan(PlanRows(self.to_json())), name), file)
+        else:
+            self.frontier.report(file, self.point)
 
     def explained(self) -> str:
         """Return the frontier's table, the tables of :meth:`explain`, and the plan's own table, as text."""
@@ -145,7 +149,7 @@ class Plan(PlanRecord):
         n_operators = sum(1 for op in self.operators if op.type not in SOURCES)
         slices = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
         network = f", {self.network_time_us / 1e3:,.3g} ms network" if self.parallelism > 1 else ""
-        hidden = f" of which {self.hidden_time_us / 1e3:,.3g} ms overlap" if self.hidden_time_us else ""
+        hidden = f" of which {self.overlap_time_us / 1e3:,.3g} ms overlap" if self.overlap_time_us else ""
         n_bytes = self.peak_bytes or self.memory_bytes
         split = f"{self.n_split_operators} of {n_operators} operators split"
         if self.parallelism > 1 and not self.n_split_operators:
@@ -180,7 +184,7 @@ class Plan(PlanRecord):
             "time_us": self.time_us,
             "compute_time_us": self.compute_time_us,
             "network_time_us": self.network_time_us,
-            **({"hidden_time_us": self.hidden_time_us} if self.hidden_time_us else {}),
+            **({"overlap_time_us": self.overlap_time_us} if self.overlap_time_us else {}),
             **({} if self.peak_bytes is None else {"peak_bytes": self.peak_bytes}),
             "exact": self.exact,
             "assumed": dict(self.assumed),
@@ -266,7 +270,7 @@ def _check_config(op: Operator, planned: PlannedOperator, why: str, rule: Rule) 
             f"the plan computes {op.where()} again in the backward pass, which an operator of this type never is; it was "
             "changed: find the strategy again"
         )
-    expected = interface(rule, planned.config).results
+    expected = interface_of(rule, planned.config).results
     if expected != planned.results:
         got, led_to = (" ".join(map(str, layouts)) for layouts in (planned.results, expected))
         raise InputError(
@@ -310,7 +314,7 @@ def _plan_from_json(value: dict[str, Any]) -> Plan:
         option=str(value["option"]),
         assumed=dict(value["assumed"]),
         frontier_text="\n".join(value["frontier"]),
-        hidden_time_us=float(value.get("hidden_time_us", 0.0)),
+        overlap_time_us=float(value.get("overlap_time_us", 0.0)),
         peak_bytes=None if value.get("peak_bytes") is None else int(value["peak_bytes"]),
         micro_batches=micro_batches,
     )

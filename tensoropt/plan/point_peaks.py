@@ -12,7 +12,7 @@ from ..common.progress import Progress
 from ..program.fast_peak import Columns, Peaks
 from ..program.peak import peak_of
 from ..rules.registry import rule_of
-from ..rules.rule import Interface, Rule, interface
+from ..rules.rule import Interface, Rule, interface_of
 from ..search.problem.strategy_problem import StrategyProblem
 from ..sharding.model import Model
 from ..sharding.rematerializable import is_rematerializable
@@ -53,7 +53,7 @@ class PeakCounter:
         for name, config in strategy.configs.items():
             key = name, id(config)
             if key not in known:
-                known[key] = interface(rules[name], config)
+                known[key] = interface_of(rules[name], config)
             interfaces[name] = known[key]
         rematerialized = frozenset(name for name in strategy.rematerialized if self._is_rematerializable(view, name))
         vars(view).update(rules=rules, interfaces=interfaces, rematerialized=rematerialized)
@@ -102,7 +102,7 @@ class PeakCounter:
         replayed = np.empty(n, np.int64)
         for i in range(n):
             _report(progress, i, n)
-            replayed[i] = peak_of(self.view(states[i]), peaks.costing, peaks.router).n_bytes
+            replayed[i] = peak_of(self.view(states[i]), peaks.costing, peaks.path_finder).n_bytes
         return replayed
 
     def _views(self, states: np.ndarray) -> Callable[[int], StrategyView]:
@@ -119,9 +119,9 @@ def _columns(peaks: Peaks, built: StrategyProblem, states: np.ndarray) -> Column
     rows, configs, rematerialized = peaks.rows, {}, {}
     for i, (node, of_node) in enumerate(built.nodes):
         column = states[:, i]
-        for op, of_op, place in zip(node.operators, of_node.configs, of_node.place, strict=True):
+        for op, of_op, index in zip(node.operators, of_node.configs, of_node.index, strict=True):
             numbers = np.array([rows.config_number(config) for config in of_op], np.int32)
-            configs[op.name] = numbers[place[column]]
+            configs[op.name] = numbers[index[column]]
         for k in of_node.rematerialized:
             rematerialized[node.operators[k].name] = of_node.rematerializes[column].astype(np.int32)
     shared = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..common.files import name_of
+from ..common.files import name_in_file
 from ..report.rows import SOURCES, summary_line
 from ..reschedule.halo import HALO, HaloStep, Window
 from ..reschedule.layout import Layout, Shape
@@ -65,8 +65,8 @@ class PlannedOperator:
         A damaged value raises whatever error it leads to; callers turn that into an InputError.
         """
         return cls(
-            name=name_of(value["name"]),
-            type=name_of(value["type"]),
+            name=name_in_file(value["name"]),
+            type=name_in_file(value["type"]),
             config=Config.parse(mesh, value["config"]),
             results=tuple(Layout.parse(mesh, text) for text in value["results"]),
             memory_bytes=int(value["memory_bytes"]),
@@ -169,7 +169,7 @@ class PlanRecord:
         option: the option that chose the plan.
         assumed: the hardware, the provenance of costs, the TensorFlow version.
         frontier_text: the frontier that the plan was chosen from, as a table.
-        hidden_time_us: the overlap, in which network and compute run at the same time.
+        overlap_time_us: the overlap, in which network and compute run at the same time.
         peak_bytes: the most memory that is alive at once on a device, see :mod:`..program.peak`; None if it isn't known.
         micro_batches: the number of micro-batches in which a training step processes its batch, one after the other; see
             :mod:`..sharding.micro_batches`.
@@ -186,14 +186,14 @@ class PlanRecord:
     option: str
     assumed: Mapping[str, Any] = field(default_factory=dict)
     frontier_text: str = field(default="", repr=False)
-    hidden_time_us: float = 0.0
+    overlap_time_us: float = 0.0
     peak_bytes: int | None = None
     micro_batches: int = 1
 
     @property
     def network_time_us(self) -> float:
         """The network time of a step, whether it overlaps with compute or not."""
-        return self.time_us + self.hidden_time_us - self.compute_time_us
+        return self.time_us + self.overlap_time_us - self.compute_time_us
 
     @property
     def parallelism(self) -> int:
@@ -212,7 +212,7 @@ class PlanRecord:
         """Return one line on what was chosen and what it costs."""
         return summary_line(
             self.option, self.mesh, self.micro_batches, self.memory_bytes, self.time_us, self.compute_time_us,
-            self.hidden_time_us, self.n_split_operators, self.n_collectives,
+            self.overlap_time_us, self.n_split_operators, self.n_collectives,
         )  # fmt: skip
 
 
@@ -243,7 +243,7 @@ def _names(values: list[Any]) -> tuple[str, ...]:
     """Return names from their JSON value; there must be at least one."""
     if not values:
         raise ValueError("expected at least one name, got none")
-    return tuple(map(name_of, values))
+    return tuple(map(name_in_file, values))
 
 
 def planned_resharding(mesh: Mesh, d: dict[str, Any]) -> PlannedResharding:
@@ -256,7 +256,7 @@ def planned_resharding(mesh: Mesh, d: dict[str, Any]) -> PlannedResharding:
     else:
         ways = [_path(mesh, d[way], shape) for way in ("forward", "backward") if d[way] is not None]
     return PlannedResharding(
-        tensor=name_of(d["tensor"]),
+        tensor=name_in_file(d["tensor"]),
         consumers=_names(d["consumers"]),
         sharding=sharding,
         is_shared=bool(d["is_shared"]),

@@ -224,7 +224,7 @@ class DeadlineError(Exception):
     """A deadline has passed."""
 
 
-def in_time(deadline: float, progress: Progress | None) -> Progress:
+def until_deadline(deadline: float, progress: Progress | None) -> Progress:
     """Return a progress callback that forwards its calls until a deadline, and raises TimeIsUpError after it.
 
     Args:

@@ -11,6 +11,7 @@ from tabulate import tabulate
 from ..common.formats import CURVE
 from ..common.memory_units import memory_text
 from ..report.notebook import bundle, curve_html
+from .picture import new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,11 +104,12 @@ class Curve:
         }
 
     def plot(self, axes: Axes | None = None) -> Axes:
-        """Draw time per step against devices, with perfect scaling dotted; needs Matplotlib."""
-        import matplotlib.pyplot as plt
+        """Draw time per step against devices, with perfect scaling dotted; needs Matplotlib.
 
-        if axes is None:
-            _, axes = plt.subplots()
+        Raises:
+            InputError: there is no Matplotlib.
+        """
+        axes = axes if axes is not None else new_axes(to_show=True)
         fitting = [point for point in self.points if point.time_us is not None]
         counts = [point.parallelism for point in fitting]
         times_ms = [point.time_us / 1e3 for point in fitting if point.time_us is not None]

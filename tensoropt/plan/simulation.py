@@ -14,7 +14,7 @@ from ..profiling.hardware import Hardware
 from ..program.simulator import StepTimeline, network_of, step_timeline
 from ..program.simulator.network import DEVICE, LINK, NETWORK, Resource
 from ..sharding.model import Model
-from .build import check_reshardings
+from .check import check_reshardings
 from .plan import Plan
 
 FORMAT, VERSION = "tensoropt/simulation", 1
@@ -135,9 +135,9 @@ def simulate_plan(plan: Plan, model: Model, hardware: Hardware) -> Simulation:
     view = model.view(plan.strategy)
     check_reshardings(view, plan)
     costing = costing_of(model, hardware, mesh)
-    router = plan.router(costing.reshardings.steps)
+    path_finder = plan.path_finder(costing.reshardings.steps)
     network = network_of(hardware, mesh)
-    timeline = step_timeline(view, costing, router, network)
+    timeline = step_timeline(view, costing, path_finder, network)
     return Simulation(plan, hardware, timeline, timeline.additive_ns(network.costs))
 
 

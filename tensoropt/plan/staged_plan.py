@@ -12,7 +12,7 @@ from ..common.errors import InputError, cut
 from ..common.files import read_json, reading_value, write_json
 from ..common.memory_units import memory_text
 from ..ir.graph import Graph
-from ..program.schedule import SCHEDULES, Orders, orders
+from ..program.schedule import SCHEDULES, Orders, pass_orders
 from ..sharding.model import Model
 from ..sharding.stages import Stages
 from .plan import FORMAT, VERSION, Plan
@@ -107,7 +107,7 @@ class StagedPlan:
     @property
     def orders(self) -> Orders:
         """The order of each stage's passes."""
-        return orders(self.schedule, self.micro_batches, [stage.in_flight for stage in self.stages])
+        return pass_orders(self.schedule, self.micro_batches, [stage.in_flight for stage in self.stages])
 
     def cut(self, model: Model) -> Stages:
         """Return a model cut into the plan's stages.

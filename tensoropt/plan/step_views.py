@@ -8,7 +8,7 @@ from typing import Any
 
 from ..common.errors import InputError
 from ..program.liveness import SCRATCH, Instruction, Peak, peak_of_program
-from ..program.simulator.full import Task
+from ..program.simulator.full import SimulatedTask
 from ..program.simulator.network import COMPUTE
 from ..program.simulator.timeline import StepTimeline
 from .found_points import FoundPoints
@@ -29,7 +29,7 @@ def timeline_view(timeline: StepTimeline) -> dict[str, Any]:
     rows: list[list[int]] = []
     spans: dict[tuple[int, int, int], list[int]] = {}
 
-    def add(device: int, lane: int, start_ns: int, end_ns: int, task: Task, kind: str) -> None:
+    def add(device: int, lane: int, start_ns: int, end_ns: int, task: SimulatedTask, kind: str) -> None:
         name = timeline.operator(timeline.graph.nodes[task.key.node])
         numbers = operators.setdefault(name, len(operators)), kinds.setdefault(kind, len(kinds))
         if end_ns > start_ns:
@@ -91,11 +91,11 @@ def memory_view(program: list[Instruction]) -> tuple[dict[str, Any], Peak]:
     """
     alive_at: list[Counter[str]] = []
 
-    def seen(number: int, alive: Counter[str]) -> None:
+    def observe(number: int, alive: Counter[str]) -> None:
         scratch = program[number].scratch_bytes
         alive_at.append(+(alive + Counter({SCRATCH: scratch})))
 
-    peak = peak_of_program(program, seen)
+    peak = peak_of_program(program, observe)
     totals = [each.total() for each in alive_at]
     n_stretches = min(MOST_INSTANTS, len(totals))
     edges = [i * len(totals) // n_stretches for i in range(n_stretches + 1)] if totals else []

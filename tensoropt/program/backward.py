@@ -1,7 +1,7 @@
 """Write the backward pass of a step as tasks: the forward pass backwards.
 
 Operators, reshardings and shared copies come in the reverse of the order in which the forward pass made them, so that each
-comes after all that it feeds, and collectives of all ranks keep one order. Gradients that arrive at one place are summed two
+comes after all that it feeds, and collectives of all ranks keep one order. Gradients that arrive at one site are summed two
 at a time, as soon as both are there. Small gradients that only have to be summed over devices are put together in buckets,
 each of which is sent when it is full or when the pass is over: only updates wait for it.
 """
@@ -15,7 +15,7 @@ from ..ir.graph import SOURCES, Operator, Tensor
 from ..ir.micro_batching import MicroBatch
 from ..reschedule.layout import Axes
 from ..sharding.consumers import LOSS
-from ..sharding.resharding import BUCKET_BYTES, Router
+from ..sharding.resharding import BUCKET_BYTES, PathFinder
 from ..sharding.strategy import StrategyView
 from .gradient_flow import GradientFlow
 from .residuals import Residuals
@@ -31,7 +31,7 @@ from .tasks import (
     RETURNED,
     SHARED,
     SUM,
-    Place,
+    Site,
     Task,
     Value,
 )
@@ -49,25 +49,25 @@ class BackwardPass:
     def __init__(
         self,
         view: StrategyView,
-        router: Router,
+        path_finder: PathFinder,
         micro_batch: MicroBatch | None = None,
         in_buckets: bool = True,
         is_whole: bool = False,
     ) -> None:
         """Begin without tasks; see :class:`GradientFlow` for ``is_whole``."""
-        self.view, self.router, self.micro_batch = view, router, micro_batch
+        self.view, self.path_finder, self.micro_batch = view, path_finder, micro_batch
         self.in_buckets = in_buckets and not is_whole
-        self.flow = GradientFlow(view, router, is_whole)
+        self.flow = GradientFlow(view, path_finder, is_whole)
         self.tasks: list[Task] = []
-        self.arrived: dict[Place, Value] = {}
+        self.arrived: dict[Site, Value] = {}
         self._residuals = Residuals(self.flow, self.tasks)
         self.aliases = self._residuals.aliases
-        self._n_arrived: dict[Place, int] = {}
-        self._buckets: dict[tuple[Axes, str], dict[Place, Value]] = {}
+        self._n_arrived: dict[Site, int] = {}
+        self._buckets: dict[tuple[Axes, str], dict[Site, Value]] = {}
         self._index = -1
 
     def run(
-        self, forward: Sequence[Place], starts: Collection[str], given: Mapping[Place, Value], losses: Mapping[str, Tensor]
+        self, forward: Sequence[Site], starts: Collection[str], given: Mapping[Site, Value], losses: Mapping[str, Tensor]
     ) -> list[Task]:
         """Write a backward pass; return its tasks.
 
@@ -82,26 +82,26 @@ class BackwardPass:
         self._index += 1
         self._n_arrived.clear()
         reached = self._reached(starts)
-        for place, value in given.items():
-            if place.kind == RESULT:  # of a tensor that another stage uses
-                self._arrive(place, value)
+        for site, value in given.items():
+            if site.kind == RESULT:  # of a tensor that another stage uses
+                self._arrive(site, value)
                 continue
-            passes_by = self.flow.passes_by(place)
-            self._arrive(self.flow.produced_at(self.flow.resharded_tensor(place)) if passes_by else place, value)
-        for place in reversed(forward):
-            if place.kind == OPERATOR:
-                op = self.view.graph.operators[place.name]
+            passes_by = self.flow.passes_by(site)
+            self._arrive(self.flow.produced_at(self.flow.resharded_tensor(site)) if passes_by else site, value)
+        for site in reversed(forward):
+            if site.kind == OPERATOR:
+                op = self.view.graph.operators[site.name]
                 if op.updates is None and op.type not in SOURCES and not any(tensor.name in starts for tensor in op.outputs):
                     self._through(op, reached)
-            elif place in self.arrived and not self._accumulates(place):
-                self._return(place)
+            elif site in self.arrived and not self._accumulates(site):
+                self._return(site)
         for key in tuple(self._buckets):
             self._send(key)
         return self.tasks[n_before:]
 
-    def _gradient(self, place: Place, version: str = GRADIENT) -> Value:
-        """Return the gradient at a place in this pass."""
-        return Value(place, version, backward_pass=self._index)
+    def _gradient(self, site: Site, version: str = GRADIENT) -> Value:
+        """Return the gradient at a site in this pass."""
+        return Value(site, version, backward_pass=self._index)
 
     def _reached(self, starts: Collection[str]) -> set[str]:
         """Return the names of the tensors that depend on the starts, and of the starts.
@@ -114,83 +114,84 @@ class BackwardPass:
                 reached.update(tensor.name for tensor in op.outputs)
         return reached
 
-    def _accumulates(self, place: Place) -> bool:
-        """Return whether a gradient stays at a place, where it is accumulated over micro-batches."""
-        if place.kind != OPERAND or place.position == LOSS or self.micro_batch is None:
+    def _accumulates(self, site: Site) -> bool:
+        """Return whether a gradient stays at a site, where it is accumulated over micro-batches."""
+        if site.kind != OPERAND or site.position == LOSS or self.micro_batch is None:
             return False
-        return self.flow.accumulates(self.view.graph.operators[place.name], place.position)
+        return self.flow.accumulates(self.view.graph.operators[site.name], site.position)
 
     def _through(self, op: Operator, reached: Collection[str]) -> None:
         """Write the gradient of an operator, if one of its results has a gradient that leads on."""
-        places = [Place(RESULT, tensor.name) for tensor in op.outputs]
-        gradients = tuple((i, self.arrived.pop(place)) for i, place in enumerate(places) if place in self.arrived)
+        sites = [Site(RESULT, tensor.name) for tensor in op.outputs]
+        gradients = tuple((i, self.arrived.pop(site)) for i, site in enumerate(sites) if site in self.arrived)
         if not gradients:
             return
         reads = tuple(self._residuals.reads_of(op, tuple(value for _, value in gradients)))
         wanted = [i for i, tensor in op.operands if self._is_wanted(op, i, tensor, reached)]
         if not wanted:
             return
-        made = tuple(self._gradient(Place(OPERAND, op.name, position)) for position in wanted)
-        self.tasks.append(Task(COMPUTE, BACKWARD, Place(OPERATOR, op.name), reads, made, gradients))
+        made = tuple(self._gradient(Site(OPERAND, op.name, position)) for position in wanted)
+        self.tasks.append(Task(COMPUTE, BACKWARD, Site(OPERATOR, op.name), reads, made, gradients))
         for position, value in zip(wanted, made, strict=True):
-            self._arrive(value.place if self._accumulates(value.place) else self.flow.goes_to(op, position), value)
+            self._arrive(value.site if self._accumulates(value.site) else self.flow.goes_to(op, position), value)
 
     def _is_wanted(self, op: Operator, position: int, tensor: Tensor, reached: Collection[str]) -> bool:
         """Return whether a gradient leads on from an operand."""
         is_taken = self.micro_batch is None or self.micro_batch.takes(op.name, position)
         return is_taken and (op.name, position) in self.view.gradients and tensor.name in reached
 
-    def _return(self, place: Place) -> None:
+    def _return(self, site: Site) -> None:
         """Write the way back of a gradient through the resharding to an operand or to a shared copy."""
-        gradient = self.arrived.pop(place)
+        gradient = self.arrived.pop(site)
         if self.flow.is_whole:
-            self._send_back({place: gradient})
+            self._send_back({site: gradient})
             return
-        tensor, resharding = self.flow.resharded(place)
-        route = self.router.route(resharding)
-        if route.backward is None:
+        tensor, resharding = self.flow.resharded(site)
+        paths = self.path_finder.paths(resharding)
+        if paths.backward is None:
             return
-        if route.in_bucket and self.in_buckets:
-            (step,) = route.backward.steps
+        if paths.in_bucket and self.in_buckets:
+            (step,) = paths.backward.steps
             key = step.group_axes, tensor.dtype
-            self._buckets.setdefault(key, {})[place] = gradient
+            self._buckets.setdefault(key, {})[site] = gradient
             if sum(map(self._bytes, self._buckets[key])) >= BUCKET_BYTES:
                 self._send(key)
         else:
-            self._send_back({place: gradient})
+            self._send_back({site: gradient})
 
-    def _bytes(self, place: Place) -> int:
+    def _bytes(self, site: Site) -> int:
         """Return the bytes of the largest shard of a gradient that waits in a bucket."""
-        tensor, resharding = self.flow.resharded(place)
+        tensor, resharding = self.flow.resharded(site)
         return math.prod(resharding.source.largest_local_shape(tensor.shape)) * tensor.item_bytes
 
     def _send(self, key: tuple[Axes, str]) -> None:
         """Write the sum over devices of all gradients in a bucket."""
         self._send_back(self._buckets.pop(key))
 
-    def _send_back(self, gradients: Mapping[Place, Value]) -> None:
-        """Write the way back of gradients through the reshardings to these places, in one task."""
-        returned = tuple(self._gradient(place, RETURNED) for place in gradients)
-        stream = self._stream(returned[0].place)
-        self.tasks.append(Task(RESHARD, BACKWARD, returned[0].place, tuple(gradients.values()), returned, stream=stream))
+    def _send_back(self, gradients: Mapping[Site, Value]) -> None:
+        """Write the way back of gradients through the reshardings to these sites, in one task."""
+        returned = tuple(self._gradient(site, RETURNED) for site in gradients)
+        stream = self._stream(returned[0].site)
+        self.tasks.append(Task(RESHARD, BACKWARD, returned[0].site, tuple(gradients.values()), returned, stream=stream))
         for value in returned:
-            tensor = self.flow.resharded_tensor(value.place)
-            is_shared = value.place.kind == SHARED
-            self._arrive(Place(RESULT, tensor.name) if is_shared else self.flow.produced_at(tensor), value)
+            tensor = self.flow.resharded_tensor(value.site)
+            is_shared = value.site.kind == SHARED
+            self._arrive(Site(RESULT, tensor.name) if is_shared else self.flow.produced_at(tensor), value)
 
-    def _stream(self, place: Place) -> str:
-        """Return the stream of the task that brings a gradient back through the resharding to a place."""
+    def _stream(self, site: Site) -> str:
+        """Return the stream of the task that brings a gradient back through the resharding to a site."""
         if self.flow.is_whole:
             return COMPUTING
-        tensor, resharding = self.flow.resharded(place)
-        return self.flow.stream(self.router.route(resharding).backward, tensor.name in self.view.graph.made_of_variables)
+        tensor, resharding = self.flow.resharded(site)
+        is_overlappable = tensor.name in self.view.graph.made_of_variables
+        return self.flow.stream(self.path_finder.paths(resharding).backward, is_overlappable)
 
-    def _arrive(self, place: Place, gradient: Value) -> None:
-        """Add a gradient to the one that has arrived at a place before, if there is one."""
-        before = self.arrived.get(place)
+    def _arrive(self, site: Site, gradient: Value) -> None:
+        """Add a gradient to the one that has arrived at a site before, if there is one."""
+        before = self.arrived.get(site)
         if before is not None:
-            self._n_arrived[place] = self._n_arrived.get(place, 1) + 1
-            total = self._gradient(place)._replace(n_summed=self._n_arrived[place])
-            self.tasks.append(Task(SUM, BACKWARD, place, (before, gradient), (total,)))
+            self._n_arrived[site] = self._n_arrived.get(site, 1) + 1
+            total = self._gradient(site)._replace(n_summed=self._n_arrived[site])
+            self.tasks.append(Task(SUM, BACKWARD, site, (before, gradient), (total,)))
             gradient = total
-        self.arrived[place] = gradient
+        self.arrived[site] = gradient

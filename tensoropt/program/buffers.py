@@ -16,14 +16,14 @@ from ..ir.body import COMPOSITES, VALUE_SHAPED
 from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Operator, Tensor
 from ..ir.views import viewed_operand
 from ..reschedule.path import Path
-from ..sharding.resharding import Resharding, Router, halo_resharding
+from ..sharding.resharding import PathFinder, Resharding, halo_resharding
 from ..sharding.strategy import StrategyView
 from ..sharding.update_resharding import row_reshardings
 from .gradient_flow import GradientFlow, operand_of
 from .instructions import Instructions
 from .liveness import Buffer, Instruction
 from .step import StepProgram
-from .tasks import OPERAND, RESHARD, RESULT, Place, Task, Value
+from .tasks import OPERAND, RESHARD, RESULT, Site, Task, Value
 
 STATE, INPUTS, CONSTANTS = "parameters and slots", "inputs", "constants"
 RESULTS, COPIES, GRADIENTS = "results of operators", "resharded copies", "gradients"
@@ -50,10 +50,10 @@ _Sized = tuple[Buffer, int]
 class TaskBuffers:
     """The buffers of a step's values, and the instructions of its tasks."""
 
-    def __init__(self, view: StrategyView, costing: OperatorCosting, router: Router) -> None:
-        self.view, self.costing, self.router = view, costing, router
-        self._out = Instructions(view, costing, router)
-        self._flow = GradientFlow(view, router)
+    def __init__(self, view: StrategyView, costing: OperatorCosting, path_finder: PathFinder) -> None:
+        self.view, self.costing, self.path_finder = view, costing, path_finder
+        self._out = Instructions(view, costing, path_finder)
+        self._flow = GradientFlow(view, path_finder)
         self._program = StepProgram((), {})
         self._buffers: dict[Value, Buffer] = {}
         # Copies made without a collective, by source and path.
@@ -62,7 +62,7 @@ class TaskBuffers:
         self._saved_inside: dict[Value, Buffer] = {}
         self._windows: dict[Value, Buffer] = {}
         # By loss, the gradient at which the backward pass starts: a constant, which all micro-batches read.
-        self._seeds: dict[Place, Buffer] = {}
+        self._seeds: dict[Site, Buffer] = {}
         # Gradients whose updates wait for a sum over all gradients.
         self._waiting: list[Buffer] = []
         # The buffers read by the parameters' gradients of the last operator, until something is rematerialized.
@@ -90,7 +90,7 @@ class TaskBuffers:
     def _stand_for(self, n_others: int, micro_batch: int) -> None:
         """Let what lookups found in a micro-batch stand for that of others: their gradients wait for the update, too."""
         for task in self._program.tasks:
-            if task.work == RESHARD and task.place.kind == RESULT and task.reads[0].micro_batch == micro_batch:
+            if task.work == RESHARD and task.site.kind == RESULT and task.reads[0].micro_batch == micro_batch:
                 gradient = self._buffer(task.reads[0])
                 self._others[task.reads[0]] = [replace(gradient) for _ in range(n_others)]
                 self._out.add([], self._others[task.reads[0]])
@@ -101,7 +101,7 @@ class TaskBuffers:
 
     def _run(self, task: Task) -> None:
         """Add the instructions of a task; what runs after all micro-batches has all their memory."""
-        if self.view.graph.micro_batching is not None and task.place.name in self.view.graph.micro_batching.after:
+        if self.view.graph.micro_batching is not None and task.site.name in self.view.graph.micro_batching.after:
             return
         match task.work, task.direction:
             case "feed", "forward":
@@ -127,17 +127,17 @@ class TaskBuffers:
                 self._update(task)
 
     def _operator(self, task: Task) -> Operator:
-        return self.view.graph.operators[task.place.name]
+        return self.view.graph.operators[task.site.name]
 
-    def resharding_at(self, place: Place) -> tuple[Tensor, Resharding]:
+    def resharding_at(self, site: Site) -> tuple[Tensor, Resharding]:
         """Return the tensor that is resharded to an operand or a shared copy, or brought back to an update by rows, and
         how."""
         graph = self.view.graph
-        if place.kind == RESULT:
-            op = graph.producers[place.name]
+        if site.kind == RESULT:
+            op = graph.producers[site.name]
             configs = self.view.strategy.configs
-            return graph.tensors[place.name], row_reshardings(op, self.view.rules[op.name], configs[op.name])[1]
-        return self._flow.resharded(place)
+            return graph.tensors[site.name], row_reshardings(op, self.view.rules[op.name], configs[op.name])[1]
+        return self._flow.resharded(site)
 
     @property
     def sizes(self) -> Instructions:
@@ -173,13 +173,13 @@ class TaskBuffers:
 
     def _reshard(self, task: Task) -> None:
         """Add a resharding, the first time or once more."""
-        _, resharding = self.resharding_at(task.place)
+        _, resharding = self.resharding_at(task.site)
         after = self._buffer(task.after[0]) if task.after else None
         self._buffers[task.writes[0]] = self._resharded(resharding, self._buffer(task.reads[0]), after)
 
     def _resharded(self, resharding: Resharding, source: Buffer, after: Buffer | None = None) -> Buffer:
         """Reshard a buffer, once ``after`` is there; return the copy."""
-        path = self.router.route(resharding).forward
+        path = self.path_finder.paths(resharding).forward
         if path.communicates or after is not None:
             return self._out.move(path, source, resharding.item_bytes, COPIES, after=after)
         # TensorFlow merges equal operators on equal operands, so a copy made without a collective is made once.
@@ -259,12 +259,12 @@ class TaskBuffers:
 
     def _begin_backward(self, task: Task) -> None:
         """Add the gradient of a loss. The backward pass doesn't wait for the loss itself."""
-        loss, _ = self.resharding_at(task.place)
+        loss, _ = self.resharding_at(task.site)
         with self._out.perhaps_later():
             self._out.add([self._buffer(task.reads[0])])
-        if task.place not in self._seeds:
-            self._seeds[task.place] = Buffer(loss.item_bytes, GRADIENTS, of=loss.name)
-        self._buffers[task.writes[0]] = self._seeds[task.place]
+        if task.site not in self._seeds:
+            self._seeds[task.site] = Buffer(loss.item_bytes, GRADIENTS, of=loss.name)
+        self._buffers[task.writes[0]] = self._seeds[task.site]
 
     def _sum(self, summands: Sequence[Buffer]) -> Buffer:
         """Add the instruction that sums gradients, over one of them if possible; return the sum."""
@@ -283,20 +283,20 @@ class TaskBuffers:
             # Rematerialization has no place in TensorFlow's order, so these gradients may be computed after it.
             out.add(self._for_parameters)
         self._for_parameters, self._has_rematerialized = [], False
-        first = Value(Place(RESULT, op.result.name), micro_batch=task.micro_batch)
+        first = Value(Site(RESULT, op.result.name), micro_batch=task.micro_batch)
         taken: dict[int, Buffer] = {}
         known = list(arriving)
         for value in task.reads:
-            if value.place.kind == OPERAND:
-                is_window = value.place.position == 0 and first in self._windows
+            if value.site.kind == OPERAND:
+                is_window = value.site.position == 0 and first in self._windows
                 buffer = self._windows[first] if is_window else self._buffer(value)
-                taken[value.place.position] = buffer
-                known.append((buffer, out.operand_bytes(op, value.place.position)))
+                taken[value.site.position] = buffer
+                known.append((buffer, out.operand_bytes(op, value.site.position)))
             else:
-                known.append((self._buffer(value), out.result_bytes(op, self.view.graph.tensors[value.place.name])))
+                known.append((self._buffer(value), out.result_bytes(op, self.view.graph.tensors[value.site.name])))
         inside = [self._saved_inside[first]] if first in self._saved_inside else []
         for value in task.writes:
-            position, tensor = value.place.position, operand_of(op, value.place.position)
+            position, tensor = value.site.position, operand_of(op, value.site.position)
             gradient, of_result = arriving[0]
             n_bytes = out.operand_bytes(op, position)
             if position not in PASSED_ON.get(op.type, ()) or n_bytes != of_result:
@@ -311,10 +311,10 @@ class TaskBuffers:
     def _send_back(self, task: Task) -> None:
         """Add the way back of gradients through reshardings; of what lookups found, to the update."""
         for value, returned in zip(task.reads, task.writes, strict=True):
-            tensor, resharding = self.resharding_at(returned.place)
-            gradient, route = self._buffer(value), self.router.route(resharding)
-            is_rows = returned.place.kind == RESULT
-            path = route.forward if is_rows else route.backward
+            tensor, resharding = self.resharding_at(returned.site)
+            gradient, paths = self._buffer(value), self.path_finder.paths(resharding)
+            is_rows = returned.site.kind == RESULT
+            path = paths.forward if is_rows else paths.backward
             assert path is not None
             is_overlappable = is_rows or tensor.name in self.view.graph.made_of_variables
             each = [gradient, *self._others.pop(value, ())]
@@ -329,11 +329,11 @@ class TaskBuffers:
         waits = any(update.sums for of_variable in updates for update in of_variable)
         gradients = [each for value in task.reads for each in (self._buffer(value), *self._others.pop(value, ()))]
         variable = self._operator(task).result
-        if task.place.name in self.view.graph.lookups:
-            changes_all = not all(update.leaves_rows for update in self.view.graph.updates[task.place.name])
+        if task.site.name in self.view.graph.lookups:
+            changes_all = not all(update.leaves_rows for update in self.view.graph.updates[task.site.name])
             shard = Buffer(shard_bytes(variable, self.view.layout(variable)), GRADIENTS, of=variable.name)
             self._out.add(gradients, [shard] if changes_all else ())
         if waits:
             self._waiting += gradients
-        elif task.place.name not in self.view.graph.lookups:
+        elif task.site.name not in self.view.graph.lookups:
             self._out.add(gradients)

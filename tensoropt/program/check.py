@@ -27,7 +27,7 @@ from .tasks import (
     RESULT,
     SUM,
     UPDATE,
-    Place,
+    Site,
     Task,
     Value,
 )
@@ -36,7 +36,7 @@ AROUND = 3
 """So many tasks before and after the one at fault are shown."""
 
 
-def check(program: StepProgram, graph: Graph) -> None:
+def check_program(program: StepProgram, graph: Graph) -> None:
     """Check a program of a graph against the invariants of the module docstring.
 
     Raises:
@@ -56,7 +56,7 @@ class _Check:
         self._parts: dict[Value, list[Value]] = {}
         self._of_tensor: dict[tuple[str, int, int], list[Value]] = {}
         self._complete: dict[tuple[str, int, int], int] = {}
-        self._updated: set[Place] = set()
+        self._updated: set[Site] = set()
         self._index = 0
 
     def run(self) -> None:
@@ -70,7 +70,7 @@ class _Check:
                 self._hold(value not in self._written, f"{value} is written a second time")
                 self._written.add(value)
             if task.work == UPDATE:
-                self._updated.add(Place(RESULT, self.graph.operators[task.place.name].result.name))
+                self._updated.add(Site(RESULT, self.graph.operators[task.site.name].result.name))
             is_alone = task.stream == COMPUTING or task.work == RESHARD
             self._hold(is_alone, f"{task.work} is in the stream of {task.stream}")
 
@@ -94,12 +94,12 @@ class _Check:
             self._hold(source in self._written, f"{value} is read, which no earlier task writes")
             belongs = task.micro_batch < 0 or source.micro_batch in (-1, task.micro_batch)
             self._hold(belongs, f"{value} is read in micro-batch {task.micro_batch}")
-            is_old = source.place in self._updated and not source.is_gradient
+            is_old = source.site in self._updated and not source.is_gradient
             self._hold(not is_old, f"{value} is read after the update of its variable")
         for value in task.after:
-            self._hold(value.is_gradient, f"{task.place} is made again after {value}, which isn't a gradient")
+            self._hold(value.is_gradient, f"{task.site} is made again after {value}, which isn't a gradient")
         waits = task.direction != REMATERIALIZED or bool(task.after)
-        self._hold(waits, f"{task.place} is made again, and waits for nothing")
+        self._hold(waits, f"{task.site} is made again, and waits for nothing")
 
     def _check_gradients(self, task: Task) -> None:
         """Check that gradients are used once, and that none is left out of a sum."""
@@ -117,14 +117,14 @@ class _Check:
             for value, returned in zip(gradients, task.writes, strict=True):
                 self._parts[returned] = self._parts[value]
         elif task.work == COMPUTE:
-            op = self.graph.operators[task.place.name]
+            op = self.graph.operators[task.site.name]
             for index, value in task.gradients:
                 self._complete_at(op.outputs[index].name, task, value)
             for value in task.writes:
-                self._add_part(operand_of(op, value.place.position).name, value)
+                self._add_part(operand_of(op, value.site.position).name, value)
         else:
-            for value in gradients if task.place.name not in self.graph.lookups else ():
-                self._complete_at(self.graph.operators[task.place.name].result.name, task, value)
+            for value in gradients if task.site.name not in self.graph.lookups else ():
+                self._complete_at(self.graph.operators[task.site.name].result.name, task, value)
 
     def _add_part(self, name: str, value: Value) -> None:
         """Note that an operand's gradient is one of its tensor's."""

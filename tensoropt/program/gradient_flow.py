@@ -6,13 +6,13 @@ from ..ir.graph import VARIABLE, Operator, Tensor
 from ..reschedule.path import Path
 from ..rules.rule import OperandSharding
 from ..sharding.consumers import HYPERPARAMETER, LOSS, Consumer, consumers_of, step_sharding
-from ..sharding.resharding import Resharding, Router
+from ..sharding.resharding import PathFinder, Resharding
 from ..sharding.strategy import StrategyView
-from .tasks import COMMUNICATING, COMPUTING, OPERAND, OVERLAPPABLE, RESULT, SHARED, Place
+from .tasks import COMMUNICATING, COMPUTING, OPERAND, OVERLAPPABLE, RESULT, SHARED, Site
 
 
 class GradientFlow:
-    """The places that values and their gradients come to, under a strategy.
+    """The sites that values and their gradients come to, under a strategy.
 
     Args:
         is_whole: whether every resharding is a task, even if nothing has to be done, and every tensor with several
@@ -22,8 +22,8 @@ class GradientFlow:
         losses: the loss of each training step, by the name that its operand has.
     """
 
-    def __init__(self, view: StrategyView, router: Router, is_whole: bool = False) -> None:
-        self.view, self.router, self.is_whole = view, router, is_whole
+    def __init__(self, view: StrategyView, path_finder: PathFinder, is_whole: bool = False) -> None:
+        self.view, self.path_finder, self.is_whole = view, path_finder, is_whole
         self.losses: dict[str, Tensor] = dict(view.graph.losses)
         consumers = consumers_of(view.graph) if is_whole else {}
         self._with_copy = {name for name, those in consumers.items() if len(those) > 1}
@@ -45,51 +45,51 @@ class GradientFlow:
         graph = self.view.graph
         return graph.n_runs(op.result.name) > 1 and graph.accumulates(operand_of(op, position).name)
 
-    def passes_by(self, place: Place) -> bool:
-        """Return whether gradients pass by a place, since its resharding is free in both directions."""
-        return not self.is_whole and self.router.route(self.resharded(place)[1]).is_free
+    def passes_by(self, site: Site) -> bool:
+        """Return whether gradients pass by a site, since its resharding is free in both directions."""
+        return not self.is_whole and self.path_finder.paths(self.resharded(site)[1]).is_free
 
-    def goes_to(self, op: Operator, position: int) -> Place:
-        """Return the place to which an operand's gradient goes: its resharding or, if that is free, the place after it."""
-        place = Place(OPERAND, op.name, position)
-        return self.produced_at(operand_of(op, position)) if self.passes_by(place) else place
+    def goes_to(self, op: Operator, position: int) -> Site:
+        """Return the site to which an operand's gradient goes: its resharding or, if that is free, the site after it."""
+        site = Site(OPERAND, op.name, position)
+        return self.produced_at(operand_of(op, position)) if self.passes_by(site) else site
 
-    def produced_at(self, tensor: Tensor) -> Place:
-        """Return the place to which gradients go from a tensor's consumers: its shared copy or, without one, the result."""
-        place = Place(SHARED, tensor.name)
-        return place if self.has_copy(tensor) and not self.passes_by(place) else Place(RESULT, tensor.name)
+    def produced_at(self, tensor: Tensor) -> Site:
+        """Return the site to which gradients go from a tensor's consumers: its shared copy or, without one, the result."""
+        site = Site(SHARED, tensor.name)
+        return site if self.has_copy(tensor) and not self.passes_by(site) else Site(RESULT, tensor.name)
 
-    def resharded(self, place: Place) -> tuple[Tensor, Resharding]:
+    def resharded(self, site: Site) -> tuple[Tensor, Resharding]:
         """Return the tensor that is resharded to an operand or to a shared copy, and the resharding.
 
         An operand is also the loss or a hyperparameter of a training step, and a gradient that a variable is given.
         """
         view, graph = self.view, self.view.graph
-        if place.kind == SHARED:
-            tensor = graph.tensors[place.name]
-            return tensor, view.shared_resharding(tensor, view.strategy.shared[place.name])
-        tensor = self.resharded_tensor(place)
-        if place.position < 0:
-            kind = LOSS if place.position == LOSS else HYPERPARAMETER
-            return tensor, view.resharding(tensor, step_sharding(view.strategy.mesh, tensor, Consumer(place.name, kind)))
-        op = graph.operators[place.name]
+        if site.kind == SHARED:
+            tensor = graph.tensors[site.name]
+            return tensor, view.shared_resharding(tensor, view.strategy.shared[site.name])
+        tensor = self.resharded_tensor(site)
+        if site.position < 0:
+            kind = LOSS if site.position == LOSS else HYPERPARAMETER
+            return tensor, view.resharding(tensor, step_sharding(view.strategy.mesh, tensor, Consumer(site.name, kind)))
+        op = graph.operators[site.name]
         variable = op.name if op.type == VARIABLE else op.updates
         if variable is not None:
             layout = view.layout(graph.operators[variable].result)
             return tensor, view.resharding(tensor, OperandSharding(layout, None))
-        return tensor, view.resharding(tensor, view.sharding(op, place.position))
+        return tensor, view.resharding(tensor, view.sharding(op, site.position))
 
-    def resharded_tensor(self, place: Place) -> Tensor:
+    def resharded_tensor(self, site: Site) -> Tensor:
         """Return the tensor that is resharded to an operand or to a shared copy, whatever the strategy."""
         graph = self.view.graph
-        if place.kind == SHARED:
-            return graph.tensors[place.name]
-        if place.position == LOSS:
-            return self.losses[place.name]
-        if place.position <= HYPERPARAMETER:
-            return graph.train_steps[place.name].optimizer.tensors[HYPERPARAMETER - place.position]
-        op = graph.operators[place.name]
-        return graph.given_gradients[op.name][place.position] if op.type == VARIABLE else operand_of(op, place.position)
+        if site.kind == SHARED:
+            return graph.tensors[site.name]
+        if site.position == LOSS:
+            return self.losses[site.name]
+        if site.position <= HYPERPARAMETER:
+            return graph.train_steps[site.name].optimizer.tensors[HYPERPARAMETER - site.position]
+        op = graph.operators[site.name]
+        return graph.given_gradients[op.name][site.position] if op.type == VARIABLE else operand_of(op, site.position)
 
     def stream(self, path: Path | None, is_overlappable: bool = False) -> str:
         """Return the stream of a task that runs a path."""

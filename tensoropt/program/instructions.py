@@ -17,7 +17,7 @@ from ..reschedule.execute import rank_step
 from ..reschedule.halo import HaloStep
 from ..reschedule.path import Path
 from ..reschedule.steps import Step
-from ..sharding.resharding import Router
+from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
 from .einsum_scratch import einsum_scratch_bytes, equation_of_gradient
 from .gradient_flow import operand_of
@@ -32,13 +32,13 @@ class Instructions:
     Attributes:
         view: the strategy on its graph.
         costing: the costs of operators; says what composite operators save inside.
-        router: finds the path of each resharding.
+        path_finder: finds the path of each resharding.
         overlaps: whether communication overlaps with compute, in a chain of its own.
         lasting: the buffers that stay alive to the end.
     """
 
-    def __init__(self, view: StrategyView, costing: OperatorCosting, router: Router) -> None:
-        self.view, self.costing, self.router = view, costing, router
+    def __init__(self, view: StrategyView, costing: OperatorCosting, path_finder: PathFinder) -> None:
+        self.view, self.costing, self.path_finder = view, costing, path_finder
         self.overlaps = costing.reshardings.overlaps
         self.lasting: list[Buffer] = []
         self._program: list[Instruction] = []
@@ -99,7 +99,7 @@ class Instructions:
             is_overlappable: whether only updates wait for the path's collectives, so that they are delayed.
             after: a buffer that must have been written before; None if there is none.
         """
-        if is_view(path):
+        if views_operand(path):
             return source
         last, scratch_bytes = moved_bytes(path, item_bytes)
         moved = Buffer(last, use, is_python_s=path.communicates, of=source.of)
@@ -171,7 +171,7 @@ class Instructions:
         return einsum_scratch_bytes(equation_of_gradient(equation, of_gradient), (result, other), own)
 
 
-def is_view(path: Path) -> bool:
+def views_operand(path: Path) -> bool:
     """Return whether all that a path does is to view its operand, or nothing."""
     return all(_is_view(step) for step in path.steps)
 

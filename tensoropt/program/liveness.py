@@ -72,18 +72,18 @@ class Peak:
 SCRATCH = "workspace of operators"
 
 
-Seen = Callable[[int, Counter[str]], None]
+Observer = Callable[[int, Counter[str]], None]
 """Called with an instruction's index and the bytes by use that are alive while it runs, without its workspace."""
 
 
-def peak_of_program(program: Sequence[Instruction], seen: Seen | None = None) -> Peak:
+def peak_of_program(program: Sequence[Instruction], observer: Observer | None = None) -> Peak:
     """Return the peak memory of a program.
 
     A buffer that no instruction writes is alive from the start. A buffer that is never read dies with the instruction that
     writes it.
 
     Args:
-        seen: called at each instruction.
+        observer: called at each instruction.
     """
     last = {id(buffer): i for i, each in enumerate(program) for buffer in (*each.writes, *each.reads)}
     dying: list[list[Buffer]] = [[] for _ in program]
@@ -127,8 +127,8 @@ def peak_of_program(program: Sequence[Instruction], seen: Seen | None = None) ->
                     python_s.add(id(buffer))
             alive[buffer.use] += size[id(buffer)]
             there[id(buffer)] = buffer
-        if seen is not None:
-            seen(i, alive)
+        if observer is not None:
+            observer(i, alive)
         total = alive.total() + each.scratch_bytes
         if total > peak.n_bytes:
             peak, at_peak = Peak(total, +(alive + Counter({SCRATCH: each.scratch_bytes})), i), dict(there)

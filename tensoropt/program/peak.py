@@ -12,7 +12,7 @@ The micro-batches between the first and the last are alike, so only one of them 
 from __future__ import annotations
 
 from ..costs.operator_costs import OperatorCosting
-from ..sharding.resharding import Router
+from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
 from .buffers import GRADIENTS, INPUTS, STATE, TaskBuffers
 from .liveness import Instruction, Peak, peak_of_program
@@ -24,17 +24,17 @@ MOST_MICRO_BATCHES = 3
 __all__ = ["GRADIENTS", "INPUTS", "STATE", "instructions_of", "peak_of"]
 
 
-def peak_of(view: StrategyView, costing: OperatorCosting, router: Router) -> Peak:
+def peak_of(view: StrategyView, costing: OperatorCosting, path_finder: PathFinder) -> Peak:
     """Return the peak memory of one run of all training steps, or of the whole graph if it has none.
 
     Args:
         view: a strategy on its graph, with the residuals; operators without a config aren't run.
         costing: says what composite operators save inside for the backward pass.
-        router: finds the path of each resharding.
+        path_finder: finds the path of each resharding.
     """
-    return peak_of_program(instructions_of(view, costing, router))
+    return peak_of_program(instructions_of(view, costing, path_finder))
 
 
-def instructions_of(view: StrategyView, costing: OperatorCosting, router: Router) -> list[Instruction]:
+def instructions_of(view: StrategyView, costing: OperatorCosting, path_finder: PathFinder) -> list[Instruction]:
     """Return what the tasks of a step read and write; the peak of that is :func:`peak_of`, with the same arguments."""
-    return TaskBuffers(view, costing, router).instructions(step_program(view, router, MOST_MICRO_BATCHES))
+    return TaskBuffers(view, costing, path_finder).instructions(step_program(view, path_finder, MOST_MICRO_BATCHES))

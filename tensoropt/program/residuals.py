@@ -18,7 +18,7 @@ from .tasks import (
     RESHARD,
     RESULT,
     SHARED,
-    Place,
+    Site,
     Task,
     Value,
 )
@@ -58,38 +58,38 @@ class Residuals:
                 self._operand(op, position)
             if is_own:
                 # The gradient of an operator that exchanges windows reads those of the forward pass.
-                yield self._operands.get((op.name, position), Value(Place(OPERAND, op.name, position)))
+                yield self._operands.get((op.name, position), Value(Site(OPERAND, op.name, position)))
         for tensor in op.outputs:
             if tensor.name in view.residual_results:
                 yield self._result(tensor)
 
     def _communicates(self, op: Operator, position: int, tensor: Tensor) -> bool:
         """Return whether a collective regathers an operand, or the shared copy that it comes from, whoever reads it then."""
-        to_shared, router = self.flow.to_shared(tensor), self.flow.router
-        if self.view.is_regathered(op, position) and router.route(self._resharding(op, position)).forward.communicates:
+        to_shared, path_finder = self.flow.to_shared(tensor), self.flow.path_finder
+        if self.view.is_regathered(op, position) and path_finder.paths(self._resharding(op, position)).forward.communicates:
             return True
         if to_shared is None or not self.view.reads_regathered(op, position):
             return False
-        return router.route(to_shared).forward.communicates
+        return path_finder.paths(to_shared).forward.communicates
 
     def _resharding(self, op: Operator, position: int) -> Resharding:
         return self.view.resharding(operand_of(op, position), self.view.sharding(op, position))
 
     def _operand(self, op: Operator, position: int) -> Value:
         """Return an operator's operand as the backward pass reads it, and regather or rematerialize it if need be."""
-        key, first = (op.name, position), Value(Place(OPERAND, op.name, position))
+        key, first = (op.name, position), Value(Site(OPERAND, op.name, position))
         if key in self._operands or self.flow.accumulates(op, position):
             return self._operands.get(key, first)
         tensor = operand_of(op, position)
         source = self._source(op, position, tensor)
-        path = self.flow.router.route(self._resharding(op, position)).forward
+        path = self.flow.path_finder.paths(self._resharding(op, position)).forward
         follows = source.version == AGAIN and not path.communicates
         if not path.steps and source.version == AGAIN:
-            self._operands[key] = Value(first.place, AGAIN)
+            self._operands[key] = Value(first.site, AGAIN)
             self.aliases[self._operands[key]] = source
         elif path.steps and (follows or self.view.is_regathered(op, position)):
             stream = self.flow.stream(path)
-            self._operands[key] = self._again(RESHARD, first.place, (source,), (first.place,), stream)[0]
+            self._operands[key] = self._again(RESHARD, first.site, (source,), (first.site,), stream)[0]
         else:
             self._operands[key] = first
         return self._operands[key]
@@ -100,17 +100,17 @@ class Residuals:
         result, to_shared = self._result(tensor), self.flow.to_shared(tensor)
         if to_shared is None:
             return result
-        path, place = self.flow.router.route(to_shared).forward, Place(SHARED, tensor.name)
+        path, site = self.flow.path_finder.paths(to_shared).forward, Site(SHARED, tensor.name)
         follows = result.version == AGAIN and not path.communicates
         if tensor.name not in self._shared and (follows or self.view.reads_regathered(op, position)):
             stream = self.flow.stream(path)
-            again = self._again(RESHARD, place, (result,), (place,), stream)[0] if path.steps else result
+            again = self._again(RESHARD, site, (result,), (site,), stream)[0] if path.steps else result
             self._shared[tensor.name] = again
-        return self._shared.get(tensor.name, Value(place))
+        return self._shared.get(tensor.name, Value(site))
 
     def _result(self, tensor: Tensor) -> Value:
         """Return a tensor in its produced layout as the backward pass reads it, and rematerialize it if need be."""
-        op, first = self.view.graph.producers[tensor.name], Value(Place(RESULT, tensor.name))
+        op, first = self.view.graph.producers[tensor.name], Value(Site(RESULT, tensor.name))
         if tensor.name not in self._results:
             self._results[tensor.name] = first
             if op.name in self.view.rematerialized:
@@ -124,14 +124,14 @@ class Residuals:
     def _compute(self, op: Operator) -> None:
         """Rematerialize an operator: compute its results from operands as the backward pass reads them."""
         reads = tuple(self._operand(op, position) for position, _ in op.operands)
-        places = tuple(Place(RESULT, tensor.name) for tensor in op.outputs)
-        made = self._again(COMPUTE, Place(OPERATOR, op.name), reads, places)
+        sites = tuple(Site(RESULT, tensor.name) for tensor in op.outputs)
+        made = self._again(COMPUTE, Site(OPERATOR, op.name), reads, sites)
         self._results.update((tensor.name, value) for tensor, value in zip(op.outputs, made, strict=True))
 
     def _again(
-        self, work: str, place: Place, reads: tuple[Value, ...], writes: tuple[Place, ...], stream: str = COMPUTING
+        self, work: str, site: Site, reads: tuple[Value, ...], writes: tuple[Site, ...], stream: str = COMPUTING
     ) -> tuple[Value, ...]:
         """Append a task of the forward pass that is run once more; return what it makes."""
         made = tuple(Value(each, AGAIN) for each in writes)
-        self.tasks.append(Task(work, REMATERIALIZED, place, reads, made, after=self._after, stream=stream))
+        self.tasks.append(Task(work, REMATERIALIZED, site, reads, made, after=self._after, stream=stream))
         return made

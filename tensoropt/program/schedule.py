@@ -38,7 +38,7 @@ def least_in_flight(n_stages: int, n_micro_batches: int) -> tuple[int, ...]:
     return tuple(min(n_stages - stage, n_micro_batches) for stage in range(n_stages))
 
 
-def orders(schedule: str, n_micro_batches: int, in_flight: Sequence[int]) -> Orders:
+def pass_orders(schedule: str, n_micro_batches: int, in_flight: Sequence[int]) -> Orders:
     """Return the order of each stage's passes.
 
     Args:

@@ -9,7 +9,7 @@ from ..ir.graph import CONSTANT, GRADIENT, PLACEHOLDER, SOURCES, Gradients, Grap
 from ..ir.micro_batching import MicroBatch
 from ..ir.views import viewed_operand
 from ..sharding.consumers import HYPERPARAMETER, LOSS
-from ..sharding.resharding import Router
+from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
 from .backward import BackwardPass
 from .tasks import (
@@ -26,7 +26,7 @@ from .tasks import (
     SHARED,
     SUM,
     WRITE,
-    Place,
+    Site,
     Task,
     Value,
 )
@@ -60,7 +60,7 @@ class StepProgram:
 
 
 def step_program(
-    view: StrategyView, router: Router, most_micro_batches: int | None = None, is_whole: bool = False
+    view: StrategyView, path_finder: PathFinder, most_micro_batches: int | None = None, is_whole: bool = False
 ) -> StepProgram:
     """Return the step of a strategy; operators without a config aren't run.
 
@@ -69,32 +69,32 @@ def step_program(
         is_whole: whether every resharding is a task, even if nothing has to be done, so that the tasks are those of every
             strategy that regathers and rematerializes the same; see :class:`.gradient_flow.GradientFlow`.
     """
-    return _Step(view, router, is_whole).written(most_micro_batches)
+    return _Step(view, path_finder, is_whole).written(most_micro_batches)
 
 
 class _Pass:
     """The forward pass of a micro-batch, or of all that is computed once; and its backward passes."""
 
-    def __init__(self, view: StrategyView, router: Router, micro_batch: MicroBatch | None, is_whole: bool) -> None:
-        self.places: list[Place] = []
+    def __init__(self, view: StrategyView, path_finder: PathFinder, micro_batch: MicroBatch | None, is_whole: bool) -> None:
+        self.sites: list[Site] = []
         self.shared: set[str] = set()
-        self.backward = BackwardPass(view, router, micro_batch, is_whole=is_whole)
+        self.backward = BackwardPass(view, path_finder, micro_batch, is_whole=is_whole)
 
 
 class _Step:
     """The step that is being written."""
 
-    def __init__(self, view: StrategyView, router: Router, is_whole: bool) -> None:
-        self.view, self.router, self.is_whole = view, router, is_whole
+    def __init__(self, view: StrategyView, path_finder: PathFinder, is_whole: bool) -> None:
+        self.view, self.path_finder, self.is_whole = view, path_finder, is_whole
         self.tasks: list[Task] = []
         self.aliases: dict[Value, Value] = {}
-        self._once = _Pass(view, router, None, is_whole)
+        self._once = _Pass(view, path_finder, None, is_whole)
         self._pass = self._once
         self._micro_batch = -1
         # The values of the forward pass that are made once a step.
         self._made_once: set[Value] = set()
         # Of each backward pass that was written the gradients that nothing passed on, by the gradients' name.
-        self._taken: dict[str, dict[Place, Value]] = {}
+        self._taken: dict[str, dict[Site, Value]] = {}
         self._trained: set[str] = set()
         # The index of the task with which the first backward pass begins.
         self._start = -1
@@ -133,10 +133,10 @@ class _Step:
         if op.type in SOURCES:
             # Each micro-batch takes its part of a batch.
             is_taken = op.type == PLACEHOLDER and graph.n_runs(op.result.name) > 1
-            self._add(FEED, FORWARD, Place(OPERATOR, op.name), (), () if is_taken else _results(op))
+            self._add(FEED, FORWARD, Site(OPERATOR, op.name), (), () if is_taken else _results(op))
         elif op.type == GRADIENT:
             arrived = self._take(graph.gradients[op.attrs["of"]])
-            self._alias(_results(op)[0], arrived[Place(RESULT, graph.operators[op.attrs["at"]].result.name)])
+            self._alias(_results(op)[0], arrived[Site(RESULT, graph.operators[op.attrs["at"]].result.name)])
         elif op.updates is not None:
             self._write(op)
         else:
@@ -147,31 +147,31 @@ class _Step:
         micro_batching = self.graph.micro_batching
         assert micro_batching is not None
         (taken,) = self.graph.backward_passes
-        sums: dict[Place, Value] = {}
-        rows: dict[Place, list[Value]] = {}
+        sums: dict[Site, Value] = {}
+        rows: dict[Site, list[Value]] = {}
         copies = {name for name in self.graph.tensors if self.graph.accumulates(name)}
         passes = []
         for index in range(n):
             which = MicroBatch(micro_batching, index, self.view.strategy.mesh.n_devices)
-            passes.append(_Pass(self.view, self.router, which, self.is_whole))
+            passes.append(_Pass(self.view, self.path_finder, which, self.is_whole))
             self._micro_batch, self._pass = index, passes[-1]
             for op in operators:
                 if op.type == PLACEHOLDER:
-                    self._add(FEED, FORWARD, Place(OPERATOR, op.name), (), _results(op))
+                    self._add(FEED, FORWARD, Site(OPERATOR, op.name), (), _results(op))
                 elif op.type != CONSTANT:
                     self._compute(op)
             start = len(self.tasks)
             arrived = self._back_from_loss(taken, copies | self._found(taken))
             written = {value: at for at, task in enumerate(self.tasks[start:], start) for value in task.writes}
             # Each is accumulated as soon as it is there. The later come first, so that indices of earlier ones stay.
-            for place, value in sorted(arrived.items(), key=lambda each: -written[each[1]]):
-                if place.kind == RESULT:
-                    rows.setdefault(place, []).append(value)
+            for site, value in sorted(arrived.items(), key=lambda each: -written[each[1]]):
+                if site.kind == RESULT:
+                    rows.setdefault(site, []).append(value)
                     continue
-                total = Value(place, ACCUMULATED, index + 1)
-                reads = (*([sums[place]] if index else ()), value)
-                self.tasks.insert(written[value] + 1, Task(SUM, BACKWARD, place, reads, (total,)))
-                sums[place] = total
+                total = Value(site, ACCUMULATED, index + 1)
+                reads = (*([sums[site]] if index else ()), value)
+                self.tasks.insert(written[value] + 1, Task(SUM, BACKWARD, site, reads, (total,)))
+                sums[site] = total
         self._micro_batch, self._pass = -1, self._once
         for op in after:
             self._compute_after(op, passes)
@@ -183,7 +183,7 @@ class _Step:
         self,
         work: str,
         direction: str,
-        place: Place,
+        site: Site,
         reads: tuple[Value, ...],
         writes: tuple[Value, ...],
         stream: str = COMPUTING,
@@ -191,7 +191,7 @@ class _Step:
         """Append a task of the pass that is being written."""
         if self._pass is self._once:
             self._made_once.update(writes)
-        self._append(Task(work, direction, place, reads, writes, stream=stream))
+        self._append(Task(work, direction, site, reads, writes, stream=stream))
 
     def _append(self, task: Task) -> None:
         """Append a task, of the micro-batch that is being written if it is one."""
@@ -224,13 +224,13 @@ class _Step:
 
     def _write(self, op: Operator) -> None:
         """Write an operator that writes to a variable in place, or reads it after such a write."""
-        self._overwrite(op, [self._operand(Place(OPERAND, op.name, i), each) for i, each in op.operands])
+        self._overwrite(op, [self._operand(Site(OPERAND, op.name, i), each) for i, each in op.operands])
 
     def _overwrite(self, op: Operator, reads: Sequence[Value]) -> None:
         """Write an operator that writes to a variable in place, or reads it, after its operands."""
         assert op.updates is not None
-        variable = Value(Place(RESULT, self.graph.operators[op.updates].result.name))
-        self._add(WRITE, FORWARD, Place(OPERATOR, op.name), (variable, *reads), _results(op))
+        variable = Value(Site(RESULT, self.graph.operators[op.updates].result.name))
+        self._add(WRITE, FORWARD, Site(OPERATOR, op.name), (variable, *reads), _results(op))
         for result in _results(op):
             self._alias(result, variable)
 
@@ -238,63 +238,63 @@ class _Step:
         """Write an operator, after the reshardings of its operands."""
         reads = []
         for position, tensor in op.operands:
-            place = Place(OPERAND, op.name, position)
+            site = Site(OPERAND, op.name, position)
             if self._pass is self._once or not self._pass.backward.flow.accumulates(op, position):
-                reads.append(self._operand(place, tensor))
+                reads.append(self._operand(site, tensor))
                 continue
-            reads.append(Value(place))
-            if Value(place) not in self._made_once:
+            reads.append(Value(site))
+            if Value(site) not in self._made_once:
                 # Resharded once for all micro-batches.
                 current, self._pass = self._pass, self._once
-                self._operand(place, tensor)
+                self._operand(site, tensor)
                 self._pass = current
-        self._pass.places.append(Place(OPERATOR, op.name))
-        self._add(COMPUTE, FORWARD, Place(OPERATOR, op.name), tuple(reads), _results(op))
+        self._pass.sites.append(Site(OPERATOR, op.name))
+        self._add(COMPUTE, FORWARD, Site(OPERATOR, op.name), tuple(reads), _results(op))
         for tensor in op.outputs:
             viewed = viewed_operand(op, tensor.name)
             if viewed is not None:
                 position = next(i for i, operand in op.operands if operand.name == viewed.name)
-                self._alias(Value(Place(RESULT, tensor.name)), Value(Place(OPERAND, op.name, position)))
+                self._alias(Value(Site(RESULT, tensor.name)), Value(Site(OPERAND, op.name, position)))
 
     def _compute_after(self, op: Operator, passes: Sequence[_Pass]) -> None:
         """Write an operator that runs after all micro-batches, and reads what each of them computed."""
         reads = []
         for position, tensor in op.operands:
-            place = Place(OPERAND, op.name, position)
+            site = Site(OPERAND, op.name, position)
             each_pass = enumerate(passes) if self.graph.n_runs(tensor.name) > 1 else [(-1, self._once)]
             for self._micro_batch, self._pass in each_pass:
-                reads.append(self._own(self._operand(place, tensor)))
+                reads.append(self._own(self._operand(site, tensor)))
         self._micro_batch, self._pass = -1, self._once
         if op.updates is None:
-            self._add(COMPUTE, FORWARD, Place(OPERATOR, op.name), tuple(reads), _results(op))
+            self._add(COMPUTE, FORWARD, Site(OPERATOR, op.name), tuple(reads), _results(op))
         else:
             self._overwrite(op, reads)
 
-    def _operand(self, place: Place, tensor: Tensor) -> Value:
+    def _operand(self, site: Site, tensor: Tensor) -> Value:
         """Write the resharding of a tensor to an operand, by way of its shared copy if it has one."""
-        source = Value(Place(RESULT, tensor.name))
+        source = Value(Site(RESULT, tensor.name))
         if self._pass.backward.flow.has_copy(tensor):
-            copy = Place(SHARED, tensor.name)
+            copy = Site(SHARED, tensor.name)
             if tensor.name not in self._pass.shared:
                 self._pass.shared.add(tensor.name)
                 self._reshard(copy, source)
             source = Value(copy)
-        self._reshard(place, source)
-        return Value(place)
+        self._reshard(site, source)
+        return Value(site)
 
-    def _reshard(self, place: Place, source: Value) -> None:
+    def _reshard(self, site: Site, source: Value) -> None:
         """Write the resharding to an operand or to a shared copy."""
         flow = self._pass.backward.flow
-        self._pass.places.append(place)
-        path = None if flow.is_whole else self.router.route(flow.resharded(place)[1]).forward
+        self._pass.sites.append(site)
+        path = None if flow.is_whole else self.path_finder.paths(flow.resharded(site)[1]).forward
         if path is None or path.steps:
-            self._add(RESHARD, FORWARD, place, (source,), (Value(place),), flow.stream(path))
+            self._add(RESHARD, FORWARD, site, (source,), (Value(site),), flow.stream(path))
         else:
-            self._alias(Value(place), source)
+            self._alias(Value(site), source)
 
     # The backward pass
 
-    def _take(self, taken: Gradients) -> dict[Place, Value]:
+    def _take(self, taken: Gradients) -> dict[Site, Value]:
         """Write the backward pass that takes gradients, once; return those that nothing passes on."""
         if taken.name not in self._taken:
             if self._start < 0:
@@ -302,22 +302,22 @@ class _Step:
             self._taken[taken.name] = self._back_from_loss(taken, self._variables(taken) | self._found(taken))
         return self._taken[taken.name]
 
-    def _train(self, steps: Sequence[TrainStep], rows: Mapping[Place, Sequence[Value]] | None = None) -> None:
+    def _train(self, steps: Sequence[TrainStep], rows: Mapping[Site, Sequence[Value]] | None = None) -> None:
         """Write the updates of training steps, after the gradients that they need.
 
         Args:
             rows: the gradients of lookups' results, where micro-batches have several.
         """
-        updates = Updates(self.view, self.router, self.tasks, self.aliases)
+        updates = Updates(self.view, self.path_finder, self.tasks, self.aliases)
         for step in steps:
             self._trained.add(step.name)
-            arrived: dict[Place, Value] = {}
+            arrived: dict[Site, Value] = {}
             if step.loss is not None:
                 arrived = self._take(Gradients(step.name, step.loss, step.variables))
-            places = (Place(OPERAND, step.name, HYPERPARAMETER - i) for i in range(len(step.optimizer.tensors)))
-            hyperparameters = [self._operand(*each) for each in zip(places, step.optimizer.tensors, strict=True)]
+            sites = (Site(OPERAND, step.name, HYPERPARAMETER - i) for i in range(len(step.optimizer.tensors)))
+            hyperparameters = [self._operand(*each) for each in zip(sites, step.optimizer.tensors, strict=True)]
             given = {name: self._given(name, tensor) for name, tensor in zip(step.variables, step.gradients, strict=False)}
-            found = {place: [value] for place, value in arrived.items()} if rows is None else rows
+            found = {site: [value] for site, value in arrived.items()} if rows is None else rows
             updates.add(step, arrived, found, given, hyperparameters)
         if steps:
             updates.write(max(self._start, 0))
@@ -325,9 +325,9 @@ class _Step:
     def _given(self, variable: str, tensor: Tensor) -> Value:
         """Write the resharding of a tensor that a variable is updated by; return what it becomes."""
         if self.graph.producers[tensor.name].updates == variable:
-            return Value(Place(RESULT, tensor.name))
+            return Value(Site(RESULT, tensor.name))
         position = self.graph.given_gradients[variable].index(tensor)
-        return self._operand(Place(OPERAND, variable, position), tensor)
+        return self._operand(Site(OPERAND, variable, position), tensor)
 
     def _variables(self, taken: Gradients) -> set[str]:
         """Return the names of the variables' tensors with respect to which gradients are taken."""
@@ -338,29 +338,29 @@ class _Step:
         lookups = [name for variable in taken.variables for name in self.graph.lookups.get(variable, ())]
         return {self.graph.operators[name].result.name for name in lookups}
 
-    def _back_from_loss(self, taken: Gradients, starts: set[str]) -> dict[Place, Value]:
+    def _back_from_loss(self, taken: Gradients, starts: set[str]) -> dict[Site, Value]:
         """Write the backward pass from a loss; return the gradients that nothing passes on."""
-        place = Place(OPERAND, taken.name, LOSS)
-        self._operand(place, taken.loss)
+        site = Site(OPERAND, taken.name, LOSS)
+        self._operand(site, taken.loss)
         # The gradient of the loss is a constant.
-        seed = Value(place, GRADIENT_OF)
-        self._add(FEED, BACKWARD, place, (Value(place),), (seed,))
-        return self._back({place: seed}, starts, {taken.name: taken.loss})
+        seed = Value(site, GRADIENT_OF)
+        self._add(FEED, BACKWARD, site, (Value(site),), (seed,))
+        return self._back({site: seed}, starts, {taken.name: taken.loss})
 
     def _back(
-        self, given: Mapping[Place, Value], starts: set[str], losses: Mapping[str, Tensor]
-    ) -> dict[Place, Value]:
+        self, given: Mapping[Site, Value], starts: set[str], losses: Mapping[str, Tensor]
+    ) -> dict[Site, Value]:
         """Write a backward pass; return the gradients that nothing passes on."""
         backward = self._pass.backward
-        for task in backward.run(self._pass.places, starts, given, losses):
+        for task in backward.run(self._pass.sites, starts, given, losses):
             self._append(task)
         for value, source in backward.aliases.items():
             self._alias(value, source)
-        arrived = {place: self._own(value) for place, value in backward.arrived.items()}
+        arrived = {site: self._own(value) for site, value in backward.arrived.items()}
         backward.arrived.clear()
         return arrived
 
 
 def _results(op: Operator) -> tuple[Value, ...]:
     """Return the values of an operator's results."""
-    return tuple(Value(Place(RESULT, tensor.name)) for tensor in op.outputs)
+    return tuple(Value(Site(RESULT, tensor.name)) for tensor in op.outputs)

@@ -26,7 +26,7 @@ COMPUTING, COMMUNICATING, OVERLAPPABLE = "compute", "communication", "overlappab
 FORWARD, BACKWARD, REMATERIALIZED = "forward", "backward", "rematerialized"
 
 
-class Place(NamedTuple):
+class Site(NamedTuple):
     """An operator, or something that has a value and a gradient.
 
     Attributes:
@@ -44,21 +44,21 @@ class Place(NamedTuple):
 
 
 class Value(NamedTuple):
-    """One version of what is at a place.
+    """One version of what is at a site.
 
     As text: ``relu:0`` is a result, ``relu:0*`` its shared copy, ``conv[0]`` an operand; with ``'`` it was made again;
     ``d(...)`` is a gradient, ``d(...)~`` one that went back through a resharding, ``d(...)+2`` the sum of two, ``d(...)&+2``
     of those of two micro-batches; ``1:relu:0`` belongs to micro-batch 1.
 
     Attributes:
-        place: the result, shared copy or operand.
+        site: the result, shared copy or operand.
         version: FIRST, AGAIN, GRADIENT, RETURNED or ACCUMULATED.
         n_summed: the number of gradients that have been summed in this one; 0 for one that isn't a sum.
         micro_batch: the index of the micro-batch that it belongs to; -1 for what is made once a step.
         backward_pass: of a gradient, the index of the backward pass, where there are several.
     """
 
-    place: Place
+    site: Site
     version: str = FIRST
     n_summed: int = 0
     micro_batch: int = -1
@@ -69,7 +69,7 @@ class Value(NamedTuple):
         return self.version in (GRADIENT, RETURNED, ACCUMULATED)
 
     def __str__(self) -> str:
-        text = f"{self.micro_batch}:{self.place}" if self.micro_batch >= 0 else str(self.place)
+        text = f"{self.micro_batch}:{self.site}" if self.micro_batch >= 0 else str(self.site)
         text += "'" * (self.version == AGAIN)
         if self.is_gradient:
             text = f"d{self.backward_pass or ''}({text})" + {GRADIENT: "", RETURNED: "~", ACCUMULATED: "&"}[self.version]
@@ -85,7 +85,7 @@ class Task:
             SUM two gradients; WRITE to a variable, or read it after that, by an operator of the model; UPDATE a variable by
             its gradient, or by those of the rows that lookups found in it.
         direction: FORWARD, BACKWARD, or REMATERIALIZED: once more in the backward pass.
-        place: what is computed or resharded; for a sum, where the gradients arrive.
+        site: what is computed or resharded; for a sum, where the gradients arrive.
         reads: the values that it reads.
         writes: the values that it writes.
         gradients: for the gradient of an operator, the gradients of its results, each with the result's index.
@@ -96,7 +96,7 @@ class Task:
 
     work: str
     direction: str
-    place: Place
+    site: Site
     reads: tuple[Value, ...]
     writes: tuple[Value, ...]
     gradients: tuple[tuple[int, Value], ...] = ()
@@ -108,7 +108,7 @@ class Task:
         what = {FORWARD: "", BACKWARD: "gradient of ", REMATERIALIZED: "again "}[self.direction]
         after = f" after {', '.join(map(str, self.after))}" if self.after else ""
         stream = f" [{self.stream}]" if self.stream != COMPUTING else ""
-        return f"{self.work} {what}{self.place}: {_text(self.all_reads)} -> {_text(self.writes)}{after}{stream}"
+        return f"{self.work} {what}{self.site}: {_text(self.all_reads)} -> {_text(self.writes)}{after}{stream}"
 
     @property
     def all_reads(self) -> tuple[Value, ...]:

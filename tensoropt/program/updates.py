@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ..ir.graph import TrainStep
-from ..sharding.resharding import Router
+from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
 from ..sharding.update_resharding import row_reshardings
 from .gradient_flow import GradientFlow
-from .tasks import BACKWARD, OPERATOR, RESHARD, RESULT, RETURNED, UPDATE, Place, Task, Value
+from .tasks import BACKWARD, OPERATOR, RESHARD, RESULT, RETURNED, UPDATE, Site, Task, Value
 
 
 @dataclass
@@ -22,21 +22,21 @@ class Updates:
         tasks: the tasks of the step, which updates are put between.
         aliases: values that are another value's memory.
         dense: variables' names with what each is updated by, the gradient first.
-        rows: names of variables that are updated by rows, with the gradients of what lookups found, and the lookups' places.
+        rows: names of variables that are updated by rows, with the gradients of what lookups found, and the lookups' sites.
     """
 
     view: StrategyView
-    router: Router
+    path_finder: PathFinder
     tasks: list[Task]
     aliases: Mapping[Value, Value]
     dense: list[tuple[str, tuple[Value, ...]]] = field(default_factory=list)
-    rows: list[tuple[str, list[tuple[Value, Place]], tuple[Value, ...]]] = field(default_factory=list)
+    rows: list[tuple[str, list[tuple[Value, Site]], tuple[Value, ...]]] = field(default_factory=list)
 
     def add(
         self,
         step: TrainStep,
-        arrived: Mapping[Place, Value],
-        rows: Mapping[Place, Sequence[Value]],
+        arrived: Mapping[Site, Value],
+        rows: Mapping[Site, Sequence[Value]],
         given: Mapping[str, Value] = MappingProxyType({}),
         hyperparameters: Sequence[Value] = (),
     ) -> None:
@@ -51,14 +51,14 @@ class Updates:
         graph, others = self.view.graph, tuple(hyperparameters)
         for name in step.variables:
             lookups = graph.lookups.get(name, ())
-            places = [Place(RESULT, graph.operators[each].result.name) for each in lookups]
-            place = Place(RESULT, graph.operators[name].result.name)
+            sites = [Site(RESULT, graph.operators[each].result.name) for each in lookups]
+            site = Site(RESULT, graph.operators[name].result.name)
             if lookups:
-                self.rows.append((name, [(value, each) for each in places for value in rows.get(each, ())], others))
+                self.rows.append((name, [(value, each) for each in sites for value in rows.get(each, ())], others))
             elif name in given:
                 self.dense.append((name, (given[name], *others)))
-            elif place in arrived:
-                self.dense.append((name, (arrived[place], *others)))
+            elif site in arrived:
+                self.dense.append((name, (arrived[site], *others)))
 
     def write(self, start: int) -> None:
         """Write the updates; those of variables that are updated by rows come last.
@@ -66,26 +66,26 @@ class Updates:
         Args:
             start: the index of the task with which the first backward pass begins.
         """
-        used: dict[Value | Place, int] = {}
+        used: dict[Value | Site, int] = {}
         for index, task in enumerate(self.tasks[start:], start):
             used.update(dict.fromkeys(task.writes, index))
-            used.update((self._source(value).place, index) for value in task.reads if not value.is_gradient)
+            used.update((self._source(value).site, index) for value in task.reads if not value.is_gradient)
         later: dict[int, list[Task]] = {}
         for name, reads in self.dense:
-            task = Task(UPDATE, BACKWARD, Place(OPERATOR, name), reads, ())
-            needs = Place(RESULT, self.view.graph.operators[name].result.name), *map(self._source, reads)
+            task = Task(UPDATE, BACKWARD, Site(OPERATOR, name), reads, ())
+            needs = Site(RESULT, self.view.graph.operators[name].result.name), *map(self._source, reads)
             last = max((used[each] for each in needs if each in used), default=len(self.tasks) - 1)
             later.setdefault(last + 1, []).append(task)
         for index in sorted(later, reverse=True):
             self.tasks[index:index] = later[index]
         for name, gradients, others in self.rows:
             returned = []
-            for gradient, place in gradients:
-                returned.append(gradient._replace(place=place, version=RETURNED, n_summed=0))
+            for gradient, site in gradients:
+                returned.append(gradient._replace(site=site, version=RETURNED, n_summed=0))
                 self.tasks.append(
-                    Task(RESHARD, BACKWARD, place, (gradient,), (returned[-1],), stream=self._stream_of_rows(place))
+                    Task(RESHARD, BACKWARD, site, (gradient,), (returned[-1],), stream=self._stream_of_rows(site))
                 )
-            self.tasks.append(Task(UPDATE, BACKWARD, Place(OPERATOR, name), (*returned, *others), ()))
+            self.tasks.append(Task(UPDATE, BACKWARD, Site(OPERATOR, name), (*returned, *others), ()))
 
     def _source(self, value: Value) -> Value:
         """Return the value whose memory a value is."""
@@ -93,8 +93,8 @@ class Updates:
             value = self.aliases[value]
         return value
 
-    def _stream_of_rows(self, place: Place) -> str:
+    def _stream_of_rows(self, site: Site) -> str:
         """Return the stream in which the gradient of what a lookup found is sent to every device."""
-        op, flow = self.view.graph.producers[place.name], GradientFlow(self.view, self.router)
+        op, flow = self.view.graph.producers[site.name], GradientFlow(self.view, self.path_finder)
         _, resharding = row_reshardings(op, self.view.rules[op.name], self.view.strategy.configs[op.name])
-        return flow.stream(self.router.route(resharding).forward, is_overlappable=True)
+        return flow.stream(self.path_finder.paths(resharding).forward, is_overlappable=True)

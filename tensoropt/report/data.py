@@ -19,8 +19,8 @@ from .explanation import (
     COLLECTIVES,
     COMPUTE,
     COPIES,
-    HIDDEN,
     OVERLAP,
+    OVERLAPPED,
     PARAMETERS,
     TAKEN,
     UPDATES,
@@ -30,8 +30,8 @@ from .frontier_rows import FrontierRows
 from .rows import PlanRows, Row
 from .sentences import differing_sentences, plan_sentences
 
-FORMAT, VERSION = "tensoropt/report", 1
-_TIMES = ("time_us", "compute_time_us", "network_time_us", "hidden_time_us")
+FORMAT, VERSION = "tensoropt/report", 2
+_TIMES = ("time_us", "compute_time_us", "network_time_us", "overlap_time_us")
 
 
 def report_data(
@@ -90,7 +90,7 @@ def frontier_of_plan(plan: PlanRows) -> FrontierRows:
         for op in plan.operators
     ]
     point = {"memory_bytes": value["memory_bytes"], "time_us": value["time_us"], "compute_time_us": value["compute_time_us"],
-             "network_time_us": plan.network_time_us, "hidden_time_us": plan.hidden_time_us, "exact": value["exact"],
+             "network_time_us": plan.network_time_us, "overlap_time_us": plan.overlap_time_us, "exact": value["exact"],
              "peak_bytes": plan.peak_bytes}  # fmt: skip
     return FrontierRows({
         "hardware": str(value["assumed"].get("hardware", "unknown hardware")),
@@ -195,9 +195,9 @@ def _time_parts(frontier: FrontierRows, rows: PlanRows) -> list[dict[str, Any]]:
                 math.fsum(part["pool"][i]["time_us"] for i in choice if words[i] == kind) for choice in part["choices"]
             ]
             add((COLLECTIVES, kind), _by_point(frontier, part, amounts))
-    hidden = np.array([point.get("hidden_time_us", 0.0) for point in frontier.points])
+    hidden = np.array([point.get("overlap_time_us", 0.0) for point in frontier.points])
     if hidden.any():
-        add((OVERLAP, HIDDEN), -hidden)
+        add((OVERLAP, OVERLAPPED), -hidden)
     return _ordered([{"part": part, "name": name, "time_us": amounts} for (part, name), amounts in sums.items()], "time_us")
 
 

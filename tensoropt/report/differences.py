@@ -1,4 +1,4 @@
-"""What differs between two plans, by layer, or between two frontiers, by memory."""
+"""Compare two plans, layer by layer, or two frontiers, at each amount of memory."""
 
 from __future__ import annotations
 

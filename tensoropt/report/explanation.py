@@ -12,11 +12,11 @@ from typing import Any
 
 from .rows import PlanRows, Row, Way
 
-FORMAT, VERSION = "tensoropt/explanation", 1
+FORMAT, VERSION = "tensoropt/explanation", 2
 NETWORK, COPIES = "collectives", "saved copies of reshardings"
 TAKEN = "results saved for their consumers, or rematerialized"
 ACCUMULATED = "gradients accumulated beside those of parameters"
-HIDDEN = "compute and collectives at the same time"
+OVERLAPPED = "compute and collectives at the same time"
 UPDATES, PARAMETERS = "Variable (updates)", "parameters, gradients and slots"
 INTERLEAVED = "interleaved_steps"
 """The key of a plan's ``assumed`` for a baseline trial: times of interleaved steps by the plan and by data parallelism."""
@@ -26,7 +26,7 @@ _VARIABLE = "Variable"
 
 @dataclass(frozen=True)
 class Around:
-    """What is known of a plan beside its rows.
+    """The facts about a plan that its rows lack: its neighbours on the frontier, and its peak.
 
     Attributes:
         smaller, faster: the costs of the next smaller and the next faster point of its frontier; None if there is none.
@@ -58,7 +58,7 @@ def explanation(plan: PlanRows, around: Around) -> dict[str, Any]:
         "time_us": value["time_us"],
         "compute_time_us": value["compute_time_us"],
         "network_time_us": plan.network_time_us,
-        "hidden_time_us": plan.hidden_time_us,
+        "overlap_time_us": plan.overlap_time_us,
         "split_operators": plan.n_split_operators,
         "collectives_per_step": plan.n_collectives,
         "time": time_parts(plan),
@@ -101,8 +101,8 @@ def time_parts(plan: PlanRows) -> list[dict[str, Any]]:
     parts += [(COLLECTIVES, each) for each in _ordered(network, "time_us")]
     parts.sort(key=lambda part: -part[1]["time_us"])
     found = [{"part": part, **each} for part, each in parts]
-    if plan.hidden_time_us:
-        found.append({"part": OVERLAP, "name": HIDDEN, "time_us": -plan.hidden_time_us})
+    if plan.overlap_time_us:
+        found.append({"part": OVERLAP, "name": OVERLAPPED, "time_us": -plan.overlap_time_us})
     return found
 
 

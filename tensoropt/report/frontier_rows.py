@@ -121,7 +121,7 @@ class FrontierRows:
             "model_digest": value["model_digest"],
             "micro_batches": value.get("micro_batches", 1),
             **{key: costs[key] for key in ("memory_bytes", "time_us", "compute_time_us")},
-            "hidden_time_us": costs.get("hidden_time_us", 0.0),
+            "overlap_time_us": costs.get("overlap_time_us", 0.0),
             "peak_bytes": costs.get("peak_bytes"),
             "assumed": value["assumed"],
             "frontier": [],

@@ -1,4 +1,4 @@
-"""How plans, frontiers and curves show themselves in a notebook: small tables and a picture, as HTML without a script."""
+"""Show plans, frontiers and curves in a notebook: small tables and a picture, as HTML without a script."""
 
 from __future__ import annotations
 
@@ -77,22 +77,22 @@ def _table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
     return text
 
 
-def _picture(places: Sequence[tuple[float, float]], marked: dict[str, int]) -> str:
-    """Return a line through some places as SVG, with some of them marked; nothing for less than two."""
-    if len(places) < 2:
+def _picture(points: Sequence[tuple[float, float]], marked: dict[str, int]) -> str:
+    """Return a line through some points as SVG, with some of them marked; nothing for less than two."""
+    if len(points) < 2:
         return ""
-    (left, right), (low, high) = ((min(each), max(each)) for each in zip(*places, strict=True))
+    (left, right), (low, high) = ((min(each), max(each)) for each in zip(*points, strict=True))
     inner_width, inner_height = WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN
 
-    def at(place: tuple[float, float]) -> tuple[float, float]:
-        x = (place[0] - left) / (right - left) if right > left else 0.0
-        y = (place[1] - low) / (high - low) if high > low else 0.0
+    def at(point: tuple[float, float]) -> tuple[float, float]:
+        x = (point[0] - left) / (right - left) if right > left else 0.0
+        y = (point[1] - low) / (high - low) if high > low else 0.0
         return MARGIN + x * inner_width, HEIGHT - MARGIN - y * inner_height
 
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, places))
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, points))
     marks = ""
     for name, number in marked.items():
-        x, y = at(places[number])
+        x, y = at(points[number])
         title = f"<title>{html.escape(name)}</title>"
         marks += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="#d9822b" stroke-width="2">{title}</circle>'
     return (

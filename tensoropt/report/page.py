@@ -7,10 +7,11 @@ import importlib.resources
 import json
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from ..common.errors import InputError
-from ..common.files import write_atomically
+from ..common.files import check_writable, path_text, write_atomically
 
 DATA_ID, LIBRARY = "tensoropt-data", "plotly"
 ASKED = "TENSOROPT_REPORT"
@@ -26,6 +27,17 @@ def write_report(data: dict[str, Any], file: str | os.PathLike[str]) -> None:
     """
     text = page(data)
     write_atomically(file, lambda partial: partial.write_text(text, encoding="utf-8"), "report")
+
+
+def report_name(file: str | os.PathLike[str]) -> str:
+    """Return the name of a report's file, after checking that it can be written.
+
+    Raises:
+        InputError: it can't.
+    """
+    path = Path(path_text(file, "report"))
+    check_writable(path, "report")
+    return path.name
 
 
 def page(data: dict[str, Any]) -> str:

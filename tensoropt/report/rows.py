@@ -58,11 +58,11 @@ class PlanRows:
     @property
     def network_time_us(self) -> float:
         """The network time of a step, whether it overlaps with compute or not."""
-        return float(self.value["time_us"]) + self.hidden_time_us - float(self.value["compute_time_us"])
+        return float(self.value["time_us"]) + self.overlap_time_us - float(self.value["compute_time_us"])
 
     @property
-    def hidden_time_us(self) -> float:
-        return float(self.value.get("hidden_time_us", 0.0))
+    def overlap_time_us(self) -> float:
+        return float(self.value.get("overlap_time_us", 0.0))
 
     @property
     def peak_bytes(self) -> int | None:
@@ -88,7 +88,7 @@ class PlanRows:
         value = self.value
         return summary_line(
             value["option"], self.mesh, self.micro_batches, value["memory_bytes"], value["time_us"],
-            value["compute_time_us"], self.hidden_time_us, self.n_split_operators, self.n_collectives,
+            value["compute_time_us"], self.overlap_time_us, self.n_split_operators, self.n_collectives,
         )  # fmt: skip
 
     @cached_property
@@ -158,14 +158,14 @@ def summary_line(
     memory_bytes: int,
     time_us: float,
     compute_time_us: float,
-    hidden_time_us: float,
+    overlap_time_us: float,
     n_split: int,
     n_collectives: int,
 ) -> str:
     """Return one line on what a plan is and what it costs."""
     devices = mesh.n_devices
     slices = f"{micro_batches} micro-batches, " if micro_batches > 1 else ""
-    hidden = f", {hidden_time_us:,.0f} us network beside it" if hidden_time_us else ""
+    hidden = f", {overlap_time_us:,.0f} us network beside it" if overlap_time_us else ""
     return (
         f"{option}: {devices} device{'s' * (devices != 1)} {mesh}, {slices}"
         f"{memory_text(memory_bytes)} per device, {time_us:,.0f} us per step "

@@ -10,7 +10,7 @@ from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from .frontier_rows import FrontierRows
 
-FORMAT, VERSION = "tensoropt/plans", 1
+FORMAT, VERSION = "tensoropt/plans", 2
 
 
 def selected(frontier: FrontierRows, limit_bytes: int | None, most: int) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def selected(frontier: FrontierRows, limit_bytes: int | None, most: int) -> dict
     fastest = frontier.fastest_within(limit_bytes)
     if fastest is None:
         assert limit_bytes is not None
-        raise InputError(nothing_fits(frontier, limit_bytes))
+        raise InputError(nothing_fits_text(frontier, limit_bytes))
     if limit_bytes is None:
         fitting = sorted(range(len(frontier)), key=lambda i: (frontier.points[i]["time_us"], i))
     else:
@@ -49,14 +49,14 @@ def point_row(frontier: FrontierRows, number: int, least_us: float) -> dict[str,
     return {
         "point": number,
         **{key: point[key] for key in ("memory_bytes", "time_us", "compute_time_us", "network_time_us")},
-        "hidden_time_us": point.get("hidden_time_us", 0.0),
+        "overlap_time_us": point.get("overlap_time_us", 0.0),
         "peak_bytes": point.get("peak_bytes"),
         "slower": point["time_us"] / least_us - 1 if least_us else 0.0,
         "is_turning_point": number == frontier.turning_point,
     }
 
 
-def nothing_fits(frontier: FrontierRows, limit_bytes: int) -> str:
+def nothing_fits_text(frontier: FrontierRows, limit_bytes: int) -> str:
     """Return the sentence that no point fits, with the least memory that would do."""
     least = frontier.needed_bytes(frontier.least_point())
     return (

@@ -1,4 +1,4 @@
-"""What a plan does, and what differs from data parallelism, in sentences."""
+"""Say in sentences what a plan does, and what differs from data parallelism."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from ..ir.body import BODY, FORM, LOOP, Body, GradientForm, LoopForm
 from ..ir.graph import Operator, Tensor
 from ..reschedule.layout import Axes, Layout
 from .registry import rule_of
-from .rule import NONE, Config, Dims, Interface, Rule, interface
+from .rule import NONE, Config, Dims, Interface, Rule, interface_of
 
 SPLIT, WHOLE, PARTIAL = "split", "whole", "partial"
 Node = tuple[str, Any, Any]
@@ -191,7 +191,7 @@ class Composition:
         """Return the config and the interface of an operator of the body under a config of the composite."""
         given = (self.trials[name].given.get(op.name, NONE) if name else NONE for name in config.assignment)
         inner = Config(config.mesh, tuple(given))
-        return inner, interface(self.rules[op.name], inner)
+        return inner, interface_of(self.rules[op.name], inner)
 
     def input_layout(self, tensor: Tensor, config: Config) -> Layout:
         """Return the layout in which the body expects an input under a config of the composite."""

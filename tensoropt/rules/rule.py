@@ -294,7 +294,7 @@ class Interface:
     results: tuple[Layout, ...]
 
 
-def interface(rule: Rule, config: Config) -> Interface:
+def interface_of(rule: Rule, config: Config) -> Interface:
     """Return the operand shardings and produced layouts that a config gives an operator; the module docstring says how."""
     mesh, used = config.mesh, config.used_axes
     axes = {name: config.axes_of(name) for name in rule.extents}

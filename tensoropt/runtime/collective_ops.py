@@ -52,10 +52,10 @@ def emitted(collectives: GraphCollectives, mesh: Mesh, rank: int) -> Emitted:
         step = step_alone(kind, mesh, axes)
         path = Path(step.source, step.target, (step,), (count,))
 
-        def carry(shard: tf.Tensor) -> Any:
-            return in_graph.carry(path, [shard], CollectiveRequest("measured", "a measurement"))[0]
+        def emit(shard: tf.Tensor) -> Any:
+            return in_graph.emit(path, [shard], CollectiveRequest("measured", "a measurement"))[0]
 
         start, end = bounds[mesh.index_along(axes, rank)]
-        return (end - start if kind == "all_gather" else count), carry
+        return (end - start if kind == "all_gather" else count), emit
 
     return of

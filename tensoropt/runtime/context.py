@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Any
 
 from ..common.errors import InputError, TensorOptError, cut, short
-from ..common.progress import HIDDEN, Display
+from ..common.progress import NOT_SHOWN, Display
 from ..plan.plan import Plan
 from ..plan.reports import write_asked_report
 from ..plan.staged_plan import StagedPlan
@@ -30,7 +30,7 @@ class Context:
         display: shows what this process is doing.
     """
 
-    def __init__(self, hardware: Hardware | str | None, seed: int | None, display: Display = HIDDEN) -> None:
+    def __init__(self, hardware: Hardware | str | None, seed: int | None, display: Display = NOT_SHOWN) -> None:
         self.display = display
         with display.phase("start of the ranks"):
             self.processes = prepared_processes()

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..common.errors import InputError
-from ..common.progress import HIDDEN, Display
+from ..common.progress import NOT_SHOWN, Display
 from ..common.settings import LAG
 from ..ir.graph import GRADIENT, PLACEHOLDER, Graph, Operator, TrainStep
 from ..ir.micro_batching import MicroBatch
@@ -25,11 +25,11 @@ from ..lowering.resharding.reshard import Backend, Collective, Resharder
 from ..lowering.table_lookups import Lookup
 from ..lowering.variables import StateEntry, local_variables
 from ..optimizers.runtime import Emission, RunningOptimizer, Shards
-from ..optimizers.start import start
-from ..sharding.resharding import Resharding, Router
+from ..optimizers.start import start_optimizer
+from ..sharding.resharding import PathFinder, Resharding
 from ..sharding.strategy import StrategyView
 from ..sharding.update_resharding import row_reshardings
-from .feed_shards import comes_in_micro_batches, cut, fed_layout, fed_shape
+from .feed_shards import comes_in_micro_batches, fed_layout, fed_shape, rank_shard
 from .functions import BuiltFunction, Feed, Fetch, names, operators_of, structure_digest
 from .micro_batched_step import MicroBatchedStep, as_produced, flat
 from .process_limit import check_memory_left
@@ -49,7 +49,7 @@ class Engine:
 
     Attributes:
         view: the strategy on its graph.
-        router: finds the path of each resharding.
+        path_finder: finds the path of each resharding.
         backend: carries out the paths.
         initial_value: returns the global initial value of a variable, given by its operator's name.
         agree: called with a digest and the log of collectives of each function before its first run; raises if ranks differ,
@@ -64,7 +64,7 @@ class Engine:
     """
 
     view: StrategyView
-    router: Router
+    path_finder: PathFinder
     backend: Backend
     initial_value: Callable[[str], np.ndarray]
     agree: Callable[[str, Sequence[Collective]], None] = lambda digest, log: None
@@ -72,7 +72,7 @@ class Engine:
     per_micro_batch: StrategyView | None = None
     in_order: bool = False
     lag: float = LAG
-    display: Display = HIDDEN
+    display: Display = NOT_SHOWN
     variables: dict[str, list[tf.Variable]] = field(default_factory=dict)
     optimizers: dict[str, RunningOptimizer] = field(default_factory=dict)
     _functions: dict[tuple[Fetch, tuple[Feed, ...]], BuiltFunction] = field(default_factory=dict)
@@ -88,7 +88,8 @@ class Engine:
         for step in self.graph.train_steps.values():
             if step.name not in self.optimizers:
                 shared = self.optimizers.get(step.of)
-                self.optimizers[step.name] = start(step.optimizer, self._shards(step)) if shared is None else shared
+                running = start_optimizer(step.optimizer, self._shards(step)) if shared is None else shared
+                self.optimizers[step.name] = running
 
     @property
     def graph(self) -> Graph:
@@ -169,7 +170,9 @@ class Engine:
                 if isinstance(value, tf.Tensor) and (feed.is_local or (layout.is_replicated and not micro_batches)):
                     arguments.append(value)
                     continue
-                shard = value if feed.is_local else cut(np.asarray(value), layout, feed.tensor.shape, rank, micro_batches)
+                shard = value
+                if not feed.is_local:
+                    shard = rank_shard(np.asarray(value), layout, feed.tensor.shape, rank, micro_batches)
                 arguments.append(tf.constant(np.ascontiguousarray(shard).reshape(shard.shape)))
         with refused_values(self.graph), self.backend.watched(built.log):
             flat = [value.numpy() for value in built.call(*arguments)]
@@ -232,11 +235,11 @@ class Engine:
             if not comes_in_micro_batches(feed, micro_batches):
                 layout = fed_layout(self.view, feed)
                 sources[feed.tensor.name] = as_produced(
-                    feed.tensor, layout, values, self.view, resharder, self.router
+                    feed.tensor, layout, values, self.view, resharder, self.path_finder
                 )
         if micro_batches:
             assert self.per_micro_batch is not None
-            outside = LocalModel(self.per_micro_batch, self.router, resharder, sources, self._update, training=True)
+            outside = LocalModel(self.per_micro_batch, self.path_finder, resharder, sources, self._update, training=True)
             step = MicroBatchedStep(
                 fetch, fed, needed, outside, micro_batches, self.view, self._lookup, self._train,
                 self.lag if self.in_order else None,
@@ -247,7 +250,7 @@ class Engine:
             return flat(step.finish())
         steps = StepEmission(self.graph, fetch, needed, self._update, self._train, self._lookups)
         is_training = bool(fetch.train_steps) or any(self.graph.operators[name].type == GRADIENT for name in needed)
-        model = LocalModel(self.view, self.router, resharder, sources, steps.update, training=is_training)
+        model = LocalModel(self.view, self.path_finder, resharder, sources, steps.update, training=is_training)
         results = steps.run(model)
         graph = tf.compat.v1.get_default_graph()
         if self.in_order and not self.graph.is_sequential:
@@ -278,7 +281,8 @@ class Engine:
         return Lookup(found, self._reshard_overlappable(step, model, of_indices, indices), of_gradient)
 
     def _reshard_overlappable(self, step: TrainStep, model: LocalModel, resharding: Resharding, values: Values) -> Values:
-        return model.resharder.reshard(resharding, self.router.route(resharding), values, step.name, is_overlappable=True)
+        paths = self.path_finder.paths(resharding)
+        return model.resharder.reshard(resharding, paths, values, step.name, is_overlappable=True)
 
     def _train(
         self,

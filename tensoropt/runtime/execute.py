@@ -14,24 +14,24 @@ import numpy as np
 
 from ..common.dump import dump
 from ..common.errors import InputError, short
-from ..common.progress import HIDDEN, Display
+from ..common.progress import NOT_SHOWN, Display
 from ..common.settings import LAG
 from ..common.watchdog import CHAINS, CRITICAL, OVERLAPPABLE
 from ..costs.model_costs import costing_of
 from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
 from ..lowering.resharding.reshard import Backend, Collective
-from ..plan.build import check_reshardings
+from ..plan.check import check_reshardings
 from ..plan.plan import Plan
 from ..plan.staged_plan import StagedPlan, load_any
 from ..profiling.hardware import Hardware
-from ..program.check import check
+from ..program.check import check_program
 from ..program.peak import peak_of
 from ..program.step import step_program
 from ..reschedule.layout import Axes, parse_axes
 from ..reschedule.mesh import Mesh
 from ..sharding.model import Model
 from ..sharding.propagation import inherited
-from ..sharding.resharding import PlainCosts, Router
+from ..sharding.resharding import PathFinder, PlainCosts
 from ..sharding.strategy import StrategyView
 from .collectives.single import SingleCommunicator
 from .engine import Engine
@@ -126,7 +126,7 @@ def execute(
     initial_value: Callable[[str], np.ndarray],
     processes: Processes,
     collectives: str,
-    display: Display = HIDDEN,
+    display: Display = NOT_SHOWN,
 ) -> Execution:
     """Build the engine of a plan, with the variables at their initial values. A rank without work ends here.
 
@@ -152,18 +152,18 @@ def execute(
         backend, processes, prepare = _communicating(plan.mesh, processes, collectives)
         # With more cores per rank TensorFlow computes several operators at once, which takes less time.
         in_order = processes.broadcast(cores_of_a_rank(processes.local_size) == 1)
-    router = plan.router(PlainCosts())
+    path_finder = plan.path_finder(PlainCosts())
     if processes.rank == 0:
-        dump("program", lambda: step_program(in_micro_batches, router))
+        dump("program", lambda: step_program(in_micro_batches, path_finder))
     if os.environ.get("TENSOROPT_CHECK") == "1":
-        check(step_program(in_micro_batches, router), in_micro_batches.graph)
+        check_program(step_program(in_micro_batches, path_finder), in_micro_batches.graph)
     has_two_chains = isinstance(backend, CommunicatingBackend) and backend.overlappable is not None
     lag, agreement = math.inf if has_two_chains else LAG, Agreement(processes, prepare)
     sliced = in_micro_batches if plan.micro_batches > 1 else None
     with display.phase("first values of the variables"):
         engine = Engine(
             view,
-            router,
+            path_finder,
             backend,
             initial_value,
             agreement,
@@ -188,7 +188,7 @@ def execute_beside(
     first = execution.engine
     engine = Engine(
         _view_beside(execution.plan, model),
-        Router(PlainCosts()),
+        PathFinder(PlainCosts()),
         first.backend,
         initial_value,
         first.agree,
@@ -204,7 +204,7 @@ def peak_beside(execution: Execution, model: Model, hardware: Hardware) -> int:
     """Return the most memory that is alive at once on a device while :func:`execute_beside` runs a program."""
     plan = execution.plan
     costing = costing_of(model, hardware, plan.mesh)
-    return peak_of(_view_beside(plan, model), costing, Router(PlainCosts())).n_bytes
+    return peak_of(_view_beside(plan, model), costing, PathFinder(PlainCosts())).n_bytes
 
 
 def _view_beside(plan: Plan, model: Model) -> StrategyView:

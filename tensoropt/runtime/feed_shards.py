@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from ..ir.graph import Operator
-from ..ir.micro_batching import MicroBatch, MicroBatching
+from ..ir.graph import MicroBatching, Operator
+from ..ir.micro_batching import MicroBatch
 from ..lowering.local import opaque, uniform_shape
 from ..reschedule.layout import Layout, Shape
 from ..sharding.local_shapes import shard_slices
@@ -23,7 +23,7 @@ def fed_layout(view: StrategyView, feed: Feed) -> Layout:
     return Layout(mesh, (mesh.axes, *((),) * (rank - 1)))
 
 
-def cut(
+def rank_shard(
     value: np.ndarray, layout: Layout, shape: tuple[int, ...], rank: int, micro_batches: tuple[MicroBatch, ...] = ()
 ) -> np.ndarray:
     """Return a rank's shard of a global value, or its shards of all micro-batches, one after the other.
@@ -32,7 +32,7 @@ def cut(
     """
     if micro_batches:
         of_micro_batches = (each.of(value, 0) for each in micro_batches)
-        return np.concatenate([cut(each, layout, each.shape, rank) for each in of_micro_batches])
+        return np.concatenate([rank_shard(each, layout, each.shape, rank) for each in of_micro_batches])
     if layout.is_replicated:
         return value
     shard = value[shard_slices(layout, shape, rank)]

@@ -14,7 +14,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from ..common.errors import InputError
-from ..common.progress import HIDDEN, Display
+from ..common.progress import NOT_SHOWN, Display
 from ..common.watchdog import CRITICAL, tell_of
 from ..profiling.cache import cache_folder
 from ..profiling.collective_tables import device_partitions
@@ -56,7 +56,7 @@ def _limit_threads(processes: Processes) -> None:
             logger.info("TensorFlow has started already; its threads stay as they are")
 
 
-def hardware_here(processes: Processes, collectives: str = MPI, display: Display = HIDDEN) -> Hardware:
+def hardware_here(processes: Processes, collectives: str = MPI, display: Display = NOT_SHOWN) -> Hardware:
     """Return the ranks' hardware: from a fresh calibration if there is one, else measured quickly. Every rank calls it.
 
     Args:
@@ -156,10 +156,10 @@ def why_stale(hardware: Hardware, today: datetime.date, most_days: int = MOST_DA
         return "it is not complete"
     if origin.age_days(today) > most_days:
         return f"it is {origin.age_days(today)} days old"
-    return differences(hardware, is_run_here=True)
+    return changes_since(hardware, is_run_here=True)
 
 
-def differences(hardware: Hardware, is_run_here: bool, collectives: str | None = None) -> str:
+def changes_since(hardware: Hardware, is_run_here: bool, collectives: str | None = None) -> str:
     """Return what has changed since a hardware was measured; empty if nothing has, or if it wasn't measured.
 
     Args:
@@ -190,7 +190,7 @@ def warning_of(hardware: Hardware, is_strict: bool, is_run_here: bool = False) -
     Raises:
         InputError: something has, and ``is_strict``.
     """
-    warning = differences(hardware, is_run_here, checked_collectives(None))
+    warning = changes_since(hardware, is_run_here, checked_collectives(None))
     if not warning:
         return ""
     if is_strict:

@@ -22,7 +22,7 @@ from ..lowering.resharding.reshard import Resharder
 from ..lowering.table_lookups import Lookup
 from ..reschedule.layout import Layout
 from ..rules.rule import OperandSharding
-from ..sharding.resharding import Router, resharding_of
+from ..sharding.resharding import PathFinder, resharding_of
 from ..sharding.strategy import StrategyView
 from .feed_shards import comes_in_micro_batches, fed_layout, rows_of, runs_in_micro_batches
 from .functions import Feed, Fetch
@@ -121,7 +121,7 @@ class MicroBatchedStep:
                 rows_of(value, layout, tensor.shape, rank, which.index)
                 for rank, value in zip(resharder.backend.ranks, values, strict=True)
             ]
-            return as_produced(tensor, layout, rows, view, resharder, self._model.router)
+            return as_produced(tensor, layout, rows, view, resharder, self._model.path_finder)
 
         return {feed.tensor.name: partial(fed_micro_batch, feed) for feed in cut}
 
@@ -173,8 +173,8 @@ class MicroBatchedStep:
             return layout, values
         replicated = Layout.replicated(layout.mesh, len(feed.tensor.shape))
         resharding = resharding_of(feed.tensor, layout, OperandSharding(replicated, None))
-        route = self._model.router.route(resharding)
-        return replicated, self._model.resharder.reshard(resharding, route, values, feed.tensor.name)
+        paths = self._model.path_finder.paths(resharding)
+        return replicated, self._model.resharder.reshard(resharding, paths, values, feed.tensor.name)
 
     def _from_micro_batches(
         self, made: Mapping[str, Values], tensor: Tensor, sharding: OperandSharding, operator: str
@@ -188,17 +188,17 @@ class MicroBatchedStep:
         model = self._model
         replicated = Layout.replicated(model.view.strategy.mesh, len(tensor.shape))
         resharding = resharding_of(tensor, replicated, OperandSharding(sharding.layout, None))
-        return model.resharder.reshard(resharding, model.router.route(resharding), made[tensor.name], operator)
+        return model.resharder.reshard(resharding, model.path_finder.paths(resharding), made[tensor.name], operator)
 
 
 def as_produced(
-    tensor: Tensor, layout: Layout, values: Values, view: StrategyView, resharder: Resharder, router: Router
+    tensor: Tensor, layout: Layout, values: Values, view: StrategyView, resharder: Resharder, path_finder: PathFinder
 ) -> Values:
     """Reshard a fed tensor, or its part of a micro-batch, to the produced layout of the strategy."""
     if layout == view.layout(tensor):
         return values
     resharding = resharding_of(tensor, layout, OperandSharding(view.layout(tensor), None))
-    return resharder.reshard(resharding, router.route(resharding), values, tensor.name)
+    return resharder.reshard(resharding, path_finder.paths(resharding), values, tensor.name)
 
 
 def flat(results: Sequence[Values]) -> list[tf.Tensor]:

@@ -72,7 +72,7 @@ def finalize() -> None:
 
 
 @contextlib.contextmanager
-def in_time(rank: int, timeout_s: float, end: Callable[[int], object] = os._exit) -> Iterator[None]:
+def within_timeout(rank: int, timeout_s: float, end: Callable[[int], object] = os._exit) -> Iterator[None]:
     """End this rank, and so all, if this context lasts longer than the timeout; say which ranks haven't come."""
     if math.isinf(timeout_s):
         yield

@@ -20,7 +20,7 @@ ROUND_BYTES = 1 << 30
 """The bytes that one message moves at most: MPI counts to 2^31, so longer values go in rounds."""
 
 
-def complete(*requests: Any) -> None:
+def wait_for_all(*requests: Any) -> None:
     """Wait until all requests are complete, without a nap if that is soon."""
     from mpi4py import MPI
 
@@ -54,10 +54,10 @@ def broadcast_object(comm: Any, value: Any) -> Any:
     """Return rank 0's value on every rank of a communicator (mpi4py)."""
     sent = pickle.dumps(value, pickle.HIGHEST_PROTOCOL) if comm.rank == 0 else b""
     size = np.array([len(sent)], np.int64)
-    complete(comm.Ibcast(size, root=0))
+    wait_for_all(comm.Ibcast(size, root=0))
     buffer = np.frombuffer(sent, np.uint8) if comm.rank == 0 else np.empty(int(size[0]), np.uint8)
     for start in range(0, len(buffer), ROUND_BYTES):
-        complete(comm.Ibcast(buffer[start : start + ROUND_BYTES], root=0))
+        wait_for_all(comm.Ibcast(buffer[start : start + ROUND_BYTES], root=0))
     return value if comm.rank == 0 else pickle.loads(buffer.data)
 
 
@@ -69,7 +69,7 @@ def gather_objects(comm: Any, value: Any) -> list[Any]:
         counts = [end - start for start, end in bounds]
         received = np.empty(sum(counts), np.uint8)
         start, end = bounds[comm.rank]
-        complete(comm.Iallgatherv(sent[start:end], (received, counts)))
+        wait_for_all(comm.Iallgatherv(sent[start:end], (received, counts)))
         _share_out(received, counts, parts)
     return [pickle.loads(np.concatenate(each).data) for each in parts]
 
@@ -82,7 +82,7 @@ def collect_objects(comm: Any, value: Any, rank: int) -> list[Any] | None:
         counts = [end - start for start, end in bounds]
         received = np.empty(sum(counts) if comm.rank == rank else 0, np.uint8)
         start, end = bounds[comm.rank]
-        complete(comm.Igatherv(sent[start:end], (received, counts) if comm.rank == rank else None, root=rank))
+        wait_for_all(comm.Igatherv(sent[start:end], (received, counts) if comm.rank == rank else None, root=rank))
         if comm.rank == rank:
             _share_out(received, counts, parts)
     return [pickle.loads(np.concatenate(each).data) for each in parts] if comm.rank == rank else None
@@ -92,7 +92,7 @@ def _pickled(comm: Any, value: Any) -> tuple[np.ndarray, list[int]]:
     """Return this rank's value as bytes, and the number of bytes of each rank's value."""
     sent = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
     sizes = np.empty(comm.size, np.int64)
-    complete(comm.Iallgather(np.array([len(sent)], np.int64), sizes))
+    wait_for_all(comm.Iallgather(np.array([len(sent)], np.int64), sizes))
     return sent, [int(size) for size in sizes]
 
 

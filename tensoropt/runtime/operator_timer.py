@@ -26,7 +26,7 @@ from ..lowering.operators import Job, Values, emit
 from ..profiling.cpu_caches import spin
 from ..profiling.tensorflow_engine import unoptimized
 from ..rules.registry import rule_of
-from ..rules.rule import Config, Interface, Rule, interface
+from ..rules.rule import Config, Interface, Rule, interface_of
 
 logger = logging.getLogger("tensoropt")
 AIMED_S = 2e-3
@@ -50,7 +50,7 @@ class OperatorTrial:
     """An operator in a config, to be timed.
 
     Attributes:
-        places: the indices of the operands that get a gradient.
+        indices: the indices of the operands that get a gradient.
         given: the indices of the results whose gradient is given. A result that nobody differentiates gets none: a loss by
             labels has a second result, of which TensorFlow would derive a second derivative.
         predicted_us: the predicted time, roughly.
@@ -60,7 +60,7 @@ class OperatorTrial:
     rule: Rule
     config: Config
     interface: Interface
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     given: tuple[int, ...]
     predicted_us: float
 
@@ -68,10 +68,10 @@ class OperatorTrial:
     def of(cls, op: Operator, config: Config, graph: Graph, backward: Backward, predicted_us: float) -> OperatorTrial:
         """Return the trial of an operator as a graph's training steps run it."""
         rule = rule_of(op)
-        places = tuple(i for i, (position, _) in enumerate(op.operands) if (op.name, position) in backward.gradients)
+        indices = tuple(i for i, (position, _) in enumerate(op.operands) if (op.name, position) in backward.gradients)
         reached = backward.reached(graph)
         given = tuple(i for i, tensor in enumerate(op.outputs) if tensor.name in reached)
-        return cls(op, rule, config, interface(rule, config), places, given, predicted_us)
+        return cls(op, rule, config, interface_of(rule, config), indices, given, predicted_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class OperatorTimer:
                     self._call_s = float(self._times(_nothing())[0])
                 arguments = [value for _ in range(copies) for value in _operands(trial)]
                 forward = self._per_copy(_function(trial, copies, False), arguments, copies)
-                if not trial.places:
+                if not trial.indices:
                     return Timed(float(forward[0]), 0.0, _spread(forward))
                 arguments = [v for _ in range(copies) for v in (*_operands(trial), *_gradients(trial))]
                 both = self._per_copy(_function(trial, copies, True), arguments, copies)
@@ -164,8 +164,8 @@ def _function(trial: OperatorTrial, copies: int, with_gradients: bool) -> Callab
                 results = [values[0] for values in emit(job, [[operand] for operand in operands])]
                 done = list(results)
                 if with_gradients:
-                    ends = [results[place] for place in trial.given]
-                    found = tf.gradients(ends, [operands[place] for place in trial.places], list(gradients))
+                    ends = [results[index] for index in trial.given]
+                    found = tf.gradients(ends, [operands[index] for index in trial.indices], list(gradients))
                     done += [tf.convert_to_tensor(gradient) for gradient in found if gradient is not None]
         with tf.control_dependencies(done):
             return tf.constant(0.0)
@@ -192,7 +192,7 @@ def _operands(trial: OperatorTrial) -> list[tf.Tensor]:
 
 
 def _gradients(trial: OperatorTrial) -> list[tf.Tensor]:
-    results = [(trial.op.outputs[place], trial.interface.results[place]) for place in trial.given]
+    results = [(trial.op.outputs[index], trial.interface.results[index]) for index in trial.given]
     return [_synthetic(tensor, layout.largest_local_shape(tensor.shape)) for tensor, layout in results]
 
 

@@ -7,7 +7,7 @@ import os
 
 from ..common.dump import dump
 from ..ir.graph import Graph
-from ..ir.invariants import check
+from ..ir.invariants import check_graph
 from ..lowering.gradient_analysis import analyse
 from ..rules.registry import rule_of
 from ..sharding.model import Model
@@ -23,7 +23,7 @@ def model_of(graph: Graph, context: Context) -> Model:
         InputError: the ranks recorded different models, or a training step has nothing to train.
     """
     if os.environ.get("TENSOROPT_CHECK") == "1":
-        check(graph)
+        check_graph(graph)
     context.check_same(graph.agreement, lambda: [line.partition("  # ")[0] for line in str(graph).splitlines()])
     _report_replicated(graph, context)
     if context.processes.rank == 0:

@@ -23,9 +23,9 @@ from ..common.source_lines import code_location
 from ..common.watchdog import CHAINS, CRITICAL, DEFAULT_TIMEOUT_S, ChainState, timeout_s
 from .ending import Ending
 from .error_handling import install_error_handling, install_lone_error_handling
-from .mpi_start import in_time, started_mpi
+from .mpi_start import started_mpi, within_timeout
 from .mpirun import share_of_cores, usable_cores
-from .objects_between_ranks import broadcast_object, collect_objects, complete, gather_objects
+from .objects_between_ranks import broadcast_object, collect_objects, gather_objects, wait_for_all
 
 __all__ = ["Processes", "current_processes", "display_here", "install_error_handling", "launched_as", "machine_shape"]
 
@@ -288,12 +288,12 @@ class Processes:
         """Wait until every rank has come here."""
         if not self.alone:
             with self.waiting_in("barrier"):
-                complete(self.comm.Ibarrier())
+                wait_for_all(self.comm.Ibarrier())
 
     def complete(self, requests: Sequence[Any], what: str) -> None:
         """Wait until MPI's requests are complete, which depends on other ranks."""
         with self.waiting_in(what):
-            complete(*requests)
+            wait_for_all(*requests)
 
     def _check_calls(self, calls: Sequence[Call], ranks: Sequence[int]) -> None:
         """Check that ranks which exchange something are in the same call.
@@ -357,7 +357,7 @@ def _connect(launched_rank: int, launched_size: int | None) -> Processes:
         timeout = timeout_s()
     except InputError:
         timeout = DEFAULT_TIMEOUT_S  # refused later, when ranks can agree on which one reports it
-    with in_time(launched_rank, timeout):
+    with within_timeout(launched_rank, timeout):
         MPI = _mpi(launched_rank)
     world = MPI.COMM_WORLD
     if launched_size is not None and world.size != launched_size:
@@ -379,7 +379,7 @@ def _connect(launched_rank: int, launched_size: int | None) -> Processes:
                 advice="leave mpi4py.rc.thread_level at 'multiple' and use an MPI that was built with threads",
             )
         )
-    with in_time(launched_rank, timeout, world.Abort):
+    with within_timeout(launched_rank, timeout, world.Abort):
         hosts = tuple(gather_objects(world, MPI.Get_processor_name()))
         return Processes(world.rank, world.size, hosts, comm=world.Dup(), ending=Ending(world.Dup()))
 

@@ -28,9 +28,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ..program.simulator import Network, StepActions
-from ..sharding.resharding import Router
+from ..sharding.resharding import PathFinder
 from .baselines import MONTE_CARLO, MONTE_CARLO_SECONDS, data_parallel, one_weird_trick
-from .baselines.task import Task
+from .baselines.task import BaselineTask
 from .simulated_position import SPACE_NOTE, Neighbours, Position, SimulatedResult, States
 
 LEAST, MOST_KEPT, EACH_REPORT = 1000, 64, 50
@@ -39,8 +39,8 @@ SEEDS = ("data-parallel", "one-weird-trick", "random")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """When a search ends, and what it may use.
+class SearchLimits:
+    """The limits of a search: when it ends, and how much memory a strategy may need.
 
     Attributes:
         seconds: the time of all walks together.
@@ -55,7 +55,7 @@ class Limits:
 
 @dataclass
 class Walk:
-    """What a walk from one seed came to.
+    """The result of a walk from one seed.
 
     Attributes:
         name: of the seed.
@@ -84,7 +84,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class MonteCarloResult(SimulatedResult):
-    """What a search found.
+    """The strategies that a search found.
 
     Attributes:
         walks: one for each seed that was begun.
@@ -106,7 +106,7 @@ def acceptance(beta: float, cost_ns: int, proposed_ns: int) -> float:
 
 
 def search(
-    task: Task, network: Network, limits: Limits, progress: Callable[[int, int], None] | None = None
+    task: BaselineTask, network: Network, limits: SearchLimits, progress: Callable[[int, int], None] | None = None
 ) -> MonteCarloResult:
     """Search for the strategy whose simulated step takes the least time.
 
@@ -120,9 +120,9 @@ def search(
 
 @dataclass
 class _Search:
-    task: Task
+    task: BaselineTask
     network: Network
-    limits: Limits
+    limits: SearchLimits
     progress: Callable[[int, int], None] | None
     candidates: list[tuple[int, States]] = field(default_factory=list)
     smallest: tuple[int, int, States] | None = None
@@ -131,7 +131,7 @@ class _Search:
         task = self.task
         self.problem = Neighbours(task.full_problem())
         started = time.monotonic()
-        self.actions = StepActions(task.costing, Router(task.costing.reshardings.steps))
+        self.actions = StepActions(task.costing, PathFinder(task.costing.reshardings.steps))
         walks: list[Walk] = []
         beta = 0.0
         is_interrupted = False

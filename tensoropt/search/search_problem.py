@@ -66,7 +66,7 @@ class ProblemSearch:
             descent = Descent(problem, transient, time.monotonic() + budget.seconds)
             mem, time_ns, strategies = descent.improved(np.concatenate([strategies, both.strategies]))
             if overlap is not None and self.objectives == MEMORY_TIME:
-                time_ns = time_ns - overlap.hidden_ns(problem, strategies)
+                time_ns = time_ns - overlap.overlap_ns(problem, strategies)
             return with_more(both, mem, time_ns, strategies)
 
         again = self._found(transient.charged(problem), overlap, limited)

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 
 from ..ft import Frontier
 from ..program.simulator import Network, StepActions
-from ..sharding.resharding import Router
+from ..sharding.resharding import PathFinder
 from .baselines import FT_SIMULATED, data_parallel, one_weird_trick
-from .baselines.task import Task
-from .monte_carlo import Limits
+from .baselines.task import BaselineTask
+from .monte_carlo import SearchLimits
 from .simulated_position import SPACE_NOTE, Added, Neighbours, Position, SimulatedResult, States
 
 MOST_POINTS, MOST_STARTS, MOST_KEPT = 16, 3, 64
@@ -35,7 +35,7 @@ SLACK = 0.05
 
 @dataclass(frozen=True)
 class DescentResult(SimulatedResult):
-    """What a search found.
+    """The strategies that a search found.
 
     Attributes:
         fastest_ns: the simulated time of the frontier's fastest point that fits; None if none does.
@@ -55,7 +55,11 @@ class DescentResult(SimulatedResult):
 
 
 def search(
-    task: Task, network: Network, found: Frontier, limits: Limits, progress: Callable[[int, int], None] | None = None
+    task: BaselineTask,
+    network: Network,
+    found: Frontier,
+    limits: SearchLimits,
+    progress: Callable[[int, int], None] | None = None,
 ) -> DescentResult:
     """Search for the strategy whose simulated step takes the least time, from a frontier on.
 
@@ -70,10 +74,10 @@ def search(
 
 @dataclass
 class _Descent:
-    task: Task
+    task: BaselineTask
     network: Network
     found: Frontier
-    limits: Limits
+    limits: SearchLimits
     progress: Callable[[int, int], None] | None
     candidates: list[tuple[int, States]] = field(default_factory=list)
     n_simulated: int = 0
@@ -81,7 +85,7 @@ class _Descent:
     def run(self) -> DescentResult:
         self.problem = Neighbours(self.task.full_problem())
         self.started = time.monotonic()
-        actions = StepActions(self.task.costing, Router(self.task.costing.reshardings.steps))
+        actions = StepActions(self.task.costing, PathFinder(self.task.costing.reshardings.steps))
         is_interrupted, fastest_ns = False, None
         starts = list(dict.fromkeys(self._starts()))
         position = Position.of(self.problem, self.task, actions, self.network, starts[0])
@@ -168,8 +172,8 @@ class _Descent:
 
     def _most_ns(self, position: Position) -> int:
         """Return how much a change may add by the sum."""
-        hidden_ns = self.problem.built.problem.cost(position.states)[1] - position.cost_ns
-        return max(hidden_ns, round(SLACK * position.cost_ns))
+        overlap_ns = self.problem.built.problem.cost(position.states)[1] - position.cost_ns
+        return max(overlap_ns, round(SLACK * position.cost_ns))
 
     def _changes(self, position: Position, nodes: tuple[int, ...], state: int) -> Iterator[tuple[dict[int, int], Added]]:
         """Yield the changes that bring nodes to one state, and may pay, with what they add.

@@ -20,7 +20,7 @@ from ..program.simulator.step_graph import StepGraph
 from ..rules.rule import Config, OperandSharding
 from ..sharding.model import Model
 from ..sharding.strategy import Strategy, StrategyView
-from .baselines.task import Task
+from .baselines.task import BaselineTask
 from .problem.strategy_problem import StrategyProblem
 
 SPACE_NOTE = "no operator runs on a part of the devices"
@@ -30,7 +30,7 @@ States = tuple[int, ...]
 
 
 class Added(NamedTuple):
-    """What a change of a strategy adds to its costs, by the sums of Equations (1) and (3)."""
+    """The costs that a change adds to a strategy, by the sums of Equations (1) and (3)."""
 
     mem_bytes: int
     time_ns: int
@@ -38,7 +38,7 @@ class Added(NamedTuple):
 
 @dataclass(frozen=True)
 class SimulatedResult:
-    """What a search by simulated times found.
+    """The strategies that a search by simulated times found.
 
     Attributes:
         built: the problem whose states strategies are given in.
@@ -93,8 +93,8 @@ class Neighbours:
         chosen = [0] * len(self.built.problem.nodes)
         for number, (node, states) in enumerate(self.built.nodes):
             n_equal = np.zeros(states.n_states, np.int64)
-            for op, of_op, place in zip(node.operators, states.configs, states.place, strict=True):
-                n_equal += np.array([config == configs[op.name] for config in of_op], np.int64)[place]
+            for op, of_op, index in zip(node.operators, states.configs, states.index, strict=True):
+                n_equal += np.array([config == configs[op.name] for config in of_op], np.int64)[index]
             chosen[number] = int(np.argmax(n_equal))
         return self.with_copies(chosen)
 
@@ -111,7 +111,7 @@ class Neighbours:
         for number, (group, states) in enumerate(self.built.nodes):
             types = tuple(op.type for op in group.operators)
             configs = tuple(tuple(str(config) for config in each) for each in states.configs)
-            found.setdefault((types, configs, tuple(map(tuple, states.place))), []).append(number)
+            found.setdefault((types, configs, tuple(map(tuple, states.index))), []).append(number)
         return tuple(tuple(each) for each in found.values() if len(each) > 1)
 
     def least_added_ns(self, states: Sequence[int], node: int) -> np.ndarray:
@@ -210,11 +210,11 @@ class Position:
 
     @classmethod
     def of(
-        cls, problem: Neighbours, task: Task, actions: StepActions, network: Network, states: States
+        cls, problem: Neighbours, task: BaselineTask, actions: StepActions, network: Network, states: States
     ) -> Position:
         strategy: Strategy = problem.built.strategy(states)
         view = Model(task.graph, task.costing.backward).view(strategy)
-        graph = step_graph(view, actions.router)
+        graph = step_graph(view, actions.path_finder)
         simulation = DeltaSimulation(graph, actions.chains(view, graph.nodes), network)
         return cls(problem, actions, list(states), problem.built.problem.cost(states)[0], view, graph, simulation)
 
@@ -231,8 +231,8 @@ class Position:
                 shared[copy.tensor.name] = copy.shardings[state]
                 continue
             group, states = built.nodes[node]
-            for op, of_op, place in zip(group.operators, states.configs, states.place, strict=True):
-                config = of_op[place[state]]
+            for op, of_op, index in zip(group.operators, states.configs, states.index, strict=True):
+                config = of_op[index[state]]
                 if config != self.view.strategy.configs[op.name]:
                     configs[op.name] = config
         view = self.view.changed(configs, shared)

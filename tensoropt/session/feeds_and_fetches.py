@@ -30,19 +30,19 @@ class FetchPlan:
 
     Attributes:
         structure: the fetches as the user gave them.
-        places: for each leaf of the structure, the index of its tensor in the fetch, or None for an operation.
+        indices: for each leaf of the structure, the index of its tensor in the fetch, or None for an operation.
         initializes: whether a leaf asks for the variables' initial values.
         is_flat: whether the structure is a list or a tuple of its leaves, which then needn't be walked.
     """
 
     fetch: Fetch
     structure: Any
-    places: tuple[int | None, ...]
+    indices: tuple[int | None, ...]
     initializes: bool
     is_flat: bool = False
 
     def restore(self, values: list[np.ndarray]) -> Any:
-        leaves = [None if place is None else values[place] for place in self.places]
+        leaves = [None if index is None else values[index] for index in self.indices]
         return type(self.structure)(leaves) if self.is_flat else tf.nest.pack_sequence_as(self.structure, leaves)
 
 
@@ -75,7 +75,7 @@ def plan_fetches(graph: Graph, recorded: tf.Graph, fetches: Any, initializers: f
     tensors: dict[tuple[Tensor, bool], int] = {}
     steps: list[str] = []
     operators: list[str] = []
-    places: list[int | None] = []
+    indices: list[int | None] = []
     initializes = False
     structure = _without_variables(fetches)
     leaves = tf.nest.flatten(structure)
@@ -85,9 +85,9 @@ def plan_fetches(graph: Graph, recorded: tf.Graph, fetches: Any, initializers: f
         name = recorded_name(wanted, recorded)
         tensor = graph.resolve(name) if name is not None else None
         if tensor is not None:
-            places.append(tensors.setdefault((tensor, is_local), len(tensors)))
+            indices.append(tensors.setdefault((tensor, is_local), len(tensors)))
             continue
-        places.append(None)
+        indices.append(None)
         if name in graph.train_steps:
             steps.append(str(name))
         elif name in graph.operators:
@@ -101,7 +101,7 @@ def plan_fetches(graph: Graph, recorded: tf.Graph, fetches: Any, initializers: f
     steps += [name for name in graph.train_steps if name in waited]
     fetch = Fetch(tuple(tensors), tuple(dict.fromkeys(steps)), tuple(dict.fromkeys(operators)))
     is_flat = type(structure) in (list, tuple) and list(map(id, structure)) == list(map(id, leaves))
-    return FetchPlan(fetch, structure, tuple(places), initializes, is_flat)
+    return FetchPlan(fetch, structure, tuple(indices), initializes, is_flat)
 
 
 def recorded_name(value: Any, recorded: tf.Graph) -> str | None:

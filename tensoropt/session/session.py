@@ -21,7 +21,7 @@ from ..frontend.importer import import_graph
 from ..frontend.initial_values import FirstValues
 from ..frontend.recorded_graph import initializer_names
 from ..frontend.recording import Recording
-from ..plan.options import check_option, find, request_of, staged
+from ..plan.options import check_option, find_answer, request_of, staged
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve
 from ..plan.staged_plan import StagedPlan
@@ -149,7 +149,7 @@ class Session:
                     raise InputError("stages= and profile_budget= can't be combined; leave one of the two")
                 found = self.context.on_first_rank(lambda: staged(option, request, parallelism, stages, schedule))
             elif profile_budget is None:
-                found = self.context.on_first_rank(lambda: find(option, request, parallelism))
+                found = self.context.on_first_rank(lambda: find_answer(option, request, parallelism))
             else:
                 with self._recording.paused():
                     found = find_measured(

@@ -54,11 +54,11 @@ def step_sharding(mesh: Mesh, tensor: Tensor, consumer: Consumer) -> OperandShar
     return OperandSharding(replicated, () if consumer.position == LOSS else None)
 
 
-def consumer_sharding(seen: Interface, consumer: Consumer, gradients: frozenset[tuple[str, int]]) -> OperandSharding:
+def consumer_sharding(interface: Interface, consumer: Consumer, gradients: frozenset[tuple[str, int]]) -> OperandSharding:
     """Return the operand sharding of a consumer that isn't a step, from the interface of the operator it is named after."""
     if consumer.is_update:
-        return OperandSharding(seen.results[0], None)
-    return sharding_of_operand(seen, consumer.name, consumer.position, gradients)
+        return OperandSharding(interface.results[0], None)
+    return sharding_of_operand(interface, consumer.name, consumer.position, gradients)
 
 
 def as_copy(sharding: OperandSharding, with_gradient: bool) -> OperandSharding:

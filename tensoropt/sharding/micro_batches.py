@@ -32,15 +32,15 @@ import numpy as np
 
 from ..common.errors import InputError, short
 from ..ir.body import BODY, COMPOSITES, LOOP, Body
-from ..ir.graph import CONSTANT, GATHERED, LOADED, PLACEHOLDER, SOURCES, VARIABLE, Graph, Operator, Tensor
-from ..ir.micro_batching import MicroBatching, are_shares_divided
+from ..ir.graph import CONSTANT, GATHERED, LOADED, PLACEHOLDER, SOURCES, VARIABLE, Graph, MicroBatching, Operator, Tensor
+from ..ir.micro_batching import are_shares_divided
 from ..reschedule.layout import Layout
 from ..reschedule.mesh import Mesh
 from ..rules.composition import Composition
 from ..rules.random import FROM_KEY, FROM_SEED
 from ..rules.reduction import reduced_dimensions
 from ..rules.registry import rule_of
-from ..rules.rule import Config, Interface, Rule, interface, why_invalid
+from ..rules.rule import Config, Interface, Rule, interface_of, why_invalid
 from .local_shapes import static_values
 
 SUM = -1
@@ -86,11 +86,11 @@ def of_micro_batches(graph: Graph, n: int, n_devices: int = 1) -> Graph:
         if config is None:
             operators[op.name] = op
             continue
-        seen = interface(rule_of(op), config)
+        interface = interface_of(rule_of(op), config)
         once.update(
-            (op.name, i) for i, tensor in op.operands if _form(_layout(seen, i)) == SUM and tensor.name not in forms
+            (op.name, i) for i, tensor in op.operands if _form(_layout(interface, i)) == SUM and tensor.name not in forms
         )
-        operators[op.name] = _per_micro_batch(op, config, seen, forms, n)
+        operators[op.name] = _per_micro_batch(op, config, interface, forms, n)
         if LOADED in op.attrs and not are_shares_divided(batch, n, n_devices):
             operators[op.name] = replace(operators[op.name], attrs={**op.attrs, LOADED: GATHERED})
     micro_batching = MicroBatching(n, graph, batch, forms, frozenset(once), frozenset(after))
@@ -200,9 +200,9 @@ class _Propagation:
 
     def _reached(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> int | None:
         """Return how many more operands must be split for a config; None where the config is impossible."""
-        seen, n_pulled = interface(rule_of(op), config), 0
+        interface, n_pulled = interface_of(rule_of(op), config), 0
         for position, tensor in op.operands:
-            wanted, given = _form(_layout(seen, position)), forms.get(tensor.name)
+            wanted, given = _form(_layout(interface, position)), forms.get(tensor.name)
             if wanted == given:
                 continue
             if given is not None or wanted is None:
@@ -226,7 +226,7 @@ class _Propagation:
         if len(tensor.shape) <= dimension or tensor.shape[dimension] % self.n:
             return False
         for config in self._configs(op):
-            result = interface(rule_of(op), config).results[op.outputs.index(tensor)]
+            result = interface_of(rule_of(op), config).results[op.outputs.index(tensor)]
             if _form(result) != dimension:
                 continue
             tried_forms, tried = forms.new_child(), configs.new_child()
@@ -241,12 +241,12 @@ class _Propagation:
         return False
 
     def _wanted(self, op: Operator, config: Config) -> list[tuple[Tensor, int | None]]:
-        seen = interface(rule_of(op), config)
-        return [(tensor, _form(_layout(seen, position))) for position, tensor in op.operands]
+        interface = interface_of(rule_of(op), config)
+        return [(tensor, _form(_layout(interface, position))) for position, tensor in op.operands]
 
     def _take(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> str:
         configs[op.name] = config
-        for tensor, layout in zip(op.outputs, interface(rule_of(op), config).results, strict=True):
+        for tensor, layout in zip(op.outputs, interface_of(rule_of(op), config).results, strict=True):
             form = _form(layout)
             if form is None:
                 return f"{op.where()} has results of which only some are made of the batch"
@@ -276,9 +276,9 @@ def _fits_body(op: Operator, config: Config) -> bool:
     """
     composition = Composition(op)
     for inner in composition.body.operators:
-        seen = composition.inner(inner, config)[1]
+        interface = composition.inner(inner, config)[1]
         differs = inner.type == CONSTANT or inner.type in chain(FROM_KEY, FROM_SEED)
-        if differs and any(_form(layout) is not None for layout in seen.results):
+        if differs and any(_form(layout) is not None for layout in interface.results):
             return False
     return op.type == LOOP or not any(composition.alike(k, config) for k in range(len(composition.body.outputs)))
 
@@ -312,8 +312,8 @@ def _cut(tensor: Tensor, forms: Mapping[str, int], n: int) -> Tensor:
     return replace(tensor, shape=tuple(shape))
 
 
-def _layout(seen: Interface, position: int) -> Layout:
-    sharding = seen.operands[position]
+def _layout(interface: Interface, position: int) -> Layout:
+    sharding = interface.operands[position]
     assert sharding is not None
     return sharding.layout
 
@@ -324,9 +324,9 @@ def _form(layout: Layout) -> int | None:
     return next((dimension for dimension, axes in enumerate(layout.splits) if axes), None)
 
 
-def _per_micro_batch(op: Operator, config: Config, seen: Interface, forms: Mapping[str, int], n: int) -> Operator:
+def _per_micro_batch(op: Operator, config: Config, interface: Interface, forms: Mapping[str, int], n: int) -> Operator:
     """Return an operator at the shapes of a micro-batch; a split constant's value is that of its first elements."""
-    statics = static_values(op, seen, 0)
+    statics = static_values(op, interface, 0)
     attrs = dict(op.attrs)
     if op.type == CONSTANT and op.result.name in forms:
         dimension = forms[op.result.name]

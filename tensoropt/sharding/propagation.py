@@ -13,7 +13,7 @@ from ..ir.graph import Graph, Operator
 from ..reschedule.layout import Layout
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
-from ..rules.rule import NONE, Config, Rule, configs, interface, why_invalid
+from ..rules.rule import NONE, Config, Rule, configs, interface_of, why_invalid
 from .strategy import Strategy
 
 
@@ -29,8 +29,8 @@ def inherited(graph: Graph, planned: Mapping[str, Config], mesh: Mesh) -> Strate
             continue
         rule, kept = rule_of(op), planned.get(op.name)
         chosen[op.name] = kept if kept and not why_invalid(rule, kept) else propagated(op, rule, layouts, mesh)
-        seen = interface(rule, chosen[op.name])
-        layouts.update({tensor.name: layout for tensor, layout in zip(op.outputs, seen.results, strict=True)})
+        interface = interface_of(rule, chosen[op.name])
+        layouts.update({tensor.name: layout for tensor, layout in zip(op.outputs, interface.results, strict=True)})
     return Strategy(mesh, chosen)
 
 

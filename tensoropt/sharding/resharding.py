@@ -1,7 +1,7 @@
 """Define reshardings, which bring a tensor from its produced layout to a consumer's operand sharding, and find their paths.
 
 The forward path goes from the produced layout to the operand layout; the backward path from the operand's gradient layout to
-the produced tensor's. A resharding's costs and its execution both come from the two paths that :class:`Router` finds.
+the produced tensor's. A resharding's costs and its execution both come from the two paths that :class:`PathFinder` finds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..reschedule.layout import Axes, Layout, Shape
 from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path, cheapest_path
 from ..reschedule.steps import Move, State, make_step
-from ..rules.rule import Config, OperandSharding, Rule, interface
+from ..rules.rule import Config, OperandSharding, Rule, interface_of
 
 SMALL_BYTES, BUCKET_BYTES = 1 << 15, 1 << 17
 """A variable's gradient of at most SMALL_BYTES is summed in one bucket with others, of about BUCKET_BYTES in all."""
@@ -56,7 +56,7 @@ class Resharding:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ReshardingPaths:
     """The forward and backward path of a resharding.
 
     Attributes:
@@ -79,8 +79,8 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Router:
-    """The cheapest routes of reshardings under a cost model, each found only once.
+class PathFinder:
+    """The cheapest paths of reshardings under a cost model, each found only once.
 
     ``choose`` picks a path: by default the cheapest; in tests any legal one. With ``in_buckets`` False (in tests) every
     gradient is summed by itself.
@@ -89,27 +89,27 @@ class Router:
     costs: StepCosts
     choose: Callable[[Layout, Layout, Shape, int, StepCosts], Path] = cheapest_path
     in_buckets: bool = True
-    _routes: dict[Resharding, Route] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[Resharding, ReshardingPaths] = field(default_factory=dict, init=False, repr=False)
     _paths: dict[tuple[Layout, Layout, Shape, int], Path] = field(default_factory=dict, init=False, repr=False)
 
-    def route(self, resharding: Resharding) -> Route:
+    def paths(self, resharding: Resharding) -> ReshardingPaths:
         """Return the cheapest forward path, and the cheapest backward path where a gradient comes back."""
-        found = self._routes.get(resharding)
+        found = self._known.get(resharding)
         if found is None:
             in_bucket = self.in_buckets and resharding.in_bucket
             backward = _one_sum(resharding) if in_bucket else self._backward(resharding)
-            found = self._routes[resharding] = Route(self._forward(resharding), backward, in_bucket)
+            found = self._known[resharding] = ReshardingPaths(self._forward(resharding), backward, in_bucket)
         return found
 
     def time_ns(self, resharding: Resharding) -> int:
-        route = self.route(resharding)
-        total = route.forward.time_ns(self.costs, resharding.item_bytes)
-        if route.in_bucket:
+        paths = self.paths(resharding)
+        total = paths.forward.time_ns(self.costs, resharding.item_bytes)
+        if paths.in_bucket:
             return total + bucket_share_ns(resharding, self.costs)
-        return total + (route.backward.time_ns(self.costs, resharding.item_bytes) if route.backward else 0)
+        return total + (paths.backward.time_ns(self.costs, resharding.item_bytes) if paths.backward else 0)
 
     def forward_ns(self, resharding: Resharding) -> int:
-        return self.route(resharding).forward.time_ns(self.costs, resharding.item_bytes)
+        return self.paths(resharding).forward.time_ns(self.costs, resharding.item_bytes)
 
     def _path(self, source: Layout, target: Layout, resharding: Resharding) -> Path:
         key = (source, target, resharding.shape, resharding.item_bytes)
@@ -214,7 +214,7 @@ def differentiated_operands(op: Operator, gradients: Collection[tuple[str, int]]
 
 def halo_resharding(op: Operator, rule: Rule, config: Config, with_gradient: bool) -> Resharding:
     """Return the exchange of the block borders that the windows of a convolution or a pooling cover."""
-    image, sharding = op.inputs[0], interface(rule, config).operands[0]
+    image, sharding = op.inputs[0], interface_of(rule, config).operands[0]
     assert image is not None and sharding is not None
     fill = LOWEST if op.type.startswith("MaxPool") else ZERO
     halo = HaloStep(HALO, sharding.layout, rule.exchanged(config), fill)

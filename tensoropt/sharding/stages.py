@@ -21,8 +21,7 @@ import numpy as np
 
 from ..common.errors import InputError
 from ..ir.gradient_info import Backward
-from ..ir.graph import ARGUMENTS, CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Graph, Operator, Tensor
-from ..ir.micro_batching import MicroBatching
+from ..ir.graph import ARGUMENTS, CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Graph, MicroBatching, Operator, Tensor
 from ..rules.random import FROM_KEY, FROM_SEED
 from .micro_batches import SUM
 from .model import Model

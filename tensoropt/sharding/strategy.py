@@ -25,7 +25,7 @@ from ..ir.graph import VARIABLE, Graph, Operator, Tensor
 from ..reschedule.layout import Layout, needs_communication
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
-from ..rules.rule import Config, Interface, OperandSharding, Rule, interface
+from ..rules.rule import Config, Interface, OperandSharding, Rule, interface_of
 from .rematerializable import is_rematerializable
 from .resharding import Resharding, resharding_of
 
@@ -85,7 +85,7 @@ class StrategyView:
         kept = {**self.strategy.shared, **shared}
         copies = {name: sharding for name, sharding in kept.items() if sharding is not None}
         view = replace(self, strategy=replace(self.strategy, configs={**self.strategy.configs, **configs}, shared=copies))
-        interfaces = {name: interface(self.rules[name], config) for name, config in configs.items()}
+        interfaces = {name: interface_of(self.rules[name], config) for name, config in configs.items()}
         vars(view).update(rules=self.rules, interfaces={**self.interfaces, **interfaces})
         return view
 
@@ -96,7 +96,7 @@ class StrategyView:
     @cached_property
     def interfaces(self) -> dict[str, Interface]:
         return {
-            name: interface(self.rules[name], self.strategy.configs[name])
+            name: interface_of(self.rules[name], self.strategy.configs[name])
             for name in self.graph.operators
             if name in self.strategy.configs
         }
@@ -113,23 +113,6 @@ class StrategyView:
                 self.graph, operators[name], self.rules[name], self.strategy.configs[name], self.gradients
             )
         )
-
-    def takes_regathered(self, op: Operator, position: int) -> bool:
-        """Return whether the copy that an operator uses isn't saved where the tensor isn't.
-
-        That is so if the copy is made without communication, or regathered.
-        """
-        tensor, regathered = op.inputs[position], self.strategy.regathered
-        assert tensor is not None
-        shared, wanted, produced = (
-            self.strategy.shared.get(tensor.name),
-            self.sharding(op, position).layout,
-            self.layout(tensor),
-        )
-        source = produced if shared is None else shared.layout
-        if needs_communication(source, wanted) and Copy(tensor.name, op.name) not in regathered:
-            return False
-        return shared is None or not needs_communication(produced, shared.layout) or Copy(tensor.name) in regathered
 
     def layout(self, tensor: Tensor) -> Layout:
         """Return the produced layout of a tensor; a tensor that is read after an update has the variable's layout."""
@@ -209,8 +192,10 @@ class StrategyView:
         return sharding_of_operand(self.interfaces[op.name], op.name, position, self.gradients)
 
 
-def sharding_of_operand(seen: Interface, name: str, position: int, gradients: frozenset[tuple[str, int]]) -> OperandSharding:
+def sharding_of_operand(
+    interface: Interface, name: str, position: int, gradients: frozenset[tuple[str, int]]
+) -> OperandSharding:
     """Return the operand sharding at an input position, without a gradient where none comes back."""
-    sharding = seen.operands[position]
+    sharding = interface.operands[position]
     assert sharding is not None
     return sharding if (name, position) in gradients else OperandSharding(sharding.layout, None)

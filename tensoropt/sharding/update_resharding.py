@@ -8,7 +8,7 @@ from ..ir.graph import Operator, Tensor
 from ..ir.optimizer import ParameterUpdate
 from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import Mesh
-from ..rules.rule import Config, OperandSharding, Rule, interface
+from ..rules.rule import Config, OperandSharding, Rule, interface_of
 from .resharding import Resharding
 
 
@@ -55,12 +55,12 @@ def row_reshardings(op: Operator, rule: Rule, config: Config) -> tuple[Reshardin
 
     They replicate the indices, and the gradient of the rows that were found, on every device.
     """
-    seen, indices = interface(rule, config), op.inputs[1]
-    sharding = seen.operands[1]
+    interface, indices = interface_of(rule, config), op.inputs[1]
+    sharding = interface.operands[1]
     assert indices is not None and sharding is not None
     return (
         _to_replicated(indices.shape, indices.item_bytes, sharding.layout),
-        _to_replicated(op.result.shape, op.result.item_bytes, seen.results[0].with_partial(())),
+        _to_replicated(op.result.shape, op.result.item_bytes, interface.results[0].with_partial(())),
     )
 
 

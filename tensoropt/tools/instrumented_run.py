@@ -17,7 +17,7 @@ from ..runtime.engine import Engine
 from ..runtime.execute import MPI, execute
 from ..runtime.functions import Feed, Fetch
 from ..runtime.ranks import Processes
-from ..runtime.synthetic_batch import WARM_STEPS, training_step
+from ..runtime.synthetic_batch import WARM_STEPS, synthetic_step
 from ..sharding.model import Model
 
 
@@ -51,7 +51,7 @@ class PlanTrial:
         if backend.overlappable is not None:
             chains[0] = replace(chains[0], overlappable=chains[1])
         engine.backend = chains[0]
-        trial = cls(execution.processes, engine, tuple(chains), *training_step(model.graph))
+        trial = cls(execution.processes, engine, tuple(chains), *synthetic_step(model.graph))
         for _ in range(WARM_STEPS):
             trial.step()
         trial.take_calls()

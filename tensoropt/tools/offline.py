@@ -26,7 +26,7 @@ from ..common.errors import InputError, TensorOptError, short
 from ..frontend.importer import import_graph
 from ..frontend.initial_values import FirstValues
 from ..frontend.recording import Recording
-from ..ir.invariants import check
+from ..ir.invariants import check_graph
 from ..lowering.gradient_analysis import analyse
 from ..session.recording_optimizers import AdamOptimizer, GradientDescentOptimizer, MomentumOptimizer
 from ..session.session import standing_in
@@ -121,7 +121,7 @@ def record(
     recorded = time.perf_counter()
     graph = import_graph(recording.graph, steps, taken=taken)
     if os.environ.get("TENSOROPT_CHECK") == "1":
-        check(graph)
+        check_graph(graph)
     model = Model(graph, analyse(graph))
     dump("model", graph)
     seconds = {"record": recorded - started, "import": time.perf_counter() - recorded}

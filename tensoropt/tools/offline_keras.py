@@ -14,7 +14,7 @@ import numpy as np
 from ..common.dump import dump
 from ..common.errors import InputError
 from ..lowering.gradient_analysis import analyse
-from ..optimizers.keras_optimizer import KerasOptimizer, name_of
+from ..optimizers.keras_optimizer import KerasOptimizer, keras_name
 from ..sharding.model import Model
 from ..trainer.accepting import check_model
 from ..trainer.objective import Compilation, KerasObjective, OwnCompilation, own_methods
@@ -81,7 +81,7 @@ def record_keras(make: Callable[[], keras.Model], name: str, optimizer: str, bat
     def first_value(variable: str) -> np.ndarray:
         return np.asarray(variables[variable].numpy())
 
-    return Recorded(name, result, (name_of(chosen),), lambda: first_value, seconds)
+    return Recorded(name, result, (keras_name(chosen),), lambda: first_value, seconds)
 
 
 def _compiled(model: keras.Model, optimizer: str) -> tuple[Compilation, Any]:

@@ -27,7 +27,7 @@ from ..profiling.operator_model import fit_all
 from ..profiling.store import Store
 from ..profiling.work import Measured, WorkItem
 from ..rules.registry import rule_of
-from ..rules.rule import Config, interface
+from ..rules.rule import Config, interface_of
 from ..runtime.operator_timer import OperatorTimer, OperatorTrial
 from ..runtime.ranks import Processes
 from ..tuning.profile_guided import slowest_of
@@ -162,8 +162,8 @@ class Calibration:
             if op.type in SOURCES or op.name.startswith(_LOSS):
                 continue
             rule, config = rule_of(op), Config(mesh, ())
-            seen = interface(rule, config)
-            work = costing.work(op, rule, config, seen)
+            interface = interface_of(rule, config)
+            work = costing.work(op, rule, config, interface)
             if work is not None and work.key:
                 yield OperatorTrial.of(op, config, model.graph, model.backward, costing.compute.time_ns(work) / 1e3), work
 
@@ -188,9 +188,9 @@ class Calibration:
         """
         self.processes.barrier()
         times_s = np.empty((_UPDATE_REPEATS, 2))
-        for repeat, place in np.ndindex(*times_s.shape):
+        for repeat, index in np.ndindex(*times_s.shape):
             before()
-            times_s[repeat, place] = time_s((one, other)[place])
+            times_s[repeat, index] = time_s((one, other)[index])
         return self.processes.gather_max(float(np.median(np.diff(times_s[1:], axis=1))))
 
 

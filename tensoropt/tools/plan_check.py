@@ -184,7 +184,7 @@ def _peak_bytes(plan: Plan, model: Model, hardware: Hardware) -> int:
     model = model.in_micro_batches(plan.micro_batches)
     view = model.view(plan.strategy)
     costing = costing_of(model, hardware, plan.mesh)
-    return peak_of(view, costing, plan.router(PlainCosts())).n_bytes
+    return peak_of(view, costing, plan.path_finder(PlainCosts())).n_bytes
 
 
 def _state_bytes(engine: Engine) -> int:
@@ -202,7 +202,7 @@ def _compared(
     copies_us = np.max([rank.copies_s for rank in ranks], axis=0) * 1e6
     network_us = float(np.median(transfers_us.sum(axis=1) + copies_us))
     in_paths_us = float(np.median([rank.paths_s for rank in ranks])) * 1e6
-    compute_us = max(_compute_us(rank, model, plan.hidden_time_us > 0) for rank in ranks)
+    compute_us = max(_compute_us(rank, model, plan.overlap_time_us > 0) for rank in ranks)
     in_graph_us = _in_graph_us(plan, hardware, transfers_us.shape[1])
     memory = [rank.peak_bytes for rank in ranks]
     each_us = np.median(transfers_us, axis=0)
@@ -351,7 +351,7 @@ def _group_of_event(name: str, group_of: Mapping[str, str]) -> str | None:
     return group_of[operator] if way in (FORWARD, BACKWARD) else UPDATES if way == UPDATE else OTHERS
 
 
-def to_json(check: PlanCheck) -> dict[str, Any]:
+def check_json(check: PlanCheck) -> dict[str, Any]:
     """Return the comparison as a JSON value."""
 
     def row(each: Compared) -> dict[str, Any]:

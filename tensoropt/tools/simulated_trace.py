@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..plan.simulation import Simulation
-from ..program.simulator.full import Task
+from ..program.simulator.full import SimulatedTask
 from ..program.simulator.network import COMPUTE, LINK
 from ..program.simulator.step_graph import BACKWARD, RESHARD_BACK, SHARE_BACK, UPDATE
 from ..program.simulator.timeline import StepTimeline
@@ -17,7 +17,7 @@ from ..reschedule.layout import axes_text
 from .trace_rows import COLLECTIVES_ROW, FIRST_THREAD, STEPS_ROW, TraceRows
 
 
-def to_json(simulation: Simulation) -> dict[str, Any]:
+def simulated_trace_json(simulation: Simulation) -> dict[str, Any]:
     """Return the trace as a JSON value; times are microseconds since the step began."""
     timeline = simulation.timeline
     planned = {op.name: op for op in simulation.plan.operators}
@@ -81,5 +81,5 @@ def _add_collective(timeline: StepTimeline, rows: list[TraceRows], numbers: list
         rows[one].add(COLLECTIVES_ROW, name, "collective", start_ns, end_ns - start_ns, details)
 
 
-def _operator(timeline: StepTimeline, task: Task) -> str:
+def _operator(timeline: StepTimeline, task: SimulatedTask) -> str:
     return timeline.operator(timeline.graph.nodes[task.key.node])

@@ -67,18 +67,18 @@ class StepShares:
         step: the whole step.
         operators: while at least one operator computes.
         collectives: while the rank is in a collective.
-        hidden: the part of ``collectives`` during which an operator computes as well.
+        overlap: the part of ``collectives`` during which an operator computes as well.
         neither: the rest of the step.
     """
 
     step: float
     operators: float
     collectives: float
-    hidden: float
+    overlap: float
     neither: float
 
 
-def traced(
+def trace_steps(
     plan: Plan, model: Model, initial_value: Callable[[str], np.ndarray], processes: Processes, n_steps: int
 ) -> list[RankTimeline]:
     """Run a plan on synthetic batches and trace ``n_steps`` steps; return the traces of all ranks that take part.
@@ -140,8 +140,8 @@ def shares(rank: RankTimeline, operators: Iterable[str]) -> StepShares:
     step, operators_ns, collectives_ns, any_ns = (
         covered(each) for each in (rank.steps, computing, communicating, np.concatenate([computing, communicating]))
     )
-    hidden_ns = operators_ns + collectives_ns - any_ns
-    each = (step, operators_ns, collectives_ns, hidden_ns, max(0, step - any_ns))
+    overlap_ns = operators_ns + collectives_ns - any_ns
+    each = (step, operators_ns, collectives_ns, overlap_ns, max(0, step - any_ns))
     return StepShares(*(total / len(rank.steps) / 1e3 for total in each))
 
 
@@ -161,7 +161,7 @@ def covered(intervals: Intervals) -> int:
     return int(np.maximum(0, end - np.maximum(start, before)).sum())
 
 
-def to_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[str, Any]:
+def trace_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[str, Any]:
     """Return the trace as a JSON value; times are microseconds since the first step of these ranks began."""
     planned = {op.name: op for op in plan.operators}
     members: dict[str, list[str]] = {}

@@ -39,9 +39,9 @@ class Sharing:
     def __init__(self, ranks: TrainerRanks, expected: Expected) -> None:
         self._ranks, self._expected = ranks, expected
 
-    def experimental_distribute_dataset(self, data: tf.data.Dataset) -> Shares:
+    def experimental_distribute_dataset(self, data: tf.data.Dataset) -> BatchShares:
         """Return this rank's shares of a dataset."""
-        return Shares(data, self._ranks, self._expected)
+        return BatchShares(data, self._ranks, self._expected)
 
     @cached_property
     def _same(self) -> SameData:
@@ -76,7 +76,7 @@ def _each(change: Callable[[Any], Any], element: Sequence[Structure]) -> tuple[S
     )
 
 
-class Shares:
+class BatchShares:
     """A rank's shares of a dataset's batches, over which Keras's loops iterate instead of the dataset.
 
     Attributes:
@@ -301,23 +301,23 @@ class _ElementParts:
         specs: list[tf.TensorSpec] = []
         paths: list[tuple[int, int]] = []
         n_of_part = []
-        for place, (given, planned) in enumerate(zip(parts, (signature.inputs, signature.labels, weights), strict=True)):
+        for index, (given, planned) in enumerate(zip(parts, (signature.inputs, signature.labels, weights), strict=True)):
             for leaf in tf.nest.flatten(given):
-                check_dense(leaf, f"{PARTS[place]} of a batch")
-            taken = [] if given is None or planned is None else matched(given, planned, PARTS[place])
+                check_dense(leaf, f"{PARTS[index]} of a batch")
+            taken = [] if given is None or planned is None else matched(given, planned, PARTS[index])
             n_of_part.append(len(taken))
             for spec, leaf in zip(_dense(planned), taken, strict=False):
                 got = tf.nest.flatten(given)[leaf]
                 if got.shape.rank is not None:
-                    name = spec.name or PARTS[place]
+                    name = spec.name or PARTS[index]
                     check_fits(name, [None, *got.shape[1:]], got.dtype.name, [None, *spec.shape[1:]], spec.dtype.name)
-                if PARTS[place] in signature.as_seen and got.dtype.is_floating and not spec.dtype.is_floating:
+                if PARTS[index] in signature.as_seen and got.dtype.is_floating and not spec.dtype.is_floating:
                     raise InputError(
-                        f"{PARTS[place]} of a batch ({running_line()}) has type {got.dtype.name} where the first one had "
+                        f"{PARTS[index]} of a batch ({running_line()}) has type {got.dtype.name} where the first one had "
                         f"{spec.dtype.name}, to which it can't be converted without a loss; give all batches one type"
                     )
                 specs.append(spec)
-                paths.append((place, leaf))
+                paths.append((index, leaf))
         drops_labels = parts[1] is not None and signature.labels is None
         return cls(is_tuple, tuple(specs), tuple(paths), weights, n_of_part[1], drops_labels)
 
@@ -372,12 +372,12 @@ def matched(given: Structure, planned: Structure, what: str) -> list[int]:
         names = [name for name in sorted(planned) if planned[name] is not None] if is_named else [
             spec.name for spec in _dense(planned)
         ]
-        places = {name: i for i, name in enumerate(sorted(given))}
-        missing = [name for name in names if name not in places]
+        indices = {name: i for i, name in enumerate(sorted(given))}
+        missing = [name for name in names if name not in indices]
         if missing and not (len(names) == len(given) == 1):
-            got = ", ".join(map(repr, places))
+            got = ", ".join(map(repr, indices))
             raise InputError(f"{what} of a batch has {got}, but not {missing[0]!r}, for which the plan was made; name it so")
-        return [places.get(name, 0) for name in names]
+        return [indices.get(name, 0) for name in names]
     taken = [index for index, leaf in enumerate(tf.nest.flatten(given)) if not is_none(leaf)]
     n_planned = len(_dense(planned))
     if len(taken) != n_planned:

@@ -40,7 +40,7 @@ def completed(expected: Signature, seen: Structure, model: keras.Model, loss: An
     """
     x, y, weights = data_adapter_utils.unpack_x_y_sample_weight(seen)
     inputs = part_of(x, PARTS[0]) if expected.inputs is None else _filled(expected.inputs, x, PARTS[0])
-    build(model, inputs)
+    build_layers(model, inputs)
     takes_labels = loss is not None or that_takes_labels(model, loss)
     if not takes_labels or (y is None and expected.labels is not None):
         labels = expected.labels
@@ -83,7 +83,7 @@ def is_built(model: keras.Model) -> bool:
     return all(layer.built for layer in model._flatten_layers())
 
 
-def build(model: keras.Model, inputs: Structure) -> None:
+def build_layers(model: keras.Model, inputs: Structure) -> None:
     """Build the layers of a model that a call of it builds, as Keras does at its first batch.
 
     Raises:

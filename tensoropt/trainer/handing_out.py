@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import array_data_adapter, tf_dataset_adapter
 
 from ..reschedule.layout import block_bounds
-from ..runtime.objects_between_ranks import complete, is_finalized, receive_object
+from ..runtime.objects_between_ranks import is_finalized, receive_object, wait_for_all
 from ..runtime.ranks import Processes
 from .batch import Batch
 from .ranks import TrainerRanks
@@ -55,7 +55,7 @@ def _send(batch: Batch | None, processes: Processes, least_shared: int) -> Poste
     processes.begin_collective()
     others = range(1, processes.size)
     if batch is None:
-        complete(*(processes.comm.isend(None, rank, _HEADER_TAG) for rank in others))
+        wait_for_all(*(processes.comm.isend(None, rank, _HEADER_TAG) for rank in others))
         return None
     is_share = batch.n_samples >= least_shared
     whole = [np.ascontiguousarray(leaf) for leaf in batch.leaves]

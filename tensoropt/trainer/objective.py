@@ -99,7 +99,7 @@ class KerasObjective(keras.Model):
 
     @property
     def applies_optimizers(self) -> bool:
-        """Whether the model has a training step of its own."""
+        """Return whether the model has a training step of its own."""
         return has_own_step(self.inner)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:

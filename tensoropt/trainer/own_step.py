@@ -11,13 +11,12 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from ..common.errors import InputError
-from ..frontend.gradient_placeholders import variable_of
+from ..frontend.gradient_placeholders import UPDATE_ATTRIBUTE, variable_of
 from ..frontend.recorded_graph import RecordedGradients, RecordedStep
 from ..frontend.recorded_updates import behind_identities, computed_with, minimised, written_by
 from ..frontend.tracing.capture import Capture, Program
-from ..frontend.tracing.flatten import UPDATE_ATTRIBUTE
 from ..frontend.tracing.preprocessing import ancestors
-from ..frontend.tracing.tapes import Applied, StepTrace
+from ..frontend.tracing.tapes import Applied, StepGradients
 from ..ir.optimizer import Optimizer
 
 OptimizerOf = Callable[[Any, Sequence[Any]], Optimizer]
@@ -38,7 +37,7 @@ class RecordedUpdates:
     taken: tuple[RecordedGradients, ...]
 
 
-def traced(step: Callable[..., Any], trace: StepTrace) -> Callable[..., Any]:
+def capturable(step: Callable[..., Any], trace: StepGradients) -> Callable[..., Any]:
     """Return a function to capture in place of a training step: its results are followed by losses and gradients."""
 
     @tf.autograph.experimental.do_not_convert
@@ -61,7 +60,7 @@ def traced(step: Callable[..., Any], trace: StepTrace) -> Callable[..., Any]:
     return function
 
 
-def _stand_ins(trace: StepTrace) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+def _stand_ins(trace: StepGradients) -> Iterator[tuple[type, str, Callable[..., Any]]]:
     """Yield a class, the name of its method, and what stands in for the method, for all optimizers."""
 
     def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
@@ -91,11 +90,11 @@ def _subclasses(kind: type) -> list[type]:
     return [kind, *(each for child in children for each in _subclasses(child))]
 
 
-def recorded(capture: Capture, program: Program, trace: StepTrace, optimizer_of: OptimizerOf) -> RecordedUpdates:
+def recorded(capture: Capture, program: Program, trace: StepGradients, optimizer_of: OptimizerOf) -> RecordedUpdates:
     """Return what a captured step does with gradients.
 
     Args:
-        program: the captured function that :func:`traced` returned.
+        program: the captured function that :func:`capturable` returned.
         optimizer_of: makes the optimizer of the graph from the user's and the variables that it updates.
 
     Raises:
@@ -147,7 +146,7 @@ def _reads_late(loss: tf.Tensor, variables: Sequence[str]) -> bool:
     return any(op.control_inputs and op.name in needed for op in readers)
 
 
-def _check_reads(capture: Capture, trace: StepTrace) -> None:
+def _check_reads(capture: Capture, trace: StepGradients) -> None:
     """Check that the step reads no variable of an optimizer: those of the ranks' optimizers are others.
 
     Raises:
@@ -164,7 +163,7 @@ def _check_reads(capture: Capture, trace: StepTrace) -> None:
                 )
 
 
-def _check_scaling(applied: Applied, trace: StepTrace, is_given: bool) -> None:
+def _check_scaling(applied: Applied, trace: StepGradients, is_given: bool) -> None:
     """Check that an optimizer that scales the loss scaled it, and is given the gradients of the scaled loss as they are.
 
     Raises:

@@ -16,7 +16,7 @@ from ..common.progress import Display
 from ..common.source_lines import running_line
 from ..frontend.tracing.capture import VariableNames
 from ..optimizers.keras_optimizer import KerasOptimizer
-from ..plan.options import OPTIONS, find, limit_of, request_of
+from ..plan.options import OPTIONS, find_answer, limit_of, request_of
 from ..plan.plan import Plan
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context
@@ -28,7 +28,7 @@ from ..sharding.model import Model
 from ..tuning.profile_guided import find_measured
 from .accepting import check_eager, check_model
 from .compiling import check_compilation
-from .deferred import Deferred, build
+from .deferred import Deferred, build_layers
 from .function import CapturedFunction, FunctionTrainer
 from .objective import Compilation, OwnCompilation, that_takes_labels
 from .programs import TRAIN, Captured, capture_program
@@ -178,7 +178,7 @@ def _found(
             collectives,
         )
     request = replace(request, wants_frontier=False)
-    plan = context.on_first_rank(lambda: find(options.option, request, options.parallelism))
+    plan = context.on_first_rank(lambda: find_answer(options.option, request, options.parallelism))
     assert isinstance(plan, Plan)
     return plan
 
@@ -224,14 +224,12 @@ _COMPILED_OTHERWISE = {
 }
 
 
-def refuse_others(others: Mapping[str, Any]) -> None:
-    """Refuse arguments that :func:`tensoropt.parallelize` doesn't have.
+def refuse_others(others: Mapping[str, Any], parallelize: Callable[..., Any]) -> None:
+    """Refuse arguments that :func:`tensoropt.parallelize`, which is given, doesn't have.
 
     Raises:
         InputError: there is such an argument.
     """
-    from .. import parallelize
-
     install_error_handling(current_processes())
     for name in others:
         taken = [each for each in inspect.signature(parallelize).parameters if each != "others"]
@@ -314,6 +312,6 @@ def parallelized(
         if expected.waits_for:
             trainer.defer(Deferred(model, loss, expected, batch_size, start, running_line()), start.optimizer)
         else:
-            build(model, expected.inputs)
+            build_layers(model, expected.inputs)
             start(expected)
     return trainer

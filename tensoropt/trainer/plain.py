@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from ..lowering.variables import StateEntry
-from ..optimizers.copies import build, fresh_copy, inner_of
+from ..optimizers.copies import build_variables, fresh_copy, inner_of
 from ..optimizers.keras_optimizer import KerasOptimizer
 
 
@@ -28,7 +28,7 @@ def plain_optimizer(
     variables = list(variables)
     if is_empty:
         inner_of(copy).add_variable_from_reference = _empty_slot(inner_of(copy))
-    made = build(copy, variables, KerasOptimizer.of(optimizer, variables).parameters)
+    made = build_variables(copy, variables, KerasOptimizer.of(optimizer, variables).parameters)
     return copy, [(each.variable, each.parameter) for each in made]
 
 
@@ -53,9 +53,9 @@ def counterparts(
     for entry in entries:
         waiting.setdefault(entry.parameter, []).append(entry)
     pairs = []
-    for variable, place in made:
-        key = None if place is None else keys[place]
-        if place is None or (key is not None and waiting.get(key)):  # else the training step doesn't update it
+    for variable, index in made:
+        key = None if index is None else keys[index]
+        if index is None or (key is not None and waiting.get(key)):  # else the training step doesn't update it
             pairs.append((variable, waiting[key].pop(0)))
     return pairs
 

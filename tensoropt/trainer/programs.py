@@ -17,12 +17,12 @@ from ..frontend.recorded_graph import RecordedGradients, RecordedStep
 from ..frontend.recorded_updates import written_by
 from ..frontend.tracing.capture import Capture, Program, VariableNames
 from ..frontend.tracing.preprocessing import ancestors
-from ..frontend.tracing.tapes import StepTrace
+from ..frontend.tracing.tapes import StepGradients
 from ..ir.graph import Graph, Operator, Tensor
 from ..ir.optimizer import Optimizer
 from .by_sample_layers import that_tell_samples
 from .compiling import in_a_sentence
-from .own_step import recorded, traced
+from .own_step import capturable, recorded
 from .signature import Signature
 
 TRAIN, EVALUATE, PREDICT = "train", "evaluate", "predict"
@@ -38,7 +38,7 @@ class Objective(Protocol):
 
     @property
     def applies_optimizers(self) -> bool:
-        """Whether the training step takes gradients and applies optimizers itself; else it returns the loss first."""
+        """Return whether the training step takes gradients and applies optimizers itself; else it returns the loss first."""
         ...
 
     def names_of(self, variables: Sequence[tf.Variable]) -> Sequence[str]:
@@ -123,9 +123,9 @@ def capture_program(
     """
     function, arguments = objective.functions(signature)[kind]
     capture = Capture(names or objective.names_of, objective.layer_of, objective.by_sample)
-    trace = StepTrace() if kind == TRAIN and objective.applies_optimizers else None
+    trace = StepGradients() if kind == TRAIN and objective.applies_optimizers else None
     if trace is not None:
-        function = traced(function, trace)
+        function = capturable(function, trace)
     try:
         with that_tell_samples():
             program = capture.add(function, arguments)

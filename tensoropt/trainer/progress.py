@@ -9,8 +9,8 @@ from typing import Any
 
 import keras
 
-from .data import Shares
-from .saving import Position
+from .data import BatchShares
+from .saving import RunPosition
 
 Logs = dict[str, Any]
 
@@ -33,26 +33,26 @@ class FitProgress:
     epoch: int = 0
     step: int = 0
     before: int | None = None
-    resumes: Position | None = None
-    opens: Position | None = None
-    shares: Shares | None = None
+    resumes: RunPosition | None = None
+    opens: RunPosition | None = None
+    shares: BatchShares | None = None
     lasts: bool = False
     results: Logs | None = None
 
     @property
-    def position(self) -> Position:
+    def position(self) -> RunPosition:
         """The position that a checkpoint saved now records."""
         if self.shares is None:
-            return self.resumes or Position(self.epoch, self.step)
+            return self.resumes or RunPosition(self.epoch, self.step)
         if self.step or self.lasts:
-            return Position(self.epoch, self.step, self.shares.opened - 1, self.shares.taken)
-        return Position(self.epoch, 0, self.shares.opened, 0)
+            return RunPosition(self.epoch, self.step, self.shares.opened - 1, self.shares.taken)
+        return RunPosition(self.epoch, 0, self.shares.opened, 0)
 
 
 class PositionRecorder(keras.callbacks.Callback):
     """A callback that records the epoch and the step, on every rank and before the user's callbacks run."""
 
-    def __init__(self, progress: FitProgress, begin: Position) -> None:
+    def __init__(self, progress: FitProgress, begin: RunPosition) -> None:
         super().__init__()
         self._progress, self._begin = progress, begin
 

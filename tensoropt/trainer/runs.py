@@ -84,14 +84,14 @@ class Run:
 
         if captured.program.preprocessing is not None:
             pairs = zip(captured.given, leaves, strict=True)
-            given = [tf.convert_to_tensor(fitted(tensor, value, shape(tensor))) for tensor, value in pairs]
+            given = [tf.convert_to_tensor(conformed(tensor, value, shape(tensor))) for tensor, value in pairs]
             with refused_values(captured.graph):
                 leaves = captured.program.preprocessing(given)
         pairs = zip(captured.inputs, leaves, strict=True)
-        return {Feed(tensor, is_share): fitted(tensor, value, shape(tensor)) for tensor, value in pairs}
+        return {Feed(tensor, is_share): conformed(tensor, value, shape(tensor)) for tensor, value in pairs}
 
 
-def fitted(tensor: Tensor, value: Any, shape: tuple[int, ...]) -> Any:
+def conformed(tensor: Tensor, value: Any, shape: tuple[int, ...]) -> Any:
     """Return a tensor of a batch in the type and shape that a program takes.
 
     Numbers are converted. Trailing dimensions of extent 1 are added or dropped.

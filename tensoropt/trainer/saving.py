@@ -18,7 +18,7 @@ import tensorflow as tf
 from ..common.errors import InputError, TensorOptError, cut, short
 from ..common.source_lines import running_line
 from ..lowering.variables import StateEntry
-from ..runtime.checkpoint import Objects, name_of
+from ..runtime.checkpoint import Objects, entry_name
 from .live import LiveValues
 from .objective import KerasObjective
 from .plain import counterparts, plain_optimizer
@@ -36,7 +36,7 @@ Pairs = list[tuple[keras.Variable, StateEntry]]
 
 
 @dataclass(frozen=True)
-class Position:
+class RunPosition:
     """A run's position in its epochs and in its dataset.
 
     Attributes:
@@ -88,7 +88,7 @@ class Saving:
         copies, pairs = self._plain_optimizers(is_empty=True)
         pairs = [*self._pairs(self.model), *pairs]
         kept = self.ranks.planned_state
-        names = [(variable, name_of(entry)) for variable, entry in pairs if entry.key in kept]
+        names = [(variable, entry_name(entry)) for variable, entry in pairs if entry.key in kept]
         own = {id(value): name for name, value in vars(self.model).items()} if len(copies) > 1 else {}
         roots = {
             own.get(id(optimizer), f"optimizer_{k}" if k else "optimizer"): copies[step]
@@ -96,15 +96,15 @@ class Saving:
         }
         return Objects({"model": self.model, **roots}, names)
 
-    def save(self, path: str, position: Position, max_to_keep: int | None) -> None:
+    def save(self, path: str, position: RunPosition, max_to_keep: int | None) -> None:
         """Save a checkpoint. All ranks call it together, or rank 0 alone while it leads."""
         self.ranks.save(path, {"position": asdict(position)}, max_to_keep)
 
-    def load(self, path: str) -> Position:
+    def load(self, path: str) -> RunPosition:
         """Load a checkpoint, called like :meth:`save`; return the position at which it was saved."""
         content = self.ranks.restore(path)
         self.live.settle()
-        return Position(**content.get("position", {}))
+        return RunPosition(**content.get("position", {}))
 
     # Keras's formats
 

@@ -94,7 +94,7 @@ class Signature:
             of_labels = self.labels_of([like(*each) for each in zip(known, labels, strict=True)])
         if weights is not None:
             specs = tf.nest.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), weights)
-            weights = named(specs, "sample_weight")
+            weights = with_names(specs, "sample_weight")
         return Signature(tf.nest.pack_sequence_as(self.inputs, flat), of_labels, weights).resized(batch_size)
 
 
@@ -119,7 +119,7 @@ def signature_of(
         return _from_data(data).resized(batch_size)
     inputs, waits_for = inputs_of(model, batch_size)
     if labels is not None:
-        labels = named(tf.nest.map_structure(_spec_of_labels, labels), "labels")
+        labels = with_names(tf.nest.map_structure(_spec_of_labels, labels), "labels")
         if any(None in spec.shape[1:] for spec in tf.nest.flatten(labels)):
             waits_for = waits_for or f"labels= ({running_line()}) leaves extents open"
     elif loss is not None:
@@ -139,7 +139,7 @@ def labels_for(model: keras.Model, loss: Any, inputs: Structure, waits_for: str 
     names = getattr(model, "output_names", None)
     if isinstance(loss, (Mapping, list, tuple)):
         _check_count(loss, results, names)
-    return None if waits_for else named(_labels(loss, results, names), "labels")
+    return None if waits_for else with_names(_labels(loss, results, names), "labels")
 
 
 def opened(signature: Signature, told: Structure, has_open_labels: bool) -> Signature:
@@ -230,7 +230,8 @@ def _from_data(data: Any) -> Signature:
 
 def part_of(part: Structure, name: str, of: str = "a batch") -> Structure:
     """Return the specs of one part of a batch, of which arrays or specs are given."""
-    return named(tf.nest.map_structure(lambda leaf: _spec_of(leaf, f"{name} of {of}"), part, expand_composites=False), name)
+    specs = tf.nest.map_structure(lambda leaf: _spec_of(leaf, f"{name} of {of}"), part, expand_composites=False)
+    return with_names(specs, name)
 
 
 def is_none(leaf: Any) -> bool:
@@ -303,7 +304,7 @@ def inputs_of(model: keras.Model, batch_size: int) -> tuple[Structure, str]:
 
     opens = [each for each in keras.tree.flatten(structure) if None in each.shape[1:]]
     waits_for = f"input '{opens[0].name}' of model '{model.name}' has shape {opens[0].shape}" if opens else ""
-    return named(keras.tree.map_structure(spec, structure), "x"), waits_for
+    return with_names(keras.tree.map_structure(spec, structure), "x"), waits_for
 
 
 def _symbolic_inputs(model: keras.Model) -> Structure:
@@ -357,7 +358,7 @@ def _check_count(loss: Any, results: Structure, names: list[str] | None) -> None
         )
 
 
-def named(structure: Structure, name: str) -> Structure:
+def with_names(structure: Structure, name: str) -> Structure:
     """Return the specs, with a name for each that has none. Messages and plans name the placeholders by it."""
     leaves = tf.nest.flatten(structure)
     with_names = [

@@ -15,12 +15,12 @@ from ..common.errors import InputError, short
 from ..common.source_lines import running_line
 from ..frontend.tracing.capture import own_name
 from ..plan.plan import Plan
-from .beside import VariablesBeside
 from .function import FunctionTrainer
 from .live import LiveValues
 from .programs import TRAIN, inner
 from .runs import Run, Runs
 from .signature import Signature
+from .unwatched_variables import UnwatchedVariables
 from .watched import Words, own_values
 
 
@@ -70,7 +70,7 @@ class StepFunction(FunctionTrainer):
     batch_size: int
     build: Callable[[Signature], None] = field(init=False)
     _live: list[LiveValues] = field(default_factory=list)
-    _beside: VariablesBeside = field(init=False)
+    _unwatched: UnwatchedVariables = field(init=False)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run one training step; return what the step returns, as arrays.
@@ -85,10 +85,10 @@ class StepFunction(FunctionTrainer):
         self._same.check(lambda: zip((tensor.name for tensor in run.captured.given), leaves, strict=True))
         for live in self._live:
             live.before_step()
-        self._beside.push()
+        self._unwatched.push()
         self._ranks.changed |= self._ranks._trained
         results = run(leaves, is_share=False)
-        self._beside.pull()
+        self._unwatched.pull()
         return None if isinstance(results, tuple) and not results else results
 
     def prepare(self, *arguments: Any) -> Signature:
@@ -126,7 +126,7 @@ class StepFunction(FunctionTrainer):
         """Load a checkpoint as :meth:`.FunctionTrainer.load` does, once the step is planned."""
         assert self.plan
         super().load(filepath)
-        self._beside.pull(all_of_them=True)
+        self._unwatched.pull(all_of_them=True)
 
     def export(self) -> None:
         """Assign the trained values to the user's own variables, on every rank."""
@@ -180,7 +180,7 @@ class StepFunction(FunctionTrainer):
     def _watch(self) -> None:
         """Watch the models, and note the variables beside them."""
         models, variables = self.captured.models, self._ranks.runs.planned.captured.capture.variables
-        self._beside = VariablesBeside(self._ranks, lambda: [each for model in models for each in model.variables])
+        self._unwatched = UnwatchedVariables(self._ranks, lambda: [each for model in models for each in model.variables])
         by_variable = {id(variable): name for name, variable in variables.items() if name in self._ranks.state}
         for model in self.captured.models:
             words = Words(

@@ -1,4 +1,4 @@
-"""What ``keras.callbacks.TensorBoard`` writes about a plan beside the metrics: predicted and measured step time, and more.
+"""Have ``keras.callbacks.TensorBoard`` write about a plan beside the metrics: predicted and measured step time, and more.
 
 They go to the callback as further metrics of an epoch, so that it writes them as it writes the others.
 """

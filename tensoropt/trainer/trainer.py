@@ -26,7 +26,6 @@ from ..runtime.execute import Execution
 from ..runtime.ranks import current_processes
 from .batch import Batch
 from .batch_checks import check_labels, check_size
-from .beside import VariablesBeside
 from .callbacks import on_ranks
 from .data import Sharing
 from .deferred import Deferred
@@ -39,8 +38,9 @@ from .progress import FitProgress, Logs, PositionRecorder, as_python, skip_steps
 from .ranks import TrainerRanks
 from .rate import RunningRate
 from .runs import Runs
-from .saving import Position, Saving, is_keras_format
+from .saving import RunPosition, Saving, is_keras_format
 from .signature import Signature
+from .unwatched_variables import UnwatchedVariables
 from .watched import own_values
 from .watched_objects import WatchedMetrics, WatchedOptimizer
 
@@ -99,11 +99,11 @@ class Trainer(LiveModel):
         watches = (WatchedOptimizer(optimizer, self.ranks, step) for step, optimizer in optimizers.items())
         live.other_watches = (*watches, WatchedMetrics(counted, self.ranks, self.ranks.key_of))
         self.go_live(live, RunningRate(self.ranks))
-        self._beside = VariablesBeside(self.ranks, lambda: [*self.inner.variables, *self._counted])
+        self._unwatched = UnwatchedVariables(self.ranks, lambda: [*self.inner.variables, *self._counted])
         if deferred is not None and deferred.checkpoint is not None:
             deferred.tell_of_assigned()
             self._saving.load(deferred.checkpoint)
-            self._beside.pull(all_of_them=True)
+            self._unwatched.pull(all_of_them=True)
         if self._loop is not None:
             self._loop.enter_context(live.running())
 
@@ -139,7 +139,7 @@ class Trainer(LiveModel):
         return self.ranks.runs.signature.batch_size if self.deferred is None else self.deferred.batch_size
 
     @property
-    def position(self) -> Position:
+    def position(self) -> RunPosition:
         """The run's position in its epochs and in its data, as :meth:`save` records it."""
         return self._progress.position
 
@@ -163,9 +163,9 @@ class Trainer(LiveModel):
             given["initial_epoch"] = given.get("initial_epoch") or resumes.epoch
         # A dataset decides itself whether it shuffles.
         given["shuffle"] = not isinstance(given.get("x"), tf.data.Dataset) and given.get("shuffle", True)
-        position = PositionRecorder(self._progress, resumes or Position())
+        position = PositionRecorder(self._progress, resumes or RunPosition())
         given["callbacks"] = [position, *(on_ranks(given.get("callbacks"), self) or ())]
-        self._progress.opens = resumes or Position()
+        self._progress.opens = resumes or RunPosition()
         with self._running():
             return super().fit(**given)
 
@@ -223,9 +223,9 @@ class Trainer(LiveModel):
         self._progress.shares = None
         if self.deferred is None:
             self._progress.resumes = self._saving.load(path)
-            self._beside.pull(all_of_them=True)
+            self._unwatched.pull(all_of_them=True)
         else:
-            self._progress.resumes = Position(**self.ranks.lead(lambda: read_metadata(path).content).get("position", {}))
+            self._progress.resumes = RunPosition(**self.ranks.lead(lambda: read_metadata(path).content).get("position", {}))
             self.deferred.load(path)
 
     def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **options: Any) -> None:
@@ -324,7 +324,7 @@ class Trainer(LiveModel):
             check_labels(batch, self.ranks.runs.signature, self.inner)
             self._before_step()
             computed, logs = step(batch)
-            self._beside.pull()
+            self._unwatched.pull()
             found = as_python(logs)
             self._progress.results = as_python(computed) if isinstance(computed, dict) else found
             return found
@@ -341,7 +341,7 @@ class Trainer(LiveModel):
             batches = list(map(self._batch, elements))
             self._before_step()
             made = list(map(self.ranks.predict, batches))
-            self._beside.pull()
+            self._unwatched.pull()
             return keras.tree.map_structure(lambda *values: tf.concat(values, 0), *made)
 
         self.predict_function = function
@@ -349,7 +349,7 @@ class Trainer(LiveModel):
 
     def _before_step(self) -> None:
         self._saving.live.before_step()
-        self._beside.push()
+        self._unwatched.push()
 
     def _batch(self, element: Any) -> Batch:
         return element if isinstance(element, Batch) else self._sharing.full_batch(element)

@@ -16,7 +16,7 @@ from ..plan.plan import Plan
 from ..runtime.engine import Engine
 from ..runtime.execute import execute
 from ..runtime.ranks import Processes
-from ..runtime.synthetic_batch import WARM_STEPS, training_step
+from ..runtime.synthetic_batch import WARM_STEPS, synthetic_step
 from ..sharding.model import Model
 
 FirstValue = Callable[[str], np.ndarray]
@@ -48,7 +48,7 @@ def interleaved_seconds(
         InputError: a plan is for another model, or not for as many devices as there are ranks.
         OutOfMemoryError: there isn't the memory for all plans at once.
     """
-    fetch, feeds = training_step(model.graph)
+    fetch, feeds = synthetic_step(model.graph)
     engines: list[Engine] = []
     for plan in plans:
         engines.append(execute(plan, model, first_values(), processes, collectives).engine)

@@ -26,19 +26,19 @@ import numpy as np
 
 from ..common.errors import InputError
 from ..plan.find_frontier import ModelFrontier
-from ..plan.options import Request, find
+from ..plan.options import Request, find_answer
 from ..plan.plan import Plan
 from ..profiling.cache import cache_folder
 from ..profiling.store import FILE, Store
 from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..profiling.work import Measured, MeasuredOperators, WorkItem
 from ..rules.registry import rule_of
-from ..rules.rule import Config, interface
+from ..rules.rule import Config, interface_of
 from ..runtime.execute import MPI
 from ..runtime.operator_timer import OperatorTimer, OperatorTrial, Timed
 from ..runtime.ranks import Processes
 from ..search.baselines import data_parallel
-from ..search.baselines.task import Task
+from ..search.baselines.task import BaselineTask
 from ..search.problem.choices import ACCUMULATE
 from ..sharding.model import Model
 from ..sharding.strategy import Strategy
@@ -213,7 +213,7 @@ class MeasuredSearch:
 def _of_data_parallelism(frontier: ModelFrontier) -> list[tuple[str, Config]]:
     """Return the operators and configs of data parallelism that are in the searched space; forced configs may exclude some.
     """
-    batch = data_parallel.configs(Task(frontier.costing, frontier.mesh, frontier.built.space))
+    batch = data_parallel.configs(BaselineTask(frontier.costing, frontier.mesh, frontier.built.space))
     return [
         (op.name, batch[op.name])
         for node, states in frontier.built.nodes
@@ -237,7 +237,7 @@ def _work(frontier: ModelFrontier, name: str, config: Config) -> WorkItem | None
     """Return the work of an operator; None where it has none that could be timed by itself."""
     op = frontier.model.graph.operators[name]
     rule = rule_of(op)
-    return frontier.costing.work(op, rule, config, interface(rule, config))
+    return frontier.costing.work(op, rule, config, interface_of(rule, config))
 
 
 def slowest_of(work: WorkItem, timed: list[Timed]) -> Measured:
@@ -317,7 +317,7 @@ def find_measured(
     request = replace(request, without=request.without | {ACCUMULATE})
 
     def search(known: MeasuredOperators) -> Plan:
-        plan = find(option, replace(request, known=known), parallelism)
+        plan = find_answer(option, replace(request, known=known), parallelism)
         assert isinstance(plan, Plan)
         return plan
 

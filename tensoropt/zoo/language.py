@@ -122,9 +122,9 @@ def llama3_8b(
     return mean_loss(logits, words("next_words", batch, length))
 
 
-def _rms_norm(x: tf.Tensor, name: str, epsilon: float = 1e-5) -> tf.Tensor:
+def _rms_norm(x: tf.Tensor, name: str) -> tf.Tensor:
     with v1.variable_scope(name):
-        scale = tf.math.rsqrt(tf.reduce_mean(tf.square(x), -1, keepdims=True) + epsilon)
+        scale = tf.math.rsqrt(tf.reduce_mean(tf.square(x), -1, keepdims=True) + 1e-5)
         return x * scale * ones("gamma", x.shape[-1])
 
 

@@ -21,7 +21,7 @@ from tensoropt.rules.rule import why_invalid
 from tensoropt.runtime.engine import Engine
 from tensoropt.sharding.micro_batches import of_micro_batches
 from tensoropt.sharding.model import Model
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import StrategyView
 
 BATCH = 8
@@ -97,12 +97,12 @@ def random_view(
 def engine_in_micro_batches(
     model: zoo.Recorded,
     views: tuple[StrategyView, StrategyView],
-    router: Router,
+    path_finder: PathFinder,
     backend: Backend | None = None,
     in_order: bool = False,
 ) -> Engine:
     whole, of_micro_batch = views
     backend = backend or EmulatedBackend(whole.strategy.mesh)
     return Engine(
-        whole, router, backend, lambda name: model.first_values[name], in_order=in_order, per_micro_batch=of_micro_batch
+        whole, path_finder, backend, lambda name: model.first_values[name], in_order=in_order, per_micro_batch=of_micro_batch
     )

@@ -26,7 +26,7 @@ from helpers.strategies import (
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
 from tensoropt.runtime.functions import Fetch
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import StrategyView
 
 MESHES = (Mesh.of(1), Mesh.of(2), Mesh.of(2, 2), Mesh.of(3))
@@ -86,7 +86,7 @@ def test_fetches_of_a_step_are_of_the_full_batch_in_order(mesh: Mesh) -> None:
     for seed in range(2):
         views = models.random_view("mlp", "sgd", 2, mesh, seed)
         feeds = feeds_of(model.graph, model.batches[0])
-        engine = models.engine_in_micro_batches(model, views, Router(Link()))
+        engine = models.engine_in_micro_batches(model, views, PathFinder(Link()))
         alone = engine.run(Fetch(tuple((tensor, False) for tensor in tensors)), feeds)
         step = training_fetch(model)
         wanted = tuple((tensor, is_local) for is_local in (False, True) for tensor in tensors)
@@ -108,7 +108,7 @@ def test_dropout_differs_between_micro_batches(monkeypatch: pytest.MonkeyPatch) 
     for mesh in (Mesh.of(1), Mesh.of(2)):
         for seed in range(3):
             views = models.random_view("dropping_out", "sgd", 4, mesh, seed)
-            engine = models.engine_in_micro_batches(model, views, Router(Link()))
+            engine = models.engine_in_micro_batches(model, views, PathFinder(Link()))
             (values,) = engine.run(Fetch(((dropped, False),), ("train",)), feeds_of(model.graph, ones))
             masks = {tuple(row) for row in (values[0] != 0).tolist()}
             assert len(masks) > 4 and all(np.array_equal(value, values[0]) for value in values)
@@ -132,6 +132,6 @@ def test_micro_batches_are_cut_from_each_ranks_share() -> None:
 def test_dtype_of_what_is_fetched() -> None:
     """A sum over slices has the type of its tensor."""
     model = models.recorded("mlp", "sgd")
-    engine = models.engine_in_micro_batches(model, models.random_view("mlp", "sgd", 4, Mesh.of(2), 5), Router(Link()))
+    engine = models.engine_in_micro_batches(model, models.random_view("mlp", "sgd", 4, Mesh.of(2), 5), PathFinder(Link()))
     (losses,) = engine.run(training_fetch(model), feeds_of(model.graph, model.batches[0]))
     assert tf.as_dtype(losses[0].dtype) == tf.float64 and losses[0].shape == ()

@@ -9,7 +9,7 @@ from helpers.strategies import Link
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.profiling.hardware import named
 from tensoropt.program import peak
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 
 
 @pytest.mark.parametrize("name", models.FUNCTIONS)
@@ -24,10 +24,10 @@ def test_peak_equals_that_of_replaying_all_micro_batches(
         view = models.random_view(name, optimizer, n, mesh, 500 + seed)[1]
         model = models.sliced(name, optimizer, n).model
         costing = costing_of(model, hardware, mesh)
-        short = peak.instructions_of(view, costing, Router(Link()))
+        short = peak.instructions_of(view, costing, PathFinder(Link()))
         with monkeypatch.context() as patched:
             patched.setattr(peak, "MOST_MICRO_BATCHES", n)
-            whole = peak.instructions_of(view, costing, Router(Link()))
+            whole = peak.instructions_of(view, costing, PathFinder(Link()))
         found, expected = (peak.peak_of_program(program) for program in (short, whole))
         assert found.n_bytes == expected.n_bytes and found.by_use == expected.by_use
         n_shorter += len(short) < len(whole)

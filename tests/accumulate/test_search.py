@@ -17,7 +17,8 @@ from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.build import check_reshardings, cost_entries
+from tensoropt.plan.build import cost_entries
+from tensoropt.plan.check import check_reshardings
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.plan.frontier_file import SavedFrontier
 from tensoropt.plan.options import Request, mini_time
@@ -25,10 +26,10 @@ from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, interface
+from tensoropt.rules.rule import Config, interface_of
 from tensoropt.search.problem.choices import ACCUMULATE
 from tensoropt.sharding.model import Model
-from tensoropt.sharding.resharding import PlainCosts, Router
+from tensoropt.sharding.resharding import PathFinder, PlainCosts
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.offline import record
 
@@ -116,14 +117,14 @@ def test_operators_cost_their_share_in_a_micro_batch() -> None:
     for op in lenet().graph.step_operators:
         of_micro_batch, config = per_micro_batch.graph.operators[op.name], Config.unsplit(mesh)
         rules = rule_of(op), rule_of(of_micro_batch)
-        seen = [interface(rule, config) for rule in rules]
+        interfaces = [interface_of(rule, config) for rule in rules]
         memory = (
-            whole.mem_bytes(op, rules[0], config, seen[0]),
-            per_micro_batch.mem_bytes(of_micro_batch, rules[1], config, seen[1]),
+            whole.mem_bytes(op, rules[0], config, interfaces[0]),
+            per_micro_batch.mem_bytes(of_micro_batch, rules[1], config, interfaces[1]),
         )
         time_ns = [
-            whole.compute_time_ns(op, rules[0], config, seen[0]),
-            per_micro_batch.compute_time_ns(of_micro_batch, rules[1], config, seen[1]),
+            whole.compute_time_ns(op, rules[0], config, interfaces[0]),
+            per_micro_batch.compute_time_ns(of_micro_batch, rules[1], config, interfaces[1]),
         ]
         if per_micro_batch.graph.n_runs(op.result.name) == 1:
             assert memory[0] == memory[1] and time_ns[0] == time_ns[1]
@@ -164,9 +165,9 @@ def test_a_plan_reads_back_as_it_was_written(tmp_path: Path) -> None:
     sliced = lenet().in_micro_batches(4)
     view = sliced.view(loaded.strategy)
     check_reshardings(view, loaded)
-    router = loaded.router(PlainCosts())
-    executed = sum(router.route(charge.resharding).n_collectives * charge.n_runs for charge in cost_entries(view)
-                   if not charge.is_regathered)
+    path_finder = loaded.path_finder(PlainCosts())
+    executed = sum(path_finder.paths(entry.resharding).n_collectives * entry.n_runs for entry in cost_entries(view)
+                   if not entry.is_regathered)
     regathered = sum(each.n_collectives for each in loaded.reshardings if each.is_regathered)
     assert loaded.n_collectives == executed + regathered
     with pytest.raises(InputError, match="resharding"):
@@ -275,4 +276,4 @@ def test_command_line_has_micro_batches(capfd: pytest.CaptureFixture[str]) -> No
 def test_an_engine_of_one_micro_batch_has_no_second_graph() -> None:
     model, mesh = models.recorded("mlp", "sgd"), Mesh.of(2)
     whole, _ = models.random_view("mlp", "sgd", 2, mesh, 3)
-    assert engine_of(model, whole, Router(PlainCosts()), EmulatedBackend(mesh)).per_micro_batch is None
+    assert engine_of(model, whole, PathFinder(PlainCosts()), EmulatedBackend(mesh)).per_micro_batch is None

@@ -134,7 +134,7 @@ def measured(entry: Entry, n_devices: int, builds: bool) -> tuple[Seconds, str]:
         view = planned.view(plan.strategy)
         values = captured.capture.variables
         backend = CommunicatingBackend(plan.mesh, 0, _Silent())
-        engine = Engine(view, plan.router(PlainCosts()), backend, lambda name: values[name].numpy())
+        engine = Engine(view, plan.path_finder(PlainCosts()), backend, lambda name: values[name].numpy())
         engine.function(Fetch((), (TRAIN,)), tuple(Feed(tensor, False) for tensor in captured.inputs))
     return seconds, frontier.summary()
 

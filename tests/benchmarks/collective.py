@@ -32,7 +32,7 @@ from tensoropt.reschedule.path import cheapest_path  # noqa: E402
 from tensoropt.rules.rule import OperandSharding  # noqa: E402
 from tensoropt.runtime.collectives.mpi import MpiCommunicator  # noqa: E402
 from tensoropt.runtime.ranks import current_processes  # noqa: E402
-from tensoropt.sharding.resharding import PlainCosts, Resharding, Router  # noqa: E402
+from tensoropt.sharding.resharding import PathFinder, PlainCosts, Resharding  # noqa: E402
 
 FEW, MANY = 1, 9
 
@@ -41,7 +41,7 @@ def chained(
     backend: CommunicatingBackend, resharding: Resharding, count: int, shard: np.ndarray, keeps: bool
 ) -> Callable[[], object]:
     """A function with ``count`` reshardings of a tensor, each by its own callback; it keeps all results, or the last."""
-    router = Router(PlainCosts(), cheapest_path)
+    path_finder = PathFinder(PlainCosts(), cheapest_path)
     resharder = Resharder(backend)
 
     def body(x: tf.Tensor) -> list[tf.Tensor]:
@@ -49,7 +49,7 @@ def chained(
             results = [x]
             for _ in range(count):
                 source = x if keeps else results[-1]
-                results.append(resharder.reshard(resharding, router.route(resharding), [source], "benchmark")[0])
+                results.append(resharder.reshard(resharding, path_finder.paths(resharding), [source], "benchmark")[0])
             return results[1:] if keeps else results[-1:]
 
     compiled = tf.function(body, input_signature=[tf.TensorSpec(shard.shape, tf.float32)], autograph=False)

@@ -64,13 +64,13 @@ from tensoropt.profiling.tensorflow_engine import TensorFlowEngine
 from tensoropt.profiling.work import MeasuredOperators
 from tensoropt.program.simulator import network_of, step_timeline
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import interface
+from tensoropt.rules.rule import interface_of
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
 from tensoropt.runtime.context import Context
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.ranks import Processes
-from tensoropt.search.baselines.task import Task
+from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
@@ -168,7 +168,7 @@ def chosen_plans(frontier: ModelFrontier, n_random: int, n_frontier: int, seed: 
         if not choose_copies(frontier, states, rng):
             continue
         mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(states.tolist()))
-        time_ns -= frontier.built.hidden_ns(states[None])
+        time_ns -= frontier.built.overlap_ns(states[None])
         mem_bytes += frontier.built.missing_bytes(states[None])
         alone = Frontier(mem_bytes, time_ns, states[None], {}, "random")
         yield "random", replace(frontier, found=alone).plan(0)
@@ -266,7 +266,7 @@ def planned(
         chosen = []
         if frontier is not None:
             costing = costing_of(recorded.model, hardware, frontier.mesh, MeasuredOperators(store.measured))
-            built = Task(costing, frontier.mesh, frontier.built.space).full_problem()
+            built = BaselineTask(costing, frontier.mesh, frontier.built.space).full_problem()
             for kind, plan in each:
                 simulated_us = simulated_ns(plan, recorded.model, costing, hardware) / 1e3
                 chosen.append((kind, plan.time_us, simulated_us, costed(plan, recorded.model, costing, built).to_json()))
@@ -277,7 +277,7 @@ def planned(
 def simulated_ns(plan: Plan, model: Model, costing: OperatorCosting, hardware: Hardware) -> int:
     """The simulated time of a plan's step, by operators that were measured."""
     view, network = model.view(plan.strategy), network_of(hardware, plan.mesh)
-    return step_timeline(view, costing, plan.router(costing.reshardings.steps), network).makespan_ns
+    return step_timeline(view, costing, plan.path_finder(costing.reshardings.steps), network).makespan_ns
 
 
 def costed(plan: Plan, model: Model, costing: OperatorCosting, built: StrategyProblem) -> Plan:
@@ -289,15 +289,15 @@ def costed(plan: Plan, model: Model, costing: OperatorCosting, built: StrategyPr
             return planned.time_us
         op = model.graph.operators[planned.name]
         rule, config = rule_of(op), planned.config
-        return planned_operator(costing, op, rule, config, interface(rule, config), planned.is_rematerialized).time_us
+        return planned_operator(costing, op, rule, config, interface_of(rule, config), planned.is_rematerialized).time_us
 
     operators = tuple(replace(op, time_us=time_us(op)) for op in plan.operators)
     compute_us = sum(op.time_us for op in operators)
-    (hidden_ns,) = built.hidden_ns(built.states_of(plan.strategy)[None])
-    hidden_us = hidden_ns / 1e3
+    (overlap_ns,) = built.overlap_ns(built.states_of(plan.strategy)[None])
+    hidden_us = overlap_ns / 1e3
     time_us = compute_us + plan.network_time_us - hidden_us
     return replace(
-        plan, operators=operators, compute_time_us=compute_us, time_us=time_us, hidden_time_us=hidden_us
+        plan, operators=operators, compute_time_us=compute_us, time_us=time_us, overlap_time_us=hidden_us
     )
 
 

@@ -29,14 +29,14 @@ from tensoropt.ir.graph import Operator
 from tensoropt.profiling.hardware import resolve
 from tensoropt.program.simulator import DeltaSimulation, Network, StepActions, network_of, step_graph
 from tensoropt.program.simulator.actions import Chain
-from tensoropt.program.simulator.full import simulate, task_graph
+from tensoropt.program.simulator.full import simulate_tasks, task_graph
 from tensoropt.program.simulator.step_graph import StepGraph
 from tensoropt.rules.rule import NONE, Config, why_unsearched
 from tensoropt.search import monte_carlo, simulated_position
 from tensoropt.search.baselines import data_parallel
-from tensoropt.search.baselines.task import Task
+from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.search.problem.config_space import space_for
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import Strategy, StrategyView
 from tensoropt.tools.offline import record_named
 
@@ -64,16 +64,16 @@ def measured(name: str, cluster: str, n_changes: int) -> list[object]:
     model, hardware = record_named(f"zoo:{name}").model, resolve(cluster)
     mesh = hardware.mesh()
     costing, network = costing_of(model, hardware, mesh), network_of(hardware, mesh)
-    view = model.view(Strategy(mesh, data_parallel.configs(Task(costing, mesh, "compact"))))
-    actions = StepActions(costing, Router(costing.reshardings.steps))
-    graph = step_graph(view, actions.router)
+    view = model.view(Strategy(mesh, data_parallel.configs(BaselineTask(costing, mesh, "compact"))))
+    actions = StepActions(costing, PathFinder(costing.reshardings.steps))
+    graph = step_graph(view, actions.path_finder)
 
     def chains(view: StrategyView) -> list:
         return actions.chains(view, graph.nodes)
 
     def in_full(view: StrategyView) -> int:
         tasks.append(task_graph(graph, chains(view), network))
-        return max(each.end_ns for each in simulate(tasks[-1]))
+        return max(each.end_ns for each in simulate_tasks(tasks[-1]))
 
     def by_difference(view: StrategyView, op: Operator, config: Config) -> tuple[int, StrategyView]:
         changed = view.changed({op.name: config})
@@ -113,14 +113,14 @@ class FullSimulation:
 
     def try_chains(self, changed: Mapping[int, Chain]) -> int:
         self.tried = [changed.get(node, chain) for node, chain in enumerate(self.chains)]
-        self.tried_ns = max(each.end_ns for each in simulate(task_graph(self.graph, self.tried, self.network)))
+        self.tried_ns = max(each.end_ns for each in simulate_tasks(task_graph(self.graph, self.tried, self.network)))
         return self.tried_ns
 
     def keep(self) -> None:
         self.chains, self.makespan_ns = self.tried, self.tried_ns
 
 
-def searched(task: Task, network: Network, simulation: type, n_proposals: int) -> tuple[float, object]:
+def searched(task: BaselineTask, network: Network, simulation: type, n_proposals: int) -> tuple[float, object]:
     """Search with a simulation until there were so many proposals; the seconds, and what was found."""
     n_reports = 0
 
@@ -132,7 +132,7 @@ def searched(task: Task, network: Network, simulation: type, n_proposals: int) -
 
     simulated_position.DeltaSimulation = simulation
     started = time.process_time()
-    found = monte_carlo.search(task, network, monte_carlo.Limits(1e9), count)
+    found = monte_carlo.search(task, network, monte_carlo.SearchLimits(1e9), count)
     return time.process_time() - started, found.candidates
 
 
@@ -141,7 +141,7 @@ def whole(name: str, cluster: str, n_proposals: int) -> list[object]:
     model, hardware = record_named(f"zoo:{name}").model, resolve(cluster)
     mesh = hardware.mesh()
     costing, network = costing_of(model, hardware, mesh), network_of(hardware, mesh)
-    task = Task(costing, mesh, space_for(model.graph, mesh))
+    task = BaselineTask(costing, mesh, space_for(model.graph, mesh))
     task = replace(task, built=task.full_problem())
     searched(task, network, DeltaSimulation, 0)  # compiles
     delta_s, by_difference = searched(task, network, DeltaSimulation, n_proposals)

@@ -20,7 +20,7 @@ from harness import alternate
 from tabulate import tabulate
 
 from tensoropt import zoo
-from tensoropt.common.progress import HIDDEN
+from tensoropt.common.progress import NOT_SHOWN
 from tensoropt.plan.find_frontier import find_baseline, find_frontier
 from tensoropt.plan.find_staged import find_staged
 from tensoropt.plan.plan import Plan
@@ -31,7 +31,7 @@ from tensoropt.runtime.execute import MPI, execute
 from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.pipeline.execute import execute_staged
 from tensoropt.runtime.ranks import Processes
-from tensoropt.runtime.synthetic_batch import training_step
+from tensoropt.runtime.synthetic_batch import synthetic_step
 from tensoropt.tools.offline import record
 from tensoropt.tools.recorded import Recorded
 
@@ -58,7 +58,7 @@ def step_of(recorded: Recorded, plan: Plan | StagedPlan, processes: Processes) -
     """Return a function that runs a step under a plan."""
     build = execute_staged if isinstance(plan, StagedPlan) else execute
     execution = build(plan, recorded.model, recorded.first_values(), processes, MPI)  # type: ignore[operator]
-    return partial(execution.engine.run, *training_step(recorded.model.graph))
+    return partial(execution.engine.run, *synthetic_step(recorded.model.graph))
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--micro-batches", default="4,8")
     given = parser.parse_args()
     processes = prepared_processes()
-    hardware = hardware_here(processes, MPI, HIDDEN)
+    hardware = hardware_here(processes, MPI, NOT_SHOWN)
     sizes = {"batch": 16, "length": 64, "layers": given.layers, "width": 256, "heads": 4, "inner": 1024, "vocabulary": 4096}
     recorded = record(lambda: zoo.transformer(**sizes), "transformer", "momentum")
     plans = plans_of(recorded, hardware, processes, [int(n) for n in given.micro_batches.split(",")])

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from tensoropt.common.progress import HIDDEN, Clock, Display
+from tensoropt.common.progress import NOT_SHOWN, Clock, Display
 
 QUIET = "TENSOROPT_QUIET"
 
@@ -110,7 +110,7 @@ def test_quiet_and_hidden_show_nothing_and_start_nothing(
     clock: DrivenClock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(QUIET, "1")
-    for display in (Display(clock=clock), HIDDEN):
+    for display in (Display(clock=clock), NOT_SHOWN):
         with display.phase("capture"):
             display.update("costs", 3, 7)
             assert clock.waits.empty()

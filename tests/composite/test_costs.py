@@ -13,7 +13,7 @@ from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.profiling.work import WorkItem
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, interface
+from tensoropt.rules.rule import Config, interface_of
 
 MESH = Mesh.of(2)
 DOUBLE = 8  # bytes
@@ -33,8 +33,8 @@ def costing_of(model: zoo.Recorded) -> OperatorCosting:
 def costs(costing: OperatorCosting, op: Operator, text: str) -> tuple[int, int]:
     """Memory in bytes, and time in operations."""
     rule, config = rule_of(op), Config.parse(MESH, text)
-    seen = interface(rule, config)
-    return costing.mem_bytes(op, rule, config, seen), costing.compute_time_ns(op, rule, config, seen)
+    interface = interface_of(rule, config)
+    return costing.mem_bytes(op, rule, config, interface), costing.compute_time_ns(op, rule, config, interface)
 
 
 def test_a_loop_keeps_for_each_trip_what_its_gradient_reads() -> None:

@@ -11,11 +11,11 @@ from composite.models import BATCH, UNITS
 
 from tensoropt.frontend.importer import import_graph
 from tensoropt.ir.graph import Operator
-from tensoropt.ir.invariants import check
+from tensoropt.ir.invariants import check_graph
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.composition import Composition
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, interface
+from tensoropt.rules.rule import Config, interface_of
 
 api = tf.compat.v1
 
@@ -25,7 +25,7 @@ def composites(build: Callable[[], object]) -> list[Operator]:
     with tf.Graph().as_default() as graph:
         build()
     imported = import_graph(graph, ())
-    check(imported)
+    check_graph(imported)
     return [op for op in imported.operators.values() if op.type in ("Loop", "CustomGradient")]
 
 
@@ -38,8 +38,8 @@ def test_loops_over_time_split_the_batch() -> None:
         rule = rule_of(op)
         assert str(rule) == "1 d1 1, 1 d1 1, d1 1, d1 1, d1 1, 1 1, 1 1, 1 -> 1 d1 1, d1 1, d1 1, d1 1"
         assert rule.extents == {"d1": BATCH} and not rule.even
-        seen = interface(rule, Config.parse(Mesh.of(2), "d1:a"))
-        assert str(seen.operands[-1]) == "[-] ~a", "the gradient of a weight is each device's share"
+        interface = interface_of(rule, Config.parse(Mesh.of(2), "d1:a"))
+        assert str(interface.operands[-1]) == "[-] ~a", "the gradient of a weight is each device's share"
 
 
 def test_a_loop_that_takes_units_one_by_one_splits_them_as_well() -> None:
@@ -59,8 +59,8 @@ def test_a_sum_of_each_trip_is_partial() -> None:
         tf.while_loop(lambda t, *_: t < 3, step, (0, values, sums))[2].stack()
 
     (loop,) = composites(build)
-    seen = interface(rule_of(loop), Config.parse(Mesh.of(2), "d0:a"))
-    assert [str(layout) for layout in seen.results] == ["[-, -] +a", "[a, -]"]
+    interface = interface_of(rule_of(loop), Config.parse(Mesh.of(2), "d0:a"))
+    assert [str(layout) for layout in interface.results] == ["[-, -] +a", "[a, -]"]
 
 
 def test_a_state_that_sums_over_the_batch_keeps_it_unsplit() -> None:

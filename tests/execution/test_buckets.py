@@ -20,13 +20,13 @@ from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import named
 from tensoropt.program import backward
-from tensoropt.program.check import check
+from tensoropt.program.check import check_program
 from tensoropt.program.step import step_program
 from tensoropt.program.tasks import OVERLAPPABLE, RESHARD
 from tensoropt.reschedule.layout import Layout
 from tensoropt.rules.rule import OperandSharding
 from tensoropt.runtime.engine import Engine
-from tensoropt.sharding.resharding import BUCKET_BYTES, SMALL_BYTES, PlainCosts, Router, bucket_share_ns, resharding_of
+from tensoropt.sharding.resharding import BUCKET_BYTES, SMALL_BYTES, PathFinder, PlainCosts, bucket_share_ns, resharding_of
 from tensoropt.sharding.strategy import StrategyView
 
 HARDWARE = named("v100-1x2")
@@ -58,8 +58,8 @@ def test_a_bucket_gives_the_bits_of_separate_sums(
     view = data_parallel(model)
 
     def run(in_buckets: bool) -> tuple[list[np.ndarray], tuple[Collective, ...]]:
-        router = Router(PlainCosts(), in_buckets=in_buckets)
-        return trained(engine_of(model, view, router, EmulatedBackend(MESH), in_order), model)
+        path_finder = PathFinder(PlainCosts(), in_buckets=in_buckets)
+        return trained(engine_of(model, view, path_finder, EmulatedBackend(MESH), in_order), model)
 
     alone, each = run(False)
     together, joined = run(True)
@@ -78,11 +78,11 @@ def test_a_bucket_gives_the_bits_of_separate_sums(
 def test_all_buckets_are_sent_before_the_updates() -> None:
     """And each variable is updated by its sum: the checker knows of which operands a gradient is."""
     model = zoo.record(zoo.mlp, "sgd")
-    program = step_program(data_parallel(model), Router(PlainCosts()))
-    check(program, model.graph)
+    program = step_program(data_parallel(model), PathFinder(PlainCosts()))
+    check_program(program, model.graph)
     (bucket,) = [task for task in program.tasks if len(task.writes) > 1 and task.work == RESHARD]
     assert bucket.stream == OVERLAPPABLE
-    assert {value.place.name for value in bucket.writes} == {value.place.name for value in bucket.reads}
+    assert {value.site.name for value in bucket.writes} == {value.site.name for value in bucket.reads}
 
 
 @given(st.integers(1, 4 * SMALL_BYTES), st.sampled_from([(), (0,)]), st.booleans())
@@ -91,15 +91,15 @@ def test_what_goes_into_a_bucket_costs_its_share_of_one(extent: int, unreduced: 
     axes = tuple(MESH.axes[place] for place in unreduced)
     tensor, whole = Tensor("t:0", (extent,), "float32"), Layout.replicated(MESH, 1)
     resharding = resharding_of(tensor, whole, OperandSharding(whole, axes), of_variable=of_variable)
-    router = Router(COSTS)
-    route = router.route(resharding)
-    assert route.in_bucket == (of_variable and bool(axes) and 4 * extent <= SMALL_BYTES)
-    if route.in_bucket:
-        assert route.backward is not None and [step.kind for step in route.backward.steps] == ["all_reduce"]
+    path_finder = PathFinder(COSTS)
+    paths = path_finder.paths(resharding)
+    assert paths.in_bucket == (of_variable and bool(axes) and 4 * extent <= SMALL_BYTES)
+    if paths.in_bucket:
+        assert paths.backward is not None and [step.kind for step in paths.backward.steps] == ["all_reduce"]
         share_ns = math.floor(COSTS.time_ns("all_reduce", MESH, axes, BUCKET_BYTES) * 4 * extent / BUCKET_BYTES)
-        assert router.time_ns(resharding) == bucket_share_ns(resharding, COSTS) == share_ns
+        assert path_finder.time_ns(resharding) == bucket_share_ns(resharding, COSTS) == share_ns
     else:
-        assert router.time_ns(resharding) == Router(COSTS, in_buckets=False).time_ns(resharding)
+        assert path_finder.time_ns(resharding) == PathFinder(COSTS, in_buckets=False).time_ns(resharding)
 
 
 def test_a_gradient_with_further_consumers_is_not_deferred() -> None:

@@ -22,11 +22,12 @@ from helpers.strategies import (
 )
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.build import check_reshardings, cost_entries
+from tensoropt.plan.build import cost_entries
+from tensoropt.plan.check import check_reshardings
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator, PlannedResharding
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import StrategyView
 
 
@@ -59,21 +60,21 @@ def test_a_plan_keeps_its_exchanges(tmp_path: Path) -> None:
 
 def plan_of_view(view: StrategyView) -> Plan:
     """A plan without a search: costs are left out."""
-    router = Router(Link())
+    path_finder = PathFinder(Link())
     reshardings = []
-    for charge in cost_entries(view):
-        route = router.route(charge.resharding)
-        if not route.is_free:
+    for entry in cost_entries(view):
+        paths = path_finder.paths(entry.resharding)
+        if not paths.is_free:
             planned = PlannedResharding(
-                tensor=charge.tensor, consumers=charge.consumers, sharding=charge.resharding.sharding,
-                is_shared=charge.is_shared, forward=route.forward, backward=route.backward, time_us=0.0,
-                reduction=charge.resharding.reduction,
+                tensor=entry.tensor, consumers=entry.consumers, sharding=entry.resharding.sharding,
+                is_shared=entry.is_shared, forward=paths.forward, backward=paths.backward, time_us=0.0,
+                reduction=entry.resharding.reduction,
             )
             reshardings.append(planned)
     graph, strategy = view.graph, view.strategy
     operators = [
-        PlannedOperator(name, graph.operators[name].type, strategy.configs[name], seen.results, 0, 0.0)
-        for name, seen in view.interfaces.items()
+        PlannedOperator(name, graph.operators[name].type, strategy.configs[name], interface.results, 0, 0.0)
+        for name, interface in view.interfaces.items()
     ]
     return Plan(
         mesh=strategy.mesh, operators=tuple(operators), reshardings=tuple(reshardings), memory_bytes=0, time_us=0.0,

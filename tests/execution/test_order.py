@@ -25,7 +25,7 @@ from tensoropt.rules.rule import configs
 from tensoropt.runtime.collectives.single import SingleCommunicator
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.functions import Feed, Fetch
-from tensoropt.sharding.resharding import PlainCosts, Router
+from tensoropt.sharding.resharding import PathFinder, PlainCosts
 from tensoropt.sharding.strategy import Strategy, StrategyView
 
 DEPTH, WIDTH, BATCH = 8, 512, 512
@@ -200,7 +200,7 @@ def trace_of(in_order: bool, function: Callable[[], zoo.Built] = deep) -> StepTr
     chosen = {name: configs(rule_of(op), mesh)[0] for name, op in model.graph.operators.items()}
     view = StrategyView(model.graph, Strategy(mesh, chosen), model.model.backward.gradients)
     backend = CommunicatingBackend(mesh, 0, SingleCommunicator())
-    engine = engine_of(model, view, Router(PlainCosts()), backend, in_order)
+    engine = engine_of(model, view, PathFinder(PlainCosts()), backend, in_order)
     fetch: Fetch = training_fetch(model)
     feeds: dict[Feed, np.ndarray] = feeds_of(model.graph, model.batches[0])
     for _ in range(2):

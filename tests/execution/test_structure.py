@@ -22,7 +22,7 @@ from tensoropt.reschedule.layout import Axes
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.functions import BuiltFunction, Feed, Fetch
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 
 
 class Operators:
@@ -73,7 +73,7 @@ def test_all_ranks_build_graphs_of_one_structure(function: Any, mesh: Mesh, back
         metrics = Fetch(tuple((model.graph.tensors[name], False) for name in model.metrics))
         wanted = [(training_fetch(model), feeds), (metrics, feeds)]
         by_rank = [
-            digests(engine_of(model, view, Router(Link()), backend(mesh, rank)), wanted)
+            digests(engine_of(model, view, PathFinder(Link()), backend(mesh, rank)), wanted)
             for rank in range(mesh.n_devices)
         ]
         assert len(by_rank[0]) == 2
@@ -85,7 +85,9 @@ def test_digests_tell_structures_apart() -> None:
     feeds = tuple(feeds_of(model.graph, model.batches[0]))
     by_seed = [
         digests(
-            engine_of(model, random_strategy(model, mesh, seed), Router(Link()), CommunicatingBackend(mesh, 0, Nobody())),
+            engine_of(
+                model, random_strategy(model, mesh, seed), PathFinder(Link()), CommunicatingBackend(mesh, 0, Nobody())
+            ),
             [(training_fetch(model), feeds)],
         )[0]
         for seed in range(3)
@@ -96,7 +98,7 @@ def test_digests_tell_structures_apart() -> None:
 def test_collectives_are_chained_by_data() -> None:
     """Control dependencies would not do: TensorFlow's graph optimizer drops some, and ranks would go apart."""
     model, mesh = zoo.record(zoo.mlp, "momentum"), Mesh.of(2)
-    engine = engine_of(model, random_strategy(model, mesh, 1), Router(Link()), CommunicatingBackend(mesh, 0, Nobody()))
+    engine = engine_of(model, random_strategy(model, mesh, 1), PathFinder(Link()), CommunicatingBackend(mesh, 0, Nobody()))
     built = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0])))
     callbacks = callbacks_of(built)
     assert len(callbacks) > 5
@@ -126,7 +128,7 @@ def test_overlappable_collectives_have_their_own_chain(function: Any, optimizer:
     model, mesh = zoo.record(function, optimizer), Mesh.of(2)
     backend = CommunicatingBackend(mesh, 0, Nobody(), overlappable=CommunicatingBackend(mesh, 0, Nobody()))
     for seed in range(3):
-        engine = engine_of(model, random_strategy(model, mesh, seed), Router(Link()), backend)
+        engine = engine_of(model, random_strategy(model, mesh, seed), PathFinder(Link()), backend)
         built = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0])))
         overlappable = [op for op in callbacks_of(built) if OVERLAPPABLE_NAME in op.name]
         critical = [op for op in callbacks_of(built) if op not in overlappable]

@@ -115,7 +115,7 @@ def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
         shares = {"remade": (0.7, 0.0), "recomputed": (0.4, 0.8), "complex": (0.3, 0.3)}.get(case, (0.0, 0.0))
         view = random_strategy(models[key], mesh, 1000 + seed, prefers, *shares)
         n_rematerialized += len(view.rematerialized)
-        n_regathered += sum(charge.is_regathered for charge in cost_entries(view))
+        n_regathered += sum(entry.is_regathered for entry in cost_entries(view))
         n_collectives += check(models[key], view, 1000 + seed, backend, in_order=any(shares) and seed % 2 == 1)
     if COMM.rank == 0:
         again = f"{n_rematerialized} computed again, {n_regathered} made again"

@@ -15,7 +15,7 @@ from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Node, Problem
 from tensoropt.ft import search as frontier_search
 from tensoropt.ft.weighted import passes as weighted_pass
 from tensoropt.ft.weighted.min_plus import min_plus_compiled, min_plus_in_numpy
-from tensoropt.ft.weighted.passes import Pass, Shares
+from tensoropt.ft.weighted.passes import Shares, WeightedPass
 from tensoropt.ft.weighted.weighted_search import TimeIsUpError, WeightedSearch, between
 
 from .problems import SHAPES, Costs, build, random_problem, resnet_pairs
@@ -211,13 +211,13 @@ def test_layers_that_are_alike_are_searched_once(max_cells: int) -> None:
     if together.plan.exact:
         return
     for weights in WEIGHTS:  # shares that are equal for equal layers, as the first round leaves them
-        first = Pass(together.setting, weights)
+        first = WeightedPass(together.setting, weights)
         moves = together._averaged((first.marginals(False), first.moves)[1])
         own = {
             variable: [share + np.floor(move / 2) for share, move in zip(first.own[variable][1:], those, strict=True)]
             for variable, those in moves.items()
         }
-        one, other = (Pass(search.setting, weights, Shares(own, is_even=True)) for search in (together, apart))
+        one, other = (WeightedPass(search.setting, weights, Shares(own, is_even=True)) for search in (together, apart))
         assert one.folds and one.total == other.total
         pairs = zip(one.marginals(False).nodes, other.marginals(False).nodes, strict=True)
         assert all((mine == its).all() for mine, its in pairs)

@@ -26,19 +26,19 @@ def random_problem(seed: int) -> Problem:
     return build(rng, sizes, pairs, costs)
 
 
-def simulated_ns(total_ns: int, hideable_ns: list[int], hiding_ns: list[int]) -> int:
-    """A device that computes from the last place to the first, and a link that serves what comes to it in order."""
-    device_ns = total_ns - sum(hideable_ns) - sum(hiding_ns)
+def simulated_ns(total_ns: int, overlappable_ns: list[int], computing_ns: list[int]) -> int:
+    """A device that computes from the last position to the first, and a link that serves what comes to it in order."""
+    device_ns = total_ns - sum(overlappable_ns) - sum(computing_ns)
     link_ns = 0
-    for place in reversed(range(len(hiding_ns))):
-        device_ns += hiding_ns[place]
-        if hideable_ns[place]:
-            link_ns = max(link_ns, device_ns) + hideable_ns[place]
+    for position in reversed(range(len(computing_ns))):
+        device_ns += computing_ns[position]
+        if overlappable_ns[position]:
+            link_ns = max(link_ns, device_ns) + overlappable_ns[position]
     return max(device_ns, link_ns)
 
 
 def random_overlap(problem: Problem, seed: int) -> Overlap:
-    """Parts of the costs, here and there; of a node's time one is hideable, another hiding."""
+    """Parts of the costs, here and there; of a node's time one is overlappable, another computing."""
     rng = np.random.default_rng(seed)
 
     def part(ns: np.ndarray, share: float) -> OverlapPart:
@@ -65,15 +65,15 @@ def true_times(problem: Problem, overlap: Overlap) -> dict[tuple[int, ...], tupl
         mem_bytes, total_ns = problem.cost(states)
         if max(mem_bytes, total_ns) >= INFEASIBLE:
             continue
-        hideable, hiding = [0] * N_PLACES, [0] * N_PLACES
-        for node, part in overlap.hideable.items():
-            hideable[part.place] += int(part.ns[states[node]])
-        for number, part in overlap.hideable_edges.items():
+        overlappable, computing = [0] * N_PLACES, [0] * N_PLACES
+        for node, part in overlap.overlappable.items():
+            overlappable[part.position] += int(part.ns[states[node]])
+        for number, part in overlap.overlappable_edges.items():
             edge = problem.edges[number]
-            hideable[part.place] += int(part.ns[states[edge.source], states[edge.target]])
-        for node, part in overlap.hiding.items():
-            hiding[part.place] += int(part.ns[states[node]])
-        found[states] = mem_bytes, simulated_ns(total_ns, hideable, hiding)
+            overlappable[part.position] += int(part.ns[states[edge.source], states[edge.target]])
+        for node, part in overlap.computing.items():
+            computing[part.position] += int(part.ns[states[node]])
+        found[states] = mem_bytes, simulated_ns(total_ns, overlappable, computing)
     return found
 
 
@@ -109,21 +109,21 @@ def test_weighted_sums_are_what_they_are_said_to_be(seed: int, share: int) -> No
     if max(mem_bytes, total_ns) >= INFEASIBLE:
         assert max(weighted.cost(states)) >= INFEASIBLE
         return
-    hideable = [(part.place, int(part.ns[states[node]])) for node, part in overlap.hideable.items()]
-    hideable += [
-        (part.place, int(part.ns[states[problem.edges[i].source], states[problem.edges[i].target]]))
-        for i, part in overlap.hideable_edges.items()
+    overlappable = [(part.position, int(part.ns[states[node]])) for node, part in overlap.overlappable.items()]
+    overlappable += [
+        (part.position, int(part.ns[states[problem.edges[i].source], states[problem.edges[i].target]]))
+        for i, part in overlap.overlappable_edges.items()
     ]
-    hiding = [(part.place, int(part.ns[states[node]])) for node, part in overlap.hiding.items()]
+    computing = [(part.position, int(part.ns[states[node]])) for node, part in overlap.computing.items()]
 
-    def hidden_at(place: int) -> int:
-        return sum(ns for at, ns in hideable if at > place) + sum(ns for at, ns in hiding if at < place)
+    def overlap_at(position: int) -> int:
+        return sum(ns for at, ns in overlappable if at > position) + sum(ns for at, ns in computing if at < position)
 
-    places = [place for place, _ in hideable] or [0]
-    sums = share * (total_ns - hidden_at(min(places))) + (UNITS - share) * (total_ns - hidden_at(max(places)))
+    positions = [position for position, _ in overlappable] or [0]
+    sums = share * (total_ns - overlap_at(min(positions))) + (UNITS - share) * (total_ns - overlap_at(max(positions)))
     assert weighted.cost(states) == (mem_bytes, sums)
-    (hidden_ns,) = overlap.hidden_ns(problem, np.array([states], np.int32))
-    assert UNITS * (total_ns - hidden_ns) >= sums
+    (overlap_ns,) = overlap.overlap_ns(problem, np.array([states], np.int32))
+    assert UNITS * (total_ns - overlap_ns) >= sums
 
 
 def test_without_anything_to_hide_it_is_the_plain_search() -> None:

@@ -26,7 +26,7 @@ from tensoropt.rules.rule import Config, configs
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.functions import Feed, Fetch
 from tensoropt.sharding.consumers import consumers_of, copies, sharding_of
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
 
 LONGEST_DETOUR = 3
@@ -103,9 +103,9 @@ def detours(seed: int) -> Callable[[Layout, Layout, Shape, int, StepCosts], Path
     return choose
 
 
-def random_router(seed: int) -> Router:
+def random_router(seed: int) -> PathFinder:
     """Every second seed takes detours, and sums each gradient by itself."""
-    return Router(Link(), detours(seed), in_buckets=False) if seed % 2 else Router(Link())
+    return PathFinder(Link(), detours(seed), in_buckets=False) if seed % 2 else PathFinder(Link())
 
 
 def feeds_of(graph: Graph, batch: Mapping[str, np.ndarray]) -> dict[Feed, np.ndarray]:
@@ -117,9 +117,9 @@ def training_fetch(model: zoo.Recorded) -> Fetch:
 
 
 def engine_of(
-    model: zoo.Recorded, view: StrategyView, router: Router, backend: Backend, in_order: bool = False
+    model: zoo.Recorded, view: StrategyView, path_finder: PathFinder, backend: Backend, in_order: bool = False
 ) -> Engine:
-    return Engine(view, router, backend, lambda name: model.first_values[name], in_order=in_order)
+    return Engine(view, path_finder, backend, lambda name: model.first_values[name], in_order=in_order)
 
 
 def train_and_check(engine: Engine, model: zoo.Recorded, tolerance: float = EXACT) -> None:
@@ -195,20 +195,20 @@ def executed(log: Sequence[Collective]) -> Counter[tuple[str, str, Shape]]:
     return Counter((entry.kind, entry.axes, shape) for entry in log for _, shape in entry.parts)
 
 
-def charged(view: StrategyView, router: Router) -> Counter[tuple[str, str, Shape]]:
+def charged(view: StrategyView, path_finder: PathFinder) -> Counter[tuple[str, str, Shape]]:
     """The collectives of all reshardings that a strategy is charged for."""
     counts: Counter[tuple[str, str, Shape]] = Counter()
-    for charge in cost_entries(view):
-        route = router.route(charge.resharding)
-        for path in (route.forward, route.backward, route.forward if charge.is_regathered else None):
+    for entry in cost_entries(view):
+        paths = path_finder.paths(entry.resharding)
+        for path in (paths.forward, paths.backward, paths.forward if entry.is_regathered else None):
             for step in path.steps if path is not None else ():
                 if step.communicates:
-                    counts[step.kind, axes_text(step.group_axes), path.shape] += charge.n_runs
+                    counts[step.kind, axes_text(step.group_axes), path.shape] += entry.n_runs
     return counts
 
 
 def assert_collectives_are_charged(engine: Engine, model: zoo.Recorded) -> None:
     """Compare exact multisets of (kind, axes, shape). Fetching the loss adds none: the step has it replicated anyway."""
     log = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0]))).log
-    done, paid = executed(log), charged(engine.per_micro_batch or engine.view, engine.router)
+    done, paid = executed(log), charged(engine.per_micro_batch or engine.view, engine.path_finder)
     assert done == paid, f"executed but not charged: {dict(done - paid)}; charged but not executed: {dict(paid - done)}"

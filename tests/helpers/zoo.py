@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensoropt.frontend.importer import import_graph
 from tensoropt.frontend.recorded_graph import RecordedStep
 from tensoropt.ir.graph import Graph
-from tensoropt.ir.invariants import check
+from tensoropt.ir.invariants import check_graph
 from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.optimizers.classic import Classic
 from tensoropt.sharding.model import Model
@@ -275,7 +275,7 @@ def record(function: Callable[[], Built], optimizer: str, seed: int = 1) -> Reco
     names = tuple(variable.handle.op.name for variable in trained)
     step = RecordedStep(train, built.loss, names, Classic(optimizer, tuple(hyperparameters.items())))
     graph = import_graph(recorded, [step])
-    check(graph)
+    check_graph(graph)
     with recorded.as_default(), tf.compat.v1.Session(config=_unoptimized()) as session:
         # Only now, so that the recorded graph above is that of a user, without gradients.
         minimize = _optimizer(optimizer, hyperparameters).minimize(built.loss, var_list=trained)

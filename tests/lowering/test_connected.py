@@ -115,10 +115,10 @@ def test_an_operator_that_is_followed_otherwise_is_noticed(
 
     truly = backward._Asking.answer
 
-    def answer(self: Any, op: Any, results: frozenset[int], places: frozenset[int]) -> Any:
+    def answer(self: Any, op: Any, results: frozenset[int], indices: frozenset[int]) -> Any:
         if op.type == op_type:
-            return backward._Answer(places if gives else frozenset(), frozenset(), frozenset())
-        return truly(self, op, results, places)
+            return backward._Answer(indices if gives else frozenset(), frozenset(), frozenset())
+        return truly(self, op, results, indices)
 
     graph = recorded_graph(model)
     analyse(graph)

@@ -57,13 +57,13 @@ def differing(name: str, strategy: str, dtype: str = "float64", optimizer: str =
         frontier = _frontier(name, dtype)
         plan = frontier.fastest() if strategy == "fastest" else frontier.smallest()
         view = case.model.view(plan.strategy)
-        router = plan.router(PlainCosts())
+        path_finder = plan.path_finder(PlainCosts())
     else:
         seed = int(strategy)
         view = random_strategy(case, Mesh.of(2, 3) if seed % 3 == 2 else Mesh.of(2, 2), seed)
-        router = random_router(seed)
+        path_finder = random_router(seed)
     with floats(dtype):
-        found = by_strategy(case, view, router)
+        found = by_strategy(case, view, path_finder)
         return differences(case, found, TOLERANCES[dtype], without_gradient(case) if optimizer == "adam" else ())
 
 

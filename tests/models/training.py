@@ -23,7 +23,7 @@ from tensoropt.reschedule.simulate import gather
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.functions import Feed, Fetch
 from tensoropt.sharding.model import Model
-from tensoropt.sharding.resharding import PlainCosts, Router
+from tensoropt.sharding.resharding import PathFinder, PlainCosts
 from tensoropt.sharding.strategy import StrategyView
 from tensoropt.trainer.objective import Compilation, KerasObjective
 from tensoropt.trainer.programs import TRAIN, Captured, capture_program
@@ -130,7 +130,7 @@ def on_one_device(entry: Entry, model: keras.Model, optimizer: Any, program: Cap
         yield Step(loss, values, slots)
 
 
-def by_strategy(case: Case, view: StrategyView, router: Router | None = None) -> Iterator[Step]:
+def by_strategy(case: Case, view: StrategyView, path_finder: PathFinder | None = None) -> Iterator[Step]:
     """The same steps by a strategy, all ranks in this process.
 
     Raises:
@@ -139,7 +139,7 @@ def by_strategy(case: Case, view: StrategyView, router: Router | None = None) ->
     """
     mesh = view.strategy.mesh
     backend = EmulatedBackend(mesh)
-    engine = Engine(view, router or Router(PlainCosts()), backend, lambda name: case.first_values[name])
+    engine = Engine(view, path_finder or PathFinder(PlainCosts()), backend, lambda name: case.first_values[name])
     fetch = Fetch(((case.captured.results[0], False),), (TRAIN,))
     for number in range(N_STEPS):
         inputs, labels = case.entry.batch(number)

@@ -236,7 +236,7 @@ def check(
             assert_same(loss, expected, tolerance, f"the loss of step {step}")
     check_state(engine, case.expected, tolerance)
     done = executed(engine.function(fetch, tuple(feeds_of(case.graph, case.batches[0]))).log)
-    paid = charged(engine.view, engine.router)
+    paid = charged(engine.view, engine.path_finder)
     assert done == paid, f"executed but not charged: {dict(done - paid)}; charged but not executed: {dict(paid - done)}"
     return engine
 

@@ -18,7 +18,7 @@ from optimizers.models import MakeOptimizer, assert_same, case_of, check, whole
 from tensoropt.common.errors import InputError
 from tensoropt.ir.graph import Graph
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.optimizers.copies import Parameter, ShardVariable, build, fresh_copy, slots_of
+from tensoropt.optimizers.copies import Parameter, ShardVariable, build_variables, fresh_copy, slots_of
 from tensoropt.optimizers.keras_running import RunningKeras
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.functions import Fetch
@@ -215,5 +215,5 @@ def test_slots_equal_those_of_a_build_on_global_variables(name: str) -> None:
     shapes = {"dense/kernel": (4, 3), "dense/bias": (3,), "conv/kernel": (2, 2, 3, 3), "head/kernel": (3, 2)}
     parameters = [Parameter(path, shape) for path, shape in shapes.items()]
     shards = [ShardVariable(tf.Variable(tf.zeros(each.shape)), each.shape, each) for each in parameters]
-    owners = [made.parameter for made in build(fresh_copy(optimizer), shards, parameters)]
+    owners = [made.parameter for made in build_variables(fresh_copy(optimizer), shards, parameters)]
     assert slots_of(optimizer, parameters) == tuple(owners.count(place) for place in range(len(parameters)))

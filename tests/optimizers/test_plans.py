@@ -8,7 +8,7 @@ from optimizers.models import case_of, check_state
 from optimizers.test_keras import CASES
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.build import check_reshardings
+from tensoropt.plan.check import check_reshardings
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.layout import axes_text
@@ -27,7 +27,7 @@ def test_points_of_a_frontier(name: str) -> None:
         assert sum(parts) == pytest.approx(plan.time_us, rel=1e-9)
         view = case.model.view(plan.strategy)
         check_reshardings(view, plan)
-        engine = Engine(view, plan.router(PlainCosts()), EmulatedBackend(plan.mesh), lambda n: case.first_values[n])
+        engine = Engine(view, plan.path_finder(PlainCosts()), EmulatedBackend(plan.mesh), lambda n: case.first_values[n])
         fetch = Fetch(((case.graph.tensors[case.loss], False),), ("train",))
         for batch in case.batches:
             engine.run(fetch, feeds_of(case.graph, batch))

@@ -25,7 +25,7 @@ from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, interface
+from tensoropt.rules.rule import Config, interface_of
 
 ADAM = optimizers.Adam
 CASES: dict[str, MakeOptimizer] = {
@@ -103,10 +103,10 @@ def test_a_table_whose_rows_stay_is_charged_for_rows_alone() -> None:
         mesh, op = hardware.mesh(1), model.graph.operators["table"]
         costing = costing_of(model, hardware, mesh)
         rule, config = rule_of(op), Config(mesh, ())
-        seen = interface(rule, config)
-        work = costing.work(op, rule, config, seen)
+        interface = interface_of(rule, config)
+        work = costing.work(op, rule, config, interface)
         assert work is not None
-        of_table[kind] = costing.mem_bytes(op, rule, config, seen), work.n_bytes
+        of_table[kind] = costing.mem_bytes(op, rule, config, interface), work.n_bytes
     table, found = 40 * 6 * 8, 2 * 15 * 6 * 8
     assert of_table == {"momentum": (2 * table, 5 * found), "adam": (4 * table, 7 * table)}
 

@@ -11,7 +11,7 @@ from helpers.strategies import random_router, random_strategy
 
 from tensoropt.common.errors import InputError
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.program.schedule import orders
+from tensoropt.program.schedule import pass_orders
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import why_invalid
@@ -72,4 +72,4 @@ def random_engine(
         )
         for index, view in enumerate(views)
     }
-    return model, StagedEngine(stages, tuple(views), orders(schedule, n, in_flight), engines, EmulatedTransfers)
+    return model, StagedEngine(stages, tuple(views), pass_orders(schedule, n, in_flight), engines, EmulatedTransfers)

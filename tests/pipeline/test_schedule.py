@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tensoropt.common.errors import InputError
-from tensoropt.program.schedule import Pass, least_in_flight, makespan, merged, needs, orders
+from tensoropt.program.schedule import Pass, least_in_flight, makespan, merged, needs, pass_orders
 
 
 def in_flight(order: tuple[Pass, ...]) -> int:
@@ -23,7 +23,7 @@ def test_random_orders_run_each_pass_once_after_those_it_needs(seed: int) -> Non
     rng = random.Random(seed)
     n_stages, n = rng.randint(1, 6), rng.randint(1, 9)
     schedule, asked = rng.choice(["1f1b", "gpipe"]), [rng.randint(1, n) for _ in range(n_stages)]
-    found = orders(schedule, n, asked)
+    found = pass_orders(schedule, n, asked)
     done: set[Pass] = set()
     for each in merged(found):
         assert done.issuperset(needs(each, n_stages))
@@ -37,24 +37,24 @@ def test_random_orders_run_each_pass_once_after_those_it_needs(seed: int) -> Non
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_equal_stages_wait_for_the_first_and_the_last_micro_batch_alone(schedule: str, n_stages: int, n: int) -> None:
     """The time of a pipeline of equal stages: (n + stages - 1) passes there and back."""
-    found = orders(schedule, n, least_in_flight(n_stages, n))
+    found = pass_orders(schedule, n, least_in_flight(n_stages, n))
     time = makespan(found, [1.0] * n_stages, [2.0] * n_stages, [0.0] * (n_stages - 1))
     assert time == 3.0 * (n + n_stages - 1)
 
 
 def test_more_in_flight_hides_a_slow_link() -> None:
     times = [
-        makespan(orders("1f1b", 8, ahead), [1.0, 1.0], [2.0, 2.0], [1.5]) for ahead in ((2, 1), (3, 1), (4, 1))
+        makespan(pass_orders("1f1b", 8, ahead), [1.0, 1.0], [2.0, 2.0], [1.5]) for ahead in ((2, 1), (3, 1), (4, 1))
     ]
     assert times[0] > times[1] >= times[2]
 
 
 def test_passes_that_wait_for_each_other_are_named() -> None:
-    (first, second) = orders("1f1b", 2, [2, 1])
+    (first, second) = pass_orders("1f1b", 2, [2, 1])
     with pytest.raises(ValueError, match="B0 of stage 0, F1 of stage 1"):
         merged(((first[0], *first[2:], first[1]), (second[0], second[2], second[1], second[3])))
 
 
 def test_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(InputError, match="unknown schedule 'zero'; expected '1f1b' or 'gpipe'"):
-        orders("zero", 2, [1, 1])
+        pass_orders("zero", 2, [1, 1])

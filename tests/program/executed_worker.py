@@ -29,7 +29,7 @@ from tensoropt.program.step import StepProgram, step_program
 from tensoropt.program.tasks import BACKWARD, COMPUTE, COMPUTING, FORWARD, REMATERIALIZED, SUM, UPDATE, Value
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
-from tensoropt.sharding.resharding import Router, differentiated_operands, inner_reshardings
+from tensoropt.sharding.resharding import PathFinder, differentiated_operands, inner_reshardings
 from tensoropt.sharding.strategy import StrategyView
 
 COMM = MPI.COMM_WORLD
@@ -69,8 +69,8 @@ def expected(program: StepProgram, view: StrategyView, way: str) -> Counter[str]
         if task.direction == REMATERIALIZED and task.stream == COMPUTING and read.isdisjoint(task.writes):
             continue
         read.update(map(program.source, task.all_reads))
-        if (task.work, task.direction) == (COMPUTE, way) and view.graph.operators[task.place.name].type not in ALIASES:
-            found[task.place.name] += 1
+        if (task.work, task.direction) == (COMPUTE, way) and view.graph.operators[task.site.name].type not in ALIASES:
+            found[task.site.name] += 1
     return found
 
 
@@ -80,17 +80,17 @@ def is_written_out(name: str, view: StrategyView) -> bool:
     return view.graph.operators[name].type == "Mean" or any(config.axes_of(factor) for factor in view.rules[name].inner)
 
 
-def n_collectives(program: StepProgram, view: StrategyView, router: Router) -> int:
+def n_collectives(program: StepProgram, view: StrategyView, path_finder: PathFinder) -> int:
     """The paths that communicate: reshardings, and those inside of operators."""
     found = sum(task.stream != COMPUTING for task in program.tasks)
     for task in program.tasks:
         if task.work != COMPUTE:
             continue
-        op = view.graph.operators[task.place.name]
+        op = view.graph.operators[task.site.name]
         differentiated = differentiated_operands(op, view.gradients)
         for inner in inner_reshardings(op, view.rules[op.name], view.strategy.configs[op.name], differentiated):
-            route = router.route(inner)
-            path = route.backward if task.direction == BACKWARD else route.forward
+            paths = path_finder.paths(inner)
+            path = paths.backward if task.direction == BACKWARD else paths.forward
             found += path is not None and path.communicates
     return found
 
@@ -98,11 +98,11 @@ def n_collectives(program: StepProgram, view: StrategyView, router: Router) -> i
 def check(model: zoo.Recorded, mesh: Mesh, backend: CommunicatingBackend, seed: int) -> str:
     """Trace a step; what it ran, as text."""
     view = random_strategy(model, mesh, seed, share_regathered=0.5, share_rematerialized=0.4)
-    router = random_router(seed)
-    engine, feeds = engine_of(model, view, router, backend), feeds_of(model.graph, model.batches[0])
+    path_finder = random_router(seed)
+    engine, feeds = engine_of(model, view, path_finder, backend), feeds_of(model.graph, model.batches[0])
     engine.run(training_fetch(model), feeds)
     events = traced_step(lambda: engine.run(training_fetch(model), feeds)).operators
-    program, found = step_program(view, router), ran(events, view)
+    program, found = step_program(view, path_finder), ran(events, view)
     for way in (FORWARD, REMATERIALIZED):
         wanted = expected(program, view, way)
         missing = {name for name in wanted if name not in found[way] and not is_written_out(name, view)}
@@ -113,7 +113,7 @@ def check(model: zoo.Recorded, mesh: Mesh, backend: CommunicatingBackend, seed: 
     assert computed <= set(found[BACKWARD]), (seed, computed - set(found[BACKWARD]))
     types = Counter(event.type for event in events)
     counts = {
-        "collectives": (types["PyFunc"], n_collectives(program, view, router)),
+        "collectives": (types["PyFunc"], n_collectives(program, view, path_finder)),
         "sums": (types["AddN"], sum(task.work == SUM for task in program.tasks)),
         "updates": (
             sum(n for kind, n in types.items() if kind.startswith("ResourceApply")),

@@ -35,4 +35,4 @@ def test_random_strategies_have_the_peak_of_their_program(function: Callable[[],
             peaks = of_model[seed % 2]
             assert peaks.is_quick
             for _ in range(2):  # with new rows, and with known ones
-                assert peaks.quick_bytes(view) == peak_of(view, costing, peaks.router).n_bytes, (seed, hardware.name)
+                assert peaks.quick_bytes(view) == peak_of(view, costing, peaks.path_finder).n_bytes, (seed, hardware.name)

@@ -21,7 +21,7 @@ from tensoropt.program.liveness import Buffer, Instruction, Peak, peak_of_progra
 from tensoropt.program.peak import GRADIENTS, INPUTS, STATE, peak_of
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs
-from tensoropt.sharding.resharding import PlainCosts, Router
+from tensoropt.sharding.resharding import PathFinder, PlainCosts
 from tensoropt.sharding.strategy import Strategy, StrategyView
 
 HARDWARE = named("v100-2x2")
@@ -124,7 +124,7 @@ def two_layers() -> zoo.Built:
 
 def peak_on(model: zoo.Recorded, view: StrategyView) -> Peak:
     costing = costing_of(model.model, HARDWARE, view.strategy.mesh)
-    return peak_of(view, costing, Router(PlainCosts()))
+    return peak_of(view, costing, PathFinder(PlainCosts()))
 
 
 def whole(model: zoo.Recorded) -> StrategyView:

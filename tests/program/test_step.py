@@ -14,9 +14,9 @@ from helpers.strategies import engine_of, feeds_of, random_router, random_strate
 
 from tensoropt.lowering import backward
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.program.check import check
+from tensoropt.program.check import check_program
 from tensoropt.program.step import StepProgram, step_program
-from tensoropt.program.tasks import BACKWARD, COMPUTE, FEED, OPERATOR, REMATERIALIZED, RESHARD, SUM, UPDATE, Place, Task
+from tensoropt.program.tasks import BACKWARD, COMPUTE, FEED, OPERATOR, REMATERIALIZED, RESHARD, SUM, UPDATE, Site, Task
 from tensoropt.reschedule.mesh import Mesh
 
 MODELS = (zoo.mlp, zoo.cnn, zoo.attention, zoo.windows, zoo.broadcasting, *composite.models.MODELS)
@@ -28,8 +28,8 @@ def test_invariants_hold_for_random_strategies(function: Callable[[], zoo.Built]
     for seed in range(12):
         view = random_strategy(model, Mesh.of(2, 2), seed, share_regathered=0.5, share_rematerialized=0.5 * (seed % 3))
         program = step_program(view, random_router(seed))
-        check(program, model.graph)
-        updated = [task.place.name for task in program.tasks if task.work == UPDATE]
+        check_program(program, model.graph)
+        updated = [task.site.name for task in program.tasks if task.work == UPDATE]
         assert sorted(updated) == sorted(op.name for op in model.graph.variables if op.is_trainable)
 
 
@@ -39,7 +39,7 @@ def test_invariants_hold_in_micro_batches(name: str) -> None:
         shares = {"share_regathered": 0.5, "share_rematerialized": 0.5 * (seed % 3)}
         view = accumulate.models.random_view(name, "adam", (2, 4)[seed % 2], Mesh.of(2), seed, **shares)[1]
         program = step_program(view, random_router(seed))
-        check(program, view.graph)
+        check_program(program, view.graph)
         assert {task.micro_batch for task in program.tasks} == {-1, *range(view.graph.n_micro_batches)}
 
 
@@ -107,7 +107,7 @@ def swapped(program: StepProgram, work: str) -> StepProgram:
 
 FAULTS: dict[str, tuple[Callable[[StepProgram], StepProgram], str]] = {
     "a task is missing": (
-        lambda program: without(program, lambda task: task.place == Place(OPERATOR, "tanh") and task.direction == BACKWARD),
+        lambda program: without(program, lambda task: task.site == Site(OPERATOR, "tanh") and task.direction == BACKWARD),
         r"d\(tanh\[0\]\) is read, which no earlier task writes",
     ),
     "a task comes twice": (
@@ -141,10 +141,10 @@ FAULTS: dict[str, tuple[Callable[[StepProgram], StepProgram], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_program_is_refused_with_the_tasks_around(fault: str) -> None:
     model, program = program_of_two_layers()
-    check(program, model.graph)
+    check_program(program, model.graph)
     broken, message = FAULTS[fault]
     with pytest.raises(AssertionError, match=message) as error:
-        check(broken(program), model.graph)
+        check_program(broken(program), model.graph)
     marked = [line for line in str(error.value).splitlines() if line.startswith("-> ")]
     assert len(marked) == 1 and len(str(error.value).splitlines()) >= 4
 
@@ -152,6 +152,6 @@ def test_a_broken_program_is_refused_with_the_tasks_around(fault: str) -> None:
 def test_an_old_value_of_a_variable_is_not_read_after_its_update() -> None:
     model, program = program_of_two_layers()
     *tasks, update = program.tasks
-    late = replace(program, tasks=(*tasks, update, Task(RESHARD, BACKWARD, update.place, (tasks[-4].reads[1],), ())))
+    late = replace(program, tasks=(*tasks, update, Task(RESHARD, BACKWARD, update.site, (tasks[-4].reads[1],), ())))
     with pytest.raises(AssertionError, match="is read after the update of its variable"):
-        check(late, model.graph)
+        check_program(late, model.graph)

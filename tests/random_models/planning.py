@@ -13,7 +13,7 @@ from helpers.strategies import random_router, random_strategy
 from random_models.drawing import CaseOptions
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.plan.build import cost_entries, planned_operator
-from tensoropt.plan.options import find
+from tensoropt.plan.options import find_answer
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator
 from tensoropt.plan.request import OF_CURVE, Request, searched
@@ -45,7 +45,7 @@ def plan_of(options: CaseOptions, seed: int, request: Request, option: str) -> P
             return frontier.plan(rng.randrange(len(frontier)))
         needed = [frontier.needed_bytes(point) for point in (frontier.least_point(), frontier.fastest_within(None))]
         request = replace(request, limit_bytes=rng.randint(min(needed), max(needed)))
-    plan = find(option, request, options.n_devices)
+    plan = find_answer(option, request, options.n_devices)
     assert isinstance(plan, Plan)
     if options.kind == "limit":
         assert plan.peak_bytes is not None and request.limit_bytes is not None and plan.peak_bytes <= request.limit_bytes
@@ -92,16 +92,16 @@ def as_plan(view: StrategyView, seed: int, model: Model, hardware: Hardware, n_m
     costing = costing_of(model, hardware, mesh)
     in_step = {op.name for op in view.graph.step_operators}
     operators = []
-    for name, seen in view.interfaces.items():
+    for name, interface in view.interfaces.items():
         op, config = view.graph.operators[name], view.strategy.configs[name]
         if op.updates is not None:
             continue
         if name in in_step:
-            operators.append(planned_operator(costing, op, view.rules[name], config, seen, name in view.rematerialized))
+            operators.append(planned_operator(costing, op, view.rules[name], config, interface, name in view.rematerialized))
         else:
-            operators.append(PlannedOperator(name, op.type, config, seen.results, 0, 0.0))
-    router = random_router(seed)
-    reshardings = [planned for charge in cost_entries(view, costing) if (planned := charge.planned(router)) is not None]
+            operators.append(PlannedOperator(name, op.type, config, interface.results, 0, 0.0))
+    path_finder = random_router(seed)
+    reshardings = [planned for entry in cost_entries(view, costing) if (planned := entry.planned(path_finder)) is not None]
     digest = view.graph.full_batch.digest
     plan = Plan(
         mesh=mesh, operators=tuple(operators), reshardings=tuple(reshardings), memory_bytes=0, time_us=0.0,

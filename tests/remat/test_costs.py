@@ -12,7 +12,7 @@ from tensoropt.ft import Budget
 from tensoropt.ir.graph import VARIABLE
 from tensoropt.plan.build import cost_entries
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 from tensoropt.tools.offline import record
 
 
@@ -30,7 +30,7 @@ def test_a_strategy_takes_the_time_of_its_operators_and_reshardings(name: str, s
     found = frontier(name, space, without)
     built, rng, n_rematerialized, n_checked = found.built, np.random.default_rng(0), 0, 0
     costing = found.costing
-    router = Router(costing.reshardings.steps)
+    path_finder = PathFinder(costing.reshardings.steps)
     for number in range(240):
         states = random_states(found, rng, number % 3)
         if states is None:
@@ -39,15 +39,15 @@ def test_a_strategy_takes_the_time_of_its_operators_and_reshardings(name: str, s
         strategy = built.strategy(states)
         view = found.model.view(strategy)
         assert view.rematerialized == strategy.rematerialized
-        made = [charge for charge in cost_entries(view) if charge.is_shared and charge.is_regathered]
-        if {copy.tensor for copy in strategy.regathered if copy.consumer is None} - {charge.tensor for charge in made}:
+        made = [entry for entry in cost_entries(view) if entry.is_shared and entry.is_regathered]
+        if {copy.tensor for copy in strategy.regathered if copy.consumer is None} - {entry.tensor for entry in made}:
             continue  # a shared copy that is made again though nobody reads it is charged, and isn't executed
         n_checked += 1
-        total = sum(charge.time_ns(router) for charge in cost_entries(view))
-        for name_of, seen in view.interfaces.items():
+        total = sum(entry.time_ns(path_finder) for entry in cost_entries(view))
+        for name_of, interface in view.interfaces.items():
             op, rule, config = view.graph.operators[name_of], view.rules[name_of], strategy.configs[name_of]
-            total += costing.compute_time_ns(op, rule, config, seen)
-            total += costing.rematerialization_ns(op, rule, config, seen) if name_of in view.rematerialized else 0
+            total += costing.compute_time_ns(op, rule, config, interface)
+            total += costing.rematerialization_ns(op, rule, config, interface) if name_of in view.rematerialized else 0
         assert total == time_ns
         n_rematerialized += len(strategy.rematerialized)
     assert n_checked > 10 and (n_rematerialized or built.transient is None)

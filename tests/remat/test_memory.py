@@ -16,7 +16,7 @@ from tensoropt.profiling.trace import StepTrace, traced_step
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs
 from tensoropt.runtime.collectives.single import SingleCommunicator
-from tensoropt.sharding.resharding import PlainCosts, Router
+from tensoropt.sharding.resharding import PathFinder, PlainCosts
 from tensoropt.sharding.strategy import Strategy, StrategyView
 
 HARDWARE = named("v100-1x1")
@@ -46,7 +46,7 @@ def view_of(model: zoo.Recorded, is_rematerialized: bool) -> StrategyView:
 
 def trace_of(model: zoo.Recorded, view: StrategyView, in_order: bool) -> StepTrace:
     backend = CommunicatingBackend(view.strategy.mesh, 0, SingleCommunicator())
-    engine = engine_of(model, view, Router(PlainCosts()), backend, in_order)
+    engine = engine_of(model, view, PathFinder(PlainCosts()), backend, in_order)
     fetch, feeds = training_fetch(model), feeds_of(model.graph, model.batches[0])
     for _ in range(2):
         engine.run(fetch, feeds)

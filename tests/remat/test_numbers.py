@@ -42,7 +42,7 @@ def check(model: zoo.Recorded, mesh: Mesh, seed: int) -> np.ndarray:
     engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh), in_order=seed // 2 % 2 == 1)
     train_and_check(engine, model)
     assert_variables(model, view, local_shards(engine))
-    return np.array([len(view.rematerialized), sum(charge.is_regathered for charge in cost_entries(view))])
+    return np.array([len(view.rematerialized), sum(entry.is_regathered for entry in cost_entries(view))])
 
 
 @pytest.mark.usefixtures("graphs_as_built")

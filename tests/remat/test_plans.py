@@ -19,7 +19,7 @@ from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.ft import INFEASIBLE, Budget
 from tensoropt.ft.pareto import reduce_unsorted
-from tensoropt.plan.build import check_reshardings
+from tensoropt.plan.check import check_reshardings
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
@@ -58,7 +58,7 @@ def test_operators_and_reshardings_come_to_the_plan_s_time(found: ModelFrontier)
     for point in range(0, len(found), max(1, len(found) // 8)):
         plan = found.plan(point)
         total = sum(op.time_us for op in plan.operators) + sum(each.time_us for each in plan.reshardings)
-        assert total == pytest.approx(plan.time_us + plan.hidden_time_us, rel=1e-9)
+        assert total == pytest.approx(plan.time_us + plan.overlap_time_us, rel=1e-9)
         again = {op.name for op in plan.operators if op.is_rematerialized}
         assert again == plan.strategy.rematerialized
         assert all(0 <= op.rematerialization_us < op.time_us for op in plan.operators if op.is_rematerialized and op.time_us)
@@ -127,7 +127,7 @@ def test_against_every_strategy_of_a_tiny_model() -> None:
     allowed = (mem < INFEASIBLE) & (time_ns < INFEASIBLE)
     every, mem, time_ns = every[allowed], mem[allowed], time_ns[allowed]
     mem = mem + built.missing_bytes(every)
-    time_ns = time_ns - built.hidden_ns(every)
+    time_ns = time_ns - built.overlap_ns(every)
     best = reduce_unsorted(mem, time_ns)
     gap = 1 + found.worst_gap
     for at_least, least_ns in zip(mem[best], time_ns[best], strict=True):

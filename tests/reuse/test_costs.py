@@ -54,7 +54,7 @@ def test_a_frontier_with_the_choice_is_never_above_the_one_without(name: str, sp
     for mem_bytes, time_ns in zip(of_kept.mem_bytes, of_kept.time_ns, strict=True):
         fitting = of_chosen.time_ns[of_chosen.mem_bytes <= mem_bytes]
         assert len(fitting) and fitting.min() <= time_ns
-    assert chosen.least_mem_bytes <= kept.least_mem_bytes
+    assert chosen.costs.mem_bytes.min() <= kept.costs.mem_bytes.min()
 
 
 def test_copies_are_regathered_with_little_memory_and_not_without_a_limit() -> None:
@@ -114,16 +114,16 @@ def test_the_copy_or_its_source_is_saved(case: tuple[Tensor, OperandSharding, Op
 def test_a_strategy_pays_for_each_second_resharding_and_for_nothing_else(seed: int, share: float) -> None:
     model = recorded()
     view = random_strategy(model, Mesh.of(2, 2), seed, share_regathered=share)
-    router = random_router(seed)
+    path_finder = random_router(seed)
     n_regathered = 0
-    for charge in cost_entries(view):
-        again = router.route(charge.resharding).forward.time_ns(router.costs, charge.resharding.item_bytes)
-        assert charge.time_ns(router) - router.time_ns(charge.resharding) == (again if charge.is_regathered else 0)
-        n_regathered += charge.is_regathered
-        if charge.is_regathered and not charge.is_shared:
+    for entry in cost_entries(view):
+        again = path_finder.paths(entry.resharding).forward.time_ns(path_finder.costs, entry.resharding.item_bytes)
+        assert entry.time_ns(path_finder) - path_finder.time_ns(entry.resharding) == (again if entry.is_regathered else 0)
+        n_regathered += entry.is_regathered
+        if entry.is_regathered and not entry.is_shared:
             # What is made again is read by the gradient of the operator that takes it.
-            op = view.graph.operators[charge.consumers[0]]
-            positions = [i for i, tensor in op.operands if tensor.name == charge.tensor]
+            op = view.graph.operators[entry.consumers[0]]
+            positions = [i for i, tensor in op.operands if tensor.name == entry.tensor]
             assert any((op.name, i) in view.residual_operands for i in positions)
     assert (n_regathered > 0) or share < 1.0
 

@@ -24,7 +24,7 @@ from tensoropt.lowering.resharding.callbacks import Runner
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path
 from tensoropt.rules.rule import Config
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
 
 ALIGNMENT = 64
@@ -109,13 +109,13 @@ def most_alive(is_regathered: bool, most: int) -> int:
     gc.freeze()  # what was there before isn't looked through at every collective
     model, mesh = zoo.record(deep, "sgd"), Mesh.of(2)
     view, backend = sharded(model, mesh, is_regathered), Watched(mesh, Watch(most))
-    engine = engine_of(model, view, Router(Link()), backend, in_order=True)
+    engine = engine_of(model, view, PathFinder(Link()), backend, in_order=True)
     feeds = feeds_of(model.graph, model.batches[0])
     engine.run(training_fetch(model), feeds)
     backend.watch.arrays.clear()
     backend.watch.n_alive.clear()
     engine.run(training_fetch(model), feeds)
-    train_and_check(engine_of(model, view, Router(Link()), EmulatedBackend(mesh)), model)
+    train_and_check(engine_of(model, view, PathFinder(Link()), EmulatedBackend(mesh)), model)
     return max(backend.watch.n_alive)
 
 

@@ -14,7 +14,8 @@ import tensoropt
 from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.ft import INFEASIBLE, Frontier
-from tensoropt.plan.build import check_reshardings, cost_entries
+from tensoropt.plan.build import cost_entries
+from tensoropt.plan.check import check_reshardings
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
@@ -39,11 +40,11 @@ def test_a_plan_reads_back_as_it_was_written(found: ModelFrontier, tmp_path: Pat
     assert loaded.strategy.regathered == plan.strategy.regathered and loaded.reshardings == plan.reshardings
     view = found.model.view(loaded.strategy)
     check_reshardings(view, loaded)
-    router = loaded.router(PlainCosts())
+    path_finder = loaded.path_finder(PlainCosts())
     executed = sum(
-        router.route(charge.resharding).n_collectives
-        + (router.route(charge.resharding).forward.n_collectives if charge.is_regathered else 0)
-        for charge in cost_entries(view)
+        path_finder.paths(entry.resharding).n_collectives
+        + (path_finder.paths(entry.resharding).forward.n_collectives if entry.is_regathered else 0)
+        for entry in cost_entries(view)
     )
     assert loaded.n_collectives == executed
 

@@ -33,7 +33,7 @@ from tensoropt.lowering import operators
 from tensoropt.reschedule.layout import Layout, block_bounds
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import configs, interface
+from tensoropt.rules.rule import configs, interface_of
 
 WHOLE, SUMMANDS = "-", "+"
 
@@ -80,13 +80,13 @@ class Split:
 def offered(case: Case, n: int) -> set[Split]:
     """The splits that the rule offers with one axis."""
     rule = rule_of(case.op)
-    seen = [interface(rule, config) for config in configs(rule, Mesh.of(n))]
+    interfaces = [interface_of(rule, config) for config in configs(rule, Mesh.of(n))]
     return {
         Split(
             tuple(_text(sharding.layout) for sharding in one.operands if sharding is not None),
             tuple(_text(layout) for layout in one.results),
         )
-        for one in seen
+        for one in interfaces
     }
 
 

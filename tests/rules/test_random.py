@@ -14,13 +14,13 @@ from tensoropt.common.settings import RandomMode, random_mode
 from tensoropt.frontend.importer import import_graph
 from tensoropt.ir.graph import Operator
 from tensoropt.lowering.operators import Job, emit, raw_operator
-from tensoropt.lowering.ops.random import place_of
+from tensoropt.lowering.ops.random import block_index
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
 from tensoropt.rules.random import FROM_KEY, FROM_SEED
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, configs, interface
+from tensoropt.rules.rule import Config, configs, interface_of
 
 from .case import Case
 from .cases import CASES
@@ -42,12 +42,12 @@ def _sized(op: Operator, shape: tuple[int, ...]) -> Operator:
 def _drawn(op: Operator, values: list[np.ndarray], config: Config, mode: RandomMode) -> tuple[Layout, list[np.ndarray]]:
     """The values that each rank draws."""
     rule = rule_of(op)
-    seen = interface(rule, config)
+    interface = interface_of(rule, config)
     ranks = tuple(range(config.mesh.n_devices))
     with tf.Graph().as_default(), session() as running:
-        job = Job(op, rule, config, seen, ranks, lambda k, shards: shards, mode)
+        job = Job(op, rule, config, interface, ranks, lambda k, shards: shards, mode)
         (results,) = emit(job, [[tf.constant(value)] * len(ranks) for value in values])
-        return seen.results[0], running.run(results)
+        return interface.results[0], running.run(results)
 
 
 def _on_one_device(op: Operator, values: list[np.ndarray]) -> np.ndarray:
@@ -62,7 +62,7 @@ def test_replicas_have_equal_bits_and_other_blocks_have_others(case: Case) -> No
     for config in configs(rule_of(case.op), MESH):
         layout, shards = _drawn(case.op, list(case.values), config, RandomMode.FOLDED)
         gather(shards, layout, case.op.result.shape)  # which compares replicas to the bit
-        by_place = {place_of(layout, rank): shard for rank, shard in enumerate(shards)}
+        by_place = {block_index(layout, rank): shard for rank, shard in enumerate(shards)}
         assert len(by_place) == np.prod([MESH.size_of(axes) for axes in layout.splits])
         # The first elements of two blocks are the first numbers of two streams.
         firsts = [shard.ravel()[:2].tobytes() for shard in by_place.values()]

@@ -24,7 +24,7 @@ from tensoropt.lowering import operators
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules import registry
 from tensoropt.rules.registry import rule_of, rule_types
-from tensoropt.rules.rule import Config, Interface, OperandSharding, Rule, configs, interface
+from tensoropt.rules.rule import Config, Interface, OperandSharding, Rule, configs, interface_of
 
 from .case import Case
 from .cases import CASES
@@ -70,7 +70,7 @@ def test_extents_that_do_not_divide_are_split() -> None:
         case
         for case in CASES
         for config in configs(rule_of(case.op), Mesh.of(2))
-        for tensor, layout in zip(case.op.outputs, interface(rule_of(case.op), config).results, strict=True)
+        for tensor, layout in zip(case.op.outputs, interface_of(rule_of(case.op), config).results, strict=True)
         if not layout.is_even(tensor.shape)
     ]
     assert len(uneven) > len(CASES) // 2
@@ -144,9 +144,9 @@ def test_means_of_blocks_are_caught(label: str) -> None:
 @pytest.mark.parametrize("label", ["MatMul", "AddV2/missing dimension", "BiasAdd", "Conv2D/SAME"])
 def test_gradients_of_replicas_that_are_not_summed_are_caught(label: str) -> None:
     def nothing_varies(rule: Rule, config: Config) -> Interface:
-        seen = interface(rule, config)
-        operands = tuple(sharding and OperandSharding(sharding.layout, ()) for sharding in seen.operands)
-        return Interface(operands, seen.results)
+        interface = interface_of(rule, config)
+        operands = tuple(sharding and OperandSharding(sharding.layout, ()) for sharding in interface.operands)
+        return Interface(operands, interface.results)
 
     case, mesh = case_of(label), Mesh.of(2)
     faults = validate(case, mesh, configs(rule_of(case.op), mesh), choose_interface=nothing_varies)

@@ -37,9 +37,9 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_layouts
 from tensoropt.reschedule.simulate import gather, scatter
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, Interface, OperandSharding, Rule, interface
+from tensoropt.rules.rule import Config, Interface, OperandSharding, Rule, interface_of
 from tensoropt.sharding.local_shapes import shard_slices
-from tensoropt.sharding.resharding import Route, Router, inner_reshardings, resharding_of
+from tensoropt.sharding.resharding import PathFinder, ReshardingPaths, inner_reshardings, resharding_of
 
 from .case import Case
 
@@ -51,7 +51,7 @@ class _Costs:
         return 1000 + n_bytes if kind != "local" else 1 + n_bytes // 100
 
 
-ROUTER = Router(_Costs())
+PATH_FINDER = PathFinder(_Costs())
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ class _Emitted:
     config: Config
     layouts: list[Layout]
     fed: list[Values]
-    seen: Interface
+    interface: Interface
     operator: Emitted | None = None
     results: list[Values] = field(default_factory=list)
     whole: list[Values] = field(default_factory=list)
     gradients: list[Values | None] = field(default_factory=list)
-    to_operands: list[Route] = field(default_factory=list)
-    from_results: list[Route] = field(default_factory=list)
+    to_operands: list[ReshardingPaths] = field(default_factory=list)
+    from_results: list[ReshardingPaths] = field(default_factory=list)
 
 
 @contextmanager
@@ -161,7 +161,7 @@ def validate(
     mesh: Mesh,
     configs: Sequence[Config],
     rule: Rule | None = None,
-    choose_interface: ChooseInterface = interface,
+    choose_interface: ChooseInterface = interface_of,
 ) -> list[str]:
     """All that is wrong with these configs of a case, one line each; empty if nothing is."""
     rule = rule or rule_of(case.op)
@@ -193,19 +193,19 @@ class _Building:
         self.positions = [position for position, _ in case.op.operands]
         self.source_layouts = [all_layouts(mesh, tensor.shape, partial=tensor.is_float) for tensor in self.tensors]
 
-    def _source_layout(self, i: int, seen: Interface) -> Layout:
+    def _source_layout(self, i: int, interface: Interface) -> Layout:
         """Any layout. Where the config asks for summands the operand comes in summands: if they were only made on the way,
         all but one would be zeros, and an operator that is zero at zero would pass for a linear one."""
-        sharding = seen.operands[self.positions[i]]
+        sharding = interface.operands[self.positions[i]]
         assert sharding is not None
         summed = set(sharding.layout.partial)
         return self.random.choice([layout for layout in self.source_layouts[i] if summed <= set(layout.partial)])
 
-    def emit(self, config: Config, seen: Interface) -> _Emitted:
+    def emit(self, config: Config, interface: Interface) -> _Emitted:
         case, op = self.case, self.case.op
-        layouts = [self._source_layout(i, seen) for i in range(len(self.tensors))]
+        layouts = [self._source_layout(i, interface) for i in range(len(self.tensors))]
         fed = [self._fed(*pair) for pair in zip(self.tensors, layouts, case.values, strict=True)]
-        item = _Emitted(config, layouts, fed, seen)
+        item = _Emitted(config, layouts, fed, interface)
         operands = [self._operand(i, item) for i in range(len(fed))]
         with_gradient = zip(self.positions, self.truth.gradients, strict=True)
         differentiated = {position for position, gradient in with_gradient if gradient is not None}
@@ -217,17 +217,18 @@ class _Building:
 
         def complete(k: int, values: Values) -> Values:
             nonlocal start
-            route = ROUTER.route(inner[k])
+            paths = PATH_FINDER.paths(inner[k])
             parts.append(Created(start, graph.version))
-            results = self.resharder.reshard(inner[k], route, values, op.name)
-            parts.append(Inner(values, results, None if route.backward is None else partial(self._send_back, route)))
+            results = self.resharder.reshard(inner[k], paths, values, op.name)
+            parts.append(Inner(values, results, None if paths.backward is None else partial(self._send_back, paths)))
             start = graph.version
             return results
 
-        job = Job(op, self.rule, config, seen, self.resharder.backend.ranks, complete, RandomMode.ONE_DEVICE)
+        job = Job(op, self.rule, config, interface, self.resharder.backend.ranks, complete, RandomMode.ONE_DEVICE)
         item.results = item.operator.results = emit(job, operands)
         parts.append(Created(start, graph.version))
-        for tensor, layout, values, weight in zip(op.outputs, seen.results, item.results, self.truth.weights, strict=True):
+        results = zip(op.outputs, interface.results, item.results, self.truth.weights, strict=True)
+        for tensor, layout, values, weight in results:
             whole = Layout.replicated(self.mesh, len(tensor.shape))
             sharding = OperandSharding(whole, None if weight is None else ())
             item.whole.append(self._reshard(tensor, layout, sharding, values, item.from_results))
@@ -241,22 +242,22 @@ class _Building:
         return made
 
     def _operand(self, i: int, item: _Emitted) -> Values:
-        sharding = item.seen.operands[self.positions[i]]
+        sharding = item.interface.operands[self.positions[i]]
         assert sharding is not None
         if self.truth.gradients[i] is None:
             sharding = OperandSharding(sharding.layout, None)
         return self._reshard(self.tensors[i], item.layouts[i], sharding, item.fed[i], item.to_operands)
 
     def _reshard(
-        self, tensor: Tensor, layout: Layout, sharding: OperandSharding, values: Values, routes: list[Route]
+        self, tensor: Tensor, layout: Layout, sharding: OperandSharding, values: Values, found: list[ReshardingPaths]
     ) -> Values:
         resharding = resharding_of(tensor, layout, sharding)
-        routes.append(ROUTER.route(resharding))
-        return self.resharder.reshard(resharding, routes[-1], values, self.case.label)
+        found.append(PATH_FINDER.paths(resharding))
+        return self.resharder.reshard(resharding, found[-1], values, self.case.label)
 
-    def _send_back(self, route: Route, gradients: Values) -> Values:
-        assert route.backward is not None
-        return self.resharder.send_back(route.backward, gradients, self.case.label, is_overlappable=False)
+    def _send_back(self, paths: ReshardingPaths, gradients: Values) -> Values:
+        assert paths.backward is not None
+        return self.resharder.send_back(paths.backward, gradients, self.case.label, is_overlappable=False)
 
     def differentiate(self, emitted: list[_Emitted]) -> None:
         """Emit the gradients of all configs' operands, as a step's backward pass does."""
@@ -266,9 +267,9 @@ class _Building:
             item.gradients = [None] * len(item.fed)
             assert item.operator is not None
             given = [
-                (k, self._send_back(route, [weight for _ in values]))
-                for k, (route, values, weight) in enumerate(zip(item.from_results, item.whole, self.weights, strict=True))
-                if weight is not None and route.backward is not None
+                (k, self._send_back(paths, [weight for _ in values]))
+                for k, (paths, values, weight) in enumerate(zip(item.from_results, item.whole, self.weights, strict=True))
+                if weight is not None and paths.backward is not None
             ]
             if not wanted or not given:
                 continue
@@ -301,7 +302,7 @@ def _wrong(case: Case, truth: Truth, item: _Emitted, values: Iterator[np.ndarray
 
     local, whole = [taken() for _ in outputs], [taken() for _ in outputs]
     gradients = [None if group is None else taken() for group in item.gradients]
-    for k, (tensor, layout) in enumerate(zip(outputs, item.seen.results, strict=True)):
+    for k, (tensor, layout) in enumerate(zip(outputs, item.interface.results, strict=True)):
         try:
             together = gather(local[k], layout, tensor.shape)
         except ValueError as error:

@@ -15,12 +15,12 @@ from tensoropt.costs.model_costs import costing_of
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.profiling.hardware import Hardware
 from tensoropt.program.simulator import StepActions, network_of
-from tensoropt.search.baselines.task import Task
+from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, states_of
 from tensoropt.search.simulated_position import Neighbours, Position
 from tensoropt.sharding.model import Model
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 from tensoropt.tools.offline import record
 
 SIZES = {"lenet5": SMALL["lenet5"], "rnnlm": {**SMALL["rnnlm"], "steps": 2}}
@@ -35,11 +35,11 @@ def model_of(name: str) -> Model:
     return record(lambda: zoo.find(name)(**SIZES[name]), name).model
 
 
-def task_of(name: str, hardware: Hardware, seed: int | None = None, most: int = MOST) -> Task:
+def task_of(name: str, hardware: Hardware, seed: int | None = None, most: int = MOST) -> BaselineTask:
     """The model's task in the compact space; with a seed, of few random states of each node, at most so many strategies."""
     model, mesh = model_of(name), hardware.mesh()
     costing = costing_of(model, hardware, mesh)
-    task = Task(costing, mesh, COMPACT)
+    task = BaselineTask(costing, mesh, COMPACT)
     if seed is None:
         return task
     rng, chosen = random.Random(seed), {}
@@ -59,11 +59,11 @@ def task_of(name: str, hardware: Hardware, seed: int | None = None, most: int = 
         chosen.clear()
 
 
-def enumerated_ns(task: Task, hardware: Hardware) -> int:
+def enumerated_ns(task: BaselineTask, hardware: Hardware) -> int:
     """The least simulated time of all strategies of a task."""
     problem = Neighbours(task.full_problem())
     nodes = problem.built.problem.nodes
-    actions = StepActions(task.costing, Router(task.costing.reshardings.steps))
+    actions = StepActions(task.costing, PathFinder(task.costing.reshardings.steps))
     start = problem.with_copies([0] * len(nodes))
     position = Position.of(problem, task, actions, network_of(hardware, task.mesh), start)
     best = position.cost_ns

@@ -17,12 +17,12 @@ from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.simulator import network_of
 from tensoropt.search import monte_carlo
-from tensoropt.search.baselines.task import Task
-from tensoropt.search.monte_carlo import Limits, MonteCarloResult, Walk, acceptance
+from tensoropt.search.baselines.task import BaselineTask
+from tensoropt.search.monte_carlo import MonteCarloResult, SearchLimits, Walk, acceptance
 from tensoropt.search.problem.config_space import COMPACT
 
 
-def found_by(task: Task, hardware: Hardware, limits: Limits) -> MonteCarloResult:
+def found_by(task: BaselineTask, hardware: Hardware, limits: SearchLimits) -> MonteCarloResult:
     return monte_carlo.search(task, network_of(hardware, task.mesh), limits)
 
 
@@ -32,7 +32,7 @@ def found_by(task: Task, hardware: Hardware, limits: Limits) -> MonteCarloResult
 def test_it_finds_the_enumerated_optimum(name, cluster, seed):
     hardware = named(cluster)
     task = task_of(name, hardware, seed, MOST if seed == 0 else MOST_LARGE)
-    assert found_by(task, hardware, Limits(LONG, seed=seed)).candidates[0][0] == enumerated_ns(task, hardware)
+    assert found_by(task, hardware, SearchLimits(LONG, seed=seed)).candidates[0][0] == enumerated_ns(task, hardware)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -41,20 +41,20 @@ def test_so_does_the_frontier_s_search_where_nothing_overlaps(name):
     task = task_of(name, hardware, 1, MOST // 4)
     expected = enumerated_ns(task, hardware)
     assert int(search_frontier(task.full_problem().problem).time_ns[-1]) == expected
-    assert found_by(task, hardware, Limits(LONG)).candidates[0][0] == expected
+    assert found_by(task, hardware, SearchLimits(LONG)).candidates[0][0] == expected
 
 
 def test_a_result_follows_from_the_seed_alone():
     hardware = named("p100-1x4")
     task = task_of("lenet5", hardware, 1)
-    one, again, other = (found_by(task, hardware, Limits(LONG, seed=seed)) for seed in (1, 1, 2))
+    one, again, other = (found_by(task, hardware, SearchLimits(LONG, seed=seed)) for seed in (1, 1, 2))
     assert one.candidates == again.candidates and one.walks == again.walks
     assert one.walks != other.walks
 
 
 def test_walks_start_from_three_seeds_and_the_best_of_all_is_found():
     hardware = named("p100-1x4")
-    found = found_by(task_of("lenet5", hardware), hardware, Limits(LONG))
+    found = found_by(task_of("lenet5", hardware), hardware, SearchLimits(LONG))
     assert [walk.name for walk in found.walks] == ["data-parallel", "one-weird-trick", "random"]
     costs = [cost for cost, _ in found.candidates]
     assert costs == sorted(costs) and costs[0] == min(walk.best_ns for walk in found.walks)
@@ -78,7 +78,7 @@ def test_a_walk_ends_when_half_of_its_proposals_found_nothing_better():
 
 def test_without_time_the_seeds_are_the_answer():
     hardware = named("p100-1x4")
-    found = found_by(task_of("lenet5", hardware), hardware, Limits(0.0))
+    found = found_by(task_of("lenet5", hardware), hardware, SearchLimits(0.0))
     assert [walk.n_proposals for walk in found.walks] == [0, 0, 0]
     assert found.candidates[0][0] == min(walk.start_ns for walk in found.walks)
 
@@ -93,10 +93,10 @@ def test_a_memory_limit_is_kept_and_a_seed_that_does_not_fit_comes_to_fit():
     hardware = named("p100-1x4")
     task = task_of("lenet5", hardware)
     problem = task.full_problem().problem
-    free = found_by(task, hardware, Limits(LONG))
+    free = found_by(task, hardware, SearchLimits(LONG))
     needed = problem.cost(free.candidates[0][1])[0]
     limit = round(0.85 * needed)
-    found = found_by(task, hardware, Limits(LONG, limit))
+    found = found_by(task, hardware, SearchLimits(LONG, limit))
     assert all(problem.cost(states)[0] <= limit for _, states in found.candidates)
     assert found.candidates[0][0] >= free.candidates[0][0]
 
@@ -106,7 +106,7 @@ def test_where_nothing_fits_the_least_memory_that_was_met_is_told():
     with pytest.raises(InputError, match="1,000 bytes"):
         mini_time(request, 4)
     task = task_of("lenet5", named("p100-1x4"))
-    found = found_by(task, named("p100-1x4"), Limits(LONG, 1000))
+    found = found_by(task, named("p100-1x4"), SearchLimits(LONG, 1000))
     assert len(found.candidates) == 1 and all(walk.best_ns is None for walk in found.walks)
 
 
@@ -120,7 +120,7 @@ def test_ctrl_c_keeps_the_best_so_far():
             raise KeyboardInterrupt
 
     task = task_of("lenet5", hardware)
-    found = monte_carlo.search(task, network_of(hardware, task.mesh), Limits(LONG), interrupted)
+    found = monte_carlo.search(task, network_of(hardware, task.mesh), SearchLimits(LONG), interrupted)
     assert found.is_interrupted and found.candidates and len(found.walks) == 1
     assert "interrupted, the best so far" in found.note
 

@@ -16,14 +16,14 @@ from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.simulator import network_of
 from tensoropt.search import monte_carlo, simulated_descent
-from tensoropt.search.baselines.task import Task
-from tensoropt.search.monte_carlo import Limits
+from tensoropt.search.baselines.task import BaselineTask
+from tensoropt.search.monte_carlo import SearchLimits
 from tensoropt.search.problem.config_space import COMPACT
 from tensoropt.search.simulated_descent import DescentResult
 from tensoropt.search.simulated_position import Neighbours
 
 
-def found_by(task: Task, hardware: Hardware, limits: Limits, progress=None) -> DescentResult:
+def found_by(task: BaselineTask, hardware: Hardware, limits: SearchLimits, progress=None) -> DescentResult:
     found = search_frontier(task.full_problem().problem)
     return simulated_descent.search(task, network_of(hardware, task.mesh), found, limits, progress)
 
@@ -34,18 +34,18 @@ def found_by(task: Task, hardware: Hardware, limits: Limits, progress=None) -> D
 def test_it_finds_the_enumerated_optimum(name, cluster, seed):
     hardware = named(cluster)
     task = task_of(name, hardware, seed, MOST if seed == 0 else MOST_LARGE)
-    assert found_by(task, hardware, Limits(LONG)).candidates[0][0] == enumerated_ns(task, hardware)
+    assert found_by(task, hardware, SearchLimits(LONG)).candidates[0][0] == enumerated_ns(task, hardware)
 
 
 @pytest.mark.parametrize("cluster", ["p100-1x4", "k80-1x4"])
 def test_it_is_no_slower_than_the_frontier_s_fastest_and_flexflow_s_search(cluster):
     hardware = named(cluster)
     task = task_of("lenet5", hardware)
-    found = found_by(task, hardware, Limits(LONG))
-    walked = monte_carlo.search(task, network_of(hardware, task.mesh), Limits(LONG))
+    found = found_by(task, hardware, SearchLimits(LONG))
+    walked = monte_carlo.search(task, network_of(hardware, task.mesh), SearchLimits(LONG))
     assert found.candidates[0][0] <= min(found.fastest_ns, walked.candidates[0][0])
     assert sum(walk.n_proposals for walk in walked.walks) > 2000
-    again = found_by(task, hardware, Limits(LONG))
+    again = found_by(task, hardware, SearchLimits(LONG))
     assert again.candidates == found.candidates and again.n_simulated == found.n_simulated
 
 
@@ -79,9 +79,9 @@ def test_a_memory_limit_is_kept():
     hardware = named("p100-1x4")
     task = task_of("lenet5", hardware)
     problem = task.full_problem().problem
-    free = found_by(task, hardware, Limits(LONG))
+    free = found_by(task, hardware, SearchLimits(LONG))
     limit = round(0.85 * problem.cost(free.candidates[0][1])[0])
-    found = found_by(task, hardware, Limits(LONG, limit))
+    found = found_by(task, hardware, SearchLimits(LONG, limit))
     assert all(problem.cost(states)[0] <= limit for _, states in found.candidates)
     assert found.candidates[0][0] >= free.candidates[0][0]
 
@@ -94,7 +94,7 @@ def test_where_nothing_fits_the_least_memory_is_told():
 
 def test_without_time_the_fastest_of_the_starts_is_the_answer():
     hardware = named("p100-1x4")
-    found = found_by(task_of("lenet5", hardware), hardware, Limits(0.0))
+    found = found_by(task_of("lenet5", hardware), hardware, SearchLimits(0.0))
     assert 1 < found.n_simulated <= simulated_descent.MOST_POINTS + 3 + simulated_descent.MOST_STARTS
     assert found.candidates[0][0] <= found.fastest_ns
 
@@ -108,5 +108,5 @@ def test_ctrl_c_keeps_the_best_so_far():
         if len(calls) == 3:
             raise KeyboardInterrupt
 
-    found = found_by(task_of("lenet5", hardware), hardware, Limits(LONG), interrupted)
+    found = found_by(task_of("lenet5", hardware), hardware, SearchLimits(LONG), interrupted)
     assert found.is_interrupted and found.candidates and "interrupted, the best so far" in found.note

@@ -23,7 +23,7 @@ from tensoropt.rules.rule import Config
 from tensoropt.runtime.operator_timer import OperatorTimer, OperatorTrial, Timed
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.baselines import data_parallel
-from tensoropt.search.baselines.task import Task
+from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.tuning.profile_guided import (
     NEGLIGIBLE,
     MeasuredSearch,
@@ -61,7 +61,7 @@ class Machine:
         (layout, *_), (tensor, *_) = trial.interface.results, trial.op.outputs
         size = sum(layout.largest_local_shape(tensor.shape))
         scale = 1e3 if trial.op.type == self.slow else 1.0
-        return Timed(scale * (1 + size), scale * len(trial.places), 0.05)
+        return Timed(scale * (1 + size), scale * len(trial.indices), 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_data_parallelism_comes_behind_the_first_plan(model):
         searching(model, Machine(), Store(None, "here"))._wanted(first, is_first) for is_first in (False, True)
     )
     assert both[: len(alone)] == alone and len(both) > len(alone)
-    batch = data_parallel.configs(Task(frontier.costing, frontier.mesh, frontier.built.space))
+    batch = data_parallel.configs(BaselineTask(frontier.costing, frontier.mesh, frontier.built.space))
     assert all(batch[name] == config != first.strategy.configs[name] for name, config, _ in both[len(alone) :])
     # What is forced keeps out of the space what contradicts it.
     forced = mini_time(Request(model, here(), None, {"MatMul": {"m": 1}}), DEVICES).frontier
@@ -265,7 +265,7 @@ def test_operators_are_timed_on_all_that_their_windows_cover(name, config):
     chosen = Config.parse(here(4).mesh(), config)
     assert rule.exchanged(chosen)
     trial = OperatorTrial.of(op, chosen, model.graph, model.backward, 50.0)
-    assert trial.places
+    assert trial.indices
     shapes = local_shapes(op, rule, chosen, trial.interface)
     (own, _), split = op.operands[0][1].shape[1:3], chosen.degree("h")
     assert shapes[0][1] in (own // split + 1, own // split + 2)  # rows above or below, and in the middle both
@@ -278,7 +278,7 @@ def test_only_results_that_get_gradients_are_given_them():
     model = zoo.record(zoo.cnn, "sgd").model
     (loss,) = (op for op in model.graph.step_operators if "SoftmaxCrossEntropy" in op.type)
     trial = trial_of(model, loss.name, "-")
-    assert len(loss.outputs) == 2 and trial.given == (0,) and trial.places == (0,)
+    assert len(loss.outputs) == 2 and trial.given == (0,) and trial.indices == (0,)
     assert OperatorTimer().time(trial) is not None
 
 

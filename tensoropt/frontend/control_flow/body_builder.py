@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from ...ir.body import Body
 from ...ir.graph import Tensor
+from ..gradient_function import copy_operator
 from ..tracing.conditionals import CONDITIONALS, copy_conditional
 from ..tracing.custom_gradient import copy_custom_gradient, is_custom_gradient
-from ..tracing.gradient_function import copy_operator
 from ..tracing.loops import READERS, copy_while, read_value
 
 LOOPS = ("While", "StatelessWhile")

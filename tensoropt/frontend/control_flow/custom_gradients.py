@@ -10,7 +10,7 @@ import tensorflow as tf
 from ...common.gradient_types import carries_gradient
 from ...ir.body import BODY, CUSTOM_GRADIENT, FORM, GradientForm
 from ...ir.graph import Operator, Tensor
-from ..tracing.gradient_function import GradientFunction
+from ..gradient_function import GradientFunction
 from .body_builder import Collector, OuterImporter
 
 

@@ -19,9 +19,9 @@ import tensorflow as tf
 from ...common.errors import InputError
 from ...ir.body import BODY, VALUE_SHAPED, Definition
 from ...ir.graph import Operator, Tensor
+from ..gradient_function import is_custom_gradient
 from ..tracing.called import function_graph
 from ..tracing.conditionals import CONDITIONALS
-from ..tracing.gradient_function import is_custom_gradient
 from ..tracing.loops import READERS
 from .body_builder import LOOPS, Collector, OuterImporter
 

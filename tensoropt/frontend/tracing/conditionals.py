@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...common.reach import reached
 from .called import function_graph
 from .loops import CopyBody, value_of
 
@@ -56,12 +57,5 @@ def copy_conditional(op: tf.Operation, inputs: Sequence[tf.Tensor], copy_body: C
 
 def is_constant(tensor: tf.Tensor) -> bool:
     """Return whether a tensor follows from constants alone."""
-    pending, seen = [tensor.op], set()
-    while pending:
-        op = pending.pop()
-        if op.type in _GIVEN or op.op_def.is_stateful:
-            return False
-        if op.name not in seen:
-            seen.add(op.name)
-            pending += [each.op for each in op.inputs]
-    return True
+    behind = reached([tensor.op], lambda op: [each.op for each in op.inputs])
+    return not any(op.type in _GIVEN or op.op_def.is_stateful for op in behind)

@@ -7,7 +7,7 @@ writes before it, and nothing else waits for anything. So the flat graph looks t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from ...common.errors import InputError
 from ...common.source_lines import source_line
+from ..gradient_placeholders import GRADIENT_ATTRIBUTE, UPDATE_ATTRIBUTE
 from .by_sample import TABLE_TYPES, BySample
 from .called import function_graph, is_call_by_name
 from .conditionals import CONDITIONALS, copy_conditional, is_constant, taken_branch
@@ -23,19 +24,9 @@ from .loops import READERS, copy_while, read_value
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 LOOPS = ("While", "StatelessWhile")
-GRADIENT_ATTRIBUTE = "_tensoropt_gradient"
-"""The attribute of a placeholder that stands for a gradient."""
-SPARE_ATTRIBUTE = "_tensoropt_spare"
-"""The attribute of operators of TensorFlow's own gradients, which count only where something needs them."""
-UPDATE_ATTRIBUTE = "_tensoropt_update"
-"""The attribute of an assignment that stands for an optimizer's update: the index of the application, as text."""
 WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _DROPPED = ("Print", "PrintV2", "NoOp")
-
-Handles = Mapping[int, tf.Tensor]
-"""A map from the id of a variable's eager handle to its handle in the flat graph."""
-
 
 @dataclass(frozen=True)
 class Flat:

@@ -15,9 +15,10 @@ from typing import Any
 import tensorflow as tf
 
 from ...common.errors import InputError
+from ...common.reach import reached
+from ..gradient_function import copy_operator
 from .by_sample import TABLE_TYPES, first_that_mixes
 from .flatten import Flattener
-from .gradient_function import copy_operator
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,14 +163,7 @@ def _is_open(tensor: tf.Tensor) -> bool:
 
 def ancestors(ops: Iterable[tf.Operation]) -> set[str]:
     """Return the names of operators and of all that they compute their results from."""
-    found: set[str] = set()
-    pending = list(ops)
-    while pending:
-        op = pending.pop()
-        if op.name not in found:
-            found.add(op.name)
-            pending += [tensor.op for tensor in op.inputs]
-    return found
+    return {op.name for op in reached(ops, lambda op: [tensor.op for tensor in op.inputs])}
 
 
 def _live(graph: tf.Graph, sources: Iterable[tf.Tensor]) -> set[str]:

@@ -39,7 +39,7 @@ class Applied:
 
 
 @dataclass(eq=False)
-class StepTrace:
+class StepGradients:
     """The gradients that one trace of a training step takes and applies.
 
     Attributes:

@@ -69,8 +69,8 @@ class _Local:
 
     def _emit(self, op: Operator, made: dict[str, tf.Tensor]) -> None:
         """Emit one operator of the body and add its results to ``made``."""
-        config, seen = self.composition.inner(op, self.config)
-        job = Job(op, self.composition.rules[op.name], config, seen, (self.rank,), _no_resharding, self.random)
+        config, interface = self.composition.inner(op, self.config)
+        job = Job(op, self.composition.rules[op.name], config, interface, (self.rank,), _no_resharding, self.random)
         results = emit(job, [[made[tensor.name]] for _, tensor in op.operands])
         made.update({tensor.name: values[0] for tensor, values in zip(op.outputs, results, strict=True)})
 

@@ -26,12 +26,12 @@ _STRIDE = 0x9E3779B97F4A7C15
 _KEY = 1
 
 
-def place_of(layout: Layout, rank: int) -> int:
+def block_index(layout: Layout, rank: int) -> int:
     """Return the index of the rank's block among all blocks of a layout."""
-    place = 0
+    index = 0
     for axes in layout.splits:
-        place = place * layout.mesh.size_of(axes) + layout.mesh.index_along(axes, rank)
-    return place
+        index = index * layout.mesh.size_of(axes) + layout.mesh.index_along(axes, rank)
+    return index
 
 
 @lowering(*FROM_KEY, *FROM_SEED, always=True)
@@ -46,12 +46,12 @@ def draw(job: Job, operands: Sequence[Values]) -> list[Values]:
         else:
             op, dimension = which.full_batch(job.op), which.micro_batching.forms[job.op.result.name]
             (full,) = emit_plain(replace(job, op=op), operands)
-            full = [tf.gather(value, which.places(op.result.shape[dimension]), axis=dimension) for value in full]
+            full = [tf.gather(value, which.indices(op.result.shape[dimension]), axis=dimension) for value in full]
         return [[local_block(value, layout, shape, rank) for rank, value in zip(job.ranks, full, strict=True)]]
     drawn = []
     n_before = 0 if which is None else which.index * layout.mesh.size_of(layout.split_axes)
     for i, rank in enumerate(job.ranks):
-        fold = (n_before + place_of(layout, rank)) * _STRIDE % 2**64
+        fold = (n_before + block_index(layout, rank)) * _STRIDE % 2**64
         op, remaining = job.op, iter([values[i] for values in operands])
         inputs = [job.op.statics[k] if tensor is None else next(remaining) for k, tensor in enumerate(op.inputs)]
         inputs[0] = local_shape(layout, shape, rank)

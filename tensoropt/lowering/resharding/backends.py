@@ -38,8 +38,8 @@ class EmulatedBackend(_Unwatched):
         """Return all ranks of the mesh."""
         return tuple(range(self.mesh.n_devices))
 
-    def carrier(self) -> Callbacks:
-        """Return a new carrier for one graph."""
+    def emitter(self) -> Callbacks:
+        """Return a new emitter for one graph."""
         return Callbacks(self)
 
     def runner(self, path: Path, what: str) -> Runner:
@@ -89,14 +89,14 @@ class CommunicatingBackend(_Unwatched):
         """Return this process's rank."""
         return (self.rank,)
 
-    def carrier(self) -> Callbacks:
-        """Return a new carrier for one graph."""
+    def emitter(self) -> Callbacks:
+        """Return a new emitter for one graph."""
         return Callbacks(self, self.overlappable)
 
     def runner(self, path: Path, what: str) -> Runner:
         """Return a function that runs a path, from this rank's shard before it to the shard after it."""
-        seen = RankPath.of(with_all_reduces_of_pairs(path) if self.is_over_link else path, self.rank)
-        return self._announced(what, lambda shard: [seen.run(shard, self.communicator)])
+        of_rank = RankPath.of(with_all_reduces_of_pairs(path) if self.is_over_link else path, self.rank)
+        return self._announced(what, lambda shard: [of_rank.run(shard, self.communicator)])
 
     def maximum(self, path: Path, what: str) -> Runner:
         """Return a function that runs a path of one all-reduce that takes maxima, on this rank's shard."""

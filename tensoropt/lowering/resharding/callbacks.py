@@ -51,7 +51,7 @@ class CollectiveRequest:
     after: tuple[tf.Tensor, ...] = ()
 
 
-class Carrier(Protocol):
+class PathEmitter(Protocol):
     """An emitter, into one graph, of the paths of the ranks that this process builds."""
 
     @property
@@ -59,11 +59,11 @@ class Carrier(Protocol):
         """Return whether several paths can share a collective."""
         ...
 
-    def carry(self, path: Path, values: Values, request: CollectiveRequest) -> Values:
+    def emit(self, path: Path, values: Values, request: CollectiveRequest) -> Values:
         """Return the local values after a path with collectives."""
         ...
 
-    def carry_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
+    def emit_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
         """Return, by path, the local values after paths that are one all-reduce each, over the same axes."""
         ...
 
@@ -90,7 +90,7 @@ class Runners(Protocol):
 
 @dataclass
 class Callbacks:
-    """A carrier that emits paths as callbacks into Python.
+    """An emitter that emits paths as callbacks into Python.
 
     Attributes:
         runners: makes the functions that the callbacks call.
@@ -106,7 +106,7 @@ class Callbacks:
         """Return True: callbacks can sum several gradients in one collective."""
         return True
 
-    def carry(self, path: Path, values: Values, request: CollectiveRequest) -> Values:
+    def emit(self, path: Path, values: Values, request: CollectiveRequest) -> Values:
         """Return the local values after a path."""
         runners = self._runners(request)
         runner = runners.runner(path, request.what) if request.reduction == "sum" else runners.maximum(path, request.what)
@@ -115,7 +115,7 @@ class Callbacks:
             result.set_shape(shape_after(path.steps[-1], path.shape))
         return results
 
-    def carry_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
+    def emit_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
         """Return, by path, the local values after paths that share one all-reduce."""
         runner = self._runners(request).together(paths, request.what)
         results = iter(self._call(runner, [value for of_path in values for value in of_path], request))

@@ -76,8 +76,8 @@ class GraphBackend:
         """Return this process's rank."""
         return (self.rank,)
 
-    def carrier(self) -> InGraph:
-        """Return a new carrier for one graph."""
+    def emitter(self) -> InGraph:
+        """Return a new emitter for one graph."""
         return InGraph(self.collectives, self.rank)
 
     @contextmanager
@@ -95,7 +95,7 @@ class GraphBackend:
 
 
 class InGraph:
-    """A carrier that emits paths as operators, on one rank."""
+    """An emitter that emits paths as operators, on one rank."""
 
     def __init__(self, collectives: GraphCollectives, rank: int) -> None:
         self._collectives, self._rank = collectives, rank
@@ -106,11 +106,11 @@ class InGraph:
         """Return False: Horovod joins small collectives by itself."""
         return False
 
-    def carry_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
+    def emit_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
         """Return, by path, the local values after the paths, each with a collective of its own."""
-        return [self.carry(path, of_path, request) for path, of_path in zip(paths, values, strict=True)]
+        return [self.emit(path, of_path, request) for path, of_path in zip(paths, values, strict=True)]
 
-    def carry(self, path: Path, values: Values, request: CollectiveRequest) -> Values:
+    def emit(self, path: Path, values: Values, request: CollectiveRequest) -> Values:
         """Return the local value after a path."""
         (value,) = values
         # In a name scope that isn't that of the gradients: what follows from a collective mustn't stop the backward pass
@@ -148,7 +148,7 @@ class InGraph:
 
     def _moved(self, step: Step, shape: Shape, value: tf.Tensor, name: str) -> tf.Tensor:
         """Return the value after an all-gather, a reduce-scatter or an all-to-all."""
-        seen = rank_step(step, shape, self._rank)
+        of_rank = rank_step(step, shape, self._rank)
         # All ranks must emit the same operators, so what all of them send and receive is looked at.
         others = [rank_step(step, shape, rank) for rank in range(step.source.mesh.n_devices)]
         axes, own_shape = step.group_axes, local_shape(step.target, shape, self._rank)
@@ -156,16 +156,16 @@ class InGraph:
             received = self._collectives.all_gather(axes, tf.reshape(value, [-1]), name)
         else:
             in_place = all(each.send_in_place for each in others)
-            flat = tf.reshape(value, [-1]) if in_place else _in_a_row([_part(value, part) for part in seen.send_slices])
-            received = self._collectives.all_to_all(axes, flat, _counts(seen.send_slices), name)
+            flat = tf.reshape(value, [-1]) if in_place else _in_a_row([_part(value, part) for part in of_rank.send_slices])
+            received = self._collectives.all_to_all(axes, flat, _counts(of_rank.send_slices), name)
         if step.kind == "reduce_scatter":
-            return self._sum(received, len(seen.recv_shapes), own_shape)
+            return self._sum(received, len(of_rank.recv_shapes), own_shape)
         if all(each.recv_in_place for each in others):
             return tf.reshape(received, own_shape)
         # Wait for what was received: else TensorFlow would allocate the results of all paths when a step begins.
         with tf.control_dependencies([received]):
             result = tf.raw_ops.Empty(shape=own_shape, dtype=value.dtype)
-        return _placed(result, seen.recv_slices, _shards(received, seen.recv_slices))
+        return _placed(result, of_rank.recv_slices, _shards(received, of_rank.recv_slices))
 
     def _sum(self, received: tf.Tensor, n_members: int, own_shape: np.ndarray | tf.Tensor) -> tf.Tensor:
         """Return the sum of what the members sent, added in the members' order; 16-bit floats are added in float32."""
@@ -178,11 +178,12 @@ class InGraph:
 
     def _halo(self, step: HaloStep, shape: Shape, value: tf.Tensor, name: str) -> tf.Tensor:
         """Return the value after a halo exchange or its transpose."""
-        seen = RankHalo.of(step, shape, self._rank)
-        own, frame = (seen.own_shape, seen.own_parts, seen.own_kept), (seen.frame_shape, seen.frame_parts, seen.frame_kept)
+        of_rank = RankHalo.of(step, shape, self._rank)
+        own = (of_rank.own_shape, of_rank.own_parts, of_rank.own_kept)
+        frame = (of_rank.frame_shape, of_rank.frame_parts, of_rank.frame_kept)
         (_, sent, kept), (after, arriving, place) = (own, frame) if step.kind == HALO else (frame, own)
         flat = _in_a_row([_part(value, part) for part in sent])
-        received = self._collectives.all_to_all(seen.axes, flat, _counts(sent), name)
+        received = self._collectives.all_to_all(of_rank.axes, flat, _counts(sent), name)
         shards = _shards(received, arriving)
         fill = fill_value(step.fill, value.dtype.as_numpy_dtype) if step.kind == HALO else 0
         with tf.control_dependencies([received]):

@@ -95,10 +95,10 @@ class LocalSteps:
 
         def boxes() -> tuple[tf.Tensor, ...]:
             """Return where the part that is used begins, its extents, and the paddings around it."""
-            seen = RankHalo.of(step, shape, rank)
-            source, target, extents = seen.own_kept, seen.frame_kept, seen.frame_shape
+            of_rank = RankHalo.of(step, shape, rank)
+            source, target, extents = of_rank.own_kept, of_rank.frame_kept, of_rank.frame_shape
             if step.kind != HALO:
-                source, target, extents = seen.frame_kept, seen.own_kept, seen.own_shape
+                source, target, extents = of_rank.frame_kept, of_rank.own_kept, of_rank.own_shape
             begin, size = [part.start for part in source], [part.stop - part.start for part in source]
             paddings = [[part.start, extent - part.stop] for part, extent in zip(target, extents, strict=True)]
             return opaque(begin, tf.int32), opaque(size, tf.int32), opaque(np.asarray(paddings), tf.int32)

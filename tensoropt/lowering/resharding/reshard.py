@@ -1,6 +1,6 @@
 """Emit reshardings: a path of steps forward, and the path between the gradient layouts backward.
 
-The backend's carrier emits paths that communicate. Other paths are made of TensorFlow's own operators.
+The backend's emitter emits paths that communicate. Other paths are made of TensorFlow's own operators.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ...common.errors import InputError
 from ...reschedule.layout import Shape, axes_text
 from ...reschedule.mesh import Mesh
 from ...reschedule.path import Path
-from ...sharding.resharding import Resharding, Route
+from ...sharding.resharding import Resharding, ReshardingPaths
 from ..operators import Values
-from .callbacks import Callbacks, Carrier, CollectiveRequest
+from .callbacks import Callbacks, CollectiveRequest, PathEmitter
 from .local_steps import LocalSteps
 
 
@@ -68,8 +68,8 @@ class Backend(Protocol):
         """Return the ranks that this process builds."""
         ...
 
-    def carrier(self) -> Carrier:
-        """Return a new carrier for one graph."""
+    def emitter(self) -> PathEmitter:
+        """Return a new emitter for one graph."""
         ...
 
     def watched(self, log: Sequence[Collective]) -> AbstractContextManager[None]:
@@ -83,22 +83,22 @@ class Resharder:
 
     backend: Backend
     log: list[Collective] = field(default_factory=list)
-    _carrier: Carrier = field(init=False)
+    _emitter: PathEmitter = field(init=False)
     _local_steps: LocalSteps = field(default_factory=LocalSteps)
 
     def __post_init__(self) -> None:
-        self._carrier = self.backend.carrier()
+        self._emitter = self.backend.emitter()
 
     def reshard(
-        self, resharding: Resharding, route: Route, values: Values, operator: str, is_overlappable: bool = False
+        self, resharding: Resharding, paths: ReshardingPaths, values: Values, operator: str, is_overlappable: bool = False
     ) -> Values:
-        """Return local values after a route's forward path.
+        """Return local values after the forward path of a resharding.
 
         Args:
             operator: the operator that the resharding is for.
             is_overlappable: whether only updates wait for the values.
         """
-        return self._run(route.forward, values, resharding.reduction, operator, is_overlappable)
+        return self._run(paths.forward, values, resharding.reduction, operator, is_overlappable)
 
     def regather(self, path: Path, values: Values, operator: str, after: Values) -> Values:
         """Return local values after a path that is run once more, when the values ``after`` have been computed."""
@@ -116,7 +116,7 @@ class Resharder:
     @property
     def joins(self) -> bool:
         """Return whether several gradients can be summed in one collective."""
-        return self._carrier.joins
+        return self._emitter.joins
 
     def _run(
         self,
@@ -142,7 +142,7 @@ class Resharder:
         ]
         self.log += collectives
         request = CollectiveRequest(operator, ", then ".join(map(str, collectives)), reduction, is_overlappable, after)
-        return self._carrier.carry(path, values, request)
+        return self._emitter.emit(path, values, request)
 
     def send_back_together(
         self, paths: Sequence[Path], values: Sequence[Values], operators: Sequence[str]
@@ -156,7 +156,7 @@ class Resharder:
             step.kind, axes_text(step.group_axes), shape, values[0][0].dtype.name, operators[0], True, parts
         )
         self.log.append(entry)
-        return self._carrier.carry_together(paths, values, CollectiveRequest(operators[0], str(entry), is_overlappable=True))
+        return self._emitter.emit_together(paths, values, CollectiveRequest(operators[0], str(entry), is_overlappable=True))
 
     @property
     def callbacks(self) -> Callbacks:
@@ -165,9 +165,9 @@ class Resharder:
         Raises:
             InputError: collectives are operators of the graph.
         """
-        if not isinstance(self._carrier, Callbacks):
+        if not isinstance(self._emitter, Callbacks):
             raise InputError("a plan with stages runs by collectives='mpi' or 'emulated'; choose one of these")
-        return self._carrier
+        return self._emitter
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -176,4 +176,4 @@ class Resharder:
             yield
         finally:
             self._local_steps = LocalSteps()
-            self._carrier = self.backend.carrier()
+            self._emitter = self.backend.emitter()

@@ -155,4 +155,4 @@ def _kernel(digest: int) -> Callable[[Any, Any, Any, Any, int], int]:
 
 
 count_peak = _kernel(sources_digest())
-"""Return the most bytes that are alive at once in the step of a strategy, given the row of each place."""
+"""Return the most bytes that are alive at once in the step of a strategy, given the row of each site."""

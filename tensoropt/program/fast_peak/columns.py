@@ -1,7 +1,7 @@
 """Name the columns of the tables that the compiled kernels read, and the flags of operators and operands.
 
-A *place* is a number. Of a graph with T tensors, E operands (those of operators, then the losses), K operators and L lookups
-in tables that are updated by rows, the places are: the results (by tensor), the shared copies (by tensor), the operands, the
+A *site* is a number. Of a graph with T tensors, E operands (those of operators, then the losses), K operators and L lookups
+in tables that are updated by rows, the sites are: the results (by tensor), the shared copies (by tensor), the operands, the
 operators, and the lookups' rows.
 """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 # An outline: what it counts,
 N_OPERATORS, N_TENSORS, N_OPERANDS, N_DENSE, N_BY_ROWS, N_SOURCES = range(6)
 FIRST_OPERATOR, FIRST_LOOKUP, LOSS_BYTES, WAITS = range(6, 10)
-"""The operands count the loss, which is the last. Then the places of the first operator and of the first lookup, the bytes
+"""The operands count the loss, which is the last. Then the sites of the first operator and of the first lookup, the bytes
 of an element of the loss, and whether updates wait for a sum over all gradients."""
 # and its arrays.
 OF_OPERATOR, OPERANDS, OF_OPERAND, TENSOR = range(10, 14)
@@ -31,10 +31,10 @@ N_BUFFERS, EPOCH, N_COPIES, N_HELD, N_WAITING, HAS_REMATERIALIZED, N_BUCKETS = r
 """``DUE`` says when the delayed instructions are due, ``EPOCH`` how often they were run."""
 # the arrays of records,
 RECORDS, VALUES, ROOT, AGAIN, ARRIVED, LAST_READ, WRITER, STACK = range(19, 27)
-"""Six numbers a record; two a value; by place its memory's place, its value in the backward pass, the gradient that has
+"""Six numbers a record; two a value; by site its memory's site, its value in the backward pass, the gradient that has
 arrived; by tensor the record that reads it last; by gradient the record that makes it; a stack."""
 BUCKETED, BUCKETS, UPDATED, NEXT_UPDATED = range(27, 31)
-"""Place, gradient and bucket of what waits in buckets; of each bucket the number of gradients, their bytes, and when it was
+"""Site, gradient and bucket of what waits in buckets; of each bucket the number of gradients, their bytes, and when it was
 opened; by record the first variable that is updated behind it; by variable the next one there."""
 # and those of memory.
 READS, WRITES_OF, OVER, ENDS, RUN, DELAYED = range(31, 37)
@@ -44,10 +44,10 @@ COPIES, BYTES, IS_PYTHON_S, PENDING, LAST, WORKSPACE = range(37, 43)
 """The path of each copy, the copy, and the next one of its source; of buffers the bytes, whether they are Python's, the
 epoch in which what writes them is delayed, and the instruction that uses them last; workspaces of collectives."""
 HELD, WAITING, MADE, MADE_AGAIN, OF_GRADIENT, WINDOWS, INSIDE_OF = range(43, 50)
-"""What the last parameters' gradients read; what waits for the end; the buffers of places, of what is made again there, of
+"""What the last parameters' gradients read; what waits for the end; the buffers of sites, of what is made again there, of
 gradients, of windows, of what operators save inside."""
 SIZES, IS_WRITTEN, IS_GONE, COPIES_OF = range(50, 54)
 """What counting knows of buffers: their bytes with those that they were written over, whether they are written, or gone.
-Then the first copy of each source, by its place or, behind all places, by its buffer."""
+Then the first copy of each source, by its place or, behind all sites, by its buffer."""
 N_ARENA = 54
 ENDS_COLUMNS = 5

@@ -3,7 +3,7 @@
 A *buffer* is a number, in the order in which buffers are made. Sources have none (-1): they are alive all the time. An
 instruction is a number, too; what it reads, writes and may write over are runs of three arrays.
 
-In all kernels ``o`` is the outline and ``m`` the arena (:mod:`.layout`), ``t`` the table of rows and ``r`` each place's row;
+In all kernels ``o`` is the outline and ``m`` the arena (:mod:`.layout`), ``t`` the table of rows and ``r`` each site's row;
 ``overlaps`` says whether communication overlaps with compute.
 """
 
@@ -175,19 +175,19 @@ def _known(o: Any, m: Any, record: int, i: int) -> int:
 @compiled
 def _size(o: Any, t: Any, r: Any, m: Any, record: int, i: int) -> int:
     """Return the bytes of what :func:`_known` returns that the gradient reads."""
-    place = m[m[VALUES] + 2 * (m[record + 2] + i)]
-    return t[r[place], N_BYTES if place < 2 * o[N_TENSORS] else OPERAND_BYTES]
+    site = m[m[VALUES] + 2 * (m[record + 2] + i)]
+    return t[r[site], N_BYTES if site < 2 * o[N_TENSORS] else OPERAND_BYTES]
 
 
 @compiled
 def _make_gradient(o: Any, t: Any, r: Any, m: Any, record: int, operand: int, overlaps: int) -> int:
     """Add the gradient of an operand; return its buffer."""
-    operator, place, n = m[record + 1], 2 * o[N_TENSORS] + operand, m[record + 3] + m[record + 4]
+    operator, site, n = m[record + 1], 2 * o[N_TENSORS] + operand, m[record + 3] + m[record + 4]
     flags, own, begin = o[o[OF_OPERATOR] + operator], -2, m[N_READS]
     if flags & IS_PRODUCT:
         # Computed from the other operand.
         for i in range(m[record + 3], n):
-            if m[m[VALUES] + 2 * (m[record + 2] + i)] == place:
+            if m[m[VALUES] + 2 * (m[record + 2] + i)] == site:
                 own = _known(o, m, record, i)
     for i in range(n):
         buffer = _known(o, m, record, i)
@@ -196,9 +196,9 @@ def _make_gradient(o: Any, t: Any, r: Any, m: Any, record: int, operand: int, ov
         if flags & OVERWRITES:
             may_overwrite(m, buffer, _size(o, t, r, m, record, i))
     read(m, m[m[INSIDE_OF] + operator])
-    end, gradient = m[N_READS], new_buffer(o, m, t[r[place], OPERAND_BYTES], 0)
+    end, gradient = m[N_READS], new_buffer(o, m, t[r[site], OPERAND_BYTES], 0)
     write(m, gradient)
-    add(m, t[r[place], GRADIENT_SCRATCH], 0, 0, overlaps)
+    add(m, t[r[site], GRADIENT_SCRATCH], 0, 0, overlaps)
     if o[o[OF_OPERAND] + operand] & OF_VARIABLES:
         for i in range(begin, end):
             m[m[HELD] + m[N_HELD]] = m[m[READS] + i]

@@ -1,4 +1,4 @@
-"""Number the places of a graph's step, and write what is the same under all strategies as arrays for the kernels."""
+"""Number the sites of a graph's step, and write what is the same under all strategies as arrays for the kernels."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Outline:
         return 2 * len(self.tensors) + len(self.operands) + 1
 
     @property
-    def n_places(self) -> int:
+    def n_sites(self) -> int:
         return self.first_operator + len(self.operators) + len(self.lookups)
 
 
@@ -164,16 +164,16 @@ def arena_of(outline: Outline, n_buckets: int) -> np.ndarray:
     n_operands, n_tensors, n_operators = len(outline.operands) + 1, len(outline.tensors), len(outline.operators)
     width = [len(op.operands) + len(op.outputs) + 4 for op in outline.operators]
     records = 8 * (n_operands + n_tensors + n_operators) + 64
-    values, places, buffers = 4 * sum(width) + 64, 2 * n_tensors + n_operands, 2 * records
+    values, sites, buffers = 4 * sum(width) + 64, 2 * n_tensors + n_operands, 2 * records
     entries = 4 * sum(each * each for each in width) + 4 * records
     sizes = (
         # of records
-        6 * records, 2 * values, places, places, places, n_tensors, records, 2 * entries, 3 * places, 3 * max(1, n_buckets),
+        6 * records, 2 * values, sites, sites, sites, n_tensors, records, 2 * entries, 3 * sites, 3 * max(1, n_buckets),
         records, n_tensors,
         # and of memory
         entries, entries, 2 * entries, layout.ENDS_COLUMNS * (buffers + 1), buffers, buffers, 3 * records, buffers, buffers,
-        buffers, buffers, 2 * len(c.WORKSPACES), entries, records, places, places, records, n_operators, n_operators,
-        buffers, buffers, buffers, places + buffers,
+        buffers, buffers, 2 * len(c.WORKSPACES), entries, records, sites, sites, records, n_operators, n_operators,
+        buffers, buffers, buffers, sites + buffers,
     )
     begins = np.cumsum([layout.N_ARENA, *sizes])
     arena = np.empty(begins[-1], np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...costs.operator_costs import OperatorCosting
 from ...sharding.model import Model
-from ...sharding.resharding import Router
+from ...sharding.resharding import PathFinder
 from ...sharding.strategy import StrategyView
 from ..peak import peak_of
 from . import layout
@@ -26,22 +26,22 @@ class Peaks:
 
     model: Model
     costing: OperatorCosting
-    router: Router
+    path_finder: PathFinder
     _arena: np.ndarray | None = None
 
     @cached_property
     def is_quick(self) -> bool:
-        """Whether the kernels can count: compiled, and a step with one backward pass on the batch as a whole."""
+        """Return whether the kernels can count: compiled, and a step with one backward pass on the batch as a whole."""
         return IS_COMPILED and can_outline(self.model.graph)
 
     @cached_property
     def rows(self) -> Rows:
-        """The rows of the model's places."""
+        """The rows of the model's sites."""
         backward = self.model.backward
         outline = outline_of(
             self.model.graph, backward.gradients, backward.residual_operands, backward.residual_results
         )
-        return Rows(outline, self.costing, self.router)
+        return Rows(outline, self.costing, self.path_finder)
 
     def quick_bytes(self, view: StrategyView) -> int:
         """Return what :meth:`n_bytes` does, by the kernels."""
@@ -50,7 +50,7 @@ class Peaks:
     def n_bytes(self, view: StrategyView) -> int:
         """Return the most bytes that are alive at once under a strategy: those of :func:`..peak.peak_of`."""
         if not self.is_quick:
-            return peak_of(view, self.costing, self.router).n_bytes
+            return peak_of(view, self.costing, self.path_finder).n_bytes
         return self.of_rows(self.rows.of(view))
 
     def of_columns(self, columns: Columns, view_of: Callable[[int], StrategyView]) -> np.ndarray:
@@ -62,7 +62,7 @@ class Peaks:
         return found
 
     def of_rows(self, rows: np.ndarray) -> int:
-        """Return the most bytes that are alive at once, given the row of each place."""
+        """Return the most bytes that are alive at once, given the row of each site."""
         known, n_buckets = self.rows, self.rows.n_buckets
         if self._arena is None or self._arena[layout.N_BUCKETS] != n_buckets:
             self._arena = arena_of(known.outline, n_buckets)

@@ -3,7 +3,7 @@
 A *value* is a number: twice its place, and one more if it was made again in the backward pass. A *gradient* is a number, in
 the order in which gradients are made. A record has six numbers: what is done, where, and what it reads and makes.
 
-In all kernels ``o`` is the outline and ``m`` the arena (:mod:`.layout`), ``t`` the table of rows and ``r`` each place's row.
+In all kernels ``o`` is the outline and ``m`` the arena (:mod:`.layout`), ``t`` the table of rows and ``r`` each site's row.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ from .written import (
     WIDTH,
     WRITE,
     add_value,
+    append_record,
     arrive,
-    emit,
     made_by,
     note_read,
     push,
@@ -89,18 +89,18 @@ from .written import (
 def _reshard(o: Any, t: Any, r: Any, m: Any, operand: int) -> None:
     """Write the resharding to an operand, by way of the shared copy if there is one."""
     n_tensors, root, tensor = o[N_TENSORS], m[ROOT], o[o[TENSOR] + operand]
-    shared, place, source = n_tensors + tensor, 2 * n_tensors + operand, m[root + tensor]
+    shared, site, source = n_tensors + tensor, 2 * n_tensors + operand, m[root + tensor]
     if t[r[shared], EXISTS]:
         if o[o[OF_OPERAND] + operand] & FIRST_USE:
             m[root + shared] = source
             if t[r[shared], HAS_STEPS]:
                 m[root + shared] = shared
-                emit(m, RESHARD, shared, 2 * source, 0, 0, 0)
+                append_record(m, RESHARD, shared, 2 * source, 0, 0, 0)
         source = m[root + shared]
-    m[root + place] = source
-    if t[r[place], HAS_STEPS]:
-        m[root + place] = place
-        emit(m, RESHARD, place, 2 * source, 0, 0, 0)
+    m[root + site] = source
+    if t[r[site], HAS_STEPS]:
+        m[root + site] = site
+        append_record(m, RESHARD, site, 2 * source, 0, 0, 0)
 
 
 @compiled
@@ -112,7 +112,7 @@ def _forward(o: Any, t: Any, r: Any, m: Any) -> None:
         if not flags & SOURCE:
             for operand in range(o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]):
                 _reshard(o, t, r, m, operand)
-            emit(m, WRITE if flags & WRITES else COMPUTE, operator, 0, 0, 0, 0)
+            append_record(m, WRITE if flags & WRITES else COMPUTE, operator, 0, 0, 0, 0)
         for tensor in range(o[o[OUTPUTS] + operator], o[o[OUTPUTS] + operator + 1]):
             viewed = o[o[VIEWED] + tensor]
             m[root + tensor] = tensor
@@ -123,36 +123,36 @@ def _forward(o: Any, t: Any, r: Any, m: Any) -> None:
 
 
 @compiled
-def _read_again(o: Any, t: Any, r: Any, m: Any, place: int, after: int) -> None:
+def _read_again(o: Any, t: Any, r: Any, m: Any, site: int, after: int) -> None:
     """Decide how the backward pass reads an operand, given how it reads the result that it is made of."""
     n_tensors, again, root = o[N_TENSORS], m[AGAIN], m[ROOT]
-    tensor = o[o[TENSOR] + place - 2 * n_tensors]
+    tensor = o[o[TENSOR] + site - 2 * n_tensors]
     shared, source = n_tensors + tensor, m[again + tensor]
     if t[r[shared], EXISTS]:
         follows = source & 1 and not t[r[shared], COMMUNICATES]
-        if m[again + shared] < 0 and (follows or t[r[place], READS_REGATHERED]):
+        if m[again + shared] < 0 and (follows or t[r[site], READS_REGATHERED]):
             m[again + shared] = source
             if t[r[shared], HAS_STEPS]:
-                emit(m, RESHARD_AGAIN, shared, source, after, 0, 0)
+                append_record(m, RESHARD_AGAIN, shared, source, after, 0, 0)
                 note_read(o, m, source)
                 m[again + shared] = 2 * shared + 1
         source = m[again + shared] if m[again + shared] >= 0 else 2 * m[root + shared]
-    follows = source & 1 and not t[r[place], COMMUNICATES]
-    if not t[r[place], HAS_STEPS] and source & 1:
-        m[again + place] = source
-    elif t[r[place], HAS_STEPS] and (follows or t[r[place], REGATHERED]):
-        emit(m, RESHARD_AGAIN, place, source, after, 0, 0)
+    follows = source & 1 and not t[r[site], COMMUNICATES]
+    if not t[r[site], HAS_STEPS] and source & 1:
+        m[again + site] = source
+    elif t[r[site], HAS_STEPS] and (follows or t[r[site], REGATHERED]):
+        append_record(m, RESHARD_AGAIN, site, source, after, 0, 0)
         note_read(o, m, source)
-        m[again + place] = 2 * place + 1
+        m[again + site] = 2 * site + 1
     else:
-        m[again + place] = 2 * m[root + place]
+        m[again + site] = 2 * m[root + site]
 
 
 @compiled
 def _compute_again(o: Any, m: Any, operator: int) -> None:
     """Write an operator's rematerialization, from operands as the backward pass reads them."""
     again, first = m[AGAIN], 2 * o[N_TENSORS]
-    emit(m, COMPUTE_AGAIN, operator, m[N_VALUES], 0, 0, 0)
+    append_record(m, COMPUTE_AGAIN, operator, m[N_VALUES], 0, 0, 0)
     for operand in range(o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]):
         value = m[again + first + operand]
         add_value(m, first + operand, value)
@@ -171,20 +171,20 @@ def _ask(o: Any, t: Any, r: Any, m: Any, asked: int, after: int) -> None:
     depth = push(m, 0, asked)
     while depth:
         at = m[STACK] + 2 * (depth - 1)
-        place, stage = m[at], m[at + 1]
-        if stage == 0 and m[again + place] >= 0:
+        site, stage = m[at], m[at + 1]
+        if stage == 0 and m[again + site] >= 0:
             depth -= 1
-        elif place >= first:
+        elif site >= first:
             if stage == 0:
                 m[at + 1] = 1
-                depth = push(m, depth, o[o[TENSOR] + place - first])
+                depth = push(m, depth, o[o[TENSOR] + site - first])
             else:
-                _read_again(o, t, r, m, place, after)
+                _read_again(o, t, r, m, site, after)
                 depth -= 1
         elif stage == 0:
-            m[again + place] = 2 * m[m[ROOT] + place]
-            viewed = o[o[VIEWED] + place]
-            if t[r[o[FIRST_OPERATOR] + o[o[PRODUCER] + place]], REMATERIALIZED]:
+            m[again + site] = 2 * m[m[ROOT] + site]
+            viewed = o[o[VIEWED] + site]
+            if t[r[o[FIRST_OPERATOR] + o[o[PRODUCER] + site]], REMATERIALIZED]:
                 m[at + 1] = 2
             elif viewed >= 0:
                 m[at + 1] = 1
@@ -193,65 +193,65 @@ def _ask(o: Any, t: Any, r: Any, m: Any, asked: int, after: int) -> None:
                 depth -= 1
         elif stage == 1:
             # A view of what is made again is made again.
-            if m[again + first + o[o[VIEWED] + place]] & 1:
+            if m[again + first + o[o[VIEWED] + site]] & 1:
                 m[at + 1] = 2
             else:
                 depth -= 1
         elif stage == 2:
             m[at + 1] = 3
-            operator = o[o[PRODUCER] + place]
+            operator = o[o[PRODUCER] + site]
             for operand in range(o[o[OPERANDS] + operator + 1] - 1, o[o[OPERANDS] + operator] - 1, -1):
                 depth = push(m, depth, first + operand)
         else:
-            _compute_again(o, m, o[o[PRODUCER] + place])
+            _compute_again(o, m, o[o[PRODUCER] + site])
             depth -= 1
 
 
 @compiled
 def _produced_at(o: Any, t: Any, r: Any, tensor: int) -> int:
-    """Return the place to which gradients go from a tensor's consumers."""
+    """Return the site to which gradients go from a tensor's consumers."""
     shared = o[N_TENSORS] + tensor
     return shared if t[r[shared], EXISTS] and not t[r[shared], IS_FREE] else tensor
 
 
 @compiled
 def _arrive_through(o: Any, t: Any, r: Any, m: Any, operand: int, gradient: int) -> None:
-    """Let an operand's gradient arrive at its resharding or, if that is free, at the place after it."""
-    place = 2 * o[N_TENSORS] + operand
-    arrive(m, _produced_at(o, t, r, o[o[TENSOR] + operand]) if t[r[place], IS_FREE] else place, gradient)
+    """Let an operand's gradient arrive at its resharding or, if that is free, at the site after it."""
+    site = 2 * o[N_TENSORS] + operand
+    arrive(m, _produced_at(o, t, r, o[o[TENSOR] + operand]) if t[r[site], IS_FREE] else site, gradient)
 
 
 @compiled
-def _arrive_back(o: Any, t: Any, r: Any, m: Any, place: int, gradient: int) -> None:
-    """Let the gradient arrive that comes back from the resharding at a place."""
+def _arrive_back(o: Any, t: Any, r: Any, m: Any, site: int, gradient: int) -> None:
+    """Let the gradient arrive that comes back from the resharding at a site."""
     first = 2 * o[N_TENSORS]
-    if place < first:
-        arrive(m, place - o[N_TENSORS], gradient)
+    if site < first:
+        arrive(m, site - o[N_TENSORS], gradient)
     else:
-        arrive(m, _produced_at(o, t, r, o[o[TENSOR] + place - first]), gradient)
+        arrive(m, _produced_at(o, t, r, o[o[TENSOR] + site - first]), gradient)
 
 
 @compiled
-def _return(o: Any, t: Any, r: Any, m: Any, place: int) -> None:
-    """Write the way back of the gradient at a place through its resharding, or put it into a bucket."""
-    gradient, key = m[m[ARRIVED] + place], t[r[place], BUCKET]
+def _return(o: Any, t: Any, r: Any, m: Any, site: int) -> None:
+    """Write the way back of the gradient at a site through its resharding, or put it into a bucket."""
+    gradient, key = m[m[ARRIVED] + site], t[r[site], BUCKET]
     if gradient < 0:
         return
-    m[m[ARRIVED] + place] = -1
-    if not t[r[place], HAS_BACK]:
+    m[m[ARRIVED] + site] = -1
+    if not t[r[site], HAS_BACK]:
         return
     if key < 0:
-        number = emit(m, RETURN, place, gradient, m[N_GRADIENTS], 0, 0)
-        _arrive_back(o, t, r, m, place, made_by(m, number))
+        number = append_record(m, RETURN, site, gradient, m[N_GRADIENTS], 0, 0)
+        _arrive_back(o, t, r, m, site, made_by(m, number))
         return
     bucket, waiting = m[BUCKETS] + 3 * key, m[BUCKETED] + 3 * m[N_BUCKETED]
     if m[bucket] == 0:
         m[bucket + 2] = m[N_OPENED]
         m[N_OPENED] += 1
-    m[waiting], m[waiting + 1], m[waiting + 2] = place, gradient, key
+    m[waiting], m[waiting + 1], m[waiting + 2] = site, gradient, key
     m[N_BUCKETED] += 1
     m[bucket] += 1
-    m[bucket + 1] += t[r[place], GRADIENT_BYTES]
+    m[bucket + 1] += t[r[site], GRADIENT_BYTES]
     if m[bucket + 1] >= BUCKET_BYTES:
         _send(o, t, r, m, key)
 
@@ -263,7 +263,7 @@ def _send(o: Any, t: Any, r: Any, m: Any, key: int) -> None:
     for i in range(m[N_BUCKETED]):
         waiting, free = all_waiting + 3 * i, all_waiting + 3 * kept
         if m[waiting + 2] == key:
-            number = emit(m, RETURN, m[waiting], m[waiting + 1], m[N_GRADIENTS], 0, 0)
+            number = append_record(m, RETURN, m[waiting], m[waiting + 1], m[N_GRADIENTS], 0, 0)
             made_by(m, number)
             m[stack + n_sent] = m[waiting]
             n_sent += 1
@@ -284,12 +284,12 @@ def _send(o: Any, t: Any, r: Any, m: Any, key: int) -> None:
 def _is_asked(o: Any, t: Any, r: Any, operator: int, operand: int) -> int:
     """Return whether the gradient of an operator asks for an operand, or makes a collective regather it."""
     n_tensors, flags = o[N_TENSORS], o[o[OF_OPERAND] + operand]
-    place, shared = 2 * n_tensors + operand, n_tensors + o[o[TENSOR] + operand]
+    site, shared = 2 * n_tensors + operand, n_tensors + o[o[TENSOR] + operand]
     if flags & RESIDUAL and not (flags & IS_FIRST and t[r[o[FIRST_OPERATOR] + operator], EXCHANGES]):
         return 1
-    if t[r[place], REGATHERED] and t[r[place], COMMUNICATES]:
+    if t[r[site], REGATHERED] and t[r[site], COMMUNICATES]:
         return 1
-    return t[r[place], READS_REGATHERED] and t[r[shared], EXISTS] and t[r[shared], COMMUNICATES]
+    return t[r[site], READS_REGATHERED] and t[r[shared], EXISTS] and t[r[shared], COMMUNICATES]
 
 
 @compiled
@@ -319,7 +319,7 @@ def _through(o: Any, t: Any, r: Any, m: Any, operator: int) -> None:
             m[arrived + tensor] = -1
     if n_wanted == 0:
         return
-    number = emit(m, GRADIENT, operator, first_value, n_taken, 0, m[N_GRADIENTS])
+    number = append_record(m, GRADIENT, operator, first_value, n_taken, 0, m[N_GRADIENTS])
     for operand in range(first_operand, end_operand):
         if o[o[OF_OPERAND] + operand] & RESIDUAL:
             value = m[again + first + operand]
@@ -355,7 +355,7 @@ def _back(o: Any, t: Any, r: Any, m: Any) -> None:
     """Write the backward pass from the loss, which is the last operand."""
     loss = o[N_OPERANDS] - 1
     _reshard(o, t, r, m, loss)
-    number = emit(m, BEGIN, 2 * m[m[ROOT] + 2 * o[N_TENSORS] + loss], m[N_GRADIENTS], 0, 0, 0)
+    number = append_record(m, BEGIN, 2 * m[m[ROOT] + 2 * o[N_TENSORS] + loss], m[N_GRADIENTS], 0, 0, 0)
     _arrive_through(o, t, r, m, loss, made_by(m, number))
     _return_through(o, t, r, m, loss)
     for operator in range(o[N_OPERATORS] - 1, -1, -1):

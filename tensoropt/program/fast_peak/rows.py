@@ -19,11 +19,11 @@ from ...ir.graph import SOURCES, Operator, Tensor
 from ...reschedule.path import Path
 from ...rules.rule import Config, OperandSharding
 from ...sharding.consumers import LOSS
-from ...sharding.resharding import Router, halo_resharding
+from ...sharding.resharding import PathFinder, halo_resharding
 from ...sharding.strategy import Copy, StrategyView
 from ..buffers import WHICH_CLASS, TaskBuffers
-from ..instructions import Instructions, is_view, moved_bytes, workspaces
-from ..tasks import OPERAND, RESULT, SHARED, Place
+from ..instructions import Instructions, moved_bytes, views_operand, workspaces
+from ..tasks import OPERAND, RESULT, SHARED, Site
 from . import columns as c
 from .outline import Outline
 
@@ -83,7 +83,7 @@ class Rows:
 
     outline: Outline
     costing: OperatorCosting
-    router: Router
+    path_finder: PathFinder
     _rows: list[list[int]] = field(default_factory=lambda: [[0] * c.N_COLUMNS])
     _known: list[dict[Any, int]] = field(default_factory=list)
     _configs: Numbers = field(default_factory=Numbers)
@@ -95,7 +95,7 @@ class Rows:
     def __post_init__(self) -> None:
         outline, n = self.outline, len(self.outline.tensors)
         first = outline.first_operator
-        self._known = [{} for _ in range(outline.n_places)]
+        self._known = [{} for _ in range(outline.n_sites)]
         self._tensors = {tensor.name for tensor in outline.tensors}
         # The operator whose config counts: for a write to a variable, or a read after it, the variable.
         self._owners = [op.updates or op.name for op in outline.operators]
@@ -143,7 +143,7 @@ class Rows:
         return self._shardings.of(sharding) + 1
 
     def of(self, view: StrategyView) -> np.ndarray:
-        """Return the row of each place under a strategy, int32[places]; 0 for those of shared copies that it hasn't."""
+        """Return the row of each site under a strategy, int32[sites]; 0 for those of shared copies that it hasn't."""
         outline, strategy = self.outline, view.strategy
         choices = _Choices(
             {name: self._configs.of(strategy.configs[name]) for name in dict.fromkeys(self._owners)},
@@ -151,17 +151,17 @@ class Rows:
             dict.fromkeys(strategy.regathered, 1),
             dict.fromkeys(strategy.rematerialized, 1),
         )
-        made, rows = _Maker(self, view), [0] * outline.n_places
-        for place, key in self._keys(choices):
-            row = self._known[place].get(key)
-            rows[place] = self._make(place, key, made) if row is None else row
-        for place, offsets in self._results:
+        made, rows = _Maker(self, view), [0] * outline.n_sites
+        for site, key in self._keys(choices):
+            row = self._known[site].get(key)
+            rows[site] = self._make(site, key, made) if row is None else row
+        for site, offsets in self._results:
             for output, offset in offsets:
-                rows[output] = rows[place] + offset
+                rows[output] = rows[site] + offset
         return np.array(rows, np.int32)
 
     def of_columns(self, columns: Columns, view_of: Callable[[int], StrategyView]) -> np.ndarray:
-        """Return the row of each place under many strategies, int32[strategies, places].
+        """Return the row of each site under many strategies, int32[strategies, sites].
 
         Neighbours mostly differ in few choices, so each run of equal choices is looked up once.
 
@@ -169,11 +169,11 @@ class Rows:
             view_of: returns the strategy of a number, on its graph.
         """
         n, outline = columns.n, self.outline
-        rows = np.zeros((outline.n_places, n), np.int32)
+        rows = np.zeros((outline.n_sites, n), np.int32)
         no = np.zeros(n, np.int32)
         changes: dict[int, np.ndarray] = {}
         choices = _Choices(columns.configs, columns.shared, columns.regathered, columns.rematerialized, no)
-        for place, parts in self._keys(choices):
+        for site, parts in self._keys(choices):
             differs = np.zeros(n, bool)
             differs[0] = True
             for part in parts:
@@ -181,49 +181,49 @@ class Rows:
                     changes[id(part)] = np.flatnonzero(part[1:] != part[:-1]) + 1
                 differs[changes[id(part)]] = True
             starts = np.flatnonzero(differs)
-            found, known = np.empty(len(starts), np.int32), self._known[place]
+            found, known = np.empty(len(starts), np.int32), self._known[site]
             for k, key in enumerate(zip(*(part[starts].tolist() for part in parts), strict=True)):
                 row = known.get(key)
-                found[k] = self._make(place, key, _Maker(self, view_of(int(starts[k])))) if row is None else row
-            rows[place] = np.repeat(found, np.diff(starts, append=n))
-        for place, offsets in self._results:
+                found[k] = self._make(site, key, _Maker(self, view_of(int(starts[k])))) if row is None else row
+            rows[site] = np.repeat(found, np.diff(starts, append=n))
+        for site, offsets in self._results:
             for output, offset in offsets:
-                rows[output] = rows[place] + offset
+                rows[output] = rows[site] + offset
         return np.ascontiguousarray(rows.T)
 
     def _keys(self, choices: _Choices) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        """Yield each place that has a row, with the choices that the row depends on."""
+        """Yield each site that has a row, with the choices that the row depends on."""
         configs, shared, regathered, again, no = (
             choices.configs, choices.shared, choices.regathered, choices.rematerialized, choices.no)
-        for place, owner, name in self._operators:
-            yield place, (configs[owner], again.get(name, no))
-        for place, tensor, owner in self._shared:
+        for site, owner, name in self._operators:
+            yield site, (configs[owner], again.get(name, no))
+        for site, tensor, owner in self._shared:
             if tensor in shared:
-                yield place, (configs[owner], shared[tensor])
-        for place, owner, name, tensor, of_tensor, producer, own, whole in self._operands:
-            yield place, (configs[owner], configs[of_tensor], shared.get(tensor, no), regathered.get(whole, no),
+                yield site, (configs[owner], shared[tensor])
+        for site, owner, name, tensor, of_tensor, producer, own, whole in self._operands:
+            yield site, (configs[owner], configs[of_tensor], shared.get(tensor, no), regathered.get(whole, no),
                           regathered.get(own, no), again.get(name, no), again.get(producer, no))
-        place, tensor, owner = self._loss
-        yield place, (configs[owner], shared.get(tensor, no))
-        for place, owner in self._lookups:
-            yield place, (configs[owner],)
+        site, tensor, owner = self._loss
+        yield site, (configs[owner], shared.get(tensor, no))
+        for site, owner in self._lookups:
+            yield site, (configs[owner],)
 
-    def _make(self, place: int, key: tuple[Any, ...], maker: _Maker) -> int:
-        """Make the row of a place and of choices that none has had so far; return its number."""
+    def _make(self, site: int, key: tuple[Any, ...], maker: _Maker) -> int:
+        """Make the row of a site and of choices that none has had so far; return its number."""
         outline, n = self.outline, len(self.outline.tensors)
         first = outline.first_operator
-        if place >= first + len(outline.operators):
-            row = maker.of_lookup(outline.lookups[place - first - len(outline.operators)])
-        elif place >= first:
-            row = maker.of_operator(outline.operators[place - first])
-        elif place == first - 1:
-            row = maker.of_resharding(Place(OPERAND, outline.loss[0], LOSS))
-        elif place >= 2 * n:
-            i, position, _ = outline.operands[place - 2 * n]
+        if site >= first + len(outline.operators):
+            row = maker.of_lookup(outline.lookups[site - first - len(outline.operators)])
+        elif site >= first:
+            row = maker.of_operator(outline.operators[site - first])
+        elif site == first - 1:
+            row = maker.of_resharding(Site(OPERAND, outline.loss[0], LOSS))
+        elif site >= 2 * n:
+            i, position, _ = outline.operands[site - 2 * n]
             row = maker.of_operand(outline.operators[i], position)
         else:
-            row = maker.of_shared(outline.tensors[place - n]) if key[-1] else 0
-        self._known[place][key] = row
+            row = maker.of_shared(outline.tensors[site - n]) if key[-1] else 0
+        self._known[site][key] = row
         return row
 
     def add(self, row: list[int]) -> int:
@@ -233,7 +233,7 @@ class Rows:
 
 
 class _Maker:
-    """What makes new rows, of one strategy."""
+    """A maker of the rows of one strategy."""
 
     def __init__(self, rows: Rows, view: StrategyView) -> None:
         self.rows, self.view = rows, view
@@ -242,7 +242,7 @@ class _Maker:
     @property
     def buffers(self) -> TaskBuffers:
         if self._buffers is None:
-            self._buffers = TaskBuffers(self.view, self.rows.costing, self.rows.router)
+            self._buffers = TaskBuffers(self.view, self.rows.costing, self.rows.path_finder)
         return self._buffers
 
     @property
@@ -261,7 +261,7 @@ class _Maker:
             if rule.exchanged(config):
                 row[c.EXCHANGES] = 1
                 resharding = halo_resharding(op, rule, config, True)
-                self._forward(row, self.rows.router.route(resharding).forward, resharding.item_bytes)
+                self._forward(row, self.rows.path_finder.paths(resharding).forward, resharding.item_bytes)
             if op.type in (*COMPOSITES, VALUE_SHAPED):
                 row[c.INSIDE] = self.rows.costing.saved_inside_bytes(op, config)
             elif op.type in WHICH_CLASS and self.sizes.splits_inner(op):
@@ -284,13 +284,13 @@ class _Maker:
 
     def of_shared(self, tensor: Tensor) -> int:
         """Add the row of a tensor's shared copy."""
-        number = self.of_resharding(Place(SHARED, tensor.name))
+        number = self.of_resharding(Site(SHARED, tensor.name))
         self.rows._rows[number][c.EXISTS] = 1
         return number
 
     def of_operand(self, op: Operator, position: int) -> int:
         """Add the row of an operator's operand."""
-        number = self.of_resharding(Place(OPERAND, op.name, position))
+        number = self.of_resharding(Site(OPERAND, op.name, position))
         row, view = self.rows._rows[number], self.view
         if op.updates is None:
             row[c.REGATHERED] = int(view.is_regathered(op, position))
@@ -301,34 +301,34 @@ class _Maker:
 
     def of_lookup(self, op: Operator) -> int:
         """Add the row of what a lookup found, whose gradient is sent to every device for its update."""
-        row, (_, resharding) = [0] * c.N_COLUMNS, self.buffers.resharding_at(Place(RESULT, op.result.name))
-        self._back(row, self.rows.router.route(resharding).forward, resharding.item_bytes)
+        row, (_, resharding) = [0] * c.N_COLUMNS, self.buffers.resharding_at(Site(RESULT, op.result.name))
+        self._back(row, self.rows.path_finder.paths(resharding).forward, resharding.item_bytes)
         return self.rows.add(row)
 
-    def of_resharding(self, place: Place) -> int:
+    def of_resharding(self, site: Site) -> int:
         """Add the row of a resharding."""
-        row, (tensor, resharding) = [0] * c.N_COLUMNS, self.buffers.resharding_at(place)
-        route = self.rows.router.route(resharding)
-        self._forward(row, route.forward, resharding.item_bytes)
-        row[c.IS_FREE], row[c.BUCKET] = int(route.is_free), -1
-        if route.backward is not None:
+        row, (tensor, resharding) = [0] * c.N_COLUMNS, self.buffers.resharding_at(site)
+        paths = self.rows.path_finder.paths(resharding)
+        self._forward(row, paths.forward, resharding.item_bytes)
+        row[c.IS_FREE], row[c.BUCKET] = int(paths.is_free), -1
+        if paths.backward is not None:
             row[c.HAS_BACK] = 1
-            self._back(row, route.backward, resharding.item_bytes)
-        if route.in_bucket:
-            (step,) = route.backward.steps if route.backward else ()
+            self._back(row, paths.backward, resharding.item_bytes)
+        if paths.in_bucket:
+            (step,) = paths.backward.steps if paths.backward else ()
             row[c.BUCKET] = self.rows._buckets.of((step.group_axes, tensor.dtype))
             row[c.GRADIENT_BYTES] = shard_bytes(tensor, resharding.source)
         return self.rows.add(row)
 
     def _forward(self, row: list[int], path: Path, item_bytes: int) -> None:
         row[c.HAS_STEPS], row[c.COMMUNICATES], row[c.PATH] = bool(path.steps), path.communicates, self.rows._paths.of(path)
-        row[c.IS_VIEW] = is_view(path)
+        row[c.IS_VIEW] = views_operand(path)
         if not row[c.IS_VIEW]:
             row[c.N_BYTES], row[c.SCRATCH] = moved_bytes(path, item_bytes)
             self._workspaces(row, c.WORK, path, item_bytes)
 
     def _back(self, row: list[int], path: Path, item_bytes: int) -> None:
-        row[c.BACK_COMMUNICATES], row[c.BACK_IS_VIEW] = path.communicates, is_view(path)
+        row[c.BACK_COMMUNICATES], row[c.BACK_IS_VIEW] = path.communicates, views_operand(path)
         if not row[c.BACK_IS_VIEW]:
             row[c.BACK_BYTES], row[c.BACK_SCRATCH] = moved_bytes(path, item_bytes)
             self._workspaces(row, c.BACK_WORK, path, item_bytes)

@@ -142,12 +142,12 @@ def move(o: Any, t: Any, m: Any, row: int, source: int, after: int, overlaps: in
 
 
 @compiled
-def copy_of(o: Any, t: Any, m: Any, row: int, place: int, overlaps: int) -> int:
-    """Reshard the value at a place forward; a copy that no collective makes is made once."""
-    source = m[m[MADE] + place]
+def copy_of(o: Any, t: Any, m: Any, row: int, site: int, overlaps: int) -> int:
+    """Reshard the value at a site forward; a copy that no collective makes is made once."""
+    source = m[m[MADE] + site]
     if t[row, COMMUNICATES]:
         return move(o, t, m, row, source, -1, overlaps)
-    first = m[COPIES_OF] + (o[FIRST_OPERATOR] + source if source >= 0 else place)
+    first = m[COPIES_OF] + (o[FIRST_OPERATOR] + source if source >= 0 else site)
     number = m[first]
     while number >= 0:
         at = m[COPIES] + 3 * number

@@ -24,21 +24,21 @@ from .layout import (
 RESHARD, COMPUTE, WRITE, BEGIN, RESHARD_AGAIN, COMPUTE_AGAIN, GRADIENT, SUM, RETURN = range(9)
 """The kinds of records, each with what follows:
 
-    RESHARD         place, value
+    RESHARD         site, value
     COMPUTE, WRITE  operator
     BEGIN           value of the loss, gradient made
-    RESHARD_AGAIN   place, value, gradient that it waits for
+    RESHARD_AGAIN   site, value, gradient that it waits for
     COMPUTE_AGAIN   operator, first of its values
     GRADIENT        operator, first of its values, number of gradients, number of values, first gradient made
     SUM             gradient, gradient, gradient made
-    RETURN          place, gradient, gradient made
+    RETURN          site, gradient, gradient made
 
-The values of a gradient are (tensor, gradient) of each gradient that it takes, then (place, value) of each value.
+The values of a gradient are (tensor, gradient) of each gradient that it takes, then (site, value) of each value.
 """
 WIDTH = 6
 
 @compiled
-def emit(m: Any, kind: int, a: int, b: int, c: int, d: int, e: int) -> int:
+def append_record(m: Any, kind: int, a: int, b: int, c: int, d: int, e: int) -> int:
     """Append a record; return its number."""
     number = m[N_RECORDS]
     at = m[RECORDS] + WIDTH * number
@@ -57,34 +57,34 @@ def made_by(m: Any, record: int) -> int:
 
 
 @compiled
-def add_value(m: Any, place: int, value: int) -> None:
+def add_value(m: Any, site: int, value: int) -> None:
     """Append a value of the next record, or of the last one."""
     at = m[VALUES] + 2 * m[N_VALUES]
-    m[at], m[at + 1] = place, value
+    m[at], m[at + 1] = site, value
     m[N_VALUES] += 1
 
 
 @compiled
 def note_read(o: Any, m: Any, value: int) -> None:
     """Note that the last record reads the memory of a tensor's first value, which may be a variable's."""
-    place = value >> 1
-    if not value & 1 and place < o[N_TENSORS]:
-        m[m[LAST_READ] + place] = m[N_RECORDS] - 1
+    site = value >> 1
+    if not value & 1 and site < o[N_TENSORS]:
+        m[m[LAST_READ] + site] = m[N_RECORDS] - 1
 
 
 @compiled
-def push(m: Any, depth: int, place: int) -> int:
-    """Push a place onto the stack, at its first stage; return the new depth."""
+def push(m: Any, depth: int, site: int) -> int:
+    """Push a site onto the stack, at its first stage; return the new depth."""
     at = m[STACK] + 2 * depth
-    m[at], m[at + 1] = place, 0
+    m[at], m[at + 1] = site, 0
     return depth + 1
 
 
 @compiled
-def arrive(m: Any, place: int, gradient: int) -> None:
-    """Add a gradient to the one that has arrived at a place before, if there is one."""
-    at = m[ARRIVED] + place
+def arrive(m: Any, site: int, gradient: int) -> None:
+    """Add a gradient to the one that has arrived at a site before, if there is one."""
+    at = m[ARRIVED] + site
     if m[at] >= 0:
-        number = emit(m, SUM, m[at], gradient, m[N_GRADIENTS], 0, 0)
+        number = append_record(m, SUM, m[at], gradient, m[N_GRADIENTS], 0, 0)
         gradient = made_by(m, number)
     m[at] = gradient

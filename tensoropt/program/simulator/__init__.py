@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from .actions import StepActions
 from .delta import DeltaSimulation
-from .network import Network, network_of
+from .network import Network
 from .step_graph import step_graph
 from .timeline import StepTimeline, step_timeline
+from .topology_network import network_of
 
 __all__ = [
     "DeltaSimulation",

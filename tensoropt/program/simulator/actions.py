@@ -1,4 +1,4 @@
-"""What each node of a step takes under a strategy: its chain of actions, one after the other.
+"""Derive the actions of each node of a step under a strategy: a chain, one after the other.
 
 The sums are those of Equation (3): on hardware where nothing overlaps the actions of all nodes together take a plan's
 ``time_us``, to the nanosecond.
@@ -16,9 +16,9 @@ from ...reschedule.path import Path
 from ...rules.rule import Config
 from ...sharding.resharding import (
     BUCKET_BYTES,
+    PathFinder,
     Resharding,
-    Route,
-    Router,
+    ReshardingPaths,
     differentiated_operands,
     inner_reshardings,
 )
@@ -27,7 +27,7 @@ from ...sharding.update_resharding import row_reshardings, update_reshardings
 from ..gradient_flow import GradientFlow
 from ..tasks import SHARED
 from .network import COMPUTE, Action
-from .step_graph import BACKWARD, FORWARD, RECOMPUTE, REGATHER, RESHARD_BACK, RESHARE, ROWS, SHARE_BACK, UPDATE, Node
+from .step_graph import BACKWARD, FORWARD, RECOMPUTE, REGATHER, RESHARD_BACK, RESHARE, ROWS, SHARE_BACK, UPDATE, StepNode
 
 Chain = tuple[Action, ...]
 
@@ -37,16 +37,16 @@ class StepActions:
     """The actions of nodes, by the costs of operators and reshardings; what occurs again is looked up."""
 
     costing: OperatorCosting
-    router: Router
-    _of_operators: dict[tuple[Node, Config], Chain] = field(default_factory=dict, init=False, repr=False)
+    path_finder: PathFinder
+    _of_operators: dict[tuple[StepNode, Config], Chain] = field(default_factory=dict, init=False, repr=False)
     _ways: dict[Resharding, tuple[Chain, Chain]] = field(default_factory=dict, init=False, repr=False)
 
-    def chains(self, view: StrategyView, nodes: Iterable[Node]) -> list[Chain]:
+    def chains(self, view: StrategyView, nodes: Iterable[StepNode]) -> list[Chain]:
         """Return the actions of nodes under the view's strategy."""
-        flow = GradientFlow(view, self.router)
+        flow = GradientFlow(view, self.path_finder)
         return [self._chain(flow, node) for node in nodes]
 
-    def _chain(self, flow: GradientFlow, node: Node) -> Chain:
+    def _chain(self, flow: GradientFlow, node: StepNode) -> Chain:
         kind, view = node.kind, flow.view
         if kind in (FORWARD, BACKWARD, UPDATE, ROWS, RECOMPUTE):
             if kind == RECOMPUTE and node.name not in view.rematerialized:
@@ -55,34 +55,34 @@ class StepActions:
             if key not in self._of_operators:
                 self._of_operators[key] = self._of_operator(view, view.graph.operators[node.name], node)
             return self._of_operators[key]
-        if not node.tensor or (node.place.kind == SHARED and node.tensor not in view.strategy.shared):
+        if not node.tensor or (node.site.kind == SHARED and node.tensor not in view.strategy.shared):
             return ()
         if kind in (REGATHER, RESHARE) and not self._is_charged(view, node):
             return ()
-        forward, backward = self._of_resharding(flow.resharded(node.place)[1])
+        forward, backward = self._of_resharding(flow.resharded(node.site)[1])
         return backward if kind in (SHARE_BACK, RESHARD_BACK) else forward
 
-    def _is_charged(self, view: StrategyView, node: Node) -> bool:
+    def _is_charged(self, view: StrategyView, node: StepNode) -> bool:
         """Return whether a copy that is made again is regathered, and not just a view of what was made again."""
         graph = view.graph
         if node.kind == REGATHER:
-            return view.is_regathered(graph.operators[node.place.name], node.place.position)
+            return view.is_regathered(graph.operators[node.site.name], node.site.position)
         operands = ((op, i) for op in graph.consumers[node.tensor] for i, each in op.operands if each.name == node.tensor)
         return any(view.reads_regathered(*each) for each in operands if each[0].name in view.interfaces)
 
-    def _of_operator(self, view: StrategyView, op: Operator, node: Node) -> Chain:
+    def _of_operator(self, view: StrategyView, op: Operator, node: StepNode) -> Chain:
         kind, micro_batch = node.kind, node.micro_batch
-        rule, config, seen = view.rules[op.name], view.strategy.configs[op.name], view.interfaces[op.name]
+        rule, config, interface = view.rules[op.name], view.strategy.configs[op.name], view.interfaces[op.name]
         if kind == ROWS:
             return self._forward(row_reshardings(op, rule, config))
-        total_ns = self.costing.compute_time_ns(op, rule, config, seen)
+        total_ns = self.costing.compute_time_ns(op, rule, config, interface)
         if kind == UPDATE:
             by_rows, updates = op.name in view.graph.lookups, view.graph.updates[op.name]
             own = update_reshardings(updates[node.number : node.number + 1], op.result, view.layout(op.result), by_rows)
             return _joined([*self._forward(own), *_computed(_share(total_ns, len(updates), node.number))])
         if op.type == VARIABLE:
             return ()
-        backward_ns = self.costing.backward_time_ns(op, rule, config, seen)
+        backward_ns = self.costing.backward_time_ns(op, rule, config, interface)
         n_runs = view.graph.n_runs(op.result.name) if op.outputs else 1
         if kind == RECOMPUTE:
             return _computed(_share(total_ns - backward_ns, n_runs, micro_batch))
@@ -102,24 +102,24 @@ class StepActions:
         """Return the actions of a resharding's forward and backward path."""
         found = self._ways.get(resharding)
         if found is None:
-            route = self.router.route(resharding)
-            forward = self._of_path(route.forward, resharding.item_bytes)
-            found = self._ways[resharding] = forward, self._back(route, resharding)
+            paths = self.path_finder.paths(resharding)
+            forward = self._of_path(paths.forward, resharding.item_bytes)
+            found = self._ways[resharding] = forward, self._back(paths, resharding)
         return found
 
-    def _back(self, route: Route, resharding: Resharding) -> Chain:
-        if route.backward is None:
+    def _back(self, paths: ReshardingPaths, resharding: Resharding) -> Chain:
+        if paths.backward is None:
             return ()
-        if not route.in_bucket:
-            return self._of_path(route.backward, resharding.item_bytes)
-        (step,) = route.backward.steps
+        if not paths.in_bucket:
+            return self._of_path(paths.backward, resharding.item_bytes)
+        (step,) = paths.backward.steps
         assert not isinstance(step, HaloStep)
         n_bytes = step.n_bytes(resharding.shape, resharding.item_bytes)
         return (Action(step.cost_kind, step.group_axes, BUCKET_BYTES, of_bucket=n_bytes),)
 
     def _of_path(self, path: Path, item_bytes: int) -> Chain:
         found: list[Action] = []
-        costs = self.router.costs
+        costs = self.path_finder.costs
         for step in path.steps:
             if isinstance(step, HaloStep):
                 for kind, axes, n_bytes in reversed(step.charged(path.shape, item_bytes)):

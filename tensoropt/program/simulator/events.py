@@ -41,11 +41,11 @@ def _reach(heap: Any, tables: Any, state: Any, slot: int, time: int, n_classes: 
     at, came, late = state[3], state[4], state[5]
     node = slot // n_classes
     of_node = chain_of[node]
-    place = chain_start[of_node] + at[slot]
-    if place == chain_start[of_node + 1]:
+    position = chain_start[of_node] + at[slot]
+    if position == chain_start[of_node + 1]:
         heappush(heap, (time, slot))
         return
-    work = work_of[chain[place] * n_classes + slot - node * n_classes]
+    work = work_of[chain[position] * n_classes + slot - node * n_classes]
     if size_of[work] == 1:
         heappush(heap, (time, slot))
         return
@@ -125,12 +125,12 @@ def run(
         time, slot = heappop(heap)
         node = slot // n_classes
         of_node = chain_of[node]
-        place = chain_start[of_node] + at[slot]
+        position = chain_start[of_node] + at[slot]
         end = time
         work = -1
         log_action[n_events] = at[slot]
-        if place < chain_start[of_node + 1]:
-            work = work_of[chain[place] * n_classes + slot - node * n_classes]
+        if position < chain_start[of_node + 1]:
+            work = work_of[chain[position] * n_classes + slot - node * n_classes]
             for use in range(use_start[work], use_start[work + 1]):
                 done = max(time, free[uses[use]]) + use_ns[use]
                 free[uses[use]] = done
@@ -144,7 +144,7 @@ def run(
             own = slot if work < 0 else node * n_classes + members[member_start[work] + i]
             if work >= 0:
                 at[own] += 1
-                if place + 1 < chain_start[of_node + 1]:
+                if position + 1 < chain_start[of_node + 1]:
                     _reach(heap, tables, state, own, end, n_classes)
                     continue
             for lead in range(lead_start[node], lead_start[node + 1]):

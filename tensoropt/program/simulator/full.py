@@ -21,7 +21,7 @@ from .step_graph import StepGraph
 
 
 class TaskKey(NamedTuple):
-    """What a task is part of, and its place in the order of tasks that are ready at the same time.
+    """The node that a task is part of, and its rank among tasks that are ready at the same time.
 
     Attributes:
         node: the number of its node.
@@ -37,7 +37,7 @@ class TaskKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SimulatedTask:
     """A task of the task graph: FlexFlow, Table 3.
 
     Attributes:
@@ -53,14 +53,14 @@ class Task:
 
 
 class TaskTimes(NamedTuple):
-    """When a task was ready, started and ended."""
+    """The times at which a task was ready, started and ended."""
 
     ready_ns: int
     start_ns: int
     end_ns: int
 
 
-def simulate(tasks: Sequence[Task]) -> list[TaskTimes]:
+def simulate_tasks(tasks: Sequence[SimulatedTask]) -> list[TaskTimes]:
     """Return the times of all tasks: FlexFlow, Algorithm 1."""
     leads_to: list[list[int]] = [[] for _ in tasks]
     for number, task in enumerate(tasks):
@@ -90,7 +90,7 @@ def simulate(tasks: Sequence[Task]) -> list[TaskTimes]:
     return [each for each in times if each is not None]
 
 
-def task_graph(graph: StepGraph, chains: Sequence[Chain], network: Network) -> list[Task]:
+def task_graph(graph: StepGraph, chains: Sequence[Chain], network: Network) -> list[SimulatedTask]:
     """Return the tasks of a step: FlexFlow, section 5.1.
 
     An action is one task on each resource that it uses, and one that waits for them where there are several or a latency.
@@ -98,12 +98,12 @@ def task_graph(graph: StepGraph, chains: Sequence[Chain], network: Network) -> l
     Args:
         chains: the actions of each node.
     """
-    tasks: list[Task] = []
+    tasks: list[SimulatedTask] = []
     n_classes = len(network.classes)
     ends: list[list[tuple[int, ...]]] = []
 
     def add(key: TaskKey, exe_ns: int, device: int | None, waits_for: Iterable[int]) -> int:
-        tasks.append(Task(key, exe_ns, device, tuple(dict.fromkeys(waits_for))))
+        tasks.append(SimulatedTask(key, exe_ns, device, tuple(dict.fromkeys(waits_for))))
         return len(tasks) - 1
 
     for node, (before, chain) in enumerate(zip(graph.waits_for, chains, strict=True)):

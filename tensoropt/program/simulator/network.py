@@ -1,4 +1,4 @@
-"""What the actions of a step occupy: a device's compute, its network, or the links of a topology; and for how long.
+"""Work out what the actions of a step occupy, and for how long: a device's compute, its network, or links of a topology.
 
 Devices whose timelines are equal by symmetry form one *class* and are simulated once (:mod:`.symmetry`). An action of all
 devices is, for each class or for classes that go together, one :class:`Work`: it occupies each of its resources for a time
@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ...profiling.costs import CollectiveCosts
-from ...profiling.hardware import Hardware
 from ...reschedule.layout import Axes
-from ...reschedule.mesh import Mesh
 from ...sharding.resharding import BUCKET_BYTES
 
 COMPUTE = "compute"
@@ -26,7 +24,7 @@ DEVICE, NETWORK, LINK = "device", "network", "link"
 
 
 class Action(NamedTuple):
-    """What all devices do at once: compute, or one collective.
+    """One thing that all devices do at the same time: compute, or one collective.
 
     Attributes:
         kind: COMPUTE, or the kind of the collective.
@@ -51,7 +49,7 @@ class Action(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What an action is for some classes of devices.
+    """The work of an action for some classes of devices.
 
     Attributes:
         classes: the classes that take part, ascending; it is ready once it is on all of them, and ends on all at once.
@@ -80,7 +78,7 @@ class Resource:
 
 
 class Network(Protocol):
-    """What actions occupy on some hardware: resources, classes of devices, and the work of each action."""
+    """The resources of some hardware, its classes of devices, and the work of each action on them."""
 
     @property
     def costs(self) -> CollectiveCosts:
@@ -124,13 +122,3 @@ class LevelNetwork:
             return (Work((0,), ((0, time_ns),)),)
         exposed_ns = time_ns - int(time_ns * (1 - self._exposed_share))
         return (Work((0,), ((1, time_ns), (0, exposed_ns))),)
-
-
-def network_of(hardware: Hardware, mesh: Mesh) -> Network:
-    """Return the network of a mesh of some hardware: by its topology, or by its levels where it has none."""
-    costs = CollectiveCosts(hardware, mesh)
-    if hardware.topology is None or mesh.n_devices == 1:
-        return LevelNetwork(costs)
-    from .topology_network import TopologyNetwork
-
-    return TopologyNetwork(hardware.topology, costs)

@@ -31,17 +31,16 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from ...common.errors import InputError
-from ...sharding.resharding import Router
+from ...sharding.resharding import PathFinder
 from ...sharding.strategy import StrategyView
 from .. import tasks as step_tasks
 from ..gradient_flow import GradientFlow
 from ..step import StepProgram, step_program
-from ..tasks import COMPUTE, FEED, OPERAND, OPERATOR, RESHARD, RESULT, SHARED, SUM, Place, Task, Value
+from ..tasks import COMPUTE, FEED, OPERAND, OPERATOR, RESHARD, RESULT, SHARED, SUM, Site, Task, Value
 
 FORWARD, BACKWARD, UPDATE, WRITE, ROWS, LOSS, JOIN = "forward", "backward", "update", "write", "rows", "loss", "join"
 SHARE, RESHARDED, SHARE_BACK, RESHARD_BACK = "share", "reshard", "share back", "reshard back"
 RECOMPUTE, RESHARE, REGATHER = "recompute", "reshare", "regather"
-OF_OPERATORS = (FORWARD, BACKWARD, UPDATE, WRITE, ROWS, RECOMPUTE)
 _KINDS = {
     (COMPUTE, step_tasks.FORWARD): FORWARD,
     (FEED, step_tasks.FORWARD): FORWARD,
@@ -61,19 +60,19 @@ _KINDS_OF_RESHARDINGS = {
 }
 
 
-class Node(NamedTuple):
+class StepNode(NamedTuple):
     """A task of a step; of a bucket, what is done for one of its gradients.
 
     Attributes:
         kind: one of the kinds of the module docstring.
-        place: the task's place; of ``rows``, the lookup.
+        site: the task's site; of ``rows``, the lookup.
         tensor: the tensor that is resharded; empty for others.
         micro_batch: the task's micro-batch; -1 for what is done once a step.
         number: the number of the backward pass; of an update, its number among the updates of its variable.
     """
 
     kind: str
-    place: Place
+    site: Site
     tensor: str = ""
     micro_batch: int = -1
     number: int = 0
@@ -81,10 +80,10 @@ class Node(NamedTuple):
     @property
     def name(self) -> str:
         """The name of the tensor that is resharded, or else of the operator."""
-        return self.tensor or self.place.name
+        return self.tensor or self.site.name
 
     def __str__(self) -> str:
-        to = f" for {self.place}" if self.place.kind == OPERAND else ""
+        to = f" for {self.site}" if self.site.kind == OPERAND else ""
         return f"{self.kind} {self.name}{to}" + (f", micro-batch {self.micro_batch + 1}" if self.micro_batch >= 0 else "")
 
 
@@ -98,7 +97,7 @@ class StepGraph:
         by_tensor: the numbers of the nodes whose actions depend on a tensor's shared copy, by its name.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[StepNode, ...]
     waits_for: tuple[tuple[int, ...], ...]
     by_operator: dict[str, tuple[int, ...]]
     by_tensor: dict[str, tuple[int, ...]]
@@ -119,7 +118,7 @@ class StepGraph:
         return list(found)
 
 
-def step_graph(view: StrategyView, router: Router) -> StepGraph:
+def step_graph(view: StrategyView, path_finder: PathFinder) -> StepGraph:
     """Return the nodes of the training steps of a model.
 
     They depend on the strategy in this alone: what is rematerialized or regathered has nodes, and a tensor with one consumer
@@ -133,10 +132,10 @@ def step_graph(view: StrategyView, router: Router) -> StepGraph:
             "the model's steps run one after the other within a step: a loss needs gradients, or values that were updated; "
             "only steps with one forward and one backward pass can be simulated"
         )
-    return _Building(view, step_program(view, router, is_whole=True), GradientFlow(view, router)).build()
+    return _Building(view, step_program(view, path_finder, is_whole=True), GradientFlow(view, path_finder)).build()
 
 
-def nodes_of(program: StepProgram, flow: GradientFlow) -> Iterator[tuple[Task, tuple[Node, ...]]]:
+def task_nodes(program: StepProgram, flow: GradientFlow) -> Iterator[tuple[Task, tuple[StepNode, ...]]]:
     """Yield the tasks of a program with their nodes: one, for a bucket one for each gradient, for a sum of gradients none.
 
     A placeholder that each micro-batch feeds by itself has no node beside theirs.
@@ -149,17 +148,17 @@ def nodes_of(program: StepProgram, flow: GradientFlow) -> Iterator[tuple[Task, t
         elif task.work == RESHARD:
             yield task, tuple(_of_resharding(task, *ends, flow) for ends in zip(task.reads, task.writes, strict=True))
         elif task.work == step_tasks.UPDATE:
-            yield task, (Node(UPDATE, task.place, "", -1, n_updates[task.place.name]),)
-            n_updates[task.place.name] += 1
+            yield task, (StepNode(UPDATE, task.site, "", -1, n_updates[task.site.name]),)
+            n_updates[task.site.name] += 1
         else:
-            yield task, (Node(_KINDS[task.work, task.direction], task.place, "", task.micro_batch, number),)
+            yield task, (StepNode(_KINDS[task.work, task.direction], task.site, "", task.micro_batch, number),)
 
 
-def _of_resharding(task: Task, read: Value, made: Value, flow: GradientFlow) -> Node:
-    kind, place = _KINDS_OF_RESHARDINGS[task.place.kind, task.direction], made.place
+def _of_resharding(task: Task, read: Value, made: Value, flow: GradientFlow) -> StepNode:
+    kind, site = _KINDS_OF_RESHARDINGS[task.site.kind, task.direction], made.site
     if kind == ROWS:
-        return Node(kind, Place(OPERATOR, flow.view.graph.producers[place.name].name), "", read.micro_batch)
-    return Node(kind, place, flow.resharded_tensor(place).name, task.micro_batch, made.backward_pass)
+        return StepNode(kind, Site(OPERATOR, flow.view.graph.producers[site.name].name), "", read.micro_batch)
+    return StepNode(kind, site, flow.resharded_tensor(site).name, task.micro_batch, made.backward_pass)
 
 
 class _Building:
@@ -167,23 +166,23 @@ class _Building:
 
     def __init__(self, view: StrategyView, program: StepProgram, flow: GradientFlow) -> None:
         self.view, self.program, self.flow = view, program, flow
-        self.waits: dict[Node, dict[Node, None]] = {}
+        self.waits: dict[StepNode, dict[StepNode, None]] = {}
         # By value, the nodes after which it is there; by variable, the last node that wrote to it.
-        self._made: dict[Value, tuple[Node, ...]] = {}
-        self._written: dict[str, Node] = {}
-        self._all_gradients: dict[Node, None] = {}
-        self._summing: list[Node] = []
+        self._made: dict[Value, tuple[StepNode, ...]] = {}
+        self._written: dict[str, StepNode] = {}
+        self._all_gradients: dict[StepNode, None] = {}
+        self._summing: list[StepNode] = []
 
     def build(self) -> StepGraph:
-        for task, nodes in nodes_of(self.program, self.flow):
+        for task, nodes in task_nodes(self.program, self.flow):
             self._add(task, nodes)
         if self._summing:
-            join = Node(JOIN, Place(OPERATOR, "all gradients"))
+            join = StepNode(JOIN, Site(OPERATOR, "all gradients"))
             self.waits[join] = self._all_gradients
             self.waits.update((node, {join: None}) for node in self._summing)
         return self._sorted()
 
-    def _add(self, task: Task, nodes: tuple[Node, ...]) -> None:
+    def _add(self, task: Task, nodes: tuple[StepNode, ...]) -> None:
         needs = dict.fromkeys(node for value in (*task.all_reads, *task.after) for node in self._after(value))
         if not nodes:
             self._made.update(dict.fromkeys(task.writes, tuple(needs)))
@@ -204,15 +203,15 @@ class _Building:
         self.waits[node] = needs
         self._made.update(dict.fromkeys(task.writes, nodes))
 
-    def _after(self, value: Value) -> tuple[Node, ...]:
+    def _after(self, value: Value) -> tuple[StepNode, ...]:
         """Return the nodes after which a value is there."""
         while value not in self._made:
             value = self.program.aliases[value]
         return self._made[value]
 
-    def _end_of(self, micro_batch: int) -> Node:
+    def _end_of(self, micro_batch: int) -> StepNode:
         """Return the node that waits for all that was added of a micro-batch."""
-        join = Node(JOIN, Place(OPERATOR, "micro-batch"), "", micro_batch)
+        join = StepNode(JOIN, Site(OPERATOR, "micro-batch"), "", micro_batch)
         if join not in self.waits:
             those = [node for node in self.waits if node.micro_batch == micro_batch]
             waited_for = {before for node in those for before in self.waits[node]}
@@ -239,9 +238,9 @@ class _Building:
                     heappush(heap, after)
         stuck = [str(node) for i, node in enumerate(added) if missing[i] > 0]
         assert not stuck, f"{len(stuck)} nodes wait for each other, such as {', '.join(stuck[:3])}"
-        place = {i: at for at, i in enumerate(order)}
+        position = {i: at for at, i in enumerate(order)}
         nodes = tuple(added[i] for i in order)
-        waits_for = tuple(tuple(sorted(place[number[before]] for before in self.waits[node])) for node in nodes)
+        waits_for = tuple(tuple(sorted(position[number[before]] for before in self.waits[node])) for node in nodes)
         by_operator: dict[str, list[int]] = {}
         by_tensor: dict[str, list[int]] = {}
         for at, node in enumerate(nodes):
@@ -251,14 +250,14 @@ class _Building:
                 by_tensor.setdefault(node.tensor, []).append(at)
         return StepGraph(nodes, waits_for, _frozen(by_operator), _frozen(by_tensor))
 
-    def _decided_by(self, node: Node) -> set[str]:
+    def _decided_by(self, node: StepNode) -> set[str]:
         """Return the names of the operators on whose configs a node's actions depend."""
         operators, found = self.view.graph.operators, set()
         if node.tensor:
             producer = self.view.graph.producers[node.tensor]
             found.add(producer.updates or producer.name)
-        if node.place.name in operators and node.place.kind in (OPERATOR, OPERAND):
-            found.add(operators[node.place.name].updates or node.place.name)
+        if node.site.name in operators and node.site.kind in (OPERATOR, OPERAND):
+            found.add(operators[node.site.name].updates or node.site.name)
         return found
 
 

@@ -50,7 +50,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Flow:
-    """What the groups of a set of axes send in a pattern.
+    """The sends of the groups of a set of axes in a pattern.
 
     Attributes:
         of_device: the number of each device's component.

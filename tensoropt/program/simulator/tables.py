@@ -1,4 +1,4 @@
-"""What :mod:`.events` reads and writes: flat sequences of integers, NumPy arrays where it is compiled, else lists."""
+"""The tables that :mod:`.events` reads and writes: flat sequences of integers, arrays where it is compiled, else lists."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from ...costs.operator_costs import OperatorCosting
 from ...profiling.costs import CollectiveCosts
-from ...sharding.resharding import BUCKET_BYTES, Router
+from ...sharding.resharding import BUCKET_BYTES, PathFinder
 from ...sharding.strategy import StrategyView
 from ..tasks import OPERAND
 from .actions import Chain, StepActions
-from .full import Task, TaskTimes, simulate, task_graph
+from .full import SimulatedTask, TaskTimes, simulate_tasks, task_graph
 from .network import COMPUTE, Action, Network, Resource
-from .step_graph import FORWARD, RESHARDED, ROWS, SHARE, UPDATE, WRITE, Node, StepGraph, step_graph
+from .step_graph import FORWARD, RESHARDED, ROWS, SHARE, UPDATE, WRITE, StepGraph, StepNode, step_graph
 
 
 class PathPart(NamedTuple):
@@ -45,7 +45,7 @@ class StepTimeline:
     graph: StepGraph
     chains: tuple[Chain, ...]
     network: Network
-    tasks: tuple[Task, ...]
+    tasks: tuple[SimulatedTask, ...]
     times: tuple[TaskTimes, ...]
 
     @property
@@ -59,7 +59,7 @@ class StepTimeline:
 
     @cached_property
     def busy_ns(self) -> tuple[int, ...]:
-        """How long each resource is busy; one number stands for all its members."""
+        """The nanoseconds that each resource is busy; one number stands for all its members."""
         busy = [0] * len(self.resources)
         for task in self.tasks:
             if task.device is not None:
@@ -70,17 +70,17 @@ class StepTimeline:
         """Return the time of the step if nothing overlaps: the sum of Equation (3), by the levels of the hardware."""
         return sum(additive_ns(action, costs) for chain in self.chains for action in chain)
 
-    def action(self, task: Task) -> Action | None:
+    def action(self, task: SimulatedTask) -> Action | None:
         """Return the action that a task is part of; None for a wait."""
         return self.chains[task.key.node][task.key.action] if task.key.action >= 0 else None
 
-    def operator(self, node: Node) -> str:
+    def operator(self, node: StepNode) -> str:
         """Return the name of the operator, or of the training step, for which a node is."""
-        if node.place.kind == OPERAND or not node.tensor:
-            return node.place.name
+        if node.site.kind == OPERAND or not node.tensor:
+            return node.site.name
         return self.view.graph.producers[node.tensor].name
 
-    def title(self, task: Task) -> str:
+    def title(self, task: SimulatedTask) -> str:
         """Return what a task is, as text."""
         node, action = self.graph.nodes[task.key.node], self.action(task)
         what = node.kind if action is None or action.kind == COMPUTE else action.kind
@@ -117,7 +117,7 @@ class StepTimeline:
                 at = before[at]
         return parts[::-1]
 
-    def kind(self, task: Task) -> str:
+    def kind(self, task: SimulatedTask) -> str:
         """Return the part of the step in which a task is: forward, backward, update or network."""
         node, action = self.graph.nodes[task.key.node], self.action(task)
         if action is not None and action.kind != COMPUTE:
@@ -135,22 +135,22 @@ def additive_ns(action: Action, costs: CollectiveCosts) -> int:
     return time_ns * action.of_bucket // BUCKET_BYTES if action.of_bucket else time_ns
 
 
-def step_timeline(view: StrategyView, costing: OperatorCosting, router: Router, network: Network) -> StepTimeline:
+def step_timeline(view: StrategyView, costing: OperatorCosting, path_finder: PathFinder, network: Network) -> StepTimeline:
     """Simulate a step from nothing.
 
     Args:
         view: the strategy; the operators of training steps must have a config.
-        router: finds the path of each resharding.
+        path_finder: finds the path of each resharding.
         network: what actions occupy.
 
     Raises:
         InputError: the model has several passes, see :func:`.step_graph.step_graph`.
     """
-    graph, actions = step_graph(view, router), StepActions(costing, router)
+    graph, actions = step_graph(view, path_finder), StepActions(costing, path_finder)
     return timeline_of(view, graph, actions.chains(view, graph.nodes), network)
 
 
 def timeline_of(view: StrategyView, graph: StepGraph, chains: Sequence[Chain], network: Network) -> StepTimeline:
     """Simulate a step whose nodes and chains are known."""
     tasks = task_graph(graph, chains, network)
-    return StepTimeline(view, graph, tuple(chains), network, tuple(tasks), tuple(simulate(tasks)))
+    return StepTimeline(view, graph, tuple(chains), network, tuple(tasks), tuple(simulate_tasks(tasks)))

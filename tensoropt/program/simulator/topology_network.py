@@ -28,9 +28,10 @@ from __future__ import annotations
 from functools import cache
 
 from ...profiling.costs import CollectiveCosts
-from ...profiling.hardware import Topology
+from ...profiling.hardware import Hardware, Topology
+from ...reschedule.mesh import Mesh
 from ...sharding.resharding import BUCKET_BYTES
-from .network import COMPUTE, DEVICE, LINK, Action, Resource, Work
+from .network import COMPUTE, DEVICE, LINK, Action, LevelNetwork, Network, Resource, Work
 from .symmetry import DOUBLING, PAIRS, RING, Flow, symmetry_of
 
 _PATTERNS = {
@@ -111,3 +112,11 @@ class TopologyNetwork:
 def _alone_ns(work: Work) -> int:
     """Return how long a work takes on free resources."""
     return max((ns for _, ns in work.uses), default=0) + work.latency_ns
+
+
+def network_of(hardware: Hardware, mesh: Mesh) -> Network:
+    """Return the network of a mesh of some hardware: by its topology, or by its levels where it has none."""
+    costs = CollectiveCosts(hardware, mesh)
+    if hardware.topology is None or mesh.n_devices == 1:
+        return LevelNetwork(costs)
+    return TopologyNetwork(hardware.topology, costs)

@@ -56,7 +56,7 @@ function drawCards() {
     ["point", `${at + 1} of ${count}`], ["memory per device", memoryText(points.memory_bytes[at])], ["peak of a step", memoryText(points.peak_bytes[at])],
     ["time per step", timeText(points.time_us[at])], ["compute", timeText(points.compute_time_us[at])], ["network", timeText(points.network_time_us[at])],
   ];
-  if (points.hidden_time_us[at]) cards.push(["of it hidden", timeText(points.hidden_time_us[at])]);
+  if (points.overlap_time_us[at]) cards.push(["overlap", timeText(points.overlap_time_us[at])]);
   byId("cards").replaceChildren(...cards.map(([name, text]) => {
     const card = element("div");
     card.append(element("dt", name), element("dd", text, {id: "card-" + name.replaceAll(" ", "-")}));

@@ -5,6 +5,6 @@ from .metadata import Metadata, Saved
 from .objects import Objects
 from .plain import load_checkpoint
 from .saving import save
-from .variable import name_of
+from .variable import entry_name
 
-__all__ = ["Metadata", "Objects", "Saved", "load_checkpoint", "name_of", "read_metadata", "restore", "save"]
+__all__ = ["Metadata", "Objects", "Saved", "entry_name", "load_checkpoint", "read_metadata", "restore", "save"]

@@ -16,7 +16,7 @@ from ...common.errors import InputError, describe
 from ...lowering.variables import StateEntry
 from ..ranks import Processes
 from .location import CheckpointLocation
-from .metadata import Metadata, Saved, find, read_at, reading
+from .metadata import Metadata, Saved, find_checkpoint, read_at, reading
 from .objects import Objects
 from .parts import Bounds, slice_spec
 from .together import on_rank_0, together
@@ -50,7 +50,7 @@ def read_metadata(path: str | os.PathLike[str]) -> Metadata:
     Raises:
         InputError: there is no such checkpoint, it wasn't saved by TensorOpt, or it is incomplete.
     """
-    return read_at(find(path))
+    return read_at(find_checkpoint(path))
 
 
 def restore(
@@ -89,7 +89,7 @@ def restore(
 
 def found_at(path: str | os.PathLike[str]) -> tuple[CheckpointLocation, Metadata]:
     """Return a checkpoint's place and metadata; raise InputError like :func:`read_metadata`."""
-    location = find(path)
+    location = find_checkpoint(path)
     return location, read_at(location)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...common.errors import InputError, describe, short
-from ...common.files import name_of, parse_json, reading_value
+from ...common.files import name_in_file, parse_json, reading_value
 from ...reschedule.layout import Shape
 from .location import CheckpointLocation, kept, latest_in, reason
 from .variable import Variable
@@ -108,10 +108,10 @@ class Metadata:
 
 
 def _saved(name: str, shape: list[int], dtype: str) -> Saved:
-    return Saved(name_of(name), tuple(map(int, shape)), name_of(dtype))
+    return Saved(name_in_file(name), tuple(map(int, shape)), name_in_file(dtype))
 
 
-def find(path: str | os.PathLike[str]) -> CheckpointLocation:
+def find_checkpoint(path: str | os.PathLike[str]) -> CheckpointLocation:
     """Return the place of a checkpoint, given by its prefix or by a folder whose ``checkpoint`` file names its latest.
 
     Raises:

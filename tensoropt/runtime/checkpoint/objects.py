@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
+from ...common.reach import reached
 from .variable import VALUE, entry_of
 
 ENTRY = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -27,7 +28,7 @@ class Objects:
 
     Attributes:
         roots: the arguments that ``tf.train.Checkpoint`` would get: ``{"model": model, "optimizer": optimizer}``.
-        names: pairs of a variable of the roots (Keras's or TensorFlow's) and its name in the checkpoint (:func:`name_of`).
+        names: pairs of a variable of the roots (Keras's or TensorFlow's) and its name there (:func:`entry_name`).
     """
 
     roots: Mapping[str, Any]
@@ -80,16 +81,11 @@ def object_graph(objects: Objects | None) -> bytes:
 
 def _mark_holders(graph: TrackableObjectGraph) -> None:
     """Mark the objects from which a saved variable can be reached. TensorFlow complains only of these if one is missing."""
-    holders = {i for i, node in enumerate(graph.nodes) if node.attributes}
     parents: dict[int, list[int]] = {}
     for i, node in enumerate(graph.nodes):
         for child in node.children:
             parents.setdefault(child.node_id, []).append(i)
-    waiting = list(holders)
-    while waiting:
-        for parent in parents.get(waiting.pop(), ()):
-            if parent not in holders:
-                holders.add(parent)
-                waiting.append(parent)
+    savers = (i for i, node in enumerate(graph.nodes) if node.attributes)
+    holders = reached(savers, lambda i: parents.get(i, ()))
     for i, node in enumerate(graph.nodes):
         node.has_checkpoint_values.value = i in holders

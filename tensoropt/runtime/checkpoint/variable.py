@@ -42,7 +42,7 @@ class Variable:
     @classmethod
     def of(cls, entry: StateEntry) -> Variable:
         """Return the variable of a state entry."""
-        return cls(name_of(entry), tuple(entry.shape), entry.dtype, entry.layout, entry.variables)
+        return cls(entry_name(entry), tuple(entry.shape), entry.dtype, entry.layout, entry.variables)
 
     @property
     def item_bytes(self) -> int:
@@ -66,7 +66,7 @@ class Variable:
         return f"{self.dtype}{list(self.shape)}"
 
 
-def name_of(entry: StateEntry) -> str:
+def entry_name(entry: StateEntry) -> str:
     """Return the name of an entry in a checkpoint: ``model/<variable>`` or ``optimizer/<step>/<variable>``."""
     return f"{MODEL if entry.step is None else OPTIMIZER}/{entry.key}"
 

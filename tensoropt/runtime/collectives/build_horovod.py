@@ -66,7 +66,7 @@ def wheel_folder() -> Path | None:
     return cache / "horovod" / "-".join([VERSION, tag, *versions])
 
 
-def build(folder: Path) -> Path:
+def build_wheel(folder: Path) -> Path:
     """Build the wheel into a folder and return its path.
 
     Raises:
@@ -124,7 +124,7 @@ def main() -> int:
             if wheel is None:
                 print(f"building Horovod {VERSION}; this takes some minutes", flush=True)
                 folder.mkdir(parents=True, exist_ok=True)
-                wheel = build(folder)
+                wheel = build_wheel(folder)
             _pip("install", "--quiet", str(wheel))
         except InputError as error:
             print(f"tensoropt: {error}", file=sys.stderr)

@@ -35,7 +35,7 @@ from ...reschedule.layout import Axes, Shape, axes_text, block_bounds
 from ...reschedule.mesh import Mesh
 from ...reschedule.summing import reduce_in_order
 from .buffers import OwnMemory, keep_freed_memory
-from .outbox import Outbox, opaque, parts_of, wait
+from .outbox import Outbox, as_mpi_buffer, parts_of, wait
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -109,9 +109,9 @@ class MpiCommunicator(OwnMemory):
         if self._gives_way:
             self._exchange_by_parts(group, [send.reshape(-1)] * group.size, _split(received, [(count,) for count in counts]))
         elif len(set(counts)) == 1:
-            self._call(group, "Allgather", opaque(send), opaque(received))
+            self._call(group, "Allgather", as_mpi_buffer(send), as_mpi_buffer(received))
         else:
-            self._call(group, "Allgatherv", opaque(send), (opaque(received), counts))
+            self._call(group, "Allgatherv", as_mpi_buffer(send), (as_mpi_buffer(received), counts))
         return _split(received, recv_shapes)
 
     def all_to_all(
@@ -159,7 +159,7 @@ class MpiCommunicator(OwnMemory):
                 self._reduce_halves(group, array.reshape(-1)[part], op, result.reshape(-1)[part])
         elif array.nbytes * group.size <= GATHER_AND_ADD_BYTES:
             received = self.scratch("reduce", array.size * group.size, array.dtype)
-            self._call(group, "Allgather", opaque(array), opaque(received))
+            self._call(group, "Allgather", as_mpi_buffer(array), as_mpi_buffer(received))
             reduce_in_order(_split(received, [array.shape] * group.size), op, result)
         else:
             for part in parts_of(array.reshape(-1), ROUND_BYTES):
@@ -180,9 +180,9 @@ class MpiCommunicator(OwnMemory):
         if self._naps:
             self._swap_by_parts(group, other, flat[others], received, reduce, result[own], result[others])
             return
-        group.Sendrecv(opaque(flat[others]), other, recvbuf=opaque(received), source=other)
+        group.Sendrecv(as_mpi_buffer(flat[others]), other, recvbuf=as_mpi_buffer(received), source=other)
         reduce(slice(None))
-        group.Sendrecv(opaque(result[own]), other, recvbuf=opaque(result[others]), source=other)
+        group.Sendrecv(as_mpi_buffer(result[own]), other, recvbuf=as_mpi_buffer(result[others]), source=other)
 
     def _swap_by_parts(
         self,
@@ -237,7 +237,7 @@ class MpiCommunicator(OwnMemory):
         if self._gives_way:
             self._exchange_by_parts(group, [result[start:end]] * n_members, [result[start:end] for start, end in bounds])
             return
-        self._call(group, "Allgatherv", MPI.IN_PLACE, (opaque(result), counts))
+        self._call(group, "Allgatherv", MPI.IN_PLACE, (as_mpi_buffer(result), counts))
 
     def _exchange(
         self,
@@ -265,7 +265,7 @@ class MpiCommunicator(OwnMemory):
         starts = accumulate((block.size for block in flat[:-1]), initial=0)
         places = [start + part.start for start, part in zip(starts, parts, strict=True)]
         send_counts = [part.stop - part.start for part in parts]
-        self._call(group, "Alltoallv", (opaque(joined), (send_counts, places)), (opaque(received), counts))
+        self._call(group, "Alltoallv", (as_mpi_buffer(joined), (send_counts, places)), (as_mpi_buffer(received), counts))
 
     def _call(self, group: Comm, name: str, *buffers: Any) -> None:
         """Call a collective of MPI by its name; with naps, its non-blocking form."""

@@ -57,14 +57,14 @@ class Outbox:
     def arriving(self, flat: Array, member: int, tag: int) -> list[tuple[slice, MPI.Request]]:
         """Start to receive into an array what a member sends by :meth:`add`; return its parts in order, with requests."""
         parts = parts_of(flat, PART_BYTES)
-        return [(part, self._group.Irecv(opaque(flat[part]), member, tag)) for part in parts]
+        return [(part, self._group.Irecv(as_mpi_buffer(flat[part]), member, tag)) for part in parts]
 
     def look(self) -> None:
         """Send as many queued parts as may be under way."""
         self._sending = [request for request in self._sending if not request.Test()]
         while self._waiting and len(self._sending) < PARTS_UNDER_WAY:
             part, member, tag = self._waiting.popleft()
-            self._sending.append(self._group.Isend(opaque(part), member, tag))
+            self._sending.append(self._group.Isend(as_mpi_buffer(part), member, tag))
 
     def wait_for(self, requests: Iterable[MPI.Request]) -> None:
         """Wait until all requests are done, and send queued parts meanwhile."""
@@ -101,9 +101,9 @@ def wait(
         meanwhile()
 
 
-def opaque(array: Array) -> Array:
+def as_mpi_buffer(array: Array) -> Array:
     """Return the array as MPI can move it. A view costs a microsecond, of which a small collective takes ten."""
     if array.dtype.char in _MPI_TYPES:
         return array
-    opaque: Array = array.reshape(-1).view(_OPAQUE[array.dtype.itemsize])
-    return opaque
+    buffer: Array = array.reshape(-1).view(_OPAQUE[array.dtype.itemsize])
+    return buffer

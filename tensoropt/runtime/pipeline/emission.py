@@ -35,8 +35,8 @@ class StageView:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one stage does in a function: what it fetches there, and the operators that it runs."""
+class StagePart:
+    """The part of a function that one stage runs: its fetches and its operators."""
 
     fetch: Fetch
     needed: set[str]
@@ -64,14 +64,14 @@ class Staged(Protocol):
         ...
 
 
-class Emission:
+class PipelineEmission:
     """The emission of one function."""
 
     def __init__(
         self,
         engine: Staged,
         fetch: Fetch,
-        parts: Sequence[Part],
+        parts: Sequence[StagePart],
         fed: Mapping[int, Mapping[Feed, Values]],
         resharders: Mapping[int, Resharder],
     ) -> None:
@@ -125,7 +125,7 @@ class Emission:
         values = self._transfers.receive(self._message(crossing, micro_batch, False), resharder)
         tensor = view.graph.tensors[crossing.tensor]
         layout = view.layout(tensor).with_partial(())
-        return as_produced(tensor, layout, values, view, resharder, self._engine.engines[crossing.target].router)
+        return as_produced(tensor, layout, values, view, resharder, self._engine.engines[crossing.target].path_finder)
 
     def _send_back(self, crossing: Crossing, gradients: Values, micro_batch: int = -1) -> None:
         """Emit the sending of a tensor's gradient."""
@@ -171,7 +171,7 @@ class Emission:
             if not self._engine.of_feed(self._fetch, feed, stage):
                 layout = view.layout(feed.tensor)
                 sources[feed.tensor.name] = as_produced(
-                    feed.tensor, layout, values, view, self._resharders[stage], engine.router
+                    feed.tensor, layout, values, view, self._resharders[stage], engine.path_finder
                 )
         for crossing in self._to(stage, once=True):
             sources[crossing.tensor] = self._receive(crossing)
@@ -186,7 +186,7 @@ class Emission:
                 engine.graph, part.fetch, part.needed, engine._update, engine._train, engine._lookups
             )
             model = LocalModel(
-                engine.view, engine.router, self._resharders[stage], sources, steps.update, training=False
+                engine.view, engine.path_finder, self._resharders[stage], sources, steps.update, training=False
             )
             results[stage] = steps.run(model)
             for crossing in self._from(stage, once=True):
@@ -199,7 +199,7 @@ class Emission:
         for stage, engine in sorted(self._engine.engines.items()):
             part, view, micro_batches = self._parts[stage], self._engine.views[stage], self._engine.micro_batches[stage]
             sources, resharder = self._sources(stage), self._resharders[stage]
-            outside = LocalModel(view.per_micro_batch, engine.router, resharder, sources, engine._update, training=True)
+            outside = LocalModel(view.per_micro_batch, engine.path_finder, resharder, sources, engine._update, training=True)
             exchanged = Exchanged(
                 tuple(each.tensor for each in self._to(stage, once=False, trained=True)),
                 tuple(dict.fromkeys(each.tensor for each in self._from(stage, once=False))),

@@ -23,11 +23,11 @@ from ...lowering.variables import StateEntry
 from ...program.schedule import Orders
 from ...sharding.stages import Crossing, Stages
 from ..engine import Engine
-from ..feed_shards import comes_in_micro_batches, cut, fed_shape
+from ..feed_shards import comes_in_micro_batches, fed_shape, rank_shard
 from ..functions import Feed, Fetch, names, operators_of, structure_digest
 from ..process_limit import check_memory_left
 from ..step_errors import only_step, refused_values
-from .emission import Emission, Part, StageView
+from .emission import PipelineEmission, StagePart, StageView
 from .transfers import Transfers
 
 Share = Callable[[int, Sequence[np.ndarray] | None], Sequence[np.ndarray]]
@@ -148,7 +148,7 @@ class StagedEngine:
 
     def _argument(self, fetch: Fetch, feed: Feed, value: np.ndarray, stage: int, rank: int) -> tf.Tensor:
         layout = self.views[stage].whole.layout(feed.tensor)
-        shard = cut(value, layout, feed.tensor.shape, rank, self.of_feed(fetch, feed, stage))
+        shard = rank_shard(value, layout, feed.tensor.shape, rank, self.of_feed(fetch, feed, stage))
         return tf.constant(np.ascontiguousarray(shard).reshape(shard.shape))
 
     def of_feed(self, fetch: Fetch, feed: Feed, stage: int) -> tuple[MicroBatch, ...]:
@@ -186,7 +186,7 @@ class StagedEngine:
             with ExitStack() as stack:
                 for resharder in resharders.values():
                     stack.enter_context(resharder.building())
-                emission = Emission(self, fetch, parts, fed, resharders)
+                emission = PipelineEmission(self, fetch, parts, fed, resharders)
                 results = emission.train() if fetch.train_steps else emission.forward()
                 return [tf.identity(values[0]) for _, of_stage in sorted(results.items()) for values in of_stage]
 
@@ -207,14 +207,14 @@ class StagedEngine:
         """Return the stage that a tensor is fetched from."""
         return self.stages.home(tensor)
 
-    def _parts(self, fetch: Fetch, fed: set[str]) -> list[Part]:
+    def _parts(self, fetch: Fetch, fed: set[str]) -> list[StagePart]:
         """Return what each stage does in a function.
 
         Raises:
             InputError: a placeholder that is needed isn't fed.
         """
         asked: set[tuple[str, int]] = set()
-        parts: list[Part] = []
+        parts: list[StagePart] = []
         for stage in reversed(range(self.stages.n)):
             graph = self.views[stage].whole.graph
             tensors = tuple(each for each in fetch.tensors if self._stage_of(each[0]) == stage)
@@ -233,7 +233,7 @@ class StagedEngine:
                     raise InputError(
                         f"placeholder '{op.name}' ({op.source}) isn't fed, but {names(fetch)} needs it; feed it"
                     )
-            parts.insert(0, Part(own, needed))
+            parts.insert(0, StagePart(own, needed))
         return parts
 
     def _sent(self, stage: int) -> Iterator[Crossing]:

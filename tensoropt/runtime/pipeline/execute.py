@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...common.errors import InputError
-from ...common.progress import HIDDEN, Display
+from ...common.progress import NOT_SHOWN, Display
 from ...common.settings import LAG
 from ...common.watchdog import CRITICAL
 from ...lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
@@ -67,7 +67,7 @@ def execute_staged(
     initial_value: Callable[[str], np.ndarray],
     processes: Processes,
     collectives: str,
-    display: Display = HIDDEN,
+    display: Display = NOT_SHOWN,
 ) -> StagedExecution:
     """Build the engine of a plan with stages. A rank without work ends here.
 
@@ -115,7 +115,7 @@ def _engine(
     has_two_chains = isinstance(backend, CommunicatingBackend) and backend.overlappable is not None
     return Engine(
         view.whole,
-        plan.stages[index].plan.router(PlainCosts()),
+        plan.stages[index].plan.path_finder(PlainCosts()),
         backend,
         initial_value,
         agree or (lambda digest, log: None),

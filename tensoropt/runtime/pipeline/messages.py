@@ -19,7 +19,7 @@ from ...lowering.local import uniform_shape
 from ...lowering.operators import Values
 from ...lowering.resharding.reshard import Resharder
 from ...reschedule.bounds import extents
-from ..collectives.outbox import Array, opaque, wait
+from ..collectives.outbox import Array, as_mpi_buffer, wait
 from .transfers import Message
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class MpiTransfers:
             self.sending.clear()
             for part in parts:
                 packed = way.pack(part, shard)
-                request = self.comm.Isend(opaque(packed.reshape(-1)), way.target_devices[part.receiver], tag)
+                request = self.comm.Isend(as_mpi_buffer(packed.reshape(-1)), way.target_devices[part.receiver], tag)
                 self.sending.parts.append((request, packed))
             return []
 
@@ -83,7 +83,7 @@ class MpiTransfers:
             try:
                 wait(
                     [
-                        self.comm.Irecv(opaque(array.reshape(-1)), way.source_devices[part.sender], tag)
+                        self.comm.Irecv(as_mpi_buffer(array.reshape(-1)), way.source_devices[part.sender], tag)
                         for part, array in zip(parts, arrays, strict=True)
                     ],
                     self.sending.clear,

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .task import BaselineResult, Task
+    from .task import BaselineResult, BaselineTask
 
 BASELINES = ("data-parallel", "one-weird-trick", "optcnn", "tofu", "mesh-tensorflow")
 MONTE_CARLO, FT_SIMULATED, MONTE_CARLO_SECONDS = "mcmc", "ft-simulated", 60.0
@@ -40,7 +40,7 @@ SPACES = MappingProxyType(
 """The spaces of the baselines that have their own, in words."""
 
 
-def search_baseline(task: Task, algorithm: str) -> BaselineResult:
+def search_baseline(task: BaselineTask, algorithm: str) -> BaselineResult:
     """Return the answer of one of BASELINES to a task.
 
     Raises:

@@ -10,15 +10,15 @@ from __future__ import annotations
 from ...rules.rule import Config
 from .dimensions import batch_dimension, by_operator, config_of, logical_dimensions, longest_split
 from .single import of_one_strategy
-from .task import BaselineResult, Task
+from .task import BaselineResult, BaselineTask
 
 
-def search(task: Task) -> BaselineResult:
+def search(task: BaselineTask) -> BaselineResult:
     """Return data parallelism's one point."""
     return of_one_strategy(task, configs(task), "data-parallel")
 
 
-def configs(task: Task) -> dict[str, Config]:
+def configs(task: BaselineTask) -> dict[str, Config]:
     """Return data parallelism's config for every operator, by name."""
     batch = batch_dimension(task.operators, task.rules, logical_dimensions(task.operators, task.rules))
     factors = {} if batch is None else by_operator(batch, task.rules)

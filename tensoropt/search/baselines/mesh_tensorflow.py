@@ -25,12 +25,12 @@ from ...ft.pareto import product, reduce_unsorted, union
 from ...rules.rule import Config
 from ..problem.strategy_problem import StrategyProblem
 from .naming import MOST_ASSIGNMENTS, Ints, Naming
-from .task import BaselineResult, Task
+from .task import BaselineResult, BaselineTask
 
 Columns = tuple[int, ...]
 
 
-def search(task: Task, most: int = MOST_ASSIGNMENTS) -> BaselineResult:
+def search(task: BaselineTask, most: int = MOST_ASSIGNMENTS) -> BaselineResult:
     """Return Mesh-TensorFlow's frontier, of at most ``most`` assignments."""
     naming = Naming.of(task, most)
     problem = _Restricted.of(task, naming)
@@ -85,7 +85,7 @@ class _Restricted:
     copies: list[_Copies] = field(default_factory=list)
 
     @classmethod
-    def of(cls, task: Task, naming: Naming) -> _Restricted:
+    def of(cls, task: BaselineTask, naming: Naming) -> _Restricted:
         combined: dict[Columns, _Combinations] = {}
         states, configs = [], {}
         for op in task.operators:
@@ -94,9 +94,9 @@ class _Restricted:
                 combined[columns] = _combinations(naming, columns)
             of_combination = [naming.config(task, op.name, int(first)) for first in combined[columns].first]
             distinct: dict[Config, int] = {}
-            place = np.array([distinct.setdefault(config, len(distinct)) for config in of_combination], np.intp)
+            index = np.array([distinct.setdefault(config, len(distinct)) for config in of_combination], np.intp)
             configs[op.name] = tuple(distinct)
-            states.append((columns, place))
+            states.append((columns, index))
         return cls(task.among(configs), naming, states, combined)
 
     @property
@@ -124,8 +124,8 @@ class _Restricted:
         """Return a node's state in each of some assignments; a training step's node has only one state."""
         if node >= self.n_operators:
             return np.zeros(len(assignments), np.intp)
-        columns, place = self.states[node]
-        return place[self.combinations[columns].of[assignments]]
+        columns, index = self.states[node]
+        return index[self.combinations[columns].of[assignments]]
 
     def _names_of(self, *nodes: int) -> Columns:
         """Return the names on which some nodes together depend, and store their combinations."""

@@ -23,7 +23,7 @@ from ...reschedule.layout import Axes
 from ...reschedule.mesh import Mesh
 from ...rules.rule import Config
 from .dimensions import Dimension, by_operator, config_of, logical_dimensions
-from .task import Task
+from .task import BaselineTask
 
 MOST_GROUPS = 3
 MOST_ASSIGNMENTS = 1 << 15
@@ -35,32 +35,32 @@ class Naming:
     """All assignments of names (groups of logical dimensions) to runs of mesh axes.
 
     Attributes:
-        places: the runs of axes that a name may be assigned to; the first is empty: not split.
+        runs: the runs of axes that a name may be assigned to; the first is empty: not split.
         factors: for each operator, (column of ``assigned``, factor) for each of its names that may be split, in the order of
             the columns.
-        assigned: int16[assignments, names], the index in ``places`` of each name's run.
+        assigned: int16[assignments, names], the index in ``runs`` of each name's run.
         n_names: the number of the model's names that can be split by some axis, also of those left out here.
     """
 
-    places: tuple[Axes, ...]
+    runs: tuple[Axes, ...]
     factors: dict[str, tuple[tuple[int, str], ...]]
     assigned: Ints
     n_names: int
 
     @classmethod
-    def of(cls, task: Task, most: int) -> Naming:
+    def of(cls, task: BaselineTask, most: int) -> Naming:
         """Return the assignments of a model's names on a mesh; ``most`` is how many there may be."""
         names = _names(task)
         grids = tuple(_grids(task.mesh))
-        places: tuple[Axes, ...] = ((), *dict.fromkeys(run for grid in grids for run in grid))
+        runs: tuple[Axes, ...] = ((), *dict.fromkeys(run for grid in grids for run in grid))
         carried = [by_operator(name, task.rules) for name in names]
         of_grids = [np.zeros((1, 0), np.int16) for _ in grids]
         for column, name in enumerate(names):
             conflicts = [other for other in range(column) if carried[other].keys() & carried[column].keys()]
-            fits = [place for place, run in enumerate(places) if name.degree_fits(task.mesh.size_of(run), task.rules)]
+            fits = [index for index, run in enumerate(runs) if name.degree_fits(task.mesh.size_of(run), task.rules)]
             longer = []
             for grid, assigned in zip(grids, of_grids, strict=True):
-                possible = [place for place in fits if not place or places[place] in grid]
+                possible = [index for index in fits if not index or runs[index] in grid]
                 longer.append(_extended(assigned, possible, conflicts))
             if sum(map(len, longer)) > most:
                 break
@@ -70,16 +70,16 @@ class Naming:
             op.name: tuple((i, carried[i][op.name]) for i in range(assigned.shape[1]) if op.name in carried[i])
             for op in task.operators
         }
-        return cls(places, factors, assigned, len(names))
+        return cls(runs, factors, assigned, len(names))
 
     def columns(self, operator: str) -> tuple[int, ...]:
         """Return the columns of the names on which an operator's config depends."""
         return tuple(column for column, _ in self.factors[operator])
 
-    def config(self, task: Task, operator: str, assignment: int) -> Config:
+    def config(self, task: BaselineTask, operator: str, assignment: int) -> Config:
         """Return an operator's config under an assignment."""
         of_names = self.assigned[assignment]
-        given = [(factor, self.places[of_names[column]]) for column, factor in self.factors[operator]]
+        given = [(factor, self.runs[of_names[column]]) for column, factor in self.factors[operator]]
         return config_of(task.rules[operator], task.mesh, given)
 
 
@@ -91,9 +91,9 @@ def _extended(assigned: Ints, possible: Sequence[int], conflicts: Sequence[int])
         conflicts: the columns of the names that share an operator with it.
     """
     extended = []
-    for place in possible:
-        free = np.ones(len(assigned), bool) if not place else (assigned[:, conflicts] != place).all(axis=1)
-        column = np.full((int(free.sum()), 1), place, np.int16)
+    for index in possible:
+        free = np.ones(len(assigned), bool) if not index else (assigned[:, conflicts] != index).all(axis=1)
+        column = np.full((int(free.sum()), 1), index, np.int16)
         extended.append(np.concatenate([assigned[free], column], axis=1))
     return np.concatenate(extended)
 
@@ -107,7 +107,7 @@ def _grids(mesh: Mesh) -> Iterator[tuple[Axes, ...]]:
             yield tuple(mesh.axes[start:end] for start, end in pairwise(ends))
 
 
-def _names(task: Task) -> list[Dimension]:
+def _names(task: BaselineTask) -> list[Dimension]:
     """Return the logical dimensions of each name as one, those first whose tensors have the most bytes.
 
     Names that no mesh axis can split are left out.
@@ -122,7 +122,7 @@ def _names(task: Task) -> list[Dimension]:
     return sorted(splittable, key=lambda name: -sum(_bytes(task, operators[op], factor) for op, factor in name.members))
 
 
-def _bytes(task: Task, op: Operator, factor: str) -> int:
+def _bytes(task: BaselineTask, op: Operator, factor: str) -> int:
     """Return the bytes of the operator's results that have a factor."""
     results = zip(op.outputs, task.rules[op.name].results, strict=True)
     return sum(tensor.mem_bytes for tensor, dims in results if any(factor in names for names in dims))

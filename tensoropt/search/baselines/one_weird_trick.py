@@ -12,17 +12,17 @@ from ...rules.rule import Config, Rule
 from . import data_parallel
 from .dimensions import config_of
 from .single import of_one_strategy
-from .task import BaselineResult, Task
+from .task import BaselineResult, BaselineTask
 
 PRODUCTS = frozenset("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum".split())
 
 
-def search(task: Task) -> BaselineResult:
+def search(task: BaselineTask) -> BaselineResult:
     """Return one weird trick's one point."""
     return of_one_strategy(task, configs(task), "one-weird-trick")
 
 
-def configs(task: Task) -> dict[str, Config]:
+def configs(task: BaselineTask) -> dict[str, Config]:
     """Return one weird trick's config for every operator, by name."""
     found = data_parallel.configs(task)
     for op in task.operators:
@@ -41,7 +41,7 @@ def configs(task: Task) -> dict[str, Config]:
     return found
 
 
-def _parameter(task: Task, op: Operator) -> tuple[int, str] | None:
+def _parameter(task: BaselineTask, op: Operator) -> tuple[int, str] | None:
     """Return the position and the name of a dense layer's parameter; None for another operator."""
     if op.type not in PRODUCTS or len(op.operands) != 2:
         return None
@@ -60,7 +60,7 @@ def _output_factor(rule: Rule, position: int) -> str | None:
     return next((name for name in in_result if name in of_parameter - of_others and name in rule.splittable), None)
 
 
-def _split(task: Task, rule: Rule, factor: str) -> Config:
+def _split(task: BaselineTask, rule: Rule, factor: str) -> Config:
     """Return the config that splits a factor over as many axes as it can be."""
     config = config_of(rule, task.mesh, ())
     for axis in task.mesh.axes:

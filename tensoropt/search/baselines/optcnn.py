@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ...ft.reference.optcnn import least_time
-from .task import BaselineResult, Task
+from .task import BaselineResult, BaselineTask
 
 
-def search(task: Task) -> BaselineResult:
+def search(task: BaselineTask) -> BaselineResult:
     """Return OptCNN's one point, among all strategies of the space."""
     built = task.full_problem()
     found = least_time(built.problem, task.report)

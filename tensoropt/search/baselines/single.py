@@ -10,10 +10,10 @@ from ...ft import Frontier
 from ...ft.problem import Problem
 from ...ft.weighted.weighted_search import Least, WeightedSearch
 from ...rules.rule import Config
-from .task import BaselineResult, Task
+from .task import BaselineResult, BaselineTask
 
 
-def of_one_strategy(task: Task, configs: Mapping[str, Config], algorithm: str) -> BaselineResult:
+def of_one_strategy(task: BaselineTask, configs: Mapping[str, Config], algorithm: str) -> BaselineResult:
     """Return the point of a strategy with the shared copies that take the least time."""
     built = task.of_strategy(configs)
     fastest = WeightedSearch(built.problem).least((0, 1))

@@ -21,7 +21,7 @@ Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Task:
+class BaselineTask:
     """A model on a mesh, its costs, and the space within which the frontier is searched.
 
     Attributes:

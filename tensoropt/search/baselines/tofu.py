@@ -23,14 +23,14 @@ from ...ft.problem import Problem
 from ...ft.weighted.weighted_search import Least, WeightedSearch
 from ...rules.rule import NONE, Config, Rule, why_invalid
 from .single import point_of
-from .task import BaselineResult, Task
+from .task import BaselineResult, BaselineTask
 
 TIME_COUNTS = 1e-6
 """The weight of time against memory, each as a share of its maximum: all of the time is worth this share of memory."""
 ROUNDING = 1e-9
 
 
-def search(task: Task) -> BaselineResult:
+def search(task: BaselineTask) -> BaselineResult:
     """Return ToFu's one point."""
     decided = {op.name: Config(task.mesh, (NONE,) * len(task.mesh.sizes)) for op in task.operators}
     built = task.among({name: (config,) for name, config in decided.items()})

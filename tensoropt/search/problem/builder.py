@@ -60,14 +60,6 @@ class ProblemBuilder:
         self._nodes = self._evaluated()
         return self._connected(self._nodes, NO_SEGMENTS)
 
-    def build_with_rematerialization(self) -> tuple[StrategyProblem, StrategyProblem | None]:
-        """Return the Problem without rematerialization and the one with it; None where that can't save any memory.
-
-        Raises:
-            InputError: as :meth:`build`.
-        """
-        return self.build(), self.build_rematerializing()
-
     def build_rematerializing(self) -> StrategyProblem | None:
         """Return the Problem with rematerialization, once :meth:`build` has returned the one without.
 
@@ -80,7 +72,7 @@ class ProblemBuilder:
         rematerializing = list(nodes)
         for i, each in segments.nodes.items():
             node, states = nodes[i]
-            rematerializing[i] = node, self._evaluation.rematerializing(node, states, each.places)
+            rematerializing[i] = node, self._evaluation.rematerializing(node, states, each.indices)
         return self._connected(rematerializing, segments)
 
     def _connected(self, nodes: list[tuple[FusionGroup, States]], segments: Segments) -> StrategyProblem:

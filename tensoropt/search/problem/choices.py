@@ -24,8 +24,7 @@ CHOICES = (REUSE, REMAT, ZERO, ACCUMULATE)
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The choices that every Problem may have; :meth:`.ProblemBuilder.build_with_rematerialization` adds
-    rematerialization."""
+    """The choices that every Problem may have; :meth:`.ProblemBuilder.build_rematerializing` adds rematerialization."""
 
     reuse: bool = False
     zero: bool = True

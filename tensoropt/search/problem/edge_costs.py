@@ -116,8 +116,8 @@ class End:
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the distinct pairs (operand sharding, residual policy), as two arrays of indices, and each state's pair."""
         choice, n_values = self.choice, len(self.choice.values)
-        found, place = np.unique(self.policy.astype(np.int64) * n_values + choice.place, return_inverse=True)
-        return found % n_values, found // n_values, place.reshape(-1)
+        found, index = np.unique(self.policy.astype(np.int64) * n_values + choice.index, return_inverse=True)
+        return found % n_values, found // n_values, index.reshape(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +183,7 @@ class ReshardingArrays:
 
     def _key(self, tensor: Tensor, source: End, target: End, table: Table) -> tuple[object, ...]:
         ends = (
-            (id(self._values(end.choice)), end.choice.place.tobytes(), end.policy.tobytes()) for end in (source, target)
+            (id(self._values(end.choice)), end.choice.index.tobytes(), end.policy.tobytes()) for end in (source, target)
         )
         kind = self._kind(tensor, source)
         return tensor.shape, tensor.item_bytes, *ends, table, *kind
@@ -225,15 +225,15 @@ class ReshardingArrays:
         for policy in np.unique(of_produced):
             for taken in np.unique(of_wanted):
                 part = np.ix_(of_produced == policy, of_wanted == taken)
-                places = np.ix_(produced[of_produced == policy], wanted[of_wanted == taken])
-                of_part = [cost[places] for cost in self._matrix(tensor, source, target, table[policy][taken])]
+                indices = np.ix_(produced[of_produced == policy], wanted[of_wanted == taken])
+                of_part = [cost[indices] for cost in self._matrix(tensor, source, target, table[policy][taken])]
                 mem[part], time_ns[part] = of_part
                 if policy == REMATERIALIZED and taken != PASSED:
-                    saved = self._matrix(tensor, source, target, table[SAVED][taken])[0][places]
+                    saved = self._matrix(tensor, source, target, table[SAVED][taken])[0][indices]
                     allowed = (of_part[0] < INFEASIBLE) & (saved < INFEASIBLE)
                     transient[part] = np.where(allowed, np.maximum(saved - of_part[0], 0), 0)
                 if taken == HELD and table[policy][taken] in (ResidualCharge.REGATHERED, ResidualCharge.REGATHERED_OF_SAVED):
-                    held[part] = self._matrix(tensor, source, target, ResidualCharge.COPY_OF_SAVED)[0][places]
+                    held[part] = self._matrix(tensor, source, target, ResidualCharge.COPY_OF_SAVED)[0][indices]
         if self._stays(tensor):
             gathered = self._matrix(tensor, source, target, ResidualCharge.LOCAL_OF_REMATERIALIZED)[1] >= INFEASIBLE
             time_ns[gathered[np.ix_(produced, wanted)]] = INFEASIBLE

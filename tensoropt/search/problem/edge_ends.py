@@ -67,8 +67,8 @@ def may_be_unread(shared: Choice[OperandSharding], readers: list[ConsumerEnd]) -
     def may_have_its_own(end: ConsumerEnd, layout: Layout) -> bool:
         return any(layout != sharding.layout and not is_view(layout, sharding.layout) for sharding in end.shardings.values)
 
-    places = [i for i, d in enumerate(shared.values) if all(may_have_its_own(end, d.layout) for end in readers)]
-    return np.array(places, np.intp)
+    indices = [i for i, d in enumerate(shared.values) if all(may_have_its_own(end, d.layout) for end in readers)]
+    return np.array(indices, np.intp)
 
 
 def as_copies(ends: list[ConsumerEnd]) -> list[list[OperandSharding]]:

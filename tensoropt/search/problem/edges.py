@@ -92,16 +92,16 @@ class EdgeBuilder:
         self.steps, self.of_node, self.merges, self.reuse, self.tell = steps, of_node, merges, choices.reuse, tell
         self.arrays = steps.arrays
         self.consumers = consumers_of(steps.graph)
-        self.place = {op.name: (n, i) for n, (node, _) in enumerate(of_node) for i, op in enumerate(node.operators)}
+        self.node_and_index = {op.name: (n, i) for n, (node, _) in enumerate(of_node) for i, op in enumerate(node.operators)}
         names = dict.fromkeys([*steps.graph.train_steps, *steps.graph.gradients])
-        self.step_place = {name: len(of_node) + i for i, name in enumerate(names)}
+        self.step_node = {name: len(of_node) + i for i, name in enumerate(names)}
         self.transients = Transients(blocks)
         self.nodes = [Node(_name(node), s.mem_bytes, s.compute_ns + s.network_ns) for node, s in of_node]
         for i, (_, states) in enumerate(of_node):
             self.transients.begin(i, states.transient_bytes)
-        self.nodes += [Node(name, np.zeros(1, np.int64), np.zeros(1, np.int64)) for name in self.step_place]
+        self.nodes += [Node(name, np.zeros(1, np.int64), np.zeros(1, np.int64)) for name in self.step_node]
         all_states = [states for _, states in of_node]
-        self.overlap_times = OverlapTimes(steps.costing.reshardings, self._program_places(), all_states)
+        self.overlap_times = OverlapTimes(steps.costing.reshardings, self._program_positions(), all_states)
         self.edges: list[Edge] = []
         self.shared: list[SharedCopy] = []
         self.choices: list[CopyChoice] = []
@@ -109,7 +109,7 @@ class EdgeBuilder:
         self._left: dict[tuple[int, bool], Choice[OperandSharding]] = {}
         self._copies: dict[tuple[int, ...], Choice[OperandSharding]] = {}
 
-    def _program_places(self) -> list[int]:
+    def _program_positions(self) -> list[int]:
         """Return, for each node, the index in program order to which the backward pass comes last.
 
         The backward pass runs from high to low, so that is the index of the node's first operator that isn't a source. A
@@ -117,14 +117,14 @@ class EdgeBuilder:
         the backward pass has come there.
         """
         program = {name: i for i, name in enumerate(self.steps.graph.operators)}
-        places = [program[_name(node)] for node, _ in self.of_node] + [len(program)] * len(self.step_place)
+        positions = [program[_name(node)] for node, _ in self.of_node] + [len(program)] * len(self.step_node)
         for n, (node, _) in enumerate(self.of_node):
             if all(op.type in SOURCES for op in node.operators):
                 consumers = (consumer for op in node.operators for consumer in self.consumers.get(op.result.name, ()))
                 read_by = [each for each in consumers if not (each.is_step or each.is_update)]
-                taken = [places[self.place[each.name][0]] for each in read_by]
-                places[n] = min(taken, default=places[n])
-        return places
+                taken = [positions[self.node_and_index[each.name][0]] for each in read_by]
+                positions[n] = min(taken, default=positions[n])
+        return positions
 
     def connect(self) -> None:
         """Connect all nodes: first collect the layouts that occur for each shape, then cost the reshardings between them."""
@@ -136,7 +136,7 @@ class EdgeBuilder:
                     if consumers:
                         produced = self._as_produced(states.layouts(i, result), consumers)
                         maker = self.steps.graph.producers[self.steps.costing.viewed(tensor.name)]
-                        made_at = self.place[maker.updates or maker.name]
+                        made_at = self.node_and_index[maker.updates or maker.name]
                         is_regathered = i in states.rematerialized or (
                             made_at[0] == n and made_at[1] in states.rematerialized
                         )
@@ -154,8 +154,8 @@ class EdgeBuilder:
             key = len(tensor.shape), consumer.position
             if key not in self._of_training_step:
                 self._of_training_step[key] = Choice.of([step_sharding(self.steps.mesh, tensor, consumer)])
-            return ConsumerEnd(self.step_place[consumer.name], End(self._of_training_step[key], np.array([UNREAD])))
-        n, i = self.place[consumer.name]
+            return ConsumerEnd(self.step_node[consumer.name], End(self._of_training_step[key], np.array([UNREAD])))
+        n, i = self.node_and_index[consumer.name]
         states, backward = self.of_node[n][1], self.steps.backward
         shardings = states.shardings(i, consumer, backward.gradients)
         is_own = (consumer.name, consumer.position) in backward.residual_operands and not consumer.is_update
@@ -172,11 +172,11 @@ class EdgeBuilder:
 
         Its gradient then reads the exchanged windows instead of the operand.
         """
-        n, i = self.place[consumer.name]
+        n, i = self.node_and_index[consumer.name]
         states, rule = self.of_node[n][1], self.steps.rules[consumer.name]
         if not rule.halos or consumer.position:
             return np.zeros(states.n_states, bool)
-        return np.array([bool(rule.exchanged(config)) for config in states.configs[i]], bool)[states.place[i]]
+        return np.array([bool(rule.exchanged(config)) for config in states.configs[i]], bool)[states.index[i]]
 
     def _as_produced(self, layouts: Choice[Layout], ends: list[ConsumerEnd]) -> Choice[OperandSharding]:
         """Return the produced layout by the node's state, as an operand sharding: the gradient comes back summed."""
@@ -184,7 +184,7 @@ class EdgeBuilder:
         key = id(layouts), with_gradient
         if key not in self._left:
             values = tuple(OperandSharding(layout, () if with_gradient else None) for layout in layouts.values)
-            self._left[key] = Choice(values, layouts.place)
+            self._left[key] = Choice(values, layouts.index)
         return self._left[key]
 
     def _shared_copies(self, produced: Choice[OperandSharding], ends: list[ConsumerEnd]) -> Choice[OperandSharding] | None:
@@ -281,16 +281,16 @@ class EdgeBuilder:
         if readers and varies:
             unread = everything
         by_policy = {SAVED: everything, REGATHERED: regathered, REMATERIALIZED: from_rematerialized, UNCHARGED: unread}
-        place = np.concatenate(list(by_policy.values()))
-        policy = np.repeat(list(by_policy), [len(places) for places in by_policy.values()])
+        index = np.concatenate(list(by_policy.values()))
+        policy = np.repeat(list(by_policy), [len(indices) for indices in by_policy.values()])
         is_regathered = np.isin(policy, (REGATHERED, REMATERIALIZED))
-        zeros = np.zeros(len(place), np.int64)
+        zeros = np.zeros(len(index), np.int64)
         self.nodes.append(Node(tensor.name, zeros, zeros))
-        self.overlap_times.places.append(min(self.overlap_times.places[consumer.node] for consumer in consumers))
-        self.shared.append(SharedCopy(tensor, number, tuple(shared.values[i] for i in place), policy == UNCHARGED))
+        self.overlap_times.positions.append(min(self.overlap_times.positions[consumer.node] for consumer in consumers))
+        self.shared.append(SharedCopy(tensor, number, tuple(shared.values[i] for i in index), policy == UNCHARGED))
         if is_regathered.any() and can_be_regathered:
             self.choices.append(CopyChoice(Copy(tensor.name), number, is_regathered))
-        copy = End(Choice(shared.values, place), policy, is_shared=True)
+        copy = End(Choice(shared.values, index), policy, is_shared=True)
         self._add_edge(
             made.node, number, self.arrays.by_state(tensor, made.end, copy, to_shared(of_copy, charge, can_be_regathered))
         )
@@ -315,24 +315,24 @@ class EdgeBuilder:
 
         They share the copy that one of them asks for; in each state the one for which resharding takes the least time.
         """
-        tensor, node, n_states = made.tensor, consumers[0].node, len(consumers[0].shardings.place)
+        tensor, node, n_states = made.tensor, consumers[0].node, len(consumers[0].shardings.index)
         options = []
         for consumer, copy in zip(consumers, as_copies(consumers), strict=True):
-            choice = Choice(tuple(copy), consumer.shardings.place)
+            choice = Choice(tuple(copy), consumer.shardings.index)
             self.arrays.expect(tensor, [choice])
             source = End(choice, np.full(n_states, UNCHARGED), is_shared=True)
             table = direct(ResidualCharge.COPY_OF_SAVED)
             others = [self.arrays.along(tensor, source, other.end, table) for other in consumers]
             options.append((choice, others))
         best = np.argmin([np.sum([other.time_ns for other in others], axis=0) for _, others in options], axis=0)
-        shardings = [options[b][0].values[options[b][0].place[k]] for k, b in enumerate(best.tolist())]
+        shardings = [options[b][0].values[options[b][0].index[k]] for k, b in enumerate(best.tolist())]
         shared = Choice.of(shardings)
         self.arrays.expect(tensor, [shared])
         # Regathered only where all consumers that read the copy do so without a copy of their own.
         policies = np.stack([consumer.end.policy for consumer in consumers])
         has_its_own = [
-            [shared.values[shared.place[k]].layout != values[place[k]].layout for k in range(n_states)]
-            for values, place in ((each.shardings.values, each.shardings.place) for each in consumers)
+            [shared.values[shared.index[k]].layout != values[index[k]].layout for k in range(n_states)]
+            for values, index in ((each.shardings.values, each.shardings.index) for each in consumers)
         ]
         fixed = ((policies != UNREAD) & ((policies == FIXED) | np.array(has_its_own, bool))).any(axis=0)
         policy = np.full(n_states, UNREAD)
@@ -362,7 +362,7 @@ class EdgeBuilder:
             number = len(self.nodes)
             name, nothing = f"{tensor.name} to {self.nodes[consumer.node].name}", residual_choice.nothing
             self.nodes.append(Node(name, nothing, nothing))
-            self.overlap_times.places.append(self.overlap_times.places[consumer.node])
+            self.overlap_times.positions.append(self.overlap_times.positions[consumer.node])
             self.choices.append(CopyChoice(copy, number, residual_choice.is_regathered))
             self._add_edge(made.node, number, residual_choice.to_choice)
             self._add_edge(number, consumer.node, residual_choice.of_choice, made.node)
@@ -385,7 +385,7 @@ class EdgeBuilder:
             is_regathered: the states in which the shard is transient, bool[K].
         """
         tensor, produced = made.tensor, made.produced
-        shards = np.array([shard_bytes(tensor, sharding.layout) for sharding in produced.values], np.int64)[produced.place]
+        shards = np.array([shard_bytes(tensor, sharding.layout) for sharding in produced.values], np.int64)[produced.index]
         self._charge(made.node, EdgeCosts(shards * is_paid, np.zeros_like(shards), None, shards * is_regathered))
 
     def _charge(self, node: int, costs: EdgeCosts, where: np.ndarray | bool = True) -> None:

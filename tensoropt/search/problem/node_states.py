@@ -20,7 +20,7 @@ from ...ir.body import BODY, FORM
 from ...ir.graph import Operator, Tensor
 from ...reschedule.layout import Layout
 from ...reschedule.mesh import Mesh
-from ...rules.rule import Config, Interface, OperandSharding, Rule, interface
+from ...rules.rule import Config, Interface, OperandSharding, Rule, interface_of
 from ...sharding.consumers import Consumer, consumer_sharding
 from ...sharding.rematerializable import is_rematerializable
 from .config_space import Assignments
@@ -37,13 +37,13 @@ class Choice(Generic[Value]):
     them."""
 
     values: tuple[Value, ...]
-    place: Ints
+    index: Ints
 
     @classmethod
     def of(cls, values: Iterable[Value]) -> Choice[Value]:
-        places: dict[Value, int] = {}
-        place = np.array([places.setdefault(value, len(places)) for value in values], np.intp)
-        return cls(tuple(places), place)
+        indices: dict[Value, int] = {}
+        index = np.array([indices.setdefault(value, len(indices)) for value in values], np.intp)
+        return cls(tuple(indices), index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +52,8 @@ class States:
 
     Attributes:
         configs: the distinct configs of each operator of the node.
-        place: each operator's index among those in each state, int[K].
-        seen: the interface of each distinct config of each operator.
+        index: each operator's index among those in each state, int[K].
+        interfaces: the interface of each distinct config of each operator.
         mem_bytes, compute_ns, network_ns: int64[K].
         backward_ns: int64[K], the part of the compute time that is in the backward pass.
         overlappable_ns: int64[K], the part of the network time that only updates of variables wait for.
@@ -63,8 +63,8 @@ class States:
     """
 
     configs: tuple[tuple[Config, ...], ...]
-    place: tuple[Ints, ...]
-    seen: tuple[tuple[Interface, ...], ...]
+    index: tuple[Ints, ...]
+    interfaces: tuple[tuple[Interface, ...], ...]
     mem_bytes: Ints
     compute_ns: Ints
     network_ns: Ints
@@ -84,7 +84,7 @@ class States:
         """Return the state that differs from each state only in rematerialization, int64[K]; -1 where there is none."""
         found = np.full(self.n_states, -1, np.int64)
         by_configs: dict[tuple[int, ...], int] = {}
-        for state, configs in enumerate(zip(*(place.tolist() for place in self.place), strict=True)):
+        for state, configs in enumerate(zip(*(index.tolist() for index in self.index), strict=True)):
             other = by_configs.setdefault(configs, state)
             if other != state:
                 found[[other, state]] = state, other
@@ -92,18 +92,20 @@ class States:
 
     def layouts(self, operator: int, result: int) -> Choice[Layout]:
         """Return the produced layout of an operator's result, by state; ``operator`` is its index in the node."""
-        return self._choice(operator, "result", result, lambda seen: seen.results[result])
+        return self._choice(operator, "result", result, lambda interface: interface.results[result])
 
     def shardings(self, operator: int, consumer: Consumer, gradients: frozenset[tuple[str, int]]) -> Choice[OperandSharding]:
         """Return the operand sharding that a consumer in the node asks for, by state; ``operator`` is its index there."""
         kind = "update" if consumer.is_update else "operand"
-        return self._choice(operator, kind, consumer.position, lambda seen: consumer_sharding(seen, consumer, gradients))
+        return self._choice(
+            operator, kind, consumer.position, lambda interface: consumer_sharding(interface, consumer, gradients)
+        )
 
     def _choice(self, operator: int, kind: str, position: int, value: Callable[[Interface], Value]) -> Choice[Value]:
         key = operator, kind, position
         if key not in self._choices:
-            distinct = Choice.of(value(seen) for seen in self.seen[operator])
-            self._choices[key] = Choice(distinct.values, distinct.place[self.place[operator]])
+            distinct = Choice.of(value(interface) for interface in self.interfaces[operator])
+            self._choices[key] = Choice(distinct.values, distinct.index[self.index[operator]])
         return self._choices[key]
 
 
@@ -158,53 +160,54 @@ class Evaluation:
         )
 
     def _evaluated(self, node: FusionGroup, assignments: Assignments) -> States:
-        distinct, places, seen = [], [], []
+        distinct, indices, interfaces = [], [], []
         totals = np.zeros((5, len(assignments)), np.int64)
         for i, op in enumerate(node.operators):
             known: dict[Config, int] = {}
-            place = np.array([known.setdefault(configs[i], len(known)) for configs in assignments], np.intp)
+            index = np.array([known.setdefault(configs[i], len(known)) for configs in assignments], np.intp)
             signature = self._of_operator(op)
             of_config = self._costed(op, signature, tuple(known))
             distinct.append(tuple(known))
-            places.append(place)
-            seen.append(tuple(each[0] for each in of_config))
-            totals += np.array([each[1:] for each in of_config], np.int64)[place].T
+            indices.append(index)
+            interfaces.append(tuple(each[0] for each in of_config))
+            totals += np.array([each[1:] for each in of_config], np.int64)[index].T
         keeps, nothing = np.zeros(len(assignments), bool), np.zeros(len(assignments), np.int64)
         mem, compute, network, backward, overlappable = totals
-        of = tuple(distinct), tuple(places), tuple(seen)
+        of = tuple(distinct), tuple(indices), tuple(interfaces)
         return States(*of, mem, compute, network, backward, overlappable, keeps, nothing)
 
-    def rematerializing(self, node: FusionGroup, states: States, places: tuple[int, ...]) -> States:
-        """Return the states, and each a second time with the operators at the indices ``places`` rematerialized.
+    def rematerializing(self, node: FusionGroup, states: States, indices: tuple[int, ...]) -> States:
+        """Return the states, and each a second time with the operators at the indices ``indices`` rematerialized.
 
         A state in which one of these operators can't be rematerialized, because it communicates while it computes, has no
         second one.
         """
-        key = id(states), tuple(self._of_operator(node.operators[i]) for i in places), places
+        key = id(states), tuple(self._of_operator(node.operators[i]) for i in indices), indices
         if key not in self._rematerializing:
-            self._rematerializing[key] = states, self._with_rematerialization(node, states, places)
+            self._rematerializing[key] = states, self._with_rematerialization(node, states, indices)
         return self._rematerializing[key][1]
 
-    def _with_rematerialization(self, node: FusionGroup, states: States, places: tuple[int, ...]) -> States:
+    def _with_rematerialization(self, node: FusionGroup, states: States, indices: tuple[int, ...]) -> States:
         can_be = np.ones(states.n_states, bool)
         freed, rematerialization_ns = np.zeros((2, states.n_states), np.int64)
         costing, gradients = self.costing, self.costing.backward.gradients
-        for i in places:
-            op, rule, place = node.operators[i], self.rules[node.operators[i].name], states.place[i]
+        for i in indices:
+            op, rule, index = node.operators[i], self.rules[node.operators[i].name], states.index[i]
             configs = states.configs[i]
             can_be &= np.array([is_rematerializable(costing.graph, op, rule, each, gradients) for each in configs], bool)[
-                place
+                index
             ]
-            freed += np.array([costing.saved_result_bytes(op, seen) for seen in states.seen[i]], np.int64)[place]
-            times = [costing.rematerialization_ns(op, rule, *each) for each in zip(configs, states.seen[i], strict=True)]
-            rematerialization_ns += np.array(times, np.int64)[place]
+            interfaces = states.interfaces[i]
+            freed += np.array([costing.saved_result_bytes(op, interface) for interface in interfaces], np.int64)[index]
+            times = [costing.rematerialization_ns(op, rule, *each) for each in zip(configs, interfaces, strict=True)]
+            rematerialization_ns += np.array(times, np.int64)[index]
         (twins,) = np.nonzero(can_be)
         both = np.concatenate([np.arange(states.n_states), twins])
         rematerializes = np.arange(len(both)) >= states.n_states
         more_ns, transient_bytes = rematerialization_ns[both] * rematerializes, freed[both] * rematerializes
         return replace(
             states,
-            place=tuple(place[both] for place in states.place),
+            index=tuple(index[both] for index in states.index),
             mem_bytes=states.mem_bytes[both] - transient_bytes,
             compute_ns=states.compute_ns[both] + more_ns,
             network_ns=states.network_ns[both],
@@ -212,7 +215,7 @@ class Evaluation:
             overlappable_ns=states.overlappable_ns[both],
             rematerializes=rematerializes,
             transient_bytes=transient_bytes,
-            rematerialized=places,
+            rematerialized=indices,
             _choices={},
         )
 
@@ -221,10 +224,10 @@ class Evaluation:
         rule, costing = self.rules[op.name], self.costing
         new = [config for config in configs if (signature, config.assignment) not in self._costs]
         for config, (within_ns, updating_ns) in zip(new, costing.inner_times_ns(op, rule, new), strict=True):
-            seen = interface(rule, config)
-            compute_ns = costing.compute_time_ns(op, rule, config, seen)
-            mem_bytes = costing.mem_bytes(op, rule, config, seen)
-            backward_ns = costing.backward_time_ns(op, rule, config, seen) if costing.reshardings.overlaps else 0
+            interface = interface_of(rule, config)
+            compute_ns = costing.compute_time_ns(op, rule, config, interface)
+            mem_bytes = costing.mem_bytes(op, rule, config, interface)
+            backward_ns = costing.backward_time_ns(op, rule, config, interface) if costing.reshardings.overlaps else 0
             costs = mem_bytes, compute_ns, within_ns + updating_ns, backward_ns, updating_ns
-            self._costs[signature, config.assignment] = (seen, *costs)
+            self._costs[signature, config.assignment] = (interface, *costs)
         return [self._costs[signature, config.assignment] for config in configs]

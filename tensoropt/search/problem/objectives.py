@@ -38,17 +38,17 @@ class StrategyCosts:
 
     Attributes:
         time_ns: the time of a step: compute plus network, less their overlap.
-        hidden_ns: the overlap: network time during which the device computes.
+        overlap_ns: the overlap: network time during which the device computes.
     """
 
     mem_bytes: np.ndarray
     time_ns: np.ndarray
     compute_ns: np.ndarray
-    hidden_ns: np.ndarray
+    overlap_ns: np.ndarray
 
     @property
     def network_ns(self) -> np.ndarray:
-        difference: np.ndarray = self.time_ns + self.hidden_ns - self.compute_ns
+        difference: np.ndarray = self.time_ns + self.overlap_ns - self.compute_ns
         return difference
 
     def pair(self, objectives: Objectives) -> tuple[np.ndarray, np.ndarray]:
@@ -96,11 +96,11 @@ def costs_of(built: StrategyProblem, found: Frontier, objectives: Objectives) ->
     """Return all costs of the points of a frontier that was searched for these objectives."""
     chosen = found.strategies
     compute_ns = built.compute_ns(chosen)
-    hidden_ns = built.hidden_ns(chosen)
+    overlap_ns = built.overlap_ns(chosen)
     if objectives == MEMORY_TIME:
-        return StrategyCosts(found.mem_bytes, found.time_ns, compute_ns, hidden_ns)
+        return StrategyCosts(found.mem_bytes, found.time_ns, compute_ns, overlap_ns)
     if objectives == ("memory", "network"):
-        return StrategyCosts(found.mem_bytes, found.time_ns + compute_ns - hidden_ns, compute_ns, hidden_ns)
+        return StrategyCosts(found.mem_bytes, found.time_ns + compute_ns - overlap_ns, compute_ns, overlap_ns)
     mem_bytes = np.zeros(len(found), np.int64)
     for i, node in enumerate(built.problem.nodes):
         mem_bytes += node.mem_bytes[chosen[:, i]]

@@ -22,11 +22,11 @@ class OverlapTimes:
     They are network time that only updates of variables wait for, and compute time of the backward pass.
 
     Attributes:
-        places: each node's index in program order; the backward pass goes from the highest to the lowest.
+        positions: each node's index in program order; the backward pass goes from the highest to the lowest.
     """
 
-    def __init__(self, reshardings: ReshardingCosting, places: list[int], states: Sequence[States]) -> None:
-        self.places = places
+    def __init__(self, reshardings: ReshardingCosting, positions: list[int], states: Sequence[States]) -> None:
+        self.positions = positions
         self._reshardings = reshardings
         self._backward_ns = [each.backward_ns for each in states]
         self._overlappable_ns: dict[int, Ints] = {i: each.overlappable_ns for i, each in enumerate(states)}
@@ -39,23 +39,25 @@ class OverlapTimes:
 
     def add_edge(self, edge: int, target: int, overlappable_ns: Ints) -> None:
         """Set the network time of an edge that only updates wait for; its gradient comes back from the node ``target``."""
-        self._edges[edge] = self.places[target], overlappable_ns
+        self._edges[edge] = self.positions[target], overlappable_ns
 
     def overlap(self) -> Overlap | None:
         """Return all parts that may overlap; None where the cost model has no overlap."""
         if not self._reshardings.overlaps:
             return None
-        hideable = {i: OverlapPart(self.places[i], self._hidden(ns)) for i, ns in self._overlappable_ns.items() if ns.any()}
-        edges = {i: OverlapPart(place, self._hidden(ns)) for i, (place, ns) in self._edges.items() if ns.any()}
-        hiding = {i: OverlapPart(self.places[i], ns) for i, ns in enumerate(self._backward_ns) if ns.any()}
-        return Overlap(hideable, edges, hiding)
+        overlappable = {
+            i: OverlapPart(self.positions[i], self._overlapped(ns)) for i, ns in self._overlappable_ns.items() if ns.any()
+        }
+        edges = {i: OverlapPart(position, self._overlapped(ns)) for i, (position, ns) in self._edges.items() if ns.any()}
+        computing = {i: OverlapPart(self.positions[i], ns) for i, ns in enumerate(self._backward_ns) if ns.any()}
+        return Overlap(overlappable, edges, computing)
 
-    def _hidden(self, overlappable_ns: Ints) -> Ints:
+    def _overlapped(self, overlappable_ns: Ints) -> Ints:
         """Return the overlappable part of a time, the same object for the same array.
 
         A search recognises equal layers by the identity of their arrays.
         """
         key = id(overlappable_ns)
         if key not in self._hideable:
-            self._hideable[key] = self._reshardings.hideable_ns(overlappable_ns)
+            self._hideable[key] = self._reshardings.overlappable_ns(overlappable_ns)
         return self._hideable[key]

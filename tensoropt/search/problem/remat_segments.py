@@ -26,6 +26,7 @@ from itertools import product
 
 import numpy as np
 
+from ...common.reach import reached
 from ...costs.operator_costs import OperatorCosting
 from ...ir.graph import Graph, Operator
 from ...ir.views import viewed_operand
@@ -50,12 +51,12 @@ class Rematerializable:
     """The operators of a node that may be rematerialized.
 
     Attributes:
-        places: the operators' indices in the node.
+        indices: the operators' indices in the node.
         segment: the number of their segment. The search charges the transient bytes of segments that are ``large``
             (:mod:`...ft.nonadditive.segment_memory`).
     """
 
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     segment: int
 
 
@@ -109,14 +110,14 @@ def segments_of(nodes: Sequence[FusionGroup], costing: OperatorCosting, n_device
         for op in node.operators:
             by_segment[segment_of[op.name]] += max(saved_bytes[op.name], op.name in path)
         (segment, _), = by_segment.most_common(1)
-        places = tuple(
+        indices = tuple(
             i
             for i, op in enumerate(node.operators)
             if segment_of[op.name] == segment and op.name in path and op.name not in cut_through
             and may_be_rematerialized_at_all(graph, op, rule_of(op), costing.backward.gradients)
         )
-        if places:
-            possible[number] = Rematerializable(places, segment)
+        if indices:
+            possible[number] = Rematerializable(indices, segment)
     found = _worth_it(nodes, possible, costing)
     largest = max(sizes.values())
     return Segments(found, frozenset(segment for segment, size in sizes.items() if size >= LARGE * largest))
@@ -131,7 +132,8 @@ def _worth_it(
     """
     node_of = {op.name: number for number, node in enumerate(nodes) for op in node.operators}
     made_by = {
-        number: [op for i, op in enumerate(nodes[number].operators) if i in each.places] for number, each in possible.items()
+        number: [op for i, op in enumerate(nodes[number].operators) if i in each.indices]
+        for number, each in possible.items()
     }
     saved_bytes = {number: sum(_saved_bytes(op, costing) for op in made) for number, made in made_by.items()}
     least = max(1.0, LEAST_SHARE * sum(saved_bytes.values()))
@@ -196,15 +198,13 @@ def _cuts(program: Sequence[Operator], path: set[str], last: Mapping[str, int]) 
 
 def _with_viewed(graph: Graph, names: set[str]) -> set[str]:
     """Return the named operators, and those whose results theirs are views of."""
-    found, pending = set(names), list(names)
-    while pending:
-        op = graph.operators[pending.pop()]
-        for tensor in op.outputs:
-            viewed = viewed_operand(op, tensor.name)
-            if viewed is not None and graph.producers[viewed.name].name not in found:
-                found.add(graph.producers[viewed.name].name)
-                pending.append(graph.producers[viewed.name].name)
-    return found
+
+    def viewed(name: str) -> list[str]:
+        op = graph.operators[name]
+        operands = (viewed_operand(op, tensor.name) for tensor in op.outputs)
+        return [graph.producers[tensor.name].name for tensor in operands if tensor is not None]
+
+    return set(reached(names, viewed))
 
 
 def _chosen(cuts: Sequence[_Cut], saved_bytes: Sequence[int], gathered: Sequence[int]) -> list[_Cut]:
@@ -256,14 +256,14 @@ def _within(n_bytes: Sequence[int], ends: np.ndarray, limits: Sequence[int]) -> 
     for i, end in enumerate(rows):
         while queue and any(e - s > limit for e, s, limit in zip(end, starts[queue[0]], limits, strict=True)):
             queue.popleft()
-        place = queue[0] if queue else i
-        cost.append(cost[place] + (n_bytes[i] if i < len(n_bytes) else 0))
-        origin.append(place)
+        position = queue[0] if queue else i
+        cost.append(cost[position] + (n_bytes[i] if i < len(n_bytes) else 0))
+        origin.append(position)
         while queue and cost[queue[-1]] >= cost[-1]:
             queue.pop()
         queue.append(i + 1)
-    found, place = [], origin[-1]
-    while place > 0:
-        found.append(place - 1)
-        place = origin[place]
+    found, position = [], origin[-1]
+    while position > 0:
+        found.append(position - 1)
+        position = origin[position]
     return tuple(found[::-1])

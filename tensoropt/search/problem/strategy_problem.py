@@ -76,9 +76,9 @@ class StrategyProblem:
     def strategy(self, chosen: Sequence[int]) -> Strategy:
         """Return the strategy that one state for each node means."""
         configs = {
-            op.name: of_op[place[int(state)]]
+            op.name: of_op[index[int(state)]]
             for (node, states), state in zip(self.nodes, chosen, strict=False)
-            for op, of_op, place in zip(node.operators, states.configs, states.place, strict=True)
+            for op, of_op, index in zip(node.operators, states.configs, states.index, strict=True)
         }
         shared = {copy.tensor.name: copy.shardings[int(chosen[copy.node])] for copy in self.shared}
         regathered = frozenset(choice.copy for choice in self.choices if choice.is_regathered[int(chosen[choice.node])])
@@ -102,8 +102,8 @@ class StrategyProblem:
         states = np.zeros(len(self.problem.nodes), np.int32)
         for i, (node, possible) in enumerate(self.nodes):
             are_equal = np.ones(possible.n_states, bool)
-            for op, of_op, place in zip(node.operators, possible.configs, possible.place, strict=True):
-                are_equal &= np.array([config == strategy.configs[op.name] for config in of_op], bool)[place]
+            for op, of_op, index in zip(node.operators, possible.configs, possible.index, strict=True):
+                are_equal &= np.array([config == strategy.configs[op.name] for config in of_op], bool)[index]
             names = {node.operators[k].name for k in possible.rematerialized}
             are_equal &= possible.rematerializes == bool(names & strategy.rematerialized)
             if not are_equal.any():
@@ -151,9 +151,9 @@ class StrategyProblem:
         if copy.tensor.name in strategy.shared:
             return copy.shardings.index(strategy.shared[copy.tensor.name])
         for (node, possible), state in zip(self.nodes, states, strict=False):
-            for op, seen, place in zip(node.operators, possible.seen, possible.place, strict=True):
+            for op, interfaces, index in zip(node.operators, possible.interfaces, possible.index, strict=True):
                 if copy.tensor in op.outputs:
-                    produced = seen[place[state]].results[op.outputs.index(copy.tensor)]
+                    produced = interfaces[index[state]].results[op.outputs.index(copy.tensor)]
                     return next(i for i, sharding in enumerate(copy.shardings) if sharding.layout == produced)
         raise ValueError(f"no node makes {copy.tensor.name}")
 
@@ -163,11 +163,11 @@ class StrategyProblem:
             return np.zeros(len(chosen), np.int64)
         return self.transient.most_bytes(self.problem, chosen)
 
-    def hidden_ns(self, chosen: np.ndarray) -> np.ndarray:
+    def overlap_ns(self, chosen: np.ndarray) -> np.ndarray:
         """Return the time that overlap saves strategies, compared to the sum of their times. int[P, nodes] to int64[P]."""
         if self.overlap is None:
             return np.zeros(len(chosen), np.int64)
-        return self.overlap.hidden_ns(self.problem, chosen)
+        return self.overlap.overlap_ns(self.problem, chosen)
 
     def compute_ns(self, chosen: np.ndarray) -> np.ndarray:
         """Return the compute time of strategies; the rest of their time is network. int[..., nodes] to int64[...]."""
@@ -180,8 +180,8 @@ class StrategyProblem:
         nodes = list(self.problem.nodes)
         for i, (node, states) in enumerate(self.nodes):
             kept = np.ones(states.n_states, bool)
-            for op, of_op, place in zip(node.operators, states.configs, states.place, strict=True):
-                kept &= np.array([allows(op, config) for config in of_op], bool)[place]
+            for op, of_op, index in zip(node.operators, states.configs, states.index, strict=True):
+                kept &= np.array([allows(op, config) for config in of_op], bool)[index]
             costs = (np.where(kept, cost, INFEASIBLE) for cost in (nodes[i].mem_bytes, nodes[i].time_ns))
             nodes[i] = Node(nodes[i].name, *costs)
         return replace(self, problem=Problem(tuple(nodes), self.problem.edges))

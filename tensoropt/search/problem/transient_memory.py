@@ -64,6 +64,6 @@ class Transients:
         for number in numbers:
             nodes = {node: n_bytes for node, n_bytes in self._nodes.items() if self._block[node] == number}
             segments.append(SegmentMemory(nodes, {edge: of[number] for edge, of in self._edges.items() if number in of}))
-        large = frozenset(place for place, number in enumerate(numbers) if number in self._large)
+        large = frozenset(index for index, number in enumerate(numbers) if number in self._large)
         plain = {node: np.flatnonzero(~each) for node, each in rematerializes.items()}
         return Transient(tuple(segments), plain, others, large or frozenset(range(len(segments))))

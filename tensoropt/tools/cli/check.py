@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ...runtime.context import resolve_cluster
     from ...runtime.local_hardware import hardware_here, prepared_processes
     from ..offline import record_named
-    from ..plan_check import check_plan, to_json
+    from ..plan_check import check_json, check_plan
 
     plan = Plan.load(arguments.plan)
     processes = prepared_processes()
@@ -75,14 +75,14 @@ def run(arguments: argparse.Namespace) -> int:
         recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
         check = check_plan(plan, recorded.model, recorded.first_values(), processes, steps, hardware)
     if processes.rank == 0:
-        print(report(check), flush=True)
+        print(comparison_text(check), flush=True)
         if arguments.json is not None:
-            write_json(arguments.json, to_json(check), "result")
+            write_json(arguments.json, check_json(check), "result")
             print(f"wrote {arguments.json}", flush=True)
     return 0
 
 
-def report(check: PlanCheck) -> str:
+def comparison_text(check: PlanCheck) -> str:
     """Return tables of predictions beside measurements."""
     ordered = sorted(check.steps_us)
     low, high = (ordered[i * (len(ordered) - 1) // 4] for i in (1, 3))

@@ -58,7 +58,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     from ...plan.find_frontier import find_frontier
     from ...search.problem.splittable import check_usable
     from ..offline import record_named
-    from .search_report import SearchSetup, draw, introduction
+    from .search_report import SearchSetup, introduction, write_picture
 
     display = display_here()
     with display.phase("recording of the model"):
@@ -78,7 +78,7 @@ def _compare(arguments: argparse.Namespace) -> None:
         named = {"model": recorded.name, "optimizer": setup.optimizer}
         write_json(arguments.json, {**compared.to_json(), **named}, "result")
     if arguments.plot is not None:
-        draw(compared.plot, arguments.plot)
+        write_picture(compared.plot, arguments.plot)
     write_frontier(arguments, frontier, None, display, compared.baselines)
     for written in (arguments.json, arguments.plot, arguments.report):
         if written is not None:

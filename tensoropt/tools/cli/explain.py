@@ -56,7 +56,7 @@ def _of_point(frontier: FrontierRows, number: str | None, limit_bytes: int | Non
         InputError: there is no such point, or none fits.
     """
     from ...report.explanation import explanation
-    from ...report.selection import nothing_fits
+    from ...report.selection import nothing_fits_text
 
     if number is not None:
         if not number.isdecimal() or not 1 <= int(number) <= len(frontier):
@@ -66,5 +66,5 @@ def _of_point(frontier: FrontierRows, number: str | None, limit_bytes: int | Non
         point = frontier.chosen if limit_bytes is None else frontier.fastest_within(limit_bytes)
     if point is None:
         assert limit_bytes is not None
-        raise InputError(nothing_fits(frontier, limit_bytes))
+        raise InputError(nothing_fits_text(frontier, limit_bytes))
     return explanation(frontier.plan(point), frontier.around(point))

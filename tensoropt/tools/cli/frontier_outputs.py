@@ -79,7 +79,6 @@ def write_frontier(
         return
     from ...plan.compress import compressed
     from ...plan.details import details_of
-    from ...plan.reports import write_frontier_report
 
     names = baselines_of(arguments) if known is None else tuple(known)
     with display.phase("writing of the frontier"):
@@ -88,4 +87,4 @@ def write_frontier(
         if file is not None:
             saved.save(file)
         if arguments.report is not None:
-            write_frontier_report(saved, arguments.report, chosen)
+            saved.report(arguments.report, chosen)

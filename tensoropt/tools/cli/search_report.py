@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...common.files import write_atomically
 from ...common.memory_units import memory_text
 from ...plan.find_frontier import ModelFrontier
+from ...plan.picture import new_axes, save_picture
 from ...plan.plan import Plan
 from ...plan.scaling_curve import Curve
 from ...profiling.hardware import Hardware
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from ..recorded import Recorded
 
-FORMAT, VERSION = "tensoropt/search", 2
-PICTURE_DPI = 150
+FORMAT, VERSION = "tensoropt/search", 3
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
     frontier = _frontier_of(plan)
     found, phases = frontier.found, _seconds_by_phase(setup, frontier)
     costs, lower = frontier.costs, found.time_ns if found.bound is None else found.bound.least_time(found.mem_bytes)
-    times = (costs.time_ns, costs.compute_ns, costs.network_ns, costs.hidden_ns)
+    times = (costs.time_ns, costs.compute_ns, costs.network_ns, costs.overlap_ns)
     columns = (costs.mem_bytes, *times, lower, found.exact_points)
     peaks = {number: peak.n_bytes for number, peak in frontier.replayed.items()}
     if frontier.all_peaks is not None:
@@ -131,12 +130,12 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
             "time_us": time_ns / 1e3,
             "compute_time_us": compute_ns / 1e3,
             "network_time_us": network_ns / 1e3,
-            "hidden_time_us": hidden_ns / 1e3,
+            "overlap_time_us": overlap_ns / 1e3,
             "exact": exact,
             of_bound: bound_ns / 1e3,
             "peak_bytes": peaks.get(number),
         }
-        for number, (mem_bytes, time_ns, compute_ns, network_ns, hidden_ns, bound_ns, exact) in enumerate(
+        for number, (mem_bytes, time_ns, compute_ns, network_ns, overlap_ns, bound_ns, exact) in enumerate(
             zip(*(c.tolist() for c in columns), strict=True)
         )
     ]
@@ -166,18 +165,16 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
 def plot(found: Plan | Curve, file: Path) -> None:
     """Draw the frontier with the chosen plan marked, or the curve."""
     if isinstance(found, Curve):
-        draw(found.plot, file)
+        write_picture(found.plot, file)
     else:
-        draw(lambda axes: _frontier_of(found).plot(axes=axes, chosen=found.point), file)
+        write_picture(lambda axes: _frontier_of(found).plot(axes=axes, chosen=found.point), file)
 
 
-def draw(plot: Callable[[Axes], object], file: Path) -> None:
+def write_picture(plot: Callable[[Axes], object], file: Path) -> None:
     """Write the picture that ``plot`` draws on the axes that it is given."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(layout="constrained")
-    plot(figure.subplots())
-    write_atomically(file, lambda partial: figure.savefig(partial, dpi=PICTURE_DPI), "picture")
+    axes = new_axes(to_show=False)
+    plot(axes)
+    save_picture(axes, file)
 
 
 def _frontier_of(plan: Plan) -> ModelFrontier:

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ...plan.plan import Plan
     from ...plan.simulation import simulate_plan
     from ..offline import record_named
-    from ..simulated_trace import to_json
+    from ..simulated_trace import simulated_trace_json
 
     plan = Plan.load(arguments.plan)
     hardware = _hardware(arguments.cluster, plan.assumed.get("hardware"))
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         simulation = simulate_plan(plan, recorded.model, hardware)
     print(simulation.report(), flush=True)
     if arguments.trace is not None:
-        _write(arguments.trace, to_json(simulation))
+        _write(arguments.trace, simulated_trace_json(simulation))
         print(f"wrote {arguments.trace}; open it in ui.perfetto.dev or chrome://tracing")
     if arguments.json is not None:
         write_json(arguments.json, simulation.to_json(), "result")

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ...plan.plan import Plan
     from ...runtime.local_hardware import prepared_processes
     from ..offline import record_named
-    from ..timeline import shares, to_json, traced
+    from ..timeline import shares, trace_json, trace_steps
 
     plan = Plan.load(arguments.plan)
     processes = prepared_processes()
@@ -50,19 +50,19 @@ def run(arguments: argparse.Namespace) -> int:
     _make(arguments.output)
     with display_here().phase("run of the plan"):
         recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
-        ranks = traced(plan, recorded.model, recorded.first_values(), processes, steps)
+        ranks = trace_steps(plan, recorded.model, recorded.first_values(), processes, steps)
     if processes.rank == 0:
-        print(report(ranks, [shares(rank, recorded.model.graph.operators) for rank in ranks]), flush=True)
+        print(timeline_table(ranks, [shares(rank, recorded.model.graph.operators) for rank in ranks]), flush=True)
         for rank in ranks:
-            _write(arguments.output / f"rank{rank.rank}.json", to_json([rank], plan, recorded.model))
-        _write(arguments.output / ALL, to_json(ranks, plan, recorded.model))
+            _write(arguments.output / f"rank{rank.rank}.json", trace_json([rank], plan, recorded.model))
+        _write(arguments.output / ALL, trace_json(ranks, plan, recorded.model))
         print(f"wrote {arguments.output / ALL} and one for each rank; open them in ui.perfetto.dev or chrome://tracing")
     return 0
 
 
-def report(ranks: Sequence[RankTimeline], each: Sequence[StepShares]) -> str:
+def timeline_table(ranks: Sequence[RankTimeline], each: Sequence[StepShares]) -> str:
     """Return a table of where each rank's step time goes."""
-    titles = ("rank", "step ms", "operators ms", "in collectives ms", "of that hidden ms", "neither ms")
+    titles = ("rank", "step ms", "operators ms", "in collectives ms", "of that overlap ms", "neither ms")
     rows = [[rank.rank, *(us / 1e3 for us in astuple(share))] for rank, share in zip(ranks, each, strict=True)]
     return tabulate(rows, titles, floatfmt=",.3f")
 

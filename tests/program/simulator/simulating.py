@@ -18,15 +18,15 @@ from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import Hardware, Link, Topology, named
 from tensoropt.program.simulator.actions import Chain, StepActions
 from tensoropt.program.simulator.delta import Event
-from tensoropt.program.simulator.full import simulate, task_graph
-from tensoropt.program.simulator.network import Network, network_of
+from tensoropt.program.simulator.full import simulate_tasks, task_graph
+from tensoropt.program.simulator.network import Network
 from tensoropt.program.simulator.step_graph import StepGraph, step_graph
-from tensoropt.program.simulator.topology_network import TopologyNetwork
+from tensoropt.program.simulator.topology_network import TopologyNetwork, network_of
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.rule import Config, OperandSharding, configs
 from tensoropt.sharding.consumers import consumers_of, copies, sharding_of
 from tensoropt.sharding.model import Model
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import Strategy, StrategyView
 from tensoropt.tools.offline import record
 
@@ -109,8 +109,8 @@ class Simulated:
             assert hardware.topology is not None
             network = TopologyNetwork(hardware.topology, CollectiveCosts(hardware, mesh), is_merged=False)
         view = random_view(model, mesh, random.Random(seed))
-        actions = StepActions(costing, Router(costing.reshardings.steps))
-        return cls(model, hardware, network, costing, view, step_graph(view, actions.router), actions)
+        actions = StepActions(costing, PathFinder(costing.reshardings.steps))
+        return cls(model, hardware, network, costing, view, step_graph(view, actions.path_finder), actions)
 
     def chains(self, view: StrategyView) -> list:
         return self.actions.chains(view, self.graph.nodes)
@@ -118,7 +118,7 @@ class Simulated:
     def full(self, view: StrategyView) -> tuple[int, list[Event]]:
         """Return the makespan and the events of the full simulation, in the order of :class:`DeltaSimulation`."""
         tasks = task_graph(self.graph, self.chains(view), self.network)
-        times = simulate(tasks)
+        times = simulate_tasks(tasks)
         found: dict[tuple[int, int, int], Event] = {}
         for task, each in zip(tasks, times, strict=True):
             if task.key.action < 0:

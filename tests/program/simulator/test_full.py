@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from tensoropt.program.simulator.full import Task, TaskKey, TaskTimes, simulate
+from tensoropt.program.simulator.full import SimulatedTask, TaskKey, TaskTimes, simulate_tasks
 
 
-def task(number: int, exe_ns: int, device: int | None, *waits_for: int) -> Task:
-    return Task(TaskKey(number, 0, 0, 0), exe_ns, device, waits_for)
+def task(number: int, exe_ns: int, device: int | None, *waits_for: int) -> SimulatedTask:
+    return SimulatedTask(TaskKey(number, 0, 0, 0), exe_ns, device, waits_for)
 
 
-def starts(tasks: Sequence[Task]) -> list[int]:
-    return [each.start_ns for each in simulate(tasks)]
+def starts(tasks: Sequence[SimulatedTask]) -> list[int]:
+    return [each.start_ns for each in simulate_tasks(tasks)]
 
 
 def test_a_recurrent_network_of_three_layers_on_three_devices():
@@ -35,7 +35,7 @@ def test_a_recurrent_network_of_three_layers_on_three_devices():
         task(8, 1, 2, 6),  # linear, step 1: 7 to 8
         task(9, 1, 2, 7),  # linear, step 2: 10 to 11
     ]
-    times = simulate(tasks)
+    times = simulate_tasks(tasks)
     assert [each.start_ns for each in times] == [0, 2, 2, 4, 3, 6, 6, 9, 7, 10]
     assert times[9] == TaskTimes(10, 10, 11)
     # As in Figure 4d, one layer on another device: the linear layer's second step goes to the recurrent layer's device.
@@ -58,7 +58,7 @@ def test_a_task_without_a_device_waits_for_nobody_s_turn():
 
 def test_a_circle_is_an_error():
     with pytest.raises(AssertionError, match="2 tasks wait for each other"):
-        simulate([task(0, 1, 0, 1), task(1, 1, 0, 0)])
+        simulate_tasks([task(0, 1, 0, 1), task(1, 1, 0, 0)])
 
 
 def test_each_device_works_in_the_order_of_ready_times_without_idling():
@@ -69,7 +69,7 @@ def test_each_device_works_in_the_order_of_ready_times_without_idling():
             task(i, rng.randint(0, 5), rng.choice([None, 0, 1, 2]), *rng.sample(range(i), min(i, rng.randint(0, 2))))
             for i in range(n)
         ]
-        times = simulate(tasks)
+        times = simulate_tasks(tasks)
         for each, at in zip(tasks, times, strict=True):
             assert at.ready_ns == max((times[i].end_ns for i in each.waits_for), default=0)
             assert at.end_ns == at.start_ns + each.exe_ns

@@ -18,15 +18,15 @@ from session import updates
 import tensoropt
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.profiling.hardware import named
-from tensoropt.program.check import check
+from tensoropt.program.check import check_program
 from tensoropt.program.gradient_flow import GradientFlow
 from tensoropt.program.simulator.actions import StepActions
-from tensoropt.program.simulator.step_graph import JOIN, Node, StepGraph, nodes_of, step_graph
+from tensoropt.program.simulator.step_graph import JOIN, StepGraph, StepNode, step_graph, task_nodes
 from tensoropt.program.step import StepProgram, step_program
 from tensoropt.program.tasks import Value
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.sharding.model import Model
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import StrategyView
 from tensoropt.tools.offline import record
 
@@ -34,12 +34,12 @@ MODELS = (zoo.mlp, zoo.cnn, zoo.fused_cnn, zoo.attention, zoo.windows, zoo.broad
 HARDWARE = named("v100-2x2")
 
 
-def waits_of(program: StepProgram, flow: GradientFlow) -> dict[Node, set[Node]]:
+def waits_of(program: StepProgram, flow: GradientFlow) -> dict[StepNode, set[StepNode]]:
     """The nodes of a program's tasks, with those that write what each reads; a sum of gradients is where its parts are."""
-    made: dict[Value, set[Node]] = {}
-    found: dict[Node, set[Node]] = {}
-    for task, nodes in nodes_of(program, flow):
-        needs: set[Node] = set()
+    made: dict[Value, set[StepNode]] = {}
+    found: dict[StepNode, set[StepNode]] = {}
+    for task, nodes in task_nodes(program, flow):
+        needs: set[StepNode] = set()
         for value in (*task.all_reads, *task.after):
             while value not in made:
                 value = program.aliases[value]
@@ -51,7 +51,7 @@ def waits_of(program: StepProgram, flow: GradientFlow) -> dict[Node, set[Node]]:
     return found
 
 
-def waits_in(graph: StepGraph, among: Iterable[Node]) -> dict[Node, set[Node]]:
+def waits_in(graph: StepGraph, among: Iterable[StepNode]) -> dict[StepNode, set[StepNode]]:
     """What nodes wait for, through those that aren't among them."""
     kept, ends, found = set(among), [], {}
     for number, node in enumerate(graph.nodes):
@@ -62,11 +62,11 @@ def waits_in(graph: StepGraph, among: Iterable[Node]) -> dict[Node, set[Node]]:
     return found
 
 
-def holds(view: StrategyView, router: Router) -> StepGraph:
+def holds(view: StrategyView, path_finder: PathFinder) -> StepGraph:
     """Hold the graph of a strategy against its program, task by task."""
-    graph, program = step_graph(view, router), step_program(view, router)
-    check(program, view.graph)
-    expected = waits_of(program, GradientFlow(view, router))
+    graph, program = step_graph(view, path_finder), step_program(view, path_finder)
+    check_program(program, view.graph)
+    expected = waits_of(program, GradientFlow(view, path_finder))
     assert len(set(graph.nodes)) == len(graph.nodes)
     assert set(expected) <= set(graph.nodes)
     found = waits_in(graph, expected)
@@ -78,11 +78,11 @@ def holds(view: StrategyView, router: Router) -> StepGraph:
     return graph
 
 
-def runs_what_it_charges(model: Model, view: StrategyView, router: Router, graph: StepGraph) -> None:
+def runs_what_it_charges(model: Model, view: StrategyView, path_finder: PathFinder, graph: StepGraph) -> None:
     """Hold that what takes time is a task of the program."""
     costing = costing_of(model, HARDWARE, view.strategy.mesh)
-    chains = StepActions(costing, router).chains(view, graph.nodes)
-    run = set(waits_of(step_program(view, router), GradientFlow(view, router)))
+    chains = StepActions(costing, path_finder).chains(view, graph.nodes)
+    run = set(waits_of(step_program(view, path_finder), GradientFlow(view, path_finder)))
     assert [str(node) for node, chain in zip(graph.nodes, chains, strict=True) if chain and node not in run] == []
 
 
@@ -103,7 +103,7 @@ def test_so_they_are_in_micro_batches(name):
     for seed in range(4):
         shares = {"share_regathered": 0.5 * (seed % 2), "share_rematerialized": 0.5 * (seed % 2)}
         _, view = accumulate.models.random_view(name, "adam", (2, 4)[seed // 2], Mesh.of(2), seed, **shares)
-        graph = holds(view, Router(random_router(0).costs, in_buckets=False))
+        graph = holds(view, PathFinder(random_router(0).costs, in_buckets=False))
         found = {node.micro_batch for node in graph.nodes if node.kind != JOIN}
         assert found == {-1, *range(view.graph.n_micro_batches)}
 
@@ -119,7 +119,7 @@ def test_so_they_are_where_the_model_computes_with_gradients(name):
     model = record(script, name).model
     for seed in range(3):
         view = random_view(model, HARDWARE.mesh(), random.Random(seed))
-        graph = holds(view, Router(random_router(0).costs, in_buckets=False))
+        graph = holds(view, PathFinder(random_router(0).costs, in_buckets=False))
         gradients = {number for number, node in enumerate(graph.nodes) if node.kind == "reshard back"}
         assert len(gradients) > 5
         ends: list[set[int]] = []

@@ -17,19 +17,19 @@ from tensoropt.costs.model_costs import costing_of
 from tensoropt.plan.build import cost_entries, planned_operators
 from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import named
-from tensoropt.program.simulator.network import network_of
 from tensoropt.program.simulator.step_graph import step_graph
 from tensoropt.program.simulator.timeline import step_timeline, timeline_of
-from tensoropt.sharding.resharding import PlainCosts, Router
+from tensoropt.program.simulator.topology_network import network_of
+from tensoropt.sharding.resharding import PathFinder, PlainCosts
 
 HARDWARE = named("v100-2x2")
 MODELS = (zoo.mlp, zoo.attention, zoo.fused_cnn, zoo.windows, zoo.fourier, zoo.broadcasting)
 
 
-def additive_ns(view, costing, router) -> int:
+def additive_ns(view, costing, path_finder) -> int:
     """The time of Equation (3), from what a plan would list."""
     operators = round(sum(op.time_us for op in planned_operators(view, costing)) * 1e3)
-    return operators + sum(entry.time_ns(router) for entry in cost_entries(view))
+    return operators + sum(entry.time_ns(path_finder) for entry in cost_entries(view))
 
 
 def in_steps(view):
@@ -39,10 +39,10 @@ def in_steps(view):
     return replace(view, strategy=replace(view.strategy, configs=configs))
 
 
-def as_run(view, router):
+def as_run(view, path_finder):
     """The view without the rematerialized operators whose results nothing reads: costs have them, no step computes them."""
     while True:
-        again = {node.name for node in step_graph(view, router).nodes if node.kind == "recompute"}
+        again = {node.name for node in step_graph(view, path_finder).nodes if node.kind == "recompute"}
         if view.rematerialized <= again:
             return view
         again &= view.rematerialized
@@ -56,10 +56,10 @@ def test_where_nothing_overlaps_a_step_takes_the_sum_of_its_parts(model, optimiz
     recorded, mesh = zoo.record(model, optimizer), HARDWARE.mesh()
     view = in_steps(random_strategy(recorded, mesh, seed, share_regathered=0.3, share_rematerialized=0.3))
     costing = costing_of(recorded.model, HARDWARE, mesh)
-    router = Router(costing.reshardings.steps)
-    view = as_run(view, router)
-    timeline = step_timeline(view, costing, router, network_of(HARDWARE, mesh))
-    assert timeline.makespan_ns == additive_ns(view, costing, router)
+    path_finder = PathFinder(costing.reshardings.steps)
+    view = as_run(view, path_finder)
+    timeline = step_timeline(view, costing, path_finder, network_of(HARDWARE, mesh))
+    assert timeline.makespan_ns == additive_ns(view, costing, path_finder)
     assert timeline.makespan_ns == timeline.additive_ns(CollectiveCosts(HARDWARE, mesh))
     assert timeline.busy_ns == (timeline.makespan_ns,)
 
@@ -70,7 +70,7 @@ def test_where_nothing_overlaps_a_step_takes_the_sum_of_its_parts(model, optimiz
 def test_so_it_does_for_the_zoo_s_models(name, seed):
     simulated = Simulated.of(name, HARDWARE, seed)
     timeline = timeline_of(simulated.view, simulated.graph, simulated.chains(simulated.view), simulated.network)
-    assert timeline.makespan_ns == additive_ns(simulated.view, simulated.costing, simulated.actions.router)
+    assert timeline.makespan_ns == additive_ns(simulated.view, simulated.costing, simulated.actions.path_finder)
 
 
 @pytest.mark.parametrize("n_micro_batches", [2, 4])
@@ -82,9 +82,9 @@ def test_with_micro_batches_too(n_micro_batches):
     split = {"w1": whole.strategy.configs["w1"], "w2": whole.strategy.configs["w2"]}
     view = in_steps(model.view(replace(whole.strategy, configs={**unsplit, **split}, shared={})))
     costing = costing_of(model, HARDWARE, mesh)
-    router = Router(costing.reshardings.steps)
-    timeline = step_timeline(view, costing, router, network_of(HARDWARE, mesh))
-    assert timeline.makespan_ns == additive_ns(view, costing, router)
+    path_finder = PathFinder(costing.reshardings.steps)
+    timeline = step_timeline(view, costing, path_finder, network_of(HARDWARE, mesh))
+    assert timeline.makespan_ns == additive_ns(view, costing, path_finder)
     forward = [i for i, node in enumerate(timeline.graph.nodes) if node.kind == "forward" and node.name == "MatMul"]
     assert len(forward) == n_micro_batches
     ready = [next(at.ready_ns for task, at in zip(timeline.tasks, timeline.times, strict=True) if task.key.node == i)
@@ -122,7 +122,7 @@ def test_what_overlaps_takes_less_than_the_sum_and_no_less_than_each_device_comp
 def test_every_node_comes_after_what_it_waits_for_and_updates_wait_for_gradients():
     recorded = zoo.record(zoo.cnn, "adam")
     view = in_steps(random_strategy(recorded, HARDWARE.mesh(), 2, share_regathered=0.5, share_rematerialized=0.5))
-    graph = step_graph(view, Router(PlainCosts()))
+    graph = step_graph(view, PathFinder(PlainCosts()))
     assert all(before < number for number, waits in enumerate(graph.waits_for) for before in waits)
     updates = [i for i, node in enumerate(graph.nodes) if node.kind == "update"]
     assert len(updates) == len(view.graph.updates)
@@ -137,4 +137,4 @@ def test_several_passes_are_refused_in_a_sentence():
         view.graph.operators, view.graph.train_steps, view.graph.aliases
     )
     with pytest.raises(InputError, match="only steps with one forward and one backward pass"):
-        step_graph(replace(view, graph=graph), Router(PlainCosts()))
+        step_graph(replace(view, graph=graph), PathFinder(PlainCosts()))

@@ -11,7 +11,7 @@ from runtime.checkpoint.states import ALONE, Logical, entry, layout_by_seed
 from tensoropt.common.errors import InputError
 from tensoropt.lowering.variables import StateEntry
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.runtime.checkpoint import Objects, load_checkpoint, name_of, read_metadata, restore, save
+from tensoropt.runtime.checkpoint import Objects, entry_name, load_checkpoint, read_metadata, restore, save
 
 MESH = Mesh.of(4)
 RANKS = range(4)
@@ -42,7 +42,7 @@ def sharded(model: keras.Model, optimizer: keras.Optimizer) -> tuple[list[StateE
         key = variable.path if step is None else f"{step}/{variable.path}"
         logical = Logical(key, tuple(variable.shape), variable.value.dtype.name, step)
         state.append(entry(logical, layout_by_seed(MESH, len(logical.shape), i), RANKS, variable.numpy()))
-        names.append((variable, name_of(state[-1])))
+        names.append((variable, entry_name(state[-1])))
     return state, Objects({"model": model, "optimizer": optimizer}, names)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from runtime.checkpoint.states import ALONE, Logical, assert_values, entries, layout_by_seed, layouts, logicals, replicated
 
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.runtime.checkpoint import name_of, parts, read_metadata, restore, save
+from tensoropt.runtime.checkpoint import entry_name, parts, read_metadata, restore, save
 from tensoropt.runtime.checkpoint.parts import parts_of_rank, slice_spec
 from tensoropt.runtime.checkpoint.variable import variables_of
 
@@ -108,9 +108,9 @@ def _dashed(shape: tuple[int, ...], bounds: tuple[tuple[int, int], ...], spec: s
 def test_names_are_readable(tmp_path) -> None:
     variables = [Logical("dense/kernel", (3, 2)), Logical("train/dense/kernel/momentum", (3, 2), step="train")]
     state = entries(variables, replicated(variables, Mesh.of(2)), range(2))
-    assert [name_of(held) for held in state] == ["model/dense/kernel", "optimizer/train/dense/kernel/momentum"]
+    assert [entry_name(held) for held in state] == ["model/dense/kernel", "optimizer/train/dense/kernel/momentum"]
     prefix = save(tmp_path / "ckpt", state, range(2), ALONE)
-    assert [saved.name for saved in read_metadata(prefix).variables] == [name_of(held) for held in state]
+    assert [saved.name for saved in read_metadata(prefix).variables] == [entry_name(held) for held in state]
     assert np.array_equal(
         tf.train.load_variable(prefix, "model/dense/kernel/.ATTRIBUTES/VARIABLE_VALUE"), variables[0].value
     )

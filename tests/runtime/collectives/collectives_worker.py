@@ -80,14 +80,14 @@ def check_workspace(mesh, shape):
     for layout in all_layouts(mesh, shape):
         shards = scatter(np.ones(shape, np.float32), layout)
         for step in legal_steps(layout, shape):
-            seen = rank_step(step, shape, RANK)
-            seen.run(shards[RANK], communicator)
+            of_rank = rank_step(step, shape, RANK)
+            of_rank.run(shards[RANK], communicator)
             if step.communicates:
-                for name, n_bytes in workspace_bytes(seen, item_bytes).items():
+                for name, n_bytes in workspace_bytes(of_rank, item_bytes).items():
                     foretold[name] = max(foretold[name], n_bytes)
             spare = foretold.total() - communicator.workspace_bytes
             # Slabs of tiles that are not alike needn't be the largest in the same round.
-            allowed = item_bytes * COMM.size * (1 if seen.n_rounds(item_bytes) == 1 else 4 * math.prod(shape[1:]))
+            allowed = item_bytes * COMM.size * (1 if of_rank.n_rounds(item_bytes) == 1 else 4 * math.prod(shape[1:]))
             assert 0 <= spare <= allowed, (step, foretold, communicator.workspace_bytes)
     assert foretold.total() > 0
     communicator.free()

@@ -41,11 +41,11 @@ def agree(text: str) -> None:
 
 def check_paths(backend: GraphBackend, cases: list[tuple[Path, list[np.ndarray]]], reduction: str = "sum") -> None:
     """All in one graph; ``cases`` are paths with the pieces of all ranks."""
-    carrier = backend.carrier()
+    emitter = backend.emitter()
 
     def body(*shards: tf.Tensor) -> list[tf.Tensor]:
         given = zip(cases, shards, strict=True)
-        return [carrier.carry(path, [shard], CollectiveRequest("a/test", "", reduction))[0] for (path, _), shard in given]
+        return [emitter.emit(path, [shard], CollectiveRequest("a/test", "", reduction))[0] for (path, _), shard in given]
 
     # Extents are unknown, as those of uneven blocks are.
     signature = [tf.TensorSpec([None] * shards[0].ndim, shards[0].dtype) for _, shards in cases]

@@ -31,12 +31,12 @@ def test_what_is_missing_is_said_with_what_to_install(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", str(tmp_path))
     assert build_horovod.missing(tmp_path) == ["g++", "cmake", "make", "libhighwayhash-dev", "libfarmhash-dev"]
     with pytest.raises(InputError, match=r"no g\+\+, no cmake.*apt install g\+\+ cmake make"):
-        build_horovod.build(tmp_path)
+        build_horovod.build_wheel(tmp_path)
 
 
 def test_what_pip_cannot_do_is_a_sentence(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSOROPT_CACHE", "off")
-    monkeypatch.setattr(build_horovod, "build", lambda folder: folder / "none.whl")
+    monkeypatch.setattr(build_horovod, "build_wheel", lambda folder: folder / "none.whl")
     assert build_horovod.main() == 2
     assert "tensoropt: Horovod can't be made ready: pip install failed; what it said is above" in capfd.readouterr().err
 

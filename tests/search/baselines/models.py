@@ -12,7 +12,7 @@ from tensoropt.ft import Budget
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.rules.rule import Config
-from tensoropt.search.baselines.task import Task
+from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 
@@ -36,8 +36,8 @@ def baseline_of(name: str, algorithm: str, cluster: str, parallelism: int) -> Mo
     return find_frontier(model_of(name), named(cluster), parallelism, algorithm=algorithm, space="compact")
 
 
-def task_of(frontier: ModelFrontier) -> Task:
-    return Task(frontier.costing, frontier.mesh, frontier.built.space, frontier.built)
+def task_of(frontier: ModelFrontier) -> BaselineTask:
+    return BaselineTask(frontier.costing, frontier.mesh, frontier.built.space, frontier.built)
 
 
 def strategies_of(found: ModelFrontier) -> list[Mapping[str, Config]]:

@@ -20,7 +20,7 @@ from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.layout import Layout, is_view
 from tensoropt.search.baselines import BASELINES, search_baseline
 from tensoropt.sharding.consumers import Consumer, consumers_of, sharding_of
-from tensoropt.sharding.resharding import PlainCosts, Router
+from tensoropt.sharding.resharding import PathFinder, PlainCosts
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
 
 from .models import frontier_of, model_of, strategies_of, task_of
@@ -36,16 +36,16 @@ def cost_from_scratch(found: ModelFrontier, strategy: Strategy) -> tuple[int, in
     """Memory and time by operators and charges, without a Problem."""
     costing, model = found.costing, found.model
     view = model.view(strategy)
-    router, consumers = Router(costing.reshardings.steps), consumers_of(model.graph)
+    path_finder, consumers = PathFinder(costing.reshardings.steps), consumers_of(model.graph)
     mem = time_ns = 0
     for op in view.graph.step_operators:
         if op.updates is None:
-            seen = view.interfaces[op.name]
+            interface = view.interfaces[op.name]
             rule, config = view.rules[op.name], strategy.configs[op.name]
-            mem += costing.mem_bytes(op, rule, config, seen)
-            time_ns += costing.compute_time_ns(op, rule, config, seen)
+            mem += costing.mem_bytes(op, rule, config, interface)
+            time_ns += costing.compute_time_ns(op, rule, config, interface)
             mem += sum(kept_for_consumers(found, view, op, tensor, consumers.get(tensor.name, [])) for tensor in op.outputs)
-    return mem, time_ns + sum(charge.time_ns(router) for charge in cost_entries(view))
+    return mem, time_ns + sum(entry.time_ns(path_finder) for entry in cost_entries(view))
 
 
 def kept_for_consumers(
@@ -165,7 +165,7 @@ def test_plans_run_with_one_devices_numbers(function, algorithm):
     for point in {0, len(found) - 1}:
         plan = found.plan(point)
         view = StrategyView(model.graph, plan.strategy, model.model.backward.gradients)
-        train_and_check(engine_of(model, view, plan.router(PlainCosts()), EmulatedBackend(plan.mesh)), model)
+        train_and_check(engine_of(model, view, plan.path_finder(PlainCosts()), EmulatedBackend(plan.mesh)), model)
 
 
 @pytest.mark.parametrize("algorithm", BASELINES)

@@ -16,14 +16,14 @@ from tensoropt.rules.rule import NONE, Config, why_invalid
 from tensoropt.search.baselines import data_parallel, mesh_tensorflow, one_weird_trick, tofu
 from tensoropt.search.baselines.dimensions import batch_dimension, logical_dimensions
 from tensoropt.search.baselines.naming import MOST_ASSIGNMENTS, Naming
-from tensoropt.search.baselines.task import Task
+from tensoropt.search.baselines.task import BaselineTask
 
 from .models import baseline_of, strategies_of
 
 
 def small_task(name="lenet5", cluster="v100-1x2", parallelism=2):
     found = baseline_of(name, "data-parallel", cluster, parallelism)
-    return Task(found.costing, found.mesh, "compact")
+    return BaselineTask(found.costing, found.mesh, "compact")
 
 
 def degrees(config: Config) -> dict[str, int]:
@@ -140,14 +140,14 @@ def test_assignments_are_all_that_have_no_conflict():
     }
     split = dict(enumerate(_members(naming)))
     expected = set()
-    for places in itertools.product(range(len(naming.places)), repeat=n_names):
-        runs = [naming.places[place] for place in places]
+    for indices in itertools.product(range(len(naming.runs)), repeat=n_names):
+        runs = [naming.runs[index] for index in indices]
         used = sorted({run for run in runs if run})
         overlapping = any(set(a) & set(b) for a, b in itertools.combinations(used, 2))
         meeting = any(runs[a] and runs[a] == runs[b] for a, b in together)
         fitting = all(_fits(task, split[c], task.mesh.size_of(run)) for c, run in enumerate(runs))
         if fitting and not overlapping and not meeting:
-            expected.add(places)
+            expected.add(indices)
     assert {tuple(row) for row in naming.assigned.tolist()} == expected
 
 

@@ -77,9 +77,10 @@ def test_operators_that_differ_in_saved_results_share_no_states() -> None:
         built = ProblemBuilder(model.graph, model.backward, costing, hardware.mesh(), space).build()
         for node, states in built.nodes:
             total = np.zeros(states.n_states, np.int64)
-            for op, of_op, seen, place in zip(node.operators, states.configs, states.seen, states.place, strict=True):
-                each = [costing.mem_bytes(op, rule_of(op), *pair) for pair in zip(of_op, seen, strict=True)]
-                total += np.array(each, np.int64)[place]
+            columns = zip(node.operators, states.configs, states.interfaces, states.index, strict=True)
+            for op, of_op, interfaces, index in columns:
+                each = [costing.mem_bytes(op, rule_of(op), *pair) for pair in zip(of_op, interfaces, strict=True)]
+                total += np.array(each, np.int64)[index]
             assert total.tolist() == states.mem_bytes.tolist(), node.operators[0].name
 
 

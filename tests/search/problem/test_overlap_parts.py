@@ -25,7 +25,7 @@ from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, FULL
 from tensoropt.sharding.consumers import consumers_of
 from tensoropt.sharding.model import Model
-from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import StrategyView
 from tensoropt.tools.offline import record
 
@@ -51,7 +51,7 @@ def test_overlappable_times_are_those_of_gradients_to_variables(name: str) -> No
         states = np.array([rng.integers(node.n_states) for node in built.problem.nodes], np.int32)
         view = StrategyView(model.graph, built.strategy(states), model.backward.gradients)
         expected = _hidden_ns(view, costing)
-        (found,) = built.hidden_ns(states[None])
+        (found,) = built.overlap_ns(states[None])
         assert found == expected
         hidden.append(expected)
     assert max(hidden) > 0
@@ -59,7 +59,7 @@ def test_overlappable_times_are_those_of_gradients_to_variables(name: str) -> No
 
 def _hidden_ns(view: StrategyView, costing: OperatorCosting) -> int:
     """A device that goes through the backward pass and a link that serves gradients in order, operator by operator."""
-    graph, router = view.graph, Router(costing.reshardings.steps)
+    graph, path_finder = view.graph, PathFinder(costing.reshardings.steps)
     program = {op_name: i for i, op_name in enumerate(graph.operators)}
     last_use = {
         tensor: min([program[t.name] for t in those if not (t.is_step or t.is_update)], default=0)
@@ -71,29 +71,29 @@ def _hidden_ns(view: StrategyView, costing: OperatorCosting) -> int:
             rule, config = view.rules[op.name], view.strategy.configs[op.name]
             cost = costing.backward_time_ns(op, rule, config, view.interfaces[op.name])
             compute_ns[program[op.name]] = cost
-    for charge in cost_entries(view):
-        if charge.tensor in graph.operators:
+    for entry in cost_entries(view):
+        if entry.tensor in graph.operators:
             # Inside of an operator: what an update takes, or an exchange that the operator waits for.
-            op = graph.operators[charge.tensor]
-            whole_ns = router.time_ns(charge.resharding)
+            op = graph.operators[entry.tensor]
+            whole_ns = path_finder.time_ns(entry.resharding)
             if op.type == VARIABLE:
-                place = last_use[op.result.name]
+                position = last_use[op.result.name]
             elif op.name in graph.lookup_operators:
-                place = program[op.name]
+                position = program[op.name]
             else:
                 continue
-        elif charge.tensor in graph.made_of_variables:
-            backward = router.route(charge.resharding).backward
-            whole_ns = 0 if backward is None else backward.time_ns(router.costs, charge.resharding.item_bytes)
-            (consumer, *_) = charge.consumers
-            place = last_use[charge.tensor] if charge.is_shared else program.get(consumer, len(program))
+        elif entry.tensor in graph.made_of_variables:
+            backward = path_finder.paths(entry.resharding).backward
+            whole_ns = 0 if backward is None else backward.time_ns(path_finder.costs, entry.resharding.item_bytes)
+            (consumer, *_) = entry.consumers
+            position = last_use[entry.tensor] if entry.is_shared else program.get(consumer, len(program))
         else:
             continue
-        sent_ns.setdefault(place, []).append(int(np.floor(whole_ns * (1 - EXPOSED))))
+        sent_ns.setdefault(position, []).append(int(np.floor(whole_ns * (1 - EXPOSED))))
     device_ns = link_ns = 0
-    for place in sorted({*compute_ns, *sent_ns}, reverse=True):
-        device_ns += compute_ns.get(place, 0)
-        for each_ns in sent_ns.get(place, ()):
+    for position in sorted({*compute_ns, *sent_ns}, reverse=True):
+        device_ns += compute_ns.get(position, 0)
+        for each_ns in sent_ns.get(position, ()):
             link_ns = max(link_ns, device_ns) + each_ns
     return sum(compute_ns.values()) + sum(sum(each) for each in sent_ns.values()) - max(device_ns, link_ns)
 
@@ -120,7 +120,7 @@ def test_a_strategy_has_the_states_that_it_came_from(name: str, space: str) -> N
             states[copy.node] = again[copy.node]
     assert built.problem.cost(again.tolist()) == built.problem.cost(states.tolist())
     assert max(built.problem.cost(again.tolist())) < INFEASIBLE
-    assert built.hidden_ns(again[None]) == built.hidden_ns(states[None])
+    assert built.overlap_ns(again[None]) == built.overlap_ns(states[None])
 
 
 def test_a_step_that_takes_a_tensor_twice_is_a_node_like_others() -> None:
@@ -159,12 +159,12 @@ def frontiers(request: pytest.FixtureRequest) -> tuple[ModelFrontier, ModelFront
 def test_a_frontier_takes_what_is_hidden_off(frontiers: tuple[ModelFrontier, ModelFrontier]) -> None:
     apart, beside = frontiers
     costs = beside.costs
-    assert (costs.time_ns == costs.compute_ns + costs.network_ns - costs.hidden_ns).all()
-    assert costs.hidden_ns.any()
-    assert not apart.costs.hidden_ns.any()
+    assert (costs.time_ns == costs.compute_ns + costs.network_ns - costs.overlap_ns).all()
+    assert costs.overlap_ns.any()
+    assert not apart.costs.overlap_ns.any()
     assert costs.time_ns.min() <= apart.costs.time_ns.min()
     # The strategies of the other frontier are none that this one has missed.
-    of_others = apart.certified.time_ns - beside.built.hidden_ns(apart.certified.strategies)
+    of_others = apart.certified.time_ns - beside.built.overlap_ns(apart.certified.strategies)
     for mem_bytes, time_ns in zip(apart.certified.mem_bytes, of_others, strict=True):
         bound = beside.certified.bound or beside.certified
         assert ((bound.mem_bytes <= mem_bytes) & (bound.time_ns <= time_ns)).any()
@@ -178,23 +178,23 @@ def test_a_plan_s_strategy_has_states_of_the_same_costs(frontiers: tuple[ModelFr
         states = found.built.states_of(found.plan(point).strategy)
         expected = found.found.strategies[point]
         assert found.built.problem.cost(states.tolist()) == found.built.problem.cost(expected.tolist())
-        assert found.built.hidden_ns(states[None]) == found.built.hidden_ns(expected[None])
+        assert found.built.overlap_ns(states[None]) == found.built.overlap_ns(expected[None])
 
 
 def test_a_plan_keeps_what_is_hidden(frontiers: tuple[ModelFrontier, ModelFrontier]) -> None:
     _, beside = frontiers
-    point = int(np.argmax(beside.costs.hidden_ns))
+    point = int(np.argmax(beside.costs.overlap_ns))
     plan = beside.plan(point)
-    assert plan.hidden_time_us > 0
-    assert plan.time_us == pytest.approx(plan.compute_time_us + plan.network_time_us - plan.hidden_time_us)
+    assert plan.overlap_time_us > 0
+    assert plan.time_us == pytest.approx(plan.compute_time_us + plan.network_time_us - plan.overlap_time_us)
     again = type(plan).from_json(plan.to_json())
     assert again.to_json() == plan.to_json()
     assert "at the same time" in plan.explain()
-    assert "hidden" in beside.table()
+    assert "overlap" in beside.table()
 
 
 def test_what_others_choose_is_shown_as_it_runs(frontiers: tuple[ModelFrontier, ModelFrontier]) -> None:
     apart, beside = frontiers
     plain, hidden = (find_baseline(frontier, "data-parallel").points[0] for frontier in (apart, beside))
-    assert hidden.time_us == pytest.approx(plain.time_us - hidden.hidden_time_us)
-    assert hidden.hidden_time_us > 0
+    assert hidden.time_us == pytest.approx(plain.time_us - hidden.overlap_time_us)
+    assert hidden.overlap_time_us > 0

@@ -21,7 +21,8 @@ from tensoropt.tools.offline import record
 def problems(model: Model, space: str, choices: Choices) -> tuple[StrategyProblem, StrategyProblem | None]:
     mesh = HARDWARE.mesh(4)
     costing = costing_of(model, HARDWARE, mesh)
-    return ProblemBuilder(model.graph, model.backward, costing, mesh, space, choices=choices).build_with_rematerialization()
+    builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, choices=choices)
+    return builder.build(), builder.build_rematerializing()
 
 
 @pytest.mark.parametrize("is_from_plain", [True, False])

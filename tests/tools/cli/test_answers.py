@@ -191,16 +191,16 @@ def test_bad_input_gets_one_sentence(folder, tmp_path, capsys):
     cut = tmp_path / "cut.json"
     cut.write_text((folder / "plan.json").read_text()[:500])
     newer = tmp_path / "newer.json"
-    newer.write_text((folder / "plan.json").read_text().replace('"version": 3', '"version": 9'))
+    newer.write_text((folder / "plan.json").read_text().replace('"version": 4', '"version": 9'))
     damaged = tmp_path / "damaged.json"
     damaged.write_text((folder / "plan.json").read_text().replace('"config"', '"confog"'))
     staged = tmp_path / "staged.json"
-    staged.write_text('{"format": "tensoropt/plan", "version": 3, "stages": []}')
+    staged.write_text('{"format": "tensoropt/plan", "version": 4, "stages": []}')
     changed = tmp_path / "changed.json"
     changed.write_text((folder / "frontier.json").read_text().replace('"hardware": "v100', '"hardware": "k80'))
     for arguments, sentence in [
         (["explain", cut], "is not whole JSON"),
-        (["explain", newer], "has version 9, expected 3"),
+        (["explain", newer], "has version 9, expected 4"),
         (["explain", damaged], "is damaged (KeyError: 'config')"),
         (["explain", staged], "has stages, expected one without"),
         (["explain", folder / "curve.json"], "is not a plan or a frontier"),

@@ -55,7 +55,7 @@ class Probe:
     def time(self, trial: OperatorTrial) -> Timed:
         factor = self.slower.get(trial.op.type, 1.0)
         time_us = factor * (10 + trial.predicted_us)
-        return Timed(time_us, len(trial.places) * time_us, 0.01)
+        return Timed(time_us, len(trial.indices) * time_us, 0.01)
 
 
 def calibration(probe: Probe, deadline: float = 1.0, is_quick: bool = True) -> Calibration:

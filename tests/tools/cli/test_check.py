@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tensoropt.lowering.resharding.backends import TimedBackend
 from tensoropt.profiling.hardware import named
-from tensoropt.profiling.trace import MemoryEvent, peak_of, traced_step
+from tensoropt.profiling.trace import MemoryEvent, traced_peak, traced_step
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import cheapest_path
@@ -25,7 +25,7 @@ from tensoropt.runtime.collectives.single import SingleCommunicator
 from tensoropt.runtime.collectives.timed import TimedCommunicator
 from tensoropt.runtime.synthetic_batch import synthetic_batch
 from tensoropt.sharding.resharding import PlainCosts
-from tensoropt.tools.cli.check import report
+from tensoropt.tools.cli.check import comparison_text
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.offline import record_named
 from tensoropt.tools.plan_check import UPDATES, Compared, PlanCheck, transfers_s
@@ -37,10 +37,10 @@ PARAMETER_BYTES = (3 * 3 * 3 * 16 + 16 + 4096 * 6) * 4
 def test_the_peak_of_a_worked_example():
     allocations = [(0, 1, 100), (1, 2, 50), (2, 1, 0), (3, 3, 120), (4, 7, 0), (5, 2, 0), (6, 2, 10)]
     events = [MemoryEvent(*each) for each in allocations]
-    assert peak_of(events) == peak_of(reversed(events)) == 170
-    assert peak_of([]) == peak_of([MemoryEvent(0, 5, 0)]) == 0
+    assert traced_peak(events) == traced_peak(reversed(events)) == 170
+    assert traced_peak([]) == traced_peak([MemoryEvent(0, 5, 0)]) == 0
     # A copy of 60 takes the place of what was there before.
-    assert peak_of([MemoryEvent(0, 1, 60), MemoryEvent(1, 9, -60), MemoryEvent(2, 2, 50), MemoryEvent(3, 2, -50)]) == 60
+    assert traced_peak([MemoryEvent(0, 1, 60), MemoryEvent(1, 9, -60), MemoryEvent(2, 2, 50), MemoryEvent(3, 2, -50)]) == 60
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100))))
@@ -50,7 +50,7 @@ def test_the_peak_is_the_largest_sum_of_what_is_alive(steps):
     for number in range(len(steps)):
         alive = dict(steps[: number + 1])
         sums.append(sum(alive.values()))
-    assert peak_of(events) == max(sums)
+    assert traced_peak(events) == max(sums)
 
 
 def test_a_real_step_s_operators_and_peak():
@@ -147,7 +147,7 @@ def test_the_report_puts_the_most_wrong_first():
         step=total, steps_us=(900.0, 1000.0, 1100.0), compute=total, network=total, waiting_us=7.0, memory=memory,
         memory_bytes=(10**6,), collectives=(), operators=rows, edges=(), timeline={},
     )
-    text = report(check)
+    text = comparison_text(check)
     assert [line.split()[0] for line in text.splitlines() if line.startswith("op")] == ["op7", "op6", "op5", "op4", "op3"]
     assert "-10%" in text and "+100%" in text and "1 MB" in text
     assert "edges" not in text

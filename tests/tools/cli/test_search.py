@@ -60,7 +60,7 @@ def test_frontier_and_plan_are_printed_and_written(tmp_path, capsys):
     ):
         assert text in told
     assert found["format"] == "tensoropt/search"
-    assert found["version"] == 2
+    assert found["version"] == 3
     assert (found["model"], found["cluster"], found["devices"]) == (GOOD, "v100-1x4", 4)
     assert (found["algorithm"], found["optimizer"], found["exact"]) == ("ft-ldp", "sgd", True)
     assert found["gap"] == {"median": 0.0, "worst": 0.0}

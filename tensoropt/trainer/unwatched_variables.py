@@ -15,7 +15,7 @@ from .watched import own_values
 
 
 @dataclass
-class VariablesBeside:
+class UnwatchedVariables:
     """The variables that programs use and that are of no model and no metric of the trainer, so that nothing watches them.
 
     Each that a program changes has the ranks' value after a step. What the script assigns to one, the ranks have in the next

@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...ir.graph import Operator
-from ..own_gradient import Gradients, with_own_gradient
+from ..ir.graph import Operator
+from .own_gradient import Gradients, with_own_gradient
 
 _TYPES = {"Conv2D": "NHWC", "DepthwiseConv2dNative": "NHWC", "Conv3D": "NDHWC"}
 

@@ -1,4 +1,4 @@
-"""Lower operators with windows on all elements that their windows cover: see :mod:`...reschedule.halo`.
+"""Lower operators with windows on all elements that their windows cover: see :mod:`..reschedule.halo`.
 
 Where a config splits a dimension along which windows slide, the operand is exchanged first, so that each rank has all
 elements that its windows cover, padding included. The operator then runs without padding of its own, and computes the rank's
@@ -12,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
-from ...ir.graph import Operator
-from ...reschedule.layout import Layout
-from ...rules.rule import Rule
-from ..local import local_constant
+from ..ir.graph import Operator
+from ..reschedule.layout import Layout
+from ..rules.rule import Rule
+from .local import local_constant
 
 AVERAGES = ("AvgPool", "AvgPool3D")
 

@@ -17,9 +17,9 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as framework_ops
 from tensorflow.python.framework.func_graph import FuncGraph
 
-from ...common.errors import InputError
-from ...common.gradient_types import carries_gradient
-from ...common.source_lines import source_line
+from ..common.errors import InputError
+from ..common.gradient_types import carries_gradient
+from ..common.source_lines import source_line
 
 Lookup = Callable[[tf.Tensor], tf.Tensor]
 

@@ -1,0 +1,38 @@
+"""Check that the parts of a plan belong together."""
+
+from __future__ import annotations
+
+from ..common.errors import InputError
+from ..sharding.resharding import PlainCosts
+from ..sharding.strategy import StrategyView
+from .build import cost_entries
+from .plan import Plan
+
+
+def check_reshardings(view: StrategyView, plan: Plan) -> None:
+    """Check that a plan's reshardings and rematerialized operators follow from its configs: its file may have been changed.
+
+    Raises:
+        InputError: they don't.
+    """
+    refused = sorted(view.strategy.rematerialized - view.rematerialized)
+    if refused:
+        op = view.graph.operators[refused[0]]
+        raise InputError(
+            f"the plan computes {op.where()} again, which can't be done with the config "
+            f"'{view.strategy.configs[op.name]}'; it was changed: find the strategy again"
+        )
+    path_finder = plan.path_finder(PlainCosts())
+    expected = {
+        (planned.tensor, planned.consumers, planned.sharding, planned.is_shared, planned.is_regathered, planned.n_runs)
+        for entry in cost_entries(view)
+        if (planned := entry.planned(path_finder)) is not None
+    }
+    given = {(d.tensor, d.consumers, d.sharding, d.is_shared, d.is_regathered, d.n_runs) for d in plan.reshardings}
+    if expected != given:
+        tensor, consumers, sharding, *rest = min(expected ^ given, key=str)
+        difference = "lacks" if (tensor, consumers, sharding, *rest) in expected else "has, against its configs,"
+        raise InputError(
+            f"the plan {difference} the resharding of {tensor} to {', '.join(consumers)} as {sharding}; it was changed: "
+            "find the strategy again, with force= for what should differ"
+        )
