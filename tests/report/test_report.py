@@ -12,6 +12,7 @@ import pytest
 from helpers.timelines import tasks_of
 
 import tensoropt
+from tensoropt.common.formats import FRONTIER
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.decisions import _slope
 from tensoropt.plan.details import MOST_POINTS, details_of, viewed_points
@@ -199,7 +200,7 @@ def test_bad_input_gets_one_sentence(detailed, plan_file, tmp_path, capsys, monk
     check.write_text("{}")
     changed, old = tmp_path / "changed.json", tmp_path / "old.json"
     changed.write_text(detailed.read_text().replace('"network_time_us"', '"network_us"'))
-    old.write_text(detailed.read_text().replace('"version": 3', '"version": 2', 1))
+    old.write_text(detailed.read_text().replace(f'"version": {FRONTIER[1]}', '"version": 2', 1))
     row, no_timeline = {"name": "step", "predicted": 1.0, "measured": 1.0}, tmp_path / "no_timeline.json"
     whole = {"format": "tensoropt/check", "version": 2, **dict.fromkeys(COMPARED, row)}
     no_timeline.write_text(json.dumps(whole))
@@ -216,7 +217,7 @@ def test_bad_input_gets_one_sentence(detailed, plan_file, tmp_path, capsys, monk
         ([damaged], "is damaged (KeyError: 'time_us')"),
         ([check], "is not a frontier or a plan: got format None"),
         ([changed], "was changed since it was saved"),
-        ([old], "has version 2, expected 3; make it again"),
+        ([old], f"has version 2, expected {FRONTIER[1]}; make it again"),
         ([tmp_path / "none.json"], "can't be read: No such file"),
         ([plan_file, "-o", tmp_path / "no" / "x.html"], "report can't be saved as"),
         ([plan_file, "-o", tmp_path], "that is a folder"),
