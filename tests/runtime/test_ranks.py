@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tensoropt.common.errors import InputError, describe
 from tensoropt.runtime import ranks as processes
+from tensoropt.runtime.mpi_start import send_at_once
 from tensoropt.runtime.ranks import launched_as, machine_shape
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -97,6 +98,18 @@ def test_threads_of_a_rank(monkeypatch, launched, cores, expected):
     environ = launched | ({"OMPI_COMM_WORLD_RANK": "0"} if launched else {})
     processes.limit_threads(environ)
     assert {name: value for name, value in environ.items() if name.startswith("TF_")} == expected
+
+
+def test_messages_to_other_machines_are_sent_at_once_unless_a_limit_is_set():
+    limit, sizes = "OMPI_MCA_btl_tcp_eager_limit", ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    for environ, expected in [
+        ({}, None),
+        (dict.fromkeys(sizes, "2"), None),
+        (dict(zip(sizes, ("2", "1"), strict=True)), "1048576"),
+        ({**dict(zip(sizes, ("2", "1"), strict=True)), limit: "65536"}, "65536"),
+    ]:
+        send_at_once(environ)
+        assert environ.get(limit) == expected
 
 
 @pytest.mark.parametrize(("hosts", "cores", "naps"), [(("a", "a"), 1, False), (("a", "b"), 1, True), (("a", "b"), 2, False)])

@@ -28,8 +28,9 @@ def found_by(task: BaselineTask, hardware: Hardware, limits: SearchLimits, progr
     return simulated_descent.search(task, network_of(hardware, task.mesh), found, limits, progress)
 
 
-@pytest.mark.parametrize(("name", "cluster", "seed"), first(4, [
-    (name, cluster, seed) for seed in range(5) for name in SIZES for cluster in ("k80-1x4", "p100-1x4")
+@pytest.mark.parametrize(("name", "cluster", "seed"), first(2, [
+    (name, ("k80-1x4", "p100-1x4")[(i + other) % 2], seed)
+    for seed in range(5) for other in range(2) for i, name in enumerate(SIZES)
 ]))  # fmt: skip
 def test_it_finds_the_enumerated_optimum(name, cluster, seed):
     hardware = named(cluster)
