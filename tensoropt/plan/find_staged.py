@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..common.errors import InputError, short
 from ..common.memory_units import memory_text
@@ -26,6 +27,9 @@ from .staged_plan import PlannedStage, StagedPlan
 
 FORWARD_SHARE = 1 / 3
 """The share of a pass's time that the forward pass takes: a backward pass computes two gradients for each product."""
+MOST_MORE_IN_FLIGHT, WORTH_MEMORY = 2, 0.01
+"""So many more micro-batches in flight are tried for each stage that follows, which hides what is on its way from one to the
+next. They take memory, and so must save this share of a step."""
 MICRO_BATCHES_PER_STAGE = 2
 """Without a number of micro-batches there are so many for each stage, where the batch can be divided so."""
 
@@ -45,27 +49,32 @@ def find_staged(request: Request, parallelism: int, n_stages: object, schedule: 
     request.model.in_micro_batches(n)
     schedule = schedule or ONE_FORWARD_ONE_BACKWARD
     stages = balanced(request.model, hardware, count, per_stage, n)
-    in_flight = least_in_flight(count, n)
-    passes = pass_orders(schedule, n, in_flight)
     if request.force:
         raise InputError("force= and stages= can't be combined; leave one of the two")
-    chosen = [
-        _fastest(replace(request, model=model, micro_batches=n), per_stage, most if schedule != "gpipe" else n)
-        for model, most in zip(stages.models, in_flight, strict=True)
-    ]
-    times_us = [frontier.points[point].time_us / n for frontier, point, _ in chosen]
-    forward, backward = ([share * each for each in times_us] for share in (FORWARD_SHARE, 1 - FORWARD_SHARE))
-    time_us = makespan(passes, forward, backward, [0.0] * (count - 1))
+    frontiers = [searched(replace(request, model=model, micro_batches=n), per_stage) for model in stages.models]
+    transfers_us = _transfers_us(stages, hardware, per_stage, n)
+    best = _scheduled(frontiers, schedule, n, least_in_flight(count, n), transfers_us, request.limit_bytes)
+    for more in range(1, MOST_MORE_IN_FLIGHT + 1) if schedule == ONE_FORWARD_ONE_BACKWARD else ():
+        in_flight = tuple(min(n, 1 + (count - 1 - stage) * (1 + more)) for stage in range(count))
+        try:
+            other = _scheduled(frontiers, schedule, n, in_flight, transfers_us, request.limit_bytes)
+        except InputError:
+            break  # so many don't fit
+        if other.time_us < (1 - WORTH_MEMORY) * best.time_us:
+            best = other
+    time_us, times_us = best.time_us, best.times_us
     planned = tuple(
         PlannedStage(
             devices=tuple(range(number * per_stage, (number + 1) * per_stage)),
             last_operator=(*stages.cuts, "")[number],
-            in_flight=most if schedule != "gpipe" else n,
+            in_flight=most,
             plan=frontier.plan(point, "mini_time"),
             memory_bytes=n_bytes,
             idle_share=1 - times_us[number] * n / time_us,
         )
-        for number, (most, (frontier, point, n_bytes)) in enumerate(zip(in_flight, chosen, strict=True))
+        for number, (most, frontier, (point, n_bytes)) in enumerate(
+            zip(best.in_flight, frontiers, best.points, strict=True)
+        )
     )
     return StagedPlan(
         stages=planned,
@@ -75,6 +84,54 @@ def find_staged(request: Request, parallelism: int, n_stages: object, schedule: 
         model_digest=request.model.graph.digest,
         assumed=dict(request.assumed),
     )
+
+
+class _Scheduled(NamedTuple):
+    """A point of each stage's frontier and its bytes, the micro-batches in flight, and the times that follow.
+
+    Attributes:
+        times_us: for each stage, the time of both passes of a micro-batch.
+    """
+
+    points: list[tuple[int, int]]
+    in_flight: tuple[int, ...]
+    times_us: list[float]
+    time_us: float
+
+
+def _scheduled(
+    frontiers: Sequence[ModelFrontier],
+    schedule: str,
+    n: int,
+    in_flight: tuple[int, ...],
+    transfers_us: Sequence[float],
+    limit_bytes: int | None,
+) -> _Scheduled:
+    """Return the fastest points that fit the memory limit with so many micro-batches in flight.
+
+    Raises:
+        InputError: a stage doesn't fit.
+    """
+    if schedule != ONE_FORWARD_ONE_BACKWARD:
+        in_flight = (n,) * len(frontiers)
+    points = [_fastest(frontier, most, limit_bytes) for frontier, most in zip(frontiers, in_flight, strict=True)]
+    times_us = [frontier.points[point].time_us / n for frontier, (point, _) in zip(frontiers, points, strict=True)]
+    forward, backward = ([share * each for each in times_us] for share in (FORWARD_SHARE, 1 - FORWARD_SHARE))
+    time_us = makespan(pass_orders(schedule, n, in_flight), forward, backward, transfers_us)
+    return _Scheduled(points, in_flight, times_us, time_us)
+
+
+def _transfers_us(stages: Stages, hardware: Hardware, per_stage: int, n_micro_batches: int) -> list[float]:
+    """Return how long what a micro-batch sends from each stage to the next takes on its way."""
+    graph = stages.whole.in_micro_batches(n_micro_batches).graph
+    forms = graph.micro_batching.forms if graph.micro_batching is not None else {}
+    crossing = [0] * (stages.n - 1)
+    for each in stages.crossings:
+        if each.tensor in forms:
+            for stage in range(each.source, each.target):
+                crossing[stage] += graph.tensors[each.tensor].mem_bytes
+    per_us = _bytes_per_us(hardware, per_stage)
+    return [n_bytes / per_us for n_bytes in crossing]
 
 
 def _checked_stages(given: object, parallelism: int) -> int:
@@ -104,21 +161,20 @@ def _micro_batches(model: Model, wanted: int) -> int:
     return 1
 
 
-def _fastest(request: Request, parallelism: int, in_flight: int) -> tuple[ModelFrontier, int, int]:
+def _fastest(frontier: ModelFrontier, in_flight: int, limit_bytes: int | None) -> tuple[int, int]:
     """Return the fastest point of a stage that fits the memory limit with its micro-batches in flight, and its bytes.
 
     Raises:
         InputError: none fits.
     """
-    frontier = searched(request, parallelism)
     for point in reversed(range(len(frontier.points))):
         n_bytes = needed_bytes(frontier, point, in_flight)
-        if request.limit_bytes is None or n_bytes <= request.limit_bytes:
-            return frontier, point, n_bytes
+        if limit_bytes is None or n_bytes <= limit_bytes:
+            return point, n_bytes
     least = min(needed_bytes(frontier, point, in_flight) for point in range(len(frontier.points)))
     raise InputError(
         f"a stage needs {memory_text(least)} per device at least, above the limit of "
-        f"{memory_text(request.limit_bytes or 0)}; ask for more stages, more micro-batches or more memory"
+        f"{memory_text(limit_bytes or 0)}; ask for more stages, more micro-batches or more memory"
     )
 
 

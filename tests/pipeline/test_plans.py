@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import accumulate.models as models
@@ -48,6 +49,23 @@ def test_a_plan_reads_back_and_has_one_device_numbers(
         plan.cut(models.recorded("windows", "adam").model)
     with pytest.raises(InputError, match="has stages"):
         Plan.load(tmp_path / "plan.json")
+
+
+def test_more_micro_batches_are_in_flight_over_a_slow_link_where_they_fit() -> None:
+    model, hardware = models.recorded("attention", "adam").model, named("v100-1x2")
+    (level,) = (each for each in hardware.levels if each.count > 1)
+
+    def found(bytes_per_s: float, limit_bytes: int | None = None) -> StagedPlan:
+        levels = tuple(replace(each, bytes_per_s=bytes_per_s) if each is level else each for each in hardware.levels)
+        request = Request(model, replace(hardware, levels=levels), limit_bytes, micro_batches=4)
+        return find_staged(request, 2, 2, None)
+
+    fast, slow = found(level.bytes_per_s * 1e6), found(level.bytes_per_s / 100)
+    assert 2 <= fast.stages[0].in_flight < slow.stages[0].in_flight and slow.stages[1].in_flight == 1
+    assert slow.time_us > fast.time_us and slow.stages[0].idle_share > fast.stages[0].idle_share
+    limited = found(level.bytes_per_s / 100, slow.stages[0].memory_bytes - 1)
+    assert limited.stages[0].in_flight < slow.stages[0].in_flight
+    assert limited.stages[0].memory_bytes < slow.stages[0].memory_bytes
 
 
 def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:

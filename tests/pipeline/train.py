@@ -14,6 +14,7 @@ import sys
 import numpy as np
 
 import tensoropt
+from tensoropt.runtime.pipeline import messages
 
 BATCH, WORDS, WIDTH = 16, 50, 24
 
@@ -35,6 +36,9 @@ def loss_of(words: object, targets: object) -> object:
 def main() -> None:
     stages, micro_batches, schedule, collectives, parallelism, *file = sys.argv[1:]
     session = tensoropt.init(seed=5, hardware="v100-1x4" if collectives == "emulated" else None)
+    if collectives == "mpi":
+        # So small that these tensors go in several.
+        messages.PACKET_BYTES = 256
     words = tensoropt.placeholder(tensoropt.int32, [BATCH, 5])
     targets = tensoropt.placeholder(tensoropt.int32, [BATCH])
     loss = loss_of(words, targets)

@@ -3,6 +3,9 @@
 A sender never waits: its parts leave while it computes. A receiver waits where its order of passes has come to what it
 receives. Both are callbacks in the chain of the rank's collectives, so that a rank is in one of them at a time, in the order
 of the program; and since that is a part of one order of all stages, none waits for another in a circle.
+
+What is large goes in packets that MPI sends at once. A larger one would wait until its receiver asks for it, and then until
+its sender comes back to MPI.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ from ...lowering.local import uniform_shape
 from ...lowering.operators import Values
 from ...lowering.resharding.reshard import Resharder
 from ...reschedule.bounds import extents
-from ..collectives.outbox import Array, as_mpi_buffer, wait
+from ..collectives.outbox import Array, as_mpi_buffer, parts_of, wait
 from .transfers import Message
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
+PACKET_BYTES = 1 << 19
+"""The largest packet: half of what is sent at once to other machines (:func:`..mpi_start.send_at_once`)."""
 FIRST_TAG = 16
 """Below are the tags of collectives' messages, which are of communicators of their own; the distance costs nothing."""
 
@@ -64,8 +69,9 @@ class MpiTransfers:
             self.sending.clear()
             for part in parts:
                 packed = way.pack(part, shard)
-                request = self.comm.Isend(as_mpi_buffer(packed.reshape(-1)), way.target_devices[part.receiver], tag)
-                self.sending.parts.append((request, packed))
+                for packet in packets(packed):
+                    request = self.comm.Isend(packet, way.target_devices[part.receiver], tag)
+                    self.sending.parts.append((request, packed))
             return []
 
         if parts:
@@ -83,8 +89,9 @@ class MpiTransfers:
             try:
                 wait(
                     [
-                        self.comm.Irecv(as_mpi_buffer(array.reshape(-1)), way.source_devices[part.sender], tag)
+                        self.comm.Irecv(packet, way.source_devices[part.sender], tag)
                         for part, array in zip(parts, arrays, strict=True)
+                        for packet in packets(array)
                     ],
                     self.sending.clear,
                 )
@@ -95,3 +102,9 @@ class MpiTransfers:
         (shard,) = resharder.callbacks.call(run, [], [dtype])
         shard.set_shape(uniform_shape(way.target, way.shape))
         return [shard]
+
+
+def packets(array: Array) -> list[Array]:
+    """Return a contiguous array's elements in order as MPI can move them, in parts of at most ``PACKET_BYTES``."""
+    flat = as_mpi_buffer(array.reshape(-1))
+    return [flat[part] for part in parts_of(flat, PACKET_BYTES)]
