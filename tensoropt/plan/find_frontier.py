@@ -12,7 +12,7 @@ from typing import Any
 from ..common.errors import InputError
 from ..common.progress import Progress
 from ..costs.model_costs import costing_of
-from ..ft import ALGORITHMS, BY_DEFAULT, Budget, InfeasibleError, at_true_times
+from ..ft import ALGORITHMS, BY_DEFAULT, Budget, Frontier, InfeasibleError, at_true_times
 from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
 from ..program.simulator import network_of
@@ -133,10 +133,7 @@ def find_frontier(
     if algorithm in OTHERS:
         _refuse_for_others(algorithm, micro_batches, objectives, force)
         task = BaselineTask(costing, mesh, space, None, progress)
-        if algorithm in BY_SIMULATION:
-            limits = SearchLimits(memory_bytes=limit_bytes) if budget is None else SearchLimits(budget.seconds, limit_bytes)
-            return _of_simulated(model, hardware, task, limits, algorithm)
-        return _of_baseline(model, hardware, task, algorithm).of_least_peaks(progress)
+        return _of_other(model, hardware, task, algorithm, limit_bytes, budget)
     of_costs, of_search = (partial(progress, phase) for phase in ("costs", "search")) if progress else (None, None)
     is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
     choices = Choices(REUSE not in without, ZERO not in without)
@@ -146,12 +143,7 @@ def find_frontier(
         plain = _of_whole_batch(plain, model, mesh.n_devices, micro_batches)
     costed = time.perf_counter()
     searching = ProblemSearch(objectives, algorithm, of_search, budget or BY_DEFAULT)
-    try:
-        found = searching.plain(plain)
-    except ValueError as error:
-        if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
-            raise
-        raise InputError(str(error)) from error
+    found = _searched(searching, plain, algorithm)
     phases = {"costs": costed - started, "search": time.perf_counter() - costed}
 
     def finished(built: StrategyProblem, note: str = "") -> ModelFrontier:
@@ -173,6 +165,30 @@ def find_frontier(
     found = searching.with_rematerialization(plain, found, phases["search"], rematerializing)
     phases["search"] += time.perf_counter() - costed
     return finished(rematerializing)
+
+
+def _of_other(
+    model: Model, hardware: Hardware, task: BaselineTask, algorithm: str, limit_bytes: int | None, budget: Budget | None
+) -> ModelFrontier:
+    """Return what one of ``baselines.OTHERS`` finds."""
+    if algorithm in BY_SIMULATION:
+        limits = SearchLimits(memory_bytes=limit_bytes) if budget is None else SearchLimits(budget.seconds, limit_bytes)
+        return _of_simulated(model, hardware, task, limits, algorithm)
+    return _of_baseline(model, hardware, task, algorithm).of_least_peaks(task.progress)
+
+
+def _searched(searching: ProblemSearch, problem: StrategyProblem, algorithm: str) -> Frontier:
+    """Return the frontier of a problem without rematerialization.
+
+    Raises:
+        InputError: there are too many strategies to enumerate.
+    """
+    try:
+        return searching.plain(problem)
+    except ValueError as error:
+        if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
+            raise
+        raise InputError(str(error)) from error
 
 
 def _of_least_peaks(frontier: ModelFrontier, progress: Progress | None) -> ModelFrontier:
