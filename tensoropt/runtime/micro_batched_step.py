@@ -34,19 +34,19 @@ NOTHING: Mapping[str, Values] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """The tensors that a stage of a pipeline exchanges with others, by name; all empty for a model that isn't cut.
+    """The tensors that a stage of a pipeline exchanges with others, by name.
 
     Attributes:
+        loss: the loss that is minimised, in the stage that computes it; else None.
         received: those of each micro-batch that it receives and whose gradients it sends back.
         sent: those of each micro-batch that it sends.
         received_once: those that it receives once a step, and whose gradients it sends back.
-        has_loss: whether it computes the loss.
     """
 
+    loss: Tensor | None
     received: tuple[str, ...] = ()
     sent: tuple[str, ...] = ()
     received_once: tuple[str, ...] = ()
-    has_loss: bool = True
 
 
 class MicroBatchedStep:
@@ -63,7 +63,7 @@ class MicroBatchedStep:
         find_lookup: FindLookup,
         train: Train,
         order_lag: float | None = None,
-        exchanged: Exchanged = Exchanged(),
+        exchanged: Exchanged | None = None,
     ) -> None:
         """Emit what runs once a step.
 
@@ -76,12 +76,14 @@ class MicroBatchedStep:
             find_lookup: returns a lookup of a table that is updated by rows.
             train: emits the update.
             order_lag: see :class:`Accumulation`.
+            exchanged: what a stage exchanges with others; None for a model that isn't cut.
         """
         (name,) = fetch.train_steps
         self._fetch, self._fed, self._model, self._full_batch = fetch, fed, model, full_batch
-        self._train, self._exchanged, self._first = train, exchanged, micro_batches[0]
         graph, micro_batching = full_batch.graph, micro_batches[0].micro_batching
         self._step = step = graph.train_steps[name]
+        self._exchanged = exchanged = exchanged or Exchanged(step.loss)
+        self._train, self._first = train, micro_batches[0]
         operators = [op for op in graph.operators.values() if op.name in needed]
         in_micro_batches = {op.name for op in operators if runs_in_micro_batches(op, micro_batching)}
         model.emit(needed - in_micro_batches - micro_batching.after)
@@ -96,7 +98,7 @@ class MicroBatchedStep:
         assert step.loss is not None  # others aren't cut into micro-batches
         request = MicroBatchRequest(
             name,
-            step.loss if exchanged.has_loss else None,
+            exchanged.loss,
             frozenset(in_micro_batches),
             tuple(dict.fromkeys([*wanted, *self._taken])),
             lookups,

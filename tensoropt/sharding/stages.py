@@ -4,7 +4,8 @@ A stage is a model itself. What an earlier stage computes is fed to it: a placeh
 doesn't compute the loss is given one to be planned by, the sum of all elements that it sends: its gradients lie where those
 that a later stage sends back will be. (They aren't those; running a stage needs no such loss.)
 
-- An operator's stage follows from its place in program order, so tensors go from earlier to later stages.
+- An operator's stage follows from its place in program order, so tensors go from earlier to later stages; but lookups may
+  run where their table is, ahead of the stages that use the rows (:mod:`.lookups_ahead`).
 - A placeholder, a constant, and what follows from constants alone is there in every stage that uses it; so is what an
   optimizer takes, such as the learning rate of a schedule.
 - A variable belongs to the first stage that uses it. Later ones are sent its value once a step, and send its gradient back.
@@ -12,19 +13,19 @@ that a later stage sends back will be. (They aren't those; running a stage needs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
-import numpy as np
-
 from ..common.errors import InputError
 from ..ir.gradient_info import Backward
-from ..ir.graph import ARGUMENTS, CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Graph, MicroBatching, Operator, Tensor
+from ..ir.graph import CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Graph, MicroBatching, Operator, Tensor
 from ..rules.random import FROM_KEY, FROM_SEED
+from .lookups_ahead import LookupsAhead, lookups_ahead
 from .micro_batches import SUM
 from .model import Model
+from .stand_in_loss import sum_of_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +35,16 @@ class Crossing:
     Attributes:
         tensor: the tensor's name.
         source: the stage that computes it.
-        target: a later stage that uses it.
+        target: a stage that uses it; a later one, unless it is ahead.
         has_gradient: whether its gradient is sent back.
+        is_ahead: whether it is sent for all micro-batches when a step begins, and its gradient is taken when it ends.
     """
 
     tensor: str
     source: int
     target: int
     has_gradient: bool
+    is_ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,8 @@ class Stages:
                     for i, each in op.operands
                     if each.name == tensor.name
                 )
-                found[tensor.name, target] = Crossing(tensor.name, source, target, trained)
+                is_ahead = graph.producers[tensor.name].name in self.ahead.lookups
+                found[tensor.name, target] = Crossing(tensor.name, source, target, trained, is_ahead)
         order = {name: number for number, name in enumerate(graph.tensors)}
         return tuple(sorted(found.values(), key=lambda each: (order[each.tensor], each.target)))
 
@@ -138,7 +142,7 @@ class Stages:
         """Return a stage's part of the model's graph, or of that of one of its micro-batches."""
         members = self._members[index]
         received = {tensor.name for tensor in self._received(members)}
-        sent = [each.tensor for each in self.crossings if each.source == index and each.has_gradient]
+        sent = [each for each in self.crossings if each.source == index and each.has_gradient]
         operators: dict[str, Operator] = {}
         for op in graph.operators.values():
             if op.name not in members:
@@ -152,8 +156,11 @@ class Stages:
         (step,) = graph.train_steps.values()
         assert step.loss is not None
         loss = step.loss
-        if graph.producers[loss.name].name not in members:
-            stand_in = _sum_of_all(f"{step.name}/stage_{index}", [graph.tensors[name] for name in dict.fromkeys(sent)])
+        own = [loss] if graph.producers[loss.name].name in members else []
+        summed = dict.fromkeys(each.tensor for each in sent if each.is_ahead or not own)
+        if summed or not own:
+            summands = own + [graph.tensors[name] for name in summed]
+            stand_in = sum_of_all(f"{step.name}/stage_{index}", summands)
             operators.update((op.name, op) for op in stand_in)
             loss = stand_in[-1].result
         variables = tuple(name for name in step.variables if name in members)
@@ -242,7 +249,13 @@ class Stages:
                 producers = [graph.producers[tensor.name] for _, tensor in op.operands]
                 homes = [self._homes.get(each.name, found.get(each.name, 0)) for each in producers]
                 found[op.name] = max(homes, default=0)
-        return found
+        return found | dict(self.ahead.lookups)
+
+    @cached_property
+    def ahead(self) -> LookupsAhead:
+        """The lookups that run in the stage of their table, ahead of those that use the rows."""
+        following = {op.name for op in self.whole.graph.operators.values() if self._follows(op)}
+        return lookups_ahead(self.whole.graph, self._in_order, following)
 
     def _follows(self, op: Operator) -> bool:
         """Return whether an operator follows from variables and constants alone."""
@@ -290,7 +303,8 @@ class Stages:
         homes = {}
         for variable in graph.variables:
             updated = {self._in_order[op.name] for op in graph.operators.values() if op.updates == variable.name}
-            homes[variable.name] = first.get(variable.result.name, min(updated, default=self.n - 1))
+            used = first.get(variable.result.name, min(updated, default=self.n - 1))
+            homes[variable.name] = self.ahead.tables.get(variable.name, used)
             if updated - {homes[variable.name]}:
                 raise InputError(
                     f"{variable.where()} is used in stage {homes[variable.name]} and updated in a later one; use stages=1"
@@ -305,7 +319,8 @@ class Stages:
     @cached_property
     def _shared(self) -> frozenset[str]:
         """The names of the operators that each stage has that uses them."""
-        return self._constant.union(op.name for op in self.whole.graph.operators.values() if op.type == PLACEHOLDER)
+        fed = (op.name for op in self.whole.graph.operators.values() if op.type == PLACEHOLDER)
+        return self._constant | self.ahead.indices | frozenset(fed)
 
     @cached_property
     def _members(self) -> tuple[frozenset[str], ...]:
@@ -337,28 +352,3 @@ class Stages:
         operands = chain.from_iterable(graph.operators[name].operands for name in graph.operators if name in set(members))
         used = {tensor.name: tensor for _, tensor in operands}
         return [tensor for tensor in used.values() if graph.producers[tensor.name].name not in set(members)]
-
-
-def _sum_of_all(name: str, tensors: Sequence[Tensor]) -> list[Operator]:
-    """Return operators that sum all elements of tensors; the last one's result is the sum.
-
-    Raises:
-        InputError: no tensor has a gradient, or they are of several types.
-    """
-    if not tensors:
-        raise InputError("a stage would send nothing that is trained; ask for fewer stages")
-    types = sorted({tensor.dtype for tensor in tensors})
-    if len(types) > 1:
-        raise InputError(f"a stage would send gradients of the types {' and '.join(types)}; use stages=1")
-    made: list[Operator] = []
-    for number, tensor in enumerate(tensors):
-        total = Tensor(f"{name}/sum_{number}:0", (), tensor.dtype)
-        axes = {1: np.arange(len(tensor.shape), dtype=np.int32)}
-        attributes = {"keep_dims": False, ARGUMENTS: (("input", None), ("reduction_indices", None))}
-        made.append(Operator(f"{name}/sum_{number}", "Sum", (tensor, None), (total,), axes, attributes))
-    for number, each in enumerate(made[1:]):
-        sums = made[-1].result if number else made[0].result
-        result = Tensor(f"{name}/add_{number}:0", (), tensor.dtype)
-        attributes = {ARGUMENTS: (("x", None), ("y", None))}
-        made.append(Operator(f"{name}/add_{number}", "AddV2", (sums, each.result), (result,), {}, attributes))
-    return made

@@ -16,12 +16,14 @@ from ...lowering.operators import Values
 from ...lowering.resharding.reshard import Resharder
 from ...program.schedule import Orders, merged
 from ...reschedule.cross_mesh import CrossMesh
+from ...reschedule.layout import Layout
 from ...sharding.stages import Crossing, Stages
 from ...sharding.strategy import StrategyView
 from ..engine import Engine
 from ..functions import Feed, Fetch
 from ..micro_batched_step import Exchanged, MicroBatchedStep, as_produced
 from ..step_emission import StepEmission
+from .rows_ahead import RowsAhead
 from .transfers import Message, Transfers
 
 
@@ -36,10 +38,17 @@ class StageView:
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """The part of a function that one stage runs: its fetches and its operators."""
+    """The part of a function that one stage runs.
+
+    Attributes:
+        fetch: its fetches.
+        needed: the names of its operators.
+        ahead: the names of those that it runs on the whole batch ahead of all micro-batches, for other stages.
+    """
 
     fetch: Fetch
     needed: set[str]
+    ahead: frozenset[str] = frozenset()
 
 
 class Staged(Protocol):
@@ -73,14 +82,22 @@ class PipelineEmission:
         fetch: Fetch,
         parts: Sequence[StagePart],
         fed: Mapping[int, Mapping[Feed, Values]],
+        fed_whole: Mapping[int, Mapping[Feed, Values]],
         resharders: Mapping[int, Resharder],
     ) -> None:
+        """Take a function's parts.
+
+        Args:
+            fed: by stage, what it is fed, in micro-batches where it runs in these.
+            fed_whole: by stage, the batches that it is fed as one, for what it runs ahead.
+        """
         self._engine, self._fetch, self._parts, self._fed, self._resharders = engine, fetch, parts, fed, resharders
+        self._fed_whole = fed_whole
         self._transfers = engine.transfers()
         self._is_training = bool(fetch.train_steps)
         self._crossings = [each for each in engine.stages.crossings if self._is_used(each)]
         self._number = {each: number for number, each in enumerate(self._crossings)}
-        self._models: dict[int, LocalModel] = {}
+        self._variables = {stage: self._values_of_variables(stage) for stage in engine.engines}
 
     def _is_used(self, crossing: Crossing) -> bool:
         """Return whether an operator that the target runs reads a tensor that crosses."""
@@ -108,6 +125,8 @@ class PipelineEmission:
                 (crossing.target, self._view(crossing.target).graph.tensors[crossing.tensor]),
             )
         )
+        if crossing.is_ahead and self._is_training and not is_gradient:
+            source = Layout.replicated(source[0].mesh, len(tensor.shape)), source[1]
         ends = (target, source) if is_gradient else (source, target)
         way = CrossMesh(ends[0][0], ends[1][0], tensor.shape, ends[0][1], ends[1][1])
         n = len(self._engine.micro_batches[0]) + 1
@@ -142,11 +161,17 @@ class PipelineEmission:
         return {name: [tf.add_n(list(each)) for each in zip(*parts, strict=True)] for name, parts in found.items()}
 
     def _from(self, stage: int, once: bool, trained: bool = False) -> list[Crossing]:
-        """Return what a stage sends: of each micro-batch, or once a step; ``trained`` leaves out what has no gradient."""
+        """Return what a stage sends: of each micro-batch, or once a step; ``trained`` leaves out what has no gradient.
+
+        What it sends ahead isn't among it.
+        """
         return [
             each
             for each in self._crossings
-            if each.source == stage and self._in_micro_batches(each) != once and (each.has_gradient or not trained)
+            if each.source == stage
+            and not each.is_ahead
+            and self._in_micro_batches(each) != once
+            and (each.has_gradient or not trained)
         ]
 
     def _to(self, stage: int, once: bool, trained: bool = False) -> list[Crossing]:
@@ -159,27 +184,44 @@ class PipelineEmission:
 
     # Functions
 
+    def _values_of_variables(self, stage: int) -> dict[str, Values]:
+        engine, part = self._engine.engines[stage], self._parts[stage]
+        return {
+            op.result.name: [variable.value() for variable in engine.variables[op.name]]
+            for op in self._engine.views[stage].whole.graph.variables
+            if op.name in part.needed | part.ahead
+        }
+
     def _sources(self, stage: int) -> dict[str, Values]:
         """Return the values that a stage is given for the whole step: variables, feeds, and what it receives once."""
-        engine, view = self._engine.engines[stage], self._engine.views[stage].whole
-        sources = {
-            op.result.name: [variable.value() for variable in engine.variables[op.name]]
-            for op in view.graph.variables
-            if op.name in self._parts[stage].needed
-        }
+        sources = dict(self._variables[stage])
         for feed, values in self._fed[stage].items():
             if not self._engine.of_feed(self._fetch, feed, stage):
-                layout = view.layout(feed.tensor)
-                sources[feed.tensor.name] = as_produced(
-                    feed.tensor, layout, values, view, self._resharders[stage], engine.path_finder
-                )
+                sources[feed.tensor.name] = values
         for crossing in self._to(stage, once=True):
             sources[crossing.tensor] = self._receive(crossing)
         return sources
 
+    def _ahead(self, stage: int) -> tuple[LocalModel, list[Crossing]] | None:
+        """Emit the lookups that a stage runs ahead; return their model and what is sent, or None where there are none."""
+        crossings = [each for each in self._crossings if each.source == stage and each.is_ahead]
+        if not crossings:
+            return None
+        engine = self._engine.engines[stage]
+        feeds = self._fed[stage] | dict(self._fed_whole[stage])
+        sources = self._variables[stage] | {feed.tensor.name: values for feed, values in feeds.items()}
+        view, resharder = self._engine.views[stage].whole, self._resharders[stage]
+        model = LocalModel(view, engine.path_finder, resharder, sources, engine._update, training=self._is_training)
+        model.emit(set(self._parts[stage].ahead))
+        return model, crossings
+
     def forward(self) -> dict[int, list[Values]]:
         """Emit the stages one after the other, on the whole batch; return what each fetches."""
         results = {}
+        for stage in sorted(self._engine.engines):
+            ahead = self._ahead(stage)
+            for crossing in ahead[1] if ahead is not None else ():
+                self._send(crossing, ahead[0])
         for stage, engine in sorted(self._engine.engines.items()):
             part, sources = self._parts[stage], self._sources(stage)
             steps = StepEmission(
@@ -195,16 +237,22 @@ class PipelineEmission:
 
     def train(self) -> dict[int, list[Values]]:
         """Emit a training step; return what each stage fetches."""
-        steps = {}
+        steps, ahead = {}, {}
+        for stage in sorted(self._engine.engines):
+            found = self._ahead(stage)
+            if found is not None:
+                views, micro_batches = self._engine.views[stage], self._engine.micro_batches[stage]
+                ahead[stage] = RowsAhead(found[0], views.per_micro_batch, micro_batches, found[1])
+                ahead[stage].send(self._send_rows)
         for stage, engine in sorted(self._engine.engines.items()):
             part, view, micro_batches = self._parts[stage], self._engine.views[stage], self._engine.micro_batches[stage]
             sources, resharder = self._sources(stage), self._resharders[stage]
             outside = LocalModel(view.per_micro_batch, engine.path_finder, resharder, sources, engine._update, training=True)
             exchanged = Exchanged(
+                self._loss(stage),
                 tuple(each.tensor for each in self._to(stage, once=False, trained=True)),
                 tuple(dict.fromkeys(each.tensor for each in self._from(stage, once=False))),
                 tuple(each.tensor for each in self._to(stage, once=True, trained=True)),
-                self._has_loss(stage),
             )
             steps[stage] = MicroBatchedStep(
                 part.fetch, self._fed[stage], part.needed, outside, micro_batches, view.whole, engine._lookup, engine._train,
@@ -218,6 +266,8 @@ class PipelineEmission:
         results = {}
         for stage, step in reversed(steps.items()):
             given = self._receive_back(self._from(stage, once=True, trained=True))
+            if stage in ahead:
+                given = _summed(given, ahead[stage].table_gradients(self._receive_rows_back))
             back = {each.tensor: each for each in self._to(stage, once=True, trained=True)}
             results[stage] = step.finish(given, partial(self._send_back_once, back))
         return results
@@ -238,8 +288,23 @@ class PipelineEmission:
         for crossing in self._to(stage, once=False, trained=True):
             self._send_back(crossing, returned[crossing.tensor], index)
 
-    def _has_loss(self, stage: int) -> bool:
+    def _send_rows(self, crossing: Crossing, micro_batch: int, values: Values) -> None:
+        """Emit the sending of a micro-batch's rows that were looked up ahead."""
+        self._transfers.send(self._message(crossing, micro_batch, False), values, self._resharders[crossing.source])
+
+    def _receive_rows_back(self, crossing: Crossing, micro_batch: int) -> Values:
+        """Emit the reception of the gradient of such rows."""
+        return self._transfers.receive(self._message(crossing, micro_batch, True), self._resharders[crossing.source])
+
+    def _loss(self, stage: int) -> Tensor | None:
+        """Return the loss, in the stage that computes it."""
         (name,) = self._fetch.train_steps
         loss = self._engine.graph.train_steps[name].loss
         assert loss is not None
-        return self._engine.stages.home(loss) == stage
+        return loss if self._engine.stages.home(loss) == stage else None
+
+
+def _summed(first: Mapping[str, Values], second: Mapping[str, Values]) -> dict[str, Values]:
+    """Return values by name, those of names in both added."""
+    both = {name: [tf.add_n(list(pair)) for pair in zip(first[name], second[name], strict=True)] for name in first if name in second}
+    return {**first, **second, **both}

@@ -6,10 +6,11 @@ of the micro-batches in the order of the schedule; others run the stages one aft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -33,18 +34,30 @@ from .transfers import Transfers
 Share = Callable[[int, Sequence[np.ndarray] | None], Sequence[np.ndarray]]
 
 
+class _Argument(NamedTuple):
+    """An argument of a function: what a rank of a stage is fed.
+
+    Attributes:
+        is_whole: whether it is the batch as one, for what the stage runs ahead of all micro-batches.
+    """
+
+    feed: Feed
+    stage: int
+    rank: int
+    is_whole: bool
+
+
 @dataclass(frozen=True, slots=True)
 class _Function:
     """A function for one set of fetches and feeds.
 
     Attributes:
-        arguments: for each argument its feed, its stage and its rank there.
         results: for each fetched tensor the stage that returns it.
     """
 
     call: Callable[..., list[tf.Tensor]]
     log: tuple[Collective, ...]
-    arguments: tuple[tuple[Feed, int, int], ...]
+    arguments: tuple[_Argument, ...]
     results: tuple[int, ...]
 
 
@@ -135,7 +148,7 @@ class StagedEngine:
             )
         with only_step():
             built = self.function(fetch, tuple(feeds))
-            arguments = [self._argument(fetch, feed, np.asarray(feeds[feed]), *where) for feed, *where in built.arguments]
+            arguments = [self._argument(fetch, each, np.asarray(feeds[each.feed])) for each in built.arguments]
             with ExitStack() as stack:
                 stack.enter_context(refused_values(self.graph))
                 for engine in self.engines.values():
@@ -146,9 +159,10 @@ class StagedEngine:
         found = {stage: iter(self.share(stage, own.get(stage))) for stage in sorted(set(built.results))}
         return [[next(found[stage])] for stage in built.results]
 
-    def _argument(self, fetch: Fetch, feed: Feed, value: np.ndarray, stage: int, rank: int) -> tf.Tensor:
+    def _argument(self, fetch: Fetch, argument: _Argument, value: np.ndarray) -> tf.Tensor:
+        feed, stage, rank, is_whole = argument
         layout = self.views[stage].whole.layout(feed.tensor)
-        shard = rank_shard(value, layout, feed.tensor.shape, rank, self.of_feed(fetch, feed, stage))
+        shard = rank_shard(value, layout, feed.tensor.shape, rank, () if is_whole else self.of_feed(fetch, feed, stage))
         return tf.constant(np.ascontiguousarray(shard).reshape(shard.shape))
 
     def of_feed(self, fetch: Fetch, feed: Feed, stage: int) -> tuple[MicroBatch, ...]:
@@ -171,37 +185,48 @@ class StagedEngine:
         self.agree(f"runs {names(fetch)} on {', '.join(feed.tensor.name for feed in feeds)}")
         parts = self._parts(fetch, {feed.tensor.name for feed in feeds})
         arguments = tuple(
-            (feed, stage, rank)
+            _Argument(feed, stage, rank, is_whole)
             for feed in feeds
             for stage, engine in sorted(self.engines.items())
-            if feed.tensor.name in self.views[stage].whole.graph.tensors
+            for is_whole in (False, True)
+            if self._takes(fetch, parts[stage], feed, stage, is_whole)
             for rank in engine.backend.ranks
         )
         resharders = {stage: Resharder(engine.backend) for stage, engine in sorted(self.engines.items())}
 
         def body(*given: tf.Tensor) -> list[tf.Tensor]:
             fed: dict[int, dict[Feed, Values]] = {stage: {} for stage in self.engines}
-            for (feed, stage, _), value in zip(arguments, given, strict=True):
-                fed[stage].setdefault(feed, []).append(value)
+            fed_whole: dict[int, dict[Feed, Values]] = {stage: {} for stage in self.engines}
+            for argument, value in zip(arguments, given, strict=True):
+                of_stage = (fed_whole if argument.is_whole else fed)[argument.stage]
+                of_stage.setdefault(argument.feed, []).append(value)
             with ExitStack() as stack:
                 for resharder in resharders.values():
                     stack.enter_context(resharder.building())
-                emission = PipelineEmission(self, fetch, parts, fed, resharders)
+                emission = PipelineEmission(self, fetch, parts, fed, fed_whole, resharders)
                 results = emission.train() if fetch.train_steps else emission.forward()
                 return [tf.identity(values[0]) for _, of_stage in sorted(results.items()) for values in of_stage]
 
-        signature = [
-            tf.TensorSpec(
-                fed_shape(self.views[stage].whole.layout(feed.tensor), feed.tensor.shape, self.of_feed(fetch, feed, stage)),
-                feed.tensor.dtype,
-            )
-            for feed, stage, _ in arguments
-        ]
+        signature = [self._signature(fetch, *argument) for argument in arguments]
         function = tf.function(body, input_signature=signature, autograph=False).get_concrete_function()
         for stage, resharder in resharders.items():
             self.engines[stage].agree(structure_digest(function.graph, resharder.log), resharder.log)
         log = tuple(entry for resharder in resharders.values() for entry in resharder.log)
         return _Function(function, log, arguments, tuple(self._stage_of(tensor) for tensor, _ in fetch.tensors))
+
+    def _takes(self, fetch: Fetch, part: StagePart, feed: Feed, stage: int, is_whole: bool) -> bool:
+        """Return whether a stage takes a feed: as its micro-batches need it, or as one for what it runs ahead."""
+        graph = self.views[stage].whole.graph
+        if feed.tensor.name not in graph.tensors:
+            return False
+        return not is_whole or (
+            graph.producers[feed.tensor.name].name in part.ahead and bool(self.of_feed(fetch, feed, stage))
+        )
+
+    def _signature(self, fetch: Fetch, feed: Feed, stage: int, rank: int, is_whole: bool) -> tf.TensorSpec:
+        layout = self.views[stage].whole.layout(feed.tensor)
+        micro_batches = () if is_whole else self.of_feed(fetch, feed, stage)
+        return tf.TensorSpec(fed_shape(layout, feed.tensor.shape, micro_batches), feed.tensor.dtype)
 
     def _stage_of(self, tensor: Tensor) -> int:
         """Return the stage that a tensor is fetched from."""
@@ -223,21 +248,54 @@ class StagedEngine:
             crossing = [graph.tensors[each.tensor] for each in self._sent(stage) if (each.tensor, each.target) in asked]
             received = {each.tensor for each in self._received(stage)}
             needed = operators_of(graph, own, fed) | graph.ancestors(crossing, (), fed)
-            needed = {name for name in needed if name in self.graph.operators or graph.operators[name].type == PLACEHOLDER}
+            needed = self._without_stand_ins(graph, needed) - self._ahead_alone(graph, own, needed)
             for name in sorted(needed):
                 op = graph.operators[name]
                 if op.type == PLACEHOLDER and op.result.name in received:
                     asked.add((op.result.name, stage))
                     needed.discard(name)
-                elif op.type == PLACEHOLDER:
-                    raise InputError(
-                        f"placeholder '{op.name}' ({op.source}) isn't fed, but {names(fetch)} needs it; feed it"
-                    )
+            self._check_fed(graph, needed, fetch)
             parts.insert(0, StagePart(own, needed))
-        return parts
+        return [replace(part, ahead=self._run_ahead(stage, asked, fed, fetch)) for stage, part in enumerate(parts)]
+
+    def _without_stand_ins(self, graph: Graph, names_of: set[str]) -> set[str]:
+        """Return operators without those of a stage's stand-in loss."""
+        return {name for name in names_of if name in self.graph.operators or graph.operators[name].type == PLACEHOLDER}
+
+    def _ahead_alone(self, graph: Graph, own: Fetch, needed: set[str]) -> set[str]:
+        """Return the lookups that a stage runs ahead alone: nothing that it needs otherwise uses their rows."""
+        fetched = {tensor.name for tensor, _ in own.tensors}
+        return {
+            name
+            for name in needed.intersection(self.stages.ahead.lookups)
+            if graph.operators[name].result.name not in fetched
+            and not any(
+                op.name in needed and op.name in self.graph.operators
+                for op in graph.consumers.get(graph.operators[name].result.name, ())
+            )
+        }
+
+    def _run_ahead(self, stage: int, asked: set[tuple[str, int]], fed: set[str], fetch: Fetch) -> frozenset[str]:
+        """Return the names of the operators that a stage runs ahead, for other stages."""
+        graph = self.views[stage].whole.graph
+        rows = [each for each in self.stages.crossings if each.source == stage and each.is_ahead]
+        found = graph.ancestors([graph.tensors[r.tensor] for r in rows if (r.tensor, r.target) in asked], (), fed)
+        self._check_fed(graph, found, fetch)
+        return frozenset(found)
+
+    def _check_fed(self, graph: Graph, needed: Collection[str], fetch: Fetch) -> None:
+        """Check that all placeholders that operators need are fed.
+
+        Raises:
+            InputError: one isn't.
+        """
+        for name in sorted(needed):
+            op = graph.operators[name]
+            if op.type == PLACEHOLDER:
+                raise InputError(f"placeholder '{op.name}' ({op.source}) isn't fed, but {names(fetch)} needs it; feed it")
 
     def _sent(self, stage: int) -> Iterator[Crossing]:
-        return (each for each in self.stages.crossings if each.source == stage)
+        return (each for each in self.stages.crossings if each.source == stage and not each.is_ahead)
 
     def _received(self, stage: int) -> Iterator[Crossing]:
         return (each for each in self.stages.crossings if each.target == stage)

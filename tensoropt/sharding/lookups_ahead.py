@@ -1,0 +1,106 @@
+"""Find lookups that run where their table is, ahead of the stages that use the rows.
+
+A tied embedding is looked up in one of the first stages and is a factor of a product in the last. Either its table crosses
+once a step, with its whole gradient back; or it belongs to the stage of the product, which looks up the rows of all
+micro-batches when a step begins, sends them, and adds their gradients at the end. Rows are sent if they are fewer bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ..ir.graph import PLACEHOLDER, VARIABLE, Graph, Operator
+from ..rules.random import FROM_KEY, FROM_SEED
+
+
+@dataclass(frozen=True, slots=True)
+class LookupsAhead:
+    """The lookups that run ahead, and what follows from that.
+
+    Attributes:
+        tables: by the name of a variable, the stage that it belongs to.
+        lookups: by the name of a lookup, the same stage.
+        indices: the names of operators that compute indices from what is fed; each stage that needs them has them.
+    """
+
+    tables: Mapping[str, int] = field(default_factory=dict)
+    lookups: Mapping[str, int] = field(default_factory=dict)
+    indices: frozenset[str] = frozenset()
+
+
+def lookups_ahead(graph: Graph, stage_of: Mapping[str, int], following: Collection[str]) -> LookupsAhead:
+    """Return the lookups of a model in stages that run ahead.
+
+    Args:
+        stage_of: the stage of each operator that isn't a source, by its place in program order.
+        following: the names of operators that follow from variables and constants alone.
+    """
+    (step,) = graph.train_steps.values()
+    assert step.loss is not None
+    batch = next((op.result.shape[:1] for op in graph.step_operators if op.type == PLACEHOLDER and op.result.shape), ())
+    needed = graph.ancestors([step.loss]).difference(following)
+    trained = {name: _uses(graph, graph.operators[name], needed) for name in step.variables}
+    updated = {op.updates for op in graph.operators.values() if op.updates is not None}
+    first = {name: min((stage_of[op.name] for op in uses), default=-1) for name, uses in trained.items()}
+    tables: dict[str, int] = {}
+    lookups: dict[str, int] = {}
+    indices: set[str] = set()
+    for name, uses in trained.items():
+        table = graph.operators[name].result
+        others = {stage_of[op.name] for op in uses if not op.looks_up(table)}
+        if not others or name in updated or table.dtype != step.loss.dtype:
+            continue
+        home = min(others)
+        ahead = [op for op in uses if op.looks_up(table) and stage_of[op.name] not in others]
+        # What is made of the table alone, such as a penalty on it, is made where the table is; nothing earlier may use it.
+        if not ahead or any(stage < home for stage in _uses_of_followers(graph, table.name, stage_of, following)):
+            continue
+        if first[name] < home and list(first.values()).count(first[name]) == 1:
+            continue  # the first stage would have nothing to train
+        made = [_made_of_feeds(graph, op, batch) for op in ahead]
+        if any(each is None for each in made) or not _are_fewer_bytes(ahead, stage_of, table.mem_bytes):
+            continue
+        first[name] = tables[name] = home
+        lookups.update((op.name, home) for op in ahead)
+        indices.update(*(each for each in made if each is not None))
+    return LookupsAhead(tables, lookups, frozenset(indices))
+
+
+def _uses(graph: Graph, variable: Operator, needed: Collection[str]) -> list[Operator]:
+    """Return those of the needed operators that use a variable."""
+    return [op for op in graph.consumers.get(variable.result.name, ()) if op.name in needed]
+
+
+def _uses_of_followers(
+    graph: Graph, table: str, stage_of: Mapping[str, int], following: Collection[str]
+) -> Iterable[int]:
+    """Yield the stages of operators that use what is made of a table alone."""
+    pending, seen = [table], {table}
+    while pending:
+        for op in graph.consumers.get(pending.pop(), ()):
+            if op.name in following:
+                made = [tensor.name for tensor in op.outputs if tensor.name not in seen]
+                pending += made
+                seen.update(made)
+                for name in made:
+                    yield from (stage_of[each.name] for each in graph.consumers.get(name, ()) if each.name not in following)
+
+
+def _made_of_feeds(graph: Graph, lookup: Operator, batch: tuple[int, ...]) -> set[str] | None:
+    """Return the names of the operators that compute a lookup's indices from fed batches; None if they need something else."""
+    found = graph.ancestors([tensor for position, tensor in lookup.operands if position == 1])
+    operators = [graph.operators[name] for name in found]
+    drawn = {*FROM_KEY, *FROM_SEED}
+    if any(op.type == VARIABLE or op.updates is not None or op.type in drawn or op.controls for op in operators):
+        return None
+    fed = {op.result.shape[:1] for op in operators if op.type == PLACEHOLDER}
+    return {op.name for op in operators if op.operands} if fed == {batch} else None
+
+
+def _are_fewer_bytes(lookups: Iterable[Operator], stage_of: Mapping[str, int], table_bytes: int) -> bool:
+    """Return whether the rows that each stage is sent are fewer bytes than the table."""
+    by_stage: dict[int, int] = {}
+    for op in lookups:
+        by_stage[stage_of[op.name]] = by_stage.get(stage_of[op.name], 0) + op.result.mem_bytes
+    return all(n_bytes < table_bytes for n_bytes in by_stage.values())
