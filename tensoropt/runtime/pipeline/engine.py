@@ -219,9 +219,10 @@ class StagedEngine:
         graph = self.views[stage].whole.graph
         if feed.tensor.name not in graph.tensors:
             return False
-        return not is_whole or (
-            graph.producers[feed.tensor.name].name in part.ahead and bool(self.of_feed(fetch, feed, stage))
-        )
+        if not is_whole:
+            return True
+        runs_ahead = any(op.name in part.ahead for op in graph.consumers.get(feed.tensor.name, ()))
+        return runs_ahead and bool(self.of_feed(fetch, feed, stage))
 
     def _signature(self, fetch: Fetch, feed: Feed, stage: int, rank: int, is_whole: bool) -> tf.TensorSpec:
         layout = self.views[stage].whole.layout(feed.tensor)
