@@ -22,7 +22,7 @@ class Timing:
         return statistics.median(self.seconds)
 
     def divided(self, n_steps: int) -> Timing:
-        """Return the seconds per step, of runs that take ``n`` steps each."""
+        """Return the seconds per step, of runs of ``n_steps`` steps."""
         return Timing(tuple(seconds / n_steps for seconds in self.seconds))
 
     def __str__(self) -> str:
