@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import zlib
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.steps import legal_steps
 
-from tensoropt.reschedule import bulk, path
+from tensoropt.reschedule import bulk, path, quick
 from tensoropt.reschedule.bulk import Weighted
 from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.graph import layout_graph
+from tensoropt.reschedule.kept import Kept
 from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import MOST_LAYOUTS, n_layouts, orders, runs_on_paths
@@ -95,11 +97,35 @@ def test_quick_moves_are_the_same(seed: int, limit: int, runs: int | None, data:
     mesh, shape, costs = Mesh.of(2, 4), (9, 4), LevelCosts(seed, limit, seed % 3)
     states = [State.of(layout) for layout in all_layouts(mesh, shape)]
     ends = st.sampled_from([state for state in states if orders(3, runs).has(*state)])
-    source, target = data.draw(ends), data.draw(ends)
     steps = StepTimes(mesh.sizes, shape, lambda kind, axes, elements: costs.time_ns(kind, mesh, axes, elements))
-    partial = bool(source.partial or target.partial)
-    expected = cheapest_moves(steps, source, target, partial, runs)
-    assert quick_moves(steps, source, target, partial, runs) == expected
+    # An end that is asked for again has its distances kept: paths are read off in three ways.
+    sources, targets = (data.draw(st.lists(ends, min_size=1, max_size=3)) for _ in range(2))
+    for source, target in [*product(sources, targets), *product(targets, sources)]:
+        partial = bool(source.partial or target.partial)
+        expected = cheapest_moves(steps, source, target, partial, runs)
+        assert quick_moves(steps, source, target, partial, runs) == expected
+
+
+def test_distances_are_found_from_either_end_when_it_is_asked_for_again() -> None:
+    mesh, shape, costs = Mesh.of(2, 4), (9, 4), LevelCosts(1, 50, 1)
+    steps = StepTimes(mesh.sizes, shape, lambda kind, axes, elements: costs.time_ns(kind, mesh, axes, elements))
+    states = [State.of(layout) for layout in all_layouts(mesh, shape, partial=False)]
+    known = quick._graph_of(layout_graph(3, 2, False, None), steps)
+    for source, target in [(0, 5), (0, 6), (0, 7), (8, 9), (10, 9), (11, 9)]:
+        ends = states[source], states[target]
+        assert quick_moves(steps, *ends, False, None) == cheapest_moves(steps, *ends, False, None)
+    of_ends = {(is_target, number) for each, is_target, number in quick._kept._found if each is known}
+    first, last = known.graph.number_of([states[0], states[9]]).tolist()
+    assert of_ends == {(False, first), (True, last)}
+
+
+def test_what_was_used_last_is_kept() -> None:
+    kept: Kept[str, int] = Kept(10)
+    for key, n_bytes in (("a", 4), ("b", 4), ("a", 5), ("c", 2)):
+        kept.put(key, n_bytes, n_bytes)
+    assert (kept.get("b"), kept.get("a"), kept.get("c")) == (None, 5, 2)
+    kept.put("large", 1, 100)
+    assert kept.get("large") == 1 and kept.get("a") is None
 
 
 def test_times_beyond_32_bits_and_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
