@@ -80,15 +80,19 @@ def relax(start: Any, source: Any, weight: Any, order: Any, distance: Any, never
 
 
 @_compile
-def settle(start: Any, source: Any, weight: Any, first: int, last: int) -> Any:
+def _weight(time_ns: Any, communicates: Any, edge: int) -> int:
+    """Return a step's time with what breaks ties; FAR for a step between layouts that don't fit."""
+    if time_ns[edge] >= LONGEST:
+        return FAR
+    return (time_ns[edge] << TIE_BITS) + (COLLECTIVE if communicates[edge] else LOCAL)
+
+
+@_compile
+def settle(start: Any, source: Any, time_ns: Any, communicates: Any, first: int, last: int) -> Any:
     """Return the remaining weights from states to ``last``, int64[states], and the states on cheapest paths to it.
 
     The second result, bool[states], marks the states on the cheapest paths from ``first``. Remaining weights are right
-    for all states that are as near to ``last`` as ``first`` is.
-
-    Args:
-        start, source: as in :func:`relax`.
-        weight: int64[edges], composite weights: a time, and below it what breaks ties.
+    for all states that are as near to ``last`` as ``first`` is. Edges are as in :func:`relax`.
     """
     n_states = len(start) - 1
     left = np.full(n_states, FAR, np.int64)
@@ -104,28 +108,29 @@ def settle(start: Any, source: Any, weight: Any, first: int, last: int) -> Any:
         settled[n_settled] = state
         n_settled += 1
         for edge in range(start[state], start[state + 1]):
-            if left[state] + weight[edge] < left[source[edge]]:
-                left[source[edge]] = left[state] + weight[edge]
-                heappush(heap, (left[state] + weight[edge], np.int64(source[edge])))
+            reached = left[state] + _weight(time_ns, communicates, edge)
+            if reached < left[source[edge]]:
+                left[source[edge]] = reached
+                heappush(heap, (reached, np.int64(source[edge])))
     is_between = np.zeros(n_states, np.bool_)
     is_between[first] = True
     for index in range(n_settled - 2, -1, -1):
         state = settled[index]
         for edge in range(start[state], start[state + 1]):
-            if is_between[source[edge]] and weight[edge] < FAR:
-                is_between[state] |= left[source[edge]] == left[state] + weight[edge]
+            if is_between[source[edge]]:
+                is_between[state] |= left[source[edge]] == left[state] + _weight(time_ns, communicates, edge)
     return left, is_between
 
 
 @_compile
-def distances(start: Any, other: Any, weight: Any, end: int) -> Any:
+def distances(start: Any, other: Any, edges: Any, time_ns: Any, communicates: Any, end: int) -> Any:
     """Return the weights of the cheapest paths between one end and each state, int64[states]; FAR where there is none.
 
     Args:
         start: int64[states + 1]; the edges at state t are start[t] to start[t + 1].
-        other: int32[edges], the states at their other ends: their sources for paths to ``end``, their targets for paths
+        other: int32[edges], the state at the other end of each: its source for paths to ``end``, its target for paths
             from there.
-        weight: int64[edges], composite weights: a time, and below it what breaks ties.
+        edges: int32[edges], the number of each in ``time_ns`` and ``communicates``.
     """
     n_states = len(start) - 1
     distance = np.full(n_states, FAR, np.int64)
@@ -137,30 +142,30 @@ def distances(start: Any, other: Any, weight: Any, end: int) -> Any:
         if is_settled[state]:
             continue
         is_settled[state] = True
-        for edge in range(start[state], start[state + 1]):
-            reached = so_far + weight[edge]
-            if reached < distance[other[edge]]:
-                distance[other[edge]] = reached
-                heappush(heap, (reached, np.int64(other[edge])))
+        for i in range(start[state], start[state + 1]):
+            reached = so_far + _weight(time_ns, communicates, edges[i])
+            if reached < distance[other[i]]:
+                distance[other[i]] = reached
+                heappush(heap, (reached, np.int64(other[i])))
     return distance
 
 
 @_compile
-def between(start: Any, target: Any, weight: Any, left: Any, first: int) -> Any:
+def between(start: Any, target: Any, edges: Any, time_ns: Any, communicates: Any, left: Any, first: int) -> Any:
     """Return the states on the cheapest paths from ``first``, bool[states], given what is left from each state.
 
     Args:
-        start, target: the edges from state t are start[t] to start[t + 1].
-        left: int64[states], of :func:`distances`.
+        start, target, edges: as in :func:`distances`, for paths from a state.
+        left: int64[states], of :func:`distances` to the end of the paths.
     """
     is_between = np.zeros(len(start) - 1, np.bool_)
     is_between[first] = True
     found = [np.int64(first)]
     while len(found) > 0:
         state = found.pop()
-        for edge in range(start[state], start[state + 1]):
-            after = np.int64(target[edge])
-            if weight[edge] < FAR and left[state] == left[after] + weight[edge] and not is_between[after]:
+        for i in range(start[state], start[state + 1]):
+            after = np.int64(target[i])
+            if not is_between[after] and left[state] == left[after] + _weight(time_ns, communicates, edges[i]):
                 is_between[after] = True
                 found.append(after)
     return is_between

@@ -12,10 +12,11 @@ off: O(edges into the layouts on cheapest paths).
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.util import find_spec
 
 import numpy as np
+import numpy.typing as npt
 
 from .bulk import Weighted, is_loaded
 from .graph import LayoutGraph, layout_graph
@@ -41,22 +42,22 @@ def is_quick(steps: StepTimes, source: State, target: State, runs: int | None) -
 
 def quick_moves(steps: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
     """Return the moves that :func:`.search.cheapest_moves` returns."""
+    from . import compiled
+
     graph = layout_graph(len(steps.axis_sizes), len(steps.shape), partial, runs)
+    time_ns = Weighted.of(graph, steps).weight
     first, last = graph.number_of([source, target]).tolist()
-    return _read_off(graph, *_graph_of(graph, steps).distances(first, last), first, last)
-
-
-def _read_off(graph: LayoutGraph, distance: Ints, weight: Ints, is_between: Mask | None, first: int, last: int) -> list[Move]:
-    """Return the moves of the cheapest path, from its end on; see :meth:`_Distances.distances`."""
+    distance, is_between = _distances(graph, steps, time_ns, first, last)
     found: list[Move] = []
     at = last
     while at != first:
         edges = slice(graph.start[at], graph.start[at + 1])
-        origin, of_edges = graph.source[edges], weight[edges]
+        origin, ties = graph.source[edges], np.where(_communicates(graph)[edges], compiled.COLLECTIVE, compiled.LOCAL)
+        weight = np.where(time_ns[edges] < compiled.LONGEST, (time_ns[edges] << compiled.TIE_BITS) + ties, compiled.FAR)
         if is_between is None:
-            on_time = distance[origin] + of_edges == distance[at]
+            on_time = distance[origin] + weight == distance[at]
         else:
-            on_time = is_between[origin] & (distance[origin] == distance[at] + of_edges)
+            on_time = is_between[origin] & (distance[origin] == distance[at] + weight)
         before = min(origin[on_time].tolist(), key=lambda number: enumeration_order(graph.state(number)))
         move = move_between(graph.state(before), graph.state(at))
         assert move is not None, "every edge is a move"
@@ -65,66 +66,50 @@ def _read_off(graph: LayoutGraph, distance: Ints, weight: Ints, is_between: Mask
     return found[::-1]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Distances:
-    """A graph with the costs of one tensor's steps, and how often each end was asked for.
+_kept: Kept[tuple[LayoutGraph, StepTimes, bool, int], Ints] = Kept(1 << 26)
+_asked: Kept[tuple[LayoutGraph, StepTimes], Counter[tuple[bool, int]]] = Kept(1 << 10)
+"""How often a state was the target, or the source, of a path; each counts as a byte."""
 
-    Attributes:
-        weight: int64[edges], a step's time, and below it what breaks ties.
-        outward: the edges by their sources: their beginnings, targets and weights.
-        asked: by (whether it is a target, state), how often it was one.
+
+def _distances(graph: LayoutGraph, steps: StepTimes, time_ns: Ints, first: int, last: int) -> tuple[Ints, Mask | None]:
+    """Return distances, int64[states], by which the cheapest paths from ``first`` to ``last`` can be read off.
+
+    They are those from ``first``, with None; or those to ``last``, with the states on the cheapest paths, bool[states].
     """
+    from . import compiled
 
-    graph: LayoutGraph
-    weight: Ints
-    outward: tuple[Ints, Ints, Ints]
-    asked: Counter[tuple[bool, int]] = field(default_factory=Counter)
-
-    @classmethod
-    def of(cls, graph: LayoutGraph, steps: StepTimes) -> _Distances:
-        from . import compiled
-
-        time_ns = Weighted.of(graph, steps).weight
-        ties = np.where(graph.kind < len(COMMUNICATING), compiled.COLLECTIVE, compiled.LOCAL)
-        weight = np.where(time_ns < compiled.LONGEST, (time_ns << compiled.TIE_BITS) + ties, compiled.FAR)
-        by_source = np.argsort(graph.source, kind="stable")
-        start = np.searchsorted(graph.source[by_source], np.arange(len(graph.start)))
-        targets = np.repeat(np.arange(len(graph.key), dtype=np.int32), np.diff(graph.start))
-        return cls(graph, weight, (start, targets[by_source], weight[by_source]))
-
-    def distances(self, first: int, last: int) -> tuple[Ints, Ints, Mask | None]:
-        """Return distances by which the cheapest paths from ``first`` to ``last`` can be read off, and the edges' weights.
-
-        They are those from ``first``, with None; or those to ``last``, with the states on the cheapest paths.
-        """
-        from . import compiled
-
-        graph, ends = self.graph, ((False, first), (True, last))
-        self.asked.update(ends)
-        of_first, of_last = (_kept.get((self, *end)) for end in ends)
-        if of_first is None and of_last is None:
-            if self.asked[True, last] >= max(_ASKED_AGAIN, self.asked[False, first]):
-                of_last = compiled.distances(graph.start, graph.source, self.weight, last)
-                _kept.put((self, True, last), of_last, of_last.nbytes)
-            elif self.asked[False, first] >= _ASKED_AGAIN:
-                of_first = compiled.distances(*self.outward, first)
-                _kept.put((self, False, first), of_first, of_first.nbytes)
-        if of_first is not None:
-            return of_first, self.weight, None
-        if of_last is not None:
-            return of_last, self.weight, compiled.between(*self.outward, of_last, first)
-        left, is_between = compiled.settle(graph.start, graph.source, self.weight, first, last)
-        return left, self.weight, is_between
+    asked = _asked.get((graph, steps))
+    if asked is None:
+        asked = Counter()
+        _asked.put((graph, steps), asked, 1)
+    asked.update([(False, first), (True, last)])
+    of_first, of_last = _kept.get((graph, steps, False, first)), _kept.get((graph, steps, True, last))
+    costs = time_ns, _communicates(graph)
+    if of_first is None and of_last is None:
+        if asked[True, last] >= max(_ASKED_AGAIN, asked[False, first]):
+            of_last = compiled.distances(graph.start, graph.source, np.arange(len(graph.source), dtype=np.int32), *costs, last)
+            _kept.put((graph, steps, True, last), of_last, of_last.nbytes)
+        elif asked[False, first] >= _ASKED_AGAIN:
+            of_first = compiled.distances(*_outward(graph), *costs, first)
+            _kept.put((graph, steps, False, first), of_first, of_first.nbytes)
+    if of_first is not None:
+        return of_first, None
+    if of_last is not None:
+        return of_last, compiled.between(*_outward(graph), *costs, of_last, first)
+    left, is_between = compiled.settle(graph.start, graph.source, *costs, first, last)
+    return left, is_between
 
 
-_kept: Kept[tuple[_Distances, bool, int], Ints] = Kept(1 << 26)
-_graphs: Kept[tuple[LayoutGraph, StepTimes], _Distances] = Kept(1 << 26)
+@lru_cache(maxsize=16)
+def _communicates(graph: LayoutGraph) -> Mask:
+    """Return whether each edge is a collective, bool[edges]."""
+    return graph.kind < len(COMMUNICATING)
 
 
-def _graph_of(graph: LayoutGraph, steps: StepTimes) -> _Distances:
-    """Return the distances of a tensor's graph, made or as they were kept."""
-    found = _graphs.get((graph, steps))
-    if found is None:
-        found = _Distances.of(graph, steps)
-        _graphs.put((graph, steps), found, found.weight.nbytes + sum(each.nbytes for each in found.outward))
-    return found
+@lru_cache(maxsize=16)
+def _outward(graph: LayoutGraph) -> tuple[Ints, npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Return the edges by their sources: where those of each state begin, their targets, and their numbers."""
+    by_source = np.argsort(graph.source, kind="stable").astype(np.int32)
+    start = np.searchsorted(graph.source[by_source], np.arange(len(graph.start)))
+    targets = np.repeat(np.arange(len(graph.key), dtype=np.int32), np.diff(graph.start))
+    return start, targets[by_source], by_source

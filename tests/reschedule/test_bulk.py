@@ -110,12 +110,11 @@ def test_distances_are_found_from_either_end_when_it_is_asked_for_again() -> Non
     mesh, shape, costs = Mesh.of(2, 4), (9, 4), LevelCosts(1, 50, 1)
     steps = StepTimes(mesh.sizes, shape, lambda kind, axes, elements: costs.time_ns(kind, mesh, axes, elements))
     states = [State.of(layout) for layout in all_layouts(mesh, shape, partial=False)]
-    known = quick._graph_of(layout_graph(3, 2, False, None), steps)
     for source, target in [(0, 5), (0, 6), (0, 7), (8, 9), (10, 9), (11, 9)]:
         ends = states[source], states[target]
         assert quick_moves(steps, *ends, False, None) == cheapest_moves(steps, *ends, False, None)
-    of_ends = {(is_target, number) for each, is_target, number in quick._kept._found if each is known}
-    first, last = known.graph.number_of([states[0], states[9]]).tolist()
+    of_ends = {(is_target, number) for _, each, is_target, number in quick._kept._found if each is steps}
+    first, last = layout_graph(3, 2, False, None).number_of([states[0], states[9]]).tolist()
     assert of_ends == {(False, first), (True, last)}
 
 
