@@ -66,6 +66,7 @@ def quick_moves(steps: StepTimes, source: State, target: State, partial: bool, r
     return found[::-1]
 
 
+_Edges = tuple[Ints, npt.NDArray[np.int32], npt.NDArray[np.int32]]
 _kept: Kept[tuple[LayoutGraph, StepTimes, bool, int], Ints] = Kept(1 << 26)
 _asked: Kept[tuple[LayoutGraph, StepTimes], Counter[tuple[bool, int]]] = Kept(1 << 10)
 """How often a state was the target, or the source, of a path; each counts as a byte."""
@@ -87,7 +88,7 @@ def _distances(graph: LayoutGraph, steps: StepTimes, time_ns: Ints, first: int, 
     costs = time_ns, _communicates(graph)
     if of_first is None and of_last is None:
         if asked[True, last] >= max(_ASKED_AGAIN, asked[False, first]):
-            of_last = compiled.distances(graph.start, graph.source, np.arange(len(graph.source), dtype=np.int32), *costs, last)
+            of_last = compiled.distances(*_inward(graph), *costs, last)
             _kept.put((graph, steps, True, last), of_last, of_last.nbytes)
         elif asked[False, first] >= _ASKED_AGAIN:
             of_first = compiled.distances(*_outward(graph), *costs, first)
@@ -107,7 +108,13 @@ def _communicates(graph: LayoutGraph) -> Mask:
 
 
 @lru_cache(maxsize=16)
-def _outward(graph: LayoutGraph) -> tuple[Ints, npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def _inward(graph: LayoutGraph) -> _Edges:
+    """Return the edges by their targets: where those of each state begin, their sources, and their numbers."""
+    return graph.start, graph.source, np.arange(len(graph.source), dtype=np.int32)
+
+
+@lru_cache(maxsize=16)
+def _outward(graph: LayoutGraph) -> _Edges:
     """Return the edges by their sources: where those of each state begin, their targets, and their numbers."""
     by_source = np.argsort(graph.source, kind="stable").astype(np.int32)
     start = np.searchsorted(graph.source[by_source], np.arange(len(graph.start)))

@@ -43,9 +43,9 @@ class SavedBytes:
         self.at = TaskBuffers(view, costing, path_finder)
         self._viewed: dict[Value, Value] = {}
         for task in self.program.tasks:
-            if task.work == RESHARD and task.direction == FORWARD:
-                if views_operand(path_finder.paths(self.at.resharding_at(task.site)[1]).forward):
-                    self._viewed[task.writes[0]] = task.reads[0]
+            is_copy = task.work == RESHARD and task.direction == FORWARD
+            if is_copy and views_operand(path_finder.paths(self.at.resharding_at(task.site)[1]).forward):
+                self._viewed[task.writes[0]] = task.reads[0]
         read = self._read()
         fixed = sum(self._fixed_bytes(op) for op in view.graph.step_operators)
         self.own = fixed + self._bytes(read)
@@ -57,8 +57,8 @@ class SavedBytes:
     def _read(self) -> set[Value]:
         """Return what was made in the forward pass and is read again, by the memory that it is in."""
         view = self.view
-        produced = {name for name in self.costing.saved_as_produced if view.graph.producers[name].name not in view.rematerialized}
-        found = {Value(Site(RESULT, name)) for name in produced}
+        produced = ((name, view.graph.producers[name].name) for name in self.costing.saved_as_produced)
+        found = {Value(Site(RESULT, name)) for name, maker in produced if maker not in view.rematerialized}
         for task in self.program.tasks:
             if task.work == COMPUTE and task.direction in (BACKWARD, REMATERIALIZED):
                 windows = task.direction == BACKWARD and self._exchanged(view.graph.operators[task.site.name])
@@ -74,7 +74,7 @@ class SavedBytes:
         view, found = self.view, set()
         made_again = {value.site for task in self.program.tasks if task.direction == REMATERIALIZED for value in task.writes}
         for op in view.graph.step_operators:
-            for position, tensor in op.operands if op.updates is None else ():
+            for position, _ in op.operands if op.updates is None else ():
                 is_read = self.costing.reads(Consumer(op.name, position))
                 is_own = (op.name, position) in view.residual_operands
                 if is_read and (not is_own or (position == 0 and self._exchanged(op))):

@@ -67,7 +67,7 @@ def time_ns(view: StrategyView, costing: OperatorCosting, path_finder: PathFinde
 
 
 def viewed_again_ns(view: StrategyView, costing: OperatorCosting, path_finder: PathFinder) -> int:
-    """The time of copies for views that are cut out of something made again: the search counts it with what they are cut of."""
+    """The time of copies for views that are cut out of something made again: the search counts it with that."""
     at, again = TaskBuffers(view, costing, path_finder), 0
     for task in step_program(view, path_finder).tasks:
         if task.work == RESHARD and task.direction == REMATERIALIZED and task.site.kind == OPERAND:
@@ -99,7 +99,7 @@ def test_the_costs_of_a_problem_are_those_of_the_program(function: Callable[[], 
     for built in filter(None, (builder.build(), builder.build_rematerializing())):
         for seed in range(60):
             view = random_strategy(model, mesh, seed, None, 0.1 * (seed % 2), 0.1 * (seed % 3))
-            for _ in range(2):  # what the space doesn't have, such as an operator that isn't rematerialized there, is dropped
+            for _ in range(2):  # what the space doesn't have is dropped first, such as a rematerialized operator
                 states = in_space(built, model, without_idle_choices(view, path_finder))
                 if states is None:
                     break
@@ -122,5 +122,5 @@ def test_the_costs_of_a_problem_are_those_of_the_program(function: Callable[[], 
 
 
 def is_idle(view: StrategyView, without: StrategyView) -> bool:
-    """Whether something is said to be made again that the backward pass doesn't ask for: the space lacks the other choice."""
+    """Whether something is said to be made again that the backward pass doesn't ask for: the space lacks another choice."""
     return view.rematerialized != without.rematerialized or view.strategy.regathered != without.strategy.regathered
