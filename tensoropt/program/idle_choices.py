@@ -19,7 +19,7 @@ from .tasks import COMPUTE, REMATERIALIZED, RESHARD, SHARED
 def without_idle_choices(view: StrategyView, path_finder: PathFinder) -> StrategyView:
     """Return the view of the same strategy without idle choices.
 
-    What is dropped may have been the only reader of something else that is made again, so this is done until nothing is idle.
+    What is dropped may have been the only reader of something else that is made again, so that goes as well.
     """
     while True:
         strategy, used = view.strategy, _made_again(view, path_finder)
