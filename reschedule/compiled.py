@@ -80,7 +80,7 @@ def relax(start: Any, source: Any, weight: Any, order: Any, distance: Any, never
 
 
 @_compile
-def _weight(time_ns: Any, communicates: Any, edge: int) -> int:
+def _weight(time_ns: Any, communicates: Any, edge: int) -> Any:
     """Return a step's time with what breaks ties; FAR for a step between layouts that don't fit."""
     if time_ns[edge] >= LONGEST:
         return FAR
