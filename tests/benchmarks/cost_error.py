@@ -34,7 +34,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -43,14 +43,13 @@ from typing import Any
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 import numpy as np
+from random_plans import chosen_plans
 from scipy.stats import kendalltau
 from tabulate import tabulate
 
 from tensoropt import zoo
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.operator_costs import OperatorCosting
-from tensoropt.ft import Frontier
-from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.build import planned_operator
 from tensoropt.plan.find_frontier import ModelFrontier, find_baseline
 from tensoropt.plan.options import Request, assumptions, mini_time
@@ -63,7 +62,6 @@ from tensoropt.profiling.hardware import Hardware
 from tensoropt.profiling.ranks import MeasuringProcess, lower_quartile
 from tensoropt.profiling.tensorflow_engine import TensorFlowEngine
 from tensoropt.profiling.work import MeasuredOperators
-from tensoropt.program.idle_choices import without_idle_choices
 from tensoropt.program.simulator import network_of, step_timeline
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import interface_of
@@ -75,7 +73,6 @@ from tensoropt.runtime.ranks import Processes
 from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.sharding.model import Model
-from tensoropt.sharding.resharding import PathFinder
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import PlanCheck, check_plan
 from tensoropt.tools.recorded import Recorded
@@ -154,53 +151,6 @@ class Run:
     def steady_network(self) -> tuple[float, float]:
         """The network's, had it been as fast as when the tables were measured."""
         return self.network[0], self.network[1] * self.network_speed
-
-
-def chosen_plans(frontier: ModelFrontier, n_random: int, n_frontier: int, seed: int = 0) -> Iterator[tuple[str, Plan]]:
-    """Plans of the frontier at equal distances, and of random strategies."""
-    n_points = len(frontier.found)
-    for point in dict.fromkeys(np.linspace(0, n_points - 1, n_frontier).round().astype(int).tolist()):
-        yield "frontier", frontier.plan(point)
-    rng = np.random.default_rng(seed)
-    problem = frontier.built.problem
-    for number in range(1, n_random + 1):
-        states = frontier.found.strategies[rng.integers(n_points)].copy()
-        for node, _ in enumerate(states):
-            if rng.random() < number / n_random:
-                states[node] = rng.integers(problem.nodes[node].n_states)
-        if not choose_copies(frontier, states, rng):
-            continue
-        states = without_idle(frontier, states)
-        mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(states.tolist()))
-        time_ns -= frontier.built.overlap_ns(states[None])
-        mem_bytes += frontier.built.missing_bytes(states[None])
-        alone = Frontier(mem_bytes, time_ns, states[None], {}, "random")
-        yield "random", replace(frontier, found=alone).plan(0)
-
-
-def without_idle(frontier: ModelFrontier, states: np.ndarray) -> np.ndarray:
-    """Return the states without what is said to be made again and no step makes again: plans are charged for it."""
-    view = frontier.model.view(frontier.built.strategy(states))
-    path_finder = PathFinder(frontier.costing.reshardings.steps)
-    return frontier.built.states_of(without_idle_choices(view, path_finder).strategy)
-
-
-def choose_copies(frontier: ModelFrontier, states: np.ndarray, rng: np.random.Generator) -> bool:
-    """Give the nodes that are choices about copies states that are allowed beside those of operators, if there are any."""
-    problem = frontier.built.problem
-    for node in range(len(frontier.built.nodes), len(problem.nodes)):
-        allowed = np.ones(problem.nodes[node].n_states, bool)
-        for edge in problem.edges:
-            # A choice about a shared copy comes before those about copies of it.
-            if edge.target == node:
-                allowed &= edge.time_ns[states[edge.source]] < INFEASIBLE
-            if edge.source == node and edge.target < len(frontier.built.nodes):
-                allowed &= edge.time_ns[:, states[edge.target]] < INFEASIBLE
-        if not allowed.any():
-            return False
-        if not allowed[states[node]]:
-            states[node] = rng.choice(np.flatnonzero(allowed))
-    return True
 
 
 @dataclass
