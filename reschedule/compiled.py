@@ -92,7 +92,8 @@ def settle(start: Any, source: Any, time_ns: Any, communicates: Any, first: int,
     """Return the remaining weights from states to ``last``, int64[states], and the states on cheapest paths to it.
 
     The second result, bool[states], marks the states on the cheapest paths from ``first``. Remaining weights are right
-    for all states that are as near to ``last`` as ``first`` is. Edges are as in :func:`relax`.
+    for all states that are as near to ``last`` as ``first`` is; the third result is their number. Edges are as in
+    :func:`relax`.
     """
     n_states = len(start) - 1
     left = np.full(n_states, FAR, np.int64)
@@ -119,7 +120,7 @@ def settle(start: Any, source: Any, time_ns: Any, communicates: Any, first: int,
         for edge in range(start[state], start[state + 1]):
             if is_between[source[edge]]:
                 is_between[state] |= left[source[edge]] == left[state] + _weight(time_ns, communicates, edge)
-    return left, is_between
+    return left, is_between, n_settled
 
 
 @_compile

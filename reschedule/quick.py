@@ -4,9 +4,9 @@ Dijkstra's algorithm goes back from the target, because edges are sorted by thei
 the source. Then the layouts on cheapest paths are marked, from the source on. The path is read off from its end, where
 ties are decided. O(E log L) for E edges into L layouts that are nearer to the target than the source is.
 
-A search that changes one operator at a time asks for the paths from many layouts to one, or from one to many. So when an
-end is asked for again its distances to all layouts, or from all, are found and kept. A path from or to it is then read
-off: O(edges into the layouts on cheapest paths).
+A search that changes one operator at a time asks for the paths from many layouts to one, or from one to many. So what is looked
+at for an end is added up, and when that comes to all layouts its distances to all, or from all, are found and kept: at most
+twice the work, whatever is asked. A path from or to it is then read off: O(edges into the layouts on cheapest paths).
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from .steps import COMMUNICATING, Move, State, move_between
 
 _WORTH_LOADING = 5_000
 """Layouts from which it pays to load compiled code, and to build the graph, for a single path."""
-_ASKED_AGAIN = 2
-"""How often an end is asked for before its distances are kept."""
 
 
 def is_quick(steps: StepTimes, source: State, target: State, runs: int | None) -> bool:
@@ -68,8 +66,8 @@ def quick_moves(steps: StepTimes, source: State, target: State, partial: bool, r
 
 _Edges = tuple[Ints, npt.NDArray[np.int32], npt.NDArray[np.int32]]
 _kept: Kept[tuple[LayoutGraph, StepTimes, bool, int], Ints] = Kept(1 << 26)
-_asked: Kept[tuple[LayoutGraph, StepTimes], Counter[tuple[bool, int]]] = Kept(1 << 10)
-"""How often a state was the target, or the source, of a path; each counts as a byte."""
+_looked_at: Kept[tuple[LayoutGraph, StepTimes], Counter[tuple[bool, int]]] = Kept(1 << 10)
+"""How many layouts were looked at for paths to a state, or from there. Each counter counts as a byte."""
 
 
 def _distances(graph: LayoutGraph, steps: StepTimes, time_ns: Ints, first: int, last: int) -> tuple[Ints, Mask | None]:
@@ -79,25 +77,25 @@ def _distances(graph: LayoutGraph, steps: StepTimes, time_ns: Ints, first: int, 
     """
     from . import compiled
 
-    asked = _asked.get((graph, steps))
-    if asked is None:
-        asked = Counter()
-        _asked.put((graph, steps), asked, 1)
-    asked.update([(False, first), (True, last)])
+    looked_at = _looked_at.get((graph, steps))
+    if looked_at is None:
+        looked_at = Counter()
+        _looked_at.put((graph, steps), looked_at, 1)
     of_first, of_last = _kept.get((graph, steps, False, first)), _kept.get((graph, steps, True, last))
     costs = time_ns, _communicates(graph)
     if of_first is None and of_last is None:
-        if asked[True, last] >= max(_ASKED_AGAIN, asked[False, first]):
+        if looked_at[True, last] >= max(len(graph.key), looked_at[False, first]):
             of_last = compiled.distances(*_inward(graph), *costs, last)
             _kept.put((graph, steps, True, last), of_last, of_last.nbytes)
-        elif asked[False, first] >= _ASKED_AGAIN:
+        elif looked_at[False, first] >= len(graph.key):
             of_first = compiled.distances(*_outward(graph), *costs, first)
             _kept.put((graph, steps, False, first), of_first, of_first.nbytes)
     if of_first is not None:
         return of_first, None
     if of_last is not None:
         return of_last, compiled.between(*_outward(graph), *costs, of_last, first)
-    left, is_between = compiled.settle(graph.start, graph.source, *costs, first, last)
+    left, is_between, n_settled = compiled.settle(graph.start, graph.source, *costs, first, last)
+    looked_at.update({(False, first): n_settled, (True, last): n_settled})
     return left, is_between
 
 
