@@ -152,16 +152,16 @@ def distances(start: Any, other: Any, edges: Any, time_ns: Any, communicates: An
 
 
 @_compile
-def between(start: Any, target: Any, edges: Any, time_ns: Any, communicates: Any, left: Any, first: int) -> Any:
-    """Return the states on the cheapest paths from ``first``, bool[states], given what is left from each state.
+def between(start: Any, target: Any, edges: Any, time_ns: Any, communicates: Any, left: Any, firsts: Any) -> Any:
+    """Return the states on the cheapest paths from any of ``firsts``, bool[states], given what is left from each state.
 
     Args:
         start, target, edges: as in :func:`distances`, for paths from a state.
         left: int64[states], of :func:`distances` to the end of the paths.
     """
     is_between = np.zeros(len(start) - 1, np.bool_)
-    is_between[first] = True
-    found = [np.int64(first)]
+    is_between[firsts] = True
+    found = list(firsts)
     while len(found) > 0:
         state = found.pop()
         for i in range(start[state], start[state + 1]):
