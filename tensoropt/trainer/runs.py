@@ -248,13 +248,15 @@ class Runs:
         found, peak_bytes = self._least_peak(kind, signature.batch_size, model)
         if peak_bytes <= self.limit.n_bytes:
             return found
-        fits = self._largest_that_fits(kind, signature)
-        what = "longest that fits is" if signature.extents != self.signature.extents else "most samples that fit are"
-        advice = f"the {what} {_shapes_text(fits)}" if fits else "not even shapes near the plan's fit"
+        fits, advice = self._largest_that_fits(kind, signature), "not even shapes near the plan's fit: give smaller batches"
+        if fits is not None and signature.extents != self.signature.extents:
+            advice = f"the longest that fits is {_shapes_text(fits)}: cut or pad to that, give smaller batches"
+        elif fits is not None:
+            advice = f"{_shapes_text(fits)} fits: give smaller batches"
         raise InputError(
             f"a batch ({running_line()}) of {_shapes_text(signature)} needs {memory_text(peak_bytes)} of a device with the "
-            f"configs of the plan, more than the limit of {memory_text(self.limit.n_bytes)}; {advice}: cut or pad to that, "
-            "give smaller batches, or parallelize with data= of this shape"
+            f"configs of the plan, more than the limit of {memory_text(self.limit.n_bytes)}; {advice}, or parallelize with "
+            "data= of this shape"
         )
 
     def _least_peak(self, kind: str, n_samples: int, model: Model) -> tuple[int, int]:
