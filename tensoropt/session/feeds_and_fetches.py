@@ -149,7 +149,7 @@ def _group(wanted: Any, name: str | None, recorded: tf.Graph, graph: Graph, step
     if not isinstance(element, tf.Operation) or element.type != "NoOp":
         raise InputError(
             f"fetch {short(wanted)} isn't computed when the model runs: it was folded with the shapes and constants that it "
-            "depends on, or only initialises variables"
+            "depends on, or only initialises variables; fetch what is made of variables or of what is fed"
         )
     found: list[str] = []
     for control in element.control_inputs:

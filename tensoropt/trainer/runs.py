@@ -220,7 +220,7 @@ class Runs:
                 raise
             raise InputError(
                 f"the model can't take batches ({running_line()}) of {_shapes_text(signature)}, the plan was made for "
-                f"{_shapes_text(self.signature)}: {cut(error)}"
+                f"{_shapes_text(self.signature)}; give batches that it takes: {cut(error)}"
             ) from error
         return captured, Model(captured.graph, analyse(captured.graph))
 
