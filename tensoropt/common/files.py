@@ -99,7 +99,7 @@ class JsonError(ValueError):
 MOST_NESTED, MOST_DIGITS = 40, 30
 _DIGITS_TO_0 = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG = (b"0" * (MOST_DIGITS + 1), b"e000", b"e+000", b"e-000")
-"""What a number has that may be too large, its digits written as zeros: too many, or an exponent of three."""
+"""Parts of a text whose digits are written as zeros. A number that is too large has one: many digits, or a long exponent."""
 _TOO_DEEP = f"it is nested more than {MOST_NESTED} levels deep"
 
 

@@ -26,7 +26,7 @@ from .gradient_function import GradientFunction, is_custom_gradient, trace_gradi
 
 _HANDLES = (tf.resource, tf.variant)
 
-_given: dict[tuple[object, ...], frozenset[int]] = {}
+_GIVEN: dict[tuple[object, ...], frozenset[int]] = {}
 """To which inputs the gradient functions of operators have given a gradient, by what makes operators alike."""
 _MOST_GIVEN = 4096
 
@@ -87,11 +87,11 @@ class GradientWalk:
         types = (tuple(tensor.dtype for tensor in op.inputs), tuple(tensor.dtype for tensor in op.outputs))
         attributes = sorted((key, value.SerializeToString()) for key, value in op.node_def.attr.items() if key[0] != "_")
         key = (op.type, repr(attributes), types)
-        found = _given.get(key)
+        found = _GIVEN.get(key)
         if found is None:
-            if len(_given) >= _MOST_GIVEN:
-                _given.clear()
-            found = _given[key] = frozenset(self._ask(op))
+            if len(_GIVEN) >= _MOST_GIVEN:
+                _GIVEN.clear()
+            found = _GIVEN[key] = frozenset(self._ask(op))
         return found
 
     def _ask(self, op: tf.Operation) -> Iterable[int]:

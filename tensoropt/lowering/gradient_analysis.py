@@ -139,7 +139,7 @@ class _Answer:
 
 
 _ANSWERS: dict[tuple[object, ...], _Answer] = {}
-"""What TensorFlow has said in this process: programs of one model, and models of one kind, have operators that are alike."""
+"""The answers of all graphs of this process, since programs of one model have operators that are alike."""
 _MOST_ANSWERS = 4096
 
 

@@ -7,6 +7,7 @@ names the file.
 from __future__ import annotations
 
 import os
+import sys
 
 from ..common.errors import InputError, TensorOptError
 from ..common.progress import Display
@@ -29,4 +30,5 @@ def write_asked_report(plan: Plan | StagedPlan, display: Display) -> None:
         with display.phase("report"):
             plan.report(file)
     except TensorOptError as error:
-        display.say(f"no report: {error}")
+        # Asked for by name, so told even where the display isn't shown.
+        print(f"tensoropt: no report: {error}", file=sys.stderr, flush=True)

@@ -79,9 +79,10 @@ class FrontierRows:
     def chosen(self) -> int:
         """The number of the point that was chosen when the file was written; of the fastest one if none was."""
         known = self.value.get("details", {}).get("chosen")
-        fastest = self.fastest_within(None)
-        assert fastest is not None
-        return fastest if known is None else int(known)
+        if known is None:
+            known = self.fastest_within(None)
+            assert known is not None
+        return int(known)
 
     def around(self, point: int) -> Around:
         """Return what is known of a point beside its plan: its neighbours, and its peak by use if its step is stored."""

@@ -32,8 +32,8 @@ def measured_at(frontier: FrontierRows, check: Row, file: str) -> dict[str, Any]
         numbers = [int(number) for number in text.split(",")]
         if len(numbers) != _NUMBERS_OF_A_TASK:
             raise ValueError(f"a task has {len(numbers)} numbers, expected {_NUMBERS_OF_A_TASK}")
-        for place, key in ((0, "devices"), (4, "operators"), (5, "kinds")):
-            _ = timeline[key][numbers[place]]
+        for column, key in ((0, "devices"), (4, "operators"), (5, "kinds")):
+            _ = timeline[key][numbers[column]]
     predicted_us = told["step_us"]["predicted"]
     fits = [i for i, point in enumerate(frontier.points) if math.isclose(point["time_us"], predicted_us, rel_tol=1e-9)]
     if not fits:

@@ -152,7 +152,8 @@ def _reporting(command: Sequence[str], environment: Mapping[str, str], file: Pat
         print(f"tensoropt: wrote {file}; open it in a browser", file=sys.stderr, flush=True)
     elif code == 0:
         print(
-            f"tensoropt: '{file}' wasn't written: the script has found no plan to run, by parallelize or find_strategy",
+            f"tensoropt: '{file}' wasn't written: the script ran no plan, of parallelize, find_strategy or "
+            "build_execution_graph, that a report can show",
             file=sys.stderr,
             flush=True,
         )

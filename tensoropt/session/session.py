@@ -56,6 +56,7 @@ class Session:
 
     def __init__(self, hardware: Hardware | str | None, seed: int | None, batch_size: int | None) -> None:
         self._display = display_here()
+        self._reported: Plan | StagedPlan | None = None
         self.context = Context(hardware, seed, self._display)
         self.execution: Execution | StagedExecution | None = None
         self._same_feeds: SameData | None = None
@@ -166,6 +167,7 @@ class Session:
         if not isinstance(found, Curve):
             self._display.say(found.brief())
             self.context.report(found, self._display)
+            self._reported = found
         return found
 
     # Building
@@ -178,6 +180,8 @@ class Session:
             raise InputError(f"unknown engine {engine!r}; expected 'tensorflow'")
         collectives = checked_collectives(collectives)
         plan = loaded_any(plan)
+        if plan is not self._reported:
+            self.context.report(plan, self._display)
         model = self.model()
         recording = self._recording
         recording.close()

@@ -74,7 +74,8 @@ def test_run_says_that_no_plan_was_found_to_report(tmp_path):
     done = run_command([*TENSOROPT, "run", "-n", "1", "--report", "out.html", "nothing.py"], timeout=60, cwd=tmp_path)
     assert done.returncode == 1 and done.stdout == "nothing\n"
     assert done.stderr == (
-        "tensoropt: 'out.html' wasn't written: the script has found no plan to run, by parallelize or find_strategy\n"
+        "tensoropt: 'out.html' wasn't written: the script ran no plan, of parallelize, find_strategy or "
+        "build_execution_graph, that a report can show\n"
     )
 
 

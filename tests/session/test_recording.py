@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tensoropt
+from tensoropt.report.page import ASKED
 
 from .models import BATCH, begin, built, losses, network
 
@@ -260,6 +261,20 @@ def test_phases_are_dumped_and_checked(tmp_path, monkeypatch):
     assert "4 devices" in stages["frontier.txt"] and "1 device" in stages["plan-2.txt"]
     assert " of float32[8, 4] for Square" in stages["collectives.txt"]
     assert len(checked) == 1
+
+
+def test_the_report_that_is_asked_for_is_of_the_plan_that_is_built(tmp_path, monkeypatch):
+    begin()
+    _, _, loss = base(tensoropt)
+    sgd(tensoropt).minimize(loss)
+    found = tensoropt.find_strategy(verbose=0)
+    found.save(tmp_path / "plan.json")
+    monkeypatch.setenv(ASKED, str(tmp_path / "out.html"))
+    tensoropt.find_strategy(parallelism=1, verbose=0)
+    assert '"devices":1,' in (tmp_path / "out.html").read_text()
+    tensoropt.build_execution_graph(plan=str(tmp_path / "plan.json"), collectives="emulated")
+    page = (tmp_path / "out.html").read_text()
+    assert f'"devices":{found.parallelism},' in page and f'"time_us":[{found.time_us}]' in page and found.parallelism > 1
 
 
 def test_running_alone_is_said_once(capfd):

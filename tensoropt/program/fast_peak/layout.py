@@ -44,8 +44,8 @@ COPIES, BYTES, IS_PYTHON_S, PENDING, LAST, WORKSPACE = range(37, 43)
 """The path of each copy, the copy, and the next one of its source; of buffers the bytes, whether they are Python's, the
 epoch in which what writes them is delayed, and the instruction that uses them last; workspaces of collectives."""
 HELD, WAITING, MADE, MADE_AGAIN, OF_GRADIENT, WINDOWS, INSIDE_OF = range(43, 50)
-"""What the last parameters' gradients read; what waits for the end; the buffers of sites, of what is made again there, of
-gradients, of windows, of what operators save inside."""
+"""Buffers: those that the last parameters' gradients read, held until other gradients are made; those that updates at the
+end read; that of each site, of the rematerialized value there, of each gradient and window; what operators save inside."""
 SIZES, IS_WRITTEN, IS_GONE, COPIES_OF = range(50, 54)
 """What counting knows of buffers: their bytes with those that they were written over, whether they are written, or gone.
 Then the first copy of each source, by its place or, behind all sites, by its buffer."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ...common.errors import InputError, short
+from ...common.errors import InputError, cut, short
 from ...common.files import reading_value
 from ...common.memory_units import parse_memory
 from .answers import add_json_argument, answer, check_json
@@ -37,16 +37,15 @@ def run(arguments: argparse.Namespace) -> int:
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     check_json(arguments)
     rows = read_rows(arguments.file, "plan", "frontier")
-    if isinstance(rows, PlanRows):
-        if arguments.point is not None or limit is not None:
-            raise InputError(f"--point and --memory choose a point of a frontier, but '{short(arguments.file)}' is one plan")
-        with reading_value("plan", arguments.file):
-            told = explanation(rows, Around())
-            return answer(arguments, told, explanation_text(told))
+    if isinstance(rows, PlanRows) and (arguments.point is not None or limit is not None):
+        raise InputError(f"--point and --memory choose a point of a frontier, but '{cut(arguments.file)}' is one plan")
     assert not isinstance(rows, dict)
-    with reading_value("frontier", arguments.file):
-        told = _of_point(rows, arguments.point, limit)
-        return answer(arguments, told, explanation_text(told))
+    with reading_value("file", arguments.file):
+        told = (
+            explanation(rows, Around()) if isinstance(rows, PlanRows) else _of_point(rows, arguments.point, limit)
+        )
+        text = explanation_text(told)
+    return answer(arguments, told, text)
 
 
 def _of_point(frontier: FrontierRows, number: str | None, limit_bytes: int | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import select
 import signal
 import sys
 import traceback
@@ -67,17 +68,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.debug:
         os.environ["TENSOROPT_DEBUG"] = "1"
     try:
-        return int(importlib.import_module(COMMANDS[arguments.command][0]).run(arguments) or 0)
+        code = int(importlib.import_module(COMMANDS[arguments.command][0]).run(arguments) or 0)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt as error:
         rank, _ = launched_as() or (0, None)
         if rank == 0:
             print(f"\ntensoropt: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
         return 130
-    except BrokenPipeError:
-        # Whoever read the output has closed it, as head does; Python would complain once more when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _output_is_closed():
+            return 128 + signal.SIGPIPE
         if arguments.debug:
             traceback.print_exc()
         elif isinstance(error, TensorOptError):
@@ -85,3 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(f"tensoropt: {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
         return exit_code_of(error)
+
+
+def _output_is_closed() -> bool:
+    """Return whether nobody reads the output any more, as after ``| head``; what is left of it is thrown away then."""
+    output, poll = sys.stdout.fileno(), select.poll()
+    poll.register(output, select.POLLOUT)
+    if not any(events & select.POLLERR for _, events in poll.poll(0)):
+        return False
+    # Else Python complains when it flushes at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True

@@ -68,10 +68,20 @@ def test_files_are_answered_without_tensorflow_or_the_search(folder):
 
 
 def test_output_that_nobody_reads_to_its_end_is_no_error(folder):
-    command = [sys.executable, "-m", "tensoropt", "explain", str(folder / "plan.json")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
-        process.stdout.close()
-        assert process.stderr.read() == b"" and process.wait() == 141
+    for options in ([], ["-u"]):
+        command = [sys.executable, *options, "-m", "tensoropt", "explain", str(folder / "plan.json")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
+            process.stdout.close()
+            assert process.stderr.read() == b"" and process.wait() == 141
+
+
+def test_another_broken_pipe_is_an_error(monkeypatch, capfd):
+    def run(arguments):
+        raise BrokenPipeError("to a worker")
+
+    monkeypatch.setattr("tensoropt.tools.cli.plans.run", run)
+    assert main(["plans", "frontier.json"]) == 1
+    assert "BrokenPipeError: to a worker" in capfd.readouterr().err
 
 
 def test_explain_prints_what_the_plan_says_of_itself(found, folder, tmp_path, capsys):
