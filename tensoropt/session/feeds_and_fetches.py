@@ -177,8 +177,11 @@ def plan_feeds(
         name = recorded_name(key, recorded)
         tensor = graph.resolve(name) if name is not None else None
         if tensor is None:
-            hint = f"; did you mean '{name}:0'?" if name is not None and graph.resolve(f"{name}:0") else ""
-            raise InputError(f"feed_dict names {short(key)}, which isn't a tensor of the recorded model{hint}")
+            hint = f", as '{name}:0' is" if name is not None and graph.resolve(f"{name}:0") else ""
+            raise InputError(
+                f"feed_dict names {short(key)}, which isn't a tensor of the recorded model; name a placeholder or another "
+                f"tensor of it{hint}"
+            )
         is_local = isinstance(value, Local) and n_ranks > 1
         given = value.value if isinstance(value, Local) else value
         expected = local_share(tensor, rank, n_ranks) if is_local else tensor.shape

@@ -1,8 +1,8 @@
 """Inherit a strategy for a model that was not searched, and propagate layouts to operators that the strategy doesn't have.
 
 An evaluation, a prediction, or a step on another batch repeats most operators of the planned training step under the same
-names: these have the plan's configs, and their tensors the plan's shared copies. A step also regathers and rematerializes what
-the plan does. Any other operator uses its operands in their produced layouts, as far as its rule allows.
+names: these have the plan's configs, and their tensors the plan's shared copies. A step also regathers and rematerializes
+what the plan does. Any other operator uses its operands in their produced layouts, as far as its rule allows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def inherited(model: Model, planned: Strategy) -> Strategy:
     if not graph.backward_passes:
         return strategy
     lost = {Copy(name) for name in planned.shared.keys() - shared.keys()}
-    return replace(strategy, regathered=planned.regathered - lost, rematerialized=planned.rematerialized & graph.operators.keys())
+    rematerialized = planned.rematerialized & graph.operators.keys()
+    return replace(strategy, regathered=planned.regathered - lost, rematerialized=rematerialized)
 
 
 def _configs(graph: Graph, planned: Strategy) -> dict[str, Config]:

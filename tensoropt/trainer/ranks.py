@@ -239,8 +239,8 @@ class TrainerRanks:
         entry = self.state[key]
         if np.shape(value) != tuple(entry.shape):
             raise InputError(
-                f"variable '{key}' has shape {list(entry.shape)}, and can't be given {list(np.shape(value))}; give an array of "
-                "the variable's whole shape"
+                f"variable '{key}' has shape {list(entry.shape)}, and can't be given {list(np.shape(value))}; give an array "
+                "of the variable's whole shape"
             )
         self.changed.add(key)
         for rank, variable in zip(self.execution.engine.backend.ranks, entry.variables, strict=True):

@@ -271,7 +271,7 @@ class Runs:
         return min(peaks.items(), key=lambda each: each[1])
 
     def _micro_batches(self, kind: str, n_samples: int) -> list[int]:
-        """Return in how many micro-batches so many samples may be taken: first in such as are no larger than planned ones."""
+        """Return in how many micro-batches so many samples may be taken: first in such as aren't larger than planned."""
         planned = self.planned.execution.plan.micro_batches
         if kind != TRAIN or planned == 1:
             return [1]
@@ -297,7 +297,7 @@ class Runs:
         return found
 
     def _on_the_way(self, signature: Signature) -> tuple[int, Callable[[int], Signature]]:
-        """Return the number of steps from the plan's extents, or from one sample, to a signature, and a function of a step."""
+        """Return the number of steps from the plan's extents, or from one sample, to a signature, and what is at a step."""
         if signature.extents == self.signature.extents:
             return signature.batch_size - 1, lambda step: signature.resized(1 + step)
         end = replace(signature, weights=None)

@@ -1,4 +1,4 @@
-"""Programs for batches of other shapes do what the plan does: its copies, what it regathers and rematerializes, micro-batches."""
+"""Programs for batches of other shapes inherit what the plan shares, regathers, rematerializes, and its micro-batches."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def test_other_shapes_inherit_all_of_a_plan_and_give_plain_keras_numbers(seed: i
         view, graph = run.execution.engine.view, run.captured.graph
         same = {name for name, config in view.strategy.configs.items() if planned.configs.get(name) == config}
         # What operators have other configs in a smaller batch, or aren't planned, is theirs.
-        if all(planned.configs.get(op.name) == view.strategy.configs[op.name] for op in graph.step_operators if not op.updates):
+        ops = [op.name for op in graph.step_operators if not op.updates]
+        if all(planned.configs.get(name) == view.strategy.configs[name] for name in ops):
             assert view.strategy.shared == planned.shared
             assert view.strategy.regathered == planned.regathered
             assert view.rematerialized == planned.rematerialized
@@ -100,8 +101,8 @@ def test_more_samples_than_planned_are_taken_in_more_micro_batches_or_refused() 
     assert micro_batches(1) == 1
     # 509 is a prime, and takes too much at once.
     said = (
-        r"a batch \(test_inherited.py:\d+\) of x \[509, 64\], labels \[509, 1\] needs .* of a device with the configs of the plan, "
-        r"more than the limit of .*; x \[\d+, 64\], labels \[\d+, 1\] fits: give smaller batches"
+        r"a batch \(test_inherited.py:\d+\) of x \[509, 64\], labels \[509, 1\] needs .* of a device with the configs "
+        r"of the plan, more than the limit of .*; x \[\d+, 64\], labels \[\d+, 1\] fits: give smaller batches"
     )
     with pytest.raises(tensoropt.InputError, match=said):
         trainer.train_on_batch(x[:509], y[:509])
