@@ -15,8 +15,9 @@ have 20 plans of each model, with data parallelism's.
 Hardware: ``--hardware FILE`` of ``tensoropt calibrate``, else what ``init`` would take (a calibration that is fresh, or a
 quick measurement). ``--budget 60s`` is what the search may measure. One thread a rank. Random strategies go from all over
 the space to the frontier: of the i-th of n a share of i/n of the operators has a random config, and the others that of a
-frontier's point. The noise is that of the fastest plan, run again and again between the others: how far one of its runs is
-from their median, its step and its network. Errors are |predicted - measured| / measured.
+frontier's point; what such a strategy says is made again though nothing reads it is dropped. The noise is that of the
+fastest plan, run again and again between the others: how far one of its runs is from their median, its step and its
+network. Errors are |predicted - measured| / measured.
 
 Of many plans whose times are all a few percent off the one that was measured fastest had luck. So the few that were, data
 parallelism and the plan of ``mini_time`` take steps in turn in the end, and how they compare is told by the medians of
@@ -33,7 +34,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -42,14 +43,13 @@ from typing import Any
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 import numpy as np
+from random_plans import chosen_plans
 from scipy.stats import kendalltau
 from tabulate import tabulate
 
 from tensoropt import zoo
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.operator_costs import OperatorCosting
-from tensoropt.ft import Frontier
-from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.build import planned_operator
 from tensoropt.plan.find_frontier import ModelFrontier, find_baseline
 from tensoropt.plan.options import Request, assumptions, mini_time
@@ -151,45 +151,6 @@ class Run:
     def steady_network(self) -> tuple[float, float]:
         """The network's, had it been as fast as when the tables were measured."""
         return self.network[0], self.network[1] * self.network_speed
-
-
-def chosen_plans(frontier: ModelFrontier, n_random: int, n_frontier: int, seed: int = 0) -> Iterator[tuple[str, Plan]]:
-    """Plans of the frontier at equal distances, and of random strategies."""
-    n_points = len(frontier.found)
-    for point in dict.fromkeys(np.linspace(0, n_points - 1, n_frontier).round().astype(int).tolist()):
-        yield "frontier", frontier.plan(point)
-    rng = np.random.default_rng(seed)
-    problem = frontier.built.problem
-    for number in range(1, n_random + 1):
-        states = frontier.found.strategies[rng.integers(n_points)].copy()
-        for node, _ in enumerate(states):
-            if rng.random() < number / n_random:
-                states[node] = rng.integers(problem.nodes[node].n_states)
-        if not choose_copies(frontier, states, rng):
-            continue
-        mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(states.tolist()))
-        time_ns -= frontier.built.overlap_ns(states[None])
-        mem_bytes += frontier.built.missing_bytes(states[None])
-        alone = Frontier(mem_bytes, time_ns, states[None], {}, "random")
-        yield "random", replace(frontier, found=alone).plan(0)
-
-
-def choose_copies(frontier: ModelFrontier, states: np.ndarray, rng: np.random.Generator) -> bool:
-    """Give the nodes that are choices about copies states that are allowed beside those of operators, if there are any."""
-    problem = frontier.built.problem
-    for node in range(len(frontier.built.nodes), len(problem.nodes)):
-        allowed = np.ones(problem.nodes[node].n_states, bool)
-        for edge in problem.edges:
-            # A choice about a shared copy comes before those about copies of it.
-            if edge.target == node:
-                allowed &= edge.time_ns[states[edge.source]] < INFEASIBLE
-            if edge.source == node and edge.target < len(frontier.built.nodes):
-                allowed &= edge.time_ns[:, states[edge.target]] < INFEASIBLE
-        if not allowed.any():
-            return False
-        if not allowed[states[node]]:
-            states[node] = rng.choice(np.flatnonzero(allowed))
-    return True
 
 
 @dataclass
