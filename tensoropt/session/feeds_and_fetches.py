@@ -149,7 +149,7 @@ def _group(wanted: Any, name: str | None, recorded: tf.Graph, graph: Graph, step
     if not isinstance(element, tf.Operation) or element.type != "NoOp":
         raise InputError(
             f"fetch {short(wanted)} isn't computed when the model runs: it was folded with the shapes and constants that it "
-            "depends on, or only initialises variables"
+            "depends on, or only initialises variables; fetch what is made of variables or of what is fed"
         )
     found: list[str] = []
     for control in element.control_inputs:
@@ -196,8 +196,11 @@ class FeedPlans:
         name = recorded_name(key, self._recorded)
         tensor = self._graph.resolve(name) if name is not None else None
         if tensor is None:
-            hint = f"; did you mean '{name}:0'?" if name is not None and self._graph.resolve(f"{name}:0") else ""
-            raise InputError(f"feed_dict names {short(key)}, which isn't a tensor of the recorded model{hint}")
+            hint = f", as '{name}:0' is" if name is not None and self._graph.resolve(f"{name}:0") else ""
+            raise InputError(
+                f"feed_dict names {short(key)}, which isn't a tensor of the recorded model; name a placeholder or another "
+                f"tensor of it{hint}"
+            )
         expected = local_share(tensor, self._rank, self._n_ranks) if is_local else tensor.shape
         return Feed(tensor, is_local), expected, np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype)
 

@@ -283,7 +283,10 @@ def start(hardware: Hardware | str | None, seed: int | None, batch_size: int | N
             "disable_v2_behavior()"
         )
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
-        raise InputError(f"batch_size is the number of samples in a step over all devices, got {short(batch_size)}")
+        raise InputError(
+            "batch_size takes the number of samples in a step over all devices, a whole number of at least 1, got "
+            f"{short(batch_size)}"
+        )
     _current = Session(hardware, seed, batch_size)
     return _current
 
