@@ -16,8 +16,9 @@ run 20 plans of each model, data parallelism's among them.
 Hardware: ``--hardware FILE`` of ``tensoropt calibrate``, else what ``init`` would take (a calibration that is fresh, or a
 quick measurement). ``--budget 60s`` is how long the search may measure. One thread a rank. Random strategies lie between the
 frontier and the rest of the space: in the i-th of n, i/n of the operators have a random config, and the others that of a
-point of the frontier. The noise is that of the plan of ``mini_time``, which is run again between the others: the mean
-distance of its runs from their median, of its step and of its network. Errors are |predicted - measured| / measured.
+point of the frontier. Regathering and rematerialization that no step does are left out of such a strategy.
+The noise is that of the plan of ``mini_time``, which is run again between the others: the mean distance of its runs from
+their median, of its step and of its network. Errors are |predicted - measured| / measured.
 
 Among many plans whose times are measured to a few percent, the one that was measured fastest may just have been lucky. So in
 the end the few that were measured fastest, data parallelism and the plan of ``mini_time`` take steps in turn, and are
@@ -36,7 +37,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -45,14 +46,13 @@ from typing import Any
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 import numpy as np
+from random_plans import chosen_plans
 from scipy.stats import kendalltau
 from tabulate import tabulate
 
 from tensoropt import zoo
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.operator_costs import OperatorCosting
-from tensoropt.ft import Frontier
-from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.build import planned_operator
 from tensoropt.plan.find_frontier import ModelFrontier, find_baseline
 from tensoropt.plan.options import Request, assumptions, mini_time
@@ -154,45 +154,6 @@ class Run:
     def steady_network(self) -> tuple[float, float]:
         """The network's time, scaled to its speed when the tables were measured."""
         return self.network[0], self.network[1] * self.network_speed
-
-
-def chosen_plans(frontier: ModelFrontier, n_random: int, n_frontier: int, seed: int = 0) -> Iterator[tuple[str, Plan]]:
-    """Yield plans of the frontier at equal distances, then plans of random strategies."""
-    n_points = len(frontier.found)
-    for point in dict.fromkeys(np.linspace(0, n_points - 1, n_frontier).round().astype(int).tolist()):
-        yield "frontier", frontier.plan(point)
-    rng = np.random.default_rng(seed)
-    problem = frontier.built.problem
-    for number in range(1, n_random + 1):
-        states = frontier.found.strategies[rng.integers(n_points)].copy()
-        for node, _ in enumerate(states):
-            if rng.random() < number / n_random:
-                states[node] = rng.integers(problem.nodes[node].n_states)
-        if not choose_copies(frontier, states, rng):
-            continue
-        mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(states.tolist()))
-        time_ns -= frontier.built.overlap_ns(states[None])
-        mem_bytes += frontier.built.missing_bytes(states[None])
-        alone = Frontier(mem_bytes, time_ns, states[None], {}, "random")
-        yield "random", replace(frontier, found=alone).plan(0)
-
-
-def choose_copies(frontier: ModelFrontier, states: np.ndarray, rng: np.random.Generator) -> bool:
-    """Give choices about copies random states that fit the operators' states; return whether there are such."""
-    problem = frontier.built.problem
-    for node in range(len(frontier.built.nodes), len(problem.nodes)):
-        allowed = np.ones(problem.nodes[node].n_states, bool)
-        for edge in problem.edges:
-            # A choice about a shared copy comes before those about copies of it.
-            if edge.target == node:
-                allowed &= edge.time_ns[states[edge.source]] < INFEASIBLE
-            if edge.source == node and edge.target < len(frontier.built.nodes):
-                allowed &= edge.time_ns[:, states[edge.target]] < INFEASIBLE
-        if not allowed.any():
-            return False
-        if not allowed[states[node]]:
-            states[node] = rng.choice(np.flatnonzero(allowed))
-    return True
 
 
 @dataclass

@@ -16,7 +16,8 @@ import os
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 import numpy as np
-from cost_error import MODELS, PERCENTILES, chosen_plans
+from cost_error import MODELS, PERCENTILES
+from random_plans import chosen_plans
 from tabulate import tabulate
 
 from tensoropt import zoo
