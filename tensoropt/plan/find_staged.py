@@ -52,12 +52,12 @@ def find_staged(request: Request, parallelism: int, n_stages: object, schedule: 
     if request.force:
         raise InputError("force= and stages= can't be combined; leave one of the two")
     frontiers = [searched(replace(request, model=model, micro_batches=n), per_stage) for model in stages.models]
-    transfers_us = _transfers_us(stages, hardware, per_stage, n)
-    best = _scheduled(frontiers, schedule, n, least_in_flight(count, n), transfers_us, request.limit_bytes)
+    transfers = _transfers(stages, hardware, per_stage, n)
+    best = _scheduled(frontiers, schedule, n, least_in_flight(count, n), transfers, request.limit_bytes)
     for more in range(1, MOST_MORE_IN_FLIGHT + 1) if schedule == ONE_FORWARD_ONE_BACKWARD else ():
         in_flight = tuple(min(n, 1 + (count - 1 - stage) * (1 + more)) for stage in range(count))
         try:
-            other = _scheduled(frontiers, schedule, n, in_flight, transfers_us, request.limit_bytes)
+            other = _scheduled(frontiers, schedule, n, in_flight, transfers, request.limit_bytes)
         except InputError:
             break  # so many don't fit
         if other.time_us < (1 - WORTH_MEMORY) * best.time_us:
@@ -99,12 +99,26 @@ class _Scheduled(NamedTuple):
     time_us: float
 
 
+class _Transfers(NamedTuple):
+    """How long transfers between stages take, in microseconds; see :func:`.makespan`.
+
+    Attributes:
+        each: for each pair of neighbouring stages, of a micro-batch's tensors.
+        first: for each stage, of what it receives before its first pass.
+        last: for each stage, of what it sends back after its last pass.
+    """
+
+    each: list[float]
+    first: list[float]
+    last: list[float]
+
+
 def _scheduled(
     frontiers: Sequence[ModelFrontier],
     schedule: str,
     n: int,
     in_flight: tuple[int, ...],
-    transfers_us: Sequence[float],
+    transfers: _Transfers,
     limit_bytes: int | None,
 ) -> _Scheduled:
     """Return the fastest points that fit the memory limit with so many micro-batches in flight.
@@ -117,21 +131,30 @@ def _scheduled(
     points = [_fastest(frontier, most, limit_bytes) for frontier, most in zip(frontiers, in_flight, strict=True)]
     times_us = [frontier.points[point].time_us / n for frontier, (point, _) in zip(frontiers, points, strict=True)]
     forward, backward = ([share * each for each in times_us] for share in (FORWARD_SHARE, 1 - FORWARD_SHARE))
-    time_us = makespan(pass_orders(schedule, n, in_flight), forward, backward, transfers_us)
+    time_us = makespan(pass_orders(schedule, n, in_flight), forward, backward, *transfers)
     return _Scheduled(points, in_flight, times_us, time_us)
 
 
-def _transfers_us(stages: Stages, hardware: Hardware, per_stage: int, n_micro_batches: int) -> list[float]:
-    """Return how long what a micro-batch sends from each stage to the next takes on its way."""
+def _transfers(stages: Stages, hardware: Hardware, per_stage: int, n_micro_batches: int) -> _Transfers:
+    """Return how long what stages send each other takes on its way.
+
+    Before its first pass a stage waits for what is sent once a step, and for the first micro-batch's rows of a table that is
+    looked up ahead; after its last pass the gradients of these are still on their way. The rows of other micro-batches share
+    the link with what these send.
+    """
     graph = stages.whole.in_micro_batches(n_micro_batches).graph
     forms = graph.micro_batching.forms if graph.micro_batching is not None else {}
-    crossing = [0] * (stages.n - 1)
-    for each in stages.crossings:
-        if each.tensor in forms:
-            for stage in range(each.source, each.target):
-                crossing[stage] += graph.tensors[each.tensor].mem_bytes
     per_us = _bytes_per_us(hardware, per_stage)
-    return [n_bytes / per_us for n_bytes in crossing]
+    each, first, last = [0.0] * (stages.n - 1), [0.0] * stages.n, [0.0] * stages.n
+    for crossing in stages.crossings:
+        time_us = graph.tensors[crossing.tensor].mem_bytes / per_us
+        if crossing.tensor in forms:
+            for stage in range(*sorted((crossing.source, crossing.target))):
+                each[stage] += time_us
+        if crossing.is_ahead or crossing.tensor not in forms:
+            first[crossing.target] += time_us
+            last[crossing.target] += time_us if crossing.has_gradient else 0.0
+    return _Transfers(each, first, last)
 
 
 def _checked_stages(given: object, parallelism: int) -> int:

@@ -94,16 +94,25 @@ def merged(of_stages: Orders) -> list[Pass]:
     return found
 
 
-def makespan(of_stages: Orders, forward: Sequence[float], backward: Sequence[float], transfer: Sequence[float]) -> float:
-    """Return how long all passes take together.
+def makespan(
+    of_stages: Orders,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    transfer: Sequence[float],
+    first: Sequence[float] | None = None,
+    last: Sequence[float] | None = None,
+) -> float:
+    """Return how long all passes take together, with what is sent before and after them.
 
     Args:
         forward: for each stage, the time of its forward pass of one micro-batch.
         backward: the same of its backward pass.
         transfer: for each pair of neighbouring stages, the time until what one has sent is there; it overlaps with passes.
+        first: for each stage, when what its first pass needs of other stages' variables is there; None: at once.
+        last: for each stage, how long the gradients of these are on their way after its last pass; None: not at all.
     """
     ended: dict[Pass, float] = {}
-    free = [0.0] * len(of_stages)
+    free = list(first or [0.0] * len(of_stages))
     for each in merged(of_stages):
         ready = free[each.stage]
         for needed in needs(each, len(of_stages)):
@@ -111,4 +120,4 @@ def makespan(of_stages: Orders, forward: Sequence[float], backward: Sequence[flo
             ready = max(ready, ended[needed] + way)
         takes = backward if each.is_backward else forward
         ended[each] = free[each.stage] = ready + takes[each.stage]
-    return max(free)
+    return max(end + way for end, way in zip(free, last or [0.0] * len(free), strict=True))

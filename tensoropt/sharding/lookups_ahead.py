@@ -88,7 +88,7 @@ def _uses_of_followers(
 
 
 def _made_of_feeds(graph: Graph, lookup: Operator, batch: tuple[int, ...]) -> set[str] | None:
-    """Return the names of the operators that compute a lookup's indices from fed batches; None if they need something else."""
+    """Return the names of the operators that compute a lookup's indices from fed batches; None if they need others."""
     found = graph.ancestors([tensor for position, tensor in lookup.operands if position == 1])
     operators = [graph.operators[name] for name in found]
     drawn = {*FROM_KEY, *FROM_SEED}

@@ -127,3 +127,6 @@ def test_real_ranks_train_in_stages_as_one_device_does(tmp_path: Path) -> None:
         assert found["losses"] == pytest.approx(one["losses"], rel=1e-10)
         assert found["evaluated"] == pytest.approx(one["evaluated"], rel=1e-10)
         assert "2 stages" in str(found["plan"])
+    # The table is where the product is, which looks up the rows for the first stage: it isn't sent.
+    first, last = json.loads((tmp_path / "plan.json").read_text())["stages"]
+    assert "table" not in first["operators"] and {"table", "GatherV2"} & {*last["operators"]} >= {"table"}

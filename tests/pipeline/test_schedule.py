@@ -49,6 +49,16 @@ def test_more_in_flight_hides_a_slow_link() -> None:
     assert times[0] > times[1] >= times[2]
 
 
+def test_what_is_sent_before_the_first_and_after_the_last_pass_is_counted() -> None:
+    found = pass_orders("1f1b", 4, [2, 1])
+    times = [1.0, 1.0], [2.0, 2.0], [0.0]
+    alone = makespan(found, *times)
+    assert makespan(found, *times, [0.0, 1.0], [0.0, 0.0]) == alone  # there when the first micro-batch is
+    assert makespan(found, *times, [0.0, 4.0], [0.0, 0.0]) == alone + 3.0
+    assert makespan(found, *times, [0.0, 0.0], [0.0, 1.0]) == alone  # stage 0 still runs its last pass
+    assert makespan(found, *times, [0.0, 0.0], [0.0, 7.0]) == alone + 5.0
+
+
 def test_passes_that_wait_for_each_other_are_named() -> None:
     (first, second) = pass_orders("1f1b", 2, [2, 1])
     with pytest.raises(ValueError, match="B0 of stage 0, F1 of stage 1"):

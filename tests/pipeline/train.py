@@ -16,7 +16,7 @@ import numpy as np
 import tensoropt
 from tensoropt.runtime.pipeline import messages
 
-BATCH, WORDS, WIDTH = 16, 50, 24
+BATCH, WORDS, WIDTH = 16, 200, 24
 
 
 def loss_of(words: object, targets: object) -> object:

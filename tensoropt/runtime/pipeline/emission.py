@@ -306,5 +306,9 @@ class PipelineEmission:
 
 def _summed(first: Mapping[str, Values], second: Mapping[str, Values]) -> dict[str, Values]:
     """Return values by name, those of names in both added."""
-    both = {name: [tf.add_n(list(pair)) for pair in zip(first[name], second[name], strict=True)] for name in first if name in second}
+    both = {
+        name: [tf.add_n(list(pair)) for pair in zip(values, second[name], strict=True)]
+        for name, values in first.items()
+        if name in second
+    }
     return {**first, **second, **both}
