@@ -20,7 +20,7 @@ from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, least_in_flight, makesp
 from ..rules.registry import rule_of
 from ..rules.rule import configs, interface_of
 from ..sharding.model import Model
-from ..sharding.stages import Stages
+from ..sharding.stages import StageModel, Stages
 from .find_frontier import ModelFrontier
 from .request import Request, searched
 from .staged_plan import PlannedStage, StagedPlan
@@ -202,8 +202,19 @@ def _fastest(frontier: ModelFrontier, in_flight: int, limit_bytes: int | None) -
 
 
 def needed_bytes(frontier: ModelFrontier, point: int, in_flight: int) -> int:
-    """Return the peak of a stage: that of one micro-batch, and what the others in flight save for the backward pass."""
-    return frontier.needed_bytes(point) + (in_flight - 1) * saved_bytes(frontier, point)
+    """Return the peak of a stage: that of one micro-batch, and what the others in flight save for the backward pass.
+
+    Rows of the whole batch that it looks up ahead are held twice, whole and cut, and so are their gradients later.
+    """
+    of_one = frontier.needed_bytes(point) + (in_flight - 1) * saved_bytes(frontier, point)
+    return of_one + 2 * _ahead_bytes(frontier.model)
+
+
+def _ahead_bytes(model: Model) -> int:
+    """Return the bytes of all rows that a stage looks up for others."""
+    assert isinstance(model, StageModel)
+    ahead = {each.tensor for each in model.stages.crossings if each.is_ahead and each.source == model.index}
+    return sum(model.stages.whole.graph.tensors[name].mem_bytes for name in ahead)
 
 
 def saved_bytes(frontier: ModelFrontier, point: int) -> int:

@@ -57,11 +57,11 @@ def dropping_out(api: Any = tf.compat.v1) -> zoo.Built:
     return zoo.Built(loss, {x: zoo._reals(12, BATCH, 6)}, ())
 
 
-def tied(api: Any = tf.compat.v1) -> zoo.Built:
-    """A table that is looked up twice, once by what is computed of a feed, and is a factor of the last product."""
+def tied(api: Any = tf.compat.v1, n_rows: int = 37) -> zoo.Built:
+    """A table of so many rows that is looked up twice, once by what is computed of a feed, and is a factor of the last product."""
     words = api.placeholder(api.int64, [BATCH, 2], name="words")
     others = api.placeholder(api.float64, [BATCH], name="others")
-    table = api.get_variable("table", [37, 4], api.float64)
+    table = api.get_variable("table", [n_rows, 4], api.float64)
     w1 = api.get_variable("w1", [4, 6], api.float64)
     w2 = api.get_variable("w2", [6, 4], api.float64)
     found = api.reduce_sum(api.gather(table, words), 1) + api.gather(table, api.cast(others, api.int32))
@@ -70,8 +70,8 @@ def tied(api: Any = tf.compat.v1) -> zoo.Built:
     loss = api.reduce_mean(api.square(api.matmul(hidden, table, transpose_b=True))) + penalty
     drawn = tuple(np.random.default_rng([13, i]) for i in range(zoo.N_BATCHES))
     inputs = {
-        words: tuple(rng.integers(0, 37, (BATCH, 2)) for rng in drawn),
-        others: tuple(rng.integers(0, 37, BATCH).astype(np.float64) for rng in drawn),
+        words: tuple(rng.integers(0, n_rows, (BATCH, 2)) for rng in drawn),
+        others: tuple(rng.integers(0, n_rows, BATCH).astype(np.float64) for rng in drawn),
     }
     return zoo.Built(loss, inputs, (api.reduce_max(found),))
 
