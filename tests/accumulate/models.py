@@ -58,7 +58,7 @@ def dropping_out(api: Any = tf.compat.v1) -> zoo.Built:
 
 
 def tied(api: Any = tf.compat.v1, n_rows: int = 37) -> zoo.Built:
-    """A table of so many rows that is looked up twice, once by what is computed of a feed, and is a factor of the last product."""
+    """A table of so many rows, looked up twice, once by what is computed of a feed, and a factor of the last product."""
     words = api.placeholder(api.int64, [BATCH, 2], name="words")
     others = api.placeholder(api.float64, [BATCH], name="others")
     table = api.get_variable("table", [n_rows, 4], api.float64)
