@@ -266,7 +266,7 @@ def compare(
         baselines[name] = find_baseline(frontier, name, told)
         if frontier.all_peaks is not None:
             baselines[name] = baselines[name].of_least_peaks(told)
-    return Comparison(frontier, baselines, limit_bytes)
+    return Comparison(frontier.joined(baselines.values(), progress), baselines, limit_bytes)
 
 
 def _named(progress: Progress, name: str) -> Progress:

@@ -1,0 +1,67 @@
+"""No point of a frontier is beaten in peak memory and time by another one, nor by a baseline's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.large import first
+
+from tensoropt.ft import Budget, Frontier
+from tensoropt.plan.compare import compare
+from tensoropt.plan.find_frontier import ModelFrontier, find_baseline, find_frontier
+from tensoropt.profiling.hardware import named
+
+from .models import frontier_of, model_of
+
+
+def points(frontier: ModelFrontier) -> list[tuple[int, int]]:
+    """The peak of each point, counted by a replay of its own plan, and its time."""
+    return [(frontier.peak(point).n_bytes, int(time)) for point, time in enumerate(frontier.found.time_ns)]
+
+
+def beaten(frontier: ModelFrontier, by: ModelFrontier) -> list[tuple[int, int]]:
+    better = points(by)
+    return [
+        (peak, time) for peak, time in points(frontier)
+        if any(p <= peak and t <= time and (p, t) != (peak, time) for p, t in better)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", first(3, ["rnn", "vgg16", "transformer", "lenet5", "wide_resnet", "alexnet", "bert_large"]))
+@pytest.mark.parametrize("without", first(1, [(), ("remat",), ("remat", "reuse", "zero")]))
+def test_no_point_is_beaten(name: str, without: tuple[str, ...]) -> None:
+    # A frontier that is far from exact: baselines could well beat it.
+    quick = Budget(max_points=2, seconds=0.0)
+    frontier = find_frontier(model_of(name), named("v100-1x4"), 4, space="full", budget=quick, without=without)
+    assert not beaten(frontier, frontier)
+    assert not beaten(frontier, find_baseline(frontier, "data-parallel"))
+    compared = compare(frontier)
+    assert not beaten(compared.frontier, compared.frontier)
+    for each in compared.baselines.values():
+        assert not beaten(compared.frontier, each)
+        assert not compared.is_below(each).any()
+
+
+@pytest.mark.parametrize("algorithm", ["data-parallel", "optcnn"])
+def test_what_a_baseline_finds_becomes_a_point_at_its_own_costs(algorithm: str) -> None:
+    frontier = frontier_of("lenet5", "full")
+    slowest = Frontier(*(each[:1] for each in (frontier.found.mem_bytes, frontier.found.time_ns)),
+                       frontier.found.strategies[:1], {}, "ft-ldp")  # fmt: skip
+    alone = replace(frontier, found=slowest, searched=slowest, _peaks={}, _simulated={})
+    baseline = find_baseline(frontier, algorithm)
+    joined = alone.joined([baseline])
+    assert len(joined) == 2 and points(joined)[1:] == points(baseline)
+    assert joined.found.mem_bytes[1] == baseline.found.mem_bytes[0]
+    meant = baseline.built.strategy(baseline.found.strategies[0])
+    assert joined.built.strategy(joined.found.strategies[1]).configs == meant.configs
+
+
+def test_what_the_space_does_not_have_stays_out() -> None:
+    frontier = frontier_of("rnn", "compact")
+    tofu = find_baseline(frontier, "tofu")
+    with pytest.raises(ValueError, match="no state of the node"):
+        frontier.built.states_of(tofu.built.strategy(tofu.found.strategies[0]))
+    joined = frontier.joined([tofu])
+    assert np.array_equal(joined.found.strategies, frontier.found.strategies)
