@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -41,6 +41,7 @@ from ..sharding.resharding import PathFinder
 from .build import complete_configs, cost_entries, planned_operators
 from .compress import compressed
 from .details import DetailedFrontier
+from .found_points import Candidates
 from .plan import Plan
 
 JOINED = "data-parallel"
@@ -92,24 +93,25 @@ class ModelFrontier(DetailedFrontier):
         return find_baseline(self, algorithm, progress)
 
     def joined(self, others: Iterable[ModelFrontier], progress: Progress | None = None) -> ModelFrontier:
-        """Return the frontier with the points that baselines found, so that none of them beats one of its own points.
+        """Return the points of least peaks and times of the frontier and of baselines; see :meth:`of_least_peaks`.
 
-        Strategies that the frontier's space doesn't have stay out, and all where memory and time aren't what was searched.
+        So no baseline beats a point, but by strategies that the frontier's space doesn't have: they stay out, and so do all
+        where memory and time aren't what was searched.
         """
         built, given = self.built, []
         for each in others if self.objectives == MEMORY_TIME else ():
             for states in each.found.strategies:
                 with contextlib.suppress(ValueError):  # the strategy isn't in the space
                     given.append(built.states_of(each.built.strategy(states)))
-        costs = np.array([built.problem.cost(states.tolist()) for states in given], np.int64).reshape(-1, 2)
+        costs = np.array([built.problem.cost(states) for states in given], np.int64).reshape(-1, 2)
         possible = (costs < INFEASIBLE).all(axis=1)
         if not possible.any():
-            return self
+            return self.of_least_peaks(progress)
         strategies, (mem, time_ns) = np.array(given, np.int32)[possible], costs[possible].T
-        mem, time_ns = mem + built.missing_bytes(strategies), time_ns - built.overlap_ns(strategies)
-        found = with_more(self.certified, mem, time_ns, strategies)
-        everything = replace(self, found=found, searched=None, counter=self._counter, _peaks={}, _simulated={})
-        return everything if self.searched is None else everything.of_least_peaks(progress)
+        more = Candidates(mem + built.missing_bytes(strategies), time_ns - built.overlap_ns(strategies), strategies)
+        certified = with_more(self.certified, more.mem_bytes, more.time_ns, more.strategies)
+        of_all = replace(self, found=certified, searched=None, counter=self._counter, _peaks={}, _simulated={})
+        return of_all.of_least_peaks(progress, more.with_(Candidates.of(self.found)))
 
 
 def find_frontier(
@@ -175,9 +177,7 @@ def find_frontier(
 
     def finished(built: StrategyProblem, note: str = "") -> ModelFrontier:
         of_all = ModelFrontier(model, hardware, built, costing, found, phases, note=note, objectives=objectives)
-        if micro_batches == 1:
-            of_all = of_all.joined([find_baseline(of_all, JOINED)])
-        return _of_least_peaks(of_all, progress)
+        return _of_least_peaks(of_all, [JOINED] if micro_batches == 1 else [], progress)
 
     if not is_remat:
         return finished(plain)
@@ -220,10 +220,10 @@ def _searched(searching: ProblemSearch, problem: StrategyProblem, algorithm: str
         raise InputError(str(error)) from error
 
 
-def _of_least_peaks(frontier: ModelFrontier, progress: Progress | None) -> ModelFrontier:
-    """Return the points of least peaks and times, with the seconds that counting took as phase ``peaks``."""
+def _of_least_peaks(frontier: ModelFrontier, baselines: Sequence[str], progress: Progress | None) -> ModelFrontier:
+    """Return the points of least peaks and times, baselines' too, with the seconds that this took as phase ``peaks``."""
     started = time.perf_counter()
-    frontier = frontier.of_least_peaks(progress)
+    frontier = frontier.joined([find_baseline(frontier, name) for name in baselines], progress)
     return replace(frontier, seconds_by_phase={**frontier.seconds_by_phase, "peaks": time.perf_counter() - started})
 
 
