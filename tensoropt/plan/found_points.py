@@ -160,7 +160,7 @@ class FoundPoints:
         if counted is None:
             return self
         mem, time_ns, strategies = pool.mem_bytes, pool.time_ns, pool.strategies
-        kept = _least_peaks(counted, mem, time_ns)
+        kept = least_peaks(counted, mem, time_ns)
         found = replace(self.found, mem_bytes=mem[kept], time_ns=time_ns[kept], strategies=strategies[kept])
         return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
 
@@ -209,16 +209,17 @@ class FoundPoints:
         )
 
 
-def _least_peaks(peaks: np.ndarray, mem: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
+def least_peaks(peaks: np.ndarray, mem: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
     """Return the indices of the points that no other one beats in peak and time, by ascending peak and memory.
 
-    A strategy of more memory may have a smaller peak, so that not all of these need be in one order. Then as many are
-    left out as have to be, but neither the fastest nor the one of the smallest peak unless these two are out of order.
+    A strategy of more memory may have a smaller peak, so that not all of these need be in one order. Then as few as
+    possible are left out: not the fastest, and the one of the smallest peak only if it has more memory than the fastest.
     """
     kept = reduce_unsorted(peaks, time_ns)
-    ends = kept[[0, -1]] if mem[kept[0]] < mem[kept[-1]] else kept[-1:]
-    inner = kept[(mem[kept] > mem[ends[0]]) & (mem[kept] < mem[ends[-1]])]
-    return np.concatenate([ends[:-1], inner[longest_ascending(mem[inner].tolist())], ends[-1:]])
+    below = kept[mem[kept] < mem[kept[-1]]]
+    smallest = below[below == kept[0]]
+    between = below[mem[below] > mem[smallest].max(initial=-1)]
+    return np.concatenate([smallest, between[longest_ascending(mem[between].tolist())], kept[-1:]])
 
 
 def longest_ascending(values: Sequence[int]) -> list[int]:

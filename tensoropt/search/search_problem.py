@@ -17,12 +17,14 @@ from .problem.strategy_problem import StrategyProblem
 from .problem.warm_start import adopted
 
 FIRST_GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000
-"""The least gap at which a first search with rematerialization stops, and the most points to which it thins partial frontiers:
-its lower bound is that of a weighted sum, so that nearer to it there is often little to gain. While there is time and a larger
-gap than is asked for, a second search goes nearer."""
+"""The least gap at which a first search with rematerialization stops, and the most points to which it thins partial
+frontiers: its lower bound is that of a weighted sum, so that nearer to it there is often little to gain. While there is time
+and a larger gap than is asked for, a second search goes nearer.
+"""
 SHARE = 0.5
-"""The share of the seconds that the search without rematerialization may take where one with it follows, and that is left for
-refining where first results took all seconds."""
+"""The share of the seconds that the search without rematerialization may take where one with it follows, and the share that
+is left for changes where first results took all seconds.
+"""
 
 
 @dataclass(frozen=True, slots=True)

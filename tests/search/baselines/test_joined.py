@@ -12,7 +12,7 @@ from helpers.large import first
 from tensoropt.ft import Budget, Frontier
 from tensoropt.plan.compare import compare
 from tensoropt.plan.find_frontier import ModelFrontier, find_baseline, find_frontier
-from tensoropt.plan.found_points import longest_ascending
+from tensoropt.plan.found_points import least_peaks, longest_ascending
 from tensoropt.profiling.hardware import named
 
 from .models import frontier_of, model_of
@@ -78,3 +78,22 @@ def test_a_longest_ascending_subsequence(seed: int) -> None:
     for i, value in enumerate(values):
         lengths.append(1 + max((lengths[j] for j in range(i) if values[j] < value), default=0))
     assert len(found) == max(lengths, default=0)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_points_of_least_peaks_are_in_one_order_and_unbeaten(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    peaks, mem, times = rng.integers(1, (4, 9, 30)[seed % 3], (3, 1 + seed % 11))
+    kept = least_peaks(peaks, mem, times)
+    assert (np.diff(peaks[kept]) > 0).all() and (np.diff(mem[kept]) > 0).all() and (np.diff(times[kept]) < 0).all()
+    costs = list(zip(peaks.tolist(), times.tolist(), strict=True))
+    unbeaten = {each for each in costs if not any(p <= each[0] and t <= each[1] and (p, t) != each for p, t in costs)}
+    assert {costs[i] for i in kept} <= unbeaten
+    assert times[kept[-1]] == times.min()
+    alone = {each: {m for m, c in zip(mem.tolist(), costs, strict=True) if c == each} for each in unbeaten}
+    smallest, fastest = min(alone), max(alone)
+    if all(len(those) == 1 for those in alone.values()) and min(alone[smallest]) < min(alone[fastest]):
+        assert peaks[kept[0]] == peaks.min()
+    orders = [min(alone[each]) for each in sorted(alone)]
+    if all(len(those) == 1 for those in alone.values()) and orders == sorted(set(orders)):
+        assert len(kept) == len(alone)
