@@ -195,8 +195,8 @@ class Comparison:
         n_below, found = int(self.is_below(each).sum()), self.frontier.certified
         which = "its point is" if len(each) == 1 else f"{n_below} of its {len(each)} points are"
         has_all = each.built.space == self.frontier.built.space or self.frontier.built.space == FULL
-        if self._goes_by_peak and found.exact and has_all:
-            return f"{which} below the frontier, whose search goes by memory and not by the peak"
+        if self._goes_by_peak and has_all:
+            return f"{which} below the frontier, whose points are in one order by memory and by peak"
         if each.built.space == self.frontier.built.space:
             return f"{which} below the frontier, which is {found.certificate}"
         if self.frontier.built.space == FULL:
