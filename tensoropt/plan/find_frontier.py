@@ -45,7 +45,7 @@ from .found_points import Candidates
 from .plan import Plan
 
 JOINED = "data-parallel"
-"""The baseline that every frontier has among its candidates: it takes little time, and is what most users would do else."""
+"""The baseline that no frontier's point is beaten by: it takes little time, and is what most users would do else."""
 NO_REMAT = "without rematerialization, as the fastest plan fits without it"
 
 

@@ -152,7 +152,7 @@ class FoundPoints:
         was searched, all points stay.
 
         Args:
-            others: further strategies, which may become points.
+            others: further strategies; those that beat a point in peak and time become points.
         """
         own = Candidates.of(self.found)
         pool = own if others is None else own.with_(others)
@@ -160,7 +160,12 @@ class FoundPoints:
         if counted is None:
             return self
         mem, time_ns, strategies = pool.mem_bytes, pool.time_ns, pool.strategies
-        kept = least_peaks(counted, mem, time_ns)
+        n_own = len(self.found)
+        kept = least_peaks(counted[:n_own], mem[:n_own], time_ns[:n_own])
+        better = n_own + _that_beat(counted[n_own:], time_ns[n_own:], counted[kept], time_ns[kept])
+        if len(better):
+            among = np.concatenate([np.arange(n_own), better])
+            kept = among[least_peaks(counted[among], mem[among], time_ns[among])]
         found = replace(self.found, mem_bytes=mem[kept], time_ns=time_ns[kept], strategies=strategies[kept])
         return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
 
@@ -207,6 +212,12 @@ class FoundPoints:
             f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
             f"{sum(self.seconds_by_phase.values()):.2f} s" + (f"; {self.note}" if self.note else "")
         )
+
+
+def _that_beat(peaks: np.ndarray, time_ns: np.ndarray, of_peaks: np.ndarray, of_times: np.ndarray) -> np.ndarray:
+    """Return the indices of the strategies that beat at least one of some points in peak and time."""
+    peak, time = peaks[:, None] - of_peaks, time_ns[:, None] - of_times
+    return np.flatnonzero(((peak <= 0) & (time <= 0) & (peak + time < 0)).any(axis=1))
 
 
 def least_peaks(peaks: np.ndarray, mem: np.ndarray, time_ns: np.ndarray) -> np.ndarray:

@@ -97,3 +97,12 @@ def test_points_of_least_peaks_are_in_one_order_and_unbeaten(seed: int) -> None:
     orders = [min(alone[each]) for each in sorted(alone)]
     if all(len(those) == 1 for those in alone.values()) and orders == sorted(set(orders)):
         assert len(kept) == len(alone)
+
+
+def test_a_strategy_that_beats_no_point_changes_nothing() -> None:
+    """Though its peak may be smaller than all: it could have no place but another point's."""
+    frontier = frontier_of("vgg16", "full")
+    own = points(frontier)
+    baseline = find_baseline(frontier, "one-weird-trick")
+    assert not beaten(frontier, baseline)
+    assert points(frontier.joined([baseline])) == own
