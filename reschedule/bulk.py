@@ -20,12 +20,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from .graph import LayoutGraph, layout_graph
+from .kept import Kept
 from .layout import Axes
 from .orders import Ints, Mask, axes_of_mask, orders
 from .search import StepTimes, path_time_ns, rewinding, unwinding
@@ -133,30 +133,7 @@ class Weighted:
         return distance
 
 
-class _Kept:
-    """The weighted graphs that were used last, of at most _KEPT_BYTES, or one."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[LayoutGraph, StepTimes], tuple[Weighted, int]] = {}
-        self._lock = Lock()
-
-    def get(self, key: tuple[LayoutGraph, StepTimes]) -> Weighted | None:
-        with self._lock:
-            found = self._found.pop(key, None)
-            if found is None:
-                return None
-            self._found[key] = found
-            return found[0]
-
-    def put(self, key: tuple[LayoutGraph, StepTimes], weighted: Weighted, n_bytes: int) -> None:
-        with self._lock:
-            self._found[key] = weighted, n_bytes
-            total = sum(each for _, each in self._found.values())
-            while total > _KEPT_BYTES and len(self._found) > 1:
-                total -= self._found.pop(next(iter(self._found)))[1]
-
-
-_kept = _Kept()
+_kept: Kept[tuple[LayoutGraph, StepTimes], Weighted] = Kept(_KEPT_BYTES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

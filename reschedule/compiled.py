@@ -1,6 +1,6 @@
 """The inner loops of the searches for paths, compiled by Numba.
 
-:func:`relax` gives the same distances as :func:`.bulk.relax` in NumPy, to the bit; :func:`settle` is for :mod:`.quick`.
+:func:`relax` gives the same distances as :func:`.bulk.relax` in NumPy, to the bit; the others are for :mod:`.quick`.
 
 Importing this module needs Numba. It compiles where there is no compiled code on disk yet (some seconds, once).
 """
@@ -20,6 +20,7 @@ TIE_BITS = 10
 LOCAL = 1
 COLLECTIVE = (1 << 5) + LOCAL
 LONGEST = 1 << 51  # a longer time doesn't leave room for these bits; NEVER, of states that don't fit, is longer too
+FAR = LONGEST << TIE_BITS
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -79,14 +80,23 @@ def relax(start: Any, source: Any, weight: Any, order: Any, distance: Any, never
 
 
 @_compile
+def _weight(time_ns: Any, communicates: Any, edge: int) -> Any:
+    """Return a step's time with what breaks ties; FAR for a step between layouts that don't fit."""
+    if time_ns[edge] >= LONGEST:
+        return FAR
+    return (time_ns[edge] << TIE_BITS) + (COLLECTIVE if communicates[edge] else LOCAL)
+
+
+@_compile
 def settle(start: Any, source: Any, time_ns: Any, communicates: Any, first: int, last: int) -> Any:
     """Return the remaining weights from states to ``last``, int64[states], and the states on cheapest paths to it.
 
     The second result, bool[states], marks the states on the cheapest paths from ``first``. Remaining weights are right
-    for all states that are as near to ``last`` as ``first`` is. Edges are as in :func:`relax`.
+    for all states that are as near to ``last`` as ``first`` is; the third result is their number. Edges are as in
+    :func:`relax`.
     """
     n_states = len(start) - 1
-    left = np.full(n_states, np.iinfo(np.int64).max, np.int64)
+    left = np.full(n_states, FAR, np.int64)
     is_settled = np.zeros(n_states, np.bool_)
     settled = np.empty(n_states, np.int64)
     left[last] = n_settled = 0
@@ -99,17 +109,64 @@ def settle(start: Any, source: Any, time_ns: Any, communicates: Any, first: int,
         settled[n_settled] = state
         n_settled += 1
         for edge in range(start[state], start[state + 1]):
-            if time_ns[edge] < LONGEST and not is_settled[source[edge]]:
-                weight = (time_ns[edge] << TIE_BITS) + (COLLECTIVE if communicates[edge] else LOCAL)
-                if left[state] + weight < left[source[edge]]:
-                    left[source[edge]] = left[state] + weight
-                    heappush(heap, (left[state] + weight, np.int64(source[edge])))
+            reached = left[state] + _weight(time_ns, communicates, edge)
+            if reached < left[source[edge]]:
+                left[source[edge]] = reached
+                heappush(heap, (reached, np.int64(source[edge])))
     is_between = np.zeros(n_states, np.bool_)
     is_between[first] = True
     for index in range(n_settled - 2, -1, -1):
         state = settled[index]
         for edge in range(start[state], start[state + 1]):
-            if is_between[source[edge]] and time_ns[edge] < LONGEST:
-                weight = (time_ns[edge] << TIE_BITS) + (COLLECTIVE if communicates[edge] else LOCAL)
-                is_between[state] |= left[source[edge]] == left[state] + weight
-    return left, is_between
+            if is_between[source[edge]]:
+                is_between[state] |= left[source[edge]] == left[state] + _weight(time_ns, communicates, edge)
+    return left, is_between, n_settled
+
+
+@_compile
+def distances(start: Any, other: Any, edges: Any, time_ns: Any, communicates: Any, end: int) -> Any:
+    """Return the weights of the cheapest paths between one end and each state, int64[states]; FAR where there is none.
+
+    Args:
+        start: int64[states + 1]; the edges at state t are start[t] to start[t + 1].
+        other: int32[edges], the state at the other end of each: its source for paths to ``end``, its target for paths
+            from there.
+        edges: int32[edges], the number of each in ``time_ns`` and ``communicates``.
+    """
+    n_states = len(start) - 1
+    distance = np.full(n_states, FAR, np.int64)
+    is_settled = np.zeros(n_states, np.bool_)
+    distance[end] = 0
+    heap = [(0, end)]
+    while len(heap) > 0:
+        so_far, state = heappop(heap)
+        if is_settled[state]:
+            continue
+        is_settled[state] = True
+        for i in range(start[state], start[state + 1]):
+            reached = so_far + _weight(time_ns, communicates, edges[i])
+            if reached < distance[other[i]]:
+                distance[other[i]] = reached
+                heappush(heap, (reached, np.int64(other[i])))
+    return distance
+
+
+@_compile
+def between(start: Any, target: Any, edges: Any, time_ns: Any, communicates: Any, left: Any, firsts: Any) -> Any:
+    """Return the states on the cheapest paths from any of ``firsts``, bool[states], given what is left from each state.
+
+    Args:
+        start, target, edges: as in :func:`distances`, for paths from a state.
+        left: int64[states], of :func:`distances` to the end of the paths.
+    """
+    is_between = np.zeros(len(start) - 1, np.bool_)
+    is_between[firsts] = True
+    found = list(firsts)
+    while len(found) > 0:
+        state = found.pop()
+        for i in range(start[state], start[state + 1]):
+            after = np.int64(target[i])
+            if not is_between[after] and left[state] == left[after] + _weight(time_ns, communicates, edges[i]):
+                is_between[after] = True
+                found.append(after)
+    return is_between

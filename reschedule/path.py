@@ -28,7 +28,7 @@ from .layout import Axes, Layout, Shape
 from .mesh import Mesh
 from .orders import Ints, runs_on_paths
 from .quick import is_quick, quick_moves
-from .search import StepTimes, cheapest_moves
+from .search import StepTimes, cheapest_moves, dijkstra_moves
 from .steps import Move, State, Step, make_step
 from .units import UnitMesh, units
 
@@ -119,7 +119,11 @@ def cheapest_path(source: Layout, target: Layout, shape: Shape, itemsize: int, c
 
 def _moves(times: StepTimes, source: State, target: State, partial: bool) -> list[Move]:
     runs = runs_on_paths(len(times.axis_sizes), len(times.shape))
-    search = quick_moves if is_quick(times, source, target, runs) else cheapest_moves
+    return cheapest_moves(times, source, target, partial, runs, _between)
+
+
+def _between(times: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
+    search = quick_moves if is_quick(times, source, target, runs) else dijkstra_moves
     return search(times, source, target, partial, runs)
 
 

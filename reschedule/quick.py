@@ -2,20 +2,32 @@
 
 Dijkstra's algorithm goes back from the target, because edges are sorted by their targets, and ends when it has come to
 the source. Then the layouts on cheapest paths are marked, from the source on. The path is read off from its end, where
-ties are decided.
+ties are decided. O(E log L) for E edges into L layouts that are nearer to the target than the source is.
 
-O(E log L) for E edges into L layouts that are nearer to the target than the source is.
+A search that changes one operator at a time asks for the paths from many layouts to one, or from one to many. So what
+is looked at for an end is added up, and when that comes to all layouts its distances to all, or from all, are found and
+kept: at most twice the work, whatever is asked. A path from or to it is then read off: O(edges into the layouts on
+cheapest paths).
+
+One of the ends may be of more runs of axes than the layouts of the graph: then it is a step away from some of them, the
+distances of the other end are found, and the least sum of both is the path.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 
 import numpy as np
+import numpy.typing as npt
 
 from .bulk import Weighted, is_loaded
-from .graph import layout_graph
-from .orders import n_layouts, orders
+from .graph import LayoutGraph, layout_graph
+from .kept import Kept
+from .orders import Ints, Mask, n_layouts, orders
 from .search import StepTimes, enumeration_order
 from .steps import COMMUNICATING, Move, State, move_between
 
@@ -24,32 +36,178 @@ _WORTH_LOADING = 5_000
 
 
 def is_quick(steps: StepTimes, source: State, target: State, runs: int | None) -> bool:
-    """Return whether :func:`quick_moves` pays: both ends are in the graph, and compiled code is loaded or worth it."""
+    """Return whether :func:`quick_moves` pays: an end is in the graph, and compiled code is loaded or worth it."""
     n_axes = len(steps.axis_sizes)
     known = orders(n_axes, runs)
-    if not (known.has(*source) and known.has(*target)):
+    if not (known.has(*source) or known.has(*target)):
         return False
     return is_loaded() or (n_layouts(n_axes, len(steps.shape), runs) >= _WORTH_LOADING and find_spec("numba") is not None)
 
 
 def quick_moves(steps: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
-    """Return the moves that :func:`.search.cheapest_moves` returns."""
-    from . import compiled
-
+    """Return the moves that :func:`.search.dijkstra_moves` returns. An end at least must be in the graph."""
+    if source == target:
+        return []
     graph = layout_graph(len(steps.axis_sizes), len(steps.shape), partial, runs)
-    time_ns = Weighted.of(graph, steps).weight
-    first, at = graph.number_of([source, target]).tolist()
-    communicates = graph.kind < len(COMMUNICATING)
-    left, is_between = compiled.settle(graph.start, graph.source, time_ns, communicates, first, at)
-    found: list[Move] = []
-    while at != first:
-        edges = slice(graph.start[at], graph.start[at + 1])
-        origin = graph.source[edges]
-        weight = (time_ns[edges] << compiled.TIE_BITS) + np.where(communicates[edges], compiled.COLLECTIVE, compiled.LOCAL)
-        on_time = is_between[origin] & (time_ns[edges] < compiled.LONGEST) & (left[origin] == left[at] + weight)
-        before = min(origin[on_time].tolist(), key=lambda number: enumeration_order(graph.state(number)))
-        move = move_between(graph.state(before), graph.state(at))
-        assert move is not None, "every edge is a move"
-        found.append(move)
-        at = before
-    return found[::-1]
+    search = _Search(graph, steps, Weighted.of(graph, steps).weight)
+    if not graph.orders.has(*target):
+        return search.moves_out(source, target)
+    if not graph.orders.has(*source):
+        return search.moves_in(source, target)
+    first, last = graph.number_of([source, target]).tolist()
+    return search.read_off(*search.distances(first, last), first, last)
+
+
+_Edges = tuple[Ints, npt.NDArray[np.int32], npt.NDArray[np.int32]]
+_kept: Kept[tuple[LayoutGraph, StepTimes, bool, int], Ints] = Kept(1 << 26)
+_looked_at: Kept[tuple[LayoutGraph, StepTimes], Counter[tuple[bool, int]]] = Kept(1 << 10)
+"""How many layouts were looked at for paths to a state, or from there. Each counter counts as a byte."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Search:
+    """A graph with the times of one tensor's steps, int64[edges]."""
+
+    graph: LayoutGraph
+    steps: StepTimes
+    time_ns: Ints
+
+    @property
+    def _costs(self) -> tuple[Ints, Mask]:
+        return self.time_ns, _communicates(self.graph)
+
+    def distances(self, first: int, last: int) -> tuple[Ints, Mask | None]:
+        """Return distances, int64[states], by which the cheapest paths from ``first`` to ``last`` can be read off.
+
+        They are those from ``first``, with None; or those to ``last``, with the states on the cheapest paths, bool[states].
+        """
+        from . import compiled
+
+        graph, steps = self.graph, self.steps
+        looked_at = _looked_at.get((graph, steps))
+        if looked_at is None:
+            looked_at = Counter()
+            _looked_at.put((graph, steps), looked_at, 1)
+        from_first, to_last = ((False, first), (True, last))
+        if _kept.get((graph, steps, *from_first)) is not None:
+            return self.distances_of(*from_first), None
+        if _kept.get((graph, steps, *to_last)) is None:
+            if looked_at[to_last] < len(graph.key) <= looked_at[from_first]:
+                return self.distances_of(*from_first), None
+            if looked_at[to_last] < len(graph.key):
+                left, is_between, n_settled = compiled.settle(graph.start, graph.source, *self._costs, first, last)
+                looked_at.update({from_first: n_settled, to_last: n_settled})
+                return left, is_between
+        left = self.distances_of(*to_last)
+        return left, self.between(left, [first])
+
+    def distances_of(self, is_target: bool, end: int) -> Ints:
+        """Return the distances of all states to an end, or from there, as they are kept or found now: int64[states]."""
+        from . import compiled
+
+        key = self.graph, self.steps, is_target, end
+        found = _kept.get(key)
+        if found is None:
+            edges = _inward(self.graph) if is_target else _outward(self.graph)
+            found = compiled.distances(*edges, *self._costs, end)
+            _kept.put(key, found, found.nbytes)
+        return found
+
+    def between(self, left: Ints, firsts: Sequence[int]) -> Mask:
+        """Return the states on the cheapest paths from some states, given what is left from each state."""
+        from . import compiled
+
+        is_between: Mask = compiled.between(*_outward(self.graph), *self._costs, left, np.array(firsts, np.int64))
+        return is_between
+
+    def read_off(
+        self, distance: Ints, is_between: Mask | None, first: int, last: int, enters: dict[int, State] | None = None
+    ) -> list[Move]:
+        """Return the moves of the cheapest path, from its end on.
+
+        Args:
+            distance, is_between: see :meth:`distances`.
+            first: the state that the path begins with; -1 if that is outside of the graph.
+            enters: the state outside by the states that are next to it on a cheapest path.
+        """
+        from . import compiled
+
+        graph, enters = self.graph, enters or {}
+        found: list[Move] = []
+        at = last
+        while at != first:
+            edges = slice(graph.start[at], graph.start[at + 1])
+            origin, ties = graph.source[edges], np.where(_communicates(graph)[edges], compiled.COLLECTIVE, compiled.LOCAL)
+            time_ns = self.time_ns[edges]
+            weight = np.where(time_ns < compiled.LONGEST, (time_ns << compiled.TIE_BITS) + ties, compiled.FAR)
+            if is_between is None:
+                on_time = distance[origin] + weight == distance[at]
+            else:
+                on_time = is_between[origin] & (distance[origin] == distance[at] + weight)
+            possible = [(graph.state(number), number) for number in origin[on_time].tolist()]
+            if at in enters:
+                possible.append((enters[at], -1))
+            before, number = min(possible, key=lambda each: enumeration_order(each[0]))
+            move = move_between(before, graph.state(at))
+            assert move is not None, "every edge is a move"
+            found.append(move)
+            at = number
+        return found[::-1]
+
+    def moves_in(self, source: State, target: State) -> list[Move]:
+        """Return the moves from a state outside of the graph to one inside."""
+        (last,) = self.graph.number_of([target]).tolist()
+        left = self.distances_of(True, last)
+        near = self._next_to(source, is_target=False)
+        least = min(weight + left[number] for number, weight in near.items())
+        enters = {number: source for number, weight in near.items() if weight + left[number] == least}
+        return self.read_off(left, self.between(left, list(enters)), -1, last, enters)
+
+    def moves_out(self, source: State, target: State) -> list[Move]:
+        """Return the moves from a state of the graph to one outside."""
+        graph = self.graph
+        (first,) = graph.number_of([source]).tolist()
+        distance = self.distances_of(False, first)
+        near = self._next_to(target, is_target=True)
+        least = min(weight + distance[number] for number, weight in near.items())
+        possible = (number for number, weight in near.items() if weight + distance[number] == least)
+        before = min(possible, key=lambda number: enumeration_order(graph.state(number)))
+        move = move_between(graph.state(before), target)
+        assert move is not None, "a neighbour is a move away"
+        return [*self.read_off(distance, None, first, before), move]
+
+    def _next_to(self, state: State, is_target: bool) -> dict[int, int]:
+        """Return the states of the graph one move before a state outside of it, or after, with the weights of the moves."""
+        from . import compiled
+
+        graph, steps = self.graph, self.steps
+        others = list(dict.fromkeys(move.target for move in steps.moves(state, graph.has_partial, graph.orders.runs)))
+        found = {}
+        for other, number in zip(others, graph.number_of(others).tolist(), strict=True):
+            ends = (other, state) if is_target else (state, other)
+            move = move_between(*ends)
+            if move is not None:
+                ties = compiled.COLLECTIVE if move.kind in COMMUNICATING else compiled.LOCAL
+                found[number] = (steps.time_ns(ends[0], move) << compiled.TIE_BITS) + ties
+        return found
+
+
+@lru_cache(maxsize=16)
+def _communicates(graph: LayoutGraph) -> Mask:
+    """Return whether each edge is a collective, bool[edges]."""
+    return graph.kind < len(COMMUNICATING)
+
+
+@lru_cache(maxsize=16)
+def _inward(graph: LayoutGraph) -> _Edges:
+    """Return the edges by their targets: where those of each state begin, their sources, and their numbers."""
+    return graph.start, graph.source, np.arange(len(graph.source), dtype=np.int32)
+
+
+@lru_cache(maxsize=16)
+def _outward(graph: LayoutGraph) -> _Edges:
+    """Return the edges by their sources: where those of each state begin, their targets, and their numbers."""
+    by_source = np.argsort(graph.source, kind="stable").astype(np.int32)
+    start = np.searchsorted(graph.source[by_source], np.arange(len(graph.start)))
+    targets = np.repeat(np.arange(len(graph.key), dtype=np.int32), np.diff(graph.start))
+    return start, targets[by_source], by_source

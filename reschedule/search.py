@@ -57,10 +57,17 @@ class StepTimes:
                 yield move
 
 
-def cheapest_moves(times: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
+Between = Callable[["StepTimes", State, State, bool, "int | None"], "list[Move]"]
+
+
+def cheapest_moves(
+    times: StepTimes, source: State, target: State, partial: bool, runs: int | None, between: Between | None = None
+) -> list[Move]:
     """Return the moves of the cheapest path between two states that fit.
 
     Args:
+        between: finds the moves between states of which at most one part each has too many runs; None for
+            :func:`dijkstra_moves`.
         partial: whether the states on the way may be partial.
         runs: the most runs of axes that a dimension of a state on the way may be made of; None for any number.
     """
@@ -72,8 +79,8 @@ def cheapest_moves(times: StepTimes, source: State, target: State, partial: bool
         return [direct]
     near_source = leaving[-1].target if leaving else source
     near_target = entering[-1].target if entering else target
-    between = _dijkstra(times, near_source, near_target, partial, runs)
-    return [*leaving, *between, *rewinding(target, entering)]
+    moves = (between or dijkstra_moves)(times, near_source, near_target, partial, runs)
+    return [*leaving, *moves, *rewinding(target, entering)]
 
 
 def unwinding(state: State, known: Orders) -> list[Move]:
@@ -106,7 +113,8 @@ def path_time_ns(times: StepTimes, state: State, found: list[Move]) -> int:
     return sum(times.time_ns(origin, move) for origin, move in zip(origins, found, strict=False))
 
 
-def _dijkstra(times: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
+def dijkstra_moves(times: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
+    """Return the moves of the cheapest path between two states of which at most one part each has too many runs."""
     is_reachable = orders(len(times.axis_sizes), runs).has(*target)
     distance = {source: (0, 0, 0)}  # time, collectives, steps
     arrived: dict[State, tuple[State, Move]] = {}

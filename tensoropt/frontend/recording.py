@@ -230,7 +230,10 @@ def record_application(
     """
     pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
     if not pairs:
-        raise InputError(f"apply_gradients ({running_line()}) of {name} has no gradient; no loss depends on its variables")
+        raise InputError(
+            f"apply_gradients ({running_line()}) of {name} has no gradient: no loss depends on its variables; give "
+            "gradients with respect to variables of which a loss is computed"
+        )
     _check_variables(recording, [variable for _, variable in pairs], global_step, "apply_gradients")
     _check_hyperparameters(recording, hyperparameters, name)
     with recording.graph.as_default(), tf.control_dependencies(None):

@@ -100,7 +100,8 @@ def _of_pass(graph: Graph, taken: Gradients, found: Backward | None) -> Backward
         loss = graph.producers[taken.loss.name].where()
         raise InputError(
             f"the loss of training step '{taken.name}', {loss}, depends on none of the variables that it trains "
-            f"({', '.join(taken.variables)}) in a way that has a gradient"
+            f"({', '.join(taken.variables)}) in a way that has a gradient; compute it of what these give, without "
+            "tf.stop_gradient, integers or comparisons between"
         )
     return found
 

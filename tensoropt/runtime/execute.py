@@ -17,22 +17,17 @@ from ..common.errors import InputError, short
 from ..common.progress import NOT_SHOWN, Display
 from ..common.settings import LAG
 from ..common.watchdog import CHAINS, CRITICAL, OVERLAPPABLE
-from ..costs.model_costs import costing_of
 from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
 from ..lowering.resharding.reshard import Backend, Collective
 from ..plan.check import check_reshardings
 from ..plan.plan import Plan
 from ..plan.staged_plan import StagedPlan, load_any
-from ..profiling.hardware import Hardware
 from ..program.check import check_program
-from ..program.peak import peak_of
 from ..program.step import step_program
 from ..reschedule.layout import Axes, parse_axes
 from ..reschedule.mesh import Mesh
 from ..sharding.model import Model
-from ..sharding.propagation import inherited
-from ..sharding.resharding import PathFinder, PlainCosts
-from ..sharding.strategy import StrategyView
+from ..sharding.resharding import PlainCosts
 from .collectives.single import SingleCommunicator
 from .engine import Engine
 from .memory_check import check_available_memory, state_bytes
@@ -173,42 +168,6 @@ def execute(
             display=display,
         )
     return Execution(plan, engine, processes)
-
-
-def execute_beside(
-    execution: Execution, model: Model, initial_value: Callable[[str], np.ndarray]
-) -> Execution:
-    """Build an engine for another program of the same model, which shares the variables of the first engine.
-
-    Its configs are inherited from the plan. A tensor is resharded separately for each of its consumers.
-
-    Args:
-        initial_value: returns the global initial value of a variable that the first engine doesn't have.
-    """
-    first = execution.engine
-    engine = Engine(
-        _view_beside(execution.plan, model),
-        PathFinder(PlainCosts()),
-        first.backend,
-        initial_value,
-        first.agree,
-        first,
-        in_order=first.in_order,
-        lag=first.lag,
-        display=first.display,
-    )
-    return replace(execution, engine=engine)
-
-
-def peak_beside(execution: Execution, model: Model, hardware: Hardware) -> int:
-    """Return the most memory that is alive at once on a device while :func:`execute_beside` runs a program."""
-    plan = execution.plan
-    costing = costing_of(model, hardware, plan.mesh)
-    return peak_of(_view_beside(plan, model), costing, PathFinder(PlainCosts())).n_bytes
-
-
-def _view_beside(plan: Plan, model: Model) -> StrategyView:
-    return model.view(inherited(model.graph, {op.name: op.config for op in plan.operators}, plan.mesh))
 
 
 def check_ranks(plan: Plan | StagedPlan, processes: Processes, collectives: str) -> None:

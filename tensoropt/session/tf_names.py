@@ -41,7 +41,7 @@ class _Train:
             raise AttributeError(f"neither tensoropt.train nor tf.train has a name {name!r}")
         if isinstance(found, type) and issubclass(found, tf.compat.v1.train.Optimizer):
             there = ", ".join(f"tensoropt.train.{known}" for known in _OPTIMIZERS)
-            raise InputError(f"tensoropt.train.{name} isn't there: training steps are recorded by {there}")
+            raise InputError(f"tensoropt.train.{name} isn't there; call {there}, which record training steps")
         _check_allowed(f"train.{name}", found)
         return found
 

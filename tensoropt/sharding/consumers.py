@@ -1,4 +1,4 @@
-"""Find the consumers of each tensor in a training step: operators, updates of variables, and the steps themselves."""
+"""Find the consumers of each tensor in a program: operators, updates of variables, and training steps themselves."""
 
 from __future__ import annotations
 
@@ -31,9 +31,12 @@ class Consumer:
 
 
 def consumers_of(graph: Graph) -> dict[str, list[Consumer]]:
-    """Return the consumers of each tensor in a training step by the tensor's name, in program order."""
+    """Return the consumers of each tensor by the tensor's name, in program order.
+
+    They are those of the training steps, or of the whole graph if it has none.
+    """
     consumers: dict[str, list[Consumer]] = {}
-    for op in graph.step_operators:
+    for op in graph.step_operators if graph.train_steps else graph.operators.values():
         for position, tensor in op.operands:
             consumer = Consumer(op.updates or op.name, position, op.updates is not None)
             consumers.setdefault(tensor.name, []).append(consumer)

@@ -1,24 +1,49 @@
-"""Choose configs for operators that were not part of the search, by propagating layouts from their operands.
+"""Inherit a strategy for a model that was not searched, and propagate layouts to operators that the strategy doesn't have.
 
-An evaluation, a prediction, or a step on a smaller batch repeats most operators of the planned training step under the same
-names: these have the plan's configs. Any other operator uses its operands in their produced layouts, as far as its rule
-allows.
+An evaluation, a prediction, or a step on another batch repeats most operators of the planned training step under the same
+names: these have the plan's configs, and their tensors the plan's shared copies. A step also regathers and rematerializes
+what the plan does. Any other operator uses its operands in their produced layouts, as far as its rule allows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..ir.graph import Graph, Operator
 from ..reschedule.layout import Layout
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
 from ..rules.rule import NONE, Config, Rule, configs, interface_of, why_invalid
-from .strategy import Strategy
+from .consumers import as_copy, consumers_of, copies, sharding_of
+from .model import Model
+from .strategy import Copy, Strategy
 
 
-def inherited(graph: Graph, planned: Mapping[str, Config], mesh: Mesh) -> Strategy:
-    """Return a strategy for the graph, from the configs that were planned for another graph with the same operator names."""
+def inherited(model: Model, planned: Strategy) -> Strategy:
+    """Return a strategy for a model, from one that was planned for another model with the same operator names.
+
+    A shared copy is inherited if it is still one that the tensor's consumers may share.
+    """
+    graph = model.graph
+    view = model.view(Strategy(planned.mesh, _configs(graph, planned)))
+    shared = {}
+    for name, consumers in consumers_of(graph).items():
+        if name in planned.shared:
+            possible = copies([sharding_of(view, graph.tensors[name], consumer) for consumer in consumers])
+            copy = as_copy(planned.shared[name], possible[0].unreduced is not None)
+            if copy in possible:
+                shared[name] = copy
+    strategy = replace(view.strategy, shared=shared)
+    if not graph.backward_passes:
+        return strategy
+    lost = {Copy(name) for name in planned.shared.keys() - shared.keys()}
+    rematerialized = planned.rematerialized & graph.operators.keys()
+    return replace(strategy, regathered=planned.regathered - lost, rematerialized=rematerialized)
+
+
+def _configs(graph: Graph, planned: Strategy) -> dict[str, Config]:
+    """Return each operator's config: the planned one, or what follows from its operands' layouts."""
     chosen: dict[str, Config] = {}
     layouts: dict[str, Layout] = {}
     for op in graph.operators.values():
@@ -27,11 +52,11 @@ def inherited(graph: Graph, planned: Mapping[str, Config], mesh: Mesh) -> Strate
             variable = graph.operators[op.updates].result
             layouts.update({tensor.name: layouts[variable.name] for tensor in op.outputs})
             continue
-        rule, kept = rule_of(op), planned.get(op.name)
-        chosen[op.name] = kept if kept and not why_invalid(rule, kept) else propagated(op, rule, layouts, mesh)
+        rule, kept = rule_of(op), planned.configs.get(op.name)
+        chosen[op.name] = kept if kept and not why_invalid(rule, kept) else propagated(op, rule, layouts, planned.mesh)
         interface = interface_of(rule, chosen[op.name])
         layouts.update({tensor.name: layout for tensor, layout in zip(op.outputs, interface.results, strict=True)})
-    return Strategy(mesh, chosen)
+    return chosen
 
 
 def propagated(op: Operator, rule: Rule, layouts: Mapping[str, Layout], mesh: Mesh) -> Config:

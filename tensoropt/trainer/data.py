@@ -133,7 +133,7 @@ class BatchShares:
                     self._begun = itertools.chain([first], elements)
         spec = self._ranks.processes.broadcast(spec, "the shapes of rank 0's first batch")
         if spec is None:
-            raise InputError(f"the data ({running_line()}) is empty; the model is captured for the shapes of a first batch")
+            raise InputError(f"the data ({running_line()}) is empty, and the model is captured for a first batch; give one")
         return spec if isinstance(spec, tuple) else (spec,)
 
     def __iter__(self) -> Iterator[Batch]:

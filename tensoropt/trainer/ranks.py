@@ -238,7 +238,10 @@ class TrainerRanks:
         """
         entry = self.state[key]
         if np.shape(value) != tuple(entry.shape):
-            raise InputError(f"variable '{key}' has shape {list(entry.shape)}, and can't be given {list(np.shape(value))}")
+            raise InputError(
+                f"variable '{key}' has shape {list(entry.shape)}, and can't be given {list(np.shape(value))}; give an array "
+                "of the variable's whole shape"
+            )
         self.changed.add(key)
         for rank, variable in zip(self.execution.engine.backend.ranks, entry.variables, strict=True):
             variable.assign(np.asarray(value)[shard_slices(entry.layout, entry.shape, rank)])

@@ -1,7 +1,7 @@
 """Run programs on this process's ranks: the planned training step, and other programs beside it.
 
 An evaluation, a prediction, a smaller last batch, and a batch with sample weights each have a graph of their own. These
-graphs use the same variables, and inherit configs from the plan wherever their operators are the same.
+graphs use the same variables, and inherit from the plan wherever their operators are the same.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from ..ir.graph import Tensor
 from ..lowering.gradient_analysis import analyse
 from ..profiling.hardware import Hardware
 from ..reschedule.layout import block_bounds
-from ..runtime.execute import Execution, execute_beside, peak_beside
+from ..runtime.beside import execute_beside, peak_beside
+from ..runtime.execute import Execution
 from ..runtime.functions import Feed, Fetch
-from ..runtime.step_errors import refused_values
+from ..runtime.step_errors import RefusedValues
 from ..sharding.model import Model
 from .batch import Batch
 from .programs import TRAIN, Captured
@@ -37,6 +38,8 @@ from .watched import own_values
 logger = logging.getLogger("tensoropt")
 MOST_SHAPES = 8
 """The most shapes for which a trainer makes programs of a kind, the planned one among them."""
+MOST_DIVIDED = 4
+"""A batch is taken in at most this many times the micro-batches that it would be if it were cut like planned ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class Run:
         if captured.program.preprocessing is not None:
             pairs = zip(captured.given, leaves, strict=True)
             given = [tf.convert_to_tensor(conformed(tensor, value, shape(tensor))) for tensor, value in pairs]
-            with refused_values(captured.graph):
+            with RefusedValues(captured.graph):
                 leaves = captured.program.preprocessing(given)
         pairs = zip(captured.inputs, leaves, strict=True)
         return {Feed(tensor, is_share): conformed(tensor, value, shape(tensor)) for tensor, value in pairs}
@@ -202,11 +205,12 @@ class Runs:
             )
         with own_values():
             captured, model = self._captured(kind, signature)
+            micro_batches = self._fitting(kind, signature, model)
             if is_new:
-                self._check_memory(kind, signature, model)
                 self._say_once(signature)
                 shapes.add(signature.extents)
-            return Run(captured, execute_beside(self.planned.execution, model, self.first_values(captured)))
+            execution, first_values = self.planned.execution, self.first_values(captured)
+            return Run(captured, execute_beside(execution, model, first_values, micro_batches))
 
     def _captured(self, kind: str, signature: Signature) -> tuple[Captured, Model]:
         try:
@@ -216,7 +220,7 @@ class Runs:
                 raise
             raise InputError(
                 f"the model can't take batches ({running_line()}) of {_shapes_text(signature)}, the plan was made for "
-                f"{_shapes_text(self.signature)}: {cut(error)}"
+                f"{_shapes_text(self.signature)}; give batches that it takes: {cut(error)}"
             ) from error
         return captured, Model(captured.graph, analyse(captured.graph))
 
@@ -232,44 +236,75 @@ class Runs:
 
     # Memory
 
-    def _check_memory(self, kind: str, signature: Signature, model: Model) -> None:
-        """Check that a program for batches of another shape fits the memory limit.
+    def _fitting(self, kind: str, signature: Signature, model: Model) -> int:
+        """Return in how many micro-batches a program runs, so that it fits the memory limit.
 
         Raises:
-            InputError: it doesn't; the message says the longest that does.
+            InputError: it doesn't fit; the message says the longest, or how many samples, that do.
         """
-        peak_bytes = self._peak_bytes(model)
+        is_larger = signature.extents != self.signature.extents or signature.batch_size > self.signature.batch_size
+        if not is_larger and self.planned.execution.plan.micro_batches == 1:
+            return 1
+        found, peak_bytes = self._least_peak(kind, signature.batch_size, model)
         if peak_bytes <= self.limit.n_bytes:
-            return
-        fits = self._longest_that_fits(kind, signature)
-        advice = f"the longest that fits is {_shapes_text(fits)}" if fits else "not even shapes near the plan's fit"
+            return found
+        fits, advice = self._largest_that_fits(kind, signature), "not even shapes near the plan's fit: give smaller batches"
+        if fits is not None and signature.extents != self.signature.extents:
+            advice = f"the longest that fits is {_shapes_text(fits)}: cut or pad to that, give smaller batches"
+        elif fits is not None:
+            advice = f"{_shapes_text(fits)} fits: give smaller batches"
         raise InputError(
             f"a batch ({running_line()}) of {_shapes_text(signature)} needs {memory_text(peak_bytes)} of a device with the "
-            f"configs of the plan, more than the limit of {memory_text(self.limit.n_bytes)}; {advice}: cut or pad to that, "
-            "give smaller batches, or parallelize with data= of this shape"
+            f"configs of the plan, more than the limit of {memory_text(self.limit.n_bytes)}; {advice}, or parallelize with "
+            "data= of this shape"
         )
 
-    def _peak_bytes(self, model: Model) -> int:
-        return peak_beside(self.planned.execution, model, self.limit.hardware)
+    def _least_peak(self, kind: str, n_samples: int, model: Model) -> tuple[int, int]:
+        """Return the first number of micro-batches in which a program fits the limit, or that with the least peak; and its
+        peak in bytes.
+        """
+        peaks: dict[int, int] = {}
+        for n in self._micro_batches(kind, n_samples):
+            peaks[n] = peak_beside(self.planned.execution.plan, model, self.limit.hardware, n)
+            if peaks[n] <= self.limit.n_bytes:
+                return n, peaks[n]
+        return min(peaks.items(), key=lambda each: each[1])
 
-    def _longest_that_fits(self, kind: str, signature: Signature) -> Signature | None:
+    def _micro_batches(self, kind: str, n_samples: int) -> list[int]:
+        """Return in how many micro-batches so many samples may be taken: first in such as aren't larger than planned."""
+        planned = self.planned.execution.plan.micro_batches
+        if kind != TRAIN or planned == 1:
+            return [1]
+        most = self.signature.batch_size // planned
+        counts = [n for n in range(1, MOST_DIVIDED * -(-n_samples // most) + 1) if n_samples % n == 0]
+        return sorted(counts, key=lambda n: (n_samples // n > most, n if n_samples // n <= most else -n))
+
+    def _largest_that_fits(self, kind: str, signature: Signature) -> Signature | None:
         """Return the signature with the largest extents between the plan's and the given ones that fits; None if none does.
 
-        All extents that differ grow together. Complexity: O(log extents) captures.
+        All extents that differ grow together; where none does, the number of samples grows. Complexity: O(log extents)
+        captures.
         """
-        signature = replace(signature, weights=None)
-        begin = replace(self.signature, weights=None).resized(signature.batch_size)
-        pairs = zip(itertools.chain(*begin.extents), itertools.chain(*signature.extents), strict=True)
-        steps = max(abs((given or 0) - (planned or 0)) for planned, given in pairs)
+        steps, at = self._on_the_way(signature)
         fitting, too_many, found = -1, steps, None
         while too_many - fitting > 1:
             middle = (fitting + too_many) // 2
-            tried = _between(begin, signature, middle, steps)
-            if self._peak_bytes(self._captured(kind, tried)[1]) <= self.limit.n_bytes:
+            tried = at(middle)
+            if self._least_peak(kind, tried.batch_size, self._captured(kind, tried)[1])[1] <= self.limit.n_bytes:
                 fitting, found = middle, tried
             else:
                 too_many = middle
         return found
+
+    def _on_the_way(self, signature: Signature) -> tuple[int, Callable[[int], Signature]]:
+        """Return the number of steps from the plan's extents, or from one sample, to a signature, and what is at a step."""
+        if signature.extents == self.signature.extents:
+            return signature.batch_size - 1, lambda step: signature.resized(1 + step)
+        end = replace(signature, weights=None)
+        begin = replace(self.signature, weights=None).resized(end.batch_size)
+        pairs = zip(itertools.chain(*begin.extents), itertools.chain(*end.extents), strict=True)
+        steps = max(abs((given or 0) - (planned or 0)) for planned, given in pairs)
+        return steps, lambda step: _between(begin, end, step, steps)
 
 
 def _flat(signature: Signature) -> tuple[list[tf.TensorSpec], list[tf.TensorSpec]]:

@@ -212,7 +212,10 @@ def checked_batch_size(batch_size: object) -> None:
         InputError: it isn't a whole number from 1 up.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(f"batch_size is the number of samples in a step over all devices, got {short(batch_size)}")
+        raise InputError(
+            "batch_size takes the number of samples in a step over all devices, a whole number of at least 1, got "
+            f"{short(batch_size)}"
+        )
 
 
 def _from_data(data: Any) -> Signature:
@@ -223,7 +226,7 @@ def _from_data(data: Any) -> Signature:
     parts = getattr(data, "element_spec", data)
     parts = parts if isinstance(parts, tuple) else (parts,)
     if not 1 <= len(parts) <= 3:
-        raise InputError(f"a dataset gives (x, y) or (x, y, sample_weight), got elements of {len(parts)} parts")
+        raise InputError(f"data= takes datasets of x, (x, y) or (x, y, sample_weight), got elements of {len(parts)} parts")
     specs = (part_of(part, name, "data=") for part, name in zip(parts, PARTS, strict=False) if part is not None)
     return replace(Signature(*specs), as_seen=frozenset(PARTS))
 

@@ -3,13 +3,13 @@
     python tests/benchmarks/search.py [--gap 1] [--seconds 2] [--unfolded] [MODEL[:SIZE=N,...]@CLUSTER ...] [--curve]
     python tests/benchmarks/search.py --table3
 
-``seconds`` are from the recorded model to the unrolled plan of the fastest point, tables of costs and layouts included; the
-compiled code is on disk after a first run, and is loaded within them. ``CPU s`` are the process's in that time, which others
-on the machine change less. ``--unfolded`` searches each model a second time, in a process of its own, and takes equal costs
-for different ones (``ft.interning.unfolded``; costs themselves are still built once for equal operators), and adds its CPU
-seconds: what is gained by searching once what repeats. ``--curve`` is the
-time of a profiling curve over 1, 2, 4, 8 and 16 devices; ``--table3`` compares FT-Elimination with FT-LDP on the models
-of the TensorOpt paper's Table 3.
+``seconds`` are from the recorded model to the unrolled plan of the fastest point, tables of costs and layouts and the
+loading of compiled code included. A first run compiles, which isn't what is meant: run it twice. ``CPU s`` are the process's
+CPU seconds in that time, which depend less on what else runs on the machine. ``--unfolded`` searches each model a second
+time, in a process of its own, without noticing equal costs (``ft.interning.unfolded``; tables of costs are still built once
+for equal operators), and adds its CPU seconds: the difference is what is saved by searching once what repeats. ``--curve``
+is the time of a profiling curve over 1, 2, 4, 8 and 16 devices; ``--table3`` compares FT-Elimination with FT-LDP on the
+models of the TensorOpt paper's Table 3.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Case = tuple[str, Budget, str, bool]
 
 
 def recorded(what: str) -> Any:
-    """A model of the zoo, such as ``gpt3`` or ``gpt3:layers=12``."""
+    """Return a model of the zoo, such as ``gpt3`` or ``gpt3:layers=12``."""
     from tensoropt import zoo
     from tensoropt.tools.offline import record
 
@@ -65,7 +65,7 @@ def recorded(what: str) -> Any:
 
 
 def row(case: Case) -> list[str]:
-    """One search, to a line of the table."""
+    """Search once; return a line of the table."""
     what, budget, algorithm, folds = case
     name, _, cluster = what.partition("@")
     model = recorded(name).model
@@ -82,7 +82,7 @@ def row(case: Case) -> list[str]:
     end, cpu_end = time.perf_counter(), time.process_time()
     stages, inner, built = frontier.seconds_by_phase, frontier.found, frontier.built
     numbers = [hardware.n_devices, built.n_operators, len(built.problem.nodes), built.n_configs, len(inner)]
-    proven = frontier.certified  # of all points that were searched, not of those alone that are kept for their peaks
+    proven = frontier.certified  # of all points that were found, before those that others beat in peak and time are dropped
     gaps = ["exact", ""] if proven.exact else [f"{proven.median_gap:.2%}", f"{proven.worst_gap:.2%}"]
     times = [f"{t:.2f}" for t in (stages["costs"], stages["search"], end - found, end - start, cpu_end - cpu_start)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -90,7 +90,7 @@ def row(case: Case) -> list[str]:
 
 
 def curve_seconds(_: object) -> float:
-    """The seconds from the recorded model to its curve."""
+    """Return the seconds from the recorded model to its curve."""
     from tensoropt.plan.options import Request, profiling
     from tensoropt.profiling.hardware import named
 

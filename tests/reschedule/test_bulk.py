@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import zlib
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,17 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.steps import legal_steps
 
-from tensoropt.reschedule import bulk, path
+from tensoropt.reschedule import bulk, path, quick
 from tensoropt.reschedule.bulk import Weighted
 from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.graph import layout_graph
+from tensoropt.reschedule.kept import Kept
 from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import MOST_LAYOUTS, n_layouts, orders, runs_on_paths
 from tensoropt.reschedule.path import all_layouts, all_pairs, cheapest_path, size_class, step_time_ns
 from tensoropt.reschedule.quick import quick_moves
-from tensoropt.reschedule.search import StepTimes, cheapest_moves
-from tensoropt.reschedule.steps import State
+from tensoropt.reschedule.search import StepTimes, cheapest_moves, dijkstra_moves
+from tensoropt.reschedule.steps import Move, State
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class LevelCosts:
 
 
 def weighted_of(mesh: Mesh, shape: tuple[int, ...], costs: StepCosts, partial: bool = True) -> Weighted:
-    steps = StepTimes(mesh.sizes, shape, lambda kind, axes, elements: costs.time_ns(kind, mesh, axes, elements))
+    steps = step_times(mesh, shape, costs)
     return Weighted.of(layout_graph(len(mesh.sizes), len(shape), partial), steps)
 
 
@@ -89,17 +91,66 @@ def test_compiled_code_gives_the_same(seed: int, limit: int, rank: int) -> None:
         assert results[0] == results[1]
 
 
+def step_times(mesh: Mesh, shape: tuple[int, ...], costs: StepCosts) -> StepTimes:
+    return StepTimes(mesh.sizes, shape, lambda kind, axes, elements: costs.time_ns(kind, mesh, axes, elements))
+
+
 @given(st.integers(0, 99), st.sampled_from([1, 2, 50, 10**9]), st.sampled_from([None, 1, 2]), st.data())
 @settings(max_examples=40, deadline=None)
 def test_quick_moves_are_the_same(seed: int, limit: int, runs: int | None, data: st.DataObject) -> None:
     mesh, shape, costs = Mesh.of(2, 4), (9, 4), LevelCosts(seed, limit, seed % 3)
+    ends = st.sampled_from([State.of(layout) for layout in all_layouts(mesh, shape)])
+    steps = step_times(mesh, shape, costs)
+    # An end that is asked for again and again has its distances kept: paths are read off in three ways.
+    sources, targets = (data.draw(st.lists(ends, min_size=1, max_size=3)) for _ in range(2))
+    for source, target in [*product(sources, targets), *product(targets, sources)] * 4:
+        partial = bool(source.partial or target.partial)
+        expected = cheapest_moves(steps, source, target, partial, runs)
+        assert cheapest_moves(steps, source, target, partial, runs, quick_or_not) == expected
+
+
+def quick_or_not(steps: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
+    is_inside = orders(len(steps.axis_sizes), runs).has
+    search = quick_moves if is_inside(*source) or is_inside(*target) else dijkstra_moves
+    return search(steps, source, target, partial, runs)
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_quick_moves_from_and_to_layouts_of_many_runs(runs: int) -> None:
+    mesh, shape = Mesh.of(2, 8), (16, 5)
+    known, rng = orders(4, runs), np.random.default_rng(runs)
     states = [State.of(layout) for layout in all_layouts(mesh, shape)]
-    ends = st.sampled_from([state for state in states if orders(3, runs).has(*state)])
-    source, target = data.draw(ends), data.draw(ends)
-    steps = StepTimes(mesh.sizes, shape, lambda kind, axes, elements: costs.time_ns(kind, mesh, axes, elements))
-    partial = bool(source.partial or target.partial)
-    expected = cheapest_moves(steps, source, target, partial, runs)
-    assert quick_moves(steps, source, target, partial, runs) == expected
+    strange, inside = ([state for state in states if known.has(*state) == is_in] for is_in in (False, True))
+    for seed, limit in [(1, 3), (2, 50), (3, 10**9)]:
+        steps = step_times(mesh, shape, LevelCosts(seed, limit, 3))
+        for _ in range(8):
+            one, other = (each[rng.integers(len(each))] for each in (strange, inside))
+            partial = bool(one.partial or other.partial)
+            for ends in ((one, other), (other, one)):
+                expected = cheapest_moves(steps, *ends, partial, runs)
+                assert cheapest_moves(steps, *ends, partial, runs, quick_or_not) == expected
+
+
+def test_distances_are_found_from_either_end_when_it_is_asked_for_often() -> None:
+    mesh, shape, costs = Mesh.of(2, 4), (9, 4), LevelCosts(1, 50, 1)
+    steps = step_times(mesh, shape, costs)
+    states = [State.of(layout) for layout in all_layouts(mesh, shape, partial=False)]
+    others = range(10, len(states))
+    for source, target in [*((0, other) for other in others), *((other, 9) for other in others)]:
+        ends = states[source], states[target]
+        assert quick_moves(steps, *ends, False, None) == cheapest_moves(steps, *ends, False, None)
+    of_ends = {(is_target, number) for _, each, is_target, number in quick._kept._found if each is steps}
+    first, last = layout_graph(3, 2, False, None).number_of([states[0], states[9]]).tolist()
+    assert of_ends == {(False, first), (True, last)}
+
+
+def test_what_was_used_last_is_kept() -> None:
+    kept: Kept[str, int] = Kept(10)
+    for key, n_bytes in (("a", 4), ("b", 4), ("a", 5), ("c", 2)):
+        kept.put(key, n_bytes, n_bytes)
+    assert (kept.get("b"), kept.get("a"), kept.get("c")) == (None, 5, 2)
+    kept.put("large", 1, 100)
+    assert kept.get("large") == 1 and kept.get("a") is None
 
 
 def test_times_beyond_32_bits_and_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_what_the_model_and_the_loss_tell_isnt_waited_for():
         (lambda t: t.fit(X, LABELS[:, 0], verbose=0), r"the loss \(deferred_cases.py:\d+\) can't be computed for labels "
          r"of shape \[8\] of int64: "),
         (lambda t: t.fit(tf.data.Dataset.from_tensor_slices((X, Y)).take(0).padded_batch(8, ([None, 5], [4]))),
-         "the data HERE is empty; the model is captured for the shapes of a first batch"),
+         "the data HERE is empty, and the model is captured for a first batch; give one"),
     ],
 )  # fmt: skip
 def test_what_waits_for_the_first_batch(use: Callable[[Any], Any], said: str):

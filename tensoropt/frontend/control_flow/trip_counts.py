@@ -89,7 +89,7 @@ class Counters:
         with tf.compat.v1.Session(graph=self.cond) as condition, tf.compat.v1.Session(graph=self.body) as step:
             while condition.run(self.cond.outputs[0], _feeds(self.cond, now)):
                 if len(rows) == _MOST_TRIPS:
-                    raise InputError(f"{where} runs more than {_MOST_TRIPS} times; does it end?")
+                    raise InputError(f"{where} runs more than {_MOST_TRIPS} times; let it end, or make several loops of it")
                 row, after = step.run([list(wanted), nexts], _feeds(self.body, now))
                 rows.append(row)
                 now.update(zip(self.changing, after, strict=True))

@@ -1,0 +1,27 @@
+"""Every sentence that refuses a model, a script or a call has a reason and says what to do, and the page has it."""
+
+from __future__ import annotations
+
+from common.refusals import PAGE, Refusal, refusals, with_tables
+
+FOUND = refusals()
+
+
+def test_each_sentence_has_one_reason() -> None:
+    assert len(FOUND) > 150
+    assert all(each.because for each in FOUND)
+
+
+def test_each_sentence_says_what_to_do() -> None:
+    assert [f"{each.file}: {each.text}" for each in FOUND if not each.says_what_to_do] == []
+
+
+def test_a_sentence_that_only_complains_is_seen() -> None:
+    for text in ("the model … can't be captured", "… has no known shape, so it was refused", "a batch is too large"):
+        assert not Refusal("trainer/runs.py", text).says_what_to_do
+
+
+def test_the_page_is_that_of_the_code() -> None:
+    page = PAGE.read_text()
+    assert page == with_tables(page), "run: python tests/common/refusals.py"
+    assert all(f"| {each.when} | " in page for each in FOUND)
