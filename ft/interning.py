@@ -12,7 +12,7 @@ Complexity: two passes over the cells of arrays that are different objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -66,7 +66,7 @@ class Interned:
 
 def interned(problem: Problem) -> Problem:
     """Return the problem with equal arrays as one object; within :func:`unfolded`, with no two arrays as one."""
-    first = Interned() if folds() else np.copy
+    first: Callable[[Ints], Ints] = Interned() if folds() else np.copy
     nodes = (Node(node.name, first(node.mem_bytes), first(node.time_ns)) for node in problem.nodes)
     edges = (Edge(edge.source, edge.target, first(edge.mem_bytes), first(edge.time_ns)) for edge in problem.edges)
     return Problem(tuple(nodes), tuple(edges))

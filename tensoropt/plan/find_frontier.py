@@ -103,7 +103,7 @@ class ModelFrontier(DetailedFrontier):
             for states in each.found.strategies:
                 with contextlib.suppress(ValueError):  # the strategy isn't in the space
                     given.append(built.states_of(each.built.strategy(states)))
-        costs = np.array([built.problem.cost(states) for states in given], np.int64).reshape(-1, 2)
+        costs = np.array([built.problem.cost(states.tolist()) for states in given], np.int64).reshape(-1, 2)
         possible = (costs < INFEASIBLE).all(axis=1)
         if not possible.any():
             return self.of_least_peaks(progress)
