@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -44,8 +44,6 @@ from .details import DetailedFrontier
 from .found_points import Candidates
 from .plan import Plan
 
-JOINED = "data-parallel"
-"""The baseline that no frontier's point is beaten by: it takes little time, and is what most users would do else."""
 NO_REMAT = "without rematerialization, as the fastest plan fits without it"
 
 
@@ -177,7 +175,7 @@ def find_frontier(
 
     def finished(built: StrategyProblem, note: str = "") -> ModelFrontier:
         of_all = ModelFrontier(model, hardware, built, costing, found, phases, note=note, objectives=objectives)
-        return _of_least_peaks(of_all, [JOINED] if micro_batches == 1 else [], progress)
+        return _of_least_peaks(of_all, progress)
 
     if not is_remat:
         return finished(plain)
@@ -220,10 +218,10 @@ def _searched(searching: ProblemSearch, problem: StrategyProblem, algorithm: str
         raise InputError(str(error)) from error
 
 
-def _of_least_peaks(frontier: ModelFrontier, baselines: Sequence[str], progress: Progress | None) -> ModelFrontier:
-    """Return the points of least peaks and times, baselines' too, with the seconds that this took as phase ``peaks``."""
+def _of_least_peaks(frontier: ModelFrontier, progress: Progress | None) -> ModelFrontier:
+    """Return the points of least peaks and times, with the seconds that counting took as phase ``peaks``."""
     started = time.perf_counter()
-    frontier = frontier.joined([find_baseline(frontier, name) for name in baselines], progress)
+    frontier = frontier.of_least_peaks(progress)
     return replace(frontier, seconds_by_phase={**frontier.seconds_by_phase, "peaks": time.perf_counter() - started})
 
 
