@@ -32,7 +32,7 @@ YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 @needs_horovod
 @pytest.mark.parametrize("n_ranks", first(2, [2, 4, 3]))
 def test_every_step_is_the_simulation_s(n_ranks: int, everything: bool) -> None:
-    """Uneven blocks, every dtype, halos, maxima; 4 ranks as two axes, of which both together are one, and by --all as one."""
+    """Uneven blocks, every dtype, halos, maxima; 4 ranks are two axes, which together are one, and by --all also one."""
     arguments = ["all"] if everything else []
     result = run_ranks(n_ranks, "-m", "mpi4py", HERE / "horovod_worker.py", *arguments, timeout=240, env=YIELDING)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -42,7 +42,9 @@ def test_every_step_is_the_simulation_s(n_ranks: int, everything: bool) -> None:
 @needs_horovod
 @pytest.mark.parametrize(
     ("n_ranks", "case", "count"),
-    first(3, [(2, "models", 3), (3, "broadcasting", 2), (4, "windows", 1), (4, "models", 3), (4, "windows", 2), (2, "models", 6)]),
+    first(3, [
+        (2, "models", 3), (3, "broadcasting", 2), (4, "windows", 1), (4, "models", 3), (4, "windows", 2), (2, "models", 6)
+    ]),
 )
 def test_random_strategies_give_one_device_numbers(n_ranks: int, case: str, count: int) -> None:
     result = run_ranks(n_ranks, "-m", "mpi4py", EXECUTION_WORKER, case, count, "horovod", timeout=240, env=YIELDING)
