@@ -52,7 +52,7 @@ test: install ## all tests, those on several ranks too
 	$(BIN)/python -m pytest -m "ranks and alone"
 
 # How many tests at a time whose ranks mostly wait.
-WAITING := 2
+WAITING := 3
 # The folders that say the most in the least time.
 FAST := frontend ft lowering plan profiling program reschedule
 
