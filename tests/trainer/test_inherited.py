@@ -40,7 +40,7 @@ def batches(model: Any) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("seed", first(2, range(16)))
+@pytest.mark.parametrize("seed", first(1, range(16)))
 def test_other_shapes_inherit_all_of_a_plan_and_give_plain_keras_numbers(seed: int) -> None:
     micro_batches = 2 if seed % 2 else None
     keras.utils.set_random_seed(seed)
