@@ -64,58 +64,6 @@ def _reach(heap: Any, tables: Any, state: Any, slot: int, time: int, n_classes: 
 
 
 @_compile
-def _load(saved: Any, base: int, state: Any, heap: Any) -> None:
-    """Read a state and its queue of events as :func:`_save` has written them."""
-    for part in state:
-        for i in range(len(part)):
-            part[i] = saved[base + i]
-        base += len(part)
-    for i in range(saved[base]):
-        heap.append((saved[base + 1 + 2 * i], saved[base + 2 + 2 * i]))
-    heapify(heap)
-
-
-@_compile
-def _save(into: Any, base: int, state: Any, heap: Any) -> None:
-    """Write a state's sequences one after the other, the number of events in the queue, and their times and slots."""
-    for part in state:
-        for i in range(len(part)):
-            into[base + i] = part[i]
-        base += len(part)
-    into[base] = len(heap)
-    for i in range(len(heap)):
-        into[base + 1 + 2 * i] = heap[i][0]
-        into[base + 2 + 2 * i] = heap[i][1]
-
-
-@_compile
-def _occupy(tables: Any, free: Any, work: int, time: int) -> int:
-    """Let a work use its resources from a time on; return when it has ended."""
-    use_start, uses, use_ns, latency = tables[10:14]
-    end = time
-    for use in range(use_start[work], use_start[work + 1]):
-        done = max(time, free[uses[use]]) + use_ns[use]
-        free[uses[use]] = done
-        end = max(end, done)
-    return int(end + latency[work])
-
-
-@_compile
-def _follow(tables: Any, state: Any, heap: Any, arrived: Any, slot: int, end: int, n_events: int, n_classes: int) -> None:
-    """Let the slots that waited for one which ended its chain wait for it no more; the ready ones come to their actions."""
-    lead_start, lead_to = tables[:2]
-    missing, ready = state[1], state[2]
-    node = slot // n_classes
-    for lead in range(lead_start[node], lead_start[node + 1]):
-        after = lead_to[lead] * n_classes + slot - node * n_classes
-        ready[after] = max(ready[after], end)
-        missing[after] -= 1
-        if missing[after] == 0:
-            arrived[after] = n_events
-            _reach(heap, tables, state, after, ready[after], n_classes)
-
-
-@_compile
 def run(
     tables: Any, state: Any, log: Any, arrived: Any, saved: Any, into: Any, n_events: int, stride: int, n_classes: int
 ) -> int:
@@ -125,44 +73,86 @@ def run(
         state: that of the beginning; it is overwritten.
         log: of each event its slot, action, ready time and end; those from ``n_events`` on are written.
         arrived: of each slot, the number of the event after which it waited for nothing more; -1 from the beginning.
-        saved: of every ``stride``-th event the state before it, as :func:`_save` writes it.
+        saved: of every ``stride``-th event the state before it: the state's sequences one after the other, the number of
+            events in the queue, and their times and slots.
         into: what is saved from now on, in the same form; may be ``saved``.
         n_events: how many events were processed before, a multiple of ``stride``.
     """
-    chain_of, chain_start, chain, work_of = tables[2:6]
-    size_of, member_start, members = tables[7:10]
-    free, missing, at = state[0], state[1], state[3]
+    lead_start, lead_to, chain_of, chain_start, chain, work_of = tables[:6]
+    size_of, member_start, members, use_start, uses, use_ns, latency = tables[7:14]
+    free, missing, ready, at, came, late = state
     log_slot, log_action, log_ready, log_end = log
-    width = len(free) + 7 * len(missing) + 1
+    n_resources, n_slots = len(free), len(missing)
+    width = n_resources + 7 * n_slots + 1
     heap = [(free[0], free[0])]
     heap.pop()
     if n_events == 0:
-        for slot in range(len(missing)):
+        for slot in range(n_slots):
             if missing[slot] == 0:
                 _reach(heap, tables, state, slot, free[0], n_classes)
     else:
-        _load(saved, (n_events // stride) * width, state, heap)
+        base = (n_events // stride) * width
+        for i in range(n_resources):
+            free[i] = saved[base + i]
+        base += n_resources
+        for i in range(n_slots):
+            missing[i] = saved[base + i]
+            ready[i] = saved[base + n_slots + i]
+            at[i] = saved[base + 2 * n_slots + i]
+            came[i] = saved[base + 3 * n_slots + i]
+            late[i] = saved[base + 4 * n_slots + i]
+        base += 5 * n_slots
+        for i in range(saved[base]):
+            heap.append((saved[base + 1 + 2 * i], saved[base + 2 + 2 * i]))
+        heapify(heap)
     while len(heap) > 0:
         if n_events % stride == 0:
-            _save(into, (n_events // stride) * width, state, heap)
+            base = (n_events // stride) * width
+            for i in range(n_resources):
+                into[base + i] = free[i]
+            base += n_resources
+            for i in range(n_slots):
+                into[base + i] = missing[i]
+                into[base + n_slots + i] = ready[i]
+                into[base + 2 * n_slots + i] = at[i]
+                into[base + 3 * n_slots + i] = came[i]
+                into[base + 4 * n_slots + i] = late[i]
+            base += 5 * n_slots
+            into[base] = len(heap)
+            for i in range(len(heap)):
+                into[base + 1 + 2 * i] = heap[i][0]
+                into[base + 2 + 2 * i] = heap[i][1]
         time, slot = heappop(heap)
         node = slot // n_classes
         of_node = chain_of[node]
         position = chain_start[of_node] + at[slot]
-        log_slot[n_events], log_action[n_events], log_ready[n_events] = slot, at[slot], time
-        if position == chain_start[of_node + 1]:
-            log_end[n_events] = time
-            _follow(tables, state, heap, arrived, slot, time, n_events, n_classes)
-        else:
+        end = time
+        work = -1
+        log_action[n_events] = at[slot]
+        if position < chain_start[of_node + 1]:
             work = work_of[chain[position] * n_classes + slot - node * n_classes]
-            end = _occupy(tables, free, work, time)
-            log_end[n_events] = end
-            for i in range(size_of[work]):
-                own = node * n_classes + members[member_start[work] + i]
+            for use in range(use_start[work], use_start[work + 1]):
+                done = max(time, free[uses[use]]) + use_ns[use]
+                free[uses[use]] = done
+                end = max(end, done)
+            end += latency[work]
+        log_slot[n_events] = slot
+        log_ready[n_events] = time
+        log_end[n_events] = end
+        n_members = 1 if work < 0 else size_of[work]
+        for i in range(n_members):
+            own = slot if work < 0 else node * n_classes + members[member_start[work] + i]
+            if work >= 0:
                 at[own] += 1
                 if position + 1 < chain_start[of_node + 1]:
                     _reach(heap, tables, state, own, end, n_classes)
-                else:
-                    _follow(tables, state, heap, arrived, own, end, n_events, n_classes)
+                    continue
+            for lead in range(lead_start[node], lead_start[node + 1]):
+                after = lead_to[lead] * n_classes + own - node * n_classes
+                ready[after] = max(ready[after], end)
+                missing[after] -= 1
+                if missing[after] == 0:
+                    arrived[after] = n_events
+                    _reach(heap, tables, state, after, ready[after], n_classes)
         n_events += 1
     return n_events
