@@ -85,9 +85,10 @@ class BuiltFunction:
         which it is known that they are as specified are given to the function as they are.
         """
         if as_specified:
-            results: Sequence[tf.Tensor] = self.call.inference_fn.call_flat(*arguments, *self.call.captured_inputs)
-            return results
-        return self.call(*arguments)
+            results = self.call.inference_fn.call_flat(*arguments, *self.call.captured_inputs)
+        else:
+            results = self.call(*arguments)
+        return results or ()
 
 
 def names(fetch: Fetch) -> str:
