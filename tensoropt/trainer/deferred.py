@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
@@ -16,12 +18,14 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 
 from ..common.errors import InputError, cut
 from ..common.source_lines import called_at, code_location, running_line, users_line_of
+from ..runtime.ranks import current_processes
 from .data import matched, planned_weight
 from .objective import has_own_step, that_takes_labels
-from .pending_load import PendingLoad
 from .runs import check_fits
 from .signature import PARTS, Signature, Structure, check_dense, labels_for, left_open_by, part_of, symbolic
 from .watched import own_values
+
+logger = logging.getLogger("tensoropt")
 
 
 def completed(expected: Signature, seen: Structure, model: keras.Model, loss: Any, batch_size: int) -> Signature:
@@ -109,7 +113,7 @@ class Deferred:
         batch_size: the number of samples per step, over all ranks.
         start: captures and plans the model for a signature.
         line: the line of the user's code that called ``parallelize``.
-        pending: a checkpoint to load once the model is captured; None without.
+        checkpoint: a checkpoint to load once the model is captured; None without.
         is_capturing: whether the capture is under way.
     """
 
@@ -119,18 +123,35 @@ class Deferred:
     batch_size: int
     start: Callable[[Signature], None]
     line: str
-    pending: PendingLoad | None = None
+    checkpoint: str | None = None
     is_capturing: bool = False
+    _before: dict[int, bytes] = field(default_factory=dict)
 
     def load(self, checkpoint: str) -> None:
         """Have a checkpoint loaded once the model is captured."""
-        self.pending = PendingLoad(checkpoint, [self.model], "trainer.load")
+        self.checkpoint = checkpoint
+        self._before = self._contents()
 
-    def tell_of_assigned(self, pending: PendingLoad) -> None:
+    def tell_of_assigned(self) -> None:
         """Warn of weights that were assigned after a checkpoint was given, whose values come in their place."""
-        pending.tell_of_assigned(
-            f"assign by trainer.set_weights, after the first batch or with data= of parallelize ({self.line})"
-        )
+        now = self._contents()
+        changed = [each.path for each in self.model.variables if now[id(each)] != self._before.get(id(each), now[id(each)])]
+        if changed and current_processes().rank == 0:
+            logger.warning(
+                "'%s' of model '%s' was assigned to after trainer.load('%s'), which is done with the first batch (%s): the "
+                "checkpoint's values are taken; assign by trainer.set_weights, after the first batch or with data= of "
+                "parallelize (%s)",
+                changed[0],
+                self.model.name,
+                self.checkpoint,
+                running_line(),
+                self.line,
+            )
+
+    def _contents(self) -> dict[int, bytes]:
+        with own_values():
+            values = ((id(each), np.ascontiguousarray(each.numpy())) for each in self.model.variables)
+            return {key: hashlib.blake2b(value.tobytes(), digest_size=16).digest() for key, value in values}
 
     def capture(self, seen: Structure) -> None:
         """Capture the model for batches like one that was seen.
@@ -161,7 +182,7 @@ class Deferred:
             raise InputError(
                 f"a prediction ({running_line()}) comes before any batch to train on, and {own} of model "
                 f"'{self.model.name}' leaves open whether these have labels: call fit, train_on_batch or evaluate first, or "
-                f"show a batch by data= of parallelize ({self.line}){of_model if self.pending is None else ''}"
+                f"show a batch by data= of parallelize ({self.line}){of_model if self.checkpoint is None else ''}"
             )
 
     def own_weights(self) -> list[np.ndarray]:
@@ -182,8 +203,8 @@ class Deferred:
         Raises:
             InputError: a checkpoint is to be loaded.
         """
-        if self.pending is not None and not self.is_capturing:
-            raise self.refusal(f"; '{self.pending.checkpoint}' is loaded then")
+        if self.checkpoint is not None and not self.is_capturing:
+            raise self.refusal(f"; '{self.checkpoint}' is loaded then")
 
     def refusal(self, advice: str = "") -> InputError:
         """Return the error for a call that needs what there is only once the model is captured."""

@@ -12,14 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from ..common.errors import InputError, short
-from ..common.files import path_text
 from ..common.source_lines import running_line
 from ..frontend.tracing.capture import own_name
 from ..plan.plan import Plan
-from ..runtime.checkpoint import read_metadata
 from .function import FunctionTrainer
 from .live import LiveValues
-from .pending_load import PendingLoad
 from .programs import TRAIN, inner
 from .runs import Run, Runs
 from .signature import Signature
@@ -73,7 +70,6 @@ class StepFunction(FunctionTrainer):
     batch_size: int
     build: Callable[[Signature], None] = field(init=False)
     _live: list[LiveValues] = field(default_factory=list)
-    _pending: PendingLoad | None = None
     _unwatched: UnwatchedVariables = field(init=False)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -99,14 +95,8 @@ class StepFunction(FunctionTrainer):
         """Plan the step for a batch, if it isn't planned yet; return the batch's signature."""
         signature = self._signature(arguments)
         if not self._is_built:
-            pending, self._pending = self._pending, None
             self.build(signature)
             self._watch()
-            if pending is not None:
-                pending.tell_of_assigned(
-                    "to train with others load where training_step has data=, call export(), assign, and make another one"
-                )
-                self.load(pending.checkpoint)
         return signature
 
     @property
@@ -133,14 +123,10 @@ class StepFunction(FunctionTrainer):
         super().save(filepath, max_to_keep=max_to_keep)
 
     def load(self, filepath: Any) -> None:
-        """Load a checkpoint as :meth:`.FunctionTrainer.load` does; before the first call, with which it is done then."""
-        if self._is_built:
-            super().load(filepath)
-            self._unwatched.pull(all_of_them=True)
-        else:
-            path = path_text(filepath, "load")
-            read_metadata(path)
-            self._pending = PendingLoad(path, self.captured.models, "load")
+        """Load a checkpoint as :meth:`.FunctionTrainer.load` does, once the step is planned."""
+        assert self.plan
+        super().load(filepath)
+        self._unwatched.pull(all_of_them=True)
 
     def export(self) -> None:
         """Assign the trained values to the user's own variables, on every rank."""

@@ -100,9 +100,9 @@ class Trainer(LiveModel):
         live.other_watches = (*watches, WatchedMetrics(counted, self.ranks, self.ranks.key_of))
         self.go_live(live, RunningRate(self.ranks))
         self._unwatched = UnwatchedVariables(self.ranks, lambda: [*self.inner.variables, *self._counted])
-        if deferred is not None and deferred.pending is not None:
-            deferred.tell_of_assigned(deferred.pending)
-            self._saving.load(deferred.pending.checkpoint)
+        if deferred is not None and deferred.checkpoint is not None:
+            deferred.tell_of_assigned()
+            self._saving.load(deferred.checkpoint)
             self._unwatched.pull(all_of_them=True)
         if self._loop is not None:
             self._loop.enter_context(live.running())

@@ -358,26 +358,6 @@ def test_numbers_and_names_in_calls_of_a_training_step():
             call()
 
 
-def test_weights_assigned_between_a_load_and_the_first_step_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    x, y = labelled()
-    _, _, first = loop_step()
-    first(x[:8], y[:8])
-    first.save(tmp_path / "of")
-    for is_assigned in (False, True):
-        model, _, step = loop_step()
-        step.load(tmp_path)
-        if is_assigned:
-            model.layers[0].bias.assign(np.ones(8))
-        step(x[8:16], y[8:16])
-        said = r"'.*/bias' of model .* was assigned to after load\('.*'\), .* the first batch \(test_scripts.py:\d+\)"
-        assert bool(re.search(said, caplog.text)) == is_assigned
-        step.export()
-        if is_assigned:
-            first(x[8:16], y[8:16])
-            first.export()
-            assert all(map(np.array_equal, model.get_weights(), first.captured.models[0].get_weights()))
-
-
 def test_a_longer_batch_with_a_number_beside_it_is_refused_by_the_longest_that_fits():
     _, _, planned = loop_step(length=2, memory="40KB")
     y = labelled()[1][:BATCH]
