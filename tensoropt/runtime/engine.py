@@ -34,7 +34,7 @@ from .functions import BuiltFunction, Feed, Fetch, names, operators_of, structur
 from .micro_batched_step import MicroBatchedStep, as_produced, flat
 from .process_limit import check_memory_left
 from .step_emission import StepEmission
-from .step_errors import only_step, refused_values
+from .step_errors import RefusedValues, only_step
 
 UPDATE_OPERATORS = {
     "AssignVariableOp": "assign",
@@ -154,7 +154,7 @@ class Engine:
         Raises:
             InputError: another thread runs a step, a placeholder isn't fed, or an operator can't take a value.
         """
-        with only_step():
+        with only_step:
             built = self._functions.get((fetch, tuple(feeds)))
             if built is not None:
                 return self._run(built, fetch, feeds)
@@ -165,16 +165,17 @@ class Engine:
         self, built: BuiltFunction, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]
     ) -> list[list[np.ndarray]]:
         arguments = []
-        for (feed, value), layout, micro_batches in zip(feeds.items(), built.layouts, built.micro_batches, strict=True):
+        of_feeds = built.is_whole, built.layouts, built.micro_batches
+        for (feed, value), is_whole, layout, micro_batches in zip(feeds.items(), *of_feeds, strict=True):
             for rank in self.backend.ranks:
-                if isinstance(value, tf.Tensor) and (feed.is_local or (layout.is_replicated and not micro_batches)):
+                if is_whole and isinstance(value, tf.Tensor):
                     arguments.append(value)
                     continue
-                shard = value
-                if not feed.is_local:
-                    shard = rank_shard(np.asarray(value), layout, feed.tensor.shape, rank, micro_batches)
-                arguments.append(tf.constant(np.ascontiguousarray(shard).reshape(shard.shape)))
-        with refused_values(self.graph), self.backend.watched(built.log):
+                shard = value if is_whole else rank_shard(np.asarray(value), layout, feed.tensor.shape, rank, micro_batches)
+                if not shard.flags.c_contiguous:
+                    shard = np.ascontiguousarray(shard).reshape(shard.shape)
+                arguments.append(tf.constant(shard))
+        with RefusedValues(self.graph), self.backend.watched(built.log):
             flat = [value.numpy() for value in built.call(*arguments)]
         check_memory_left()
         n_ranks = len(self.backend.ranks)
@@ -216,7 +217,12 @@ class Engine:
         ]
         function = tf.function(body, input_signature=signature, autograph=False).get_concrete_function()
         self.agree(structure_digest(function.graph, resharder.log), resharder.log)
-        return BuiltFunction(function, tuple(resharder.log), tuple(fed_layout(self.view, feed) for feed in feeds), of_feeds)
+        layouts = tuple(fed_layout(self.view, feed) for feed in feeds)
+        is_whole = tuple(
+            feed.is_local or (layout.is_replicated and not cut_into)
+            for feed, layout, cut_into in zip(feeds, layouts, of_feeds, strict=True)
+        )
+        return BuiltFunction(function, tuple(resharder.log), layouts, of_feeds, is_whole)
 
     def _micro_batches(self, fetch: Fetch) -> tuple[MicroBatch, ...]:
         """Return the micro-batches in which a function runs; empty if it runs on the batch as a whole."""

@@ -45,12 +45,14 @@ class BuiltFunction:
         log: the collectives that the function runs.
         layouts: for each feed, the layout in which it is fed.
         micro_batches: for each feed, the micro-batches into which it is cut; empty if it is fed as one batch.
+        is_whole: for each feed, whether every rank that is built here is given the value as it is fed.
     """
 
     call: Callable[..., Any]
     log: tuple[Collective, ...]
     layouts: tuple[Layout, ...]
     micro_batches: tuple[tuple[MicroBatch, ...], ...]
+    is_whole: tuple[bool, ...]
 
 
 def names(fetch: Fetch) -> str:

@@ -54,7 +54,7 @@ def check_memory_left() -> None:
     Raises:
         OutOfMemoryError: less than the reserve is left, so results may be unwritten memory.
     """
-    if not _limits():
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY == resource.getrlimit(resource.RLIMIT_DATA)[0]:
         return
     n_bytes = RESERVE_BYTES + RESERVE_BYTES_PER_CORE * len(os.sched_getaffinity(0))
     try:

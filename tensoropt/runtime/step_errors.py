@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 
 import tensorflow as tf
@@ -21,26 +19,36 @@ _running = threading.Lock()
 _runner: tuple[threading.Thread, str, FrameType] | None = None
 
 
-@contextmanager
-def only_step() -> Iterator[None]:
-    """Refuse a step while another thread runs one: all ranks must run the same steps in one order, which threads don't keep.
+class OnlyStep:
+    """A context that refuses a step while another thread runs one.
 
-    Raises:
-        InputError: another thread runs a step.
+    All ranks must run the same steps in one order, which threads don't keep. Each step enters it with cold caches, where a
+    generator would take several times as long.
     """
-    global _runner
-    if not _running.acquire(blocking=False):
-        raise InputError(
-            f"a step was started ({running_line()}) in thread '{threading.current_thread().name}' while {_running_one()} "
-            "runs one: all ranks must run the same steps in one order, which threads don't keep; run steps in one thread"
-        )
-    try:
+
+    def __enter__(self) -> None:
+        """Begin a step.
+
+        Raises:
+            InputError: another thread runs a step.
+        """
+        global _runner
+        if not _running.acquire(blocking=False):
+            thread = threading.current_thread().name
+            raise InputError(
+                f"a step was started ({running_line()}) in thread '{thread}' while {_running_one()} runs one: all ranks "
+                "must run the same steps in one order, which threads don't keep; run steps in one thread"
+            )
         # The frame of the ``with`` statement, which is on the stack as long as the step runs: this one's isn't.
-        _runner = threading.current_thread(), *running_at(depth=3)
-        yield
-    finally:
+        _runner = threading.current_thread(), *running_at(depth=2)
+
+    def __exit__(self, *_: object) -> None:
+        global _runner
         _runner = None
         _running.release()
+
+
+only_step = OnlyStep()
 
 
 def _running_one() -> str:
@@ -52,17 +60,24 @@ def _running_one() -> str:
     return f"thread '{thread.name}' ({line_at(called, frame)})"
 
 
-@contextmanager
-def refused_values(graph: Graph) -> Iterator[None]:
-    """Report which of the user's operators a value doesn't suit, if one of TensorFlow's kernels refuses it.
+class RefusedValues:
+    """A context that reports which of the user's operators a value doesn't suit, if a kernel of TensorFlow's refuses it."""
 
-    Raises:
-        InputError: a kernel refused a value, such as a label that isn't a class.
-    """
-    try:
-        yield
-    except tf.errors.InvalidArgumentError as error:
-        op = _operator(graph, error.message)
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def __enter__(self) -> None:
+        """Begin to look out for refused values."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Explain an error of a kernel.
+
+        Raises:
+            InputError: a kernel refused a value, such as a label that isn't a class.
+        """
+        if not isinstance(error, tf.errors.InvalidArgumentError):
+            return
+        op = _operator(self._graph, error.message)
         where = op.where() if op is not None else "an operator of the model"
         reason = _reason(error.message)
         about_indices = re.search(r"\b(label|indices|index|indexing)|is not in \[", reason, re.IGNORECASE)

@@ -162,31 +162,47 @@ def _group(wanted: Any, name: str | None, recorded: tf.Graph, graph: Graph, step
     return found
 
 
-def plan_feeds(
-    graph: Graph, recorded: tf.Graph, feed_dict: Mapping[Any, Any] | None, rank: int, n_ranks: int
-) -> dict[Feed, np.ndarray]:
-    """Check the fed values, and convert each to the type and shape of its tensor.
+class FeedPlans:
+    """The tensors of a model that are fed: of keys that a step is given again and again each is looked up once."""
 
-    Raises:
-        InputError: a key isn't part of the recorded model, or a value has the wrong shape or type.
-    """
-    feeds: dict[Feed, np.ndarray] = {}
-    if feed_dict is not None and not isinstance(feed_dict, Mapping):
-        raise InputError(f"feed_dict takes a dictionary from placeholders to arrays, got {short(feed_dict)}")
-    for key, value in (feed_dict or {}).items():
-        name = recorded_name(key, recorded)
-        tensor = graph.resolve(name) if name is not None else None
+    def __init__(self, graph: Graph, recorded: tf.Graph, rank: int, n_ranks: int) -> None:
+        self._graph, self._recorded, self._rank, self._n_ranks = graph, recorded, rank, n_ranks
+        # The keys stay with what they mean, so that no other object gets the identity of one.
+        self._known: dict[tuple[Any, bool], tuple[Any, Feed, Shape, np.dtype[Any]]] = {}
+
+    def of(self, feed_dict: Mapping[Any, Any] | None) -> dict[Feed, np.ndarray]:
+        """Check the fed values, and convert each to the type and shape of its tensor.
+
+        Raises:
+            InputError: a key isn't part of the recorded model, or a value has the wrong shape or type.
+        """
+        feeds: dict[Feed, np.ndarray] = {}
+        if feed_dict is not None and not isinstance(feed_dict, Mapping):
+            raise InputError(f"feed_dict takes a dictionary from placeholders to arrays, got {short(feed_dict)}")
+        for key, value in (feed_dict or {}).items():
+            is_marked = isinstance(value, Local)
+            given, is_local = (value.value, self._n_ranks > 1) if is_marked else (value, False)
+            identity = key if isinstance(key, str) else id(key), is_local
+            if identity not in self._known:
+                self._known[identity] = key, *self._fed(key, is_local)
+            _, feed, expected, dtype = self._known[identity]
+            if type(given) is not np.ndarray or given.dtype != dtype or given.shape != expected:
+                given = _checked(feed.tensor, given, expected, is_local, self._graph)
+            feeds[feed] = given
+        return feeds
+
+    def _fed(self, key: Any, is_local: bool) -> tuple[Feed, Shape, np.dtype[Any]]:
+        """Return what a key feeds, with the shape and the type that its value must have."""
+        name = recorded_name(key, self._recorded)
+        tensor = self._graph.resolve(name) if name is not None else None
         if tensor is None:
-            hint = f", as '{name}:0' is" if name is not None and graph.resolve(f"{name}:0") else ""
+            hint = f", as '{name}:0' is" if name is not None and self._graph.resolve(f"{name}:0") else ""
             raise InputError(
                 f"feed_dict names {short(key)}, which isn't a tensor of the recorded model; name a placeholder or another "
                 f"tensor of it{hint}"
             )
-        is_local = isinstance(value, Local) and n_ranks > 1
-        given = value.value if isinstance(value, Local) else value
-        expected = local_share(tensor, rank, n_ranks) if is_local else tensor.shape
-        feeds[Feed(tensor, is_local)] = _checked(tensor, given, expected, is_local, graph)
-    return feeds
+        expected = local_share(tensor, self._rank, self._n_ranks) if is_local else tensor.shape
+        return Feed(tensor, is_local), expected, np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype)
 
 
 def local_share(tensor: Tensor, rank: int, n_ranks: int) -> Shape:

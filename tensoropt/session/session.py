@@ -38,7 +38,7 @@ from ..runtime.same_data import SameData
 from ..sharding.constraints import Force
 from ..sharding.model import Model
 from ..tuning.profile_guided import find_measured
-from .feeds_and_fetches import FetchPlans, plan_feeds
+from .feeds_and_fetches import FeedPlans, FetchPlans
 
 _SAME_FEEDS = (
     "every rank feeds the same full batch: draw it alike on all ranks, as with one seed, or feed this rank's share of it as "
@@ -61,6 +61,7 @@ class Session:
         self.execution: Execution | StagedExecution | None = None
         self._same_feeds: SameData | None = None
         self._fetch_plans: FetchPlans | None = None
+        self._feed_plans: FeedPlans | None = None
         self._recording = Recording(self.context.seed, batch_size)
         self._model: Model | None = None
         self._initializers: frozenset[str] = frozenset()
@@ -205,11 +206,11 @@ class Session:
             raise InputError("run comes after build_execution_graph(engine='tensorflow', plan=plan)")
         graph, engine = self._model.graph, self.execution.engine
         recorded = self._recording.graph
-        if self._fetch_plans is None:
+        if self._fetch_plans is None or self._feed_plans is None:
+            n_ranks = 1 if self.execution.is_emulated else self.execution.plan.parallelism
             self._fetch_plans = FetchPlans(graph, recorded, self._initializers)
-        planned = self._fetch_plans.of(fetches)
-        n_ranks = 1 if self.execution.is_emulated else self.execution.plan.parallelism
-        feeds = plan_feeds(graph, recorded, feed_dict, self.processes.rank, n_ranks)
+            self._feed_plans = FeedPlans(graph, recorded, self.processes.rank, n_ranks)
+        planned, feeds = self._fetch_plans.of(fetches), self._feed_plans.of(feed_dict)
         if self._same_feeds is not None:
             whole = [(feed.tensor.name, value) for feed, value in feeds.items() if not feed.is_local]
             self._same_feeds.check(lambda: whole)

@@ -28,7 +28,7 @@ from ..reschedule.layout import block_bounds
 from ..runtime.beside import execute_beside, peak_beside
 from ..runtime.execute import Execution
 from ..runtime.functions import Feed, Fetch
-from ..runtime.step_errors import refused_values
+from ..runtime.step_errors import RefusedValues
 from ..sharding.model import Model
 from .batch import Batch
 from .programs import TRAIN, Captured
@@ -88,7 +88,7 @@ class Run:
         if captured.program.preprocessing is not None:
             pairs = zip(captured.given, leaves, strict=True)
             given = [tf.convert_to_tensor(conformed(tensor, value, shape(tensor))) for tensor, value in pairs]
-            with refused_values(captured.graph):
+            with RefusedValues(captured.graph):
                 leaves = captured.program.preprocessing(given)
         pairs = zip(captured.inputs, leaves, strict=True)
         return {Feed(tensor, is_share): conformed(tensor, value, shape(tensor)) for tensor, value in pairs}

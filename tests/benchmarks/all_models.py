@@ -4,8 +4,8 @@
 
 Each is captured and planned for four devices, and two training steps by a random strategy on four emulated devices are held
 to plain Keras in float64 to 1e-9: losses, gradients, parameters, moving averages. ``replicated`` names the operator types of
-a training step that no rule splits. Of a model that fails the line says why, and the table goes on; the exit code is 1 if
-one failed or differs. All of it takes hours; names choose some.
+a training step that no rule splits. A model that fails has a line that says why, and the table goes on; the exit code is 1
+if one failed or differs. The whole table takes hours: give names to run some of the models.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from tensoropt.rules.registry import rule_of
 
 TOLERANCE = 1e-9
 LEAST_SIZES = {"InceptionV3": 75, "InceptionResNetV2": 75, "Xception": 71}
-# So small images leave the last normalisations to the batch alone: see models/catalog.py.
+# On images this small the last normalisations average over the batch alone: see models/catalog.py.
 BATCH = 8
 COLUMNS = ("model", "operators", "capture", "planning", "steps", "differ", "replicated")
 
 
 def members() -> dict[str, Entry]:
-    """Every model that ``keras.applications`` has, on the smallest images that it takes."""
+    """Return every model of ``keras.applications``, on the smallest images that it takes."""
     names = [name for name, made in vars(keras.applications).items() if inspect.isfunction(made)]
     return {name: application(name, LEAST_SIZES.get(name, 32), BATCH) for name in sorted(names)}
 
 
 def replicated(graph: Graph) -> list[str]:
-    """The types of the operators in training steps that no rule splits."""
+    """Return the types of the operators in training steps that no rule splits."""
     operators = (op for op in graph.step_operators if op.updates is None)
     return sorted({op.type for op in operators if rule_of(op).without})
 
 
 @dataclass(frozen=True)
 class Row:
-    """The outcome of holding one model against plain Keras."""
+    """The outcome of comparing one model with plain Keras."""
 
     cells: tuple[object, ...]
     is_right: bool
@@ -66,7 +66,7 @@ class Row:
 
 
 def held(name: str, entry: Entry, seed: int) -> Row:
-    """Capture, plan, and train a model."""
+    """Capture, plan and train a model, and compare it with plain Keras."""
     started = time.perf_counter()
     with floats("float64"):
         case = case_of(entry)
@@ -81,7 +81,7 @@ def held(name: str, entry: Entry, seed: int) -> Row:
 
 
 def row(name: str, entry: Entry, seed: int) -> Row:
-    """A line of the table, also of a model that can't be held."""
+    """Return a line of the table, also for a model that fails."""
     try:
         return held(name, entry, seed)
     except Exception as error:

@@ -2,7 +2,7 @@
 
     tensoropt run -n 2 tests/benchmarks/buckets.py [--models transformer,rnn] [--rounds 30]
 
-One thread a rank. The models are those of ``cost_error.py``. Beside the times stand the collectives of a step.
+One thread a rank. The models are those of ``cost_error.py``. The last columns count the collectives of a step.
 """
 
 from __future__ import annotations

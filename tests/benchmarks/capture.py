@@ -4,13 +4,13 @@
 
 Every model of ``tests/models`` at full size: ``keras.applications`` on images of their default size in batches of 32,
 Transformers and recurrent networks at the size of BERT-base. Seconds of processor time, which other work on the machine
-doesn't lengthen much; the last column is the clock's. Nothing of the model's size is computed.
+doesn't lengthen much; the last column is by the clock. Weights and activations are never computed.
 
 | stage | what happens |
 |---|---|
 | trace | Keras's layers become a TensorFlow graph |
 | import | the graph is made flat, and imported |
-| backward | what the backward pass reads is asked of TensorFlow |
+| backward | TensorFlow is asked what the backward pass reads |
 | costs | configs, and what operators and reshardings cost |
 | search | the frontier |
 | unroll | the strategy of the chosen point, with its reshardings |
@@ -87,8 +87,10 @@ FULL: dict[str, Entry] = {
 
 @dataclass
 class Seconds:
-    """Attributes:
-    of: processor time by stage.
+    """Seconds of processor time.
+
+    Attributes:
+        of: the seconds, by stage.
     """
 
     of: dict[str, float] = field(default_factory=dict)
@@ -101,7 +103,7 @@ class Seconds:
 
 
 class _Traced(KerasObjective):
-    """An objective whose functions are traced once, however often they are asked for."""
+    """An objective that traces each of its functions once, however often it is asked for them."""
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Any]]:
         if not hasattr(self, "_made"):
@@ -110,7 +112,7 @@ class _Traced(KerasObjective):
 
 
 def measured(entry: Entry, n_devices: int, builds: bool) -> tuple[Seconds, str]:
-    """Capture, plan and if wanted build one model; what it took, and what the search was."""
+    """Capture, plan and if wanted build one model; return the seconds, and a summary of the search."""
     keras.utils.clear_session()
     model = entry.make()
     seconds = Seconds()
@@ -162,8 +164,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("devices", nargs="*", type=int, default=[2])
     parser.add_argument("--only", nargs="+", default=list(FULL), choices=list(FULL))
-    parser.add_argument("--search", action="store_true", help="print what each search was")
-    parser.add_argument("--planned", action="store_true", help="don't build")
+    parser.add_argument("--search", action="store_true", help="print a summary of each search")
+    parser.add_argument("--planned", action="store_true", help="leave out the stage build")
     given = parser.parse_args()
     for n_devices in given.devices:
         print(f"{n_devices} devices of v100-1x{n_devices}, seconds")

@@ -2,8 +2,8 @@
 
     tensoropt run -n 2 tests/benchmarks/checkpoint.py --folder /data
 
-Ours is safe on the disk when it returns; TensorFlow's may still be in the system's memory, so that its time is given both as
-it is and with its files synced. Each round does everything once, in turn.
+TensorOpt's checkpoint is on the disk when ``save`` returns. TensorFlow's may still be in the operating system's memory: its
+time is given as it is, and with its files synced. Each round does everything once, in turn.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def state(n_variables: int, layout: Layout, rank: int) -> list[StateEntry]:
 
 
 def timed(processes: Processes, action: Callable[[], object]) -> float:
-    """Seconds until all ranks have done it."""
+    """Return the seconds until all ranks have done it."""
     processes.barrier()
     start = time.perf_counter()
     action()
@@ -52,7 +52,7 @@ def timed(processes: Processes, action: Callable[[], object]) -> float:
 
 
 def plain(processes: Processes, n_variables: int, folder: Path) -> dict[str, Callable[[], object]]:
-    """Plain TensorFlow's calls, which rank 0 makes alone while the others wait."""
+    """Make plain TensorFlow's calls on rank 0, while the others wait."""
     if processes.rank:
         return dict.fromkeys(PLAIN, lambda: None)
     checkpoint = tf.train.Checkpoint(w=[tf.Variable(tf.random.normal(SHAPE)) for _ in range(n_variables)])

@@ -1,9 +1,9 @@
-"""One collective inside the TensorFlow graph against the same collective by the communicator alone.
+"""Compare a collective inside a TensorFlow graph with the same collective called by itself.
 
     tensoropt run -n 2 tests/benchmarks/collective.py [--keep]
 
-The cost per collective in the graph is the slope between functions with few and with many collectives, of which each sums up
-what came out of the one before; with ``--keep`` all sum up the same, and what comes out of them is there at once.
+The time per collective in the graph is the slope between functions with few and with many collectives. Each collective sums
+the result of the one before it; with ``--keep`` all sum the same tensor, and their results are in memory at the same time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FEW, MANY = 1, 9
 def chained(
     backend: CommunicatingBackend, resharding: Resharding, count: int, shard: np.ndarray, keeps: bool
 ) -> Callable[[], object]:
-    """A function with ``count`` reshardings of a tensor, each by its own callback; it keeps all results, or the last."""
+    """Return a function that reshards a tensor ``count`` times, each by a callback, and returns all results or the last."""
     path_finder = PathFinder(PlainCosts(), cheapest_path)
     resharder = Resharder(backend)
 
@@ -60,7 +60,7 @@ def chained(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--keep", action="store_true", help="keep what comes out of all collectives")
+    parser.add_argument("--keep", action="store_true", help="keep the results of all collectives")
     arguments = parser.parse_args()
     processes = current_processes()
     mesh = Mesh.of(processes.size)

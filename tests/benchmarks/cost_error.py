@@ -1,32 +1,35 @@
-"""Errors of predicted costs against measured ones: random strategies and the frontier's, of four models, run for real.
+"""Errors of predicted costs against measured ones: plans of random strategies and of the frontier, of four models.
 
     tensoropt run -n 2 tests/benchmarks/cost_error.py [--models vgg16,rnn] [--random 20] [--frontier 10] [--steps 10]
 
-Two predictions of each plan: by operators that are all measured by themselves, as the TensorOpt paper has it for its Table
-2, and by what the search for the chosen plan knew, where a class's fitted model stands for what it hadn't measured. And of
-the former two more: *simulated* is the step as the simulator plays it through, *sum* is the step with nothing hidden of its
-communication. *tau* is Kendall's, of the orders of predicted and measured steps: by *step*, *sum* and *simulated*.
+Each plan's step is predicted in four ways. *step* takes each operator as measured by itself, as the TensorOpt paper does for
+its Table 2. *searched* is what the search predicted, which had measured some operators and estimated the others by a model
+fitted to their class. *simulated* is the step by the simulator, and *sum* is the step as if no communication overlapped with
+computation; both take operators as measured by themselves. *tau* is Kendall's: how well *step*, *sum* and *simulated* put
+the plans into the order of their measured steps.
 
     tensoropt run -n 2 tests/benchmarks/cost_error.py --random 14 --frontier 5 --steps 5 --budget 15s
     tests/benchmarks/two_machines.sh tests/benchmarks/cost_error.py --random 14 --frontier 5 --steps 5 --budget 15s
 
-have 20 plans of each model, with data parallelism's.
+run 20 plans of each model, data parallelism's among them.
 
 Hardware: ``--hardware FILE`` of ``tensoropt calibrate``, else what ``init`` would take (a calibration that is fresh, or a
-quick measurement). ``--budget 60s`` is what the search may measure. One thread a rank. Random strategies go from all over
-the space to the frontier: of the i-th of n a share of i/n of the operators has a random config, and the others that of a
-frontier's point; what such a strategy says is made again though nothing reads it is dropped. The noise is that of the
-fastest plan, run again and again between the others: how far one of its runs is from their median, its step and its
-network. Errors are |predicted - measured| / measured.
+quick measurement). ``--budget 60s`` is how long the search may measure. One thread a rank. Random strategies lie between the
+frontier and the rest of the space: in the i-th of n, i/n of the operators have a random config, and the others that of a
+point of the frontier. Regathering and rematerialization that no step does are left out of such a strategy.
+The noise is that of the plan of ``mini_time``, which is run again between the others: the mean distance of its runs from
+their median, of its step and of its network. Errors are |predicted - measured| / measured.
 
-Of many plans whose times are all a few percent off the one that was measured fastest had luck. So the few that were, data
-parallelism and the plan of ``mini_time`` take steps in turn in the end, and how they compare is told by the medians of
-these: *mini_time / best* by the fastest of them. ``mini_time`` itself is as users have it with a profiling budget: what was
-found, or data parallelism, where that was the faster one of the two when they took steps in turn.
+Among many plans whose times are measured to a few percent, the one that was measured fastest may just have been lucky. So in
+the end the few that were measured fastest, data parallelism and the plan of ``mini_time`` take steps in turn, and are
+compared by the medians of these; *mini_time / best* is relative to the fastest of them. ``mini_time`` is what users get with
+a profiling budget: the plan that was found, or data parallelism, if that was the faster of the two when they took steps in
+turn.
 
 A shared machine's speed drifts by a third within minutes. So a product of matrices and an elementwise operator are timed on
-all ranks when the operators are measured and before and after each plan's run; *at one speed* is the step's error with what
-was measured brought to the speed at which the operators were, and *speeds* are the slowest and the fastest run's.
+all ranks when the operators are measured and before and after each plan's run. *At one speed* is the error of the step after
+its measured time has been scaled to the speed at which the operators were measured; *speeds* are the slowest and the fastest
+run's.
 """
 
 from __future__ import annotations
@@ -95,7 +98,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SPEED_REPEATS = 15
 REPEATS = 5
-"""Of the plan whose noise is measured."""
+"""How often the plan whose noise is measured is run again."""
 CONTENDERS, TURNS = 3, 10
 """How many of the plans that were measured fastest take steps in turn with mini_time's, and how often it is their turn."""
 TIMES = ("step", "searched", "simulated", "sum", "compute", "network")
@@ -104,14 +107,14 @@ PARTS = ("steady", *TIMES, "steady_network", "memory")
 TITLES = {"steady": "step at one speed", "steady_network": "network at one speed"}
 REFERENCES = ("all_gather", "all_reduce")
 REFERENCE_S = 0.2
-"""What the passes of one may take."""
+"""Seconds for which one of ``REFERENCES`` is timed."""
 COMPARED = ("mini_time / best", "data parallel / mini_time")
 PERCENTILES = {"median": 50, "p95": 95}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan that all ranks run, by measured operators; and its step as the search saw it, and as it is simulated."""
+    """A plan that all ranks run, with measured operators, and its step as the search predicted it and as it is simulated."""
 
     kind: str
     searched_us: float
@@ -121,7 +124,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Run:
-    """One plan's predictions and measurements: (predicted, measured) each; ``searched`` is the step as the search saw it."""
+    """One plan's predictions and measurements, each as (predicted, measured)."""
 
     kind: str
     step: tuple[float, float]
@@ -144,18 +147,18 @@ class Run:
 
     @property
     def steady(self) -> tuple[float, float]:
-        """The step, had the machine been as fast as when the operators were measured."""
+        """The step, scaled to the machine's speed when the operators were measured."""
         return self.step[0], self.step[1] * self.speed
 
     @property
     def steady_network(self) -> tuple[float, float]:
-        """The network's, had it been as fast as when the tables were measured."""
+        """The network's time, scaled to its speed when the tables were measured."""
         return self.network[0], self.network[1] * self.network_speed
 
 
 @dataclass
 class Speed:
-    """The slowest rank's speed of computing, by a product of matrices and an elementwise operator; every rank must ask."""
+    """The slowest rank's speed, by a product of matrices and an elementwise operator; every rank must call it."""
 
     processes: Processes
     actions: tuple[Callable[[], Any], ...] = field(default_factory=lambda: _reference(TensorFlowEngine()))
@@ -167,7 +170,7 @@ class Speed:
 
 @dataclass
 class NetworkSpeed:
-    """The speed of collectives, by the hardware's tables of them; every rank must ask."""
+    """The speed of collectives, relative to the hardware's tables of them; every rank must call it."""
 
     processes: Processes
     hardware: Hardware
@@ -182,7 +185,7 @@ class NetworkSpeed:
         self.costs = CollectiveCosts(self.hardware, mesh)
 
     def times(self, kind: str) -> float:
-        """The tables' time over the time that a kind of collectives takes now: the geometric mean of all sizes."""
+        """Return the tables' time over this kind of collective's time now: the geometric mean over all sizes."""
         found_us = self.tables.afresh(kind, self.mesh.axes, SIZES, REFERENCE_S)
         told_us = [self.costs.time_ns(kind, self.mesh, self.mesh.axes, size) / 1e3 for size in found_us]
         return float(np.exp(np.mean(np.log(np.divide(told_us, list(found_us.values()))))))
@@ -195,9 +198,9 @@ def _reference(engine: TensorFlowEngine) -> tuple[Callable[[], Any], ...]:
 def planned(
     recorded: Recorded, hardware: Hardware, processes: Processes, arguments: argparse.Namespace, speed: Speed
 ) -> tuple[list[Choice], float]:
-    """The plans that all ranks run, mini_time first.
+    """Return the plans that all ranks run, mini_time first, and the mean of ``speed.seconds()`` around the measurements.
 
-    Every rank must call it. The second value is the reference's seconds while the operators were measured.
+    Every rank must call it.
     """
     request = Request(recorded.model, hardware, None, assumed=assumptions(hardware))
     on_first_rank = Context(hardware, None).on_first_rank
@@ -236,13 +239,13 @@ def planned(
 
 
 def simulated_ns(plan: Plan, model: Model, costing: OperatorCosting, hardware: Hardware) -> int:
-    """The simulated time of a plan's step, by operators that were measured."""
+    """Return the simulated time of a plan's step, with measured operators."""
     view, network = model.view(plan.strategy), network_of(hardware, plan.mesh)
     return step_timeline(view, costing, plan.path_finder(costing.reshardings.steps), network).makespan_ns
 
 
 def costed(plan: Plan, model: Model, costing: OperatorCosting, built: StrategyProblem) -> Plan:
-    """The same plan with its operators' times, and what is hidden of the network's, by another costing and its problem."""
+    """Return the plan with its times of operators and of overlap by another costing, whose problem is ``built``."""
     in_step = {op.name for op in model.graph.step_operators}
 
     def time_us(planned: PlannedOperator) -> float:
@@ -264,9 +267,11 @@ def costed(plan: Plan, model: Model, costing: OperatorCosting, built: StrategyPr
 
 @dataclass(frozen=True)
 class Measured:
-    """Attributes:
-    noise: the mean distance of the repeated plan's runs from their median, over it; of the step and of the network.
-    compared: ``COMPARED``, by steps in turn.
+    """Measurements of one model's plans.
+
+    Attributes:
+        noise: the mean distance of the repeated plan's runs from their median, relative to it; of the step, of the network.
+        compared: the ratios ``COMPARED``, by steps in turn.
     """
 
     runs: list[Run]
@@ -275,7 +280,7 @@ class Measured:
 
 
 def runs_of(name: str, hardware: Hardware, processes: Processes, arguments: argparse.Namespace) -> Measured:
-    """Every plan's run, the noise, and the fastest beside each other."""
+    """Run every plan, measure the noise, and compare the fastest plans."""
     function, sizes = MODELS[name]
     recorded = record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
     speed, network = Speed(processes), NetworkSpeed(processes, hardware)
@@ -311,7 +316,7 @@ def runs_of(name: str, hardware: Hardware, processes: Processes, arguments: argp
 
 
 def row(name: str, measured: Measured) -> list[str]:
-    """One line of the table."""
+    """Return a line of the table."""
     runs = measured.runs
     cells = [name, str(len(runs))]
     for part in PARTS:

@@ -2,7 +2,7 @@
 
     tensoropt run -n 2 tests/benchmarks/data_parallel.py
 
-Both ranks run both steps, alternating, with one thread each. "Half the batch" has no communication and is the bound.
+Both ranks run both steps, alternating, with one thread each. "Half the batch" doesn't communicate: a step can't be faster.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Print how single changes of decisions differ from min-marginals: run it with ``PYTHONPATH=tests``.
 
-Of every decision of every point of a small model's frontier: the weighed cost of the cheapest other choice with all else as
-it is, and the least with another choice whatever else changes with it, both beside the point's own.
+For every decision of every point of a small model's frontier it compares two weighed costs with the point's own: that of the
+cheapest other choice if nothing else changes (the single change), and the least with another choice if everything else may
+change with it (the min-marginal).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Every search against enumeration on many random graphs: the same points, to the byte and the nanosecond.
+"""Compare every search with enumeration on many random graphs: the same points, to the byte and the nanosecond.
 
     python tests/benchmarks/exactness.py [--graphs 10000] [--seed 0]
 
-Graph number i is drawn from seed ``S + i``, so that one alone can be repeated: ``--graphs 1 --seed`` with its seed. Each
+Graph number i is drawn from seed ``S + i``, so that one can be repeated by itself: ``--graphs 1 --seed`` with its seed. Each
 kind of graph comes with costs that all differ, with costs below 4 (ties and duplicates), with states and pairs that are
 not allowed, with rows and columns that are equal, and at the largest sizes that int64 adds up. Every strategy that is
 returned is costed again from scratch. At the first difference the seed is printed, and the exit code is 1.
@@ -104,7 +104,7 @@ GRAPHS: dict[str, Draw] = {
 
 
 def drawn(seed: int) -> tuple[str, Problem]:
-    """The graph of a seed, and its kind."""
+    """Return the kind and the graph that a seed draws."""
     rng = np.random.default_rng(seed)
     kind = list(GRAPHS)[seed % len(GRAPHS)]
     n, pairs = GRAPHS[kind](rng)
@@ -151,7 +151,7 @@ class Tally:
 
 
 def found_by(problem: Problem, algorithm: str, tally: Tally) -> Frontier | None:
-    """The frontier that an algorithm finds; None if it says that nothing is allowed."""
+    """Return the frontier that an algorithm finds; None if it says that nothing is allowed."""
     start = time.perf_counter()
     try:
         return search(problem, algorithm)
@@ -162,7 +162,7 @@ def found_by(problem: Problem, algorithm: str, tally: Tally) -> Frontier | None:
 
 
 def difference(expected: Frontier | None, got: Frontier | None) -> str | None:
-    """A sentence about what differs from enumeration; None if nothing does."""
+    """Return a sentence about what differs from enumeration; None if nothing does."""
     if expected is None or got is None:
         names = ["nothing is allowed" if found is None else f"{len(found)} points" for found in (expected, got)]
         return None if expected is got else f"enumeration says {names[0]}, it says {names[1]}"
@@ -173,7 +173,7 @@ def difference(expected: Frontier | None, got: Frontier | None) -> str | None:
 
 
 def unreal(problem: Problem, found: Frontier) -> str | None:
-    """The first strategy that does not cost what is said."""
+    """Return a sentence about the first strategy whose cost isn't the one that was found; None if there is none."""
     for mem, time_ns, strategy in zip(found.mem_bytes.tolist(), found.time_ns.tolist(), found.strategies, strict=True):
         if problem.cost(strategy) != (mem, time_ns):
             return f"strategy {strategy.tolist()} costs {problem.cost(strategy)}, it says {(mem, time_ns)}"
@@ -181,7 +181,7 @@ def unreal(problem: Problem, found: Frontier) -> str | None:
 
 
 def compare(problem: Problem, tally: Tally) -> str | None:
-    """Search by all algorithms and count; what is wrong, if anything is."""
+    """Search by all algorithms and count; return a sentence about what is wrong, None if nothing is."""
     tally.n += 1
     tally.sums["nodes"] += len(problem.nodes)
     tally.sums["edges"] += len(problem.edges)

@@ -1,4 +1,4 @@
-"""Every example on 1 to 6 devices, emulated and real, at its least memory, in the middle and without a limit.
+"""Run every example on 1 to 6 devices, emulated and real, at its least memory, in the middle and without a limit.
 
     python tests/benchmarks/examples_everywhere.py [--examples digits,listing1] [--devices 1,2,3] [--steps 5]
 
@@ -35,9 +35,11 @@ TIMEOUT_S = 1800
 
 @dataclass(frozen=True)
 class Example:
-    """Attributes:
-    train: trains by a plan (one that is found, where it is None) for so many steps; returns the plan and the losses.
-    tolerance: of losses, relative to the largest. In float32 another order of sums may turn a ReLU the other way.
+    """An example, and how near its losses must be.
+
+    Attributes:
+        train: trains by a plan (one that is found, where it is None) for so many steps; returns the plan and the losses.
+        tolerance: of losses, relative to the largest. In float32 another order of sums may turn a ReLU the other way.
     """
 
     train: Callable[[str, str, Any, int], tuple[Any, list[float]]]
@@ -167,7 +169,7 @@ def worker(name: str, n_devices: int, n_steps: int, folder: Path, collectives: s
             try:
                 run(limit, tensoropt.load_plan(files[limit]))
             except Exception as error:
-                # On real ranks what one raises ends all.
+                # On real ranks an exception on one rank ends all.
                 if collectives != "emulated":
                     raise
                 found[limit] = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
@@ -175,7 +177,7 @@ def worker(name: str, n_devices: int, n_steps: int, folder: Path, collectives: s
 
 
 def result(name: str, n_devices: int, n_steps: int, folder: Path, collectives: str) -> dict[str, Any]:
-    """Run a worker process, or one on each rank, and return what it found for each limit, or its error."""
+    """Run a worker process, or one on each rank, and return its losses or its error for each limit."""
     program = [__file__, "--worker", name, str(n_devices), str(n_steps), str(folder), collectives]
     command = mpirun_command(n_devices, ["-m", "mpi4py", *program]) if collectives == "mpi" else [sys.executable, *program]
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "examples")))

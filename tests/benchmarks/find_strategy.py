@@ -2,8 +2,8 @@
 
     python tests/benchmarks/find_strategy.py [--ranks 2] [--models vgg16,rnn] [--budget 60s]
 
-The models are those of ``cost_error.py``. For each a store of its own is begun, ``tensoropt calibrate --quick`` measures the
-machine, and ranks are started twice. The time is that of the call, on the slowest rank.
+The models are those of ``cost_error.py``. Each begins with an empty store: ``tensoropt calibrate --quick`` measures the
+machine, and the ranks are started twice. The time is that of the call, on the slowest rank.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
 
 For each: data parallelism, one weird trick (the expert's strategy), the frontier's fastest point, the descent from there
 (``ft-simulated``, of ``--seconds`` at most) and FlexFlow's search (``mcmc``), which gets ``--times`` times the seconds that
-the descent took with its frontier, but no more than ``--most``. All search the same space. Columns: simulated milliseconds,
-and seconds to find, of processor time; *above* is how much slower FlexFlow's search ends.
+the descent and the frontier before it took, but no more than ``--most``. All search the same space. The columns are the
+simulated milliseconds of a step, and the seconds of processor time of the search; *above* is by how much the step that
+FlexFlow's search finds is slower than the descent's.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Timing:
         return statistics.median(self.seconds)
 
     def divided(self, n_steps: int) -> Timing:
-        """Per step, of runs that take so many."""
+        """Return the seconds per step, of runs of ``n_steps`` steps."""
         return Timing(tuple(seconds / n_steps for seconds in self.seconds))
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ def alternate(actions: Sequence[Callable[[], object]], rounds: int, warm: int = 
 
 
 def ratio(numerator: Timing, denominator: Timing) -> str:
-    """The median of the ratios round by round, with quartiles."""
+    """Return the median of the ratios round by round, with quartiles."""
     ratios = np.divide(numerator.seconds, denominator.seconds)
     low, middle, high = np.percentile(ratios, [25, 50, 75])
     return f"{middle:.3f} ({low:.3f} to {high:.3f})"

@@ -1,8 +1,8 @@
-"""VGG16 split by hand, as a person with mpi4py would who knows "one weird trick" (Krizhevsky, 2014).
+"""VGG16 split by hand with mpi4py, by "one weird trick" (Krizhevsky, 2014).
 
-Convolutions train on each rank's share of the batch, and their gradients are summed over the ranks. Of each dense layer a
-rank has its share of the columns of the weights, and nothing of these is ever communicated: what goes over the link is what
-comes out of the last convolution, the results of the dense layers, and on the way back their gradients.
+Convolutions train on each rank's share of the batch, and their gradients are summed over the ranks. Each rank has its share
+of the columns of the dense layers' weights, which are never communicated: the ranks exchange the results of the last
+convolution and of the dense layers, and in the backward pass the gradients of these.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ N_DENSE = 3
 def hybrid_vgg16(
     recorded: Recorded, processes: Processes, n_pools: int, learning_rate: float, momentum: float
 ) -> Callable[[], float]:
-    """A training step, which returns the loss; the number of ranks divides the batch and the widths of dense layers.
+    """Return a training step that returns the loss. The number of ranks must divide the batch and the dense layers' widths.
 
     Args:
         recorded: a VGG16 whose variables are, in order, weights and bias of each layer.
-        n_pools: of the blocks the first so many end in a pooling.
+        n_pools: how many of the first blocks end in a pooling.
     """
     comm, first_value = processes.comm, recorded.first_values()
     (step,) = recorded.model.graph.train_steps.values()
@@ -54,7 +54,7 @@ def hybrid_vgg16(
         for number, (weights, bias) in enumerate(of_dense):
             x = tf.nn.bias_add(tf.matmul(x, weights), bias)
             is_last = number == N_DENSE - 1
-            # Everybody computes the loss of all logits, so that their gradient is there whole.
+            # Every rank computes the loss of all logits, so that it has their whole gradient.
             x = _gathered(comm, x if is_last else tf.nn.relu(x), 1, not is_last)
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.constant(labels), logits=x))
         variables = [variable for pair in [*of_convolutions, *of_dense] for variable in pair]
@@ -99,7 +99,7 @@ def _summed(comm: Any, x: tf.Tensor) -> tf.Tensor:
 
 
 def _gathered(comm: Any, x: tf.Tensor, dim: int, is_summed: bool) -> tf.Tensor:
-    """All ranks' parts, along a dimension; what comes back is summed over the ranks, or is the same on all of them."""
+    """Return all ranks' parts, joined along a dimension. Gradients are summed over the ranks, or are the same on all."""
     whole = [extent * (comm.size if i == dim else 1) for i, extent in enumerate(x.shape)]
 
     def gather(mine: np.ndarray) -> np.ndarray:

@@ -2,10 +2,10 @@
 
     tensoropt run -n 2 tests/benchmarks/interpolation.py [--seconds 60]
 
-Every collective is measured over every device partition at sizes 2^i, as ``tensoropt calibrate`` does, and then afresh at
-sizes between. *bytes / bandwidth* takes the bandwidth of the largest size, as cost models without measurements do; *noise*
-is how far the same size measured again is from the first time. Errors are |predicted - measured| / measured, over 1 KiB to
-4 MiB.
+Every collective is measured over every device partition at sizes 2^i, as ``tensoropt calibrate`` does, and then at sizes
+between these. *interpolated* predicts the sizes between by interpolation; *bytes / bandwidth* predicts them by the bandwidth
+of the largest size, as cost models without measurements do; *noise* is the difference when sizes 2^i are measured a second
+time. Errors are |predicted - measured| / measured, over 1 KiB to 4 MiB.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     for kind, axes, table in measuring.each(arguments.seconds / 2):
         sizes = [size for size in table.n_bytes if size <= LARGEST]
         between = [(low + high) // 8 * 4 for low, high in pairwise(sizes)]
-        # Together with all of the table's, among which these were measured.
+        # Measured together with the table's sizes, as those were measured together.
         fresh = measuring.afresh(kind, axes, [*table.n_bytes, *between])
         curve = MeasuredCurve.of(table)
         per_byte_ns = table.time_us[-1] * 1e3 / table.n_bytes[-1]

@@ -1,18 +1,19 @@
-"""Choosing splits and what to keep in memory together, against one after the other.
+"""Compare choosing configs and what to keep in memory together with choosing one after the other.
 
     python tests/benchmarks/joint.py [MODEL ...] [--without remat] [--cluster NAME] [--seconds S] [--plans N]
         [--json OUT.json]
 
-*Joint* is the frontier as a search finds it, with the choices to make copies again and to compute operators again. In *two
-stages* the frontier without these choices is found first; then for the plan of each of its points, the configs of all
-operators held fixed, the choices are searched (and which copies consumers share, which is chosen again and in favour of two
-stages). The best of all second stages counts at each memory: a system that shards first and saves memory afterwards, and
-knows which of all minimal shardings to save it with, would do no better. Second stages are searched as a frontier is: with
-what is computed again, and without; exact or nearly so without; and then changed for the better, one node at a time.
+*Joint* is the frontier of a search that also chooses which copies to regather and which operators to rematerialize. In *two
+stages* the frontier without these choices is found first. Then, for the plan of each of its points, the configs of all
+operators are held fixed and the choices are searched; which copies consumers share is chosen again, too, in favour of the
+two stages. At each memory the best of all second stages counts: a system that shards first, saves memory afterwards, and
+knows which sharding to start from would do no better. A second stage is searched like a frontier: once with
+rematerialization and once without (where it is exact or nearly so), and is then improved one node at a time.
 
-At equal memory, from the least that two stages can do with to the most that the joint frontier has, in steps of equal
-ratio: the time that two stages take over the joint time, geometric mean and largest. ``least`` is the least memory of both,
-by Equation (1). Both are heuristic searches beyond small models: ``gap`` is the joint frontier's worst.
+Both are compared at equal memory, from the least at which two stages fit to the most of the joint frontier, in steps of
+equal ratio. ``slower`` and ``mean`` are the largest and the geometric mean of how much longer two stages take; ``memory`` is
+where it is largest. ``least joint`` and ``two stages`` beside it are the least memories of both, by Equation (1). Except for
+small models both searches are heuristic: ``gap`` is the joint frontier's worst.
 """
 
 from __future__ import annotations
@@ -48,27 +49,27 @@ HEADERS = ("model", "plans", "memory", "joint (s)", "two stages (s)", "slower", 
 
 @dataclass(frozen=True)
 class Steps:
-    """Least time against memory, by ascending memory and descending time: int64 bytes and nanoseconds."""
+    """Least times by memory, as int64 bytes and nanoseconds: memory ascends, time descends."""
 
     mem_bytes: np.ndarray
     time_ns: np.ndarray
 
     @classmethod
     def of(cls, mem_bytes: np.ndarray, time_ns: np.ndarray) -> Steps:
-        """The points that no other beats."""
+        """Return the points that no other beats."""
         order = np.lexsort((time_ns, mem_bytes))
         mem_bytes, time_ns = mem_bytes[order], time_ns[order]
         before = np.minimum.accumulate(np.concatenate([[np.iinfo(np.int64).max], time_ns[:-1]]))
         return cls(mem_bytes[time_ns < before], time_ns[time_ns < before])
 
     def within(self, mem_bytes: np.ndarray) -> np.ndarray:
-        """The least time within each amount of memory, all of which must be enough for something."""
+        """Return the least time within each amount of memory; each must be enough for at least one point."""
         least: np.ndarray = self.time_ns[np.searchsorted(self.mem_bytes, mem_bytes, side="right") - 1]
         return least
 
 
 def second_stages(joint: ModelFrontier, first: ModelFrontier, n_plans: int | None, seconds: float) -> tuple[Steps, int]:
-    """The costs of a first stage's plans with all choices, and the number of plans."""
+    """Return the costs of second stages after the plans of a first stage, and the number of plans."""
     plans = {_splits(configs): configs for configs in (_configs(first, point) for point in range(len(first)))}
     taken = list(plans.values())
     if n_plans is not None and len(taken) > n_plans:
@@ -84,7 +85,7 @@ def second_stages(joint: ModelFrontier, first: ModelFrontier, n_plans: int | Non
 def second_stage(
     joint: ModelFrontier, configs: Mapping[str, Config], seconds: float
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Bytes and nanoseconds of what a plan comes to, its configs held fixed: with nothing computed again, and with."""
+    """Yield bytes and nanoseconds of the second stages after one plan: with all that is allowed, then without remat."""
     pinned = joint.built.allowing(lambda op, config: config == configs[op.name]).problem
     transient = joint.built.transient
     allowed = [np.flatnonzero(np.maximum(node.mem_bytes, node.time_ns) < INFEASIBLE) for node in pinned.nodes]
@@ -133,7 +134,7 @@ def _splits(configs: Mapping[str, Config]) -> tuple[Config, ...]:
 
 
 def compared(name: str, cluster: str, seconds: float, n_plans: int | None, without: Sequence[str]) -> dict[str, object]:
-    """One model's numbers."""
+    """Return one model's numbers."""
     from tensoropt.plan.find_frontier import find_frontier
     from tensoropt.profiling.hardware import named
     from tensoropt.tools.offline import record_named
@@ -167,7 +168,7 @@ def compared(name: str, cluster: str, seconds: float, n_plans: int | None, witho
 
 
 def row(numbers: dict[str, object]) -> list[str]:
-    """A model's line of the table."""
+    """Return a model's line of the table."""
     value = {key: each for key, each in numbers.items() if isinstance(each, (int, float))}
     return [
         str(numbers["model"]),
@@ -189,8 +190,8 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=DEFAULT, metavar="MODEL")
     parser.add_argument("--cluster", default="v100-2x8", help="default: v100-2x8")
     parser.add_argument("--seconds", type=float, default=5.0, help="for refining each search; default: 5")
-    parser.add_argument("--without", action="append", default=[], choices=[REMAT], help="search neither with it")
-    parser.add_argument("--plans", type=int, metavar="N", help="of the first stage, evenly along it; default: all")
+    parser.add_argument("--without", action="append", default=[], choices=[REMAT], help="leave it out of both searches")
+    parser.add_argument("--plans", type=int, metavar="N", help="of the first stage, at equal distances; default: all")
     parser.add_argument("--json", type=Path, metavar="OUT.json", help="write the numbers")
     given = parser.parse_args()
     import_tensorflow()

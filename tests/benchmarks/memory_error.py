@@ -1,4 +1,4 @@
-"""Errors of predicted memory: the sum of Equation (1) and the replayed peak, for the same plans.
+"""Errors of predicted memory, by the sum of Equation (1) and by the replayed peak, for the same plans.
 
     tensoropt run -n 2 tests/benchmarks/memory_error.py [--models vgg16,rnn] [--random 20] [--frontier 10]
         [--micro-batches 4]
@@ -33,7 +33,7 @@ from tensoropt.tools.plan_check import check_plan
 def errors_of(
     name: str, hardware: Hardware, processes: Processes, n_random: int, n_frontier: int, n_micro_batches: int
 ) -> np.ndarray:
-    """Relative errors: float[plans, 2], by Equation (1) and of the peak; every rank must call it."""
+    """Return relative errors, float[plans, 2], of Equation (1) and of the peak; every rank must call it."""
     function, sizes = MODELS[name]
     recorded = record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
     plans = []

@@ -1,4 +1,4 @@
-"""A training step on one rank against plain TensorFlow: nothing may be done that plain TensorFlow would not do.
+"""Compare a training step on one rank with plain TensorFlow, which it must not be slower than.
 
     python tests/benchmarks/one_rank.py [--models digits,vgg16] [--rounds 60]
 
@@ -24,7 +24,7 @@ SMALL = {"digits": DIGITS, "small_vgg": SMALL_VGG}
 
 
 def steps_of(name: str, batch: int) -> tuple[Callable[[], float], Callable[[], float]]:
-    """A step of ours and one of plain TensorFlow."""
+    """Return a step of TensorOpt and one of plain TensorFlow."""
     if name in SMALL:
         return tensoropt_step(SMALL[name], batch), plain_step(SMALL[name], batch)
     function, sizes = versus_horovod.MODELS[name]

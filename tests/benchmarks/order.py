@@ -1,9 +1,9 @@
-"""Time and memory of the backward pass's order: the same plan with and without it, steps interleaved.
+"""Time and memory of steps whose backward pass has a fixed order, and of steps of the same plan without, interleaved.
 
     tensoropt run -n 2 tests/benchmarks/order.py [--models vgg16,rnn] [--steps 12]
 
-The models are those of ``cost_error.py``, the plan is the fastest. Started alone one rank has all cores of the machine; by
-``-n 2`` on two cores each has one. Peaks are what the profiler saw in one step, without parameters and slots.
+The models are those of ``cost_error.py``, the plan is the fastest. A single rank has all cores of the machine; with ``-n 2``
+on two cores each rank has one. Peaks are what the profiler saw in one step, without parameters and slots.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WARM_STEPS = 2
 
 
 def row(name: str, processes: Processes, steps: int) -> list[str]:
-    """One model's line; every rank must call it."""
+    """Return one model's line of the table; every rank must call it."""
     function, sizes = MODELS[name]
     recorded = record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
     found = None

@@ -2,9 +2,9 @@
 
     python tests/benchmarks/paper_figures.py [--only 6,7a,7b,7c,8,table4] [--seconds S] [--limit S]
 
-Draws ``docs/figures/paper_*.png``, prints the numbers, and keeps them in ``docs/figures/paper.json`` (with ``--only``, those
-that were made again). ``docs/reference/paper.md`` holds them against what the paper observes. Nothing is measured: costs are
-those of a roofline model of 16-GB V100s as the paper's section 5 describes them. Needs no MPI and no GPU; minutes on two
+It draws ``docs/figures/paper_*.png``, prints the numbers, and writes them to ``docs/figures/paper.json`` (with ``--only``,
+those of these figures). ``docs/reference/paper.md`` compares them with what the paper observes. Nothing is measured: costs
+are those of a roofline model of 16-GB V100s as the paper's section 5 describes them. Needs no MPI and no GPU; minutes on two
 cores.
 """
 
@@ -73,8 +73,8 @@ class Lab:
 
     Attributes:
         budget: of each search.
-        limit_s: a search, or a baseline, that takes longer is given up.
-        bar: how many of them are done.
+        limit_s: seconds after which a search or a baseline is given up.
+        bar: shows how many are done.
     """
 
     budget: Budget
@@ -90,17 +90,17 @@ class Lab:
         return self._models[key]
 
     def frontier(self, name: str, hardware: Hardware, parallelism: int, **sizes: int) -> ModelFrontier | None:
-        """None if that took too long."""
+        """Return a model's frontier; None if the search took too long."""
         space = FULL if parallelism <= FULL_UP_TO.get(name, 0) else COMPACT
         model = self.model(name, **sizes)
-        # The paper makes copies again, and computes nothing again.
+        # The paper regathers copies, and rematerializes nothing.
         search = partial(find_frontier, model, hardware, parallelism, space=space, budget=self.budget, without=(REMAT,))
         links = tuple((level.latency_us, level.bytes_per_s) for level in hardware.levels)
         key = name, tuple(sizes.items()), links, parallelism
         return self._searched(key, f"{name} on {parallelism}", search)
 
     def baseline(self, frontier: ModelFrontier, algorithm: str) -> ModelFrontier | None:
-        """None if that took too long."""
+        """Return what a baseline finds; None if it took too long."""
         key = id(frontier), algorithm
         return self._searched(key, algorithm, partial(find_baseline, frontier, algorithm))
 
@@ -137,13 +137,13 @@ def point_numbers(frontier: ModelFrontier, point: int) -> Numbers:
 
 
 def made_again(frontier: ModelFrontier, point: int) -> Numbers:
-    """The copies that are regathered in the backward pass instead of being saved: how many, and the bytes not saved."""
+    """Return how many copies are regathered in the backward pass instead of being saved, and the bytes not saved."""
     copies = [resharding for resharding in frontier.plan(point).reshardings if resharding.is_regathered]
     return {"copies_regathered": len(copies), "bytes_not_saved": sum(copy.copy_bytes for copy in copies)}
 
 
 def numbers_of(frontier: ModelFrontier | None) -> Numbers:
-    """A frontier's numbers: its ends, its turning point, how far its compute varies, and how certain it is."""
+    """Return a frontier's numbers: its ends, its turning point, how far its compute varies, and how certain it is."""
     if frontier is None:
         return {"feasible": False}
     found, compute = frontier.found, frontier.costs.compute_ns
@@ -162,7 +162,7 @@ def numbers_of(frontier: ModelFrontier | None) -> Numbers:
 
 
 def rows_of(name: str, numbers: Numbers, with_copies: bool) -> list[list[str]]:
-    """The rows of a table, one for each distinct point of :func:`numbers_of`."""
+    """Return the rows of a table, one for each distinct point of :func:`numbers_of`."""
     if not numbers["feasible"]:
         return [[name, "took too long"]]
     certain = "exact" if numbers["exact"] else f"gap {numbers['gap']['median']:.2%}, worst {numbers['gap']['worst']:.2%}"
@@ -180,7 +180,7 @@ def rows_of(name: str, numbers: Numbers, with_copies: bool) -> list[list[str]]:
 
 
 def table_of(name: str, numbers: Numbers) -> str:
-    """The numbers of a figure as they are printed, and as ``docs/reference/paper.md`` quotes them."""
+    """Return the numbers of a figure as they are printed, and as ``docs/reference/paper.md`` quotes them."""
     if name == "8":
         return _table_of_counts(numbers)
     if name in ("6", "table4"):
@@ -191,7 +191,7 @@ def table_of(name: str, numbers: Numbers) -> str:
         ]
     else:
         named_rows = list(numbers.items())
-    # Numbers that were saved before this was counted don't tell.
+    # Numbers of older files don't have this count.
     with_copies = any("copies_regathered" in each.get("fastest", {}) for _, each in named_rows)
     rows = [row for label, each in named_rows for row in rows_of(label, each, with_copies)]
     again = ["regathered"] * with_copies
@@ -214,7 +214,7 @@ def _table_of_counts(numbers: Numbers) -> str:
 
 
 def figure_6(lab: Lab) -> Numbers:
-    """Frontiers of three models on 16 devices, and all baselines."""
+    """Draw frontiers of three models on 16 devices, and all baselines."""
     numbers, drawn = {}, {}
     for name in ("rnn", "wide_resnet", "transformer"):
         frontier = lab.frontier(name, named("v100-2x8"), 16)
@@ -235,14 +235,14 @@ def _comparison(title: str, compared: Comparison, axes: Axes) -> None:
 
 
 def figure_7(frontiers: dict[str, ModelFrontier | None], file: str, title: str) -> Numbers:
-    """Frontiers that differ in one thing."""
+    """Draw frontiers of one model that differ in one property, such as its size or the links."""
     found = {name: frontier for name, frontier in frontiers.items() if frontier is not None}
     draw(file, (7, 4.8), [partial(_frontiers, title, found)])
     return {name: numbers_of(frontier) for name, frontier in frontiers.items()}
 
 
 def _frontiers(title: str, frontiers: dict[str, ModelFrontier], axes: Axes) -> None:
-    """Time per step, and its network part dotted."""
+    """Draw the time per step, and its network part as a dotted line."""
     for (name, frontier), color in zip(frontiers.items(), COLORS, strict=False):
         costs, turning = frontier.costs, frontier.found.turning_point()
         memory, times = costs.mem_bytes / 1e9, costs.time_ns / 1e9
@@ -260,7 +260,7 @@ def _frontiers(title: str, frontiers: dict[str, ModelFrontier], axes: Axes) -> N
 
 
 def figure_7a(lab: Lab) -> Numbers:
-    """The Transformer's hidden size."""
+    """Draw the frontiers of Transformers of three hidden sizes."""
     found = {}
     for width in WIDTHS:
         sizes = {} if width == WIDTHS[-1] else {"width": width}
@@ -272,19 +272,19 @@ def figure_7a(lab: Lab) -> Numbers:
 
 
 def figure_7b(lab: Lab) -> Numbers:
-    """Links between machines."""
+    """Draw the Transformer's frontiers for three links between machines."""
     found = {name: lab.frontier("transformer", hardware, 16) for name, hardware in between_machines().items()}
     return figure_7(found, "paper_7b.png", "Transformer, 16 devices, between machines")
 
 
 def figure_7c(lab: Lab) -> Numbers:
-    """Links within a machine."""
+    """Draw the Transformer's frontiers for two links within a machine."""
     found = {name: lab.frontier("transformer", hardware, 8) for name, hardware in within_a_machine().items()}
     return figure_7(found, "paper_7c.png", "Transformer, 8 devices of one machine")
 
 
 def figure_8(lab: Lab) -> Numbers:
-    """Least time against devices, of plans that fit."""
+    """Draw the least time of plans that fit, by the number of devices."""
     hardware = named("v100-4x8")
     limit = int(hardware.device.memory_bytes / SAFETY)
     numbers: Numbers = {"memory_limit_bytes": limit}
@@ -302,7 +302,7 @@ def figure_8(lab: Lab) -> Numbers:
 
 
 def _that_fits(frontier: ModelFrontier | None, limit: int) -> Numbers:
-    """Its fastest point within a limit of memory as the paper counts it; without one, that of least memory."""
+    """Return the fastest point within a limit of memory as the paper counts it; if none fits, that of least memory."""
     if frontier is None:
         return {"feasible": False}
     point = frontier.found.at(limit)
@@ -319,7 +319,7 @@ def _cell(numbers: Numbers) -> str:
 
 
 def _scaling(name: str, numbers: dict[str, dict[str, Numbers]], axes: Axes) -> None:
-    """Filled markers fit, hollow ones don't."""
+    """Draw one model's times by devices: filled markers are plans that fit, hollow ones plans that don't."""
     styles = {"ft-ldp": ("o", "tab:blue"), **MARKERS}
     for algorithm, (marker, color) in styles.items():
         known = [(int(count), each) for count, each in numbers[algorithm].items() if each["feasible"]]
@@ -342,7 +342,7 @@ def _scaling(name: str, numbers: dict[str, dict[str, Numbers]], axes: Axes) -> N
 
 
 def table_4(lab: Lab) -> Numbers:
-    """Least time against data parallelism's."""
+    """Compare the least time with data parallelism's."""
     numbers = {}
     for name in ("vgg16", "wide_resnet", "transformer_s"):
         frontier = lab.frontier(name, named("v100-2x8"), 16)
@@ -352,7 +352,7 @@ def table_4(lab: Lab) -> Numbers:
 
 
 def draw(file: str, size: tuple[float, float], plots: Sequence[Callable[[Axes], None]]) -> None:
-    """Write a picture with one plot beside the other; none where all searches took too long."""
+    """Write a picture of plots side by side; none if all searches took too long."""
     from matplotlib.figure import Figure
 
     if not plots:
@@ -372,13 +372,13 @@ FIGURES: dict[str, tuple[Callable[[Lab], Numbers], int]] = {
     "8": (figure_8, 32),
     "table4": (table_4, 6),
 }
-"""What makes each, and in how many searches."""
+"""The function that draws each figure, and its number of searches."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(FIGURES), metavar="NAME[,NAME...]", help=f"of {', '.join(FIGURES)}")
-    parser.add_argument("--seconds", type=float, default=Budget().seconds, help="that a search goes on while not exact")
+    parser.add_argument("--seconds", type=float, default=Budget().seconds, help="for refining a search that isn't exact")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds after which a search is given up")
     given = parser.parse_args()
     names = given.only.split(",")

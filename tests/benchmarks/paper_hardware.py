@@ -1,4 +1,4 @@
-"""The hardware of the TensorOpt paper's Figure 7: its two machines, and with other links."""
+"""The hardware of the TensorOpt paper's Figure 7: two machines, with different links."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tensoropt.profiling.hardware import Hardware, named
 
 
 def with_links(name: str, level: str, speed: tuple[float, float], why: str) -> Hardware:
-    """The paper's two machines with other links at one level: (latency in microseconds, bytes per second)."""
+    """Return the paper's two machines with other links at one level: (latency in microseconds, bytes per second)."""
     usual = named("v100-2x8")
     latency_us, bytes_per_s = speed
     levels = tuple(

@@ -36,7 +36,7 @@ COUNTED_APART = (REFUSED, NOT_BY_KERAS, ROUNDING, UNSTABLE)
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """The numbers of cases by outcome, refusals by reason."""
+    """Return a table of how many cases had each outcome, with refusals by reason."""
     kinds = Counter(outcome.kind for outcome in outcomes)
     reasons = Counter((outcome.kind, outcome.reason_in_general) for outcome in outcomes if outcome.kind == REFUSED)
     rows: list[tuple[str, str, str]] = []
@@ -51,14 +51,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
-    parser.add_argument("--seed", type=int, help="run this one alone, and print it")
+    parser.add_argument("--seed", type=int, help="run the case of this seed only, and print it")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that run cases at once")
     given = parser.parse_args()
     first, count = (given.first, given.cases) if given.seed is None else (given.seed, 1)
     seeds = range(first, first + count)
     parts = [seeds[start : start + CASES_OF_A_PROCESS] for start in range(0, count, CASES_OF_A_PROCESS)]
     outcomes: list[Outcome] = []
-    # Each case leaves memory behind, so that a process ends after few.
+    # Each case leaves some memory allocated, so that a process ends after a few.
     with multiprocessing.get_context("spawn").Pool(given.jobs, maxtasksperchild=1) as pool:
         for part in tqdm(pool.imap_unordered(outcomes_of, parts), total=len(parts), unit="part", disable=None):
             outcomes += (outcome for outcome, _ in part)

@@ -16,7 +16,7 @@ from tensoropt.sharding.resharding import PathFinder
 
 
 def chosen_plans(frontier: ModelFrontier, n_random: int, n_frontier: int, seed: int = 0) -> Iterator[tuple[str, Plan]]:
-    """Plans of the frontier at equal distances, and of random strategies."""
+    """Yield plans of the frontier at equal distances, then plans of random strategies."""
     n_points = len(frontier.found)
     for point in dict.fromkeys(np.linspace(0, n_points - 1, n_frontier).round().astype(int).tolist()):
         yield "frontier", frontier.plan(point)
@@ -38,14 +38,14 @@ def chosen_plans(frontier: ModelFrontier, n_random: int, n_frontier: int, seed: 
 
 
 def without_idle(frontier: ModelFrontier, states: np.ndarray) -> np.ndarray:
-    """Return the states without what is said to be made again and no step makes again: plans are charged for it."""
+    """Return the states without regathering and rematerialization that no step does, for which plans would be charged."""
     view = frontier.model.view(frontier.built.strategy(states))
     path_finder = PathFinder(frontier.costing.reshardings.steps)
     return frontier.built.states_of(without_idle_choices(view, path_finder).strategy)
 
 
 def choose_copies(frontier: ModelFrontier, states: np.ndarray, rng: np.random.Generator) -> bool:
-    """Give the nodes that are choices about copies states that are allowed beside those of operators, if there are any."""
+    """Give choices about copies random states that fit the operators' states; return whether there are such."""
     problem = frontier.built.problem
     for node in range(len(frontier.built.nodes), len(problem.nodes)):
         allowed = np.ones(problem.nodes[node].n_states, bool)

@@ -2,10 +2,11 @@
 
     python tests/benchmarks/rescheduling.py [--devices 16,64] [--scipy-seconds 20]
 
-The layouts are those that configs lead to: on up to four units (axes, or bundles of them) each splits one dimension, is
-partial or idle, beyond each of these has a contiguous group of units, and at most 700 are drawn. ``first`` builds the graph
-of layouts, which all tensors of a rank share; compiled code is loaded before. SciPy's columns are left out where they would
-take longer. ``path`` is a single search, once the cost model has been asked.
+The layouts are those that configs lead to. A unit is a mesh axis, or several that are only used together; it splits one
+dimension, is partial, or is idle. Up to four units are combined freely; of more, units that do the same are neighbours. At
+most 700 layouts are drawn. ``first`` also builds the graph of layouts, which all tensors of equal rank share; compiled code
+is loaded before. SciPy's columns are empty where it would take longer than ``--scipy-seconds``. ``path`` is the time of a
+single search after the table is there.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def layouts_of(mesh: Mesh, shape: Shape) -> list[Layout]:
 
 
 def by_scipy(mesh: Mesh, shape: Shape, costs: CollectiveCosts, layouts: list[Layout]) -> np.ndarray:
-    """The table by Dijkstra's algorithm from each layout, as floating-point numbers."""
+    """Return the table of costs by SciPy's Dijkstra from each layout, in floating point."""
 
     of_units = UnitMesh.of(mesh)
 
@@ -84,7 +85,7 @@ def by_scipy(mesh: Mesh, shape: Shape, costs: CollectiveCosts, layouts: list[Lay
         weighted = Weighted.of(graph, StepTimes(of_units.sizes, shape, ask))
         target = np.repeat(np.arange(len(graph.key)), np.diff(graph.start))
         usable = weighted.fits[graph.source] & weighted.fits[target]
-        # A weight of zero would be no edge: all are one more, and no path that is cheaper has so many steps.
+        # SciPy takes a weight of zero for no edge, so each is scaled by 1024 and one is added; no path has 1024 steps.
         weight = weighted.weight[usable] * 1024.0 + 1
         ends = (graph.source[usable], target[usable])
         matrix = csr_array((weight, ends), shape=(len(graph.key), len(graph.key)))
@@ -121,7 +122,7 @@ def measure(devices: int, shape: Shape, scipy_seconds: float) -> list[object]:
     tracemalloc.stop()
     graph = layout_graph(n_units, rank, True, runs)
     scipy_ms = ratio = ""
-    # About 15 ns for each edge, from each layout.
+    # SciPy takes about 15 ns for each edge from each layout.
     if 15e-9 * len(graph.source) * len(layouts) < scipy_seconds:
         started = time.perf_counter()
         expected = by_scipy(mesh, shape, costs, layouts)

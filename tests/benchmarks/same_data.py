@@ -1,10 +1,10 @@
-"""Time the digests that notice different data on ranks: steps with them and without, interleaved.
+"""Time steps with and without the digests by which ranks notice that they were fed different data, interleaved.
 
     mpirun -n 2 python tests/benchmarks/same_data.py
     mpirun -n 2 python tests/benchmarks/same_data.py --big
 
 The digits' CNN of ``examples/train_digits.py``, or images of 224 by 224 through one convolution. Rank 0 prints both times
-of a step, their ratio, and what a comparison takes by itself, divided by the steps of which one has it.
+of a step, their ratio, and the time of a comparison by itself, per step: not every step has one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from train_digits import create_model
 
 
 def feeds_of(is_big: bool, batch: int) -> tuple[object, dict[object, np.ndarray]]:
-    """A training step and a batch for it."""
+    """Return a training step and a batch for it."""
     rng = np.random.default_rng(0)
     shape = [batch, 224, 224, 3] if is_big else [batch, 8, 8, 1]
     x, y = tensoropt.placeholder("float32", shape=shape), tensoropt.placeholder("float32", shape=[batch, 10])

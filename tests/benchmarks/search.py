@@ -3,12 +3,12 @@
     python tests/benchmarks/search.py [--gap 1] [--seconds 2] [--unfolded] [MODEL[:SIZE=N,...]@CLUSTER ...] [--curve]
     python tests/benchmarks/search.py --table3
 
-``seconds`` are from the recorded model to the unrolled plan of the fastest point, tables of costs and layouts included; the
-compiled code is on disk after a first run, and is loaded within them. ``CPU s`` are the process's in that time, which others
-on the machine change less. ``--unfolded`` searches each model a second time, in a process in which the search takes equal
-arrays of costs for different ones, and adds its CPU seconds: what is gained by doing once what repeats. ``--curve`` is the
-time of a profiling curve over 1, 2, 4, 8 and 16 devices; ``--table3`` compares FT-Elimination with FT-LDP on the models
-of the TensorOpt paper's Table 3.
+``seconds`` are from the recorded model to the unrolled plan of the fastest point, tables of costs and layouts and the
+loading of compiled code included. A first run compiles, which isn't what is meant: run it twice. ``CPU s`` are the process's
+CPU seconds in that time, which depend less on what else runs on the machine. ``--unfolded`` searches each model a second
+time, in a process in which the search doesn't notice equal arrays of costs, and adds its CPU seconds: the difference is what
+is saved by computing once what repeats. ``--curve`` is the time of a profiling curve over 1, 2, 4, 8 and 16 devices;
+``--table3`` compares FT-Elimination with FT-LDP on the models of the TensorOpt paper's Table 3.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Case = tuple[str, Budget, str, bool]
 
 
 def recorded(what: str) -> Any:
-    """A model of the zoo, such as ``gpt3`` or ``gpt3:layers=12``."""
+    """Return a model of the zoo, such as ``gpt3`` or ``gpt3:layers=12``."""
     from tensoropt import zoo
     from tensoropt.tools.offline import record
 
@@ -64,7 +64,7 @@ def recorded(what: str) -> Any:
 
 
 def row(case: Case) -> list[str]:
-    """One search, to a line of the table."""
+    """Search once; return a line of the table."""
     what, budget, algorithm, folds = case
     if not folds:
         _unfold()
@@ -81,7 +81,7 @@ def row(case: Case) -> list[str]:
     end, cpu_end = time.perf_counter(), time.process_time()
     stages, inner, built = frontier.seconds_by_phase, frontier.found, frontier.built
     numbers = [hardware.n_devices, built.n_operators, len(built.problem.nodes), built.n_configs, len(inner)]
-    proven = frontier.certified  # of all points that were searched, not of those alone that are kept for their peaks
+    proven = frontier.certified  # of all points that were found, before those that others beat in peak and time are dropped
     gaps = ["exact", ""] if proven.exact else [f"{proven.median_gap:.2%}", f"{proven.worst_gap:.2%}"]
     times = [f"{t:.2f}" for t in (stages["costs"], stages["search"], end - found, end - start, cpu_end - cpu_start)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -89,7 +89,7 @@ def row(case: Case) -> list[str]:
 
 
 def _unfold() -> None:
-    """Let the search in this process take all arrays of costs for different ones."""
+    """Keep the search in this process from noticing equal arrays of costs."""
     from tensoropt.ft.problem import Edge, Node, Problem
 
     module = importlib.import_module("tensoropt.ft.search")
@@ -103,7 +103,7 @@ def _unfold() -> None:
 
 
 def curve_seconds(_: object) -> float:
-    """The seconds from the recorded model to its curve."""
+    """Return the seconds from the recorded model to its curve."""
     from tensoropt.plan.options import Request, profiling
     from tensoropt.profiling.hardware import named
 

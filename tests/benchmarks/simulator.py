@@ -1,16 +1,15 @@
-"""The delta simulation against the full one, for single changes and whole searches on FlexFlow's six models.
+"""Compare the delta simulation with the full one, for single changes and whole searches on FlexFlow's six models.
 
     python tests/benchmarks/simulator.py [MODEL ...] [--cluster k80-16x4] [--changes 50] [--proposals 0]
 
-From data parallelism on, an operator that is drawn at random gets a random config: all devices along one of its factors, or
-two. The change is simulated in full (Algorithm 1: the task graph is built and simulated) and by the difference, and both
-must give the same time; every second change is kept. What resharding takes which path was looked up before in both cases.
-The columns are medians in milliseconds of processor time; *compiled* is the full simulation by the delta simulation's own
-compiled loop.
+Starting with data parallelism, a random operator gets a random config: all devices along one of its factors, or two. The
+change is simulated in full (Algorithm 1: the task graph is built and simulated) and by the delta simulation; both must give
+the same time, and every second change is kept. The resharding paths are looked up before either is timed. The columns are
+medians in milliseconds of processor time; *compiled* is the full simulation by the delta simulation's own compiled loop.
 
-With ``--proposals`` there is a second table, of whole searches of so many proposals from data parallelism on (FlexFlow's
-Table 5): seconds with either simulation, all that a search does included. Both make the same proposals and must come to the
-same strategies; both find their paths themselves, and neither has those that the other one found.
+With ``--proposals N`` there is a second table, of whole searches of N proposals that start with data parallelism (FlexFlow's
+Table 5): seconds with either simulation, with all else that a search does. Both make the same proposals and must find the
+same strategies; each finds its resharding paths itself, and has none that the other one found.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def measured(name: str, cluster: str, n_changes: int) -> list[object]:
 
 
 class FullSimulation:
-    """What DeltaSimulation does for a search, by a full simulation each time."""
+    """A stand-in for DeltaSimulation that simulates in full each time."""
 
     def __init__(self, graph: StepGraph, chains: Sequence[Chain], network: Network) -> None:
         self.graph, self.chains, self.network = graph, list(chains), network
@@ -122,7 +121,7 @@ class FullSimulation:
 
 
 def searched(task: BaselineTask, network: Network, simulation: type, n_proposals: int) -> tuple[float, object]:
-    """Search with a simulation until there were so many proposals; the seconds, and what was found."""
+    """Search with a simulation until it has made ``n_proposals``; return the seconds, and what was found."""
     n_reports = 0
 
     def count(done: int, total: int) -> None:

@@ -2,8 +2,9 @@
 
     python tests/benchmarks/spaces.py [MODEL@CLUSTER ...]
 
-``above`` is the gap of the compact frontier to the full one, as a certificate's: by which part each of the full frontier's
-points (or of its lower bound, where it isn't exact) is better than the nearest of the compact frontier, in both costs.
+``above`` is the gap of the compact frontier to the full one, defined as for a certificate: by what share each point of the
+full frontier (or of its lower bound, where it isn't exact) is better than the nearest point of the compact frontier, in both
+costs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HEADERS = ("model", "devices", "space", "nodes", "configs", "points", "result", 
 
 
 def rows(what: str, seconds: float) -> list[list[str]]:
-    """Both spaces of one model, to two lines of the table."""
+    """Search both spaces of one model; return two lines of the table."""
     from tensoropt.plan.find_frontier import find_frontier
     from tensoropt.profiling.hardware import named
     from tensoropt.search.problem.config_space import SPACES

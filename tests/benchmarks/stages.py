@@ -1,9 +1,9 @@
-"""Steps in stages beside those of the fastest plan without stages and of data parallelism, in turn.
+"""Compare steps in stages with those of the fastest plan without stages and of data parallelism, in turn.
 
     tests/benchmarks/two_machines.sh tests/benchmarks/stages.py [--layers 2] [--rounds 10] [--micro-batches 4,8]
 
-A Transformer with a tied table, one thread a rank. The hardware is measured first. The table has medians and quartiles; the
-ratio is that of medians, to the fastest plan without stages.
+The model is a Transformer whose embedding and output share their table; one thread a rank. The hardware is measured first.
+The printed table has medians and quartiles; the ratio is of medians, to the fastest plan without stages.
 """
 
 from __future__ import annotations

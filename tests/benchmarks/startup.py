@@ -2,13 +2,13 @@
 
     python tests/benchmarks/startup.py [--models efficientnet_b0,gpt2,vit] [--ranks 2] [--cached]
 
-Each model is trained by a new process of plain Keras, and by as many new ranks, all with one thread. The first line of a
-model is plain Keras's: ``compile`` and two steps. Seconds by the clock, and beside them the processor time of the slowest
-rank, which other work on the machine doesn't lengthen much. Nothing is known about the machine, unless ``--cached``: then
-the ranks find what a start before has kept.
+Each model is trained by a new process of plain Keras, then by ``--ranks`` new ranks, all with one thread. A model's first
+line is plain Keras: ``compile`` and two steps. The numbers are seconds by the clock, and in brackets the processor time of
+the slowest rank, which other work on the machine doesn't lengthen much. The ranks start with an empty cache; with
+``--cached`` they start with the cache that a start before has filled.
 
-The peak is that of a traced step: its tensors by TensorFlow's profiler, what collectives received and work with, and the
-variables of model and optimizer; of ranks the largest.
+The peak is that of a traced step: its tensors by TensorFlow's profiler, the buffers of collectives, and the variables of
+model and optimizer; the largest of all ranks.
 
 ``gpt2`` needs Keras Hub: run it in the environment that ``make test-hub`` makes.
 """
@@ -55,7 +55,7 @@ def efficientnet_b0() -> Made:
 
 
 def gpt2() -> Made:
-    """The 12 layers of GPT-2's base, which predict the next word; sequences may have any length."""
+    """Return GPT-2's base of 12 layers, which predicts the next word; sequences may have any length."""
     from keras_hub.models import GPT2Backbone
 
     backbone = GPT2Backbone(50257, 12, 12, 768, 3072)
@@ -67,7 +67,7 @@ def gpt2() -> Made:
 
 
 def vit() -> Made:
-    """ViT-B/16 of this project's tests."""
+    """Return the ViT of this project's tests at the size of ViT-B/16."""
     from models import sequences
 
     model = sequences.vit(224, 16, sequences.Size(0, 0, 768, 12, 12), 1000)
@@ -83,7 +83,7 @@ MODELS: dict[str, Callable[[], Made]] = {"efficientnet_b0": efficientnet_b0, "gp
 
 
 class Stages:
-    """Seconds of this process, by the clock and of processor time, of parts that may lie within each other."""
+    """Seconds of this process's stages, by the clock and of processor time; stages may be nested."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, tuple[float, float]] = {}
@@ -97,7 +97,7 @@ class Stages:
         self.seconds[name] = before[0] + took[0], before[1] + took[1]
 
     def tell_phases(self) -> None:
-        """Count the phases that TensorOpt shows to the user, too."""
+        """Also record the phases that TensorOpt shows to the user."""
         shown, stages = Display.phase, self
 
         @contextmanager
@@ -109,7 +109,7 @@ class Stages:
 
 
 def measured(name: str, parallel: bool) -> dict[str, Any]:
-    """Start training a model; what it took here."""
+    """Start training a model; return the seconds and bytes that it took in this process."""
     keras.utils.set_random_seed(0)
     model, loss, x, y = MODELS[name]()
     optimizer, stages = keras.optimizers.Adam(1e-4), Stages()
@@ -140,7 +140,7 @@ def measured(name: str, parallel: bool) -> dict[str, Any]:
 
 
 def followed_collectives() -> list[TimedCommunicator]:
-    """Have the memory of collectives recorded once somebody asks for it; the communicators of engines from now on."""
+    """Return a list to which the communicators of engines made from now on are added; they can record their memory."""
     made, followed = execute._communicating, []
 
     def communicating(*arguments: Any) -> Any:
@@ -163,7 +163,7 @@ def shards(trainer: Any) -> Iterator[np.ndarray]:
 
 
 def run(name: str, ranks: int, environment: dict[str, str]) -> list[dict[str, Any]]:
-    """Start processes that measure a model; what each found. Without ranks it is plain Keras."""
+    """Start processes that measure a model; return what each measured. ``ranks=0`` is plain Keras."""
     program = [__file__, "--measure", name]
     command = mpirun_command(ranks, program) if ranks else [sys.executable, *program, "--plain"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -181,7 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS), help="default %(default)s")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--cached", action="store_true", help="start once before what is measured")
+    parser.add_argument("--cached", action="store_true", help="fill the cache by a start that isn't counted")
     parser.add_argument("--phases", action="store_true", help="tell the phases of each start-up")
     parser.add_argument("--measure", choices=MODELS, help=argparse.SUPPRESS)
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)

@@ -3,18 +3,19 @@
     tensoropt run -n 2 tests/benchmarks/versus_horovod.py [--models vgg16,rnn] [--rounds 20] [--budget 30s]
     tests/benchmarks/two_machines.sh tests/benchmarks/versus_horovod.py
 
-One thread per rank. Per round each runs one step, which all ranks begin together; the slowest rank counts. "Bound" trains on
-the rank's share of the batch in plain TensorFlow and never communicates. Horovod is the same with an averaging all-reduce of
-each gradient, which Horovod merges as it sees fit; that column is empty where Horovod isn't installed (``make horovod``). It
-is started for its own steps alone, of which the first of each round isn't timed: its thread asks the other ranks a thousand
-times a second what there is to do, which over TCP slows down whatever runs beside it by up to a half.
-Ratios are medians of the ratios round by round, with quartiles: how many times as fast as Horovod, else as the bound.
+One thread per rank. In each round each way runs one step, which all ranks begin together; the slowest rank counts. "Bound"
+trains on the rank's share of the batch in plain TensorFlow and never communicates. "Horovod" is the same with an averaging
+all-reduce of each gradient, which Horovod may merge; the column is empty where Horovod isn't installed (``make horovod``).
+Horovod runs only during its own steps, and its first step of each round isn't timed: its thread asks the other ranks a
+thousand times a second what there is to do, which over TCP slows down other steps by up to a half. Ratios are medians of the
+ratios round by round, with quartiles: how many times as fast as Horovod, or as the bound where there is no Horovod.
 
 "By hand" is VGG16 as a person would split it with mpi4py (``hybrid.py``): convolutions by batch, dense layers by columns.
-"All cores" is plain TensorFlow on the whole batch in one process, which has the cores of all ranks of its machine to itself
-and runs after the others: that column's ratios are of medians.
+"All cores" is plain TensorFlow on the whole batch in one process, which has the cores of all ranks of its machine and runs
+after the others: that column's ratios are of medians.
 
-Momentum, synthetic batches, equal first values: the losses of the first steps are compared.
+All train by momentum, on the same synthetic batches from the same first values; the last column is how far their losses
+differ.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ TITLES = ("mini_time", "data parallel", HOROVOD, HYBRID, "bound", ALL_CORES)
 
 
 def heavy_vgg16(batch: int, image: int = 64, classes: int = 1000) -> tf.Tensor:
-    """VGG16 without its last pooling, as is usual for small images: its first dense layer has 134 of 277 MB."""
+    """Return the loss of VGG16 without its last pooling, as is usual for small images: one dense layer has 134 of 277 MB."""
     x = v1.placeholder(tf.float32, [batch, image, image, 3], name="images")
     labels = v1.placeholder(tf.int32, [batch], name="labels")
     for block, (n_layers, width) in enumerate(zip((2, 2, 3, 3, 3), (64, 128, 256, 512, 512), strict=True), 1):
@@ -107,10 +108,11 @@ N_POOLS = {"heavy_vgg16": 4, "vgg16": 5}
 
 @dataclass(frozen=True)
 class Column:
-    """One way to train; ``step`` returns a rank's loss, and every rank must call it.
+    """One way to train.
 
     Attributes:
-        losses: of the whole batch, of the steps in order.
+        step: takes a step and returns this rank's loss; every rank must call it.
+        losses: the loss of the whole batch, by step.
     """
 
     title: str
@@ -119,7 +121,7 @@ class Column:
     losses: list[float]
 
     def run(self, processes: Processes) -> float:
-        """One step; the slowest rank's seconds."""
+        """Take a step; return the slowest rank's seconds."""
         processes.barrier()
         started = time.perf_counter()
         loss = self.step()
@@ -152,7 +154,7 @@ def tensoropt_step(plan: Plan, recorded: Recorded, processes: Processes) -> Step
 
 
 def plain_step(name: str, recorded: Recorded, processes: Processes, reduced: Callable[[Any], Any]) -> Step:
-    """A training step in plain TensorFlow on this rank's share of the batch, its gradients as ``reduced`` makes them."""
+    """Return a training step in plain TensorFlow on this rank's share of the batch; ``reduced`` maps each gradient."""
     function, sizes = MODELS[name]
     share = sizes["batch"] // processes.size
     with tf.Graph().as_default() as graph:
@@ -177,7 +179,7 @@ def plain_step(name: str, recorded: Recorded, processes: Processes, reduced: Cal
 
 
 def alone(name: str, rounds: int) -> list[float]:
-    """Seconds of steps in plain TensorFlow on the whole batch, with all cores that this process may use."""
+    """Return seconds of steps in plain TensorFlow on the whole batch, with all cores that this process may use."""
     function, sizes = MODELS[name]
     with tf.Graph().as_default() as graph:
         loss = function(**sizes)
@@ -216,7 +218,7 @@ def all_cores(name: str, rounds: int, processes: Processes) -> list[float]:
 
 
 def plans_of(recorded: Recorded, processes: Processes, budget: str) -> tuple[Plan, Plan]:
-    """The fastest plan by operators that are measured within a budget, and data parallelism; every rank must call it."""
+    """Return the fastest plan, by operators measured within a budget, and data parallelism's; every rank must call it."""
     hardware = hardware_here(processes)
     found: list[Plan] = []
 
@@ -239,7 +241,7 @@ def plans_of(recorded: Recorded, processes: Processes, budget: str) -> tuple[Pla
 
 
 def columns_of(name: str, processes: Processes, arguments: argparse.Namespace) -> list[Column]:
-    """Each with its steps run and timed; every rank must call it."""
+    """Return the columns with their steps run and timed; every rank must call it."""
     function, sizes = MODELS[name]
     recorded = record(lambda: function(**sizes), name, "momentum")
     fastest, data_parallel = plans_of(recorded, processes, arguments.budget)
@@ -267,7 +269,7 @@ def columns_of(name: str, processes: Processes, arguments: argparse.Namespace) -
 
 
 def report(name: str, columns: Sequence[Column]) -> list[str]:
-    """A line of the table."""
+    """Return a line of the table."""
     by_title = {column.title: column for column in columns}
     reference = by_title.get(HOROVOD, by_title["bound"])
     cells = [name]
@@ -292,7 +294,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--budget", default="30s", help="what the search may measure operators for")
+    parser.add_argument("--budget", default="30s", help="how long the search may measure operators")
     parser.add_argument("--alone", metavar="MODEL", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.alone:

@@ -1,4 +1,4 @@
-"""Whether XLA makes a rank's part of a step faster: plain TensorFlow on half the batch, clustered by XLA and not.
+"""Tell whether XLA makes a rank's part of a step faster: plain TensorFlow on half the batch, with and without XLA.
 
     TF_NUM_INTRAOP_THREADS=1 python tests/benchmarks/xla.py [--models transformer,vgg16] [--rounds 7]
 
@@ -26,7 +26,7 @@ v1 = tf.compat.v1
 
 
 def step_of(name: str, clustered: bool) -> Callable[[], object]:
-    """A training step on half the batch."""
+    """Return a training step on half the batch."""
     function, sizes = MODELS[name]
     sizes = {**sizes, "batch": sizes["batch"] // 2}
     fed = synthetic_batch(record(lambda: function(**sizes), name, "momentum").model.graph)

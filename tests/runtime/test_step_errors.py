@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tensoropt.common.errors import InputError
 from tensoropt.ir.graph import Graph
-from tensoropt.runtime.step_errors import refused_values
+from tensoropt.runtime.step_errors import RefusedValues
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from tensoropt.runtime.step_errors import refused_values
     ],
 )
 def test_only_an_error_about_indices_has_advice_about_them(message: str, about_indices: bool) -> None:
-    with pytest.raises(InputError) as raised, refused_values(Graph({}, {}, {})):
+    with pytest.raises(InputError) as raised, RefusedValues(Graph({}, {}, {})):
         raise tf.errors.InvalidArgumentError(None, None, message)
     assert message.rstrip(".") in str(raised.value)
     assert ("labels and indices from 0" in str(raised.value)) is about_indices

@@ -26,7 +26,7 @@ from ..engine import Engine
 from ..feed_shards import comes_in_micro_batches, fed_shape, rank_shard
 from ..functions import Feed, Fetch, names, operators_of, structure_digest
 from ..process_limit import check_memory_left
-from ..step_errors import only_step, refused_values
+from ..step_errors import RefusedValues, only_step
 from .emission import PipelineEmission, StagePart, StageView
 from .transfers import Transfers
 
@@ -133,11 +133,11 @@ class StagedEngine:
             raise InputError(
                 "a plan with stages is fed and fetched whole tensors; feed the full batch, without tensoropt.local"
             )
-        with only_step():
+        with only_step:
             built = self.function(fetch, tuple(feeds))
             arguments = [self._argument(fetch, feed, np.asarray(feeds[feed]), *where) for feed, *where in built.arguments]
             with ExitStack() as stack:
-                stack.enter_context(refused_values(self.graph))
+                stack.enter_context(RefusedValues(self.graph))
                 for engine in self.engines.values():
                     stack.enter_context(engine.backend.watched(built.log))
                 values = iter([value.numpy() for value in built.call(*arguments)])
