@@ -111,7 +111,7 @@ class StepFunction(FunctionTrainer):
 
         copies, pairs = plain_optimizers(optimizers, updated, lambda each: keys.get(id(each)), ranks, is_empty=True)
         own = [(each, state[keys[id(inner(each))]]) for each in variables if id(inner(each)) in keys]
-        roots = {f"model_{k}" if k else "model": model for k, model in enumerate(models)}
+        roots: dict[str, Any] = {f"model_{k}" if k else "model": model for k, model in enumerate(models)}
         roots |= {f"optimizer_{k}" if k else "optimizer": copy for k, copy in enumerate(copies.values())}
         return Objects(roots, [(variable, entry_name(entry)) for variable, entry in [*own, *pairs]])
 
