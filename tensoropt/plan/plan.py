@@ -141,7 +141,10 @@ class Plan(PlanRecord):
             return None
         assert rows.device_bytes is not None
         point = self.frontier.fastest_within(default_limit(rows.device_bytes))
-        return None if point is None else (point, asdict(self.frontier.points[point]))
+        if point is None:
+            return None
+        peak = self.frontier.peak(point)
+        return point, {**asdict(self.frontier.points[point]), "peak_bytes": None if peak is None else peak.n_bytes}
 
     def report(self, file: str | os.PathLike[str]) -> None:
         """Write an HTML file on the plan and its frontier, which opens in a browser without a network; needs Plotly.
