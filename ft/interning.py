@@ -30,7 +30,7 @@ def folds() -> bool:
 
 @contextmanager
 def unfolded() -> Iterator[None]:
-    """Let searches compute everything anew for each part of a problem, for tests and for benchmarks."""
+    """Let searches compute everything again for each part of a problem, for tests and for benchmarks."""
     token = _FOLDS.set(False)
     try:
         yield
