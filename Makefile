@@ -45,11 +45,14 @@ demo: install ## train on handwritten digits with NP=2 ranks
 	$(BIN)/mpirun -n $(NP) $(BIN)/python examples/train_digits.py
 
 test: install ## all tests, those on several ranks too
-	@# Two at a time, but for those that measure times, or whose ranks must come to each other in time.
+	@# Two at a time, but for those that measure times; those that mostly wait for ranks come after those that compute.
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks"
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "ranks and not alone"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "ranks and not alone and not deadlines"
+	$(BIN)/python -m pytest -n $(WAITING) --dist worksteal -m "ranks and deadlines"
 	$(BIN)/python -m pytest -m "ranks and alone"
 
+# How many tests at a time whose ranks mostly wait.
+WAITING := 3
 # The folders that say the most in the least time.
 FAST := frontend ft lowering plan profiling program reschedule
 
@@ -58,8 +61,9 @@ test-fast: install ## what the quick folders hold without ranks: three minutes
 
 test-all: install ## all seeds, configs and models at full depth, then test-hub: hours
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks" --all
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "ranks and not alone" --all
-	$(BIN)/python -m pytest -m alone --all
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "ranks and not alone and not deadlines" --all
+	$(BIN)/python -m pytest -n $(WAITING) --dist worksteal -m "ranks and deadlines" --all
+	$(BIN)/python -m pytest -m "ranks and alone" --all
 	$(MAKE) test-hub
 
 test-hub: $(HUB)/installed ## Keras Hub's and Keras RS's models, in .venv-hub: minutes

@@ -102,6 +102,77 @@ def _add_point(frontier: Any, n: int, mem: int, time: int, origin: int, at: int)
 
 
 @_compile
+def _open_part(frontier: Any, n: int, mem: Any, time: Any, start: int, count: int, begin: int, end: int, shift: Any,
+               limit: int) -> Any:  # fmt: skip
+    """Return from where to where the segments of a row lie that are not dominated; the end is not above if there are none.
+
+    The row is the run of ``count`` points from ``start`` on, shifted by (memory, time), of which it looks at the segments
+    between ``begin`` and ``end``.
+    """
+    first, last = count, 0
+    shift_mem, shift_time = shift
+    for segment in range(begin, end, SEGMENT):
+        stop = min(segment + SEGMENT, count)
+        corner_mem, corner_time = mem[start + segment] + shift_mem, time[start + stop - 1] + shift_time
+        if corner_mem >= limit or corner_time >= limit:
+            continue
+        if _may_matter(frontier, n, corner_mem, corner_time):
+            first, last = min(first, segment), stop
+    return first, last
+
+
+@_compile
+def _larger(points: Any, n: int, n_needed: int) -> Any:
+    """Return the points, with their first ``n`` copied into twice the room if there is none for ``n_needed``."""
+    if n_needed <= points.shape[1]:
+        return points
+    larger = np.empty((4, 2 * n_needed), np.int64)
+    larger[:, :n] = points[:, :n]
+    return larger
+
+
+@_compile
+def _merge_product(old: Any, new: Any, n: int, outer_mem: Any, outer_time: Any, outer_start: int, outer_end: int, mem: Any,
+                   time: Any, start: int, count: int, outer_is_a: bool, limit: int) -> Any:  # fmt: skip
+    """Merge ``n`` points with the product of two runs, a row for each point of the outer one.
+
+    Returns:
+        The frontier, an array to merge it into next, and its number of points.
+    """
+    open_until = outer_start
+    band_begin = band_end = 0
+    for outer in range(outer_start, outer_end):
+        if outer >= open_until:
+            # Look at a band of rows at once: in most bands all segments are dominated.
+            open_until = min(outer + SEGMENT, outer_end)
+            best = outer_mem[outer], outer_time[open_until - 1]
+            band_begin, band_end = _open_part(old, n, mem, time, start, count, 0, count, best, limit)
+        if band_begin >= band_end:
+            continue
+        shift_mem, shift_time = outer_mem[outer], outer_time[outer]
+        begin, end = _open_part(old, n, mem, time, start, count, band_begin, band_end, (shift_mem, shift_time), limit)
+        while begin < end and time[start + begin] + shift_time >= limit:
+            begin += 1
+        while begin < end and mem[start + end - 1] + shift_mem >= limit:
+            end -= 1
+        if begin >= end:
+            continue
+        if n + end - begin > old.shape[1]:
+            old = _larger(old, n, n + end - begin)
+            new = np.empty_like(old)
+        first, last = start + begin, start + end
+        origin = outer if outer_is_a else -outer - 1
+        if end - begin == 1:
+            m, t = mem[first] + shift_mem, time[first] + shift_time
+            if _may_matter(old, n, m, t):
+                n = _add_point(old, n, m, t, origin, first)
+        else:
+            n = _merge_row(old, n, new, mem, time, first, last, (shift_mem, shift_time, origin))
+            old, new = new, old
+    return old, new, n
+
+
+@_compile
 def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_time: Any, limit: int) -> Any:
     """Compute the frontiers of all targets.
 
@@ -121,64 +192,14 @@ def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_ti
     for target in range(n_targets):
         n = 0
         for arc in range(bounds[target], bounds[target + 1]):
-            outer_is_a = arcs[1, arc] <= arcs[3, arc]
-            if outer_is_a:
-                outer_start, outer_count, start, count = arcs[0, arc], arcs[1, arc], arcs[2, arc], arcs[3, arc]
-                outer_mem, outer_time, mem, time = a_mem, a_time, b_mem, b_time
+            a_start, a_count, b_start, b_count = arcs[0, arc], arcs[1, arc], arcs[2, arc], arcs[3, arc]
+            if a_count <= b_count:
+                old, new, n = _merge_product(old, new, n, a_mem, a_time, a_start, a_start + a_count, b_mem, b_time,
+                                             b_start, b_count, True, limit)  # fmt: skip
             else:
-                outer_start, outer_count, start, count = arcs[2, arc], arcs[3, arc], arcs[0, arc], arcs[1, arc]
-                outer_mem, outer_time, mem, time = b_mem, b_time, a_mem, a_time
-            outer_end = outer_start + outer_count
-            hopeful_until = outer_start
-            for outer in range(outer_start, outer_end):
-                if outer >= hopeful_until:
-                    # Look at a band of rows at once: in most bands all segments are dominated.
-                    hopeful_until = min(outer + SEGMENT, outer_end)
-                    best_mem, best_time = outer_mem[outer], outer_time[hopeful_until - 1]
-                    band_begin, band_end = count, 0
-                    for segment in range(0, count, SEGMENT):
-                        stop = min(segment + SEGMENT, count)
-                        corner_mem, corner_time = mem[start + segment] + best_mem, time[start + stop - 1] + best_time
-                        if corner_mem >= limit or corner_time >= limit:
-                            continue
-                        if _may_matter(old, n, corner_mem, corner_time):
-                            band_begin, band_end = min(band_begin, segment), stop
-                if band_begin >= band_end:
-                    continue
-                shift_mem, shift_time = outer_mem[outer], outer_time[outer]
-                # The part of the row between its first and its last segment that is not dominated.
-                begin, end = count, 0
-                for segment in range(band_begin, band_end, SEGMENT):
-                    stop = min(segment + SEGMENT, count)
-                    corner_mem, corner_time = mem[start + segment] + shift_mem, time[start + stop - 1] + shift_time
-                    if corner_mem >= limit or corner_time >= limit:
-                        continue
-                    if _may_matter(old, n, corner_mem, corner_time):
-                        begin, end = min(begin, segment), stop
-                while begin < end and time[start + begin] + shift_time >= limit:
-                    begin += 1
-                while begin < end and mem[start + end - 1] + shift_mem >= limit:
-                    end -= 1
-                if begin >= end:
-                    continue
-                if n + end - begin > old.shape[1]:
-                    larger = np.empty((4, 2 * (n + end - begin)), np.int64)
-                    larger[:, :n] = old[:, :n]
-                    old, new = larger, np.empty_like(larger)
-                first, last = start + begin, start + end
-                swapped = outer if outer_is_a else -outer - 1
-                if end - begin == 1:
-                    m, t = mem[first] + shift_mem, time[first] + shift_time
-                    before = _last_within(old[0], n, m)
-                    if before < 0 or old[1, before] > t:
-                        n = _add_point(old, n, m, t, swapped, first)
-                else:
-                    n = _merge_row(old, n, new, mem, time, first, last, (shift_mem, shift_time, swapped))
-                    old, new = new, old
-        if n_found + n > found.shape[1]:
-            more = np.empty((4, 2 * (n_found + n)), np.int64)
-            more[:, :n_found] = found[:, :n_found]
-            found = more
+                old, new, n = _merge_product(old, new, n, b_mem, b_time, b_start, b_start + b_count, a_mem, a_time,
+                                             a_start, a_count, False, limit)  # fmt: skip
+        found = _larger(found, n_found, n_found + n)
         for k in range(n):
             origin, at = old[2, k], old[3, k]
             found[0, n_found + k], found[1, n_found + k] = old[0, k], old[1, k]
@@ -205,6 +226,54 @@ def mark_cover(kept: Any, begins: Any, ends: Any, mem: Any, time: Any, tol_mem: 
 
 
 @_compile
+def _exchange(own: Any, rows: Any, bounds: Any, state: int, other: int, limit: int, never: int, worst: Any) -> Any:
+    """Compare a state with another in its place: how much more that costs at most, each edge for itself.
+
+    Returns:
+        Memory and time; the one edge that forbids to ``other`` what it allows to ``state``, or -1; and whether ``other``
+        replaces nothing of ``state``, as with two such edges. ``worst`` gets the edges' parts, int64[2, edges].
+    """
+    mem, time = own[0, other] - own[0, state], own[1, other] - own[1, state]
+    forbidden = -1
+    for edge in range(len(bounds) - 1):
+        most_mem, most_time, is_forbidden, meets = -never, -never, False, False
+        for y in range(bounds[edge], bounds[edge + 1]):
+            if rows[0, state, y] < limit:
+                if rows[0, other, y] < limit:
+                    meets = True
+                    most_mem = max(most_mem, rows[0, other, y] - rows[0, state, y])
+                    most_time = max(most_time, rows[1, other, y] - rows[1, state, y])
+                else:
+                    is_forbidden = True
+                    if forbidden >= 0:
+                        break
+        if is_forbidden:
+            if forbidden >= 0 or not meets:
+                return mem, time, edge, True
+            forbidden = edge
+        worst[0, edge], worst[1, edge] = most_mem, most_time
+        mem += most_mem
+        time += most_time
+    return mem, time, forbidden, False
+
+
+@_compile
+def _forbid_pairs(rows: Any, begin: int, end: int, state: int, other: int, rest_mem: int, rest_time: int, limit: int) -> Any:
+    """Forbid pairs of a state on one edge that cost no less than the other state's, the rest included; return how many."""
+    n_gone = 0
+    for y in range(begin, end):
+        if rows[0, state, y] >= limit or rows[0, other, y] >= limit:
+            continue
+        if (
+            rest_mem + rows[0, other, y] - rows[0, state, y] <= 0
+            and rest_time + rows[1, other, y] - rows[1, state, y] <= 0
+        ):
+            rows[:, state, y] = limit
+            n_gone += 1
+    return n_gone
+
+
+@_compile
 def forbid_replaceable(own: Any, rows: Any, bounds: Any, limit: int, never: int) -> Any:
     """Forbid, in place, states and pairs of one node that another state replaces; return how many there were.
 
@@ -226,29 +295,7 @@ def forbid_replaceable(own: Any, rows: Any, bounds: Any, limit: int, never: int)
                 break
             if other == state or own[0, other] >= limit:
                 continue
-            mem, time = own[0, other] - own[0, state], own[1, other] - own[1, state]
-            forbidden = -1  # the edge that forbids to ``other`` what it allows to ``state``; with two, nothing can be gained
-            hopeless = False
-            for edge in range(n_edges):
-                most_mem, most_time, is_forbidden, meets = -never, -never, False, False
-                for y in range(bounds[edge], bounds[edge + 1]):
-                    if rows[0, state, y] < limit:
-                        if rows[0, other, y] < limit:
-                            meets = True
-                            most_mem = max(most_mem, rows[0, other, y] - rows[0, state, y])
-                            most_time = max(most_time, rows[1, other, y] - rows[1, state, y])
-                        else:
-                            is_forbidden = True
-                            if forbidden >= 0:
-                                break
-                if is_forbidden:
-                    if forbidden >= 0 or not meets:
-                        hopeless = True
-                        break
-                    forbidden = edge
-                worst[0, edge], worst[1, edge] = most_mem, most_time
-                mem += most_mem
-                time += most_time
+            mem, time, forbidden, hopeless = _exchange(own, rows, bounds, state, other, limit, never, worst)
             if hopeless:
                 continue
             if forbidden < 0 and mem <= 0 and time <= 0:
@@ -257,16 +304,8 @@ def forbid_replaceable(own: Any, rows: Any, bounds: Any, limit: int, never: int)
                 n_gone += 1
                 break
             for edge in range(n_edges):
-                if forbidden >= 0 and forbidden != edge:
-                    continue
-                rest_mem, rest_time = mem - worst[0, edge], time - worst[1, edge]
-                for y in range(bounds[edge], bounds[edge + 1]):
-                    if rows[0, state, y] >= limit or rows[0, other, y] >= limit:
-                        continue
-                    if (
-                        rest_mem + rows[0, other, y] - rows[0, state, y] <= 0
-                        and rest_time + rows[1, other, y] - rows[1, state, y] <= 0
-                    ):
-                        rows[:, state, y] = limit
-                        n_gone += 1
+                if forbidden < 0 or forbidden == edge:
+                    rest_mem, rest_time = mem - worst[0, edge], time - worst[1, edge]
+                    begin, end = bounds[edge], bounds[edge + 1]
+                    n_gone += _forbid_pairs(rows, begin, end, state, other, rest_mem, rest_time, limit)
     return n_gone

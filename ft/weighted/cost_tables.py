@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..interning import folds
 from ..presolve.separable_edges import split_sum
 from ..problem import INFEASIBLE, Ints, Problem, identity
 
@@ -93,7 +94,9 @@ def given_tables(problem: Problem) -> tuple[list[Shape], list[TableCosts]]:
 
 
 def first_equal(given: Sequence[TableCosts]) -> list[int]:
-    """Return for each table the index of the first table that is equal to it."""
+    """Return for each table the index of the first table that is equal to it; its own within ``unfolded``."""
+    if not folds():
+        return list(range(len(given)))
     first: dict[tuple[object, ...], int] = {}
     contents = ((each.mem.shape, *(part.tobytes() for part in (each.mem, each.time, each.forbidden))) for each in given)
     return [first.setdefault(content, number) for number, content in enumerate(contents)]

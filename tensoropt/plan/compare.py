@@ -195,8 +195,8 @@ class Comparison:
         n_below, found = int(self.is_below(each).sum()), self.frontier.certified
         which = "its point is" if len(each) == 1 else f"{n_below} of its {len(each)} points are"
         has_all = each.built.space == self.frontier.built.space or self.frontier.built.space == FULL
-        if self._goes_by_peak and found.exact and has_all:
-            return f"{which} below the frontier, whose search goes by memory and not by the peak"
+        if self._goes_by_peak and has_all:
+            return f"{which} below the frontier, whose points are in one order by memory and by peak"
         if each.built.space == self.frontier.built.space:
             return f"{which} below the frontier, which is {found.certificate}"
         if self.frontier.built.space == FULL:
@@ -266,7 +266,7 @@ def compare(
         baselines[name] = find_baseline(frontier, name, told)
         if frontier.all_peaks is not None:
             baselines[name] = baselines[name].of_least_peaks(told)
-    return Comparison(frontier, baselines, limit_bytes)
+    return Comparison(frontier.joined(baselines.values(), progress), baselines, limit_bytes)
 
 
 def _named(progress: Progress, name: str) -> Progress:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from ..common.errors import InputError
 from ..common.progress import Progress
 from ..costs.model_costs import costing_of
 from ..ft import ALGORITHMS, BY_DEFAULT, Budget, Frontier, InfeasibleError, at_true_times
+from ..ft.nonadditive.segment_memory import with_more
+from ..ft.problem import INFEASIBLE
 from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
 from ..program.simulator import network_of
@@ -36,6 +41,7 @@ from ..sharding.resharding import PathFinder
 from .build import complete_configs, cost_entries, planned_operators
 from .compress import compressed
 from .details import DetailedFrontier
+from .found_points import Candidates
 from .plan import Plan
 
 NO_REMAT = "without rematerialization, as the fastest plan fits without it"
@@ -83,6 +89,27 @@ class ModelFrontier(DetailedFrontier):
     def baseline(self, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
         """Return the points that a baseline chooses; see :class:`DetailedFrontier`."""
         return find_baseline(self, algorithm, progress)
+
+    def joined(self, others: Iterable[ModelFrontier], progress: Progress | None = None) -> ModelFrontier:
+        """Return the points of least peaks and times of the frontier and of baselines; see :meth:`of_least_peaks`.
+
+        So no baseline beats a point, but by strategies that the frontier's space doesn't have: they stay out, and so do all
+        where memory and time aren't what was searched.
+        """
+        built, given = self.built, []
+        for each in others if self.objectives == MEMORY_TIME else ():
+            for states in each.found.strategies:
+                with contextlib.suppress(ValueError):  # the strategy isn't in the space
+                    given.append(built.states_of(each.built.strategy(states)))
+        costs = np.array([built.problem.cost(states.tolist()) for states in given], np.int64).reshape(-1, 2)
+        possible = (costs < INFEASIBLE).all(axis=1)
+        if not possible.any():
+            return self.of_least_peaks(progress)
+        strategies, (mem, time_ns) = np.array(given, np.int32)[possible], costs[possible].T
+        more = Candidates(mem + built.missing_bytes(strategies), time_ns - built.overlap_ns(strategies), strategies)
+        certified = with_more(self.certified, more.mem_bytes, more.time_ns, more.strategies)
+        of_all = replace(self, found=certified, searched=None, counter=self._counter, _peaks={}, _simulated={})
+        return of_all.of_least_peaks(progress, more.with_(Candidates.of(self.found)))
 
 
 def find_frontier(
@@ -143,7 +170,7 @@ def find_frontier(
         plain = _of_whole_batch(plain, model, mesh.n_devices, micro_batches)
     costed = time.perf_counter()
     searching = ProblemSearch(objectives, algorithm, of_search, budget or BY_DEFAULT)
-    found = _searched(searching, plain, algorithm)
+    found = _searched(searching, plain, algorithm, not is_remat)
     phases = {"costs": costed - started, "search": time.perf_counter() - costed}
 
     def finished(built: StrategyProblem, note: str = "") -> ModelFrontier:
@@ -177,14 +204,14 @@ def _of_other(
     return _of_baseline(model, hardware, task, algorithm).of_least_peaks(task.progress)
 
 
-def _searched(searching: ProblemSearch, problem: StrategyProblem, algorithm: str) -> Frontier:
-    """Return the frontier of a problem without rematerialization.
+def _searched(searching: ProblemSearch, problem: StrategyProblem, algorithm: str, is_last: bool) -> Frontier:
+    """Return the frontier of a problem without rematerialization; see :meth:`ProblemSearch.plain`.
 
     Raises:
         InputError: there are too many strategies to enumerate.
     """
     try:
-        return searching.plain(problem)
+        return searching.plain(problem, is_last)
     except ValueError as error:
         if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
             raise

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ import numpy as np
 from ..common.progress import Progress
 from ..costs.operator_costs import OperatorCosting
 from ..ft import Frontier
+from ..ft.pareto import reduce_unsorted
 from ..profiling.hardware import Hardware
 from ..program.fast_peak import Peaks
 from ..program.liveness import Instruction, Peak, peak_of_program
@@ -26,7 +28,24 @@ from ..sharding.resharding import PathFinder
 from .point_peaks import PeakCounter
 
 Points = TypeVar("Points", bound="FoundPoints")
-NONE = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Strategies in any order, int32[P, nodes], with their costs, int64[P]."""
+
+    mem_bytes: np.ndarray
+    time_ns: np.ndarray
+    strategies: np.ndarray
+
+    @classmethod
+    def of(cls, found: Frontier) -> Candidates:
+        return cls(found.mem_bytes, found.time_ns, found.strategies)
+
+    def with_(self, other: Candidates) -> Candidates:
+        """Return the strategies of both."""
+        costs = ((getattr(self, each), getattr(other, each)) for each in ("mem_bytes", "time_ns", "strategies"))
+        return Candidates(*map(np.concatenate, costs))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,22 +145,28 @@ class FoundPoints:
         peaks = None if self.searched is None else self.counted()
         return peaks if peaks is not None and (np.diff(peaks) > 0).all() else None
 
-    def of_least_peaks(self: Points, progress: Progress | None = None) -> Points:
+    def of_least_peaks(self: Points, progress: Progress | None = None, others: Candidates | None = None) -> Points:
         """Return the points of which no other one has both a smaller peak and less time.
 
         These are in one order by memory, by peak and by time. Where counting all peaks would take long, or memory isn't what
         was searched, all points stay.
+
+        Args:
+            others: further strategies; those that beat a point in peak and time become points.
         """
-        counted = self.counted(progress) if self.objectives == MEMORY_TIME else None
+        own = Candidates.of(self.found)
+        pool = own if others is None else own.with_(others)
+        counted = self._counter.peaks_of(pool.strategies, progress) if self.objectives == MEMORY_TIME else None
         if counted is None:
             return self
-        # From the fastest on; each kept one has a smaller peak than all faster ones.
-        least = np.minimum.accumulate(counted[::-1])[::-1]
-        kept = np.flatnonzero(counted < np.append(least[1:], NONE))
-        found = self.found
-        found = replace(
-            found, mem_bytes=found.mem_bytes[kept], time_ns=found.time_ns[kept], strategies=found.strategies[kept]
-        )
+        mem, time_ns, strategies = pool.mem_bytes, pool.time_ns, pool.strategies
+        n_own = len(self.found)
+        kept = least_peaks(counted[:n_own], mem[:n_own], time_ns[:n_own])
+        better = n_own + _that_beat(counted[n_own:], time_ns[n_own:], counted[kept], time_ns[kept])
+        if len(better):
+            among = np.concatenate([np.arange(n_own), better])
+            kept = among[least_peaks(counted[among], mem[among], time_ns[among])]
+        found = replace(self.found, mem_bytes=mem[kept], time_ns=time_ns[kept], strategies=strategies[kept])
         return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
 
     @property
@@ -187,3 +212,39 @@ class FoundPoints:
             f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
             f"{sum(self.seconds_by_phase.values()):.2f} s" + (f"; {self.note}" if self.note else "")
         )
+
+
+def _that_beat(peaks: np.ndarray, time_ns: np.ndarray, of_peaks: np.ndarray, of_times: np.ndarray) -> np.ndarray:
+    """Return the indices of the strategies that beat at least one of some points in peak and time."""
+    peak, time = peaks[:, None] - of_peaks, time_ns[:, None] - of_times
+    return np.flatnonzero(((peak <= 0) & (time <= 0) & (peak + time < 0)).any(axis=1))
+
+
+def least_peaks(peaks: np.ndarray, mem: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
+    """Return the indices of the points that no other one beats in peak and time, by ascending peak and memory.
+
+    A strategy of more memory may have a smaller peak, so that not all of these need be in one order. Then as few as
+    possible are left out: not the fastest, and the one of the smallest peak only if it has more memory than the fastest.
+    """
+    kept = reduce_unsorted(peaks, time_ns)
+    below = kept[mem[kept] < mem[kept[-1]]]
+    smallest = below[below == kept[0]]
+    between = below[mem[below] > mem[smallest].max(initial=-1)]
+    return np.concatenate([smallest, between[longest_ascending(mem[between].tolist())], kept[-1:]])
+
+
+def longest_ascending(values: Sequence[int]) -> list[int]:
+    """Return the indices of a longest strictly ascending subsequence, ascending."""
+    least: list[int] = []  # of subsequences of each length, the least last value
+    last: list[int] = []  # and its index
+    before: list[int] = []
+    for i, value in enumerate(values):
+        length = bisect_left(least, value)
+        before.append(last[length - 1] if length else -1)
+        least[length : length + 1] = [value]
+        last[length : length + 1] = [i]
+    found, i = [], last[-1] if last else -1
+    while i >= 0:
+        found.append(i)
+        i = before[i]
+    return found[::-1]

@@ -245,6 +245,7 @@ def assumptions(hardware: Hardware) -> dict[str, object]:
     return {
         "hardware": hardware.name,
         "device": hardware.device.name,
+        "device_memory_bytes": int(hardware.device.memory_bytes),
         "tensorflow": tf.__version__,
         "provenance": dict(hardware.provenance),
     }

@@ -11,7 +11,7 @@ from tabulate import tabulate
 from ..common.errors import InputError, cut
 from ..common.files import read_json, reading_value, write_json
 from ..common.formats import PLAN
-from ..common.memory_units import memory_text
+from ..common.memory_units import default_limit, memory_text
 from ..ir.graph import Graph, Operator
 from ..report.data import frontier_of_plan, report_data
 from ..report.explanation import Around, explanation
@@ -19,6 +19,7 @@ from ..report.explanation_text import explanation_text
 from ..report.notebook import bundle, plan_html
 from ..report.page import report_name, write_report
 from ..report.rows import SOURCES, PlanRows
+from ..report.too_large import too_large_text
 from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import mesh_of
@@ -126,7 +127,24 @@ class Plan(PlanRecord):
         at, points, peak = self.point, self.frontier.points, self.frontier.peak(self.point)
         smaller = asdict(points[at - 1]) if at > 0 else None
         faster = asdict(points[at + 1]) if at + 1 < len(points) else None
-        return explanation(rows, Around(smaller, faster, True, None if peak is None else peak.by_use))
+        by_use = None if peak is None else peak.by_use
+        return explanation(rows, Around(smaller, faster, True, by_use, self._fitting_the_device(rows)))
+
+    def too_large(self) -> str | None:
+        """Return the sentence that the plan needs more memory than its device has, None if it doesn't."""
+        rows = PlanRows(self.to_json())
+        return too_large_text(rows, self._fitting_the_device(rows))
+
+    def _fitting_the_device(self, rows: PlanRows) -> tuple[int, dict[str, Any]] | None:
+        """Return the fastest point that fits the device, if the plan doesn't and its frontier is known."""
+        if self.frontier is None or too_large_text(rows) is None:
+            return None
+        assert rows.device_bytes is not None
+        point = self.frontier.fastest_within(default_limit(rows.device_bytes))
+        if point is None:
+            return None
+        peak = self.frontier.peak(point)
+        return point, {**asdict(self.frontier.points[point]), "peak_bytes": None if peak is None else peak.n_bytes}
 
     def report(self, file: str | os.PathLike[str]) -> None:
         """Write an HTML file on the plan and its frontier, which opens in a browser without a network; needs Plotly.

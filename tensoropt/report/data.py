@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..common.memory_units import default_limit
 from ..reschedule.mesh import AXIS_NAMES
 from .config_words import config_words
 from .explanation import (
@@ -65,6 +66,8 @@ def report_data(
         "summary": value["summary"],
         "objectives": list(frontier.objectives),
         "assumed": value["assumed"],
+        "device_memory_bytes": rows.device_bytes,
+        "default_limit_bytes": None if rows.device_bytes is None else default_limit(rows.device_bytes),
         "turning_point": frontier.turning_point,
         "chosen": frontier.chosen if chosen is None else chosen,
         "points": _points(frontier),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .rows import PlanRows, Row, Way
+from .too_large import too_large_text
 
 FORMAT, VERSION = "tensoropt/explanation", 2
 NETWORK, COPIES = "collectives", "saved copies of reshardings"
@@ -32,12 +33,14 @@ class Around:
         smaller, faster: the costs of the next smaller and the next faster point of its frontier; None if there is none.
         has_frontier: whether there is a frontier at all.
         peak_by_use: the bytes at the peak by use; empty if they aren't known.
+        fitting: the number and the costs of the fastest point that fits the device; None if none is known.
     """
 
     smaller: Row | None = None
     faster: Row | None = None
     has_frontier: bool = False
     peak_by_use: Mapping[str, int] | None = None
+    fitting: tuple[int, Row] | None = None
 
 
 def explanation(plan: PlanRows, around: Around) -> dict[str, Any]:
@@ -55,6 +58,8 @@ def explanation(plan: PlanRows, around: Around) -> dict[str, Any]:
         "micro_batches": plan.micro_batches,
         "memory_bytes": value["memory_bytes"],
         "peak_bytes": plan.peak_bytes,
+        "device_memory_bytes": plan.device_bytes,
+        "too_large": too_large_text(plan, around.fitting),
         "time_us": value["time_us"],
         "compute_time_us": value["compute_time_us"],
         "network_time_us": plan.network_time_us,

@@ -18,7 +18,11 @@ def explanation_text(told: dict[str, Any]) -> str:
     """Return the tables of an explanation: time by operator type, by resharding and by layer, memory by use, neighbours."""
     memory = [_memory(told), *_regathered(told), *_rematerialized(told), *_peak(told)]
     around = _neighbours(told) if told["has_frontier"] else _rows_around(told["frontier"])
-    return "\n\n".join([told["summary"], _time(told), _reshardings(told), *memory, _layers(told), around, _assumed(told)])
+    return "\n\n".join([_summary(told), _time(told), _reshardings(told), *memory, _layers(told), around, _assumed(told)])
+
+
+def _summary(told: dict[str, Any]) -> str:
+    return "\n".join([told["summary"], *([told["too_large"]] if told["too_large"] else [])])
 
 
 def _time(told: dict[str, Any]) -> str:

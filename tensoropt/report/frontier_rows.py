@@ -13,6 +13,7 @@ import numpy as np
 
 from ..common.errors import InputError, cut, short
 from ..common.files import reading_value
+from ..common.memory_units import default_limit
 from ..common.turning_point import turning_point
 from .explanation import Around
 from .rows import PlanRows, Row, layers_of
@@ -84,6 +85,12 @@ class FrontierRows:
             assert known is not None
         return int(known)
 
+    def fitting_the_device(self) -> tuple[int, Row] | None:
+        """Return the number and the costs of the fastest point within the default limit of the device, None if none fits."""
+        has = self.value["assumed"].get("device_memory_bytes")
+        point = None if has is None else self.fastest_within(default_limit(has))
+        return None if point is None else (point, self.points[point])
+
     def around(self, point: int) -> Around:
         """Return what is known of a point beside its plan: its neighbours, and its peak by use if its step is stored."""
         memory = self.value.get("details", {}).get("views", {}).get(str(point), {}).get("memory")
@@ -93,7 +100,7 @@ class FrontierRows:
             peak = {use: amounts[at] for use, amounts in memory["by_use"].items()}
         smaller = self.points[point - 1] if point > 0 else None
         faster = self.points[point + 1] if point + 1 < len(self) else None
-        return Around(smaller, faster, True, peak)
+        return Around(smaller, faster, True, peak, self.fitting_the_device())
 
     @cached_property
     def columns(self) -> Sequence[np.ndarray]:

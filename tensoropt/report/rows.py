@@ -71,6 +71,12 @@ class PlanRows:
         return known
 
     @property
+    def device_bytes(self) -> int | None:
+        """The memory of the device that the plan was found for; None if the plan doesn't know it."""
+        known: int | None = self.value["assumed"].get("device_memory_bytes")
+        return known
+
+    @property
     def micro_batches(self) -> int:
         return int(self.value.get("micro_batches", 1))
 

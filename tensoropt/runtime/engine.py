@@ -30,7 +30,7 @@ from ..sharding.resharding import PathFinder, Resharding
 from ..sharding.strategy import StrategyView
 from ..sharding.update_resharding import row_reshardings
 from .feed_shards import comes_in_micro_batches, fed_layout, fed_shape, rank_shard
-from .functions import BuiltFunction, Feed, Fetch, names, operators_of, structure_digest
+from .functions import BuiltFunction, FedSpec, Feed, Fetch, names, operators_of, structure_digest
 from .micro_batched_step import MicroBatchedStep, as_produced, flat
 from .process_limit import check_memory_left
 from .step_emission import StepEmission
@@ -165,18 +165,21 @@ class Engine:
         self, built: BuiltFunction, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]
     ) -> list[list[np.ndarray]]:
         arguments = []
-        of_feeds = built.is_whole, built.layouts, built.micro_batches
-        for (feed, value), is_whole, layout, micro_batches in zip(feeds.items(), *of_feeds, strict=True):
+        as_specified = True
+        of_feeds = built.is_whole, built.layouts, built.micro_batches, built.specs
+        for (feed, value), is_whole, layout, micro_batches, spec in zip(feeds.items(), *of_feeds, strict=True):
             for rank in self.backend.ranks:
                 if is_whole and isinstance(value, tf.Tensor):
                     arguments.append(value)
+                    as_specified = as_specified and spec.fits(value)
                     continue
                 shard = value if is_whole else rank_shard(np.asarray(value), layout, feed.tensor.shape, rank, micro_batches)
                 if not shard.flags.c_contiguous:
                     shard = np.ascontiguousarray(shard).reshape(shard.shape)
                 arguments.append(tf.constant(shard))
+                as_specified = as_specified and spec.fits(shard)
         with RefusedValues(self.graph), self.backend.watched(built.log):
-            flat = [value.numpy() for value in built.call(*arguments)]
+            flat = [value.numpy() for value in built.run(arguments, as_specified)]
         check_memory_left()
         n_ranks = len(self.backend.ranks)
         return [flat[i : i + n_ranks] for i in range(0, n_ranks * len(fetch.tensors), n_ranks)]
@@ -222,7 +225,8 @@ class Engine:
             feed.is_local or (layout.is_replicated and not cut_into)
             for feed, layout, cut_into in zip(feeds, layouts, of_feeds, strict=True)
         )
-        return BuiltFunction(function, tuple(resharder.log), layouts, of_feeds, is_whole)
+        specs = tuple(map(FedSpec.of, signature[::n_ranks]))
+        return BuiltFunction(function, tuple(resharder.log), layouts, of_feeds, is_whole, specs)
 
     def _micro_batches(self, fetch: Fetch) -> tuple[MicroBatch, ...]:
         """Return the micro-batches in which a function runs; empty if it runs on the batch as a whole."""

@@ -11,14 +11,19 @@ import numpy as np
 from ..ft import Budget, Frontier, Problem, search, search_overlapping
 from ..ft.nonadditive.local_search import Descent
 from ..ft.nonadditive.overlap import Overlap
-from ..ft.nonadditive.segment_memory import agreed, joined, with_more
+from ..ft.nonadditive.segment_memory import Transient, agreed, joined, with_more
 from .problem.objectives import MEMORY_TIME, Objectives, problem_for
 from .problem.strategy_problem import StrategyProblem
 from .problem.warm_start import adopted
 
-GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000
-"""The least gap at which a search with rematerialization stops, and the most points to which it thins partial frontiers: its
-lower bound is that of a weighted sum anyway, so nearer to it isn't worth the time.
+FIRST_GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000
+"""The least gap at which a first search with rematerialization stops, and the most points to which it thins partial
+frontiers: its lower bound is that of a weighted sum, so that nearer to it there is often little to gain. While there is time
+and a larger gap than is asked for, a second search goes nearer.
+"""
+SHARE = 0.5
+"""The share of the seconds that the search without rematerialization may take where one with it follows, and the share that
+is left for changes where first results took all seconds.
 """
 
 
@@ -38,9 +43,14 @@ class ProblemSearch:
     progress: Callable[[int, int], None] | None
     budget: Budget
 
-    def plain(self, built: StrategyProblem) -> Frontier:
-        """Return the frontier of a problem without rematerialization."""
-        return self._found(problem_for(built, self.objectives), built.overlap, self.budget)
+    def plain(self, built: StrategyProblem, is_last: bool = True) -> Frontier:
+        """Return the frontier of a problem without rematerialization.
+
+        Args:
+            is_last: whether no search with rematerialization may follow, for which time is to be left.
+        """
+        budget = self.budget if is_last else replace(self.budget, seconds=SHARE * self.budget.seconds)
+        return self._found(problem_for(built, self.objectives), built.overlap, budget)
 
     def with_rematerialization(
         self, plain: StrategyProblem, kept: Frontier, seconds: float, rematerializing: StrategyProblem
@@ -50,35 +60,39 @@ class ProblemSearch:
         Args:
             plain: the problem without rematerialization.
             kept: its frontier.
-            seconds: how long the search for that took.
+            seconds: how long the search for that took, which counts for the budget.
         """
-        transient, overlap, budget = rematerializing.transient, rematerializing.overlap, self.budget
+        transient, overlap = rematerializing.transient, rematerializing.overlap
         assert transient is not None
         problem = problem_for(rematerializing, self.objectives)
-        gap, max_points = max(budget.gap, GAP_AGAIN), min(budget.max_points, MOST_POINTS_AGAIN)
-        left_s = max(budget.seconds / 2, budget.seconds - seconds)
-        limited = replace(budget, seconds=left_s, gap=gap, max_points=max_points)
         began = time.monotonic()
-        ends = began + budget.seconds - seconds
+        deadline = began + self.budget.seconds - seconds
+
+        def searched(charge: Transient, gap: float) -> Frontier:
+            left_s, max_points = max(0.0, deadline - time.monotonic()), min(self.budget.max_points, MOST_POINTS_AGAIN)
+            limited = replace(self.budget, seconds=left_s, max_points=max_points, gap=gap)
+            return self._found(charge.charged(problem), overlap, limited)
 
         def improved(both: Frontier, strategies: np.ndarray) -> Frontier:
             """Return the frontier with what changes make of its strategies, and of others of the same search."""
-            descent = Descent(problem, transient, time.monotonic() + budget.seconds)
             mem, time_ns, strategies = descent.improved(np.concatenate([strategies, both.strategies]))
             if overlap is not None and self.objectives == MEMORY_TIME:
                 time_ns = time_ns - overlap.overlap_ns(problem, strategies)
             return with_more(both, mem, time_ns, strategies)
 
-        again = self._found(transient.charged(problem), overlap, limited)
+        again = searched(transient, max(self.budget.gap, FIRST_GAP_AGAIN))
+        # The first result always counts, however long it took: changes have their part of the seconds in any case.
+        deadline = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
+        descent = Descent(problem, transient, deadline)
         kept = replace(kept, strategies=adopted(rematerializing, plain, kept.strategies))
         best = improved(joined(kept, transient.at_true_memory(problem, again)), again.strategies)
-        for other in transient.other_charges():
+        nearer = [] if again.worst_gap <= self.budget.gap else [transient]
+        for charge in (*nearer, *transient.other_charges()):
             now = time.monotonic()
-            if best.worst_gap <= budget.gap or 2 * now - began > ends:
+            if best.worst_gap <= self.budget.gap or 2 * now - began > deadline:
                 break
-            began = now
-            again = self._found(other.charged(problem), overlap, limited)
-            best = improved(agreed(best, other.at_true_memory(problem, again)), again.strategies)
+            began, again = now, searched(charge, self.budget.gap)
+            best = improved(agreed(best, charge.at_true_memory(problem, again)), again.strategies)
         return best
 
     def _found(self, problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:

@@ -115,6 +115,7 @@ class Deferred:
         line: the line of the user's code that called ``parallelize``.
         checkpoint: a checkpoint to load once the model is captured; None without.
         is_capturing: whether the capture is under way.
+        batch_line: the line of the user's code that brought the first batch.
     """
 
     model: keras.Model
@@ -125,6 +126,7 @@ class Deferred:
     line: str
     checkpoint: str | None = None
     is_capturing: bool = False
+    batch_line: str = ""
     _before: dict[int, bytes] = field(default_factory=dict)
 
     def load(self, checkpoint: str) -> None:
@@ -144,7 +146,7 @@ class Deferred:
                 changed[0],
                 self.model.name,
                 self.checkpoint,
-                running_line(),
+                self.batch_line,
                 self.line,
             )
 
@@ -163,7 +165,7 @@ class Deferred:
             InputError: the model can't be called on such batches, they don't have what is waited for, or no plan fits.
         """
         signature = completed(self.expected, seen, self.model, self.loss, self.batch_size)
-        self.is_capturing = True
+        self.is_capturing, self.batch_line = True, running_line()
         try:
             with called_at(self.line):
                 self.start(signature)

@@ -1,8 +1,8 @@
-"""Build a plain Keras optimizer for a trainer's model, and match its variables with those on the ranks."""
+"""Build plain Keras optimizers for a trainer's models, and match their variables with those on the ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,6 +10,43 @@ import keras
 from ..lowering.variables import StateEntry
 from ..optimizers.copies import build_variables, fresh_copy, inner_of
 from ..optimizers.keras_optimizer import KerasOptimizer
+from .programs import inner
+from .ranks import TrainerRanks
+from .watched import own_values
+
+
+def plain_optimizers(
+    optimizers: Mapping[str, keras.optimizers.Optimizer],
+    variables_of: Callable[[str], Sequence[keras.Variable]],
+    key_of: Callable[[Any], str | None],
+    ranks: TrainerRanks,
+    is_empty: bool = False,
+) -> tuple[dict[str, keras.optimizers.Optimizer], list[tuple[keras.Variable, StateEntry]]]:
+    """Return copies of the optimizers, by the same names, and pairs of their variables and the ranks' entries.
+
+    Args:
+        optimizers: the user's optimizers, by the name of the training step that applies each first.
+        variables_of: returns the variables that the optimizer of such a step may update.
+        key_of: returns the key of one of the user's variables in the ranks' state.
+        is_empty: see :func:`plain_optimizer`.
+    """
+    copies: dict[str, keras.optimizers.Optimizer] = {}
+    pairs: list[tuple[keras.Variable, StateEntry]] = []
+    for step, optimizer in optimizers.items():
+        variables = variables_of(step)
+        with own_values():
+            copies[step], made = plain_optimizer(optimizer, variables, is_empty)
+        keys = [key_of(inner(variable)) for variable in variables]
+        pairs += counterparts(made, keys, ranks.optimizers[step].state())
+    return copies, pairs
+
+
+def updated_by(step: str, ranks: TrainerRanks, variables: Iterable[keras.Variable]) -> list[Any]:
+    """Return what a training step updates: of these variables, and TensorFlow's own where it is none of these."""
+    known = {id(inner(variable)): variable for variable in variables}
+    captured = ranks.runs.planned.captured
+    found = (captured.capture.variables[name] for name in captured.graph.train_steps[step].variables)
+    return [known.get(id(variable), variable) for variable in found]
 
 
 def plain_optimizer(

@@ -21,7 +21,7 @@ from ..lowering.variables import StateEntry
 from ..runtime.checkpoint import Objects, entry_name
 from .live import LiveValues
 from .objective import KerasObjective
-from .plain import counterparts, plain_optimizer
+from .plain import plain_optimizers, updated_by
 from .programs import inner
 from .ranks import TrainerRanks
 from .watched import own_values
@@ -175,22 +175,12 @@ class Saving:
                     variable.assign(value)
 
     def _plain_optimizers(self, is_empty: bool = False) -> tuple[dict[str, keras.optimizers.Optimizer], Pairs]:
-        """Return copies of the optimizers, by the same names, and pairs of their variables and the ranks' entries."""
-        known = {id(inner(variable)): variable for variable in self.model.variables}
-        copies: dict[str, keras.optimizers.Optimizer] = {}
-        pairs: Pairs = []
-        for step, optimizer in self.optimizers.items():
-            variables = list(self.model.trainable_variables)
-            if len(self.optimizers) > 1:  # each updates variables of its own
-                captured = self.ranks.runs.planned.captured
-                updated = captured.graph.train_steps[step].variables
-                of_users = (captured.capture.variables[name] for name in updated)
-                variables = [known.get(id(variable), variable) for variable in of_users]
-            with own_values():
-                copies[step], made = plain_optimizer(optimizer, variables, is_empty)
-            keys = [self.key_of(inner(variable)) for variable in variables]
-            pairs += counterparts(made, keys, self.ranks.optimizers[step].state())
-        return copies, pairs
+        def variables_of(step: str) -> list[keras.Variable]:
+            if len(self.optimizers) == 1:
+                return list(self.model.trainable_variables)
+            return updated_by(step, self.ranks, self.model.variables)  # each updates variables of its own
+
+        return plain_optimizers(self.optimizers, variables_of, self.key_of, self.ranks, is_empty)
 
     # Models
 

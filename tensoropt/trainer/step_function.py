@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,11 @@ from ..common.errors import InputError, short
 from ..common.source_lines import running_line
 from ..frontend.tracing.capture import own_name
 from ..plan.plan import Plan
+from ..runtime.checkpoint import Objects, entry_name
+from ..runtime.execute import Execution
 from .function import FunctionTrainer
 from .live import LiveValues
+from .plain import plain_optimizers, updated_by
 from .programs import TRAIN, inner
 from .runs import Run, Runs
 from .signature import Signature
@@ -90,6 +94,31 @@ class StepFunction(FunctionTrainer):
         results = run(leaves, is_share=False)
         self._unwatched.pull()
         return None if isinstance(results, tuple) and not results else results
+
+    def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
+        """Make the step ready to run, and its checkpoints those of its models and optimizers."""
+        super().start(execution, runs, optimizers)
+        self._ranks.objects = functools.cache(lambda: self._objects(optimizers))
+
+    def _objects(self, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> Objects:
+        """Return the models and the optimizers, with the names of their variables in a checkpoint."""
+        models, ranks = self.captured.models, self._ranks
+        variables = [each for model in models for each in model.variables]
+        keys, state = self._keys(), ranks.planned_state
+
+        def updated(step: str) -> list[Any]:
+            return updated_by(step, ranks, variables)
+
+        copies, pairs = plain_optimizers(optimizers, updated, lambda each: keys.get(id(each)), ranks, is_empty=True)
+        own = [(each, state[keys[id(inner(each))]]) for each in variables if id(inner(each)) in keys]
+        roots: dict[str, Any] = {f"model_{k}" if k else "model": model for k, model in enumerate(models)}
+        roots |= {f"optimizer_{k}" if k else "optimizer": copy for k, copy in enumerate(copies.values())}
+        return Objects(roots, [(variable, entry_name(entry)) for variable, entry in [*own, *pairs]])
+
+    def _keys(self) -> dict[int, str]:
+        """Return the keys in the ranks' state of the user's variables, by their ``id``."""
+        variables = self._ranks.runs.planned.captured.capture.variables
+        return {id(variable): name for name, variable in variables.items() if name in self._ranks.planned_state}
 
     def prepare(self, *arguments: Any) -> Signature:
         """Plan the step for a batch, if it isn't planned yet; return the batch's signature."""
@@ -179,10 +208,10 @@ class StepFunction(FunctionTrainer):
 
     def _watch(self) -> None:
         """Watch the models, and note the variables beside them."""
-        models, variables = self.captured.models, self._ranks.runs.planned.captured.capture.variables
+        models = self.captured.models
         self._unwatched = UnwatchedVariables(self._ranks, lambda: [each for model in models for each in model.variables])
-        by_variable = {id(variable): name for name, variable in variables.items() if name in self._ranks.state}
-        for model in self.captured.models:
+        by_variable = self._keys()
+        for model in models:
             words = Words(
                 f"model '{model.name}'",
                 "take what the step returns",

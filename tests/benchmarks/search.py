@@ -6,19 +6,20 @@
 ``seconds`` are from the recorded model to the unrolled plan of the fastest point, tables of costs and layouts and the
 loading of compiled code included. A first run compiles, which isn't what is meant: run it twice. ``CPU s`` are the process's
 CPU seconds in that time, which depend less on what else runs on the machine. ``--unfolded`` searches each model a second
-time, in a process in which the search doesn't notice equal arrays of costs, and adds its CPU seconds: the difference is what
-is saved by computing once what repeats. ``--curve`` is the time of a profiling curve over 1, 2, 4, 8 and 16 devices;
-``--table3`` compares FT-Elimination with FT-LDP on the models of the TensorOpt paper's Table 3.
+time, in a process of its own, without noticing equal costs (``ft.interning.unfolded``; tables of costs are still built once
+for equal operators), and adds its CPU seconds: the difference is what is saved by searching once what repeats. ``--curve``
+is the time of a profiling curve over 1, 2, 4, 8 and 16 devices; ``--table3`` compares FT-Elimination with FT-LDP on the
+models of the TensorOpt paper's Table 3.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import multiprocessing
 import os
 import resource
 import time
+from contextlib import nullcontext
 from typing import Any
 
 from tabulate import tabulate
@@ -66,16 +67,16 @@ def recorded(what: str) -> Any:
 def row(case: Case) -> list[str]:
     """Search once; return a line of the table."""
     what, budget, algorithm, folds = case
-    if not folds:
-        _unfold()
     name, _, cluster = what.partition("@")
     model = recorded(name).model
+    from tensoropt.ft.interning import unfolded
     from tensoropt.plan.find_frontier import find_frontier
     from tensoropt.profiling.hardware import named
 
     hardware = named(cluster)
     start, cpu_start = time.perf_counter(), time.process_time()
-    frontier = find_frontier(model, hardware, hardware.n_devices, algorithm=algorithm, budget=budget)
+    with nullcontext() if folds else unfolded():
+        frontier = find_frontier(model, hardware, hardware.n_devices, algorithm=algorithm, budget=budget)
     found = time.perf_counter()
     frontier.plan(frontier.found.fastest(), "mini_time")
     end, cpu_end = time.perf_counter(), time.process_time()
@@ -86,20 +87,6 @@ def row(case: Case) -> list[str]:
     times = [f"{t:.2f}" for t in (stages["costs"], stages["search"], end - found, end - start, cpu_end - cpu_start)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return [name, *map(str, numbers), *gaps, *times, f"{peak:.0f}"]
-
-
-def _unfold() -> None:
-    """Keep the search in this process from noticing equal arrays of costs."""
-    from tensoropt.ft.problem import Edge, Node, Problem
-
-    module = importlib.import_module("tensoropt.ft.search")
-
-    def unfolded(problem: Problem) -> Problem:
-        nodes = (Node(node.name, node.mem_bytes.copy(), node.time_ns.copy()) for node in problem.nodes)
-        edges = (Edge(edge.source, edge.target, edge.mem_bytes.copy(), edge.time_ns.copy()) for edge in problem.edges)
-        return Problem(tuple(nodes), tuple(edges))
-
-    vars(module)["interned"] = unfolded
 
 
 def curve_seconds(_: object) -> float:

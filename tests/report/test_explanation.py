@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import asdict
 
 import pytest
 
 import tensoropt
+from tensoropt.common.memory_units import default_limit
 from tensoropt.report.config_words import config_words
 from tensoropt.report.explanation import Around, explanation, layers, memory_parts, time_parts
+from tensoropt.report.explanation_text import explanation_text
+from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.report.rows import NO_LAYER, PlanRows, layers_of
 
 
@@ -106,3 +110,20 @@ def test_layers_are_the_users_names():
     assert list(layers_of(names).values()) == [
         "dense", "dense_1", "block", "dense_1", "dense_1", "block", "pool", NO_LAYER
     ]  # fmt: skip
+
+
+def test_a_plan_that_its_device_cannot_hold_says_so_and_what_fits(frontier):
+    value = deepcopy(dict(frontier.value))
+    fastest = frontier.fastest_within(None)
+    needed = frontier.needed_bytes(fastest)
+    for has, is_too_large, fits in ((needed, False, True), (needed - 1, True, True), (1, True, False)):
+        value["assumed"] = {**value["assumed"], "device": "a device", "device_memory_bytes": has}
+        changed = FrontierRows(value)
+        told = explanation(changed.plan(fastest), changed.around(fastest))
+        assert (told["too_large"] is not None) == is_too_large
+        assert told["device_memory_bytes"] == has and ((told["too_large"] or "") in explanation_text(told))
+        if is_too_large:
+            found = changed.fastest_within(default_limit(has))
+            assert (found is not None) == fits
+            expected = f"point {found + 1} fits" if fits else "search with --memory"
+            assert expected in told["too_large"] and "a device has" in told["too_large"]

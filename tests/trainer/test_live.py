@@ -301,7 +301,7 @@ def test_weights_that_dont_fit_change_nothing(trainer, what):
     assert_same_weights(trainer.get_weights(), before, 0)
 
 
-@pytest.mark.alone
+@pytest.mark.deadlines
 def test_two_ranks_and_a_read_on_one_alone_which_ends_with_a_sentence():
     result = run_ranks(2, WORKER, timeout=300)
     assert result.stdout.count("done") == 2, result.stdout + result.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,10 +69,8 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     lookups = [tuple(graph.operators[each] for each in graph.lookups[name]) for name in by_rows]
     starts = {*dense, *(op.result.name for of_variable in lookups for op in of_variable)}
     reached = _reached(graph, starts)
-    first_entry: dict[tuple[int, str], int] = {}
     first_use: dict[str, int] = {}
-    for entry, (i, _, tensor) in enumerate(operands):
-        first_entry.setdefault((i, tensor.name), entry)
+    for entry, (_, _, tensor) in enumerate(operands):
         first_use.setdefault(tensor.name, entry)
     flags = [
         c.FIRST_USE * (first_use[tensor.name] == entry)
@@ -83,12 +81,6 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
         | c.IS_FIRST * (position == 0)
         for entry, (i, position, tensor) in enumerate(operands)
     ]
-    viewed, updates = np.full(len(tensors), -1), list(graph.updates.values())
-    for op in operators:
-        for tensor in op.outputs if op.updates is None and op.type not in SOURCES else ():
-            operand = viewed_operand(op, tensor.name)
-            if operand is not None:
-                viewed[number[tensor.name]] = first_entry[index[op.name], operand.name]
     arrays = (
         _ints(_flags(op, starts) for op in operators),
         _ends(len(op.operands) for op in operators),
@@ -96,7 +88,7 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
         _ints([*(number[tensor.name] for _, _, tensor in operands), number[taken.loss.name]]),
         _ends(len(op.outputs) for op in operators),
         _ints(index[op.name] for op in operators for _ in op.outputs),
-        viewed,
+        _viewed(operators, operands, number),
         _ints(tensor.name in residual_results for tensor in tensors),
         _ints(number[name] for name in dense),
         _ints(-1 if op.updates is None else number[graph.operators[op.updates].result.name] for op in operators),
@@ -107,7 +99,7 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
         _ints(number[op.result.name] for op in operators if op.type in SOURCES),
     )
     first_operator = 2 * len(tensors) + len(operands) + 1
-    waits = any(update.sums for of_variable in updates for update in of_variable)
+    waits = any(update.sums for of_variable in graph.updates.values() for update in of_variable)
     counted = (
         len(operators), len(tensors), len(operands) + 1, len(dense), len(by_rows), len(arrays[-1]), first_operator,
         first_operator + len(operators), taken.loss.item_bytes, int(waits),
@@ -118,6 +110,22 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     flat = tuple(op for of_variable in lookups for op in of_variable)
     numbers = _joined(counted, arrays)
     return Outline(operators, operands, tensors, (taken.name, taken.loss), flat, producers, outputs, numbers)
+
+
+def _viewed(
+    operators: Sequence[Operator], operands: Sequence[tuple[int, int, Tensor]], number: Mapping[str, int]
+) -> np.ndarray:
+    """Return, for each tensor, the entry of the operand that it is a view of; -1 if there is none."""
+    first_entry: dict[tuple[int, str], int] = {}
+    for entry, (i, _, tensor) in enumerate(operands):
+        first_entry.setdefault((i, tensor.name), entry)
+    viewed = np.full(len(number), -1)
+    for i, op in enumerate(operators):
+        for tensor in op.outputs if op.updates is None and op.type not in SOURCES else ():
+            operand = viewed_operand(op, tensor.name)
+            if operand is not None:
+                viewed[number[tensor.name]] = first_entry[i, operand.name]
+    return viewed
 
 
 def _joined(counted: Sequence[int], arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -64,6 +64,13 @@ function drawCards() {
   }));
   const beside = (time, bytes) => `${signedPercent(time / points.time_us[at] - 1)} time, ${signedPercent(bytes / neededBytes(at) - 1)} memory`;
   const marks = [];
+  const has = data.device_memory_bytes;
+  if (has && neededBytes(at) > has) {
+    const fitting = fastestWithin(data.default_limit_bytes);
+    marks.push(`This plan needs ${memoryText(neededBytes(at))} per device, but ${data.assumed.device} has ${memoryText(has)}: it won't run there. ` +
+      (fitting === null ? "None of these plans fits."
+        : `Point ${fitting + 1} fits, with ${memoryText(neededBytes(fitting))} and ${timeText(points.time_us[fitting])} per step.`));
+  }
   if (at === data.chosen) marks.push("This is the plan that was chosen.");
   if (at === data.turning_point) marks.push("The turning point: up to here memory buys much time, beyond it little.");
   if (at === fastestWithin(Infinity)) marks.push("No plan of this frontier is faster.");
@@ -77,7 +84,7 @@ function drawCards() {
     const {time_us: time, peak_bytes: peak} = parallel.points[0];
     marks.push(`Data parallelism: ${timeText(time)}, peak ${memoryText(peak)}: ${beside(time, peak)}.`);
   }
-  if (count < 2) marks.splice(0, marks.length, "This report is of one plan; a frontier's has all plans to choose from.");
+  if (count < 2) marks.splice(has && neededBytes(at) > has ? 1 : 0, marks.length, "This report is of one plan; a frontier's has all plans to choose from.");
   if (data.views[at]) marks.push(data.views[at].sentences[0]);
   byId("around").replaceChildren(...marks.map((text) => element("li", text)));
 }

@@ -71,6 +71,7 @@ def _compare(arguments: argparse.Namespace) -> None:
             recorded.model, hardware, count, progress=display.update, space=arguments.space, budget=budget
         )
         compared = compare(frontier, limit_bytes=limit, progress=display.update)
+        frontier = compared.frontier
     print(f"\n{compared.table()}\n\nfrontier  {frontier.summary()}")
     for note in compared.notes():
         print(f"note      {note}")

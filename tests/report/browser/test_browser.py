@@ -150,9 +150,18 @@ def test_the_frontier_is_drawn_by_peak_and_by_the_sum_with_its_bound(browser, re
 
 def test_points_limits_operators_and_steps_are_those_of_the_data(browser, report, data):
     opened = Opened(browser, report)
-    page = opened.page
     opened.shows(data, data["chosen"])
-    count = len(data["points"]["time_us"])
+    check_clicks(opened, data)
+    fastest = check_limits(opened, data)
+    check_search(opened.page)
+    check_step(opened.page, data, fastest)
+    check_measured_step(opened, data)
+    opened.close()
+
+
+def check_clicks(opened, data):
+    """A click on a point of the chart selects it."""
+    page, count = opened.page, len(data["points"]["time_us"])
     page.locator("#frontier-chart").scroll_into_view_if_needed()
     for point in (0, count // 2, count - 2):  # which have nothing else near them on the screen
         x, y = place_of(page, point)
@@ -171,8 +180,11 @@ def test_points_limits_operators_and_steps_are_those_of_the_data(browser, report
         selected = "text => document.getElementById('card-point').textContent.startsWith(text)"
         page.wait_for_function(selected, arg=f"{point + 1} of")
         opened.shows(data, point)
-    # A limit selects the fastest plan whose peak is within it.
-    points = data["points"]
+
+
+def check_limits(opened, data):
+    """A limit selects the fastest plan whose peak is within it; return that plan's point."""
+    page, points = opened.page, data["points"]
     limit = sorted(points["peak_bytes"])[len(points["peak_bytes"]) // 2]
     page.fill("#limit-text", str(limit))
     page.keyboard.press("Enter")
@@ -184,7 +196,11 @@ def test_points_limits_operators_and_steps_are_those_of_the_data(browser, report
     page.fill("#limit-text", "much")
     page.keyboard.press("Enter")
     assert "write an amount" in page.inner_text("#limit-note")
-    # An operator is found, and tells what a rank holds.
+    return fastest
+
+
+def check_search(page):
+    """An operator is found, and tells what a rank holds."""
     page.fill("#search", "MatMul_1")
     rows = page.locator("#rows .inner")
     assert rows.count() == 1 and rows.first.inner_text().startswith("MatMul_1")
@@ -193,16 +209,23 @@ def test_points_limits_operators_and_steps_are_those_of_the_data(browser, report
     page.fill("#search", "")
     page.click("#headings button:has-text('memory')")
     assert page.get_attribute("#headings th:nth-child(4)", "aria-sort") == "descending"
-    # The step's timeline and memory are drawn from its data.
-    view = data["views"][str(fastest)]
-    page.wait_for_selector(f"html[data-step='{fastest}']")
+
+
+def check_step(page, data, point):
+    """A step's timeline and memory are drawn from its data."""
+    view = data["views"][str(point)]
+    page.wait_for_selector(f"html[data-step='{point}']")
     assert page.evaluate("document.getElementById('timeline-chart').data.length") == len(view["timeline"]["kinds"])
     assert page.evaluate("document.getElementById('memory-chart').data.length") == len(view["memory"]["by_use"])
     assert page.locator("#sentences li").all_inner_texts() == view["sentences"]
     assert page.locator("#decisions tbody tr").count() == len(view["decisions"])
     assert page.locator("#measured tbody tr").count() == 4 and "1.25" in page.inner_text("#measured")
     assert page.is_visible("#curve-chart")
-    # The step that was measured stands above the predicted one, at the point whose plan ran, on one scale.
+
+
+def check_measured_step(opened, data):
+    """The step that was measured stands above the predicted one, at the point whose plan ran, on one scale."""
+    page = opened.page
     assert page.is_hidden("#measured-chart")
     page.click("#measured button")
     page.wait_for_selector("html[data-step='0']")
@@ -214,7 +237,6 @@ def test_points_limits_operators_and_steps_are_those_of_the_data(browser, report
     assert page.evaluate(reach, "measured-chart") == page.evaluate(reach, "timeline-chart")
     lengths = "document.getElementById('measured-chart').data.map((trace) => trace.x.length)"
     assert page.evaluate(lengths) == [8, 4]
-    opened.close()
 
 
 def test_what_a_rank_holds_is_what_the_layout_says(browser, report, data):

@@ -314,7 +314,8 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["time"]:
         print_times()
     else:
-        for mesh in [Mesh.of(COMM.size)] + [Mesh.of(2, 2)] * (COMM.size == 4):
+        as_one, as_two = [Mesh.of(COMM.size)], [Mesh.of(2, 2)] * (COMM.size == 4)
+        for mesh in as_one + as_two if "all" in sys.argv else as_two or as_one:
             for naps in (False, True):
                 check(mesh, naps)
             check(mesh, True, gives_way=True)

@@ -1,0 +1,118 @@
+"""What repeats is computed once; the result is the one of computing it for each part by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers.large import first
+
+from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Node, Problem, search
+from tensoropt.ft.interning import Interned, folds, interned, unfolded
+from tensoropt.ft.problem import identity
+from tensoropt.ft.weighted.weighted_search import WeightedSearch
+
+LIMITS = (3, 12, 1000)
+"""Costs below a small limit give many ties."""
+
+
+def parts(seed: int) -> Problem:
+    """Return 2 to 6 equal parts of random shape one after the other, which share up to two nodes, and other ends."""
+    rng = np.random.default_rng(seed)
+    n_parts, n_hubs = int(rng.integers(2, 7)), int(rng.integers(0, 3))
+    sizes = rng.integers(1, 5, int(rng.integers(1, 5))).tolist()
+    hubs = rng.integers(1, 4, n_hubs).tolist()
+    limit = int(rng.choice(LIMITS))
+
+    def own(n: int) -> tuple[np.ndarray, np.ndarray]:
+        return rng.integers(0, limit, n), rng.integers(0, limit, n)
+
+    def between(*shape: int) -> tuple[np.ndarray, np.ndarray]:
+        mem, time = rng.integers(0, limit, (2, *shape))
+        gone = rng.random(shape) < 0.1
+        return np.where(gone, INFEASIBLE, mem), np.where(gone, INFEASIBLE, time)
+
+    def drawn(pairs: list[tuple[int, int]], of: list[int], to: list[int]):
+        return [(i, j, *between(of[i], to[j])) for i, j in pairs]
+
+    of_nodes = [own(n) for n in sizes]
+    indices = range(len(sizes))
+    inner = drawn([(i, j) for j in indices for i in range(j) if i == j - 1 or rng.random() < 0.4], sizes, sizes)
+    outer = drawn([(int(rng.integers(len(sizes))), int(rng.integers(len(sizes)))) for _ in range(int(rng.integers(1, 3)))],
+                  sizes, sizes)  # fmt: skip
+    to_hubs = drawn([(hub, int(rng.integers(len(sizes)))) for hub in range(n_hubs)], hubs, sizes)
+    nodes = [Node(f"hub {i}", *own(n)) for i, n in enumerate(hubs)]
+    edges = []
+    for part in range(n_parts):
+        base = n_hubs + part * len(sizes)
+        nodes += [Node(f"{part}.{i}", mem.copy(), time.copy()) for i, (mem, time) in enumerate(of_nodes)]
+        links = [(base + i, base + j, *costs) for i, j, *costs in inner]
+        links += [(hub, base + j, *costs) for hub, j, *costs in to_hubs]
+        links += [(base - len(sizes) + i, base + j, *costs) for i, j, *costs in outer if part]
+        edges += [Edge(source, target, mem.copy(), time.copy()) for source, target, mem, time in links]
+    nodes.append(Node("last", *own(3)))  # what comes after the last part breaks its symmetry
+    edges.append(Edge(len(nodes) - 2, len(nodes) - 1, *between(sizes[-1], 3)))
+    return Problem(tuple(nodes), tuple(edges))
+
+
+@pytest.mark.parametrize("batch", first(1, range(34)))
+def test_folded_is_unfolded(batch: int) -> None:
+    """To the byte and the nanosecond; 30 random problems a batch."""
+    n_feasible = 0
+    for seed in range(30 * batch, 30 * batch + 30):
+        problem = parts(seed)
+        try:
+            found = search(problem)
+        except InfeasibleError as error:
+            with unfolded(), pytest.raises(InfeasibleError) as other:
+                search(problem)
+            assert str(other.value) == str(error)
+            continue
+        with unfolded():
+            expected = search(problem)
+        assert found.exact and expected.exact, seed
+        assert found.mem_bytes.tolist() == expected.mem_bytes.tolist(), seed
+        assert found.time_ns.tolist() == expected.time_ns.tolist(), seed
+        for mem, time, strategy in zip(found.mem_bytes, found.time_ns, found.strategies, strict=True):
+            assert problem.cost(strategy.tolist()) == (mem, time)
+        n_feasible += 1
+    assert n_feasible >= 15
+
+
+@pytest.mark.parametrize("max_cells", [1 << 20, 8])
+@pytest.mark.parametrize("seed", first(10, range(200)))
+def test_weighted_searches_are_equal_folded_and_unfolded(seed: int, max_cells: int) -> None:
+    """Least costs and min-marginals, exact ones, and bounds where tables are split."""
+    problem = interned(parts(seed))
+    with unfolded():
+        apart = WeightedSearch(interned(problem), max_cells)
+    together = WeightedSearch(problem, max_cells)
+    for weights in ((1, 0), (3, 5), (0, 1)):
+        try:
+            one = together.marginals(weights)
+        except InfeasibleError:
+            with pytest.raises(InfeasibleError):
+                apart.marginals(weights)
+            continue
+        other = apart.marginals(weights)
+        assert one.least.bound == other.least.bound
+        assert all(np.array_equal(a, b) for a, b in zip(one.nodes, other.nodes, strict=True))
+
+
+def test_unfolded_really_computes_each_part_by_itself() -> None:
+    """Else the tests above would hold the search against itself."""
+    problem = parts(5)
+    folded = interned(problem)
+    assert folds()
+    with unfolded():
+        assert not folds()
+        apart = interned(folded)
+        plan = WeightedSearch(apart).plan
+        array = np.arange(3)
+        of_one = Interned()
+        assert of_one(array) is array and of_one(array.copy()) is not array
+    assert folds()
+    arrays = [array for each in (*apart.nodes, *apart.edges) for array in (each.mem_bytes, each.time_ns)]
+    assert len({identity(array) for array in arrays}) == len(arrays)
+    assert plan.same == list(range(len(plan.same)))
+    same = WeightedSearch(folded).plan.same
+    assert same != list(range(len(same)))
