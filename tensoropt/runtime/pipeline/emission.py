@@ -208,7 +208,7 @@ class PipelineEmission:
         if not crossings:
             return None
         engine = self._engine.engines[stage]
-        feeds = self._fed[stage] | dict(self._fed_whole[stage])
+        feeds = {**self._fed[stage], **self._fed_whole[stage]}
         sources = self._variables[stage] | {feed.tensor.name: values for feed, values in feeds.items()}
         view, resharder = self._engine.views[stage].whole, self._resharders[stage]
         model = LocalModel(view, engine.path_finder, resharder, sources, engine._update, training=self._is_training)
@@ -220,8 +220,9 @@ class PipelineEmission:
         results = {}
         for stage in sorted(self._engine.engines):
             ahead = self._ahead(stage)
-            for crossing in ahead[1] if ahead is not None else ():
-                self._send(crossing, ahead[0])
+            if ahead is not None:
+                for crossing in ahead[1]:
+                    self._send(crossing, ahead[0])
         for stage, engine in sorted(self._engine.engines.items()):
             part, sources = self._parts[stage], self._sources(stage)
             steps = StepEmission(
