@@ -50,6 +50,7 @@ def report_data(
     rows = frontier.plan(0)
     mesh = rows.mesh
     baselines = details.get("baselines", [])
+    other = next((PlanRows(each["plan"]) for each in baselines if "plan" in each), None)
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -78,7 +79,7 @@ def report_data(
         "reshardings": _reshardings(frontier, rows),
         "time_parts": _time_parts(frontier, rows),
         "memory_parts": _memory_parts(frontier),
-        "views": {point: _view(frontier, int(point), view, baselines) for point, view in _views(details).items()},
+        "views": {point: _view(frontier, int(point), view, other) for point, view in _views(details).items()},
         "measured": measured,
         "curve": None if curve is None else curve["curve"],
     }
@@ -229,12 +230,11 @@ def _ordered(parts: list[dict[str, Any]], what: str) -> list[dict[str, Any]]:
     """Return parts by their largest amount in any point, as lists; those that are always 0 are left out."""
     kept = [part for part in parts if part[what].any()]
     kept.sort(key=lambda part: -part[what].max())
-    return [{**part, what: [round(each, 6) for each in part[what].tolist()]} for part in kept]
+    return [{**part, what: np.round(part[what], 6).tolist()} for part in kept]
 
 
-def _view(frontier: FrontierRows, point: int, view: Row, baselines: Sequence[Row]) -> dict[str, Any]:
-    """Return what is stored of a point, with the sentences on its choices."""
+def _view(frontier: FrontierRows, point: int, view: Row, other: PlanRows | None) -> dict[str, Any]:
+    """Return what is stored of a point, with the sentences on its choices, beside those of another plan."""
     plan = frontier.plan(point)
-    other = next((PlanRows(each["plan"]) for each in baselines if "plan" in each), None)
     differing = [] if other is None else differing_sentences(plan, other)
     return {**view, "sentences": [*plan_sentences(plan, view), *differing]}

@@ -148,6 +148,21 @@ def test_the_frontier_is_drawn_by_peak_and_by_the_sum_with_its_bound(browser, re
     opened.close()
 
 
+def test_a_plan_that_its_devices_cannot_hold_is_said_to(browser, data, tmp_path):
+    peaks = data["points"]["peak_bytes"]
+    largest = peaks.index(max(peaks))
+    for limit, expected in ((min(peaks), "fits, with"), (min(peaks) - 1, "None of these plans fits")):
+        file = tmp_path / f"{limit}.html"
+        write_report({**data, "device_memory_bytes": max(peaks) - 1, "default_limit_bytes": limit}, file)
+        opened = Opened(browser, file)
+        opened.page.fill("#point", str(largest))
+        said = opened.page.inner_text("#around")
+        assert "it won't run there" in said and expected in said
+        opened.page.fill("#point", str(peaks.index(min(peaks))))
+        assert "it won't run there" not in opened.page.inner_text("#around")
+        opened.close()
+
+
 def test_points_limits_operators_and_steps_are_those_of_the_data(browser, report, data):
     opened = Opened(browser, report)
     opened.shows(data, data["chosen"])

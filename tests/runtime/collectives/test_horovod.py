@@ -71,7 +71,7 @@ def test_an_example_has_the_losses_of_the_default_collectives(tmp_path: Path) ->
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
 
 
-@pytest.mark.deadlines
+@pytest.mark.alone
 @needs_horovod
 @pytest.mark.parametrize(
     ("does", "said"),

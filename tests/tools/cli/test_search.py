@@ -186,6 +186,24 @@ def test_a_cluster_file_is_used(tmp_path, capsys):
     assert "device.memory_bytes" in refused(capsys, GOOD, "--cluster", file)
 
 
+def test_a_plan_that_its_devices_cannot_hold_is_said_to(tmp_path, capsys):
+    description = named("v100-1x2").to_json()
+    file, plan_file, json_file = tmp_path / "mine.json", tmp_path / "plan.json", tmp_path / "found.json"
+    assert search(GOOD, "--cluster", "v100-1x2", "--json", json_file) == 0
+    assert "won't run there" not in capsys.readouterr().out
+    found = read(json_file)
+    needed, least = found["chosen_peak_bytes"], min(point["peak_bytes"] for point in found["points"])
+    assert 1.2 * least < needed
+    for n_bytes, expected in ((int(1.2 * least), "fits with"), (least - 1, "on more devices")):
+        description["device"]["memory_bytes"] = n_bytes
+        file.write_text(json.dumps(description))
+        assert search(GOOD, "--cluster", file, "--plan", plan_file) == 0
+        told = capsys.readouterr().out
+        assert "won't run there" in told and expected in told
+        assert main(["explain", str(plan_file)]) == 0
+        assert "won't run there" in capsys.readouterr().out
+
+
 def test_operators_without_a_rule_are_named(capsys):
     assert search(f"{MODELS}:without_rule", "--devices", 2) == 0
     assert "Qr runs whole on every device: operator type Qr has no rule" in capsys.readouterr().out
