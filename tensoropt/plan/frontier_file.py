@@ -25,6 +25,7 @@ from ..common.progress import Progress
 from ..ft.frontier import Frontier
 from ..ft.lower_bound import LowerBound
 from ..report.frontier_rows import FrontierRows, checked_value, checksum, column_of
+from ..report.rows import device_bytes_of
 from ..reschedule.mesh import Mesh, mesh_of
 from ..search.problem.objectives import Objectives, StrategyCosts, parse_objectives
 from .frontier import PlanFrontier
@@ -240,6 +241,7 @@ def frontier_json(frontier: SavedFrontier) -> dict[str, Any]:
 def _from_json(value: dict[str, Any]) -> SavedFrontier:
     """Return a frontier from its JSON value, the inverse of :func:`frontier_json`; a damaged one raises what it leads to."""
     points, bound = value["points"], value["bound"]
+    device_bytes_of(value["assumed"])
     n_points = len(points)
     objectives = parse_objectives(",".join(value["objectives"]))
     costs = StrategyCosts(

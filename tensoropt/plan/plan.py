@@ -18,7 +18,7 @@ from ..report.explanation import Around, explanation
 from ..report.explanation_text import explanation_text
 from ..report.notebook import bundle, plan_html
 from ..report.page import report_name, write_report
-from ..report.rows import SOURCES, PlanRows
+from ..report.rows import SOURCES, PlanRows, device_bytes_of
 from ..report.too_large import too_large_text
 from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
@@ -313,6 +313,7 @@ def _counted(names: list[str]) -> str:
 
 def _plan_from_json(value: dict[str, Any]) -> Plan:
     """Return a plan from its JSON value; see :meth:`Plan.from_json`."""
+    device_bytes_of(value["assumed"])
     mesh = mesh_of(value["mesh"])
     operators = tuple(PlannedOperator.from_json(mesh, op) for op in value["operators"])
     reshardings = tuple(planned_resharding(mesh, each) for each in value["reshardings"])

@@ -16,7 +16,7 @@ from ..common.files import reading_value
 from ..common.memory_units import default_limit
 from ..common.turning_point import turning_point
 from .explanation import Around
-from .rows import PlanRows, Row, layers_of
+from .rows import PlanRows, Row, device_bytes_of, layers_of
 
 _COSTS = {"memory": "memory_bytes", "time": "time_us", "network": "network_time_us"}
 
@@ -87,7 +87,7 @@ class FrontierRows:
 
     def fitting_the_device(self) -> tuple[int, Row] | None:
         """Return the number and the costs of the fastest point within the default limit of the device, None if none fits."""
-        has = self.value["assumed"].get("device_memory_bytes")
+        has = device_bytes_of(self.value["assumed"])
         point = None if has is None else self.fastest_within(default_limit(has))
         return None if point is None else (point, self.points[point])
 

@@ -10,7 +10,7 @@ from ..common.errors import InputError, cut
 from ..common.files import read_json_of, reading_value
 from ..common.formats import CURVE, FRONTIER, PLAN
 from .frontier_rows import FrontierRows, checked_value
-from .rows import PlanRows
+from .rows import PlanRows, device_bytes_of
 
 _KINDS = {"plan": PLAN, "frontier": FRONTIER, "curve": CURVE}
 File = str | os.PathLike[str]
@@ -33,10 +33,11 @@ def read_rows(file: File, *kinds: str) -> PlanRows | FrontierRows | dict[str, An
     if kind == "plan":
         with reading_value(kind, file):
             plan = PlanRows(value)
-            _ = plan.mesh, plan.operators, plan.reshardings
+            _ = plan.mesh, plan.operators, plan.reshardings, plan.device_bytes
             return plan
     whole = checked_value(value, file)
     with reading_value(kind, file):
+        device_bytes_of(whole["assumed"])
         return FrontierRows(whole)
 
 

@@ -73,8 +73,7 @@ class PlanRows:
     @property
     def device_bytes(self) -> int | None:
         """The memory of the device that the plan was found for; None if the plan doesn't know it."""
-        known: int | None = self.value["assumed"].get("device_memory_bytes")
-        return known
+        return device_bytes_of(self.value["assumed"])
 
     @property
     def micro_batches(self) -> int:
@@ -155,6 +154,18 @@ class PlanRows:
             if name in self.layers:
                 return self.layers[name]
         return NO_LAYER
+
+
+def device_bytes_of(assumed: Row) -> int | None:
+    """Return the device's memory that a plan or a frontier assumes; None if it isn't known.
+
+    Raises:
+        ValueError: it isn't an amount of memory.
+    """
+    known = assumed.get("device_memory_bytes")
+    if known is None or (type(known) is int and known > 0):
+        return known
+    raise ValueError(f"device_memory_bytes: got {known!r}, expected a positive whole number of bytes")
 
 
 def summary_line(
