@@ -42,7 +42,7 @@ WHEN = {
     "optimizers": "the optimizer starts, or its rate is set",
     "lowering": "gradients are derived, or the step is built",
 }
-"""What is being done when a sentence is said, by file or package; the longest that fits counts."""
+"""What a user does when a sentence is said, by the file or package that says it; the longest path that fits counts."""
 
 BECAUSE = {
     "All devices run the same operators equally often, so that none waits in a collective for one that doesn't come": (
@@ -112,7 +112,7 @@ ADVICE = re.compile(
     r"split|take|to set|use|where no|write)\b"
     r"|[;:,]\s…|\b(?:takes?|expected|must be|call|belongs under|needs TensorFlow)\b|\bcomes? after\b"
 )
-"""What in a sentence says what to do: an advice, or what is expected."""
+"""A pattern of the part of a sentence that tells the user what to do, or what is expected."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What repeats is computed once; the result is the one of computing it for each part by itself."""
+"""Searches that compute once what repeats in a problem find what searches find that compute it for each part."""
 
 from __future__ import annotations
 

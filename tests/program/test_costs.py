@@ -122,5 +122,5 @@ def test_the_costs_of_a_problem_are_those_of_the_program(function: Callable[[], 
 
 
 def is_idle(view: StrategyView, without: StrategyView) -> bool:
-    """Whether something is said to be made again that the backward pass doesn't ask for: the space lacks another choice."""
+    """Return whether the strategy regathers or rematerializes what no task of its backward pass reads."""
     return view.rematerialized != without.rematerialized or view.strategy.regathered != without.strategy.regathered

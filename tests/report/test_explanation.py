@@ -125,5 +125,5 @@ def test_a_plan_that_its_device_cannot_hold_says_so_and_what_fits(frontier):
         if is_too_large:
             found = changed.fastest_within(default_limit(has))
             assert (found is not None) == fits
-            expected = f"point {found + 1} fits" if fits else "search with --memory"
+            expected = f"point {found + 1} fits" if fits else "search within"
             assert expected in told["too_large"] and "a device has" in told["too_large"]
