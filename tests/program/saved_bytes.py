@@ -29,7 +29,7 @@ from tensoropt.sharding.strategy import StrategyView
 
 
 class SavedBytes:
-    """The bytes that a step holds from its forward to its backward pass: parameters with their updates, and what is read again.
+    """The bytes that a step holds from forward to backward pass: parameters with their updates, and what is read again.
 
     Attributes:
         own: the bytes of what tasks of the backward pass read.
