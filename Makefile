@@ -60,10 +60,10 @@ test-fast: install ## what the quick folders hold without ranks: three minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks" $(addprefix tests/,$(FAST))
 
 test-all: install ## all seeds, configs and models at full depth, then test-hub: hours
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks" --all
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "ranks and not alone and not deadlines" --all
-	$(BIN)/python -m pytest -n $(WAITING) --dist worksteal -m "ranks and deadlines" --all
-	$(BIN)/python -m pytest -m "ranks and alone" --all
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks" --all --timeout 7200
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "ranks and not alone and not deadlines" --all --timeout 7200
+	$(BIN)/python -m pytest -n $(WAITING) --dist worksteal -m "ranks and deadlines" --all --timeout 7200
+	$(BIN)/python -m pytest -m "ranks and alone" --all --timeout 7200
 	$(MAKE) test-hub
 
 test-hub: $(HUB)/installed ## Keras Hub's and Keras RS's models, in .venv-hub: minutes

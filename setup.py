@@ -87,6 +87,7 @@ def describe_package():
             "hub": ["keras-hub>=0.32", "keras-rs>=0.4"],
             "test": [
                 "pytest>=8",
+                "pytest-timeout>=2.3",
                 "pytest-xdist>=3.5",
                 "hypothesis>=6.90",
                 "scikit-learn",
