@@ -9,9 +9,10 @@ variable's old value. The forward pass needs no order, except for its collective
 
 An operator that waits for a collective, and that nothing else in the backward pass waits for, doesn't stop the others: while
 a gradient is on its way the backward pass goes on, for :data:`LAG` operators at most, so that few gradients wait at once.
-Once the next collective of the chain begins, the gradient is there. So that collective waits for the update, which else might
-come several collectives later and keep its gradient, memory of Python's, until then. (Over a link, where gradients have a
-chain of their own and their communication overlaps with compute, the backward pass goes on for as long as it takes.) Operators that only the loss needs run before the backward pass begins, unless they wait for other ranks.
+When the next collective of the chain begins, the gradient is there. So that collective waits for the update, which else
+might come several collectives later and keep its gradient, memory of Python's, until then. (Over a link, where gradients
+have a chain of their own and their communication overlaps with compute, the backward pass goes on for as long as it takes.)
+Operators that only the loss needs run before the backward pass begins, unless they wait for other ranks.
 """
 
 from __future__ import annotations
