@@ -24,10 +24,10 @@ from tensoropt.common.files import reading_value
 from tensoropt.profiling.hardware import Hardware, HardwareError, named
 from tensoropt.profiling.store import FILE, Store
 from tensoropt.profiling.work import Measured, WorkItem
-from tensoropt.report.data import frontier_of_plan, report_data
 from tensoropt.report.differences import differences, differences_text
-from tensoropt.report.explanation import Around, explanation
+from tensoropt.report.explanation import PlanFacts, explanation
 from tensoropt.report.explanation_text import explanation_text
+from tensoropt.report.page_data import frontier_of_plan, report_data
 from tensoropt.report.reading import read_rows
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.checkpoint import restore, save
@@ -126,7 +126,7 @@ def test_damaged_plans_are_explained_and_reported_or_refused(planned, folder):
     def load() -> None:
         plan = read_rows(file, "plan")
         with reading_value("plan", file):
-            explanation_text(explanation(plan, Around()))
+            explanation_text(explanation(plan, PlanFacts()))
             json.dumps(report_data(frontier_of_plan(plan), file.name))
             differences_text(differences(plan, plan))
 

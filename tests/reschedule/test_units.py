@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from oracles.steps import legal_steps
 
 from tensoropt.reschedule.cost_model import StepCosts
-from tensoropt.reschedule.graph import all_states
 from tensoropt.reschedule.layout import Axes, Layout
+from tensoropt.reschedule.layout_graph import all_states
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_pairs, cheapest_path, step_time_ns
 from tensoropt.reschedule.simulate import gather, scatter, simulate
