@@ -381,6 +381,8 @@ def write_records(o: Any, t: Any, r: Any, m: Any) -> None:
         m[m[ARRIVED] + i] = -1
     for i in range(o[N_TENSORS]):
         m[m[LAST_READ] + i] = -1
+    for i in range(3 * m[N_BUCKETS]):
+        m[m[BUCKETS] + i] = 0
     _forward(o, t, r, m)
     _back(o, t, r, m)
     for i in range(m[N_RECORDS]):
