@@ -188,7 +188,7 @@ def test_damaged_checkpoints_are_refused(folder):
 
 @pytest.mark.filterwarnings("ignore")  # Keras's own, of what it skips
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-def test_damaged_keras_files_are_refused(folder, suffix):
+def test_damaged_keras_files_are_refused(folder, suffix, everything):
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2, name="dense")])
     where = {"collectives": "emulated", "parallelism": 1, "cluster": "v100-1x2"}
     trainer = tensoropt.parallelize(model, keras.optimizers.SGD(0.1), loss="mse", batch_size=4, **where)
@@ -200,7 +200,8 @@ def test_damaged_keras_files_are_refused(folder, suffix):
         trainer.load_weights(file)
 
     load()
-    assert refused_or_read(file, file.read_bytes(), load, False, tensoropt.InputError) > TIMES // 4
+    times = TIMES if everything else TIMES // 4  # each takes Keras some 10 ms
+    assert refused_or_read(file, file.read_bytes(), load, False, tensoropt.InputError, times) > times // 4
 
 
 def test_the_list_of_checkpoints_empty_or_no_text(folder):
