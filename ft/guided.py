@@ -34,7 +34,7 @@ from .presolve.dominated_states import states_that_matter
 from .problem import Ints, Problem, in_states
 from .tables.thinning import Thinning
 from .weighted.lagrangian import Found, Hull, lagrangian
-from .weighted.weighted_search import WeightedSearch
+from .weighted.weighted_search import SAMPLES, WeightedSearch
 
 FIRST_CELLS = 1 << 16
 FIRST_LINES = 12
@@ -101,7 +101,7 @@ class Guide:
         reduced = [np.full(node.n_states, np.inf) for node in self.problem.nodes]
         spread = np.unique(np.linspace(0, len(hull.lines) - 1, WITH_MARGINALS).round().astype(int))
         for line in (hull.lines[index] for index in spread.tolist()):
-            marginals = hull.search.marginals((line.mem_weight, line.time_weight))
+            marginals = hull.search.marginals((line.mem_weight, line.time_weight), samples=SAMPLES)
             for least, marginal in zip(reduced, marginals.nodes, strict=True):
                 np.minimum(least, marginal / max(line.least, 1) - 1, out=least)
         every = np.sort(np.concatenate(reduced))

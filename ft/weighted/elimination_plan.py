@@ -52,6 +52,7 @@ class EliminationPlan:
         constants: the numbers of the results that depend on no variable.
         same: for each table, the number of the first that is equal to it whatever the weights; often its own.
         variable_of: for each result of a bucket the variable that was eliminated.
+        around: for each variable the other variables of its step's tables, in the tables' order.
     """
 
     n_states: tuple[int, ...]
@@ -62,6 +63,7 @@ class EliminationPlan:
     constants: list[int] = field(default_factory=list)
     same: list[int] = field(default_factory=list)
     variable_of: dict[int, int] = field(default_factory=dict)
+    around: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, problem: Problem, max_cells: int) -> EliminationPlan:
@@ -231,6 +233,8 @@ class _Planner:
         del self.live[variable]
         step = EliminationStep(variable, own, tuple(self._bucket(part) for part in parts))
         self.plan.steps.append(step)
+        scopes = (self.plan.shapes[each.table].scope for bucket in step.buckets for each in bucket.inputs)
+        self.plan.around[variable] = tuple(other for scope in scopes for other in scope if other != variable)
         known = self.done.setdefault(self._key(step, parts), step)
         for bucket, of_known in zip(step.buckets, known.buckets, strict=True):
             self.plan.same.append(of_known.result)

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..problem import INFEASIBLE, InfeasibleError, Problem
+from .best_states import best_states
 from .cost_tables import TableCosts
 from .elimination_plan import EliminationPlan
 from .elimination_steps import Bucket, EliminationStep, Input
@@ -258,7 +259,7 @@ class WeightedPass:
     def least(self) -> Least:
         """Return the least weighted cost, with a strategy."""
         if self.found is None:
-            strategy = self._strategy()
+            strategy = best_states(self.plan, self.tables, self.own, self.folds)
             mem, time_ns = self.setting.problem.cost(strategy.tolist())
             bound = self.total - self.margin
             if mem >= INFEASIBLE or time_ns >= INFEASIBLE:
@@ -268,23 +269,14 @@ class WeightedPass:
                 self.found = Least(self.weights, bound, cost <= bound, strategy, mem, time_ns)
         return self.found
 
-    def _strategy(self) -> npt.NDArray[np.int32]:
-        """Return each variable's best state, from the last eliminated to the first, by the tables of all of its buckets."""
-        states = np.zeros(len(self.plan.n_states), np.int32)
-        for step in reversed(self.plan.steps):
-            costs: Floats = sum(self.own[step.variable][1:], self.own[step.variable][0])
-            for each in (each for bucket in step.buckets for each in bucket.inputs):
-                shape = self.plan.shapes[each.table]
-                index = tuple(
-                    class_of if v == step.variable else class_of[states[v]]
-                    for v, class_of in zip(shape.scope, shape.classes, strict=True)
-                )
-                costs = costs + self.tables[each.table][index]
-            states[step.variable] = costs.argmin()
-        return states
+    def marginals(self, with_edges: bool, samples: int | None = None) -> Marginals:
+        """Return the marginals, and set ``moves`` for the split variables.
 
-    def marginals(self, with_edges: bool) -> Marginals:
-        """Return the marginals, and set ``moves`` for the split variables."""
+        Args:
+            samples: of equal eliminations with different costs beyond them at most so many are done; the others get the
+                marginals of the last of these. They are then neither exact nor bounds, but good enough to choose states and
+                shares by. None to do all.
+        """
         given, pool = len(self.plan.given), self.setting.pool
         nodes: list[Floats] = [np.empty(0)] * len(self.plan.n_states)
         edges: list[Floats | None] = [None] * len(self.setting.problem.edges) if with_edges else []
@@ -306,7 +298,7 @@ class WeightedPass:
                     for array in (beyond, *used):
                         pool.put_back(array)
                 else:
-                    back = self._back(bucket, own, beyond)
+                    back = self._back(bucket, own, beyond, samples)
                     of_state = back.of_state
                     made = (each.table for each in bucket.inputs if each.table >= given)
                     outside.update(zip(made, back.of_inputs, strict=True))
@@ -325,8 +317,8 @@ class WeightedPass:
         self._backs.clear()
         return Marginals(self.least(), tuple(each - self.margin for each in nodes), tuple(edges))
 
-    def _back(self, bucket: Bucket, own: Floats, beyond: Floats) -> _Back:
-        """Return a bucket's marginals: those of an equal elimination, if the same costs lie beyond both.
+    def _back(self, bucket: Bucket, own: Floats, beyond: Floats, samples: int | None) -> _Back:
+        """Return a bucket's marginals: those of an equal elimination, if the same costs lie beyond both, or of a sample.
 
         In a run of equal layers that is so from a few layers before its ends on.
         """
@@ -335,6 +327,8 @@ class WeightedPass:
         for back in known:
             if back.beyond is beyond or np.array_equal(back.beyond, beyond):
                 return back
+        if samples is not None and len(known) >= samples:
+            return known[-1]
         of_state, of_inputs, used = self._go_back(bucket, own, beyond, False)
         pool = self.setting.pool
         parts = ((marginal, self.tables[each.table]) for each, marginal in of_inputs)

@@ -45,6 +45,8 @@ _LEAST_STEP = 2.0**-8
 _FEW_SPLIT = 32
 """The most split variables that all get shares of their own. With more, those that are alike get the same, and the bound is
 hardly lower: deep models then repeat a layer that often."""
+SAMPLES = 3
+"""Of equal parts of a problem, such as layers, how many are looked at for estimates: those at an end, and one before them."""
 _MATTERS = 1e-6
 _MOST = 2.0**61
 LEAST_WEIGHT = 1 << 6
@@ -111,14 +113,19 @@ class WeightedSearch:
         run.put_back()
         return found
 
-    def marginals(self, weights: tuple[float, float], with_edges: bool = False) -> Marginals:
+    def marginals(
+        self, weights: tuple[float, float], with_edges: bool = False, samples: int | None = None
+    ) -> Marginals:
         """Return the least weighted cost with each state of each node, and for each edge with each pair of states.
+
+        Args:
+            samples: the most of equal parts of a problem that are looked at; None for all, which proves bounds.
 
         Raises:
             ValueError, InfeasibleError, TimeIsUpError: as ``least``.
         """
         run = WeightedPass(self.setting, weights, self.shares.get(weights))
-        found = run.marginals(with_edges)
+        found = run.marginals(with_edges, samples)
         run.put_back()
         return found
 
@@ -160,7 +167,7 @@ class WeightedSearch:
                     shares = Shares({variable: run.own[variable][1:] for variable in self.setting.split}, run.folds)
                     self.shares[weights] = shares
                     if not enough:
-                        run.marginals(False)
+                        run.marginals(False, SAMPLES)
                     best = total, shares, run.moves
                 else:
                     self.step /= 4
