@@ -110,6 +110,18 @@ class Guide:
         for node, costs in enumerate(reduced):
             best = np.argsort(costs, kind="stable")[: 2 * n_states]
             kept.append(np.union1d(best[costs[best] <= most], known.strategies[:, node]).astype(np.int64))
+        import os
+        if os.environ.get("UNION") == "1":
+            plan = hull.search.plan
+            groups: dict[int, list[int]] = {}
+            for step in plan.steps:
+                groups.setdefault(plan.same[step.buckets[0].result], []).append(step.variable)
+            for those in groups.values():
+                union = np.unique(np.concatenate([kept[v] for v in those]))
+                for v in those:
+                    kept[v] = union
+        if os.environ.get("SHOW"):
+            print("kept", sum(map(len, kept)), max(map(len, kept)))
         return kept
 
     def _tracked(self, kept: list[Ints]) -> Tracked:
