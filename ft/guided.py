@@ -34,12 +34,14 @@ from .presolve.dominated_states import states_that_matter
 from .problem import Ints, Problem, in_states
 from .tables.thinning import Thinning
 from .weighted.lagrangian import Found, Hull, lagrangian
-from .weighted.weighted_search import SAMPLES, WeightedSearch
+from .weighted.weighted_search import WeightedSearch
 
 FIRST_CELLS = 1 << 16
 FIRST_LINES = 12
 WITH_MARGINALS = 3
 """Number of lines for which reduced costs are computed: these take longer than the lines themselves."""
+SAMPLES = 3
+"""Of equal parts of a problem, such as layers, how many are looked at for reduced costs."""
 FIRST_STATES = 4
 MORE_CELLS, MORE = 4, 2
 EPSILON = 2e-3
@@ -96,7 +98,7 @@ class Guide:
         """Return the states to keep of each node.
 
         Kept are the states of the known strategies, and the states of least reduced costs: ``n_states`` per node on average,
-        and no more than twice that for any node.
+        and no more than twice that for any node. Nodes of equal layers keep the same states.
         """
         reduced = [np.full(node.n_states, np.inf) for node in self.problem.nodes]
         spread = np.unique(np.linspace(0, len(hull.lines) - 1, WITH_MARGINALS).round().astype(int))
@@ -110,18 +112,10 @@ class Guide:
         for node, costs in enumerate(reduced):
             best = np.argsort(costs, kind="stable")[: 2 * n_states]
             kept.append(np.union1d(best[costs[best] <= most], known.strategies[:, node]).astype(np.int64))
-        import os
-        if os.environ.get("UNION") == "1":
-            plan = hull.search.plan
-            groups: dict[int, list[int]] = {}
-            for step in plan.steps:
-                groups.setdefault(plan.same[step.buckets[0].result], []).append(step.variable)
-            for those in groups.values():
-                union = np.unique(np.concatenate([kept[v] for v in those]))
-                for v in those:
-                    kept[v] = union
-        if os.environ.get("SHOW"):
-            print("kept", sum(map(len, kept)), max(map(len, kept)))
+        for alike in hull.search.plan.alike:  # equal layers stay equal, so that what follows is done once for them
+            union = np.unique(np.concatenate([kept[node] for node in alike]))
+            for node in alike:
+                kept[node] = union
         return kept
 
     def _tracked(self, kept: list[Ints]) -> Tracked:

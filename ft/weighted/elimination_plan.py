@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -64,6 +65,7 @@ class EliminationPlan:
     same: list[int] = field(default_factory=list)
     variable_of: dict[int, int] = field(default_factory=dict)
     around: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _n_equal: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, problem: Problem, max_cells: int) -> EliminationPlan:
@@ -91,6 +93,20 @@ class EliminationPlan:
         """Return how many sums the eliminations compare for one pair of weights."""
         buckets = [bucket for step in self.steps for bucket in step.buckets]
         return sum(math.prod(map(float, bucket.shape)) * bucket.n_groups for bucket in buckets)
+
+    @property
+    def alike(self) -> list[list[int]]:
+        """Return the variables, those whose eliminations are equal together."""
+        found: dict[int, list[int]] = {}
+        for step in self.steps:
+            found.setdefault(self.same[step.buckets[0].result], []).append(step.variable)
+        return list(found.values())
+
+    def n_equal(self, result: int) -> int:
+        """Return the number of tables that are equal to a bucket's result whatever the weights, itself included."""
+        if not self._n_equal:
+            self._n_equal.update(Counter(self.same))
+        return self._n_equal[self.same[result]]
 
     @property
     def exact(self) -> bool:

@@ -109,6 +109,11 @@ def _moves(of_buckets: Sequence[Floats]) -> list[Floats]:
     return [less(mean, each, np.empty_like(each)) for each in of_buckets[1:]]
 
 
+def _is_sample(number: int, of: int, samples: int) -> bool:
+    """Return whether the one with this number, from 0, is among ``samples`` evenly spread ones."""
+    return number == 0 or number * samples // of > (number - 1) * samples // of
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
     """The arrays that all passes over a problem share.
@@ -273,9 +278,9 @@ class WeightedPass:
         """Return the marginals, and set ``moves`` for the split variables.
 
         Args:
-            samples: of equal eliminations with different costs beyond them at most so many are done; the others get the
-                marginals of the last of these. They are then neither exact nor bounds, but good enough to choose states and
-                shares by. None to do all.
+            samples: of equal eliminations at most so many are done, evenly spread; the others get the marginals of the last
+                of these before them. They are then neither exact nor bounds, but good enough to choose states and shares
+                by. None to do all.
         """
         given, pool = len(self.plan.given), self.setting.pool
         nodes: list[Floats] = [np.empty(0)] * len(self.plan.n_states)
@@ -284,6 +289,7 @@ class WeightedPass:
             n: np.subtract(self.total, self.tables[n], out=pool.take(())) for n in self.plan.constants
         }
         self._backs: dict[int, list[_Back]] = {}
+        self._visits: dict[int, int] = {}
         for step in reversed(self.plan.steps):
             of_buckets = []
             for bucket, own in zip(step.buckets, self.own[step.variable], strict=True):
@@ -324,10 +330,11 @@ class WeightedPass:
         """
         kind = self.plan.same[bucket.result] if self.folds else bucket.result
         known = self._backs.setdefault(kind, [])
+        visit = self._visits[kind] = self._visits.get(kind, -1) + 1
         for back in known:
             if back.beyond is beyond or np.array_equal(back.beyond, beyond):
                 return back
-        if samples is not None and len(known) >= samples:
+        if samples is not None and known and not _is_sample(visit, self.plan.n_equal(kind), samples):
             return known[-1]
         of_state, of_inputs, used = self._go_back(bucket, own, beyond, False)
         pool = self.setting.pool

@@ -45,8 +45,6 @@ _LEAST_STEP = 2.0**-8
 _FEW_SPLIT = 32
 """The most split variables that all get shares of their own. With more, those that are alike get the same, and the bound is
 hardly lower: deep models then repeat a layer that often."""
-SAMPLES = 3
-"""Of equal parts of a problem, such as layers, how many are looked at for estimates: those at an end, and one before them."""
 _MATTERS = 1e-6
 _MOST = 2.0**61
 LEAST_WEIGHT = 1 << 6
@@ -68,11 +66,6 @@ class WeightedSearch:
         self.problem = problem
         self.plan = EliminationPlan.of(problem, max_cells)
         self.deadline = deadline
-        alike: dict[int, list[int]] = {}  # by the first of equal eliminations
-        for step in self.plan.steps:
-            if len(step.buckets) > 1:
-                alike.setdefault(self.plan.same[step.buckets[0].result], []).append(step.variable)
-        self.alike = list(alike.values())
         given = self.plan.given
         self.most = (sum(int(costs.mem.max()) for costs in given), sum(int(costs.time.max()) for costs in given))
         self.setting = Setting(
@@ -83,6 +76,8 @@ class WeightedSearch:
             deadline,
             min_plus_compiled if is_for_compiled_code(self.plan.work / _WORK_OF_CANDIDATE) else min_plus_in_numpy,
         )
+        is_split = set(self.setting.split)
+        self.alike = [those for those in self.plan.alike if those[0] in is_split]
         self.step = 1.0  # factor on the changes of shares: less where those of many split variables together go too far
         self.shares: dict[tuple[float, float], Shares] = {}  # the best shares found for some weights
 
@@ -167,7 +162,7 @@ class WeightedSearch:
                     shares = Shares({variable: run.own[variable][1:] for variable in self.setting.split}, run.folds)
                     self.shares[weights] = shares
                     if not enough:
-                        run.marginals(False, SAMPLES)
+                        run.marginals(False)
                     best = total, shares, run.moves
                 else:
                     self.step /= 4

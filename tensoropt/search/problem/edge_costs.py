@@ -273,7 +273,7 @@ class ReshardingArrays:
         key = tensor.shape, tensor.item_bytes, id(sources), id(copies)
         if key not in self._worth:
             shards, of_copies = (self.reshardings.shards(tensor, each)[None] for each in (sources, copies))
-            larger = (shards.T < of_copies) & ~self.reshardings.are_local(sources, copies)
+            larger = (of_copies > shards.T) & ~self.reshardings.are_local(sources, copies)
             self._worth[key] = np.flatnonzero(larger.any(axis=0))
         return self._worth[key]
 
