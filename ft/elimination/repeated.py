@@ -1,9 +1,9 @@
 """Do what is done with equal tables once, as the eliminations of equal layers.
 
-Tables are *alike* if they have the very same arrays; they may depend on other variables. What is made of alike tables in the
-same way has the same arrays too, so that the next elimination recognises it. Only the back-pointers differ
-(:class:`..tables.table.Trace`): they name the variables of each layer, and lead to each layer's own tables. They are renamed,
-not made again.
+Tables are *alike* if they have the very same arrays; they may depend on other variables. What is made of alike tables in
+the same way has the same arrays too, so that the next elimination recognises it. Only the back-pointers differ
+(:class:`..tables.table.Trace`): they name the variables of each layer, and lead to each layer's own tables. They are
+renamed, not made again.
 
 Complexity: O(tables of a step) for a step that is known.
 """

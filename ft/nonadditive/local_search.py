@@ -21,14 +21,15 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..interning import folds
 from ..pareto import reduce_unsorted
-from ..problem import INFEASIBLE, Edge, Ints, Node, Problem
+from ..problem import INFEASIBLE, Edge, Ints, Node, Problem, identity
 from .segment_memory import Transient
 
 POINTS = 256
@@ -192,6 +193,10 @@ class Descent:
         self._movable = sorted(self._free | set(transient.others))
         self._context = {node: self._context_of(node) for node in self._movable}
         self._known: dict[tuple[int, bytes], _Changes | None] = {}
+        self._known_options: dict[tuple[int, ...], _Options] = {}
+        self._kinds: dict[int, int] = {}
+        self._kind_numbers: dict[tuple[object, ...], int] = {}
+        self._numbers: dict[int, Ints] = {}  # by node the indices of the segments that its states take memory in
 
     def _adjacent(self, node: int) -> Iterator[int]:
         """Yield the other end of each edge of a node."""
@@ -339,7 +344,31 @@ class Descent:
         )
 
     def _options(self, node: int, at: Mapping[int, int]) -> _Options:
-        """Return the costs of a node's states, given the states of its neighbours."""
+        """Return the costs of a node's states, given the states of its neighbours: once for nodes that are alike."""
+        key = self._kind_of(node), *(at[other] for other in self._adjacent(node))
+        if key not in self._known_options:
+            self._known_options[key] = self._computed_options(node, at)
+        return replace(self._known_options[key], numbers=self._numbers[node])
+
+    def _kind_of(self, node: int) -> int:
+        """Return a number that is equal for nodes whose costs, edges and parts of segments are the same arrays."""
+        if node not in self._kinds:
+            own = self.problem.nodes[node]
+            parts = [self._of_nodes[node], *(self._of_edges[number] for number in self._edges[node])]
+            numbers = sorted({index for part in parts for index, _ in part})
+            rank = {index: i for i, index in enumerate(numbers)}
+            edges = (self.problem.edges[number] for number in self._edges[node])
+            key: tuple[object, ...] = (
+                (identity(own.mem_bytes), identity(own.time_ns)),
+                *((identity(edge.mem_bytes), identity(edge.time_ns), edge.source == node) for edge in edges),
+                *(tuple((rank[index], identity(n_bytes)) for index, n_bytes in part) for part in parts),
+            )
+            self._numbers[node] = np.array(numbers, np.intp)
+            self._kinds[node] = self._kind_numbers.setdefault(key if folds() else (node,), len(self._kind_numbers))
+        return self._kinds[node]
+
+    def _computed_options(self, node: int, at: Mapping[int, int]) -> _Options:
+        """Do what :meth:`_options` does."""
         own = self.problem.nodes[node]
         mem, time_ns = own.mem_bytes.copy(), own.time_ns.copy()
         parts = defaultdict[int, Ints](lambda: np.zeros_like(mem))
