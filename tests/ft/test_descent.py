@@ -115,9 +115,9 @@ def alike(seed: int) -> tuple[Problem, Transient]:
     edges = []
     for i in range(n_ops - 1):
         edges += [Edge(i, n_ops + i, *to_copy), Edge(n_ops + i, i + 1, *of_consumer)]
+    pairs = [(first, first + 1) for first in range(0, n_ops, 2)]
     segments = tuple(
-        SegmentMemory(dict.fromkeys((first, first + 1), of_node), {2 * i: of_edge for i in (first, first + 1) if i < n_ops - 1})
-        for first in range(0, n_ops, 2)
+        SegmentMemory(dict.fromkeys(pair, of_node), {2 * i: of_edge for i in pair if i < n_ops - 1}) for pair in pairs
     )
     others = {i: np.array([2, 3, 0, 1]) for i in range(n_ops)}
     plain = {i: np.arange(N_CONFIGS) for i in range(n_ops)}
