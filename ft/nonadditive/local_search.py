@@ -95,23 +95,24 @@ class _Options:
     Attributes:
         numbers: the indices of the rematerialization segments that these states take memory in.
         segments: int64[len(numbers), K], the bytes that each state takes in each of these segments.
+        allowed: the states whose memory and time are feasible.
     """
 
     mem: Ints
     time: Ints
     numbers: Ints
     segments: Ints
-
-    @property
-    def allowed(self) -> Ints:
-        """Return the states whose memory and time are feasible."""
-        return np.flatnonzero(np.maximum(self.mem, self.time) < INFEASIBLE)
+    allowed: Ints
+    _best: dict[tuple[bool, int], int] = field(default_factory=dict)
 
     def best(self, by_time: bool, n_large: int) -> int:
         """Return the allowed state of least time, or else of least memory with the mean of the large segments added."""
-        allowed = self.allowed
-        mem, time_ns = (self.mem + self.segments.sum(axis=0) // n_large)[allowed], self.time[allowed]
-        return int(allowed[np.lexsort((mem, time_ns) if by_time else (time_ns, mem))[0]])
+        key = by_time, n_large
+        if key not in self._best:
+            mem = (self.mem + self.segments.sum(axis=0) // n_large)[self.allowed]
+            time_ns = self.time[self.allowed]
+            self._best[key] = int(self.allowed[np.lexsort((mem, time_ns) if by_time else (time_ns, mem))[0]])
+        return self._best[key]
 
 
 @dataclass(slots=True)
@@ -383,4 +384,5 @@ class Descent:
                 parts[index] = parts[index] + n_bytes[here]
         numbers = sorted(parts)
         segments = np.array([parts[index] for index in numbers], np.int64).reshape(len(numbers), len(mem))
-        return _Options(mem, time_ns, np.array(numbers, np.intp), segments)
+        allowed = np.flatnonzero(np.maximum(mem, time_ns) < INFEASIBLE)
+        return _Options(mem, time_ns, np.array(numbers, np.intp), segments, allowed)
