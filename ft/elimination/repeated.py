@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..interning import folds
-from ..tables.table import Table, Trace
+from ..tables.table import Table, Trace, unit_table
+
+UNIT = unit_table()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,17 @@ class _Done:
 
 @dataclass(slots=True)
 class Repeated:
-    """The steps that were done, by what they do and with which tables."""
+    """The steps that were done, by what they do and with which tables.
+
+    Only steps are kept all of whose tables may come again: tables of the problem that are alike, and what is made of them.
+    """
 
     _known: dict[tuple[object, ...], _Done] = field(default_factory=dict)
+    _alike: dict[int, Table] = field(default_factory=lambda: {id(UNIT.mem): UNIT})  # by the identity of an array
+
+    def expect(self, table: Table) -> None:
+        """Announce that there are several tables with these arrays."""
+        self._alike[id(table.mem)] = table
 
     def __call__(
         self, what: object, tables: Sequence[Table], compute: Callable[[], Table], variable: int | None = None
@@ -52,7 +61,7 @@ class Repeated:
             what: the step. All that its result depends on beside the tables and the variable must be in it.
             variable: the variable that the step is about, one of the tables'.
         """
-        if not folds():
+        if not all(id(table.mem) in self._alike for table in tables):
             return compute()
         variables = tuple(sorted({each for table in tables for each in table.scope}))
         rank = {each: number for number, each in enumerate(variables)}
@@ -60,6 +69,7 @@ class Repeated:
         done = self._known.get(key)
         if done is None:
             done = self._known[key] = _Done(tuple(tables), variables, compute())
+            self.expect(done.result)
             return done.result
         return done.with_(tables, variables)
 

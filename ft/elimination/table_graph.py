@@ -35,12 +35,11 @@ import numpy.typing as npt
 from ..problem import InfeasibleError, Ints
 from ..tables.contract import combine
 from ..tables.state_classes import sum_out
-from ..tables.table import Table, unit_table
+from ..tables.table import Table
 from ..tables.thinning import Thinning
-from .repeated import Repeated
+from .repeated import UNIT, Repeated
 
 Floats = npt.NDArray[np.float64]
-_UNIT = unit_table()
 _WEIGHTS = (0.5, 0.0, 1.0, 0.25, 0.75)
 
 
@@ -202,7 +201,7 @@ class TableGraph:
         tables.sort(key=lambda table: (table.trace is None and len(table.scope) > 1, table.n_points, table.scope))
         last = tables.pop()  # an edge of the problem itself, if there is one: it has interfaces
         others = sorted(tables, key=lambda table: (table.n_points, table.scope))
-        product = others[0] if others else _UNIT
+        product = others[0] if others else UNIT
         for table in others[1:]:
             product = self.product(product, table)
         result = self.sum_out(product, last, variable)

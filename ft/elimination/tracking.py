@@ -106,12 +106,17 @@ def table_graph(problem: Problem, thinning: Thinning, max_work: float = float("i
         graph.counts["edge"] += pair in sums
         sums.setdefault(pair, []).append(both)
     graph.add(unit_table())
-    tables: dict[tuple[object, ...], Table] = {}  # alike ones have the same arrays
+    tables: dict[tuple[object, ...], Table] = {}
+    made = {}
     for scope, of_scope in sums.items():
         key = tuple(identity(each) for part in of_scope for each in part) if folds() else scope
-        if key not in tables:
+        if key in tables:
+            graph.repeated.expect(tables[key])
+        else:
             tables[key] = dense_table(scope, *_added(of_scope))
-        graph.add(replace(tables[key], scope=scope))
+        made[scope] = replace(tables[key], scope=scope)
+    for table in made.values():  # all that are alike are known by now
+        graph.add(table)
     return graph
 
 
