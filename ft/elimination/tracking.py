@@ -23,6 +23,7 @@ from .table_graph import TableGraph
 Part = tuple[Ints, Ints]
 """Memory and time of the states of a scope."""
 
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Tracked:
     """The result of one run.
