@@ -126,23 +126,6 @@ class Overlap:
         """Return a time that no strategy's overlap exceeds."""
         return sum(int(part.ns.max()) for part in (*self.overlappable.values(), *self.overlappable_edges.values()))
 
-    def restricted(self, problem: Problem, states: Sequence[Ints]) -> Overlap:
-        """Return the parts for a problem that was restricted to some states of each node; what was one array stays one."""
-        known: dict[tuple[object, ...], Ints] = {}
-
-        def part(of: OverlapPart, *kept: Ints) -> OverlapPart:
-            key = identity(of.ns), *(each.tobytes() for each in kept)
-            if key not in known:
-                known[key] = of.ns[np.ix_(*kept)]
-            return OverlapPart(of.position, known[key])
-
-        ends = ((number, problem.edges[number]) for number in self.overlappable_edges)
-        return Overlap(
-            {node: part(of, states[node]) for node, of in self.overlappable.items()},
-            {i: part(self.overlappable_edges[i], states[edge.source], states[edge.target]) for i, edge in ends},
-            {node: part(of, states[node]) for node, of in self.computing.items()},
-        )
-
     def weighted(self, problem: Problem, share: int) -> Problem:
         """Return the problem whose times are  share A + (UNITS - share) B.
 

@@ -12,8 +12,6 @@ K_s K_t) per round; few rounds are needed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 
@@ -40,24 +38,6 @@ def states_that_matter(problem: Problem) -> tuple[Ints, ...]:
         dominated = [_drop_dominated(problem, node, edges_of[node], allowed, kept, known) for node in range(len(kept))]
         if not any(dominated):
             return tuple(np.flatnonzero(mask).astype(np.int64, copy=False) for mask in kept)
-
-
-def supported_states(problem: Problem, states: Mapping[int, Ints]) -> tuple[Ints, ...]:
-    """Return for each node the states that a strategy of some states may have, ascending, as far as a quick check shows.
-
-    Args:
-        states: for some nodes the states that strategies may take.
-
-    Raises:
-        InfeasibleError: a node or an edge allows nothing; the message names it.
-    """
-    kept, allowed = _allowed(problem)
-    for node, those in states.items():
-        mask = np.zeros_like(kept[node])
-        mask[those] = kept[node][those]
-        kept[node] = mask
-    _drop_unsupported(problem, allowed, kept)
-    return tuple(np.flatnonzero(mask).astype(np.int64, copy=False) for mask in kept)
 
 
 def check_supported(problem: Problem) -> None:

@@ -70,7 +70,8 @@ class ReshardingCosting:
     _paths: dict[tuple[Layout, Layout, Shape, int], int] = field(default_factory=dict)
     # Sequences are held with the result, so that no others can get their ids.
     _pairs: dict[tuple[str, int, int], tuple[np.ndarray, object, object]] = field(default_factory=dict)
-    _local: dict[tuple[Layout, Layout], bool] = field(default_factory=dict)
+    _local: dict[tuple[int, int], bool] = field(default_factory=dict)
+    _numbers: dict[Layout, int] = field(default_factory=dict)
     _times: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray, np.ndarray, object, object]] = field(default_factory=dict)
     _bytes: dict[tuple[Shape, int, int], tuple[np.ndarray, object]] = field(default_factory=dict)
 
@@ -240,11 +241,15 @@ class ReshardingCosting:
             for layouts in (sources, targets)
         )
         found: np.ndarray = (partial[:, None] & ~allowed == 0) & (used[:, None] & ~known == 0)
+        of_sources, of_targets = (
+            [self._numbers.setdefault(layout, len(self._numbers)) for layout in layouts] for layouts in (sources, targets)
+        )
         for i, j in np.argwhere(found).tolist():
-            pair = sources[i], targets[j]
-            if pair not in self._local:
-                self._local[pair] = not needs_communication(*pair)
-            found[i, j] = self._local[pair]
+            pair = of_sources[i], of_targets[j]
+            known = self._local.get(pair)
+            if known is None:
+                known = self._local[pair] = not needs_communication(sources[i], targets[j])
+            found[i, j] = known
         return found
 
     def returning_ns(

@@ -33,7 +33,6 @@ from ..search.problem.choices import REMAT, REUSE, ZERO, Choices
 from ..search.problem.config_space import space_for
 from ..search.problem.objectives import MEMORY_TIME, Objectives
 from ..search.problem.strategy_problem import StrategyProblem
-from ..search.problem.warm_start import adopted
 from ..search.search_problem import ProblemSearch
 from ..search.simulated_position import SimulatedResult
 from ..sharding.constraints import Force
@@ -166,13 +165,11 @@ def find_frontier(
     is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
     choices = Choices(REUSE not in without, ZERO not in without)
     builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices)
-    searching = ProblemSearch(objectives, algorithm, of_search, budget or BY_DEFAULT)
-    rematerializing = builder.build_rematerializing() if is_remat and is_enough is None else None
-    has_all = rematerializing is not None and rematerializing.transient is not None
-    plain = rematerializing if rematerializing is not None and has_all else builder.build()
+    plain = builder.build()
     if micro_batches > 1:
         plain = _of_whole_batch(plain, model, mesh.n_devices, micro_batches)
     costed = time.perf_counter()
+    searching = ProblemSearch(objectives, algorithm, of_search, budget or BY_DEFAULT)
     found = _searched(searching, plain, algorithm, not is_remat)
     phases = {"costs": costed - started, "search": time.perf_counter() - costed}
 
@@ -186,16 +183,13 @@ def find_frontier(
         frontier = ModelFrontier(model, hardware, plain, costing, found, phases, note=NO_REMAT, objectives=objectives)
         if is_enough(frontier):
             return finished(plain, NO_REMAT)
-        again = time.perf_counter()
-        rematerializing = builder.build_rematerializing()
-        costed = time.perf_counter()
-        phases["costs"] += costed - again
+    again = time.perf_counter()
+    rematerializing = builder.build_rematerializing()
+    costed = time.perf_counter()
+    phases["costs"] += costed - again
     if rematerializing is None or rematerializing.transient is None:
         return finished(plain)
-    if plain is not rematerializing:
-        found = replace(found, strategies=adopted(rematerializing, plain, found.strategies))
-    costed = time.perf_counter()
-    found = searching.with_rematerialization(found, phases["search"], rematerializing)
+    found = searching.with_rematerialization(plain, found, phases["search"], rematerializing)
     phases["search"] += time.perf_counter() - costed
     return finished(rematerializing)
 
@@ -211,14 +205,12 @@ def _of_other(
 
 
 def _searched(searching: ProblemSearch, problem: StrategyProblem, algorithm: str, is_last: bool) -> Frontier:
-    """Return the frontier of a problem's strategies that rematerialize nothing, in its states; see :class:`ProblemSearch`.
+    """Return the frontier of a problem without rematerialization; see :meth:`ProblemSearch.plain`.
 
     Raises:
         InputError: there are too many strategies to enumerate.
     """
     try:
-        if problem.transient is not None:
-            return searching.without_rematerialization(problem)
         return searching.plain(problem, is_last)
     except ValueError as error:
         if algorithm != "exhaustive" or isinstance(error, InfeasibleError):

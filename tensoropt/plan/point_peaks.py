@@ -22,8 +22,8 @@ WORTH_LOADING = 1_500
 """So many operators, over all points, take longer to replay than the compiled kernels take to load."""
 MOST_REPLAYED = 6_000
 """The most operators, over all points, that are replayed where the kernels can't count; it takes about a second."""
-AT_ONCE = 1 << 22
-"""The numbers of so many rows, one a point and site, are held in memory at once."""
+AT_ONCE = 256
+"""The rows of so many points are held in memory at once."""
 
 
 @dataclass(eq=False)
@@ -92,10 +92,9 @@ class PeakCounter:
         n_operators = n * self.built.n_operators
         if peaks.is_quick and n_operators > WORTH_LOADING:
             found = [np.empty(0, np.int64)]
-            size = max(1, AT_ONCE // peaks.rows.outline.n_sites)
-            for first in range(0, n, size):
+            for first in range(0, n, AT_ONCE):
                 _report(progress, first, n)
-                part = states[first : first + size]
+                part = states[first : first + AT_ONCE]
                 found.append(peaks.of_columns(_columns(peaks, self.built, part), self._views(part)))
             return np.concatenate(found)
         if n_operators > MOST_REPLAYED:

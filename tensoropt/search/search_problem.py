@@ -12,10 +12,9 @@ from ..ft import Budget, Frontier, Problem, search, search_overlapping
 from ..ft.nonadditive.local_search import Descent
 from ..ft.nonadditive.overlap import Overlap
 from ..ft.nonadditive.segment_memory import Transient, agreed, joined, with_more
-from ..ft.presolve.dominated_states import supported_states
-from ..ft.problem import in_states
 from .problem.objectives import MEMORY_TIME, Objectives, problem_for
 from .problem.strategy_problem import StrategyProblem
+from .problem.warm_start import adopted
 
 FIRST_GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000
 """The least gap at which a first search with rematerialization stops, and the most points to which it thins partial
@@ -50,29 +49,17 @@ class ProblemSearch:
         Args:
             is_last: whether no search with rematerialization may follow, for which time is to be left.
         """
-        budget = self.budget if is_last else self._first_budget
+        budget = self.budget if is_last else replace(self.budget, seconds=SHARE * self.budget.seconds)
         return self._found(problem_for(built, self.objectives), built.overlap, budget)
 
-    @property
-    def _first_budget(self) -> Budget:
-        """The effort for strategies without rematerialization where a search with it follows."""
-        return replace(self.budget, seconds=SHARE * self.budget.seconds)
-
-    def without_rematerialization(self, rematerializing: StrategyProblem) -> Frontier:
-        """Return the frontier of the strategies that rematerialize nothing of a problem with rematerialization."""
-        assert rematerializing.transient is not None
-        problem, overlap = problem_for(rematerializing, self.objectives), rematerializing.overlap
-        states = supported_states(problem, rematerializing.transient.plain)
-        if overlap is not None:
-            overlap = overlap.restricted(problem, states)
-        found = self._found(problem.restricted(states), overlap, self._first_budget)
-        return replace(found, strategies=in_states(found.strategies, states))
-
-    def with_rematerialization(self, kept: Frontier, seconds: float, rematerializing: StrategyProblem) -> Frontier:
+    def with_rematerialization(
+        self, plain: StrategyProblem, kept: Frontier, seconds: float, rematerializing: StrategyProblem
+    ) -> Frontier:
         """Return the frontier of a problem with rematerialization, in its states; no point is above one of ``kept``.
 
         Args:
-            kept: the frontier of strategies that rematerialize nothing, in the problem's states.
+            plain: the problem without rematerialization.
+            kept: its frontier.
             seconds: how long the search for that took, which counts for the budget.
         """
         transient, overlap = rematerializing.transient, rematerializing.overlap
@@ -97,6 +84,7 @@ class ProblemSearch:
         # The first result always counts, however long it took: changes have their part of the seconds in any case.
         deadline = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
         descent = Descent(problem, transient, deadline)
+        kept = replace(kept, strategies=adopted(rematerializing, plain, kept.strategies))
         best = improved(joined(kept, transient.at_true_memory(problem, again)), again.strategies)
         nearer = [] if again.worst_gap <= self.budget.gap else [transient]
         for charge in (*nearer, *transient.other_charges()):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tensoropt.ft import INFEASIBLE, LowerBound, Node, Overlap, Problem, at_true_times, search, search_overlapping
 from tensoropt.ft.nonadditive.overlap import UNITS, OverlapPart
-from tensoropt.ft.problem import in_states
 
 from .problems import SHAPES, Costs, build
 
@@ -166,18 +165,3 @@ def test_more_weights_close_the_gap() -> None:
         gaps.append(found.worst_gap)
     assert np.isfinite(gaps).mean() > 0.5
     assert np.median([gap for gap in gaps if np.isfinite(gap)]) < 0.1
-
-
-def test_parts_of_a_restricted_problem_are_those_of_its_states() -> None:
-    """The overlap of a strategy is the same in the problem and in one that has only some of its states."""
-    for seed in range(40):
-        problem, rng = random_problem(seed), np.random.default_rng(seed)
-        overlap = random_overlap(problem, seed)
-        kept = [
-            np.sort(rng.choice(node.n_states, int(rng.integers(1, node.n_states + 1)), replace=False)).astype(np.int64)
-            for node in problem.nodes
-        ]
-        strategies = np.stack([rng.integers(0, len(those), 8) for those in kept], axis=1).astype(np.int32)
-        some = overlap.restricted(problem, kept)
-        of_some = some.overlap_ns(problem.restricted(kept), strategies)
-        assert np.array_equal(of_some, overlap.overlap_ns(problem, in_states(strategies, kept)))

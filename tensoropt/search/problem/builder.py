@@ -57,15 +57,15 @@ class ProblemBuilder:
         Raises:
             InputError: ``force`` names what isn't there, or asks for a split that an operator can't have.
         """
-        return self._connected(self._evaluated(), NO_SEGMENTS)
+        self._nodes = self._evaluated()
+        return self._connected(self._nodes, NO_SEGMENTS)
 
     def build_rematerializing(self) -> StrategyProblem | None:
-        """Return the Problem with rematerialization; None where that can't save any memory.
+        """Return the Problem with rematerialization, once :meth:`build` has returned the one without.
 
-        Raises:
-            InputError: as :meth:`build`.
+        It is None where rematerialization can't save any memory.
         """
-        nodes = self._evaluated()
+        nodes = self._nodes
         segments = segments_of([node for node, _ in nodes], self.costing, self.mesh.n_devices)
         if not segments.nodes:
             return None
@@ -94,9 +94,6 @@ class ProblemBuilder:
         )
 
     def _evaluated(self) -> list[tuple[FusionGroup, States]]:
-        """Return the nodes that are operators, with their states: evaluated once for both problems."""
-        if self._nodes:
-            return self._nodes
         self.force = force_by_name(self.graph, self.force)
         self.rules = {op.name: rule_of(op) for op in self.graph.step_operators}
         self._evaluation = evaluation = Evaluation(self.costing, self.rules, self.mesh)
@@ -104,7 +101,7 @@ class ProblemBuilder:
         self._steps = Steps(self.graph, self.backward, self.costing, self.mesh, self.rules, arrays)
         operators = self.graph.step_operators
         forced = frozenset(op.name for op in operators if op.name in self.force)
-        found = self._nodes
+        found = []
         groups = nodes_of(self.space, self.graph, self.rules, consumers_of(self.graph), forced)
         for done, node in enumerate(groups):
             self.tell(done, 2 * len(groups))

@@ -13,10 +13,8 @@ from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.choices import Choices
-from tensoropt.search.problem.objectives import MEMORY_TIME
 from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.search.problem.warm_start import adopted
-from tensoropt.search.search_problem import ProblemSearch
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 
@@ -64,24 +62,6 @@ def test_without_rematerialization_no_memory_is_transient(name: str) -> None:
         was, now = plain.problem.cost(states.tolist()), built.problem.cost(state.tolist())
         assert now[0] <= was[0] < INFEASIBLE and now[1] < INFEASIBLE
     assert not built.missing_bytes(strategies).any()
-
-
-@pytest.mark.parametrize("space", first(1, ["compact", "full"]))
-@pytest.mark.parametrize("name", SMALL)
-def test_strategies_that_rematerialize_nothing_are_those_of_the_problem_without(name: str, space: str) -> None:
-    """One problem is enough: what is found in a part of it is what a problem of its own has."""
-    plain, built = problems(record(SMALL[name], name).model, space, Choices(reuse=True))
-    searching = ProblemSearch(MEMORY_TIME, "ft-ldp", None, Budget(seconds=0.0))
-    expected = searching.plain(plain)
-    if built is None:
-        assert name == "mlp"
-        return
-    found = searching.without_rematerialization(built)
-    assert found.exact and expected.exact
-    assert found.mem_bytes.tolist() == expected.mem_bytes.tolist()
-    assert found.time_ns.tolist() == expected.time_ns.tolist()
-    assert not built.missing_bytes(found.strategies).any()
-    assert all(not built.strategy(states).rematerialized for states in found.strategies)
 
 
 @pytest.mark.parametrize("name", ["vgg16", "attention"])
