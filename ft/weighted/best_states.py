@@ -3,7 +3,7 @@
 Layers that are alike mostly choose alike. What a step chooses depends on its tables and on the states of their other
 variables alone, so equal steps, with the same states around them, choose once.
 
-Complexity: O(steps x tables of a step), and O(K) for each table of a step that chooses anew.
+Complexity: O(steps x tables of a step), and O(K) for each table of a step that is met first.
 """
 
 from __future__ import annotations
