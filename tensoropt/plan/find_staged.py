@@ -1,35 +1,25 @@
-"""Find a plan in stages: cut the model where stages take equally long and little crosses, then search each stage.
-
-Cuts are chosen by the operators' predicted times on a stage's devices, each split as it is fastest, and by the bytes that
-cross. Each stage is then a model of its own, searched on its own devices, in micro-batches.
-"""
+"""Find a plan in stages: cut the model (:mod:`.cuts`), then search each stage as a model of its own, in micro-batches."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from ..common.errors import InputError, short
 from ..common.memory_units import memory_text
-from ..costs.model_costs import costing_of
-from ..ir.graph import SOURCES, Operator
-from ..profiling.hardware import Hardware
-from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, least_in_flight, makespan, pass_orders
-from ..rules.registry import rule_of
-from ..rules.rule import configs, interface_of
+from ..ir.graph import Operator
+from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, tried_in_flight
 from ..sharding.model import Model
-from ..sharding.stages import StageModel, Stages
+from ..sharding.stages import StageModel
+from .cuts import balanced
 from .find_frontier import ModelFrontier
 from .request import Request, searched
+from .stage_times import OperatorTimes, PassTimes, Transfers, beside, step_us, transfers, works
 from .staged_plan import PlannedStage, StagedPlan
 
-FORWARD_SHARE = 1 / 3
-"""The share of a pass's time that the forward pass takes: a backward pass computes two gradients for each product."""
-MOST_MORE_IN_FLIGHT, WORTH_MEMORY = 2, 0.01
-"""So many more micro-batches in flight are tried for each stage that follows, which hides what is on its way from one to the
-next. They take memory, and so must save this share of a step."""
+WORTH_MEMORY = 0.01
+"""More micro-batches in flight take memory, and so must save this share of a step."""
 MICRO_BATCHES_PER_STAGE = 2
 """Without a number of micro-batches there are so many for each stage, where the batch can be divided so."""
 
@@ -48,20 +38,25 @@ def find_staged(request: Request, parallelism: int, n_stages: object, schedule: 
         raise InputError(f"stages={count} need several micro-batches, got micro_batches=1; give 2 or more")
     request.model.in_micro_batches(n)
     schedule = schedule or ONE_FORWARD_ONE_BACKWARD
+    times = OperatorTimes(request.model.in_micro_batches(n), hardware, hardware.mesh(per_stage))
     stages = balanced(request.model, hardware, count, per_stage, n)
     if request.force:
         raise InputError("force= and stages= can't be combined; leave one of the two")
     frontiers = [searched(replace(request, model=model, micro_batches=n), per_stage) for model in stages.models]
-    transfers = _transfers(stages, hardware, per_stage, n)
-    best = _scheduled(frontiers, schedule, n, least_in_flight(count, n), transfers, request.limit_bytes)
-    for more in range(1, MOST_MORE_IN_FLIGHT + 1) if schedule == ONE_FORWARD_ONE_BACKWARD else ():
-        in_flight = tuple(min(n, 1 + (count - 1 - stage) * (1 + more)) for stage in range(count))
+    predicted = _Predicted(
+        works(stages, times), beside(stages, hardware, per_stage, times), transfers(stages, hardware, per_stage, n)
+    )
+    best: _Scheduled | None = None
+    for in_flight in tried_in_flight(count, n) if schedule == ONE_FORWARD_ONE_BACKWARD else [(n,) * count]:
         try:
-            other = _scheduled(frontiers, schedule, n, in_flight, transfers, request.limit_bytes)
+            other = _scheduled(frontiers, schedule, n, in_flight, predicted, request.limit_bytes)
         except InputError:
+            if best is None:
+                raise
             break  # so many don't fit
-        if other.time_us < (1 - WORTH_MEMORY) * best.time_us:
+        if best is None or other.time_us < (1 - WORTH_MEMORY) * best.time_us:
             best = other
+    assert best is not None
     time_us, times_us = best.time_us, best.times_us
     planned = tuple(
         PlannedStage(
@@ -70,7 +65,7 @@ def find_staged(request: Request, parallelism: int, n_stages: object, schedule: 
             in_flight=most,
             plan=frontier.plan(point, "mini_time"),
             memory_bytes=n_bytes,
-            idle_share=1 - times_us[number] * n / time_us,
+            idle_share=1 - times_us[number] / time_us,
         )
         for number, (most, frontier, (point, n_bytes)) in enumerate(
             zip(best.in_flight, frontiers, best.points, strict=True)
@@ -90,7 +85,7 @@ class _Scheduled(NamedTuple):
     """A point of each stage's frontier and its bytes, the micro-batches in flight, and the times that follow.
 
     Attributes:
-        times_us: for each stage, the time of both passes of a micro-batch.
+        times_us: for each stage, the time of all that it does in a step.
     """
 
     points: list[tuple[int, int]]
@@ -99,18 +94,12 @@ class _Scheduled(NamedTuple):
     time_us: float
 
 
-class _Transfers(NamedTuple):
-    """How long transfers between stages take, in microseconds; see :func:`.makespan`.
+class _Predicted(NamedTuple):
+    """What the times of stages follow from, whatever the points: see :mod:`.stage_times`."""
 
-    Attributes:
-        each: for each pair of neighbouring stages, of a micro-batch's tensors.
-        first: for each stage, of what it receives before its first pass.
-        last: for each stage, of what it sends back after its last pass.
-    """
-
-    each: list[float]
-    first: list[float]
-    last: list[float]
+    works: list[PassTimes]
+    beside: list[PassTimes]
+    transfers: Transfers
 
 
 def _scheduled(
@@ -118,7 +107,7 @@ def _scheduled(
     schedule: str,
     n: int,
     in_flight: tuple[int, ...],
-    transfers: _Transfers,
+    predicted: _Predicted,
     limit_bytes: int | None,
 ) -> _Scheduled:
     """Return the fastest points that fit the memory limit with so many micro-batches in flight.
@@ -126,35 +115,14 @@ def _scheduled(
     Raises:
         InputError: a stage doesn't fit.
     """
-    if schedule != ONE_FORWARD_ONE_BACKWARD:
-        in_flight = (n,) * len(frontiers)
     points = [_fastest(frontier, most, limit_bytes) for frontier, most in zip(frontiers, in_flight, strict=True)]
-    times_us = [frontier.points[point].time_us / n for frontier, (point, _) in zip(frontiers, points, strict=True)]
-    forward, backward = ([share * each for each in times_us] for share in (FORWARD_SHARE, 1 - FORWARD_SHARE))
-    time_us = makespan(pass_orders(schedule, n, in_flight), forward, backward, *transfers)
-    return _Scheduled(points, in_flight, times_us, time_us)
-
-
-def _transfers(stages: Stages, hardware: Hardware, per_stage: int, n_micro_batches: int) -> _Transfers:
-    """Return how long what stages send each other takes on its way.
-
-    Before its first pass a stage waits for what is sent once a step, and for the first micro-batch's rows of a table that is
-    looked up ahead; after its last pass the gradients of these are still on their way. The rows of other micro-batches share
-    the link with what these send.
-    """
-    graph = stages.whole.in_micro_batches(n_micro_batches).graph
-    forms = graph.micro_batching.forms if graph.micro_batching is not None else {}
-    per_us = _bytes_per_us(hardware, per_stage)
-    each, first, last = [0.0] * (stages.n - 1), [0.0] * stages.n, [0.0] * stages.n
-    for crossing in stages.crossings:
-        time_us = graph.tensors[crossing.tensor].mem_bytes / per_us
-        if crossing.tensor in forms:
-            for stage in range(*sorted((crossing.source, crossing.target))):
-                each[stage] += time_us
-        if crossing.is_ahead or crossing.tensor not in forms:
-            first[crossing.target] += time_us
-            last[crossing.target] += time_us if crossing.has_gradient else 0.0
-    return _Transfers(each, first, last)
+    searched_us = [frontier.points[point].time_us for frontier, (point, _) in zip(frontiers, points, strict=True)]
+    times = [
+        work.scaled(time_us / work.total(n)) + other
+        for work, other, time_us in zip(predicted.works, predicted.beside, searched_us, strict=True)
+    ]
+    time_us = step_us(times, predicted.transfers, schedule, n, in_flight)
+    return _Scheduled(points, in_flight, [each.total(n) for each in times], time_us)
 
 
 def _checked_stages(given: object, parallelism: int) -> int:
@@ -226,94 +194,3 @@ def saved_bytes(frontier: ModelFrontier, point: int) -> int:
 
 def _result(op: Operator) -> str:
     return op.outputs[0].name if op.outputs else ""
-
-
-# Where to cut
-
-
-@dataclass(frozen=True)
-class _Cuts:
-    """The places where a model may be cut: after each operator, in program order.
-
-    Attributes:
-        names: the operators.
-        time_us: the time of all operators up to each of them.
-        crossing_us: the time that it takes to send what crosses there, forward and back.
-        trained: how many variables are used up to each of them.
-    """
-
-    names: Sequence[str]
-    time_us: Sequence[float]
-    crossing_us: Sequence[float]
-    trained: Sequence[int]
-
-
-def balanced(model: Model, hardware: Hardware, n_stages: int, parallelism: int, n_micro_batches: int) -> Stages:
-    """Return a model cut such that the longest stage, with what it sends, takes the least time.
-
-    Raises:
-        InputError: there are fewer places to cut at than stages need.
-    """
-    cuts = _cuts(model, hardware, parallelism, n_micro_batches)
-    n = len(cuts.names)
-    best: list[list[float]] = [[math.inf] * n for _ in range(n_stages)]
-    before: list[list[int]] = [[-1] * n for _ in range(n_stages)]
-    for end in range(n):
-        if cuts.trained[end]:
-            best[0][end] = cuts.time_us[end] + cuts.crossing_us[end]
-    for stage in range(1, n_stages):
-        for end in range(n):
-            for start in range(end):
-                if cuts.trained[end] == cuts.trained[start]:
-                    continue
-                own = cuts.time_us[end] - cuts.time_us[start] + cuts.crossing_us[start] + cuts.crossing_us[end]
-                longest = max(best[stage - 1][start], own)
-                if longest < best[stage][end]:
-                    best[stage][end], before[stage][end] = longest, start
-    if math.isinf(best[-1][-1]):
-        raise InputError(
-            f"the model can't be cut into {n_stages} stages: each needs a variable that is trained; ask for fewer stages"
-        )
-    at = n - 1
-    found: list[str] = []
-    for stage in range(n_stages - 1, 0, -1):
-        at = before[stage][at]
-        found.insert(0, cuts.names[at])
-    return Stages(model, tuple(found))
-
-
-def _cuts(model: Model, hardware: Hardware, parallelism: int, n_micro_batches: int) -> _Cuts:
-    mesh = hardware.mesh(parallelism)
-    sliced = model.in_micro_batches(n_micro_batches)
-    graph, costing = sliced.graph, costing_of(sliced, hardware, mesh)
-    in_step = {op.name for op in graph.step_operators}
-    last_use = {
-        tensor.name: number
-        for number, op in enumerate(graph.operators.values())
-        if op.name in in_step
-        for _, tensor in op.operands
-    }
-    per_us = _bytes_per_us(hardware, parallelism)
-    names, times, crossings, trained = [], [], [], []
-    total_us = 0.0
-    alive: dict[str, int] = {}
-    used: set[str] = set()
-    for number, op in enumerate(graph.operators.values()):
-        if op.name not in in_step or op.type in SOURCES or op.updates is not None:
-            continue
-        rule = rule_of(op)
-        total_us += min(costing.compute_time_ns(op, rule, c, interface_of(rule, c)) for c in configs(rule, mesh)) / 1e3
-        used.update(t.name for _, t in op.operands if graph.producers[t.name].is_trainable)
-        alive.update({t.name: t.mem_bytes for t in op.outputs if last_use.get(t.name, -1) > number})
-        alive = {name: n_bytes for name, n_bytes in alive.items() if last_use[name] > number}
-        names.append(op.name)
-        times.append(total_us)
-        crossings.append(2 * sum(alive.values()) / per_us)
-        trained.append(len(used))
-    return _Cuts(names, times, crossings, trained)
-
-
-def _bytes_per_us(hardware: Hardware, parallelism: int) -> float:
-    """Return how fast the devices of a stage send to the next one, by the slowest link."""
-    speeds = [level.bytes_per_s for level in hardware.levels if level.count > 1]
-    return parallelism * min(speeds, default=hardware.device.memory_bytes_per_s) / 1e6

@@ -17,6 +17,8 @@ from ..common.errors import InputError
 
 ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD = "1f1b", "gpipe"
 SCHEDULES = (ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD)
+MOST_MORE_IN_FLIGHT = 4
+"""So many more micro-batches in flight are tried at most for each stage that follows."""
 
 
 class Pass(NamedTuple):
@@ -36,6 +38,18 @@ Orders = tuple[tuple[Pass, ...], ...]
 def least_in_flight(n_stages: int, n_micro_batches: int) -> tuple[int, ...]:
     """Return, for each stage, the fewest micro-batches in flight with which none waits where all take equally long."""
     return tuple(min(n_stages - stage, n_micro_batches) for stage in range(n_stages))
+
+
+def tried_in_flight(n_stages: int, n_micro_batches: int) -> list[tuple[int, ...]]:
+    """Return, for each stage, how many micro-batches in flight are tried: the fewest, and more for each stage that follows.
+
+    More hide what is on its way, and let an earlier stage that takes longer go on while a later one is at its first.
+    """
+    more = (
+        tuple(min(n_micro_batches, 1 + (n_stages - 1 - stage) * (1 + each)) for stage in range(n_stages))
+        for each in range(MOST_MORE_IN_FLIGHT + 1)
+    )
+    return list(dict.fromkeys(more))
 
 
 def pass_orders(schedule: str, n_micro_batches: int, in_flight: Sequence[int]) -> Orders:
@@ -101,6 +115,7 @@ def makespan(
     transfer: Sequence[float],
     first: Sequence[float] | None = None,
     last: Sequence[float] | None = None,
+    after: Sequence[float] | None = None,
 ) -> float:
     """Return how long all passes take together, with what is sent before and after them.
 
@@ -108,8 +123,10 @@ def makespan(
         forward: for each stage, the time of its forward pass of one micro-batch.
         backward: the same of its backward pass.
         transfer: for each pair of neighbouring stages, the time until what one has sent is there; it overlaps with passes.
-        first: for each stage, when what its first pass needs of other stages' variables is there; None: at once.
-        last: for each stage, how long the gradients of these are on their way after its last pass; None: not at all.
+        first: for each stage, when what its first pass needs is there; None: at once.
+        last: for each stage, how long gradients that it sends back once a step are on their way after its last pass; None:
+            not at all. Where they come the update waits for them.
+        after: for each stage, the time of what it does after its last pass, such as updates; None: nothing.
     """
     ended: dict[Pass, float] = {}
     free = list(first or [0.0] * len(of_stages))
@@ -120,4 +137,10 @@ def makespan(
             ready = max(ready, ended[needed] + way)
         takes = backward if each.is_backward else forward
         ended[each] = free[each.stage] = ready + takes[each.stage]
-    return max(end + way for end, way in zip(free, last or [0.0] * len(free), strict=True))
+    nothing = [0.0] * len(free)
+    after, last = after or nothing, last or nothing
+    # Of two stages the one that doesn't send back is the one that waits; of more it may be any.
+    waits = max(after)
+    return max(
+        max(end + own, end + way + waits if way else 0.0) for end, way, own in zip(free, last, after, strict=True)
+    )
