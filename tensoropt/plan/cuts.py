@@ -2,9 +2,9 @@
 
 First the cuts with the shortest longest stage are found, by dynamic programming over places in program order, with sums of
 operators' times and what crosses at both ends. These sums don't know what moves: a tied table and its lookups, or a penalty.
-Nor is the shortest longest stage what counts: a first stage that takes longer hides what the others do, and a last one that
-does waits for the first. So then one cut after the other is moved to the places that come next by the same sums, and the step
-is predicted with what each stage really does (:func:`.stage_times.estimated_us`).
+Nor is the shortest longest stage what counts: a first stage that takes longer hides what the others do, a last one that does
+waits for the first. So then one cut after the other is moved to the places that come next by the same sums, and the step is
+predicted with what each stage really does (:func:`.stage_times.estimated_us`).
 """
 
 from __future__ import annotations
