@@ -46,7 +46,7 @@ class Plan(PlanRecord):
         point: the number of the plan's point on it.
     """
 
-    frontier: PlanFrontier[Plan] | None = field(default=None, repr=False)
+    frontier: PlanFrontier[Any] | None = field(default=None, repr=False)
     point: int | None = None
 
     @property

@@ -11,12 +11,18 @@ A stage runs its passes in its own order, each as soon as it has what the neighb
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import reduce
+from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from ..common.errors import InputError
 
 ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD = "1f1b", "gpipe"
 SCHEDULES = (ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD)
+
+Times = TypeVar("Times", float, np.ndarray)
+"""A time, or the times of many plans, float64[plans], which are then computed at once."""
 
 
 class Pass(NamedTuple):
@@ -96,12 +102,12 @@ def merged(of_stages: Orders) -> list[Pass]:
 
 def makespan(
     of_stages: Orders,
-    forward: Sequence[float],
-    backward: Sequence[float],
+    forward: Sequence[Times],
+    backward: Sequence[Times],
     transfer: Sequence[float],
     first: Sequence[float] | None = None,
     last: Sequence[float] | None = None,
-) -> float:
+) -> Times:
     """Return how long all passes take together, with what is sent before and after them.
 
     Args:
@@ -111,13 +117,14 @@ def makespan(
         first: for each stage, when what its first pass needs of other stages' variables is there; None: at once.
         last: for each stage, how long the gradients of these are on their way after its last pass; None: not at all.
     """
-    ended: dict[Pass, float] = {}
-    free = list(first or [0.0] * len(of_stages))
+    ended: dict[Pass, Times] = {}
+    free: list[Times] = [time + 0 * forward[0] for time in first or [0.0] * len(of_stages)]
     for each in merged(of_stages):
         ready = free[each.stage]
         for needed in needs(each, len(of_stages)):
             way = transfer[min(each.stage, needed.stage)] if needed.stage != each.stage else 0.0
-            ready = max(ready, ended[needed] + way)
+            ready = np.maximum(ready, ended[needed] + way)
         takes = backward if each.is_backward else forward
         ended[each] = free[each.stage] = ready + takes[each.stage]
-    return max(end + way for end, way in zip(free, last or [0.0] * len(free), strict=True))
+    ends = [end + way for end, way in zip(free, last or [0.0] * len(free), strict=True)]
+    return reduce(np.maximum, ends)
