@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -160,19 +161,29 @@ def find_answer_with_stages(
     if option == "mini_time" and parallelism is None:
         counts = [max(available)]
     if option == "profiling" or (option == "mini_time" and len(counts) != 1):
-        raise InputError(f"stages= is for one plan, got option '{option}' with parallelism {counts}; leave it out, or ask for one")
-    errors: list[InputError] = []
-    for count in sorted(counts):
-        try:
-            frontier = find_with_stages(request, count, stages, schedule)
-        except InputError as error:
-            errors.append(error)
-            continue
-        plan = fastest_of(frontier, option, request)
-        dump("frontier", lambda: frontier.table(plan.point), frontier.summary)
-        dump("plan", plan)
-        return plan
-    raise errors[-1]
+        raise InputError(
+            f"stages= is for one plan, got option '{option}' with parallelism {counts}; leave it out, or ask for one plan"
+        )
+    frontier = _on_fewest_devices(request, counts, stages, schedule)
+    plan = fastest_of(frontier, option, request)
+    dump("frontier", lambda: frontier.table(plan.point), frontier.summary)
+    dump("plan", plan)
+    return plan
+
+
+def _on_fewest_devices(
+    request: Request, parallelisms: Sequence[int], stages: Sequence[int], schedule: str | None
+) -> StagedFrontier:
+    """Return the frontier at the least parallelism at which any plan fits.
+
+    Raises:
+        InputError: nothing fits at any of the parallelisms; the message is that of the largest.
+    """
+    *fewer, most = sorted(parallelisms)
+    for count in fewer:
+        with contextlib.suppress(InputError):
+            return find_with_stages(request, count, stages, schedule)
+    return find_with_stages(request, most, stages, schedule)
 
 
 def fastest_of(frontier: StagedFrontier, option: str, request: Request) -> Plan | StagedPlan:
