@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..common.errors import InputError, short
@@ -26,6 +26,7 @@ from ..search.problem.choices import ACCUMULATE, STAGES
 from ..search.problem.objectives import MEMORY_TIME
 from ..sharding.model import Model
 from ..sharding.stages import Stages
+from .memory_cuts import least_memory
 from .request import Request, fastest_that_fits, searched
 from .stage_points import SearchedStages, Transfers
 from .staged_frontier import AnyPoint, StagedFrontier, StagedPoint, minimal_points
@@ -77,9 +78,10 @@ def find_with_stages(
     points = minimal_points(unstaged, found, request.limit_bytes, request.progress)
     if request.limit_bytes is not None and points[0].n_bytes > request.limit_bytes:
         raise InputError(_nothing_fits(points[0], request.limit_bytes))
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for frontier in [*unstaged, *(each for of_cut in found for each in of_cut.frontiers)]:
-        seconds.update(frontier.seconds_by_phase)
+        for phase, value in frontier.seconds_by_phase.items():
+            seconds[phase] += value
     seconds["peaks"] += time.perf_counter() - started
     return StagedFrontier(
         points_of=tuple(points),
@@ -156,13 +158,25 @@ def _searched(request: Request, parallelism: int, count: int, schedule: str) -> 
     # Together all stages are refined as long as a model without.
     budget = replace(budget, seconds=budget.seconds / (count * len(slices)))
     found = []
-    for n in slices:
-        model.in_micro_batches(n)
-        stages = balanced(model, hardware, count, per_stage, n)
+    for n, stages in _cut(request, count, per_stage, slices):
         requests = (replace(request, model=each, micro_batches=n, budget=budget) for each in stages.models)
         frontiers = tuple(searched(each, per_stage) for each in requests)
         found.append(SearchedStages(stages, frontiers, n, schedule, _transfers(stages, hardware, per_stage, n)))
     return found
+
+
+def _cut(request: Request, count: int, per_stage: int, slices: Sequence[int]) -> Iterator[tuple[int, Stages]]:
+    """Yield the cuts that are searched, with numbers of micro-batches.
+
+    Each number has the cut of least time; the largest, which needs the least memory, also that of least memory.
+    """
+    for n in slices:
+        request.model.in_micro_batches(n)
+        fastest = balanced(request.model, request.hardware, count, per_stage, n)
+        yield n, fastest
+    least = least_memory(request.model, count, slices[-1])
+    if least is not None and least.cuts != fastest.cuts:
+        yield slices[-1], least
 
 
 def _micro_batches(model: Model, n_stages: int) -> list[int]:

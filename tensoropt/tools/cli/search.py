@@ -216,13 +216,11 @@ def _search(arguments: argparse.Namespace) -> bool:
     from ...plan.find_frontier import ModelFrontier
     from ...plan.options import Request, assumptions, checked_micro_batches
     from ...plan.plan import Plan
-    from ...plan.scaling_curve import Curve
-    from ...plan.staged_frontier import StagedFrontier
     from ...plan.staged_plan import StagedPlan
     from ...search.problem.splittable import check_usable
     from ..offline import record_named
-    from .search_report import SearchSetup, introduction, plot, result_json, result_text
-    from .staged_report import staged_json, staged_text
+    from .search_report import SearchSetup, introduction, plot
+    from .staged_report import any_json, any_text
 
     with display.phase("recording of the model"):
         recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
@@ -247,15 +245,13 @@ def _search(arguments: argparse.Namespace) -> bool:
             micro_batches=micro_batches,
         )
         found = _find(arguments, request, counts, stages)
-    staged = None if isinstance(found, Curve) or not isinstance(found.frontier, StagedFrontier) else found.frontier
-    print(result_text(setup, found) if staged is None else staged_text(setup, found, staged))
+    print(any_text(setup, found))
     if arguments.plan is not None and isinstance(found, (Plan, StagedPlan)):
         found.save(arguments.plan)
     if isinstance(found, Plan) and isinstance(found.frontier, ModelFrontier):
         write_frontier(arguments, found.frontier, found.point, display)
     if arguments.json is not None:
-        value = result_json(setup, found) if staged is None else staged_json(setup, found, staged)
-        write_json(arguments.json, value, "result")
+        write_json(arguments.json, any_json(setup, found), "result")
     if arguments.plot is not None:
         plot(found, arguments.plot)
     for written in (arguments.plan, arguments.frontier, arguments.json, arguments.plot, arguments.report):

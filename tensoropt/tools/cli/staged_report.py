@@ -1,4 +1,4 @@
-"""Format what ``tensoropt search --stages`` prints and writes."""
+"""Format what ``tensoropt search`` prints and writes, with ``--stages`` as without."""
 
 from __future__ import annotations
 
@@ -6,12 +6,29 @@ from typing import Any
 
 from ...common.memory_units import memory_text
 from ...plan.plan import Plan
+from ...plan.scaling_curve import Curve
 from ...plan.staged_frontier import StagedFrontier
 from ...plan.staged_plan import StagedPlan
-from .search_report import FORMAT, VERSION, SearchSetup
+from .search_report import FORMAT, VERSION, SearchSetup, result_json, result_text
 
 
-def staged_text(setup: SearchSetup, found: Plan | StagedPlan, frontier: StagedFrontier) -> str:
+def any_text(setup: SearchSetup, found: Plan | StagedPlan | Curve) -> str:
+    """Return what a search found as text, with stages or without."""
+    if not isinstance(found, Curve) and isinstance(found.frontier, StagedFrontier):
+        return _text(setup, found, found.frontier)
+    assert not isinstance(found, StagedPlan), "a plan that was just found has its frontier"
+    return result_text(setup, found)
+
+
+def any_json(setup: SearchSetup, found: Plan | StagedPlan | Curve) -> dict[str, Any]:
+    """Return the JSON value of a search result, with stages or without."""
+    if not isinstance(found, Curve) and isinstance(found.frontier, StagedFrontier):
+        return _json(setup, found, found.frontier)
+    assert not isinstance(found, StagedPlan), "a plan that was just found has its frontier"
+    return result_json(setup, found)
+
+
+def _text(setup: SearchSetup, found: Plan | StagedPlan, frontier: StagedFrontier) -> str:
     """Return the frontier of plans with stages and without, how it was found, and the chosen plan, as text."""
     seconds = ", ".join(f"{phase} {value:.2f}" for phase, value in _seconds_by_phase(setup, frontier).items())
     lines = [
@@ -32,7 +49,7 @@ def staged_text(setup: SearchSetup, found: Plan | StagedPlan, frontier: StagedFr
     return "\n".join(lines)
 
 
-def staged_json(setup: SearchSetup, found: Plan | StagedPlan, frontier: StagedFrontier) -> dict[str, Any]:
+def _json(setup: SearchSetup, found: Plan | StagedPlan, frontier: StagedFrontier) -> dict[str, Any]:
     """Return the JSON value of a search with stages.
 
     No bound of plans with stages is known, so no point is said to be exact; ``without_stages`` has what is proven of those.
