@@ -12,6 +12,7 @@ import pytest
 from helpers.large import first
 from helpers.strategies import assert_close, feeds_of, training_fetch
 
+import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
 from tensoropt.plan.find_staged import find_with_stages
@@ -144,3 +145,27 @@ def test_numbers_of_stages_that_are_not_possible_are_left_out_beside_others() ->
     assert not found.searched and "3 stages on 4 devices: each takes equally many" in found.summary()
     without = find_with_stages(request("attention", without=frozenset(["stages"])), 4, (1, 2))
     assert not without.searched and {point.n_stages for point in without.points_of} == {1}
+
+
+def test_a_session_chooses_stages_and_runs_them() -> None:
+    tensoropt.init(hardware="v100-1x4", seed=3)
+    x = tensoropt.placeholder(tensoropt.float64, [8, 16])
+    hidden = x
+    for layer in range(4):
+        hidden = tensoropt.tanh(tensoropt.matmul(hidden, tensoropt.get_variable(f"w{layer}", [16, 16], tensoropt.float64)))
+    loss = tensoropt.reduce_mean(tensoropt.square(hidden - 1.0))
+    train = tensoropt.AdamOptimizer(0.1).minimize(loss)
+    chosen = tensoropt.find_strategy(stages=(1, 2, 4), verbose=0)
+    assert isinstance(chosen.frontier, StagedFrontier) and chosen.time_us == chosen.frontier.points[-1].time_us
+    fewest = tensoropt.find_strategy("mini_parallelism", stages=[2, 4], verbose=0)
+    assert isinstance(fewest, StagedPlan) and fewest.parallelism == 2
+    with pytest.raises(InputError, match="for one plan, got option 'profiling'"):
+        tensoropt.find_strategy("profiling", stages=2, verbose=0)
+    with pytest.raises(InputError, match="schedule='gpipe' is the order in which stages run"):
+        tensoropt.find_strategy(stages=(1,), schedule="gpipe", verbose=0)
+    plan = tensoropt.find_strategy(stages=4, verbose=0)
+    assert isinstance(plan, StagedPlan) and len(plan.stages) == 4
+    tensoropt.build_execution_graph(plan=plan, collectives="emulated")
+    feeds = {x: np.random.default_rng(1).normal(size=(8, 16))}
+    losses = [float(tensoropt.run([loss, train], feeds)[0]) for _ in range(3)]
+    assert losses[0] > losses[-1]
