@@ -103,6 +103,13 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
             InputError: there is no such point.
         """
 
+    def alone(self, point: int) -> tuple[PlanFrontier[Any], int]:
+        """Return the frontier that was searched for a point's plan alone, and the point's number there.
+
+        It is another one where several were searched, with stages and without; see :mod:`.staged_frontier`.
+        """
+        return self, point
+
     def peak(self, point: int) -> Peak | None:
         """Return the most memory that is alive at once on a device under a point's plan; None without the model."""
         return None

@@ -124,7 +124,8 @@ class Plan(PlanRecord):
         rows = PlanRows(self.to_json())
         if self.frontier is None or self.point is None:
             return explanation(rows, Around())
-        at, points, peak = self.point, self.frontier.points, self.frontier.peak(self.point)
+        frontier, at = self.frontier.alone(self.point)
+        points, peak = frontier.points, frontier.peak(at)
         smaller = asdict(points[at - 1]) if at > 0 else None
         faster = asdict(points[at + 1]) if at + 1 < len(points) else None
         by_use = None if peak is None else peak.by_use
@@ -140,11 +141,12 @@ class Plan(PlanRecord):
         if self.frontier is None or too_large_text(rows) is None:
             return None
         assert rows.device_bytes is not None
-        point = self.frontier.fastest_within(default_limit(rows.device_bytes))
+        frontier = self.frontier if self.point is None else self.frontier.alone(self.point)[0]
+        point = frontier.fastest_within(default_limit(rows.device_bytes))
         if point is None:
             return None
-        peak = self.frontier.peak(point)
-        return point, {**asdict(self.frontier.points[point]), "peak_bytes": None if peak is None else peak.n_bytes}
+        peak = frontier.peak(point)
+        return point, {**asdict(frontier.points[point]), "peak_bytes": None if peak is None else peak.n_bytes}
 
     def report(self, file: str | os.PathLike[str]) -> None:
         """Write an HTML file on the plan and its frontier, which opens in a browser without a network; needs Plotly.
@@ -156,7 +158,8 @@ class Plan(PlanRecord):
             name = report_name(file)
             write_report(report_data(frontier_of_plan(PlanRows(self.to_json())), name), file)
         else:
-            self.frontier.report(file, self.point)
+            frontier, point = self.frontier.alone(self.point)
+            frontier.report(file, point)
 
     def explained(self) -> str:
         """Return the frontier's table, the tables of :meth:`explain`, and the plan's own table, as text."""

@@ -271,16 +271,10 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
         """
         raise InputError(NOT_SHOWN)
 
-    def report(self, file: str | os.PathLike[str], chosen: int | None = None, model: str = "") -> None:
-        """Write the report of the frontier without stages that a chosen point belongs to; see :class:`PlanFrontier`.
-
-        Raises:
-            InputError: none is chosen, or it has stages.
-        """
-        point = None if chosen is None else self.points_of[self.check_point(chosen)]
-        if not isinstance(point, UnstagedPoint):
-            raise InputError(NOT_SHOWN)
-        point.frontier.report(file, point.number, model)
+    def alone(self, point: int) -> tuple[PlanFrontier[Any], int]:
+        """Return the frontier without stages that a point belongs to, and its number there; see :class:`PlanFrontier`."""
+        found = self.points_of[self.check_point(point)]
+        return (found.frontier, found.number) if isinstance(found, UnstagedPoint) else (self, point)
 
 
 def minimal_points(

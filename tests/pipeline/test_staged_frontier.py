@@ -19,7 +19,7 @@ from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request, fastest_that_fits
 from tensoropt.plan.stage_points import FORWARD_SHARE, SearchedStages, needed_bytes, saved_bytes
-from tensoropt.plan.staged_frontier import StagedFrontier, StagedPoint
+from tensoropt.plan.staged_frontier import StagedFrontier, StagedPoint, UnstagedPoint
 from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.schedule import makespan, pass_orders
@@ -81,6 +81,20 @@ def test_plans_of_points_have_their_costs_and_one_device_numbers(point: int) -> 
     for step, batch in enumerate(model.batches):
         ((loss,),) = execution.engine.run(training_fetch(model), feeds_of(model.graph, batch))
         assert_close(loss, model.reference.losses[step], 1e-10, f"the loss of step {step}")
+
+
+def test_a_plan_without_stages_is_explained_beside_its_own_frontier() -> None:
+    found = frontier("attention", (1, 2))
+    number = next(i for i, point in enumerate(found.points_of) if point.n_stages == 1)
+    point, plan = found.points_of[number], found.plan(number)
+    assert isinstance(point, UnstagedPoint) and isinstance(plan, Plan)
+    assert plan.frontier is found and plan.frontier_table() == found.table(number)
+    alone = point.frontier.plan(point.number, "point").explanation()
+    assert plan.explanation() == {**alone, "frontier": found.table(number).splitlines()}
+    with pytest.raises(InputError, match="isn't written as a whole"):
+        found.save("frontier.json")
+    with pytest.raises(InputError, match="a report doesn't show plans with stages"):
+        found.report("report.html")
 
 
 def searched() -> SearchedStages:
