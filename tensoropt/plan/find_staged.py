@@ -1,34 +1,29 @@
-"""Find plans in stages: cut the model where stages take equally long and little crosses, then search each stage.
+"""Find plans in stages: cut the model (:mod:`.cuts`), then search each stage as a model of its own, in micro-batches.
 
-Cuts are chosen by the operators' predicted times on a stage's devices, each split as it is fastest, and by the bytes that
-cross. Each stage is then a model of its own, searched on its own devices, in micro-batches. What a request leaves open, the
-numbers of stages and of micro-batches, is searched one after the other, and the minimal points of all make one frontier.
+What a request leaves open, the numbers of stages and of micro-batches, is searched one after the other, and the minimal
+points of all make one frontier.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..common.errors import InputError, short
 from ..common.memory_units import memory_text
-from ..costs.model_costs import costing_of
 from ..ft import ALGORITHMS, BY_DEFAULT
-from ..ir.graph import SOURCES
-from ..profiling.hardware import Hardware
 from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, SCHEDULES
-from ..rules.registry import rule_of
-from ..rules.rule import configs, interface_of
 from ..search.problem.choices import ACCUMULATE, STAGES
 from ..search.problem.objectives import MEMORY_TIME
 from ..sharding.model import Model
 from ..sharding.stages import Stages
+from .cuts import balanced
 from .memory_cuts import least_memory
 from .request import Request, fastest_that_fits, searched
-from .stage_points import SearchedStages, Transfers
+from .stage_points import SearchedStages
+from .stage_times import OperatorTimes, beside, transfers, works
 from .staged_frontier import AnyPoint, StagedFrontier, StagedPoint, minimal_points
 from .staged_plan import StagedPlan
 
@@ -158,25 +153,28 @@ def _searched(request: Request, parallelism: int, count: int, schedule: str) -> 
     # Together all stages are refined as long as a model without.
     budget = replace(budget, seconds=budget.seconds / (count * len(slices)))
     found = []
-    for n, stages in _cut(request, count, per_stage, slices):
+    for n, stages, times in _cut(request, count, per_stage, slices):
         requests = (replace(request, model=each, micro_batches=n, budget=budget) for each in stages.models)
         frontiers = tuple(searched(each, per_stage) for each in requests)
-        found.append(SearchedStages(stages, frontiers, n, schedule, _transfers(stages, hardware, per_stage, n)))
+        others = beside(stages, hardware, per_stage, times)
+        on_the_way = transfers(stages, hardware, per_stage, n)
+        found.append(SearchedStages(stages, frontiers, n, schedule, tuple(works(stages, times)), tuple(others), on_the_way))
     return found
 
 
-def _cut(request: Request, count: int, per_stage: int, slices: Sequence[int]) -> Iterator[tuple[int, Stages]]:
-    """Yield the cuts that are searched, with numbers of micro-batches.
+def _cut(request: Request, count: int, per_stage: int, slices: Sequence[int]) -> Iterator[tuple[int, Stages, OperatorTimes]]:
+    """Yield the cuts that are searched, with numbers of micro-batches and the operators' times.
 
     Each number has the cut of least time; the largest, which needs the least memory, also that of least memory.
     """
+    model, hardware = request.model, request.hardware
     for n in slices:
-        request.model.in_micro_batches(n)
-        fastest = balanced(request.model, request.hardware, count, per_stage, n)
-        yield n, fastest
-    least = least_memory(request.model, count, slices[-1])
+        times = OperatorTimes(model.in_micro_batches(n), hardware, hardware.mesh(per_stage))
+        fastest = balanced(model, hardware, count, per_stage, n, times)
+        yield n, fastest, times
+    least = least_memory(model, count, slices[-1])
     if least is not None and least.cuts != fastest.cuts:
-        yield slices[-1], least
+        yield slices[-1], least, times
 
 
 def _micro_batches(model: Model, n_stages: int) -> list[int]:
@@ -215,116 +213,3 @@ def _nothing_fits(least: AnyPoint, limit_bytes: int) -> str:
     else:
         text += f"the least that was found is {least.n_bytes:,} bytes ({memory_text(least.n_bytes)}), without stages"
     return f"{text}; ask for more stages, more micro-batches, more devices, or memory={least.n_bytes} or more"
-
-
-def _transfers(stages: Stages, hardware: Hardware, per_stage: int, n_micro_batches: int) -> Transfers:
-    """Return how long what stages send each other takes on its way.
-
-    Before its first pass a stage waits for what is sent once a step, and for the first micro-batch's rows of a table that is
-    looked up ahead; after its last pass the gradients of these are still on their way. The rows of other micro-batches share
-    the link with what these send.
-    """
-    graph = stages.whole.in_micro_batches(n_micro_batches).graph
-    forms = graph.micro_batching.forms if graph.micro_batching is not None else {}
-    per_us = _bytes_per_us(hardware, per_stage)
-    each, first, last = [0.0] * (stages.n - 1), [0.0] * stages.n, [0.0] * stages.n
-    for crossing in stages.crossings:
-        time_us = graph.tensors[crossing.tensor].mem_bytes / per_us
-        if crossing.tensor in forms:
-            for stage in range(*sorted((crossing.source, crossing.target))):
-                each[stage] += time_us
-        if crossing.is_ahead or crossing.tensor not in forms:
-            first[crossing.target] += time_us
-            last[crossing.target] += time_us if crossing.has_gradient else 0.0
-    return Transfers(each, first, last)
-
-
-# Where to cut
-
-
-@dataclass(frozen=True)
-class _Cuts:
-    """The places where a model may be cut: after each operator, in program order.
-
-    Attributes:
-        names: the operators.
-        time_us: the time of all operators up to each of them.
-        crossing_us: the time that it takes to send what crosses there, forward and back.
-        trained: how many variables are used up to each of them.
-    """
-
-    names: Sequence[str]
-    time_us: Sequence[float]
-    crossing_us: Sequence[float]
-    trained: Sequence[int]
-
-
-def balanced(model: Model, hardware: Hardware, n_stages: int, parallelism: int, n_micro_batches: int) -> Stages:
-    """Return a model cut such that the longest stage, with what it sends, takes the least time.
-
-    Raises:
-        InputError: there are fewer places to cut at than stages need.
-    """
-    cuts = _cuts(model, hardware, parallelism, n_micro_batches)
-    n = len(cuts.names)
-    best: list[list[float]] = [[math.inf] * n for _ in range(n_stages)]
-    before: list[list[int]] = [[-1] * n for _ in range(n_stages)]
-    for end in range(n):
-        if cuts.trained[end]:
-            best[0][end] = cuts.time_us[end] + cuts.crossing_us[end]
-    for stage in range(1, n_stages):
-        for end in range(n):
-            for start in range(end):
-                if cuts.trained[end] == cuts.trained[start]:
-                    continue
-                own = cuts.time_us[end] - cuts.time_us[start] + cuts.crossing_us[start] + cuts.crossing_us[end]
-                longest = max(best[stage - 1][start], own)
-                if longest < best[stage][end]:
-                    best[stage][end], before[stage][end] = longest, start
-    if math.isinf(best[-1][-1]):
-        raise InputError(
-            f"the model can't be cut into {n_stages} stages: each needs a variable that is trained; ask for fewer stages"
-        )
-    at = n - 1
-    found: list[str] = []
-    for stage in range(n_stages - 1, 0, -1):
-        at = before[stage][at]
-        found.insert(0, cuts.names[at])
-    return Stages(model, tuple(found))
-
-
-def _cuts(model: Model, hardware: Hardware, parallelism: int, n_micro_batches: int) -> _Cuts:
-    mesh = hardware.mesh(parallelism)
-    sliced = model.in_micro_batches(n_micro_batches)
-    graph, costing = sliced.graph, costing_of(sliced, hardware, mesh)
-    in_step = {op.name for op in graph.step_operators}
-    last_use = {
-        tensor.name: number
-        for number, op in enumerate(graph.operators.values())
-        if op.name in in_step
-        for _, tensor in op.operands
-    }
-    per_us = _bytes_per_us(hardware, parallelism)
-    names, times, crossings, trained = [], [], [], []
-    total_us = 0.0
-    alive: dict[str, int] = {}
-    used: set[str] = set()
-    for number, op in enumerate(graph.operators.values()):
-        if op.name not in in_step or op.type in SOURCES or op.updates is not None:
-            continue
-        rule = rule_of(op)
-        total_us += min(costing.compute_time_ns(op, rule, c, interface_of(rule, c)) for c in configs(rule, mesh)) / 1e3
-        used.update(t.name for _, t in op.operands if graph.producers[t.name].is_trainable)
-        alive.update({t.name: t.mem_bytes for t in op.outputs if last_use.get(t.name, -1) > number})
-        alive = {name: n_bytes for name, n_bytes in alive.items() if last_use[name] > number}
-        names.append(op.name)
-        times.append(total_us)
-        crossings.append(2 * sum(alive.values()) / per_us)
-        trained.append(len(used))
-    return _Cuts(names, times, crossings, trained)
-
-
-def _bytes_per_us(hardware: Hardware, parallelism: int) -> float:
-    """Return how fast the devices of a stage send to the next one, by the slowest link."""
-    speeds = [level.bytes_per_s for level in hardware.levels if level.count > 1]
-    return parallelism * min(speeds, default=hardware.device.memory_bytes_per_s) / 1e6

@@ -15,30 +15,15 @@ import numpy as np
 
 from ..ft.pareto import reduce_unsorted
 from ..ir.graph import Operator
-from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, least_in_flight, makespan, pass_orders
+from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, Times, tried_in_flight
 from ..rules.registry import rule_of
 from ..sharding.model import Model
 from ..sharding.stages import StageModel, Stages
 from .find_frontier import ModelFrontier
+from .stage_times import PassTimes, Transfers, step_us
 
-FORWARD_SHARE = 1 / 3
-"""The share of a pass's time that the forward pass takes: a backward pass computes two gradients for each product."""
-MOST_MORE_IN_FLIGHT, WORTH_MEMORY = 2, 0.01
-"""So many more micro-batches in flight are tried for each stage that follows, which hides what is on its way from one to the
-next. They take memory, and so must save this share of a step."""
-
-class Transfers(NamedTuple):
-    """How long transfers between stages take, in microseconds; see :func:`.makespan`.
-
-    Attributes:
-        each: for each pair of neighbouring stages, of a micro-batch's tensors.
-        first: for each stage, of what it receives before its first pass.
-        last: for each stage, of what it sends back after its last pass.
-    """
-
-    each: list[float]
-    first: list[float]
-    last: list[float]
+WORTH_MEMORY = 0.01
+"""More micro-batches in flight take memory, and so must save this share of a step."""
 
 
 class StageCombinations(NamedTuple):
@@ -69,12 +54,15 @@ class SearchedStages:
 
     Attributes:
         schedule: the name of the order of passes, see :mod:`..program.schedule`.
+        works, beside, transfers: what the times of stages follow from, whatever the points: see :mod:`.stage_times`.
     """
 
     stages: Stages
     frontiers: tuple[ModelFrontier, ...]
     micro_batches: int
     schedule: str
+    works: tuple[PassTimes, ...]
+    beside: tuple[PassTimes, ...]
     transfers: Transfers
 
     @cached_property
@@ -86,9 +74,9 @@ class SearchedStages:
         n = self.micro_batches
         if self.schedule != ONE_FORWARD_ONE_BACKWARD:
             return (self._combined((n,) * self.stages.n),)
-        found = [self._combined(least_in_flight(self.stages.n, n))]
-        for more in range(1, MOST_MORE_IN_FLIGHT + 1):
-            in_flight = tuple(min(n, 1 + (self.stages.n - 1 - stage) * (1 + more)) for stage in range(self.stages.n))
+        fewest, *others = tried_in_flight(self.stages.n, n)
+        found = [self._combined(fewest)]
+        for in_flight in others:
             combined = self._combined(in_flight)
             least = np.min([_least_time(each, combined.mem_bytes) for each in found], axis=0)
             kept = np.flatnonzero(combined.time_us < (1 - WORTH_MEMORY) * least)
@@ -97,14 +85,23 @@ class SearchedStages:
             )
         return tuple(found)
 
-    def times_us(self, points: Sequence[int]) -> list[float]:
-        """Return for a point of each stage the time of both passes of one micro-batch."""
+    def busy_us(self, points: Sequence[int]) -> list[float]:
+        """Return for a point of each stage the time of all that it does in a step."""
         chosen = zip(self.frontiers, points, strict=True)
-        return [frontier.costs.time_ns[point] / 1e3 / self.micro_batches for frontier, point in chosen]
+        times = self._times([frontier.costs.time_ns[point] / 1e3 for frontier, point in chosen])
+        return [each.total(self.micro_batches) for each in times]
+
+    def step_us(self, searched_us: Sequence[Times], in_flight: Sequence[int]) -> Times:
+        """Return the time of a step, given the time of each stage as it was searched, of all micro-batches."""
+        return step_us(self._times(searched_us), self.transfers, self.schedule, self.micro_batches, in_flight)
+
+    def _times(self, searched_us: Sequence[Times]) -> list[PassTimes]:
+        of_stages = zip(self.works, self.beside, searched_us, strict=True)
+        return [work.scaled(time_us / work.total(self.micro_batches)) + other for work, other, time_us in of_stages]
 
     def _combined(self, in_flight: tuple[int, ...]) -> StageCombinations:
         """Return all combinations in which each stage has its fastest point within some bytes."""
-        n, minimal = self.micro_batches, []
+        minimal = []
         for costs, most in zip(self._of_stages, in_flight, strict=True):
             n_bytes = costs.bytes_of(most)
             kept = reduce_unsorted(n_bytes, costs.time_ns)
@@ -113,9 +110,7 @@ class SearchedStages:
         limits = np.unique(np.concatenate([n_bytes for _, n_bytes, _ in minimal]))
         limits = limits[limits >= least]
         at = [np.searchsorted(n_bytes, limits, side="right") - 1 for _, n_bytes, _ in minimal]
-        times_us = [time_ns[i] / 1e3 / n for (_, _, time_ns), i in zip(minimal, at, strict=True)]
-        forward, backward = ([share * each for each in times_us] for share in (FORWARD_SHARE, 1 - FORWARD_SHARE))
-        time_us = makespan(pass_orders(self.schedule, n, in_flight), forward, backward, *self.transfers)
+        time_us = self.step_us([time_ns[i] / 1e3 for (_, _, time_ns), i in zip(minimal, at, strict=True)], in_flight)
         points = np.array([numbers[i] for (numbers, _, _), i in zip(minimal, at, strict=True)])
         stage_bytes = np.array([n_bytes[i] for (_, n_bytes, _), i in zip(minimal, at, strict=True)])
         return StageCombinations(in_flight, points, stage_bytes, time_us)

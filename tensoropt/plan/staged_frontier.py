@@ -103,8 +103,7 @@ class StagedPoint:
     @property
     def idle_shares(self) -> list[float]:
         """The share of the step in which each stage waits for others."""
-        times_us = self.searched.times_us(self.numbers)
-        return [1 - each * self.micro_batches / self.time_us for each in times_us]
+        return [1 - each / self.time_us for each in self.searched.busy_us(self.numbers)]
 
     @property
     def idle_share(self) -> float:

@@ -93,7 +93,7 @@ class Stages:
         """
         self._check_optimizer()
         (step,) = self.whole.graph.train_steps.values()
-        for index, members in enumerate(self._members):
+        for index, members in enumerate(self.members):
             if not members.intersection(step.variables):
                 raise InputError(
                     f"stage {index} of {self.n} would have no parameters: none is used {self.between(index)}; ask for "
@@ -124,7 +124,7 @@ class Stages:
         """All tensors that stages send, in program order."""
         graph = self.whole.graph
         found = {}
-        for target, members in enumerate(self._members):
+        for target, members in enumerate(self.members):
             for tensor in self._received(members):
                 source = self._home(tensor)
                 trained = any(
@@ -141,7 +141,7 @@ class Stages:
 
     def graph_of(self, index: int, graph: Graph) -> Graph:
         """Return a stage's part of the model's graph, or of that of one of its micro-batches."""
-        members = self._members[index]
+        members = self.members[index]
         received = {tensor.name for tensor in self._received(members)}
         sent = [each for each in self.crossings if each.source == index and each.has_gradient]
         operators: dict[str, Operator] = {}
@@ -223,7 +223,7 @@ class Stages:
         producer = self.whole.graph.producers[tensor.name]
         if producer.type == VARIABLE or producer.name not in self._shared:
             return self._home(tensor)
-        return next(index for index, members in enumerate(self._members) if producer.name in members)
+        return next(index for index, members in enumerate(self.members) if producer.name in members)
 
     # Which operators a stage has
 
@@ -324,7 +324,7 @@ class Stages:
         return self._constant | self.ahead.indices | frozenset(fed)
 
     @cached_property
-    def _members(self) -> tuple[frozenset[str], ...]:
+    def members(self) -> tuple[frozenset[str], ...]:
         """The names of each stage's operators."""
         graph = self.whole.graph
         found: list[set[str]] = [set(self._everywhere) for _ in range(self.n)]

@@ -18,11 +18,10 @@ from tensoropt.ft import Budget
 from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request, fastest_that_fits
-from tensoropt.plan.stage_points import FORWARD_SHARE, SearchedStages, needed_bytes, saved_bytes
+from tensoropt.plan.stage_points import SearchedStages, needed_bytes, saved_bytes
 from tensoropt.plan.staged_frontier import StagedFrontier, StagedPoint, UnstagedPoint
 from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import Hardware, named
-from tensoropt.program.schedule import makespan, pass_orders
 from tensoropt.runtime.pipeline.execute import execute_staged
 from tensoropt.runtime.ranks import Processes
 
@@ -111,10 +110,9 @@ def test_combinations_are_the_fastest_within_their_bytes() -> None:
                 each.points[number].memory_bytes + (most - 1) * saved_by_plan(each, number)
                 for each, number, most in zip(of_cut.frontiers, numbers, combined.in_flight, strict=True)
             )
-            times_us = of_cut.times_us(numbers)
-            forward, backward = ([share * each for each in times_us] for share in (FORWARD_SHARE, 1 - FORWARD_SHARE))
-            orders = pass_orders(of_cut.schedule, of_cut.micro_batches, combined.in_flight)
-            all_of.append((n_bytes, makespan(orders, forward, backward, *of_cut.transfers)))
+            chosen = zip(of_cut.frontiers, numbers, strict=True)
+            searched_us = [each.points[number].time_us for each, number in chosen]
+            all_of.append((n_bytes, of_cut.step_us(searched_us, combined.in_flight)))
         for limit, time_us in zip(combined.mem_bytes, combined.time_us, strict=True):
             assert time_us == pytest.approx(min(time for n_bytes, time in all_of if n_bytes <= limit), rel=1e-12)
         assert combined.mem_bytes.min() == min(n_bytes for n_bytes, _ in all_of)
