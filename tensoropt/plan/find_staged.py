@@ -148,6 +148,10 @@ def _searched(request: Request, parallelism: int, count: int, schedule: str) -> 
     if request.micro_batches == 1:
         raise InputError(f"stages={count} need several micro-batches, got micro_batches=1; give 2 or more")
     model, hardware, per_stage = request.model, request.hardware, parallelism // count
+    try:
+        hardware.mesh(per_stage)
+    except ValueError as error:
+        raise InputError(f"{count} stages on {parallelism} devices: {error}") from error
     slices = [request.micro_batches] if request.micro_batches else _micro_batches(model, count)
     budget = request.budget or BY_DEFAULT
     # Together all stages are refined as long as a model without.

@@ -155,6 +155,8 @@ def test_a_stage_that_alone_exceeds_the_limit_is_named() -> None:
 def test_numbers_of_stages_that_are_not_possible_are_left_out_beside_others() -> None:
     found = frontier("attention", (1, 3))
     assert not found.searched and "3 stages on 4 devices: each takes equally many" in found.summary()
+    with pytest.raises(InputError, match="2 stages on 12 devices: "):
+        find_with_stages(replace(request("attention"), hardware=named("v100-3x4")), 12, (2,))
     without = find_with_stages(request("attention", without=frozenset(["stages"])), 4, (1, 2))
     assert not without.searched and {point.n_stages for point in without.points_of} == {1}
 
