@@ -106,7 +106,7 @@ def find_strategy(
             lines; 0 silences it until the end of the first step.
         stages: cut the model into so many stages, each on its own part of the devices, through which micro-batches pass one
             after the other. ``(1, 2, 4)`` has the search choose: plans with none, 2 and 4 stages are on one frontier,
-            ``plan.frontier``. By default there are none. For ``mini_time`` and ``mini_parallelism``.
+            ``plan.frontier``. By default there are none.
         schedule: the order of the stages' passes: ``"1f1b"`` (the default) or ``"gpipe"``.
 
     Returns:

@@ -24,7 +24,7 @@ from .memory_cuts import least_memory
 from .request import Request, fastest_that_fits, searched
 from .stage_points import SearchedStages
 from .stage_times import OperatorTimes, beside, transfers, works
-from .staged_frontier import AnyPoint, StagedFrontier, StagedPoint, minimal_points
+from .staged_frontier import StagedFrontier, StagedPoint, minimal_points
 from .staged_plan import StagedPlan
 
 MICRO_BATCHES_PER_STAGE = (1, 2, 4)
@@ -35,12 +35,15 @@ def find_staged(request: Request, parallelism: int, n_stages: object, schedule: 
     """Return the fastest plan that was found in a number of stages, within the memory limit.
 
     Raises:
-        InputError: as :func:`find_with_stages`.
+        InputError: none fits; or as :func:`find_with_stages`.
     """
     counts = checked_stages(n_stages)
     if 1 in counts:
         raise InputError(f"a plan in stages has 2 or more, got {short(n_stages)}")
     frontier = find_with_stages(request, parallelism, counts, schedule)
+    why = why_too_large(frontier, request.limit_bytes)
+    if why is not None:
+        raise InputError(why)
     plan = frontier.plan(frontier.fastest_within(request.limit_bytes), "mini_time")
     assert isinstance(plan, StagedPlan)
     return plan
@@ -51,9 +54,11 @@ def find_with_stages(
 ) -> StagedFrontier:
     """Return the minimal points of all plans with these numbers of stages, of which 1 stands for plans without.
 
+    They needn't be within the memory limit, see :func:`why_too_large`. A number that isn't possible beside others that are
+    is left out; the frontier says so.
+
     Raises:
-        InputError: no plan fits the memory limit, none of the numbers is possible, or the request has what can't be combined
-            with stages. A number that isn't possible beside others that are is left out; the frontier says so.
+        InputError: none of the numbers is possible, or the request has what can't be combined with stages.
     """
     counts = _allowed(request, counts)
     schedule = schedule or ONE_FORWARD_ONE_BACKWARD
@@ -71,8 +76,6 @@ def find_with_stages(
         raise InputError(left_out[0])
     started = time.perf_counter()
     points = minimal_points(unstaged, found, request.limit_bytes, request.progress)
-    if request.limit_bytes is not None and points[0].n_bytes > request.limit_bytes:
-        raise InputError(_nothing_fits(points[0], request.limit_bytes))
     seconds: defaultdict[str, float] = defaultdict(float)
     for frontier in [*unstaged, *(each for of_cut in found for each in of_cut.frontiers)]:
         for phase, value in frontier.seconds_by_phase.items():
@@ -140,7 +143,8 @@ def _searched(request: Request, parallelism: int, count: int, schedule: str) -> 
             trained in micro-batches.
     """
     if count > parallelism:
-        raise InputError(f"{count} stages on {parallelism} devices: each takes one at least; give {parallelism} or fewer")
+        devices = f"{parallelism} device{'s' * (parallelism > 1)}"
+        raise InputError(f"{count} stages on {devices}: each takes one at least; give {parallelism} or fewer")
     if parallelism % count:
         raise InputError(
             f"{count} stages on {parallelism} devices: each takes equally many; give a divisor of {parallelism}"
@@ -204,8 +208,11 @@ def _most_micro_batches(model: Model, most: int) -> int:
     return 1
 
 
-def _nothing_fits(least: AnyPoint, limit_bytes: int) -> str:
-    """Return the sentence that even the point of least memory is above the limit, with the stage that is."""
+def why_too_large(frontier: StagedFrontier, limit_bytes: int | None) -> str | None:
+    """Return the sentence that even the point of least memory is above a limit, with the stage that is; None if it isn't."""
+    least = frontier.points_of[0]
+    if limit_bytes is None or least.n_bytes <= limit_bytes:
+        return None
     text = f"no plan fits {limit_bytes:,} bytes ({memory_text(limit_bytes)}) per device: "
     if isinstance(least, StagedPoint):
         stages = least.searched.stages

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -19,13 +18,10 @@ from ..sharding.micro_batches import checked_count
 from ..sharding.model import Model
 from .batch_size import batch_of
 from .find_frontier import ModelFrontier
-from .find_staged import find_with_stages
 from .infeasible import least_needed, nothing_fits, time_for_more
 from .plan import Plan
 from .request import OF_CURVE, Request, fastest_that_fits
 from .scaling_curve import Curve, CurvePoint
-from .staged_frontier import StagedFrontier, UnstagedPoint
-from .staged_plan import StagedPlan
 from .unsplit import unsplit_if_as_fast
 
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
@@ -136,65 +132,6 @@ def find_answer(option: str, request: Request, parallelism: int | Sequence[int] 
     # The peaks in the table are computed for it, which takes a third of the search's time.
     dump("frontier", lambda: frontier.table(plan.point), frontier.summary)
     dump("plan", plan)
-    return plan
-
-
-def find_answer_with_stages(
-    option: str,
-    request: Request,
-    parallelism: int | Sequence[int] | None,
-    stages: Sequence[int],
-    schedule: str | None = None,
-) -> Plan | StagedPlan:
-    """Return the answer to one of the options among plans with some numbers of stages: a plan with its frontier.
-
-    Args:
-        stages: the numbers, of which 1 stands for plans without stages.
-        schedule: the order of the stages' passes; None for the default.
-
-    Raises:
-        InputError: the option is ``profiling``, several parallelisms are asked for with ``mini_time``; or as
-            :func:`.find_staged.find_with_stages`.
-    """
-    available = request.hardware.parallelisms()
-    counts = list(available) if parallelism is None else parallelisms(parallelism)
-    if option == "mini_time" and parallelism is None:
-        counts = [max(available)]
-    if option == "profiling" or (option == "mini_time" and len(counts) != 1):
-        raise InputError(
-            f"stages= is for one plan, got option '{option}' with parallelism {counts}; leave it out, or ask for one plan"
-        )
-    frontier = _on_fewest_devices(request, counts, stages, schedule)
-    plan = fastest_of(frontier, option, request)
-    dump("frontier", lambda: frontier.table(plan.point), frontier.summary)
-    dump("plan", plan)
-    return plan
-
-
-def _on_fewest_devices(
-    request: Request, parallelisms: Sequence[int], stages: Sequence[int], schedule: str | None
-) -> StagedFrontier:
-    """Return the frontier at the least parallelism at which any plan fits.
-
-    Raises:
-        InputError: nothing fits at any of the parallelisms; the message is that of the largest.
-    """
-    *fewer, most = sorted(parallelisms)
-    for count in fewer:
-        with contextlib.suppress(InputError):
-            return find_with_stages(request, count, stages, schedule)
-    return find_with_stages(request, most, stages, schedule)
-
-
-def fastest_of(frontier: StagedFrontier, option: str, request: Request) -> Plan | StagedPlan:
-    """Return the fastest plan of a frontier within the memory limit, or an unsplit one as :func:`.unsplit_if_as_fast`."""
-    number = frontier.fastest_within(request.limit_bytes)
-    plan, point = frontier.plan(number, option), frontier.points_of[number]
-    if option == "mini_time" and isinstance(point, UnstagedPoint):
-        own = point.plan(option, request.assumed)
-        unsplit = unsplit_if_as_fast(own, request)
-        if unsplit is not own:
-            return dataclasses.replace(unsplit, frontier=frontier, frontier_text=frontier.table())
     return plan
 
 

@@ -22,7 +22,8 @@ from ..frontend.initial_values import FirstValues
 from ..frontend.recorded_graph import initializer_names
 from ..frontend.recording import Recording
 from ..plan.find_staged import checked_stages
-from ..plan.options import check_option, find_answer, find_answer_with_stages, request_of
+from ..plan.options import check_option, find_answer, request_of
+from ..plan.options_with_stages import find_answer_with_stages
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve
 from ..plan.staged_plan import StagedPlan

@@ -287,8 +287,6 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...]:
         if arguments.schedule is not None:
             raise InputError("--schedule is the order in which stages run; give --stages 2 or more with it")
         return stages
-    if arguments.option == "profiling":
-        raise InputError("--option profiling makes a curve of plans without stages; leave --stages")
     for name, given in {
         "--frontier": arguments.frontier, "--report": arguments.report, "--profile-budget": arguments.profile_budget,
     }.items():  # fmt: skip
@@ -300,7 +298,8 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...]:
 def _find(
     arguments: argparse.Namespace, request: Request, counts: list[int], stages: tuple[int, ...]
 ) -> Plan | StagedPlan | Curve:
-    from ...plan.options import find_answer_with_stages, mini_parallelism, mini_time, profiling
+    from ...plan.options import mini_parallelism, mini_time, profiling
+    from ...plan.options_with_stages import find_answer_with_stages
 
     if arguments.profile_budget is not None:
         from ...runtime.ranks import current_processes

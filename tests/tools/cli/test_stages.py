@@ -55,6 +55,15 @@ def test_so_many_stages_as_asked_for_are_taken(tmp_path: Path, capsys: pytest.Ca
     assert "--point and --memory choose a point of a frontier" in capsys.readouterr().err
 
 
+def test_a_curve_takes_the_fastest_of_each_number_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "curve.json"
+    asked = ("--option", "profiling", "--parallelism", "1,2,4", "--micro-batches", "4", "--memory", "1GB", "--stages", "2")
+    assert main([*SEARCH, *asked, "--json", str(file)]) == 0
+    assert "stages" in capsys.readouterr().out
+    curve = json.loads(file.read_text())["curve"]
+    assert [(point["parallelism"], point["fits"], point["stages"]) for point in curve] == [(2, True, 2), (4, True, 2)]
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -63,7 +72,7 @@ def test_so_many_stages_as_asked_for_are_taken(tmp_path: Path, capsys: pytest.Ca
         (["--schedule", "gpipe"], "--schedule is the order in which stages run; give --stages 2 or more with it"),
         (["--stages", "2", "--micro-batches", "7"], "64 samples, which 7 doesn't divide"),
         (["--stages", "2", "--frontier", "f.json"], "--frontier is of plans without stages; leave it, or --stages"),
-        (["--stages", "2", "--option", "profiling"], "--option profiling makes a curve of plans without stages"),
+        (["--stages", "2", "--option", "profiling", "--parallelism", "1"], "2 stages on 1 device: each takes one at least"),
         (["--stages", "2", "--without", "stages"], "stages=2 is asked for, and to do without 'stages'"),
         (["--stages", "2", "--memory", "1kB"], "no plan fits 1,000 bytes (1 kB) per device: in 2 stages and "),
     ],
