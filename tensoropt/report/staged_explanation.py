@@ -7,9 +7,9 @@ from typing import Any
 from tabulate import tabulate
 
 from ..common.memory_units import memory_text
-from .explanation import FORMAT, VERSION, Around, explanation
+from .explanation import FORMAT, VERSION, PlanFacts, explanation
 from .explanation_text import parts_text
-from .rows import PlanRows
+from .plan_rows import PlanRows
 
 
 def staged_explanation(value: dict[str, Any]) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def staged_explanation(value: dict[str, Any]) -> dict[str, Any]:
             **{key: stage[key] for key in ("devices", "in_flight", "memory_bytes", "idle_share", "last_operator")},
             "n_operators": len(stage["operators"]),
             "busy_us": stage["plan"]["time_us"],
-            "explanation": explanation(PlanRows(stage["plan"]), Around()),
+            "explanation": explanation(PlanRows(stage["plan"]), PlanFacts()),
         }
         for stage in value["stages"]
     ]
