@@ -22,7 +22,7 @@ from tensoropt.plan.stage_points import SearchedStages, needed_bytes, saved_byte
 from tensoropt.plan.staged_frontier import StagedFrontier, StagedPoint, UnstagedPoint
 from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import Hardware, named
-from tensoropt.runtime.pipeline.execute import execute_staged
+from tensoropt.runtime.pipeline.execute_staged import execute_staged
 from tensoropt.runtime.ranks import Processes
 
 
