@@ -2,9 +2,9 @@
 
 First the cuts with the shortest longest stage are found, by dynamic programming over places in program order, with sums of
 operators' times and what crosses at both ends. These sums don't know what moves: a tied table and its lookups, or a penalty.
-Nor is the shortest longest stage what counts: a first stage that takes longer hides what the others do, a last one that does
-waits for the first. So then one cut after the other is moved to the places that come next by the same sums, and the step is
-predicted with what each stage really does (:func:`.stage_times.estimated_us`).
+Nor is the shortest longest stage what counts: a first stage that takes longer hides what the others do, and a last one that
+does waits for the first. So then one cut after the other is moved to the places that come next by the same sums, and the
+step is predicted with what each stage really does (:func:`.stage_times.estimated_us`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,24 @@ FEWEST_TRIED = 6
 """The fewest places that are tried for each cut."""
 
 
-def balanced(model: Model, hardware: Hardware, n_stages: int, parallelism: int, n_micro_batches: int) -> Stages:
+def balanced(
+    model: Model,
+    hardware: Hardware,
+    n_stages: int,
+    parallelism: int,
+    n_micro_batches: int,
+    times: OperatorTimes | None = None,
+) -> Stages:
     """Return a model cut such that a step is predicted to take the least time of the cuts that are tried.
 
     Args:
         parallelism: the number of devices of each stage.
+        times: those of the model's operators on these devices, where they are known.
 
     Raises:
         InputError: there are fewer places to cut at than stages need.
     """
-    times = OperatorTimes(model.in_micro_batches(n_micro_batches), hardware, hardware.mesh(parallelism))
+    times = times or OperatorTimes(model.in_micro_batches(n_micro_batches), hardware, hardware.mesh(parallelism))
     places = _Places.of(times, way_back_and_forth_us(hardware, parallelism, n_stages))
     at = places.shortest_longest(n_stages)
 

@@ -1,196 +1,226 @@
-"""Find a plan in stages: cut the model (:mod:`.cuts`), then search each stage as a model of its own, in micro-batches."""
+"""Find plans in stages: cut the model (:mod:`.cuts`), then search each stage as a model of its own, in micro-batches.
+
+What a request leaves open, the numbers of stages and of micro-batches, is searched one after the other, and the minimal
+points of all make one frontier.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from ..common.errors import InputError, short
 from ..common.memory_units import memory_text
-from ..ir.graph import Operator
-from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, tried_in_flight
+from ..ft import ALGORITHMS, BY_DEFAULT
+from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, SCHEDULES
+from ..search.problem.choices import ACCUMULATE, STAGES
+from ..search.problem.objectives import MEMORY_TIME
 from ..sharding.model import Model
-from ..sharding.stages import StageModel
+from ..sharding.stages import Stages
 from .cuts import balanced
-from .find_frontier import ModelFrontier
-from .request import Request, searched
-from .stage_times import OperatorTimes, PassTimes, Transfers, beside, step_us, transfers, works
-from .staged_plan import PlannedStage, StagedPlan
+from .memory_cuts import least_memory
+from .request import Request, fastest_that_fits, searched
+from .stage_points import SearchedStages
+from .stage_times import OperatorTimes, beside, transfers, works
+from .staged_frontier import StagedFrontier, StagedPoint, minimal_points
+from .staged_plan import StagedPlan
 
-WORTH_MEMORY = 0.01
-"""More micro-batches in flight take memory, and so must save this share of a step."""
-MICRO_BATCHES_PER_STAGE = 2
-"""Without a number of micro-batches there are so many for each stage, where the batch can be divided so."""
+MICRO_BATCHES_PER_STAGE = (1, 2, 4)
+"""Without a number of micro-batches so many for each stage are searched, where the batch can be divided so."""
 
 
 def find_staged(request: Request, parallelism: int, n_stages: object, schedule: str | None) -> StagedPlan:
     """Return the fastest plan that was found in a number of stages, within the memory limit.
 
     Raises:
-        InputError: the number of stages doesn't divide that of devices, the model can't be cut into so many, or a stage
-            doesn't fit the memory limit.
+        InputError: none fits; or as :func:`find_with_stages`.
     """
-    count = _checked_stages(n_stages, parallelism)
-    hardware, per_stage = request.hardware, parallelism // count
-    n = request.micro_batches or _micro_batches(request.model, MICRO_BATCHES_PER_STAGE * count)
-    if n == 1:
-        raise InputError(f"stages={count} need several micro-batches, got micro_batches=1; give 2 or more")
-    request.model.in_micro_batches(n)
+    counts = checked_stages(n_stages)
+    if 1 in counts:
+        raise InputError(f"a plan in stages has 2 or more, got {short(n_stages)}")
+    frontier = find_with_stages(request, parallelism, counts, schedule)
+    why = why_too_large(frontier, request.limit_bytes)
+    if why is not None:
+        raise InputError(why)
+    plan = frontier.plan(frontier.fastest_within(request.limit_bytes), "mini_time")
+    assert isinstance(plan, StagedPlan)
+    return plan
+
+
+def find_with_stages(
+    request: Request, parallelism: int, counts: Sequence[int], schedule: str | None = None
+) -> StagedFrontier:
+    """Return the minimal points of all plans with these numbers of stages, of which 1 stands for plans without.
+
+    They needn't be within the memory limit, see :func:`why_too_large`. A number that isn't possible beside others that are
+    is left out; the frontier says so.
+
+    Raises:
+        InputError: none of the numbers is possible, or the request has what can't be combined with stages.
+    """
+    counts = _allowed(request, counts)
     schedule = schedule or ONE_FORWARD_ONE_BACKWARD
-    times = OperatorTimes(request.model.in_micro_batches(n), hardware, hardware.mesh(per_stage))
-    stages = balanced(request.model, hardware, count, per_stage, n)
-    if request.force:
-        raise InputError("force= and stages= can't be combined; leave one of the two")
-    frontiers = [searched(replace(request, model=model, micro_batches=n), per_stage) for model in stages.models]
-    predicted = _Predicted(
-        works(stages, times), beside(stages, hardware, per_stage, times), transfers(stages, hardware, per_stage, n)
-    )
-    best: _Scheduled | None = None
-    for in_flight in tried_in_flight(count, n) if schedule == ONE_FORWARD_ONE_BACKWARD else [(n,) * count]:
+    if schedule not in SCHEDULES:
+        raise InputError(f"unknown schedule {short(schedule)}; expected {' or '.join(map(repr, SCHEDULES))}")
+    unstaged = fastest_that_fits(request, parallelism)[1] if 1 in counts else []
+    found: list[SearchedStages] = []
+    left_out: list[str] = []
+    for count in sorted({*counts} - {1}):
         try:
-            other = _scheduled(frontiers, schedule, n, in_flight, predicted, request.limit_bytes)
-        except InputError:
-            if best is None:
-                raise
-            break  # so many don't fit
-        if best is None or other.time_us < (1 - WORTH_MEMORY) * best.time_us:
-            best = other
-    assert best is not None
-    time_us, times_us = best.time_us, best.times_us
-    planned = tuple(
-        PlannedStage(
-            devices=tuple(range(number * per_stage, (number + 1) * per_stage)),
-            last_operator=(*stages.cuts, "")[number],
-            in_flight=most,
-            plan=frontier.plan(point, "mini_time"),
-            memory_bytes=n_bytes,
-            idle_share=1 - times_us[number] / time_us,
-        )
-        for number, (most, frontier, (point, n_bytes)) in enumerate(
-            zip(best.in_flight, frontiers, best.points, strict=True)
-        )
-    )
-    return StagedPlan(
-        stages=planned,
-        schedule=schedule,
-        micro_batches=n,
-        time_us=time_us,
-        model_digest=request.model.graph.digest,
-        assumed=dict(request.assumed),
+            found += _searched(request, parallelism, count, schedule)
+        except InputError as error:
+            left_out.append(str(error))
+    if not found and not unstaged:
+        raise InputError(left_out[0])
+    started = time.perf_counter()
+    points = minimal_points(unstaged, found, request.limit_bytes, request.progress)
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for frontier in [*unstaged, *(each for of_cut in found for each in of_cut.frontiers)]:
+        for phase, value in frontier.seconds_by_phase.items():
+            seconds[phase] += value
+    seconds["peaks"] += time.perf_counter() - started
+    return StagedFrontier(
+        points_of=tuple(points),
+        hardware=request.hardware,
+        parallelism=parallelism,
+        unstaged=tuple(unstaged),
+        searched=tuple(found),
+        left_out=tuple(left_out),
+        assumed=request.assumed,
+        seconds_by_phase=seconds,
     )
 
 
-class _Scheduled(NamedTuple):
-    """A point of each stage's frontier and its bytes, the micro-batches in flight, and the times that follow.
-
-    Attributes:
-        times_us: for each stage, the time of all that it does in a step.
-    """
-
-    points: list[tuple[int, int]]
-    in_flight: tuple[int, ...]
-    times_us: list[float]
-    time_us: float
-
-
-class _Predicted(NamedTuple):
-    """What the times of stages follow from, whatever the points: see :mod:`.stage_times`."""
-
-    works: list[PassTimes]
-    beside: list[PassTimes]
-    transfers: Transfers
-
-
-def _scheduled(
-    frontiers: Sequence[ModelFrontier],
-    schedule: str,
-    n: int,
-    in_flight: tuple[int, ...],
-    predicted: _Predicted,
-    limit_bytes: int | None,
-) -> _Scheduled:
-    """Return the fastest points that fit the memory limit with so many micro-batches in flight.
+def checked_stages(given: object) -> tuple[int, ...]:
+    """Return the numbers of stages that a user gave: one, or several of which the search chooses.
 
     Raises:
-        InputError: a stage doesn't fit.
+        InputError: they aren't whole numbers from 1 up.
     """
-    points = [_fastest(frontier, most, limit_bytes) for frontier, most in zip(frontiers, in_flight, strict=True)]
-    searched_us = [frontier.points[point].time_us for frontier, (point, _) in zip(frontiers, points, strict=True)]
-    times = [
-        work.scaled(time_us / work.total(n)) + other
-        for work, other, time_us in zip(predicted.works, predicted.beside, searched_us, strict=True)
-    ]
-    time_us = step_us(times, predicted.transfers, schedule, n, in_flight)
-    return _Scheduled(points, in_flight, [each.total(n) for each in times], time_us)
+    several = given if isinstance(given, (tuple, list)) else (given,)
+    for count in several:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InputError(f"stages takes whole numbers from 1 up, such as 2, or (1, 2) for a choice, got {short(given)}")
+    if not several:
+        raise InputError("stages is empty; give whole numbers from 1 up, such as (1, 2)")
+    return tuple(dict.fromkeys(several))
 
 
-def _checked_stages(given: object, parallelism: int) -> int:
-    """Return the number of stages that a user gave.
+def _allowed(request: Request, counts: Sequence[int]) -> tuple[int, ...]:
+    """Return the numbers of stages that a request allows.
 
     Raises:
-        InputError: it isn't a whole number from 2 up that divides the number of devices.
+        InputError: it has what can't be combined with stages.
     """
-    if isinstance(given, bool) or not isinstance(given, int) or given < 2:
-        raise InputError(f"stages takes a whole number from 2 up, or 1 for none, got {short(given)}")
-    if parallelism % given:
+    asked = f"stages={counts[0] if len(counts) == 1 else tuple(counts)}"
+    if STAGES in request.without:
+        if 1 not in counts:
+            raise InputError(f"{asked} is asked for, and to do without '{STAGES}'; leave one of the two")
+        return (1,)
+    if max(counts) > 1:
+        if request.force:
+            raise InputError("force= and stages= can't be combined; leave one of the two")
+        if request.objectives != MEMORY_TIME:
+            raise InputError(
+                f"{asked} trades memory and time, got the objectives {','.join(request.objectives)}; leave one of the two"
+            )
+        if request.algorithm not in ALGORITHMS:
+            raise InputError(
+                f"algorithm '{request.algorithm}' knows no stages; leave {asked}, or search with {ALGORITHMS[0]}"
+            )
+        if ACCUMULATE in request.without:
+            raise InputError(f"{asked} takes micro-batches, and to do without '{ACCUMULATE}' is asked; leave one of the two")
+    return tuple(counts)
+
+
+def _searched(request: Request, parallelism: int, count: int, schedule: str) -> list[SearchedStages]:
+    """Return all cuts into a number of stages that are searched, in all numbers of micro-batches that a request allows.
+
+    Raises:
+        InputError: the number of stages doesn't divide that of devices, the model can't be cut into so many, or can't be
+            trained in micro-batches.
+    """
+    if count > parallelism:
+        devices = f"{parallelism} device{'s' * (parallelism > 1)}"
+        raise InputError(f"{count} stages on {devices}: each takes one at least; give {parallelism} or fewer")
+    if parallelism % count:
         raise InputError(
-            f"{given} stages on {parallelism} devices: each takes equally many; give a divisor of {parallelism}"
+            f"{count} stages on {parallelism} devices: each takes equally many; give a divisor of {parallelism}"
         )
-    return given
+    if request.micro_batches == 1:
+        raise InputError(f"stages={count} need several micro-batches, got micro_batches=1; give 2 or more")
+    model, hardware, per_stage = request.model, request.hardware, parallelism // count
+    try:
+        hardware.mesh(per_stage)
+    except ValueError as error:
+        raise InputError(f"{count} stages on {parallelism} devices: {error}") from error
+    slices = [request.micro_batches] if request.micro_batches else _micro_batches(model, count)
+    budget = request.budget or BY_DEFAULT
+    # Together all stages are refined as long as a model without.
+    budget = replace(budget, seconds=budget.seconds / (count * len(slices)))
+    found = []
+    for n, stages, times in _cut(request, count, per_stage, slices):
+        requests = (replace(request, model=each, micro_batches=n, budget=budget) for each in stages.models)
+        frontiers = tuple(searched(each, per_stage) for each in requests)
+        others = beside(stages, hardware, per_stage, times)
+        on_the_way = transfers(stages, hardware, per_stage, n)
+        found.append(SearchedStages(stages, frontiers, n, schedule, tuple(works(stages, times)), tuple(others), on_the_way))
+    return found
 
 
-def _micro_batches(model: Model, wanted: int) -> int:
-    """Return the largest number of micro-batches up to ``wanted`` in which the model can be trained."""
-    for n in range(wanted, 1, -1):
+def _cut(request: Request, count: int, per_stage: int, slices: Sequence[int]) -> Iterator[tuple[int, Stages, OperatorTimes]]:
+    """Yield the cuts that are searched, with numbers of micro-batches and the operators' times.
+
+    Each number has the cut of least time; the largest, which needs the least memory, also that of least memory.
+    """
+    model, hardware = request.model, request.hardware
+    for n in slices:
+        times = OperatorTimes(model.in_micro_batches(n), hardware, hardware.mesh(per_stage))
+        fastest = balanced(model, hardware, count, per_stage, n, times)
+        yield n, fastest, times
+    least = least_memory(model, count, slices[-1])
+    if least is not None and least.cuts != fastest.cuts:
+        yield slices[-1], least, times
+
+
+def _micro_batches(model: Model, n_stages: int) -> list[int]:
+    """Return the numbers of micro-batches that are searched, ascending.
+
+    Raises:
+        InputError: the model can't be trained in micro-batches.
+    """
+    found = {_most_micro_batches(model, each * n_stages) for each in MICRO_BATCHES_PER_STAGE} - {1}
+    if not found:
+        model.in_micro_batches(2)  # says why not
+    return sorted(found)
+
+
+def _most_micro_batches(model: Model, most: int) -> int:
+    """Return the largest number of micro-batches up to ``most`` in which the model can be trained."""
+    for n in range(most, 1, -1):
         try:
             model.in_micro_batches(n)
         except InputError:
             continue
         return n
-    model.in_micro_batches(2)  # says why not
     return 1
 
 
-def _fastest(frontier: ModelFrontier, in_flight: int, limit_bytes: int | None) -> tuple[int, int]:
-    """Return the fastest point of a stage that fits the memory limit with its micro-batches in flight, and its bytes.
-
-    Raises:
-        InputError: none fits.
-    """
-    for point in reversed(range(len(frontier.points))):
-        n_bytes = needed_bytes(frontier, point, in_flight)
-        if limit_bytes is None or n_bytes <= limit_bytes:
-            return point, n_bytes
-    least = min(needed_bytes(frontier, point, in_flight) for point in range(len(frontier.points)))
-    raise InputError(
-        f"a stage needs {memory_text(least)} per device at least, above the limit of "
-        f"{memory_text(limit_bytes or 0)}; ask for more stages, more micro-batches or more memory"
-    )
-
-
-def needed_bytes(frontier: ModelFrontier, point: int, in_flight: int) -> int:
-    """Return the peak of a stage: that of one micro-batch, and what the others in flight save for the backward pass.
-
-    Rows of the whole batch that it looks up ahead are held twice, whole and cut, and so are their gradients later.
-    """
-    of_one = frontier.needed_bytes(point) + (in_flight - 1) * saved_bytes(frontier, point)
-    return of_one + 2 * _ahead_bytes(frontier.model)
-
-
-def _ahead_bytes(model: Model) -> int:
-    """Return the bytes of all rows that a stage looks up for others."""
-    assert isinstance(model, StageModel)
-    ahead = {each.tensor for each in model.stages.crossings if each.is_ahead and each.source == model.index}
-    return sum(model.stages.whole.graph.tensors[name].mem_bytes for name in ahead)
-
-
-def saved_bytes(frontier: ModelFrontier, point: int) -> int:
-    """Return the bytes that a micro-batch saves for its backward pass, at most: all that isn't held for the whole step."""
-    graph, record = frontier.model.graph, frontier.plan(point)
-    held = sum(op.memory_bytes for op in record.operators if graph.n_runs(_result(graph.operators[op.name])) == 1)
-    return max(0, record.memory_bytes - held)
-
-
-def _result(op: Operator) -> str:
-    return op.outputs[0].name if op.outputs else ""
+def why_too_large(frontier: StagedFrontier, limit_bytes: int | None) -> str | None:
+    """Return the sentence that even the point of least memory is above a limit, with the stage that is; None if it isn't."""
+    least = frontier.points_of[0]
+    if limit_bytes is None or least.n_bytes <= limit_bytes:
+        return None
+    text = f"no plan fits {limit_bytes:,} bytes ({memory_text(limit_bytes)}) per device: "
+    if isinstance(least, StagedPoint):
+        stages = least.searched.stages
+        number = least.stage_bytes.index(least.n_bytes)
+        text += (
+            f"in {stages.n} stages and {least.micro_batches} micro-batches stage {number} alone, {stages.between(number)}, "
+            f"needs {least.n_bytes:,} bytes ({memory_text(least.n_bytes)})"
+        )
+    else:
+        text += f"the least that was found is {least.n_bytes:,} bytes ({memory_text(least.n_bytes)}), without stages"
+    return f"{text}; ask for more stages, more micro-batches, more devices, or memory={least.n_bytes} or more"

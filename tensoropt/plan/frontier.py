@@ -20,10 +20,10 @@ from tabulate import tabulate
 from ..common.errors import InputError, short
 from ..common.memory_units import memory_text, parse_memory
 from ..common.progress import Progress
-from ..report.data import report_data
 from ..report.frontier_rows import FrontierRows
 from ..report.notebook import bundle, frontier_html
 from ..report.page import report_name, write_report
+from ..report.page_data import report_data
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
 from .first_fit import ALL_AT_ONCE, first_that_fits, least_of
 from .picture import new_axes, save_picture
@@ -102,6 +102,13 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         Raises:
             InputError: there is no such point.
         """
+
+    def alone(self, point: int) -> tuple[PlanFrontier[Any], int]:
+        """Return the frontier that was searched for a point's plan alone, and the point's number there.
+
+        It is another one where several were searched, with stages and without; see :mod:`.staged_frontier`.
+        """
+        return self, point
 
     def peak(self, point: int) -> Peak | None:
         """Return the most memory that is alive at once on a device under a point's plan; None without the model."""
@@ -290,7 +297,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         is_known = with_peaks or self.all_peaks is not None
         with_peak = set(self.known_peaks) if is_known else {chosen} & set(self.known_peaks)
         rows = []
-        shown = _thinned(len(self), {turning, *({chosen} if chosen is not None else ())})
+        shown = thinned(len(self), {turning, *({chosen} if chosen is not None else ())})
         for number in shown:
             point = self.points[number]
             marks = [text for at, text in ((turning, "turning point"), (chosen, "chosen")) if at == number]
@@ -371,7 +378,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
 
     def _repr_html_(self) -> str:
         turning = self.turning_number
-        return frontier_html(self.summary(), self.points, {"turning point": turning}, _thinned(len(self), {turning}))
+        return frontier_html(self.summary(), self.points, {"turning point": turning}, thinned(len(self), {turning}))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return bundle(self)
@@ -380,7 +387,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         return f"{self.summary()}\n{self.table()}"
 
 
-def _thinned(n_points: int, always: set[int]) -> list[int]:
+def thinned(n_points: int, always: set[int]) -> list[int]:
     """Return the numbers of the points that a table shows: all of a short frontier, else some from end to end."""
     if n_points <= 2 * MAX_ROWS:
         return list(range(n_points))

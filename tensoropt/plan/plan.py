@@ -13,12 +13,12 @@ from ..common.files import read_json, reading_value, write_json
 from ..common.formats import PLAN
 from ..common.memory_units import default_limit, memory_text
 from ..ir.graph import Graph, Operator
-from ..report.data import frontier_of_plan, report_data
-from ..report.explanation import Around, explanation
+from ..report.explanation import PlanFacts, explanation
 from ..report.explanation_text import explanation_text
 from ..report.notebook import bundle, plan_html
 from ..report.page import report_name, write_report
-from ..report.rows import SOURCES, PlanRows, device_bytes_of
+from ..report.page_data import frontier_of_plan, report_data
+from ..report.plan_rows import SOURCES, PlanRows, device_bytes_of
 from ..report.too_large import too_large_text
 from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
@@ -46,7 +46,7 @@ class Plan(PlanRecord):
         point: the number of the plan's point on it.
     """
 
-    frontier: PlanFrontier[Plan] | None = field(default=None, repr=False)
+    frontier: PlanFrontier[Any] | None = field(default=None, repr=False)
     point: int | None = None
 
     @property
@@ -123,12 +123,13 @@ class Plan(PlanRecord):
         """Return the numbers of :meth:`explain` as a JSON value."""
         rows = PlanRows(self.to_json())
         if self.frontier is None or self.point is None:
-            return explanation(rows, Around())
-        at, points, peak = self.point, self.frontier.points, self.frontier.peak(self.point)
+            return explanation(rows, PlanFacts())
+        frontier, at = self.frontier.alone(self.point)
+        points, peak = frontier.points, frontier.peak(at)
         smaller = asdict(points[at - 1]) if at > 0 else None
         faster = asdict(points[at + 1]) if at + 1 < len(points) else None
         by_use = None if peak is None else peak.by_use
-        return explanation(rows, Around(smaller, faster, True, by_use, self._fitting_the_device(rows)))
+        return explanation(rows, PlanFacts(smaller, faster, True, by_use, self._fitting_the_device(rows)))
 
     def too_large(self) -> str | None:
         """Return the sentence that the plan needs more memory than its device has, None if it doesn't."""
@@ -140,11 +141,12 @@ class Plan(PlanRecord):
         if self.frontier is None or too_large_text(rows) is None:
             return None
         assert rows.device_bytes is not None
-        point = self.frontier.fastest_within(default_limit(rows.device_bytes))
+        frontier = self.frontier if self.point is None else self.frontier.alone(self.point)[0]
+        point = frontier.fastest_within(default_limit(rows.device_bytes))
         if point is None:
             return None
-        peak = self.frontier.peak(point)
-        return point, {**asdict(self.frontier.points[point]), "peak_bytes": None if peak is None else peak.n_bytes}
+        peak = frontier.peak(point)
+        return point, {**asdict(frontier.points[point]), "peak_bytes": None if peak is None else peak.n_bytes}
 
     def report(self, file: str | os.PathLike[str]) -> None:
         """Write an HTML file on the plan and its frontier, which opens in a browser without a network; needs Plotly.
@@ -156,7 +158,8 @@ class Plan(PlanRecord):
             name = report_name(file)
             write_report(report_data(frontier_of_plan(PlanRows(self.to_json())), name), file)
         else:
-            self.frontier.report(file, self.point)
+            frontier, point = self.frontier.alone(self.point)
+            frontier.report(file, point)
 
     def explained(self) -> str:
         """Return the frontier's table, the tables of :meth:`explain`, and the plan's own table, as text."""

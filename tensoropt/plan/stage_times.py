@@ -14,14 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from functools import reduce
 from typing import NamedTuple
+
+import numpy as np
 
 from ..costs.model_costs import costing_of
 from ..costs.resharding_costs import shard_bytes
 from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator
 from ..profiling.hardware import Hardware
 from ..profiling.work import WorkItem
-from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, makespan, pass_orders, tried_in_flight
+from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, Times, makespan, pass_orders, tried_in_flight
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
 from ..rules.rule import configs, interface_of
@@ -31,26 +34,26 @@ from ..sharding.stages import Crossing, Stages
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """Microseconds of a stage: of a micro-batch's passes, and of what runs once a step.
+    """Microseconds of a stage: of a micro-batch's passes, and of what runs once a step. Many plans have float64[plans] each.
 
     Attributes:
         before: until its first pass may begin.
         after: when its last pass is over.
     """
 
-    forward: float = 0.0
-    backward: float = 0.0
-    before: float = 0.0
-    after: float = 0.0
+    forward: Times = 0.0
+    backward: Times = 0.0
+    before: Times = 0.0
+    after: Times = 0.0
 
     def __add__(self, other: PassTimes) -> PassTimes:
         return PassTimes(*(own + each for own, each in zip(astuple(self), astuple(other), strict=True)))
 
-    def scaled(self, factor: float) -> PassTimes:
+    def scaled(self, factor: Times) -> PassTimes:
         """Return all times multiplied by a factor."""
         return PassTimes(self.forward * factor, self.backward * factor, self.before * factor, self.after * factor)
 
-    def total(self, n_micro_batches: int) -> float:
+    def total(self, n_micro_batches: int) -> Times:
         """Return the time of all passes of a step and of what runs once."""
         return n_micro_batches * (self.forward + self.backward) + self.before + self.after
 
@@ -69,12 +72,12 @@ class Transfers(NamedTuple):
     last: list[float]
 
 
-def step_us(times: Sequence[PassTimes], on_the_way: Transfers, schedule: str, n: int, in_flight: Sequence[int]) -> float:
-    """Return the predicted time of a step in ``n`` micro-batches."""
+def step_us(times: Sequence[PassTimes], on_the_way: Transfers, schedule: str, n: int, in_flight: Sequence[int]) -> Times:
+    """Return the predicted time of a step in ``n`` micro-batches, or the times of many plans."""
     begins = [each.before for each in times]
     for stage, way in enumerate(on_the_way.first):
         if way:
-            begins[stage] = max(begins[stage], way + max(each.before for each in times))
+            begins[stage] = np.maximum(begins[stage], way + reduce(np.maximum, [each.before for each in times]))
     return makespan(
         pass_orders(schedule, n, in_flight),
         [each.forward for each in times],
@@ -247,6 +250,7 @@ def estimated_us(stages: Stages, hardware: Hardware, per_stage: int, times: Oper
     found = [work + other for work, other in zip(works(stages, times), others, strict=True)]
     on_the_way = transfers(stages, hardware, per_stage, n)
     return min(
-        step_us(found, on_the_way, ONE_FORWARD_ONE_BACKWARD, n, in_flight) for in_flight in tried_in_flight(stages.n, n)
+        float(step_us(found, on_the_way, ONE_FORWARD_ONE_BACKWARD, n, in_flight))
+        for in_flight in tried_in_flight(stages.n, n)
     )
 

@@ -6,15 +6,15 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from tabulate import tabulate
-
 from ..common.errors import InputError, cut
 from ..common.files import read_json, reading_value, write_json
 from ..common.memory_units import memory_text
 from ..ir.graph import Graph
 from ..program.schedule import SCHEDULES, Orders, pass_orders
+from ..report.staged_explanation import staged_explanation, staged_explanation_text, stages_table
 from ..sharding.model import Model
 from ..sharding.stages import Stages
+from .frontier import PlanFrontier
 from .plan import FORMAT, VERSION, Plan
 
 
@@ -76,6 +76,8 @@ class StagedPlan:
         time_us: the time of a training step: that of the schedule, with each stage's time for a micro-batch.
         model_digest: the digest of the model that the plan is for.
         assumed: the hardware, the provenance of costs, the TensorFlow version.
+        frontier: the frontier that the plan was chosen from, in the process that searched it; None where it was loaded.
+        point: the number of the plan's point on it.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -85,6 +87,8 @@ class StagedPlan:
     model_digest: str
     option: str = "mini_time"
     assumed: dict[str, Any] = field(default_factory=dict)
+    frontier: PlanFrontier[Any] | None = field(default=None, repr=False)
+    point: int | None = None
 
     @property
     def parallelism(self) -> int:
@@ -144,21 +148,15 @@ class StagedPlan:
 
     def table(self) -> str:
         """Return a table of the stages as text."""
-        rows = [
-            [
-                number,
-                ", ".join(map(str, stage.devices)),
-                len(stage.plan.operators),
-                stage.last_operator or "(the end)",
-                stage.in_flight,
-                memory_text(stage.memory_bytes),
-                f"{stage.plan.time_us:,.0f}",
-                f"{stage.idle_share:.0%}",
-            ]
-            for number, stage in enumerate(self.stages)
-        ]
-        headers = ["stage", "devices", "operators", "ends with", "in flight", "memory", "time (us)", "idle"]
-        return tabulate(rows, headers, tablefmt="simple", disable_numparse=True)
+        return stages_table(self.explanation()["stages"])
+
+    def explain(self) -> str:
+        """Return tables of the stages, and of what each spends its time and memory on."""
+        return staged_explanation_text(self.explanation())
+
+    def explanation(self) -> dict[str, Any]:
+        """Return the numbers of :meth:`explain` as a JSON value."""
+        return staged_explanation(self.to_json())
 
     def __repr__(self) -> str:
         tables = [f"stage {number}\n{stage.plan.table()}" for number, stage in enumerate(self.stages)]

@@ -11,7 +11,10 @@ A stage runs its passes in its own order, each as soon as it has what the neighb
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..common.errors import InputError
 
@@ -19,6 +22,9 @@ ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD = "1f1b", "gpipe"
 SCHEDULES = (ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD)
 MOST_MORE_IN_FLIGHT = 4
 """So many more micro-batches in flight are tried at most for each stage that follows."""
+
+Times = Any
+"""A time (float), or the times of many plans (float64[plans]), which are then computed at once."""
 
 
 class Pass(NamedTuple):
@@ -110,13 +116,13 @@ def merged(of_stages: Orders) -> list[Pass]:
 
 def makespan(
     of_stages: Orders,
-    forward: Sequence[float],
-    backward: Sequence[float],
+    forward: Sequence[Times],
+    backward: Sequence[Times],
     transfer: Sequence[float],
-    first: Sequence[float] | None = None,
+    first: Sequence[Times] | None = None,
     last: Sequence[float] | None = None,
-    after: Sequence[float] | None = None,
-) -> float:
+    after: Sequence[Times] | None = None,
+) -> Times:
     """Return how long all passes take together, with what is sent before and after them.
 
     Args:
@@ -128,19 +134,20 @@ def makespan(
             not at all. Where they come the update waits for them.
         after: for each stage, the time of what it does after its last pass, such as updates; None: nothing.
     """
-    ended: dict[Pass, float] = {}
-    free = list(first or [0.0] * len(of_stages))
+    ended: dict[Pass, Times] = {}
+    free: list[Times] = [time + 0.0 * forward[0] for time in first or [0.0] * len(of_stages)]
     for each in merged(of_stages):
         ready = free[each.stage]
         for needed in needs(each, len(of_stages)):
             way = transfer[min(each.stage, needed.stage)] if needed.stage != each.stage else 0.0
-            ready = max(ready, ended[needed] + way)
+            ready = np.maximum(ready, ended[needed] + way)
         takes = backward if each.is_backward else forward
         ended[each] = free[each.stage] = ready + takes[each.stage]
-    nothing = [0.0] * len(free)
-    after, last = after or nothing, last or nothing
+    after, last = after or [0.0 * forward[0]] * len(free), last or [0.0] * len(free)
     # Of two stages the one that doesn't send back is the one that waits; of more it may be any.
-    waits = max(after)
-    return max(
-        max(end + own, end + way + waits if way else 0.0) for end, way, own in zip(free, last, after, strict=True)
-    )
+    waits = reduce(np.maximum, after)
+    ends = [
+        np.maximum(end + own, end + way + waits) if way else end + own
+        for end, way, own in zip(free, last, after, strict=True)
+    ]
+    return reduce(np.maximum, ends)

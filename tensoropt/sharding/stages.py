@@ -96,7 +96,7 @@ class Stages:
         for index, members in enumerate(self.members):
             if not members.intersection(step.variables):
                 raise InputError(
-                    f"stage {index} of {self.n} would have no parameters: none is used {self._between(index)}; ask for "
+                    f"stage {index} of {self.n} would have no parameters: none is used {self.between(index)}; ask for "
                     "fewer stages"
                 )
         graphs = [self.graph_of(index, self.whole.graph) for index in range(self.n)]
@@ -112,7 +112,8 @@ class Stages:
                     "which stages don't exchange; clip each gradient by itself, or use stages=1"
                 )
 
-    def _between(self, index: int) -> str:
+    def between(self, index: int) -> str:
+        """Return in words from where to where in the model a stage goes."""
         operators = self.whole.graph.operators
         start = f"after {operators[self.cuts[index - 1]].where()}" if index else ""
         end = f"up to {operators[self.cuts[index]].where()}" if index < len(self.cuts) else ""

@@ -18,7 +18,7 @@ from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.plan.staged_plan import StagedPlan, load_any
 from tensoropt.profiling.hardware import named
-from tensoropt.runtime.pipeline.execute import execute_staged
+from tensoropt.runtime.pipeline.execute_staged import execute_staged
 from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.stages import Stages
 
@@ -81,11 +81,18 @@ def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
     ("n_stages", "changed", "said"),
     [
         (3, {}, "3 stages on 4 devices: each takes equally many; give a divisor of 4"),
-        ("two", {}, "stages takes a whole number from 2 up, or 1 for none, got 'two'"),
+        (8, {}, "8 stages on 4 devices: each takes one at least; give 4 or fewer"),
+        ("two", {}, r"stages takes whole numbers from 1 up, such as 2, or \(1, 2\) for a choice, got 'two'"),
+        ((2, 0), {}, r"stages takes whole numbers from 1 up, .* got \(2, 0\)"),
+        ((), {}, "stages is empty"),
         (2, {"micro_batches": 1}, "stages=2 need several micro-batches"),
         (2, {"micro_batches": 3}, "8 samples, which 3 doesn't divide"),
         (2, {"force": {"MatMul": {"m": 2}}}, "can't be combined"),
-        (2, {"limit_bytes": 10}, "a stage needs .* above the limit of 10 B"),
+        (2, {"without": frozenset(["stages"])}, "stages=2 is asked for, and to do without 'stages'"),
+        (2, {"without": frozenset(["accumulate"])}, "stages=2 takes micro-batches, and to do without 'accumulate' is asked"),
+        (2, {"algorithm": "optcnn"}, "algorithm 'optcnn' knows no stages"),
+        (2, {"objectives": ("memory", "network")}, "stages=2 trades memory and time, got the objectives memory,network"),
+        (2, {"limit_bytes": 10}, r"no plan fits 10 bytes .* stage \d alone, .* needs"),
     ],
 )
 def test_what_stages_dont_allow_gets_a_sentence(n_stages: object, changed: dict[str, object], said: str) -> None:

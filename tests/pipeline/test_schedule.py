@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from tensoropt.common.errors import InputError
@@ -41,6 +42,15 @@ def test_equal_stages_wait_for_the_first_and_the_last_micro_batch_alone(schedule
     found = pass_orders(schedule, n, least_in_flight(n_stages, n))
     time = makespan(found, [1.0] * n_stages, [2.0] * n_stages, [0.0] * (n_stages - 1))
     assert time == 3.0 * (n + n_stages - 1)
+
+
+def test_times_of_many_plans_are_those_of_each() -> None:
+    rng = np.random.default_rng(1)
+    for n_stages, n in ((1, 3), (2, 4), (4, 8)):
+        forward, backward = rng.random((n_stages, 5)), rng.random((n_stages, 5))
+        found, rest = pass_orders("1f1b", n, least_in_flight(n_stages, n)), [[*rng.random(n_stages)] for _ in range(3)]
+        at_once = makespan(found, list(forward), list(backward), *rest)
+        assert at_once.tolist() == [makespan(found, list(forward[:, i]), list(backward[:, i]), *rest) for i in range(5)]
 
 
 def test_more_in_flight_hides_a_slow_link() -> None:

@@ -15,7 +15,7 @@ from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.ft import INFEASIBLE, Frontier
 from tensoropt.plan.build import cost_entries
-from tensoropt.plan.check import check_reshardings
+from tensoropt.plan.consistency import check_reshardings
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
@@ -115,7 +115,7 @@ def test_a_search_can_do_without(found: ModelFrontier, tmp_path: Path, capsys: p
     assert memory[0] < memory[2]
     capsys.readouterr()
     assert main(["search", *CLUSTER, "--without", "reuse,rest"]) == 2
-    expected = "tensoropt: unknown choice 'rest'; a search can do without 'reuse', 'remat', 'zero', 'accumulate'\n"
+    expected = "tensoropt: unknown choice 'rest'; a search can do without 'reuse', 'remat', 'zero', 'accumulate', 'stages'\n"
     assert capsys.readouterr().err == expected
 
 
