@@ -11,7 +11,18 @@ from pipeline.staged import random_cuts
 
 from tensoropt.common.errors import InputError
 from tensoropt.plan.cuts import balanced
-from tensoropt.plan.stage_times import OperatorTimes, PassTimes, estimated_us, messages, step_us, transfers, works
+from tensoropt.plan.request import Request, searched
+from tensoropt.plan.stage_points import needed_bytes
+from tensoropt.plan.stage_times import (
+    OperatorTimes,
+    PassTimes,
+    beside,
+    estimated_us,
+    messages,
+    step_us,
+    transfers,
+    works,
+)
 from tensoropt.profiling.hardware import Hardware, LinkLevel, Origin, named
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.stages import Stages
@@ -84,7 +95,7 @@ def test_a_tied_table_is_looked_up_before_its_stage_begins_and_updated_there() -
 def test_messages_take_of_a_measured_rank_what_the_link_takes_by_the_exposed_share() -> None:
     model = models.recorded("tied", "adam").model
     stages = Stages(model, ("Tanh",))
-    assert [astuple(each) for each in messages(stages, slow_link(1e8), 1, N)] == [(0.0,) * 4] * 2
+    assert messages(stages, slow_link(1e8), 1, N) == [PassTimes()] * 2
     measured = slow_link(1e8, measured=Origin("2026-11-26", "2.21.0", 1), exposed_share=0.5, collective_call_us=30.0)
     first_stage, last_stage = messages(stages, measured, 1, N)
     graph = model.in_micro_batches(N).graph
@@ -94,8 +105,8 @@ def test_messages_take_of_a_measured_rank_what_the_link_takes_by_the_exposed_sha
     (mask,) = (graph.tensors[each.tensor] for each in stages.crossings if not each.has_gradient)
     forward = own + 30.0 + 0.25 * mask.mem_bytes / 100
     # Stage 0 receives rows and sends its result, stage 1 receives it; rows are sent before all passes.
-    assert astuple(first_stage) == pytest.approx((of_rows + forward, of_rows + own, 0.0, 0.0))
-    assert astuple(last_stage) == pytest.approx((forward, own, N * of_rows, N * of_rows))
+    assert astuple(first_stage) == pytest.approx((of_rows + forward, of_rows + own, 0.0, 0.0, 0.0))
+    assert astuple(last_stage) == pytest.approx((forward, own, N * of_rows, N * of_rows, 0.0))
 
 
 def test_rows_are_waited_for_and_not_counted_among_what_passes_send() -> None:
@@ -125,3 +136,32 @@ def test_a_link_inside_of_a_machine_and_one_between_machines() -> None:
     n = sum(e.tensor in graph.micro_batching.forms for e in sent)
     assert within == pytest.approx(n * device.latency_us + n_bytes / (2 * device.bytes_per_s) * 1e6)
     assert between == pytest.approx(n * machine.latency_us + n_bytes / machine.bytes_per_s * 1e6)
+
+
+def test_gradients_of_variables_are_late_where_ranks_run_in_order() -> None:
+    model, hardware = models.recorded("mlp", "adam").model, slow_link(1e8)
+    in_order = replace(hardware, measured=Origin("2026-11-26", "2.21.0", 1))
+    assert all(each.late == 0.0 for each in times_of(model, hardware).of.values())
+    times = times_of(model, in_order)
+    products = {op.name: op for op in model.graph.operators.values() if op.type == "MatMul"}
+    shares = {name: times.of[name].late / times.of[name].backward for name in products}
+    # The first product's backward pass is for its weights alone, since a batch has no gradient.
+    assert list(shares.values()) == pytest.approx([1.0] + [0.5] * (len(shares) - 1))
+    stages = balanced(model, in_order, 2, 1, N)
+    every = [each + other for each, other in zip(works(stages, times), beside(stages, in_order, 1, times), strict=True)]
+    assert all(0.0 < each.late < each.backward for each in every[1:])
+
+
+def test_memory_holds_the_gradients_that_wait_where_ranks_run_in_order() -> None:
+    model = models.recorded("mlp", "adam").model
+    found = {}
+    for threads in (0, 1):
+        hardware = slow_link(1e8, measured=Origin("2026-11-26", "2.21.0", threads))
+        request = Request(Stages(model, ("Tanh",)).models[1], hardware, None, micro_batches=N)
+        frontier = searched(request, 1)
+        found[threads] = needed_bytes(frontier, 0, 1) - frontier.needed_bytes(0)
+    graph = model.in_micro_batches(N).graph
+    members = Stages(model, ("Tanh",)).members[1]
+    with_weights = (op for op in graph.operators.values() if op.name in members and op.type in ("MatMul", "AddV2"))
+    waiting = [op for op in with_weights if any(t.name in graph.made_of_variables for _, t in op.operands)]
+    assert waiting and found == {0: 0, 1: sum(op.result.mem_bytes for op in waiting)}

@@ -81,6 +81,16 @@ def test_what_a_stage_does_after_its_last_pass_is_counted() -> None:
     assert makespan(found, *times, last=[4.0, 0.0], after=[1.0, 2.0]) == alone + 6.0
 
 
+def test_an_earlier_stage_goes_on_when_a_later_one_has_sent_its_gradients() -> None:
+    found = pass_orders("gpipe", 2, [2, 2])
+    times = [1.0, 1.0], [2.0, 2.0], [0.5]
+    # Stage 0 waits for the first gradient, and then for the second one.
+    assert makespan(found, *times) == (1.0 + 0.5 + 2 * 1.0) + 2 * 2.0 + 0.5 + 2.0
+    assert makespan(found, *times, late=[0.0, 1.0]) == (1.0 + 0.5 + 2 * 1.0) + 2 * 2.0 - 1.0 + 0.5 + 2.0
+    # What stage 0 has still to do then delays nobody, and isn't saved either.
+    assert makespan(found, *times, late=[1.0, 1.0]) == makespan(found, *times, late=[0.0, 1.0])
+
+
 @pytest.mark.parametrize(("n_stages", "n"), [(1, 4), (2, 8), (4, 4), (3, 2)])
 def test_more_in_flight_are_tried_up_to_all(n_stages: int, n: int) -> None:
     found = tried_in_flight(n_stages, n)
