@@ -12,6 +12,8 @@ pytestmark = pytest.mark.deadlines  # which rank is missed first depends on what
 
 TRAIN = Path(__file__).parent / "train.py"
 LIMIT_S = 30.0
+WAITED = r"tensoropt: rank \d has waited for \d+ s "
+LATE = r"rank 1 hasn't come to it and has been in the user's code at train.py:\d+ for \d+ s"
 
 
 @pytest.mark.parametrize(
@@ -19,14 +21,11 @@ LIMIT_S = 30.0
     [
         ("kill", 2, 137, r"signal 9 \(Killed\)"),
         ("end", 2, 1, r"tensoropt: rank 0 waits in a collective for rank 1, which has ended: rank 0 is in the reception of "),
-        ("sleep", 2, 1, r"tensoropt: rank 0 has waited for \d+ s in the reception of .*, in run at train.py:\d+: rank 1 hasn't "
-         r"come to it and has been in the user's code at train.py:\d+ for \d+ s"),
-        ("stop", 2, 1, r"tensoropt: rank 0 has waited for \d+ s in .*: rank 1 hasn't answered for \d+ s; it was last known in "
-         r"run at train.py:\d+"),
-        ("sleep", 4, 1, r"tensoropt: rank \d has waited for \d+ s in .*, in run at train.py:\d+: rank 1 hasn't come to it and "
-         r"has been in the user's code at train.py:\d+ for \d+ s"),
+        ("sleep", 2, 1, f"{WAITED}in the reception of .*, in run at train.py:\\d+: {LATE}"),
+        ("stop", 2, 1, f"{WAITED}.*: rank 1 hasn't answered for \\d+ s; it was last known in run at train.py:\\d+"),
+        ("sleep", 4, 1, f"{WAITED}.*, in run at train.py:\\d+: {LATE}"),
     ],
-)  # fmt: skip
+)
 def test_a_rank_that_ends_or_stands_still_ends_all(fault: str, n_ranks: int, code: int, said: str) -> None:
     # The rank that sleeps would do so for longer.
     given = {"FAULT": fault, "TENSOROPT_TIMEOUT": "4"}
