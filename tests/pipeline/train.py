@@ -1,6 +1,6 @@
 """A recorded model with a tied table and a penalty, trained under a plan with stages: prints losses as JSON on rank 0.
 
-With ``OTHER_FETCH`` in the environment rank 1 fetches something else; with ``FAULT`` it is killed, is stopped, sleeps or ends
+With ``OTHER_FETCH`` in the environment rank 1 fetches something else; with ``FAULT`` it is killed, stopped, sleeps or ends
 before its third step.
 
     python tests/pipeline/train.py STAGES MICRO_BATCHES SCHEDULE COLLECTIVES PARALLELISM [PLAN]
