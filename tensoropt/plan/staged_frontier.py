@@ -165,7 +165,7 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
     left_out: tuple[str, ...] = ()
     assumed: Mapping[str, Any] = field(default_factory=dict)
     seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
-    objectives: Objectives = MEMORY_TIME  # type: ignore[misc]
+    objectives: Objectives = MEMORY_TIME
 
     @cached_property
     def found(self) -> Frontier:  # type: ignore[override]
