@@ -6,21 +6,23 @@ matter are the bytes of the stages' points. Each limit gives one combination of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from ..costs.resharding_costs import shard_bytes
 from ..ft.pareto import reduce_unsorted
 from ..ir.graph import Operator
 from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, Times, tried_in_flight
 from ..rules.registry import rule_of
+from ..rules.rule import Config, Interface
 from ..sharding.model import Model
 from ..sharding.stages import StageModel, Stages
 from .find_frontier import ModelFrontier
-from .stage_times import PassTimes, Transfers, step_us
+from .stage_times import PassTimes, Transfers, runs_in_order, step_us
 
 WORTH_MEMORY = 0.01
 """More micro-batches in flight take memory, and so must save this share of a step."""
@@ -147,7 +149,8 @@ class StageCosts:
     def of(cls, frontier: ModelFrontier) -> StageCosts:
         """Return the costs of a stage's points."""
         costs, points = frontier.costs, np.arange(len(frontier))
-        return cls(costs.time_ns, costs.mem_bytes + _ahead_bytes(frontier.model), saved_bytes(frontier, points))
+        n_bytes = costs.mem_bytes + _ahead_bytes(frontier.model) + late_bytes(frontier, points)
+        return cls(costs.time_ns, n_bytes, saved_bytes(frontier, points))
 
     def bytes_of(self, in_flight: int) -> np.ndarray:
         """Return the bytes of each point with so many micro-batches in flight."""
@@ -157,8 +160,9 @@ class StageCosts:
 
 def needed_bytes(frontier: ModelFrontier, point: int, in_flight: int) -> int:
     """Return the peak of a stage: that of one micro-batch, and what the others in flight save for the backward pass."""
-    saved = int(saved_bytes(frontier, np.array([point]))[0])
-    return frontier.needed_bytes(point) + (in_flight - 1) * saved + _ahead_bytes(frontier.model)
+    points = np.array([point])
+    saved, late = int(saved_bytes(frontier, points)[0]), int(late_bytes(frontier, points)[0])
+    return frontier.needed_bytes(point) + late + (in_flight - 1) * saved + _ahead_bytes(frontier.model)
 
 
 def _ahead_bytes(model: Model) -> int:
@@ -177,16 +181,54 @@ def saved_bytes(frontier: ModelFrontier, points: np.ndarray) -> np.ndarray:
     Args:
         points: the numbers of points, int64[K].
     """
-    graph, costing, chosen = frontier.model.graph, frontier.costing, frontier.found.strategies[points]
-    held = np.zeros(len(points), np.int64)
+    graph, costing = frontier.model.graph, frontier.costing
+
+    def held(op: Operator, config: Config, interface: Interface) -> int:
+        return costing.mem_bytes(op, rule_of(op), config, interface)
+
+    once = _summed(frontier, points, lambda op: graph.n_runs(_result(op)) == 1, held)
+    return np.maximum(0, frontier.costs.mem_bytes[points] - once)
+
+
+def late_bytes(frontier: ModelFrontier, points: np.ndarray) -> np.ndarray:
+    """Return the bytes of gradients that a backward pass keeps until it has sent what an earlier stage waits for, at most.
+
+    The gradients of variables are computed after that, from those of the results of the operators that use them.
+
+    Args:
+        points: the numbers of points, int64[K].
+    """
+    model = frontier.model
+    if not runs_in_order(frontier.hardware):
+        return np.zeros(len(points), np.int64)
+    graph, gradients = model.graph, model.backward.gradients
+
+    def is_late(op: Operator) -> bool:
+        in_passes = bool(op.outputs) and graph.n_runs(_result(op)) > 1
+        return in_passes and any((op.name, i) in gradients and t.name in graph.made_of_variables for i, t in op.operands)
+
+    def of_results(op: Operator, config: Config, interface: Interface) -> int:
+        return sum(shard_bytes(tensor, layout) for tensor, layout in zip(op.outputs, interface.results, strict=True))
+
+    return _summed(frontier, points, is_late, of_results)
+
+
+def _summed(
+    frontier: ModelFrontier,
+    points: np.ndarray,
+    counts: Callable[[Operator], bool],
+    n_bytes: Callable[[Operator, Config, Interface], int],
+) -> np.ndarray:
+    """Return for each point the sum over those operators that count, int64[len(points)]."""
+    chosen, total = frontier.found.strategies[points], np.zeros(len(points), np.int64)
     for number, (node, states) in enumerate(frontier.built.nodes):
-        rows = zip(node.operators, states.configs, states.interfaces, states.index, strict=True)
-        for op, configs, interfaces, index in rows:
-            if graph.n_runs(_result(op)) == 1:
-                of_configs = zip(configs, interfaces, strict=True)
-                n_bytes = [costing.mem_bytes(op, rule_of(op), config, interface) for config, interface in of_configs]
-                held += np.array(n_bytes, np.int64)[index[chosen[:, number]]]
-    return np.maximum(0, frontier.costs.mem_bytes[points] - held)
+        for op, configs, interfaces, index in zip(
+            node.operators, states.configs, states.interfaces, states.index, strict=True
+        ):
+            if counts(op):
+                of_configs = [n_bytes(op, *each) for each in zip(configs, interfaces, strict=True)]
+                total += np.array(of_configs, np.int64)[index[chosen[:, number]]]
+    return total
 
 
 def _result(op: Operator) -> str:

@@ -39,19 +39,21 @@ class PassTimes:
     Attributes:
         before: until its first pass may begin.
         after: when its last pass is over.
+        late: the end of a backward pass, when what earlier stages wait for has been sent.
     """
 
     forward: Times = 0.0
     backward: Times = 0.0
     before: Times = 0.0
     after: Times = 0.0
+    late: Times = 0.0
 
     def __add__(self, other: PassTimes) -> PassTimes:
         return PassTimes(*(own + each for own, each in zip(astuple(self), astuple(other), strict=True)))
 
     def scaled(self, factor: Times) -> PassTimes:
         """Return all times multiplied by a factor."""
-        return PassTimes(self.forward * factor, self.backward * factor, self.before * factor, self.after * factor)
+        return PassTimes(*(each * factor for each in astuple(self)))
 
     def total(self, n_micro_batches: int) -> Times:
         """Return the time of all passes of a step and of what runs once."""
@@ -86,20 +88,27 @@ def step_us(times: Sequence[PassTimes], on_the_way: Transfers, schedule: str, n:
         begins,
         on_the_way.last,
         [each.after for each in times],
+        [each.late for each in times],
     )
 
 
 # Operators
 
 
+def runs_in_order(hardware: Hardware) -> bool:
+    """Return whether ranks run their operators one after the other, so that what others wait for can be sent ahead."""
+    return hardware.measured is not None and hardware.measured.threads == 1
+
+
 class OperatorTimes:
     """The times of a model's operators on the devices of a stage, each split as it is fastest, of one micro-batch."""
 
     def __init__(self, model: Model, hardware: Hardware, mesh: Mesh) -> None:
-        """Take the model of one micro-batch."""
+        """Take the model of one micro-batch, and the devices of a stage."""
         self.graph: Graph = model.graph
         self._mesh = mesh
         self._costing = costing_of(model, hardware, mesh)
+        self.sends_early = runs_in_order(hardware)
         computing = (op for op in self.graph.step_operators if op.type not in (PLACEHOLDER, CONSTANT) and op.outputs)
         self.of: Mapping[str, PassTimes] = {op.name: self._of(op) for op in computing}
         self.adding_us: Mapping[str, float] = {op.name: self._adding_us(op) for op in self.graph.variables}
@@ -114,7 +123,13 @@ class OperatorTimes:
         )
         if op.type == VARIABLE:
             return PassTimes(after=all_us)
-        return PassTimes(all_us - backward_us, backward_us)
+        late_us = backward_us * self._late_share(op) if self.sends_early else 0.0
+        return PassTimes(all_us - backward_us, backward_us, late=late_us)
+
+    def _late_share(self, op: Operator) -> float:
+        """Return the share of an operator's backward pass that is for variables, whose gradients no stage waits for."""
+        gradients = [tensor.name for i, tensor in op.operands if (op.name, i) in self._costing.backward.gradients]
+        return sum(name in self.graph.made_of_variables for name in gradients) / max(1, len(gradients))
 
     def _adding_us(self, op: Operator) -> float:
         """Return the time to add a micro-batch's gradient of a variable to those before, on average over micro-batches."""
@@ -142,7 +157,7 @@ def works(stages: Stages, times: OperatorTimes) -> list[PassTimes]:
             if each is None:
                 continue
             if name in ahead:
-                each = PassTimes(before=n * each.forward, after=n * each.backward)
+                each = PassTimes(before=n * each.forward, after=n * each.backward)  # they are in no pass
             total += each
         found.append(total)
     return found
@@ -235,7 +250,8 @@ def messages(stages: Stages, hardware: Hardware, per_stage: int, n_micro_batches
 def beside(stages: Stages, hardware: Hardware, per_stage: int, times: OperatorTimes) -> list[PassTimes]:
     """Return what each stage does beside its operators: its messages, and the sums of gradients over micro-batches."""
     sums = (
-        PassTimes(backward=sum(times.adding_us.get(name, 0.0) for name in members)) for members in stages.members
+        PassTimes(backward=adding_us, late=adding_us if times.sends_early else 0.0)
+        for adding_us in (sum(times.adding_us.get(name, 0.0) for name in members) for members in stages.members)
     )
     found = messages(stages, hardware, per_stage, times.graph.n_micro_batches)
     return [of_messages + adding for of_messages, adding in zip(found, sums, strict=True)]

@@ -122,6 +122,7 @@ def makespan(
     first: Sequence[Times] | None = None,
     last: Sequence[float] | None = None,
     after: Sequence[Times] | None = None,
+    late: Sequence[Times] | None = None,
 ) -> Times:
     """Return how long all passes take together, with what is sent before and after them.
 
@@ -133,13 +134,18 @@ def makespan(
         last: for each stage, how long gradients that it sends back once a step are on their way after its last pass; None:
             not at all. Where they come the update waits for them.
         after: for each stage, the time of what it does after its last pass, such as updates; None: nothing.
+        late: for each stage, how long its backward passes still take when what an earlier stage waits for has been sent;
+            None: nothing.
     """
     ended: dict[Pass, Times] = {}
     free: list[Times] = [time + 0.0 * forward[0] for time in first or [0.0] * len(of_stages)]
     for each in merged(of_stages):
         ready = free[each.stage]
         for needed in needs(each, len(of_stages)):
-            way = transfer[min(each.stage, needed.stage)] if needed.stage != each.stage else 0.0
+            way: Times = 0.0 * forward[0]
+            if needed.stage != each.stage:
+                sent_before = late[needed.stage] if late and needed.is_backward else way
+                way = transfer[min(each.stage, needed.stage)] - sent_before
             ready = np.maximum(ready, ended[needed] + way)
         takes = backward if each.is_backward else forward
         ended[each] = free[each.stage] = ready + takes[each.stage]

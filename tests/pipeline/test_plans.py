@@ -56,7 +56,8 @@ def test_more_micro_batches_are_in_flight_over_a_slow_link_where_they_fit() -> N
     (level,) = (each for each in hardware.levels if each.count > 1)
 
     def found(bytes_per_s: float, limit_bytes: int | None = None) -> StagedPlan:
-        levels = tuple(replace(each, bytes_per_s=bytes_per_s) if each is level else each for each in hardware.levels)
+        changed = replace(level, bytes_per_s=bytes_per_s, latency_us=0.0)
+        levels = tuple(changed if each is level else each for each in hardware.levels)
         request = Request(model, replace(hardware, levels=levels), limit_bytes, micro_batches=4)
         return find_staged(request, 2, 2, None)
 
