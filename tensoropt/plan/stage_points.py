@@ -99,7 +99,7 @@ class SearchedStages:
 
     def _times(self, searched_us: Sequence[Times]) -> list[PassTimes]:
         of_stages = zip(self.works, self.beside, searched_us, strict=True)
-        return [work.scaled(time_us / work.total(self.micro_batches)) + other for work, other, time_us in of_stages]
+        return [_taking(time_us, work, self.micro_batches) + other for work, other, time_us in of_stages]
 
     def _combined(self, in_flight: tuple[int, ...]) -> StageCombinations:
         """Return all combinations in which each stage has its fastest point within some bytes."""
@@ -120,6 +120,18 @@ class SearchedStages:
     @cached_property
     def _of_stages(self) -> list[StageCosts]:
         return [StageCosts.of(frontier) for frontier in self.frontiers]
+
+
+def _taking(time_us: Times, work: PassTimes, n_micro_batches: int) -> PassTimes:
+    """Return the times of a stage's parts that together take so long, in proportion to its operators'.
+
+    Where these are predicted to take no time, a third is that of forward passes: a backward pass computes two gradients for
+    each product.
+    """
+    total_us = work.total(n_micro_batches)
+    if total_us:
+        return work.scaled(time_us / total_us)
+    return PassTimes(time_us / (3 * n_micro_batches), 2 * time_us / (3 * n_micro_batches))
 
 
 def _least_time(combinations: StageCombinations, mem_bytes: np.ndarray) -> np.ndarray:
