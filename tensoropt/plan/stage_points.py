@@ -90,7 +90,7 @@ class SearchedStages:
     def busy_us(self, points: Sequence[int]) -> list[float]:
         """Return for a point of each stage the time of all that it does in a step."""
         chosen = zip(self.frontiers, points, strict=True)
-        times = self._times([frontier.costs.time_ns[point] / 1e3 for frontier, point in chosen])
+        times = self._times([float(frontier.costs.time_ns[point]) / 1e3 for frontier, point in chosen])
         return [each.total(self.micro_batches) for each in times]
 
     def step_us(self, searched_us: Sequence[Times], in_flight: Sequence[int]) -> Times:

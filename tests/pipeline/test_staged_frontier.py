@@ -61,7 +61,7 @@ def test_stages_are_on_the_frontier_over_a_slow_link() -> None:
     found = frontier("attention", (1, 2))
     counts = [point.n_stages for point in found.points_of]
     assert isinstance(found.plan(counts.index(1)), Plan) and isinstance(found.plan(counts.index(2)), StagedPlan)
-    assert found.smallest().peak_bytes == found.costs.mem_bytes[0] and found.fastest().time_us == found.points[-1].time_us
+    assert found.smallest().peak_bytes == found.costs.mem_bytes[0] and found.fastest().time_us == pytest.approx(found.points[-1].time_us, abs=1e-3)
     text = found.table()
     assert "stages" in text and "micro-batches" in text
     assert "of plans with stages no bound is known" in found.summary() and "without stages: " in found.summary()
@@ -171,7 +171,8 @@ def test_a_session_chooses_stages_and_runs_them() -> None:
     loss = tensoropt.reduce_mean(tensoropt.square(hidden - 1.0))
     train = tensoropt.AdamOptimizer(0.1).minimize(loss)
     chosen = tensoropt.find_strategy(stages=(1, 2), micro_batches=4, verbose=0)
-    assert isinstance(chosen.frontier, StagedFrontier) and chosen.time_us == chosen.frontier.points[-1].time_us
+    assert isinstance(chosen.frontier, StagedFrontier)
+    assert chosen.time_us == pytest.approx(chosen.frontier.points[-1].time_us, abs=1e-3)
     fewest = tensoropt.find_strategy("mini_parallelism", stages=[2, 4], micro_batches=4, verbose=0)
     assert isinstance(fewest, StagedPlan) and fewest.parallelism == 2
     curve = tensoropt.find_strategy("profiling", parallelism=[1, 2], micro_batches=2, stages=(1, 2), verbose=0)
