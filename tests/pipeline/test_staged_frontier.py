@@ -61,7 +61,8 @@ def test_stages_are_on_the_frontier_over_a_slow_link() -> None:
     found = frontier("attention", (1, 2))
     counts = [point.n_stages for point in found.points_of]
     assert isinstance(found.plan(counts.index(1)), Plan) and isinstance(found.plan(counts.index(2)), StagedPlan)
-    assert found.smallest().peak_bytes == found.costs.mem_bytes[0] and found.fastest().time_us == pytest.approx(found.points[-1].time_us, abs=1e-3)
+    assert found.smallest().peak_bytes == found.costs.mem_bytes[0]
+    assert found.fastest().time_us == pytest.approx(found.points[-1].time_us, abs=1e-3)
     text = found.table()
     assert "stages" in text and "micro-batches" in text
     assert "of plans with stages no bound is known" in found.summary() and "without stages: " in found.summary()
