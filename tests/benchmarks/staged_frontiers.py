@@ -4,8 +4,8 @@
 
 Each model is searched without stages, then in each number of stages by itself, in one process: what is compiled or loaded
 once counts for the first alone. The frontier of ``search --stages 1,2,4`` has the minimal points of all. ``CPU s`` are the
-process's CPU seconds from the recorded model to the frontier; ``beaten`` is how many points without stages have a point in so
-many stages that needs no more memory and less time.
+process's CPU seconds from the recorded model to the frontier; ``beaten`` is how many points without stages have a point in
+so many stages that needs no more memory and less time.
 """
 
 from __future__ import annotations
