@@ -57,6 +57,7 @@ class SearchedStages:
     Attributes:
         schedule: the name of the order of passes, see :mod:`..program.schedule`.
         works, beside, transfers: what the times of stages follow from, whatever the points: see :mod:`.stage_times`.
+        bound_us: the least time of a step in so many stages and micro-batches, wherever the model is cut.
     """
 
     stages: Stages
@@ -66,6 +67,7 @@ class SearchedStages:
     works: tuple[PassTimes, ...]
     beside: tuple[PassTimes, ...]
     transfers: Transfers
+    bound_us: float
 
     @cached_property
     def combinations(self) -> tuple[StageCombinations, ...]:

@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 from helpers.large import first
 from helpers.strategies import assert_close, feeds_of, training_fetch
+from pipeline.staged import random_cuts
 
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
+from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.plan.find_staged import find_staged, find_with_stages, why_too_large
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request, fastest_that_fits
 from tensoropt.plan.stage_points import SearchedStages, needed_bytes, saved_bytes
+from tensoropt.plan.stage_times import OperatorTimes, beside, transfers, works
 from tensoropt.plan.staged_frontier import StagedFrontier, StagedPoint, UnstagedPoint
 from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import Hardware, named
@@ -65,7 +68,7 @@ def test_stages_are_on_the_frontier_over_a_slow_link() -> None:
     assert found.fastest().time_us == pytest.approx(found.points[-1].time_us, abs=1e-3)
     text = found.table()
     assert "stages" in text and "micro-batches" in text
-    assert "of plans with stages no bound is known" in found.summary() and "without stages: " in found.summary()
+    assert f"no plan takes less than {found.bound_us:,.1f} us" in found.summary() and "without stages: " in found.summary()
 
 
 @pytest.mark.parametrize("point", [0, -1])
@@ -118,6 +121,21 @@ def test_combinations_are_the_fastest_within_their_bytes() -> None:
         for limit, time_us in zip(combined.mem_bytes, combined.time_us, strict=True):
             assert time_us == pytest.approx(min(time for n_bytes, time in all_of if n_bytes <= limit), rel=1e-12)
         assert combined.mem_bytes.min() == min(n_bytes for n_bytes, _ in all_of)
+
+
+def test_no_other_cut_is_below_the_bound() -> None:
+    found = frontier("attention", (1, 2))
+    model, asked = models.recorded("attention", "adam"), request("attention")
+    times = OperatorTimes(model.model.in_micro_batches(4), asked.hardware, asked.hardware.mesh(2))
+    assert all(point.time_us >= found.bound_us for point in found.points)
+    for seed in range(3):
+        stages = random_cuts(model, 2, seed)
+        parts = [find_frontier(each, asked.hardware, 2, micro_batches=4, budget=Budget(seconds=0)) for each in stages.models]
+        of_cut = SearchedStages(
+            stages, tuple(parts), 4, "1f1b", tuple(works(stages, times)), tuple(beside(stages, asked.hardware, 2, times)),
+            transfers(stages, asked.hardware, 2, 4), 0.0,
+        )  # fmt: skip
+        assert min(each.time_us.min(initial=np.inf) for each in of_cut.combinations) >= found.searched[0].bound_us > 0
 
 
 def saved_by_plan(of_stage: object, number: int) -> int:
