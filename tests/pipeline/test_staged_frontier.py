@@ -128,7 +128,7 @@ def test_no_other_cut_is_below_the_bound() -> None:
     model, asked = models.recorded("attention", "adam"), request("attention")
     times = OperatorTimes(model.model.in_micro_batches(4), asked.hardware, asked.hardware.mesh(2))
     assert all(point.time_us >= found.bound_us for point in found.points)
-    for seed in range(3):
+    for seed in range(2):
         stages = random_cuts(model, 2, seed)
         parts = [find_frontier(each, asked.hardware, 2, micro_batches=4, budget=Budget(seconds=0)) for each in stages.models]
         of_cut = SearchedStages(
