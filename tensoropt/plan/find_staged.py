@@ -166,7 +166,13 @@ def _searched(request: Request, parallelism: int, count: int, schedule: str) -> 
         frontiers = tuple(searched(each, per_stage) for each in requests)
         others = beside(stages, hardware, per_stage, times)
         on_the_way = transfers(stages, hardware, per_stage, n)
-        found.append(SearchedStages(stages, frontiers, n, schedule, tuple(works(stages, times)), tuple(others), on_the_way))
+        # Of all stages one has its share of the operators' least times at least, and a step isn't shorter than that.
+        bound_us = sum(each.total(n) for each in times.of.values()) / count
+        found.append(
+            SearchedStages(
+                stages, frontiers, n, schedule, tuple(works(stages, times)), tuple(others), on_the_way, float(bound_us)
+            )
+        )
     return found
 
 

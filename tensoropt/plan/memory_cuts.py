@@ -51,7 +51,8 @@ def least_memory(model: Model, n_stages: int, n_micro_batches: int) -> Stages | 
         most = costs.min(axis=0)
     if np.isinf(most[-1]):
         return None
-    at, cuts = n - 1, []
+    at = n - 1
+    cuts: list[str] = []
     for starts in reversed(before):
         at = int(starts[at])
         cuts.insert(0, places.names[at])

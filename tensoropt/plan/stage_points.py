@@ -57,6 +57,7 @@ class SearchedStages:
     Attributes:
         schedule: the name of the order of passes, see :mod:`..program.schedule`.
         works, beside, transfers: what the times of stages follow from, whatever the points: see :mod:`.stage_times`.
+        bound_us: the least time of a step in so many stages and micro-batches, wherever the model is cut.
     """
 
     stages: Stages
@@ -66,6 +67,7 @@ class SearchedStages:
     works: tuple[PassTimes, ...]
     beside: tuple[PassTimes, ...]
     transfers: Transfers
+    bound_us: float
 
     @cached_property
     def combinations(self) -> tuple[StageCombinations, ...]:
@@ -90,7 +92,7 @@ class SearchedStages:
     def busy_us(self, points: Sequence[int]) -> list[float]:
         """Return for a point of each stage the time of all that it does in a step."""
         chosen = zip(self.frontiers, points, strict=True)
-        times = self._times([frontier.costs.time_ns[point] / 1e3 for frontier, point in chosen])
+        times = self._times([float(frontier.costs.time_ns[point]) / 1e3 for frontier, point in chosen])
         return [each.total(self.micro_batches) for each in times]
 
     def step_us(self, searched_us: Sequence[Times], in_flight: Sequence[int]) -> Times:
@@ -99,7 +101,7 @@ class SearchedStages:
 
     def _times(self, searched_us: Sequence[Times]) -> list[PassTimes]:
         of_stages = zip(self.works, self.beside, searched_us, strict=True)
-        return [work.scaled(time_us / work.total(self.micro_batches)) + other for work, other, time_us in of_stages]
+        return [_taking(time_us, work, self.micro_batches) + other for work, other, time_us in of_stages]
 
     def _combined(self, in_flight: tuple[int, ...]) -> StageCombinations:
         """Return all combinations in which each stage has its fastest point within some bytes."""
@@ -120,6 +122,18 @@ class SearchedStages:
     @cached_property
     def _of_stages(self) -> list[StageCosts]:
         return [StageCosts.of(frontier) for frontier in self.frontiers]
+
+
+def _taking(time_us: Times, work: PassTimes, n_micro_batches: int) -> PassTimes:
+    """Return the times of a stage's parts that together take so long, in proportion to its operators'.
+
+    Where these are predicted to take no time, a third is that of forward passes: a backward pass computes two gradients for
+    each product.
+    """
+    total_us = work.total(n_micro_batches)
+    if total_us:
+        return work.scaled(time_us / total_us)
+    return PassTimes(time_us / (3 * n_micro_batches), 2 * time_us / (3 * n_micro_batches))
 
 
 def _least_time(combinations: StageCombinations, mem_bytes: np.ndarray) -> np.ndarray:

@@ -165,15 +165,16 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
     left_out: tuple[str, ...] = ()
     assumed: Mapping[str, Any] = field(default_factory=dict)
     seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
-    objectives: Objectives = MEMORY_TIME  # type: ignore[misc]
+    objectives: Objectives = MEMORY_TIME
 
     @cached_property
     def found(self) -> Frontier:  # type: ignore[override]
-        """The points as arrays; nothing is proven of them, since only some cuts were searched."""
+        """The points as arrays, with the bound of their times; none of memory is known, as only some cuts were searched."""
         costs = self.costs
-        nothing = LowerBound(np.zeros(1, np.int64), np.zeros(1, np.int64), "nothing")
+        least_ns = np.array([int(self.bound_us * 1e3)], np.int64)
+        bound = LowerBound(np.zeros(1, np.int64), least_ns, "the operators' least times")
         no_states = np.zeros((len(self.points_of), 0), np.int32)
-        return Frontier(costs.mem_bytes, costs.time_ns, no_states, {}, "stages", nothing)
+        return Frontier(costs.mem_bytes, costs.time_ns, no_states, {}, "stages", bound)
 
     @cached_property
     def costs(self) -> StrategyCosts:
@@ -194,6 +195,16 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
     @property
     def hardware_name(self) -> str:
         return self.hardware.name
+
+    @property
+    def bound_us(self) -> float:
+        """The least time of any plan, whatever its memory, with one of the numbers of stages and micro-batches searched.
+
+        With stages it is that of all operators as fast as they can be, on all devices; without, that of the search's bound.
+        """
+        proven = [each.certified for each in self.unstaged]
+        alone = [int((each.time_ns if each.bound is None else each.bound.time_ns).min()) / 1e3 for each in proven]
+        return min([*alone, *(each.bound_us for each in self.searched)])
 
     @property
     def is_interrupted(self) -> bool:
@@ -248,7 +259,7 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
             f"{n_points} on {self.parallelism} devices {self.mesh}: {', '.join(of_counts)}",
             f"searched {', '.join(['no stages'] * bool(self.unstaged) + ways)}",
             *proven,
-            "of plans with stages no bound is known",
+            f"with stages or without no plan takes less than {self.bound_us:,.1f} us",
             *self.left_out,
             f"{sum(self.seconds_by_phase.values()):.2f} s",
         ]

@@ -221,8 +221,8 @@ _TAKEN_ELSEWHERE = {
     "jit_compile": "steps run as TensorFlow's graphs; leave it out",
     "run_eagerly": "steps run as TensorFlow's graphs; leave it out",
     "auto_scale_loss": "losses are scaled for mixed_float16 alone, by keras.optimizers.LossScaleOptimizer",
-    "stages": "trainers run plans without stages; record the model for tensoropt.find_strategy(stages=...), or leave it out",
-    "schedule": "trainers run plans without stages; record the model for tensoropt.find_strategy(stages=...), or leave it out",
+    "stages": "its plans have no stages; record the model for tensoropt.find_strategy(stages=...), or leave it out",
+    "schedule": "its plans have no stages; record the model for tensoropt.find_strategy(stages=...), or leave it out",
 }
 
 

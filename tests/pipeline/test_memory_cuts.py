@@ -18,6 +18,7 @@ def most_bytes(model: Model, n_micro_batches: int, cuts: tuple[str, ...]) -> int
     read = {
         dict(graph.operators[name].operands)[position].name
         for name, position in model.backward.residual_operands
+        if name in graph.operators
     } | model.backward.residual_results  # fmt: skip
     needed, stage, seen = [0] * (len(cuts) + 1), 0, set()
     for op in graph.step_operators:

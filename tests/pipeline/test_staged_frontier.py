@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 from helpers.large import first
 from helpers.strategies import assert_close, feeds_of, training_fetch
+from pipeline.staged import random_cuts
 
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
+from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.plan.find_staged import find_staged, find_with_stages, why_too_large
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request, fastest_that_fits
 from tensoropt.plan.stage_points import SearchedStages, needed_bytes, saved_bytes
+from tensoropt.plan.stage_times import OperatorTimes, beside, transfers, works
 from tensoropt.plan.staged_frontier import StagedFrontier, StagedPoint, UnstagedPoint
 from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import Hardware, named
@@ -40,15 +43,16 @@ def request(name: str, link: float = 1e-3, **changed: object) -> Request:
 
 
 @cache
-def frontier(name: str, counts: tuple[int, ...], link: float = 1e-3, micro_batches: int | None = None) -> StagedFrontier:
-    return find_with_stages(request(name, link, micro_batches=micro_batches), 4, counts)
+def frontier(name: str, counts: tuple[int, ...]) -> StagedFrontier:
+    return find_with_stages(request(name, micro_batches=4), 4, counts)
 
 
 @pytest.mark.parametrize(
-    ("name", "link"), first(4, [(name, link) for link in (1e-3, 1.0) for name in ("mlp", "attention", "tied", "looking_up")])
+    ("name", "link"), first(3, [(name, link) for link in (1e-3, 1.0) for name in ("mlp", "looking_up", "tied", "attention")])
 )
 def test_the_frontier_with_stages_is_nowhere_above_the_one_without(name: str, link: float) -> None:
-    found = frontier(name, (1, 2), link)
+    found = find_with_stages(request(name, link), 4, (1, 2))
+    assert {each.micro_batches for each in found.searched} == {2, 4, 8}
     (alone, *_) = fastest_that_fits(request(name, link), 4)[1]
     for number, point in enumerate(alone.points):
         n_bytes = alone.needed_bytes(number)
@@ -60,15 +64,16 @@ def test_stages_are_on_the_frontier_over_a_slow_link() -> None:
     found = frontier("attention", (1, 2))
     counts = [point.n_stages for point in found.points_of]
     assert isinstance(found.plan(counts.index(1)), Plan) and isinstance(found.plan(counts.index(2)), StagedPlan)
-    assert found.smallest().peak_bytes == found.costs.mem_bytes[0] and found.fastest().time_us == found.points[-1].time_us
+    assert found.smallest().peak_bytes == found.costs.mem_bytes[0]
+    assert found.fastest().time_us == pytest.approx(found.points[-1].time_us, abs=1e-3)
     text = found.table()
     assert "stages" in text and "micro-batches" in text
-    assert "of plans with stages no bound is known" in found.summary() and "without stages: " in found.summary()
+    assert f"no plan takes less than {found.bound_us:,.1f} us" in found.summary() and "without stages: " in found.summary()
 
 
 @pytest.mark.parametrize("point", [0, -1])
 def test_plans_of_points_have_their_costs_and_one_device_numbers(point: int) -> None:
-    found, model = frontier("attention", (2,)), models.recorded("attention", "adam")
+    found, model = frontier("mlp", (2,)), models.recorded("mlp", "adam")
     number = found.check_point(point)
     plan = found.plan(point)
     assert isinstance(plan, StagedPlan) and plan.frontier is found and plan.point == number
@@ -97,7 +102,7 @@ def test_a_plan_without_stages_is_explained_beside_its_own_frontier() -> None:
 
 
 def searched() -> SearchedStages:
-    return frontier("attention", (2,), micro_batches=4).searched[0]
+    return frontier("attention", (1, 2)).searched[0]
 
 
 def test_combinations_are_the_fastest_within_their_bytes() -> None:
@@ -118,6 +123,21 @@ def test_combinations_are_the_fastest_within_their_bytes() -> None:
         assert combined.mem_bytes.min() == min(n_bytes for n_bytes, _ in all_of)
 
 
+def test_no_other_cut_is_below_the_bound() -> None:
+    found = frontier("attention", (1, 2))
+    model, asked = models.recorded("attention", "adam"), request("attention")
+    times = OperatorTimes(model.model.in_micro_batches(4), asked.hardware, asked.hardware.mesh(2))
+    assert all(point.time_us >= found.bound_us for point in found.points)
+    for seed in range(2):
+        stages = random_cuts(model, 2, seed)
+        parts = [find_frontier(each, asked.hardware, 2, micro_batches=4, budget=Budget(seconds=0)) for each in stages.models]
+        of_cut = SearchedStages(
+            stages, tuple(parts), 4, "1f1b", tuple(works(stages, times)), tuple(beside(stages, asked.hardware, 2, times)),
+            transfers(stages, asked.hardware, 2, 4), 0.0,
+        )  # fmt: skip
+        assert min(each.time_us.min(initial=np.inf) for each in of_cut.combinations) >= found.searched[0].bound_us > 0
+
+
 def saved_by_plan(of_stage: object, number: int) -> int:
     """What a micro-batch saves, by the plan's rows."""
     graph, plan = of_stage.model.graph, of_stage.plan(number)  # type: ignore[attr-defined]
@@ -134,30 +154,30 @@ def test_what_micro_batches_in_flight_save_is_that_of_the_plan() -> None:
 
 
 def test_a_limit_is_kept_and_the_point_below_it_is_taken() -> None:
-    whole = frontier("attention", (1, 2))
-    for point in whole.points_of[:: max(1, len(whole) // 4)]:
-        found = find_with_stages(replace(request("attention"), limit_bytes=point.n_bytes), 4, (1, 2))
+    whole = frontier("mlp", (1, 2))
+    for point in (whole.points_of[0], whole.points_of[len(whole) // 2]):
+        found = find_with_stages(replace(request("mlp", micro_batches=4), limit_bytes=point.n_bytes), 4, (1, 2))
         plan = found.plan(found.fastest_within(point.n_bytes))
         assert plan.peak_bytes <= point.n_bytes and plan.time_us * 1e3 <= point.costs_ns[0] + 1
     assert whole.at(whole.points_of[0].n_bytes).peak_bytes == whole.points_of[0].n_bytes
 
 
 def test_a_stage_that_alone_exceeds_the_limit_is_named() -> None:
-    least = frontier("attention", (2,)).points_of[0]
+    least, asked = frontier("mlp", (2,)).points_of[0], request("mlp", micro_batches=4)
     assert isinstance(least, StagedPoint)
     said = rf"in 2 stages and \d+ micro-batches stage \d alone, .*, needs {least.n_bytes:,} bytes .* memory={least.n_bytes}"
     with pytest.raises(InputError, match=said):
-        find_staged(replace(request("attention"), limit_bytes=least.n_bytes - 1), 4, 2, None)
-    both = find_with_stages(replace(request("attention"), limit_bytes=10), 4, (1, 2))
+        find_staged(replace(asked, limit_bytes=least.n_bytes - 1), 4, 2, None)
+    both = frontier("mlp", (1, 2))
     assert "no plan fits 10 bytes" in str(why_too_large(both, 10)) and why_too_large(both, None) is None
 
 
 def test_numbers_of_stages_that_are_not_possible_are_left_out_beside_others() -> None:
-    found = frontier("attention", (1, 3))
+    found = frontier("mlp", (1, 3))
     assert not found.searched and "3 stages on 4 devices: each takes equally many" in found.summary()
     with pytest.raises(InputError, match="2 stages on 12 devices: "):
-        find_with_stages(replace(request("attention"), hardware=named("v100-3x4")), 12, (2,))
-    without = find_with_stages(request("attention", without=frozenset(["stages"])), 4, (1, 2))
+        find_with_stages(replace(request("mlp"), hardware=named("v100-3x4")), 12, (2,))
+    without = find_with_stages(request("mlp", without=frozenset(["stages"])), 4, (1, 2))
     assert not without.searched and {point.n_stages for point in without.points_of} == {1}
 
 
@@ -169,11 +189,12 @@ def test_a_session_chooses_stages_and_runs_them() -> None:
         hidden = tensoropt.tanh(tensoropt.matmul(hidden, tensoropt.get_variable(f"w{layer}", [16, 16], tensoropt.float64)))
     loss = tensoropt.reduce_mean(tensoropt.square(hidden - 1.0))
     train = tensoropt.AdamOptimizer(0.1).minimize(loss)
-    chosen = tensoropt.find_strategy(stages=(1, 2, 4), verbose=0)
-    assert isinstance(chosen.frontier, StagedFrontier) and chosen.time_us == chosen.frontier.points[-1].time_us
-    fewest = tensoropt.find_strategy("mini_parallelism", stages=[2, 4], verbose=0)
+    chosen = tensoropt.find_strategy(stages=(1, 2), micro_batches=4, verbose=0)
+    assert isinstance(chosen.frontier, StagedFrontier)
+    assert chosen.time_us == pytest.approx(chosen.frontier.points[-1].time_us, abs=1e-3)
+    fewest = tensoropt.find_strategy("mini_parallelism", stages=[2, 4], micro_batches=4, verbose=0)
     assert isinstance(fewest, StagedPlan) and fewest.parallelism == 2
-    curve = tensoropt.find_strategy("profiling", parallelism=[1, 2], stages=(1, 2), verbose=0)
+    curve = tensoropt.find_strategy("profiling", parallelism=[1, 2], micro_batches=2, stages=(1, 2), verbose=0)
     assert [point.parallelism for point in curve.points] == [1, 2] and curve.points[0].stages == 1
     with pytest.raises(InputError, match="schedule='gpipe' is the order in which stages run"):
         tensoropt.find_strategy(stages=(1,), schedule="gpipe", verbose=0)

@@ -52,7 +52,7 @@ def _text(setup: SearchSetup, found: Plan | StagedPlan, frontier: StagedFrontier
 def _json(setup: SearchSetup, found: Plan | StagedPlan, frontier: StagedFrontier) -> dict[str, Any]:
     """Return the JSON value of a search with stages.
 
-    No bound of plans with stages is known, so no point is said to be exact; ``without_stages`` has what is proven of those.
+    ``bound_time_us`` bounds the time of all plans; ``without_stages`` has what is proven of those without.
     """
     phases = _seconds_by_phase(setup, frontier)
     points = [
@@ -84,6 +84,7 @@ def _json(setup: SearchSetup, found: Plan | StagedPlan, frontier: StagedFrontier
         "seconds": sum(phases.values()) - phases["record"],
         "seconds_by_phase": phases,
         "exact": False,
+        "bound_time_us": frontier.bound_us,
         "without_stages": [
             {"exact": each.exact, "gap": {"median": each.median_gap, "worst": each.worst_gap}} for each in proven
         ],

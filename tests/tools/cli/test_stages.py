@@ -27,6 +27,7 @@ def test_one_frontier_is_printed_and_written(tmp_path: Path, capsys: pytest.Capt
     points = found["points"]
     for one, other in itertools.pairwise(points):
         assert one["memory_bytes"] < other["memory_bytes"] and one["time_us"] > other["time_us"]
+    assert 0 < found["bound_time_us"] <= points[-1]["time_us"]
     assert found["exact"] is False and found["without_stages"][0]["exact"] in (True, False)
     plan, chosen = tensoropt.load_plan(str(plan_file)), points[found["chosen"]]
     assert isinstance(plan, StagedPlan if chosen["stages"] > 1 else Plan)
