@@ -152,13 +152,10 @@ def works(stages: Stages, times: OperatorTimes) -> list[PassTimes]:
     found = []
     for members in stages.members:
         total = PassTimes()
-        for name in members:
-            each = times.of.get(name)
-            if each is None:
-                continue
-            if name in ahead:
-                each = PassTimes(before=n * each.forward, after=n * each.backward)  # they are in no pass
-            total += each
+        for name, each in times.of.items():
+            if name in members:
+                is_ahead = name in ahead
+                total += PassTimes(before=n * each.forward, after=n * each.backward) if is_ahead else each
         found.append(total)
     return found
 
@@ -249,10 +246,10 @@ def messages(stages: Stages, hardware: Hardware, per_stage: int, n_micro_batches
 
 def beside(stages: Stages, hardware: Hardware, per_stage: int, times: OperatorTimes) -> list[PassTimes]:
     """Return what each stage does beside its operators: its messages, and the sums of gradients over micro-batches."""
-    sums = (
-        PassTimes(backward=adding_us, late=adding_us if times.sends_early else 0.0)
-        for adding_us in (sum(times.adding_us.get(name, 0.0) for name in members) for members in stages.members)
-    )
+    sums = []
+    for members in stages.members:
+        adding_us = sum(each for name, each in times.adding_us.items() if name in members)
+        sums.append(PassTimes(backward=adding_us, late=adding_us if times.sends_early else 0.0))
     found = messages(stages, hardware, per_stage, times.graph.n_micro_batches)
     return [of_messages + adding for of_messages, adding in zip(found, sums, strict=True)]
 
