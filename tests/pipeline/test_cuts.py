@@ -165,4 +165,5 @@ def test_memory_holds_the_gradients_that_wait_where_ranks_run_in_order() -> None
     of_weights = (op for op in graph.operators.values() if op.name in members and op.type in ("MatMul", "Mul"))
     in_passes = (op for op in of_weights if graph.n_runs(op.result.name) > 1)
     waiting = [op for op in in_passes if any(t.name in graph.made_of_variables for _, t in op.operands)]
-    assert [op.type for op in waiting] == ["MatMul", "Mul"] and found == {0: 0, 1: sum(op.result.mem_bytes for op in waiting)}
+    assert [op.type for op in waiting] == ["MatMul", "Mul"]
+    assert found == {0: 0, 1: sum(op.result.mem_bytes for op in waiting)}
