@@ -7,17 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import accumulate.models as models
-import numpy as np
 import pytest
 from helpers import zoo
 from helpers.mpirun import run_ranks
 from helpers.strategies import assert_close, feeds_of, training_fetch
 
 from tensoropt.common.errors import InputError
-from tensoropt.plan.find_staged import find_staged, find_with_stages
+from tensoropt.plan.find_staged import find_staged
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
-from tensoropt.plan.staged_frontier import StagedFrontier
 from tensoropt.plan.staged_plan import StagedPlan, load_any
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.pipeline.execute_staged import execute_staged
@@ -57,22 +55,17 @@ def test_more_micro_batches_are_in_flight_over_a_slow_link_where_they_fit() -> N
     model, hardware = models.recorded("attention", "adam").model, named("v100-1x2")
     (level,) = (each for each in hardware.levels if each.count > 1)
 
-    def asked(bytes_per_s: float, limit_bytes: int | None = None) -> Request:
-        changed = replace(level, bytes_per_s=bytes_per_s, latency_us=0.0)
+    def found(factor: float, limit_bytes: int | None = None) -> StagedPlan:
+        changed = replace(level, bytes_per_s=level.bytes_per_s * factor, latency_us=0.0)
         levels = tuple(changed if each is level else each for each in hardware.levels)
-        return Request(model, replace(hardware, levels=levels), limit_bytes, micro_batches=4)
+        request = Request(model, replace(hardware, levels=levels), limit_bytes, micro_batches=4)
+        return find_staged(request, 2, 2, None)
 
-    def in_flight(found: StagedFrontier) -> tuple[int, ...]:
-        """Of the fastest combination of the cut of least time."""
-        combinations = found.searched[0].combinations
-        return min(combinations, key=lambda each: each.time_us.min(initial=np.inf)).in_flight
-
-    fast, slow = (find_with_stages(asked(level.bytes_per_s * factor), 2, (2,)) for factor in (1e6, 0.01))
-    assert 2 <= in_flight(fast)[0] < in_flight(slow)[0] and in_flight(slow)[1] == 1
-    fast_plan, slow_plan = fast.fastest(), slow.fastest()
-    assert slow_plan.time_us > fast_plan.time_us and slow_plan.stages[0].idle_share > fast_plan.stages[0].idle_share
-    limited = find_staged(asked(level.bytes_per_s / 100, slow_plan.memory_bytes - 1), 2, 2, None)
-    assert limited.memory_bytes < slow_plan.memory_bytes and limited.time_us >= slow_plan.time_us
+    fast, slow = found(1e6), found(0.01)
+    assert slow.stages[0].in_flight > 2 and slow.stages[1].in_flight == 1
+    assert slow.time_us > fast.time_us and slow.stages[0].idle_share > fast.stages[0].idle_share
+    limited = found(0.01, slow.memory_bytes - 1)
+    assert limited.memory_bytes < slow.memory_bytes and limited.time_us >= slow.time_us
 
 
 def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
