@@ -16,14 +16,9 @@ _Rows = Sequence[dict[str, Any]]
 
 def explanation_text(told: dict[str, Any]) -> str:
     """Return the tables of an explanation: time by operator type, by resharding and by layer, memory by use, neighbours."""
-    around = _neighbours(told) if told["has_frontier"] else _rows_around(told["frontier"])
-    return "\n\n".join([parts_text(told), around, _assumed(told)])
-
-
-def parts_text(told: dict[str, Any]) -> str:
-    """Return the tables of what the plan itself spends time and memory on."""
     memory = [_memory(told), *_regathered(told), *_rematerialized(told), *_peak(told)]
-    return "\n\n".join([_summary(told), _time(told), _reshardings(told), *memory, _layers(told)])
+    around = _neighbours(told) if told["has_frontier"] else _rows_around(told["frontier"])
+    return "\n\n".join([_summary(told), _time(told), _reshardings(told), *memory, _layers(told), around, _assumed(told)])
 
 
 def _summary(told: dict[str, Any]) -> str:

@@ -16,21 +16,19 @@ _KINDS = {"plan": PLAN, "frontier": FRONTIER, "curve": CURVE}
 File = str | os.PathLike[str]
 
 
-def read_rows(file: File, *kinds: str, with_stages: bool = False) -> PlanRows | FrontierRows | dict[str, Any]:
+def read_rows(file: File, *kinds: str) -> PlanRows | FrontierRows | dict[str, Any]:
     """Read a file of one of some kinds: ``plan``, ``frontier`` and ``curve``, which stays a JSON value.
-
-    Args:
-        with_stages: also read a plan with stages, which stays a JSON value too.
 
     Raises:
         InputError: the file can't be read, is cut off, changed, of another kind or version, or a plan with stages.
     """
     kind, value = read_json_of(file, {kind: _KINDS[kind] for kind in kinds})
-    if kind == "curve" or (with_stages and "stages" in value):
+    if kind == "curve":
         return value
     if kind == "plan" and "stages" in value:
         raise InputError(
-            f"plan '{cut(file)}' has stages, expected one without; what its stages are and spend, tensoropt explain says"
+            f"plan '{cut(file)}' has stages, expected one without; what its stages are, "
+            "print(tensoropt.load_plan(file)) says"
         )
     if kind == "plan":
         with reading_value(kind, file):
