@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..common.errors import InputError, cut
 from ..common.files import read_json_of, reading_value
 from ..common.formats import CURVE, FRONTIER, PLAN
-from .frontier_rows import FrontierRows, checked_value
+from .checksum import check_signed
+from .frontier_rows import FrontierRows
 from .plan_rows import PlanRows, device_bytes_of
 
 _KINDS = {"plan": PLAN, "frontier": FRONTIER, "curve": CURVE}
@@ -22,7 +24,8 @@ def read_rows(file: File, *kinds: str) -> PlanRows | FrontierRows | dict[str, An
     Raises:
         InputError: the file can't be read, is cut off, changed, of another kind or version, or a plan with stages.
     """
-    kind, value = read_json_of(file, {kind: _KINDS[kind] for kind in kinds})
+    checks = {"frontier": partial(check_signed, "frontier", file)}
+    kind, value = read_json_of(file, {kind: _KINDS[kind] for kind in kinds}, checks)
     if kind == "curve":
         return value
     if kind == "plan" and "stages" in value:
@@ -35,10 +38,9 @@ def read_rows(file: File, *kinds: str) -> PlanRows | FrontierRows | dict[str, An
             plan = PlanRows(value)
             _ = plan.mesh, plan.operators, plan.reshardings, plan.device_bytes
             return plan
-    whole = checked_value(value, file)
     with reading_value(kind, file):
-        device_bytes_of(whole["assumed"])
-        return FrontierRows(whole)
+        device_bytes_of(value["assumed"])
+        return FrontierRows(value)
 
 
 def read_frontier(file: File) -> FrontierRows:

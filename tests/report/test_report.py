@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,12 +17,15 @@ from tensoropt.common.formats import FRONTIER
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.decisions import _slope
 from tensoropt.plan.details import MOST_POINTS, details_of, viewed_points
-from tensoropt.report.explanation import memory_parts, time_parts
+from tensoropt.report.config_words import config_words
+from tensoropt.report.explanation import layers, memory_parts, time_parts
 from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.report.measured import COMPARED
 from tensoropt.report.page import DATA_ID, page
 from tensoropt.report.page_data import frontier_of_plan, report_data
+from tensoropt.report.plan_rows import SOURCES
 from tensoropt.report.reading import read_frontier, read_rows
+from tensoropt.report.sentences import MOST_DIFFERENCES, time_text
 from tensoropt.tools.cli.main import main
 
 
@@ -64,6 +68,49 @@ def test_the_parts_of_every_point_are_those_of_its_plan(frontier, data):
         assert {key: us for key, us in told.items() if us} == pytest.approx(expected, abs=2e-6)
         told = {part["name"]: part["bytes"][point] for part in data["memory_parts"]}
         assert {name: n for name, n in told.items() if n} == {part["name"]: part["bytes"] for part in memory_parts(plan)}
+
+
+def test_the_sentences_of_every_point_are_those_of_its_plan(detailed, data):
+    frontier = read_frontier(detailed)
+    told = next(each["plan"] for each in frontier.value["details"]["baselines"] if "plan" in each)
+    theirs = {op["name"]: op for op in told["operators"]}
+    seen = 0
+    for number, view in data["views"].items():
+        plan = frontier.plan(int(number))
+        first, peak, beside, *differing = view["sentences"]
+        costliest = layers(plan)[0]
+        compute, network = costliest["time_us"], costliest["network_time_us"]
+        share = (compute + network) / plan.value["time_us"]
+        assert first == (
+            f"Layer {costliest['name']} takes the most time: {time_text(compute + network)}, {share:.0%} of the step "
+            f"({time_text(compute)} compute, {time_text(network)} collectives)."
+        )
+        assert f"instruction {view['memory']['peak_instruction'] + 1} of" in peak
+        ratio = told["time_us"] / plan.value["time_us"]
+        text = f"{ratio:.2f} times" if ratio >= 1 else f"{ratio:.0%} of"
+        assert beside.startswith(f"Data parallelism would take {time_text(told['time_us'])} per step ({text} this plan)")
+        others = [op for op in plan.operators if op["config"] != theirs[op["name"]]["config"]]
+        counts = Counter(
+            (op["type"], *(config_words(op["type"], each["config"], each["results"]) for each in (op, theirs[op["name"]])))
+            for op in others
+        )
+        expected = set()
+        for (kind, now, was), count in counts.items():
+            what = "variable" if kind == "Variable" else kind
+            expected.add(f"{count} {what}{'s' * (count != 1)}: {now}, where data parallelism has {was}.")
+        again = [row for row in plan.reshardings if row.get("is_regathered", False)]
+        made = [op for op in plan.operators if op.get("is_rematerialized", False) and op["type"] not in SOURCES]
+        if made or again:
+            assert differing.pop() == (
+                f"It computes {len(made)} operators again in the backward pass, and gathers {len(again)} copies again."
+            )
+        if len(counts) > MOST_DIFFERENCES:
+            differing.pop()
+            assert set(differing) < expected and len(differing) == MOST_DIFFERENCES
+        else:
+            assert set(differing) == (expected or {"No operator's config differs from data parallelism."})
+        seen += len(differing)
+    assert seen > 10
 
 
 def test_the_points_are_those_of_the_frontier(found, data):
@@ -183,7 +230,7 @@ def hostile(frontier: FrontierRows) -> FrontierRows:
 
 def test_no_name_ends_the_data_or_becomes_an_element(detailed):
     data = report_data(hostile(read_frontier(detailed)), HOSTILE)
-    text = page(data)
+    text = page(data).decode()
     read = Data(text)
     assert json.loads(read.text) == json.loads(json.dumps(data))
     assert HOSTILE not in text.replace("\\u003c", "") and not [tag for tag, _ in read.elements if tag == "img"]

@@ -14,7 +14,7 @@ import tensoropt
 from tensoropt.plan.compress import compressed
 from tensoropt.plan.details import details_of
 from tensoropt.plan.scaling_curve import Curve, CurvePoint
-from tensoropt.report.frontier_rows import checksum
+from tensoropt.report.checksum import signed
 from tensoropt.tools.cli.main import main
 
 LEFT_OUT = ("tensorflow", "keras", "numba", "networkx", "scipy", "matplotlib")
@@ -153,7 +153,7 @@ def test_diff_of_frontiers_compares_the_fastest_within_memory(found, folder, tmp
         point["network_time_us"] *= 2
     del value["checksum"]
     slower = tmp_path / "slower.json"
-    slower.write_text(json.dumps({**value, "checksum": checksum(value)}))
+    slower.write_text(signed(json.dumps(value)))
     told = json.loads(said(capsys, 0, "diff", folder / "frontier.json", slower, "--json"))
     assert len(told["limits"]) > 2
     for row in told["limits"]:
