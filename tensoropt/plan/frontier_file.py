@@ -24,6 +24,7 @@ from ..common.formats import FRONTIER
 from ..common.progress import Progress
 from ..ft.frontier import Frontier
 from ..ft.lower_bound import LowerBound
+from ..program.liveness import PEAK_KEYS
 from ..report.checksum import check_signed, signed
 from ..report.frontier_rows import FrontierRows, column_of
 from ..report.plan_rows import device_bytes_of
@@ -114,6 +115,11 @@ class SavedFrontier(PlanFrontier[Plan]):
     def peak_bytes(self, point: int) -> int | None:
         """Return the peak of a point in bytes; None if it wasn't computed before saving."""
         return self.of_peaks.get(self.check_point(point))
+
+    def peak_json(self, point: int) -> Mapping[str, Any] | None:
+        """Return the instant of a point's peak as a JSON value; None if its step wasn't stored."""
+        view = self.details.get("views", {}).get(str(self.check_point(point)))
+        return None if view is None else {key: view["memory"][key] for key in PEAK_KEYS}
 
     @cached_property
     def all_peaks(self) -> np.ndarray | None:

@@ -87,14 +87,15 @@ class FrontierRows:
 
     def facts_of(self, point: int) -> PlanFacts:
         """Return what is known of a point beside its plan: its neighbours, and its peak by use if its step is stored."""
-        memory = self.value.get("details", {}).get("views", {}).get(str(point), {}).get("memory")
-        peak = None
-        if memory is not None:
-            at = memory["instants"].index(memory["peak_instruction"])
-            peak = {use: amounts[at] for use, amounts in memory["by_use"].items()}
         smaller = self.points[point - 1] if point > 0 else None
         faster = self.points[point + 1] if point + 1 < len(self) else None
-        return PlanFacts(smaller, faster, True, peak, self.fitting_the_device())
+        return PlanFacts(smaller, faster, True, self.peak(point), self.fitting_the_device())
+
+    def peak(self, point: int) -> Row | None:
+        """Return the instant of a point's peak, see ``Peak.to_json``; None if its step isn't stored."""
+        details = self.value.get("details", {})
+        stored: Row | None = details.get("views", {}).get(str(point), {}).get("memory")
+        return stored or details.get("peaks", {}).get(str(point))
 
     @cached_property
     def columns(self) -> Sequence[np.ndarray]:

@@ -32,7 +32,7 @@ from .plan_rows import PlanRows, Row
 from .sentences import PointSentences
 from .sums import Sums
 
-FORMAT, VERSION = "tensoropt/report", 2
+FORMAT, VERSION = "tensoropt/report", 3
 _TIMES = ("time_us", "compute_time_us", "network_time_us", "overlap_time_us")
 
 
@@ -85,6 +85,7 @@ def report_data(
         "views": {
             point: {**view, "sentences": sentences.of(int(point), view)} for point, view in _views(details).items()
         },
+        "peaks": details.get("peaks", {}),
         "measured": measured,
         "curve": None if curve is None else curve["curve"],
     }
@@ -114,6 +115,7 @@ def frontier_of_plan(plan: PlanRows) -> FrontierRows:
         "columns": ["0"],
         "operators": operators,
         "reshardings": [{"column": 0, "choices": [list(range(len(plan.reshardings)))], "pool": list(plan.reshardings)}],
+        "details": {"peaks": {} if plan.peak is None else {"0": plan.peak}},
     })
 
 

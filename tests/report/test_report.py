@@ -18,7 +18,7 @@ from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.decisions import _slope
 from tensoropt.plan.details import MOST_POINTS, details_of, viewed_points
 from tensoropt.report.config_words import config_words
-from tensoropt.report.explanation import layers, memory_parts, time_parts
+from tensoropt.report.explanation import layer_costs, memory_parts, time_parts
 from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.report.measured import COMPARED
 from tensoropt.report.page import DATA_ID, page
@@ -78,7 +78,7 @@ def test_the_sentences_of_every_point_are_those_of_its_plan(detailed, data):
     for number, view in data["views"].items():
         plan = frontier.plan(int(number))
         first, peak, beside, *differing = view["sentences"]
-        costliest = layers(plan)[0]
+        costliest = layer_costs(plan)[0]
         compute, network = costliest["time_us"], costliest["network_time_us"]
         share = (compute + network) / plan.value["time_us"]
         assert first == (

@@ -105,6 +105,11 @@ class Opened:
             parts = sorted((part[amount][point] for part in data[key]), reverse=True)
             assert rows[0].split("\t")[2].strip() == text(parts[0])
             assert rows[-1].split("\t")[2].strip() == text(points[whole][point])
+        by_use = data["views"][str(point)]["memory"]["peak_by_use"]
+        rows = [row.split("\t") for row in self.page.locator("#peak-use-bars tr").all_inner_texts()]
+        told = {row[0].strip(): row[2].strip() for row in rows}
+        assert told.pop("peak of a step") == memory_text(points["peak_bytes"][point]) == memory_text(sum(by_use.values()))
+        assert told == {use: memory_text(n_bytes) for use, n_bytes in by_use.items() if n_bytes}
 
 
 def place_of(page: Page, point: int) -> tuple[float, float]:
