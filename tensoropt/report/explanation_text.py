@@ -57,7 +57,7 @@ def _peak(told: dict[str, Any]) -> list[str]:
     uses = _table(rows, (f"at once, at the peak of a step: {memory_text(total)}", "", ""))
     instant, tensors = told["peak_instant"], [(row["name"], row["bytes"]) for row in told["peak_tensors"]]
     shown = tensors[:MOST_ROWS]
-    shown.append(("all other tensors", total - sum(n_bytes for _, n_bytes in shown)))
+    shown.append(("all else", total - sum(n_bytes for _, n_bytes in shown)))
     rows = [[name, memory_text(n), _share(n, total)] for name, n in shown if n > 0]
     makes = f", while it makes {instant['makes']}" if instant["makes"] else ""
     at = f"the peak is at instruction {instant['instruction'] + 1} of {instant['instructions']}{makes}"

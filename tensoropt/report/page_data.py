@@ -76,6 +76,7 @@ def report_data(
         "chosen": frontier.chosen if chosen is None else chosen,
         "points": _points(frontier),
         "bound": value["bound"],
+        "peak_bound": _peak_bound(frontier, details),
         "baselines": [{"name": each["name"], "points": each["points"]} for each in baselines],
         "columns": list(value["columns"]),
         "operators": _operators(frontier, details),
@@ -122,6 +123,19 @@ def frontier_of_plan(plan: PlanRows) -> FrontierRows:
 def _views(details: Row) -> Mapping[str, Row]:
     views: Mapping[str, Row] = details.get("views", {})
     return views
+
+
+def _peak_bound(frontier: FrontierRows, details: Row) -> dict[str, int] | None:
+    """Return what is proven of peaks and times: the least of either that any plan has; None if nothing is proven.
+
+    A bound of the sum that is searched isn't one of peaks, but for the least time, which it proves whatever the memory.
+    """
+    least, bound = details.get("least_peak_bytes"), frontier.value["bound"]
+    is_proven = bound is not None or all(point["exact"] for point in frontier.points)
+    if least is None or not is_proven or frontier.objectives != ("memory", "time"):
+        return None
+    fastest = min(point["time_us"] for point in frontier.points)
+    return {"mem_bytes": least, "time_ns": bound["time_ns"][-1] if bound else round(fastest * 1e3)}
 
 
 def _points(frontier: FrontierRows) -> dict[str, list[Any]]:

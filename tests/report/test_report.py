@@ -119,6 +119,8 @@ def test_the_points_are_those_of_the_frontier(found, data):
     np.testing.assert_allclose(data["points"]["time_us"], costs.time_ns / 1e3)
     assert data["points"]["peak_bytes"] == [found.peak(i).n_bytes for i in range(len(found))]
     assert data["turning_point"] == found.turning_number and data["chosen"] == len(found) - 2
+    assert 0 < data["peak_bound"]["mem_bytes"] <= min(data["points"]["peak_bytes"])
+    assert data["peak_bound"]["time_ns"] <= costs.time_ns.min()
     names = [each["name"] for each in data["baselines"]]
     assert names == ["data-parallel", "optcnn", "tofu", "mesh-tensorflow"]
     optcnn = data["baselines"][1]["points"][0]

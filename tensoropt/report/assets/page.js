@@ -164,7 +164,7 @@ function drawStep() {
   }));
   const tensors = Object.entries(memory.peak_by_tensor).map(([name, amount]) => ({name, amount}));
   const named = tensors.reduce((sum, row) => sum + row.amount, 0);
-  if (memory.peak_bytes > named) tensors.push({name: "all other tensors", amount: memory.peak_bytes - named});
+  if (memory.peak_bytes > named) tensors.push({name: "all else", amount: memory.peak_bytes - named});
   bars("peak-bars", tensors, memory.peak_bytes, memoryText, "peak");
   byId("sentences").replaceChildren(...view.sentences.map((text) => element("li", text)));
   drawDecisions(view.decisions);

@@ -141,6 +141,7 @@ DRAWN = """() => {
 def test_the_frontier_is_drawn_by_peak_and_by_the_sum_with_its_bound(browser, report, data):
     opened = Opened(browser, report)
     page, bound = opened.page, "no plan is below (certified)"
+    of_peaks = "no plan is left of it or below (certified)"
     for axis, key, words in (("peak", "peak_bytes", "peak of a step"), ("sum", "memory_bytes", "memory")):
         page.check(f"input[name=axis][value={axis}]")
         drawn = page.evaluate(DRAWN)
@@ -150,6 +151,10 @@ def test_the_frontier_is_drawn_by_peak_and_by_the_sum_with_its_bound(browser, re
         told = [x / point[key] for x, point in zip(drawn["others"]["data-parallel"], baseline["points"], strict=True)]
         assert told == pytest.approx([ratios[0]] * len(told))
         assert (bound in drawn["others"]) == (axis == "sum" and data["bound"] is not None)
+        assert (of_peaks in drawn["others"]) == (axis == "peak")
+        if axis == "peak":
+            least = drawn["others"][of_peaks]
+            assert least[0] == pytest.approx(ratios[0] * data["peak_bound"]["mem_bytes"]) and least[0] < min(drawn["x"])
     opened.close()
 
 

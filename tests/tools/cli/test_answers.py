@@ -55,7 +55,7 @@ def test_files_are_answered_without_tensorflow_or_the_search(folder):
         ["explain", "plan.json"], ["explain", "frontier.json", "--point", "2"],
         ["diff", "small.json", "plan.json"], ["diff", "frontier.json", "frontier.json"],
         ["plans", "frontier.json"], ["recommend", "frontier.json", "--memory", "1GB"],
-        ["recommend", "curve.json", "--memory", "200"],
+        ["recommend", "curve.json", "--memory", "200"], ["report", "frontier.json"], ["report", "plan.json"],
     ]  # fmt: skip
     commands = [[str(folder / word) if word.endswith(".json") else word for word in command] for command in commands]
     script = (
@@ -212,7 +212,9 @@ def test_bad_input_gets_one_sentence(folder, tmp_path, capsys):
         (["explain", cut], "is not whole JSON"),
         (["explain", newer], "has version 9, expected 4"),
         (["explain", damaged], "is damaged (KeyError: 'config')"),
-        (["explain", staged], "has stages, expected one without"),
+        (["explain", staged], "is damaged (KeyError: 'option')"),
+        (["diff", staged, folder / "plan.json"], "has stages, expected one without; tensoropt explain tells of its stages"),
+        (["report", staged], "has stages, expected one without; tensoropt explain tells of its stages"),
         (["explain", folder / "curve.json"], "is not a plan or a frontier"),
         (["explain", tmp_path / "none.json"], "can't be read: No such file"),
         (["plans", folder / "plan.json"], "is not a frontier"),

@@ -1,0 +1,73 @@
+"""Explain a plan with stages: the stages, and what each one's time and memory are spent on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tabulate import tabulate
+
+from ..common.memory_units import memory_text
+from .explanation import FORMAT, VERSION, PlanFacts, explanation
+from .explanation_text import explanation_text
+from .plan_rows import PlanRows, Row
+
+
+@dataclass(frozen=True, eq=False)
+class StageRows:
+    """The JSON value of a plan with stages; a damaged one raises whatever error it leads to."""
+
+    value: Row
+
+    @cached_property
+    def plans(self) -> Sequence[PlanRows]:
+        """The plan of each stage's part of the model."""
+        return [PlanRows(stage["plan"]) for stage in self.value["stages"]]
+
+
+def stages_explanation(rows: StageRows) -> dict[str, Any]:
+    """Return the explanation of a plan with stages as a JSON value: its costs, and the explanation of each stage."""
+    value, told = rows.value, ("devices", "last_operator", "in_flight", "memory_bytes", "idle_share")
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "option": value["option"],
+        "devices": sum(len(stage["devices"]) for stage in value["stages"]),
+        "schedule": value["schedule"],
+        "micro_batches": value["micro_batches"],
+        "memory_bytes": value["memory_bytes"],
+        "time_us": value["time_us"],
+        "stages": [
+            {**{key: stage[key] for key in told}, "explanation": explanation(plan, PlanFacts())}
+            for stage, plan in zip(value["stages"], rows.plans, strict=True)
+        ],
+        "assumed": dict(value["assumed"]),
+    }
+
+
+def stages_text(told: dict[str, Any]) -> str:
+    """Return the explanation of a plan with stages as tables: its stages, then those of each stage."""
+    stages = told["stages"]
+    table = [
+        [
+            number + 1,
+            ", ".join(map(str, stage["devices"])),
+            stage["last_operator"] or "(the end)",
+            stage["in_flight"],
+            memory_text(stage["memory_bytes"]),
+            f"{stage['explanation']['time_us']:,.1f}",
+            f"{stage['idle_share']:.0%}",
+        ]
+        for number, stage in enumerate(stages)
+    ]
+    headers = ("stage", "devices", "ends with", "in flight", "memory", "time (us)", "idle")
+    parts = [
+        f"{told['option']}: {len(stages)} stages on {told['devices']} devices, {told['micro_batches']} micro-batches by "
+        f"{told['schedule']}, {memory_text(told['memory_bytes'])} per device at most, {told['time_us']:,.0f} us per step",
+        tabulate(table, headers, disable_numparse=True),
+    ]
+    for number, stage in enumerate(stages):
+        parts.append(f"stage {number + 1} of {len(stages)}, alone\n{explanation_text(stage['explanation'])}")
+    return "\n\n".join(parts)
