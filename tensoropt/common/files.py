@@ -31,23 +31,38 @@ def path_text(path: object, what: str) -> str:
 def write_atomically(file: str | os.PathLike[str], write: Callable[[Path], object], what: str) -> None:
     """Have ``write`` make a file beside the target, which then replaces the target.
 
+    A link stays one: what it leads to is replaced. A device or a pipe, such as ``/dev/stdout``, is written to itself.
+
     Args:
         what: the name of what is saved, for the message.
 
     Raises:
         InputError: the file can't be written.
     """
-    target = Path(file)
+    given = target = Path(file)
+    if _is_written_to(target):
+        try:
+            write(target)
+        except OSError as error:
+            raise InputError(f"{what} can't be saved as '{target}': {error.strerror}") from error
+        return
+    if target.is_symlink():
+        target = target.resolve()
     partial = target.with_name(f"{target.stem}.{os.getpid()}.partial{target.suffix}")
     try:
         write(partial)
         partial.replace(target)
     except OSError as error:
-        raise InputError(f"{what} can't be saved as '{target}': {error.strerror}") from error
+        raise InputError(f"{what} can't be saved as '{given}': {error.strerror}") from error
     finally:
         # After an interruption too; after a success the partial file no longer exists.
         with contextlib.suppress(OSError):
             partial.unlink()
+
+
+def _is_written_to(target: Path) -> bool:
+    """Return whether a path is that of a device or a pipe: replaced by a file, it would be lost to all who use it."""
+    return target.exists() and not target.is_file() and not target.is_dir()
 
 
 def write_json(file: str | os.PathLike[str], value: dict[str, Any], what: str) -> None:
@@ -231,7 +246,9 @@ def check_writable(file: str | os.PathLike[str], what: str) -> None:
     target = Path(file)
     if target.is_dir():
         raise InputError(f"{what} can't be saved as '{target}': that is a folder; give a file's name")
-    folder = target.parent
+    if _is_written_to(target):
+        return
+    folder = (target.resolve() if target.is_symlink() else target).parent
     if not folder.is_dir():
         raise InputError(f"{what} can't be saved as '{target}': there is no folder '{folder}'; make it first")
     if not os.access(folder, os.W_OK):

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ...common.errors import InputError
 from ...common.files import check_writable, write_json
 
 PRINTED = "-"
@@ -19,10 +20,30 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_json_path(arguments: argparse.Namespace) -> None:
-    """Refuse a file for JSON that couldn't be written, before the work."""
-    if arguments.json not in (None, PRINTED):
-        check_writable(arguments.json, "result")
+def check_json_path(arguments: argparse.Namespace, *others: str | Path | None) -> None:
+    """Refuse a file for JSON that couldn't be written, before the work.
+
+    Args:
+        others: the other files that the command reads or writes; None for one that isn't given.
+
+    Raises:
+        InputError: it couldn't be written, or is one of them.
+    """
+    if arguments.json in (None, PRINTED):
+        return
+    check_writable(arguments.json, "result")
+    check_apart(arguments.json, "--json", *others)
+
+
+def check_apart(output: str | Path, option: str, *others: str | Path | None) -> None:
+    """Refuse an output that would replace another file of the same command.
+
+    Raises:
+        InputError: it would.
+    """
+    for other in others:
+        if other is not None and Path(output).resolve() == Path(other).resolve():
+            raise InputError(f"{option} '{output}' would replace '{other}', which the same command names; give another file")
 
 
 def answer(arguments: argparse.Namespace, value: dict[str, Any], text: str) -> int:

@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ...report.differences import differences, differences_text
     from ...report.reading import read_rows
 
-    check_json_path(arguments)
+    check_json_path(arguments, arguments.before, arguments.after)
     before, after = (read_rows(file, "plan", "frontier") for file in (arguments.before, arguments.after))
     assert not isinstance(before, dict) and not isinstance(after, dict)
     with reading_value("file", f"{arguments.before}' or '{arguments.after}"):

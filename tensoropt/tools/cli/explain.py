@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ...report.stage_rows import StageRows, stages_explanation, stages_text
 
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
-    check_json_path(arguments)
+    check_json_path(arguments, arguments.file)
     rows = read_explained(arguments.file)
     if isinstance(rows, (PlanRows, StageRows)) and (arguments.point is not None or limit is not None):
         raise InputError(f"--point and --memory choose a point of a frontier, but '{cut(arguments.file)}' is one plan")

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...common.errors import InputError
 from ...common.files import check_writable, read_json, reading_value
 from ...common.formats import CHECK
-from .answers import PRINTED, add_json_argument, answer, check_json_path
+from .answers import PRINTED, add_json_argument, answer, check_apart, check_json_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,8 @@ def _report(arguments: argparse.Namespace) -> int:
     if output.resolve() == file.resolve():
         raise InputError(f"the report would replace '{file}', which it is of; give another file by -o")
     check_writable(output, "report")
-    check_json_path(arguments)
+    check_apart(output, "-o", arguments.measured, arguments.curve)
+    check_json_path(arguments, file, output, arguments.measured, arguments.curve)
     rows = read_rows(file, "frontier", "plan")
     check = None if arguments.measured is None else read_json(arguments.measured, "check", *CHECK)
     curve = None if arguments.curve is None else read_rows(arguments.curve, "curve")

@@ -197,6 +197,22 @@ def test_a_frontier_and_a_model_are_recommended_as_they_are_planned(found, folde
     assert told["devices"] == 1 and [row["parallelism"] for row in told["candidates"]] == [1, 2, 3, 4]
 
 
+def replacing(folder: Path, tmp_path: Path) -> list[list[object]]:
+    """Commands whose answer would replace a file that they read, or their other answer."""
+    plan, frontier, page = folder / "plan.json", folder / "frontier.json", tmp_path / "page.html"
+    (tmp_path / "link.json").symlink_to(plan)
+    return [
+        ["explain", plan, "--json", plan],
+        ["explain", plan, "--json", tmp_path / "link.json"],
+        ["diff", folder / "small.json", plan, "--json", plan],
+        ["plans", frontier, "--json", frontier],
+        ["recommend", frontier, "--memory", "1GB", "--json", frontier],
+        ["report", frontier, "-o", page, "--json", page],
+        ["report", frontier, "-o", page, "--json", frontier],
+        ["report", frontier, "-o", folder / "curve.json", "--curve", folder / "curve.json"],
+    ]
+
+
 def test_bad_input_gets_one_sentence(folder, tmp_path, capsys):
     cut = tmp_path / "cut.json"
     cut.write_text((folder / "plan.json").read_text()[:500])
@@ -227,5 +243,6 @@ def test_bad_input_gets_one_sentence(folder, tmp_path, capsys):
         (["recommend", folder / "curve.json", "--memory", "1GB", "--deadline", "soon"], "--deadline is a time above 0"),
         (["recommend", "zoo:lenet5", "--memory", "1GB"], "recommend needs the cluster of a model"),
         (["explain", folder / "plan.json", "--json", tmp_path / "no" / "x.json"], "there is no folder"),
+        *((words, "would replace") for words in replacing(folder, tmp_path)),
     ]:
         assert sentence in said(capsys, 2, *arguments), arguments
