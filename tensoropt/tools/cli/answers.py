@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ...common.errors import InputError
 from ...common.files import check_writable, write_json
 
 PRINTED = "-"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
@@ -46,12 +48,17 @@ def check_apart(output: str | Path, option: str, *others: str | Path | None) -> 
             raise InputError(f"{option} '{output}' would replace '{other}', which the same command names; give another file")
 
 
+def printable(text: str) -> str:
+    """Return a text with control characters written out: names in files could move a terminal's cursor by them."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def answer(arguments: argparse.Namespace, value: dict[str, Any], text: str) -> int:
     """Print an answer as text, or as JSON, or write the JSON and print the text; return the exit code."""
     if arguments.json == PRINTED:
         print(json.dumps(value, indent=1))
         return 0
-    print(text)
+    print(printable(text))
     if arguments.json is not None:
         write_json(Path(arguments.json), value, "result")
         print(f"wrote {arguments.json}")
