@@ -116,7 +116,9 @@ function drawPeakUse(at) {
   byId("peak-use").hidden = !peak;
   byId("no-peak-use").hidden = Boolean(peak);
   if (!peak) {
-    byId("no-peak-use").textContent = `What is alive at the peak (${memoryText(data.points.peak_bytes[at])}) isn't stored for this point; the section on the step leads to those for which it is.`;
+    byId("no-peak-use").textContent = Object.keys(data.views).length
+      ? `What is alive at the peak of ${memoryText(data.points.peak_bytes[at])} isn't stored for this point; the section on the step leads to those for which it is.`
+      : "What is alive at the peak isn't in this file.";
     return;
   }
   bars("peak-use-bars", Object.entries(peak.peak_by_use).map(([name, amount]) => ({name, amount})), peak.peak_bytes, memoryText, "peak of a step");
