@@ -58,8 +58,10 @@ def read_explained(file: File) -> PlanRows | StageRows | FrontierRows:
     """Read a plan, with stages or without, or a frontier; see :func:`read_rows`."""
     kind, value = _read(file, ("plan", "frontier"))
     if kind == "plan" and "stages" in value:
+        staged = StageRows(value)
         with reading_value(kind, file):
-            return StageRows(value)
+            _ = [(plan.mesh, plan.operators, plan.reshardings, plan.device_bytes, plan.peak) for plan in staged.plans]
+        return staged
     rows = _rows(kind, value, file)
     assert not isinstance(rows, dict)
     return rows

@@ -9,6 +9,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from ..common.errors import InputError, cut, short
 from ..common.memory_units import memory_text
 from .explanation import FORMAT, VERSION, PlanFacts, explanation
 from .explanation_text import explanation_text
@@ -25,6 +26,25 @@ class StageRows:
     def plans(self) -> Sequence[PlanRows]:
         """The plan of each stage's part of the model."""
         return [PlanRows(stage["plan"]) for stage in self.value["stages"]]
+
+    def number_of(self, text: str | None, file: str) -> int:
+        """Return the number from 0 of a stage that is named from 1.
+
+        Args:
+            text: the number as text; None if none is given.
+            file: the plan's name, for the message.
+
+        Raises:
+            InputError: none is given, or there is no such stage.
+        """
+        count = len(self.plans)
+        if text is None or not text.isdecimal() or not 1 <= int(text) <= count:
+            got = "none" if text is None else short(text)
+            raise InputError(
+                f"plan '{cut(file)}' has {count} stages, and a page shows one: --stage takes its number from 1 to {count}, "
+                f"got {got}; tensoropt explain tells of all"
+            )
+        return int(text) - 1
 
 
 def stages_explanation(rows: StageRows) -> dict[str, Any]:

@@ -54,6 +54,14 @@ def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
         assert (stage["devices"], stage["memory_bytes"]) == (list(planned.devices), planned.memory_bytes)
     assert main(["explain", str(tmp_path / "plan.json")]) == 0
     text = capsys.readouterr().out
+    same = read_answer(capsys, "diff", tmp_path / "plan.json", tmp_path / "plan.json", "--json")
+    assert same["totals"]["time_us"] == [plan.time_us] * 2 and len(same["stages"]) == n_stages
+    assert [stage["operators"] for stage in same["stages"]] == [[]] * n_stages
+    page = read_answer(capsys, "report", tmp_path / "plan.json", "--stage", n_stages, "--json")
+    assert page["points"]["time_us"] == [plan.stages[-1].plan.time_us]
+    assert page["title"] == f"plan.json, stage {n_stages} of {n_stages}"
+    assert main(["report", str(tmp_path / "plan.json"), "--stage", str(n_stages + 1)]) == 2
+    assert f"from 1 to {n_stages}, got '{n_stages + 1}'" in capsys.readouterr().err
     assert f"{n_stages} stages on 4 devices" in text and text.count("where the time goes") == n_stages
     execution = execute_staged(
         plan, model.model, lambda variable: model.first_values[variable], Processes(0, 1, ("here",)), "emulated"
