@@ -264,7 +264,7 @@ def test_bad_input_gets_one_sentence(detailed, plan_file, tmp_path, capsys, monk
         ([*measured, wrong], "wrong.json' is damaged (IndexError"),
         ([cut], "is not whole JSON"),
         ([damaged], "is damaged (KeyError: 'time_us')"),
-        ([check], "is not a frontier or a plan: got format None"),
+        ([check], "is not a plan or a frontier: got format None"),
         ([changed], "was changed since it was saved"),
         ([old], f"has version 2, expected {FRONTIER[1]}; make it again"),
         ([tmp_path / "none.json"], "can't be read: No such file"),
