@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import accumulate.models as models
 import pytest
@@ -21,6 +22,7 @@ from tensoropt.profiling.hardware import named
 from tensoropt.runtime.pipeline.execute_staged import execute_staged
 from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.stages import Stages
+from tensoropt.tools.cli.main import main
 
 TRAIN = Path(__file__).parent / "train.py"
 
@@ -30,15 +32,37 @@ def plan_of(name: str, n_stages: object, parallelism: int = 4, schedule: str | N
     return find_staged(request, parallelism, n_stages, schedule)
 
 
+def read_answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    assert main(list(map(str, arguments))) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
 @pytest.mark.parametrize(("name", "n_stages", "schedule"), [("mlp", 2, None), ("attention", 4, "gpipe")])
-def test_a_plan_reads_back_and_has_one_device_numbers(
-    name: str, n_stages: int, schedule: str | None, tmp_path: Path
+def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
+    name: str, n_stages: int, schedule: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, model = plan_of(name, n_stages, schedule=schedule), models.recorded(name, "adam")
     found.save(tmp_path / "plan.json")
     plan = load_any(tmp_path / "plan.json")
     assert isinstance(plan, StagedPlan) and plan.to_json() == found.to_json()
     assert plan.parallelism == 4 and len(plan.stages) == n_stages
+    told = read_answer(capsys, "explain", tmp_path / "plan.json", "--json")
+    assert (told["time_us"], told["memory_bytes"], told["schedule"]) == (plan.time_us, plan.memory_bytes, plan.schedule)
+    for stage, planned in zip(told["stages"], plan.stages, strict=True):
+        assert stage["explanation"] == json.loads(json.dumps(planned.plan.explanation()))
+        assert (stage["devices"], stage["memory_bytes"]) == (list(planned.devices), planned.memory_bytes)
+    assert main(["explain", str(tmp_path / "plan.json")]) == 0
+    text = capsys.readouterr().out
+    same = read_answer(capsys, "diff", tmp_path / "plan.json", tmp_path / "plan.json", "--json")
+    assert same["totals"]["time_us"] == [plan.time_us] * 2 and len(same["stages"]) == n_stages
+    assert [stage["operators"] for stage in same["stages"]] == [[]] * n_stages
+    page = read_answer(capsys, "report", tmp_path / "plan.json", "--stage", n_stages, "--json")
+    assert page["points"]["time_us"] == [plan.stages[-1].plan.time_us]
+    assert page["title"] == f"plan.json, stage {n_stages} of {n_stages}"
+    assert main(["report", str(tmp_path / "plan.json"), "--stage", str(n_stages + 1)]) == 2
+    assert f"from 1 to {n_stages}, got '{n_stages + 1}'" in capsys.readouterr().err
+    assert f"{n_stages} stages on 4 devices" in text and text.count("where the time goes") == n_stages
     execution = execute_staged(
         plan, model.model, lambda variable: model.first_values[variable], Processes(0, 1, ("here",)), "emulated"
     )
