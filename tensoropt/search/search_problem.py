@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..ft import Budget, Frontier, Problem, search, search_overlapping
+from ..ft.nonadditive.exact.search import exact_frontier
 from ..ft.nonadditive.local_search import Descent
 from ..ft.nonadditive.overlap import Overlap
 from ..ft.nonadditive.segment_memory import Transient, agreed, joined, with_more
@@ -65,6 +66,10 @@ class ProblemSearch:
         transient, overlap = rematerializing.transient, rematerializing.overlap
         assert transient is not None
         problem = problem_for(rematerializing, self.objectives)
+        kept = replace(kept, strategies=adopted(rematerializing, plain, kept.strategies))
+        exact = self._exact(problem, rematerializing, kept)
+        if exact is not None:
+            return exact
         began = time.monotonic()
         deadline = began + self.budget.seconds - seconds
 
@@ -84,7 +89,6 @@ class ProblemSearch:
         # The first result always counts, however long it took: changes have their part of the seconds in any case.
         deadline = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
         descent = Descent(problem, transient, deadline)
-        kept = replace(kept, strategies=adopted(rematerializing, plain, kept.strategies))
         best = improved(joined(kept, transient.at_true_memory(problem, again)), again.strategies)
         nearer = [] if again.worst_gap <= self.budget.gap else [transient]
         for charge in (*nearer, *transient.other_charges()):
@@ -94,6 +98,22 @@ class ProblemSearch:
             began, again = now, searched(charge, self.budget.gap)
             best = improved(agreed(best, charge.at_true_memory(problem, again)), again.strategies)
         return best
+
+    def _exact(self, problem: Problem, rematerializing: StrategyProblem, kept: Frontier) -> Frontier | None:
+        """Return the exact frontier of a small problem with rematerialization; None where it would take too much.
+
+        Args:
+            kept: a frontier without rematerialization, in the problem's states.
+        """
+        transient = rematerializing.transient
+        if transient is None or rematerializing.overlap is not None or self.algorithm == "exhaustive":
+            return None
+        exact = exact_frontier(problem, transient, kept.strategies)
+        if exact is None:
+            return None
+        counts = {kind: number + exact.counts.get(kind, 0) for kind, number in kept.eliminations.items()}
+        found = exact.found
+        return Frontier(found.mem, found.time, found.strategies, counts, self.algorithm)
 
     def _found(self, problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:
         if overlap is None or self.objectives != MEMORY_TIME:

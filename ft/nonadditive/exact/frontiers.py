@@ -1,0 +1,221 @@
+"""Eliminate a problem's variables with frontiers of points whose memory is the largest of several sums.
+
+A strategy's memory is the largest, over the segments b, of
+
+    U_b(S) = saved(S) + transient_b(S)
+
+and each U_b is additive, as time is. So a part of a strategy is a point of several costs: its time, and its U_b. Of two points
+of one cell, the one that is nowhere better is dropped: whatever the rest of the strategy is, it adds the same to both. That
+makes the frontier exact. Three things keep points few:
+
+- A segment in which nothing of the part is has U_b = saved, the same cost for all such segments.
+- Once all variables of a segment are in the part it is *complete*: nothing will be added but saved memory. Of all complete
+  segments only the largest matters.
+- A point that no strategy below a corner can have (:mod:`.bounds`) is dropped.
+
+Complexity: O(candidates) and what :mod:`.dominance` takes, a candidate being a pair of points of the two cells of an arc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...pareto import reduce_unsorted
+from ...problem import Ints
+from ...tables.backtrack import unroll
+from ...tables.table import States, Trace, expand_ranges, offsets_of
+from .bounds import Corners, Floats
+from .dominance import minimal_points
+from .eliminations import FIRST, MEM, TIME, Eliminations, Step
+
+BLOCK = 1 << 18
+"""Candidates that are looked at together."""
+FEW = 64
+"""Points of a table from which it pays to look whether they are promising."""
+SAMPLED = 16
+"""Of many points one in so many is looked at, to see whether more than a share WORTH of them is promising."""
+WORTH = 0.8
+_COMPLETE = -1
+"""The row of costs that has the largest memory of the complete segments."""
+
+
+class TooManyError(Exception):
+    """Raised where there would be more candidates than may be looked at."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Points:
+    """The points of a table's cells.
+
+    Attributes:
+        cell: int64[P], ascending.
+        costs: int64[FIRST + segments + 1, P]; the rows of complete segments are 0.
+        begun, complete: the segments whose memory is in a row of its own, and in the last row.
+        trace: the points' back-pointers; None for a table of the problem.
+    """
+
+    cell: Ints
+    costs: Ints
+    begun: frozenset[int]
+    complete: frozenset[int]
+    trace: Trace | None
+
+    def take(self, which: Ints) -> _Points:
+        """Return some of the points, without a trace."""
+        return replace(self, cell=self.cell[which], costs=self.costs[:, which], trace=None)
+
+    def minimal(self) -> Ints:
+        """Return the indices of the points that stay, by ascending cell."""
+        saved = self.costs[MEM]
+        keys = [self.costs[TIME], *(saved + self.costs[FIRST + segment] for segment in sorted(self.begun))]
+        keys += [saved + self.costs[_COMPLETE]] if self.complete else []
+        return minimal_points(self.cell, np.stack([*keys, saved]))
+
+    def completed(self, segments: frozenset[int]) -> _Points:
+        """Return the points with some of the begun segments complete."""
+        if not segments:
+            return self
+        rows = [FIRST + segment for segment in sorted(segments)]
+        costs = self.costs.copy()
+        costs[_COMPLETE] = np.maximum(costs[_COMPLETE], costs[rows].max(axis=0))
+        costs[rows] = 0
+        return replace(self, costs=costs, begun=self.begun - segments, complete=self.complete | segments)
+
+
+class Bounding:
+    """Tells which points a strategy below a corner may have.
+
+    Args:
+        weights, beyond: as in :mod:`.bounds`.
+    """
+
+    def __init__(self, weights: Floats, beyond: Sequence[Floats], corners: Corners) -> None:
+        self.weights, self.beyond = weights, beyond
+        self.tests = corners.tests(weights)
+
+    def pays(self, table: int, points: _Points) -> bool:
+        """Return whether it pays to look which of many points are promising, judged by some of them."""
+        some = np.arange(0, len(points.cell), SAMPLED)
+        return len(some) >= FEW and len(self.promising(table, points.take(some))) < WORTH * len(some)
+
+    def promising(self, table: int, points: _Points) -> Ints:
+        """Return the indices of the points of a table that a strategy below a corner may have.
+
+        Of memory's weight, what the segments don't have goes to the largest of the point's segments, which the strategy's
+        largest is not below.
+        """
+        costs = points.costs
+        largest = costs[FIRST:].max(axis=0)
+        left, bits = np.arange(costs.shape[1]), None
+        if len(left) < FEW:
+            return left
+        begun = [FIRST + segment for segment in sorted(points.begun)]
+        complete = [FIRST + segment for segment in points.complete]
+        for row, weights in enumerate(self.weights):
+            least = (
+                self.beyond[table][row, points.cell[left]]
+                + weights[[MEM, TIME, *begun]] @ costs[[MEM, TIME, *begun]][:, left]
+            )
+            least += weights[complete].sum() * costs[_COMPLETE, left]
+            least += max(weights[MEM] - weights[FIRST:].sum(), 0.0) * largest[left]
+            allowed = self.tests[row].bits(least)
+            bits = allowed if bits is None else bits & allowed
+            stays = bits.any(axis=1)
+            left, bits = left[stays], bits[stays]
+        return left
+
+
+def frontier_points(eliminations: Eliminations, bounding: Bounding, max_candidates: float) -> tuple[Ints, Ints, States]:
+    """Return the Pareto-minimal strategies below a corner: memory, time, int64[P] each, and states, int32[P, variables].
+
+    Raises:
+        TooManyError: there would be more candidates than ``max_candidates``.
+    """
+    tables = [_given(eliminations, number) for number in range(len(eliminations.scopes))]
+    waiting = {number: points.begun for number, points in enumerate(tables) if points is not None}
+    for step in eliminations.steps:
+        a, b = tables[step.a], tables[step.b]
+        assert a is not None and b is not None
+        del waiting[step.a], waiting[step.b]
+        begun = a.begun | b.begun
+        complete = begun.difference(*waiting.values())
+        parts = []
+        for a_point, b_point, cell in _candidates(step, a, b):
+            max_candidates -= len(cell)
+            if max_candidates < 0:
+                raise TooManyError
+            costs = a.costs[:, a_point] + b.costs[:, b_point]
+            costs[_COMPLETE] = np.maximum(a.costs[_COMPLETE, a_point], b.costs[_COMPLETE, b_point])
+            points = _Points(cell, costs, begun, a.complete | b.complete, None).completed(complete)
+            kept = np.arange(len(cell))
+            if bounding.pays(step.result, points):
+                kept = bounding.promising(step.result, points)
+            kept = kept[points.take(kept).minimal()]
+            kept = kept[bounding.promising(step.result, points.take(kept))]
+            parts.append((points.take(kept), a_point[kept], b_point[kept]))
+        tables[step.a] = tables[step.b] = None
+        tables[step.result] = result = _joined(eliminations, step, (a, b), parts)
+        waiting[step.result] = result.begun
+    mem, time_ns = result.costs[MEM] + result.costs[_COMPLETE], result.costs[TIME]
+    kept = reduce_unsorted(mem, time_ns)
+    strategies = unroll(result.trace, len(mem), eliminations.n_variables, {})
+    return mem[kept], time_ns[kept], strategies[kept]
+
+
+def _given(eliminations: Eliminations, number: int) -> _Points | None:
+    """Return a table of the problem as points, one in each cell; None for the result of a step."""
+    given = eliminations.costs[number]
+    if given is None:
+        return None
+    costs = np.concatenate([given, np.zeros((1, given.shape[1]), np.int64)])
+    begun = frozenset(np.flatnonzero(given[FIRST:].any(axis=1)).tolist())
+    return _Points(np.arange(given.shape[1]), costs, begun, frozenset(), None)
+
+
+def _candidates(step: Step, a: _Points, b: _Points) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """Yield the pairs of points of each arc, with their target cells, in blocks of complete cells of about BLOCK pairs."""
+    n_cells = [int(cells.max()) + 1 for cells in (step.a_cell, step.b_cell)]
+    offsets = [offsets_of(np.bincount(points.cell, minlength=n)) for points, n in zip((a, b), n_cells, strict=True)]
+    a_count, b_count = (np.diff(each)[cells] for each, cells in zip(offsets, (step.a_cell, step.b_cell), strict=True))
+    pairs_before = offsets_of(a_count * b_count)
+    ends = np.append(np.flatnonzero(np.diff(step.target)) + 1, len(step.target))
+    begin = done = 0
+    while done < len(ends):
+        after = max(int(np.searchsorted(pairs_before[ends], pairs_before[begin] + BLOCK, side="right")), done + 1)
+        arcs = slice(begin, int(ends[after - 1]))
+        counts = a_count[arcs] * b_count[arcs]
+        arc = np.repeat(np.arange(len(counts)), counts)
+        number = expand_ranges(np.zeros_like(counts), counts)
+        of_b = b_count[arcs][arc]
+        a_point = offsets[0][step.a_cell[arcs]][arc] + number // of_b
+        yield a_point, offsets[1][step.b_cell[arcs]][arc] + number % of_b, step.target[arcs][arc]
+        begin, done = arcs.stop, after
+
+
+def _joined(
+    eliminations: Eliminations, step: Step, of: tuple[_Points, _Points], parts: list[tuple[_Points, Ints, Ints]]
+) -> _Points:
+    """Return a step's points, with their back-pointers.
+
+    Args:
+        of: the points of both tables.
+        parts: some of the result's points each, with the indices of the points of both tables that they are sums of.
+    """
+    cell = np.concatenate([points.cell for points, _, _ in parts])
+    costs = np.concatenate([points.costs for points, _, _ in parts], axis=1)
+    of_tables = [np.concatenate([part[which] for part in parts]) for which in (1, 2)]
+    parents = tuple(
+        (points.trace, index.astype(np.int32))
+        for points, index in zip(of, of_tables, strict=True)
+        if points.trace is not None
+    )
+    states = None
+    if step.variable is not None:
+        side = 0 if step.variable in eliminations.scopes[step.a] else 1
+        table = (step.a, step.b)[side]
+        column = eliminations.scopes[table].index(step.variable)
+        states = eliminations.states[table][of[side].cell[of_tables[side]], column]
+    return replace(parts[0][0], cell=cell, costs=costs, trace=Trace(parents, step.variable, states))

@@ -1,0 +1,155 @@
+"""Find the frontier of a small problem exactly, where its memory includes the largest segment's: ``exact_frontier``.
+
+1. *Bounds*: in a few rounds, weighted sums (:mod:`.bounds`) find strategies, and drop the arcs (:mod:`.eliminations`) that no
+   better strategy than the known ones can have. Each direction of memory and time begins with equal weights for the segments
+   that are likely to be large; from round to round, half of them goes to those that are largest in the strategy found.
+2. *Points*: what is left is eliminated with frontiers of points (:mod:`.frontiers`).
+
+The result is exact whatever was known before; it only takes less where more was known. A problem that would take more than
+MAX_PAIRS, MAX_ARCS or MAX_CANDIDATES is given up: the result is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...problem import INFEASIBLE, Ints, Problem
+from ...tables.table import States
+from ...weighted.lagrangian import Found
+from ..segment_memory import Transient
+from .bounds import (
+    Corners,
+    Floats,
+    backward,
+    best_strategies,
+    forward,
+    promising_arcs,
+    weights_of,
+)
+from .eliminations import Eliminations
+from .frontiers import Bounding, TooManyError, frontier_points
+
+MAX_PAIRS = 1 << 20
+"""Pairs of states over all edges of a problem that is tried."""
+MAX_ARCS = 1 << 20
+MAX_CANDIDATES = 3e6
+MAX_SEGMENTS = 8
+ROUNDS = 4
+DIRECTIONS = 8
+"""Directions of memory and time that are weighted, beside each of both alone."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exact:
+    """The exact frontier of a problem, and the number of eliminations of each kind."""
+
+    found: Found
+    counts: Mapping[str, int]
+
+
+def exact_frontier(problem: Problem, transient: Transient, known: States) -> Exact | None:
+    """Return the frontier of a problem with transient memory; None where finding it would take too much.
+
+    Args:
+        known: strategies, int32[P, nodes], of which at least one is allowed.
+
+    Raises:
+        InfeasibleError: no strategy is allowed.
+    """
+    if not _is_small(problem, transient):
+        return None
+    eliminations = Eliminations.of(problem, transient, MAX_ARCS)
+    if eliminations is None:
+        return None
+    counts = eliminations.counts
+    found = _costed(problem, transient, known)
+    directions = _directions(found)
+    parts = np.zeros((len(directions), len(transient.segments)))
+    parts[:, sorted(transient.large)] = 1 / len(transient.large)
+    for _ in range(ROUNDS):
+        weights = weights_of(directions, parts)
+        least = forward(eliminations, weights)
+        strategies = best_strategies(eliminations, least)[:, : len(problem.nodes)]
+        found = found.with_others(_costed(problem, transient, strategies))
+        corners = Corners.between(found.mem, found.time, weights, least[eliminations.steps[-1].result][:, 0])
+        if not len(corners):
+            return Exact(found, counts)
+        kept = promising_arcs(eliminations, least, backward(eliminations, least), corners, weights)
+        left = eliminations.with_arcs(kept)
+        if left is None:
+            return Exact(found, counts)
+        eliminations = left
+        parts = (parts + _of_largest(transient.by_segment(problem, strategies))) / 2
+    directions = _directions(found)
+    parts = np.concatenate([parts, parts / 2, np.zeros_like(parts)])
+    weights = weights_of(np.tile(directions, (3, 1)), parts)
+    least = forward(eliminations, weights)
+    corners = Corners.between(found.mem, found.time, weights, least[eliminations.steps[-1].result][:, 0])
+    if not len(corners):
+        return Exact(found, counts)
+    bounding = Bounding(weights, backward(eliminations, least), corners)
+    try:
+        mem, time_ns, strategies = frontier_points(eliminations, bounding, MAX_CANDIDATES)
+    except TooManyError:
+        return None
+    return Exact(found.with_others(Found(mem, time_ns, strategies[:, : len(problem.nodes)])), counts)
+
+
+def _is_small(problem: Problem, transient: Transient) -> bool:
+    """Return whether a problem is small enough to be tried, and has no negative transient memory."""
+    arrays = [array for each in transient.segments for array in (*each.nodes.values(), *each.edges.values())]
+    return (
+        sum(edge.mem_bytes.size for edge in problem.edges) <= MAX_PAIRS
+        and len(transient.segments) <= MAX_SEGMENTS
+        and all(int(array.min()) >= 0 for array in arrays)
+    )
+
+
+def _costed(problem: Problem, transient: Transient, strategies: States) -> Found:
+    """Return the Pareto-minimal ones of strategies that are allowed, with their costs, the largest segment's included."""
+    mem, time_ns = transient.most_bytes(problem, strategies), np.zeros(len(strategies), np.int64)
+    for number, node in enumerate(problem.nodes):
+        mem = mem + node.mem_bytes[strategies[:, number]]
+        time_ns = time_ns + node.time_ns[strategies[:, number]]
+    for edge in problem.edges:
+        pair = strategies[:, edge.source], strategies[:, edge.target]
+        mem, time_ns = mem + edge.mem_bytes[pair], time_ns + edge.time_ns[pair]
+    allowed = np.maximum(mem, time_ns) < INFEASIBLE
+    return Found.of(mem[allowed], time_ns[allowed], strategies[allowed])
+
+
+def _directions(found: Found) -> Floats:
+    """Return weights of memory and time, float64[D, 2]: each alone, and normal to the sides of the known hull.
+
+    Where it has few sides, others are between them. A strategy of the known ones has about weighted cost 1.
+    """
+    scale = np.array([1 / max(float(found.mem[0]), 1.0), 1 / max(float(found.time[-1]), 1.0)])
+    hull: list[tuple[int, int]] = []
+    for point in zip(found.mem.tolist(), found.time.tolist(), strict=True):
+        while len(hull) > 1 and _turns_back(*hull[-2:], point):
+            hull.pop()
+        hull.append(point)
+    sides = np.diff(np.array(hull, np.float64), axis=0)
+    if len(sides) > DIRECTIONS:
+        sides = sides[np.unique(np.linspace(0, len(sides) - 1, DIRECTIONS).round().astype(np.intp))]
+    normals = np.stack([-sides[:, 1], sides[:, 0]], axis=1) if len(sides) else np.zeros((0, 2))
+    ratios = 2.0 ** np.linspace(-4, 4, DIRECTIONS - len(normals))
+    normals = np.concatenate([normals, np.stack([ratios * scale[0], np.full(len(ratios), scale[1])], axis=1)])
+    normals /= (normals @ (1 / scale))[:, None]
+    return np.concatenate([[[scale[0], 0.0], [0.0, scale[1]]], normals])
+
+
+def _turns_back(first: tuple[int, int], middle: tuple[int, int], last: tuple[int, int]) -> bool:
+    """Return whether the middle point isn't below the line from the first to the last."""
+    one, other = (middle[0] - first[0], middle[1] - first[1]), (last[0] - first[0], last[1] - first[1])
+    return one[0] * other[1] - one[1] * other[0] <= 0
+
+
+def _of_largest(of_segments: Ints) -> Floats:
+    """Return for each strategy equal parts for the segments that are largest, float64[P, segments]."""
+    is_largest = (of_segments == of_segments.max(axis=0)).T
+    result: Floats = is_largest / is_largest.sum(axis=1, keepdims=True)
+    return result
