@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,7 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..ft import Budget, Frontier, Problem, search, search_overlapping
-from ..ft.nonadditive.exact.search import exact_frontier
+from ..ft.nonadditive.exact.frontiers import Effort
+from ..ft.nonadditive.exact.search import LITTLE, exact_frontier
 from ..ft.nonadditive.local_search import Descent
 from ..ft.nonadditive.overlap import Overlap
 from ..ft.nonadditive.segment_memory import Transient, agreed, joined, with_more
@@ -22,6 +24,8 @@ FIRST_GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000
 frontiers: its lower bound is that of a weighted sum, so that nearer to it there is often little to gain. While there is time
 and a larger gap than is asked for, a second search goes nearer.
 """
+MOST_ARCS = 1 << 20
+"""The size up to which a problem is searched exactly while there is time (:mod:`..ft.nonadditive.exact.eliminations`)."""
 SHARE = 0.5
 """The share of the seconds that the search without rematerialization may take where one with it follows, and the share that
 is left for changes where first results took all seconds.
@@ -67,7 +71,7 @@ class ProblemSearch:
         assert transient is not None
         problem = problem_for(rematerializing, self.objectives)
         kept = replace(kept, strategies=adopted(rematerializing, plain, kept.strategies))
-        exact = self._exact(problem, rematerializing, kept)
+        exact = self._exact(rematerializing, kept, LITTLE)
         if exact is not None:
             return exact
         began = time.monotonic()
@@ -90,6 +94,10 @@ class ProblemSearch:
         deadline = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
         descent = Descent(problem, transient, deadline)
         best = improved(joined(kept, transient.at_true_memory(problem, again)), again.strategies)
+        if best.worst_gap > self.budget.gap:
+            exact = self._exact(rematerializing, best, Effort(MOST_ARCS, math.inf, deadline))
+            if exact is not None:
+                return exact
         nearer = [] if again.worst_gap <= self.budget.gap else [transient]
         for charge in (*nearer, *transient.other_charges()):
             now = time.monotonic()
@@ -99,21 +107,19 @@ class ProblemSearch:
             best = improved(agreed(best, charge.at_true_memory(problem, again)), again.strategies)
         return best
 
-    def _exact(self, problem: Problem, rematerializing: StrategyProblem, kept: Frontier) -> Frontier | None:
+    def _exact(self, built: StrategyProblem, known: Frontier, effort: Effort) -> Frontier | None:
         """Return the exact frontier of a small problem with rematerialization; None where it would take too much.
 
         Args:
-            kept: a frontier without rematerialization, in the problem's states.
+            known: points that were found before, in the problem's states.
         """
-        transient = rematerializing.transient
-        if transient is None or rematerializing.overlap is not None or self.algorithm == "exhaustive":
+        if built.transient is None or built.overlap is not None or self.algorithm == "exhaustive":
             return None
-        exact = exact_frontier(problem, transient, kept.strategies)
+        exact = exact_frontier(problem_for(built, self.objectives), built.transient, known.strategies, effort)
         if exact is None:
             return None
-        counts = {kind: number + exact.counts.get(kind, 0) for kind, number in kept.eliminations.items()}
-        found = exact.found
-        return Frontier(found.mem, found.time, found.strategies, counts, self.algorithm)
+        counts = {kind: number + exact.counts.get(kind, 0) for kind, number in known.eliminations.items()}
+        return Frontier(exact.found.mem, exact.found.time, exact.found.strategies, counts, self.algorithm)
 
     def _found(self, problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:
         if overlap is None or self.objectives != MEMORY_TIME:

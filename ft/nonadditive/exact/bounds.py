@@ -7,9 +7,10 @@ For weights a, b >= 0 of memory and time, and weights w of segments that add up 
 since memory is saved memory plus the largest segment's. The right side is additive. Forward (``forward``), each cell of each
 table gets the least that its part of a strategy costs; backward (``backward``), the least that the rest costs.
 
-What is known are real strategies. Between two neighbours, by memory, lies a *corner*: one below the memory of the one and one
-below the time of the other. A strategy that no known one equals or beats costs at most as much as a corner, in both costs. So
-what costs more than all corners, each by some weights, is nowhere on the unknown part of the frontier (:class:`Corners`).
+What is known are real strategies. Between two neighbours, by memory, lies a *corner*: one below the memory of the one and
+one below the time of the other. A strategy that no known one equals or beats costs at most as much as a corner, in both
+costs. So what costs more than all corners, each by some weights, is nowhere on the unknown part of the frontier
+(:class:`Corners`).
 
 All weights are done at once, as rows of arrays. Numbers are float64: sums of at most some thousand numbers that aren't
 negative are off by less than ROUNDING of themselves.

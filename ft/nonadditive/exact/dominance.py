@@ -8,18 +8,20 @@ Complexity: O(points x points that stay, of a set) comparisons of costs.
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
+
 import numpy as np
 import numpy.typing as npt
 
 from ...problem import Ints
-from ...tables.merge import is_for_compiled_code
 from ...tables.table import expand_ranges
 
 Mask = npt.NDArray[np.bool_]
 AT_ONCE = 1 << 17
 """Pairs of points that are compared at once."""
-_PAIRS_OF_CANDIDATE = 16
-"""Comparisons that take as long as one candidate in :mod:`...tables.merge`."""
+_WORTH_CALLING, _WORTH_LOADING = 256, 1 << 17
+"""Points from which it pays to call compiled code, and to load Numba for it."""
 
 
 def minimal_points(in_set: Ints, costs: Ints) -> Ints:
@@ -36,9 +38,8 @@ def minimal_points(in_set: Ints, costs: Ints) -> Ints:
 
 
 def undominated(in_set: Ints, costs: Ints) -> Mask:
-    """Return which of sorted points stay: bool[P]. By compiled code where there is Numba and it pays."""
-    sizes = np.bincount(in_set).astype(np.float64)
-    if is_for_compiled_code(float((sizes**2).sum()) / _PAIRS_OF_CANDIDATE):
+    """Return which of sorted points stay: bool[P]. By compiled code where that pays, earlier where Numba is loaded."""
+    if len(in_set) > (_WORTH_CALLING if "numba" in sys.modules else _WORTH_LOADING) and find_spec("numba") is not None:
         from .numba_dominance import mark_undominated
 
         kept = np.zeros(len(in_set), np.bool_)

@@ -4,9 +4,9 @@ A strategy's memory is the largest, over the segments b, of
 
     U_b(S) = saved(S) + transient_b(S)
 
-and each U_b is additive, as time is. So a part of a strategy is a point of several costs: its time, and its U_b. Of two points
-of one cell, the one that is nowhere better is dropped: whatever the rest of the strategy is, it adds the same to both. That
-makes the frontier exact. Three things keep points few:
+and each U_b is additive, as time is. So a part of a strategy is a point of several costs: its time, and its U_b. Of two
+points of one cell, the one that is nowhere better is dropped: whatever the rest of the strategy is, it adds the same to
+both. That makes the frontier exact. Three things keep points few:
 
 - A segment in which nothing of the part is has U_b = saved, the same cost for all such segments.
 - Once all variables of a segment are in the part it is *complete*: nothing will be added but saved memory. Of all complete
@@ -18,13 +18,15 @@ Complexity: O(candidates) and what :mod:`.dominance` takes, a candidate being a 
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...pareto import reduce_unsorted
-from ...problem import Ints
+from ...problem import INFEASIBLE, Ints
 from ...tables.backtrack import unroll
 from ...tables.table import States, Trace, expand_ranges, offsets_of
 from .bounds import Corners, Floats
@@ -38,12 +40,23 @@ FEW = 64
 SAMPLED = 16
 """Of many points one in so many is looked at, to see whether more than a share WORTH of them is promising."""
 WORTH = 0.8
+AT_ONCE = 5
+"""Rows of weights that are looked at before points that aren't promising are left out."""
 _COMPLETE = -1
 """The row of costs that has the largest memory of the complete segments."""
 
 
-class TooManyError(Exception):
-    """Raised where there would be more candidates than may be looked at."""
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much may be looked at: arcs of all steps, candidates in all, and a deadline by ``time.monotonic``."""
+
+    max_arcs: int
+    max_candidates: float
+    deadline: float = math.inf
+
+
+class TooMuchError(Exception):
+    """Raised where more would have to be looked at than may be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +79,11 @@ class _Points:
     def take(self, which: Ints) -> _Points:
         """Return some of the points, without a trace."""
         return replace(self, cell=self.cell[which], costs=self.costs[:, which], trace=None)
+
+    def allowed(self) -> Ints:
+        """Return the indices of the points whose memory and time are feasible."""
+        mem = self.costs[MEM] + self.costs[FIRST:].max(axis=0)
+        return np.flatnonzero(np.maximum(mem, self.costs[TIME]) < INFEASIBLE)
 
     def minimal(self) -> Ints:
         """Return the indices of the points that stay, by ascending cell."""
@@ -107,34 +125,34 @@ class Bounding:
         Of memory's weight, what the segments don't have goes to the largest of the point's segments, which the strategy's
         largest is not below.
         """
-        costs = points.costs
-        largest = costs[FIRST:].max(axis=0)
-        left, bits = np.arange(costs.shape[1]), None
+        left = np.arange(len(points.cell))
         if len(left) < FEW:
             return left
-        begun = [FIRST + segment for segment in sorted(points.begun)]
-        complete = [FIRST + segment for segment in points.complete]
-        for row, weights in enumerate(self.weights):
-            least = (
-                self.beyond[table][row, points.cell[left]]
-                + weights[[MEM, TIME, *begun]] @ costs[[MEM, TIME, *begun]][:, left]
-            )
-            least += weights[complete].sum() * costs[_COMPLETE, left]
-            least += max(weights[MEM] - weights[FIRST:].sum(), 0.0) * largest[left]
-            allowed = self.tests[row].bits(least)
-            bits = allowed if bits is None else bits & allowed
+        begun, complete = ([FIRST + segment for segment in sorted(those)] for those in (points.begun, points.complete))
+        weights, rows = self.weights, [MEM, TIME, *begun]
+        rest = np.maximum(weights[:, MEM] - weights[:, FIRST:].sum(axis=1), 0.0)
+        of_rows = np.column_stack([weights[:, rows], weights[:, complete].sum(axis=1), rest])
+        costs = np.concatenate([points.costs[[*rows, _COMPLETE]], points.costs[FIRST:].max(axis=0)[None]]).astype(np.float64)
+        bits = None
+        for first in range(0, len(weights), AT_ONCE):
+            least = of_rows[first : first + AT_ONCE] @ costs[:, left]
+            least += self.beyond[table][first : first + AT_ONCE, points.cell[left]]
+            for test, row in zip(self.tests[first : first + AT_ONCE], least, strict=True):
+                bits = test.bits(row) if bits is None else bits & test.bits(row)
+            assert bits is not None
             stays = bits.any(axis=1)
             left, bits = left[stays], bits[stays]
         return left
 
 
-def frontier_points(eliminations: Eliminations, bounding: Bounding, max_candidates: float) -> tuple[Ints, Ints, States]:
+def frontier_points(eliminations: Eliminations, bounding: Bounding, effort: Effort) -> tuple[Ints, Ints, States]:
     """Return the Pareto-minimal strategies below a corner: memory, time, int64[P] each, and states, int32[P, variables].
 
     Raises:
-        TooManyError: there would be more candidates than ``max_candidates``.
+        TooMuchError: it would take more than ``effort`` allows.
     """
     tables = [_given(eliminations, number) for number in range(len(eliminations.scopes))]
+    n_candidates = 0
     waiting = {number: points.begun for number, points in enumerate(tables) if points is not None}
     for step in eliminations.steps:
         a, b = tables[step.a], tables[step.b]
@@ -144,15 +162,15 @@ def frontier_points(eliminations: Eliminations, bounding: Bounding, max_candidat
         complete = begun.difference(*waiting.values())
         parts = []
         for a_point, b_point, cell in _candidates(step, a, b):
-            max_candidates -= len(cell)
-            if max_candidates < 0:
-                raise TooManyError
+            n_candidates += len(cell)
+            if n_candidates > effort.max_candidates or time.monotonic() > effort.deadline:
+                raise TooMuchError
             costs = a.costs[:, a_point] + b.costs[:, b_point]
             costs[_COMPLETE] = np.maximum(a.costs[_COMPLETE, a_point], b.costs[_COMPLETE, b_point])
             points = _Points(cell, costs, begun, a.complete | b.complete, None).completed(complete)
-            kept = np.arange(len(cell))
+            kept = points.allowed()
             if bounding.pays(step.result, points):
-                kept = bounding.promising(step.result, points)
+                kept = kept[bounding.promising(step.result, points.take(kept))]
             kept = kept[points.take(kept).minimal()]
             kept = kept[bounding.promising(step.result, points.take(kept))]
             parts.append((points.take(kept), a_point[kept], b_point[kept]))

@@ -1,12 +1,13 @@
 """Find the frontier of a small problem exactly, where its memory includes the largest segment's: ``exact_frontier``.
 
-1. *Bounds*: in a few rounds, weighted sums (:mod:`.bounds`) find strategies, and drop the arcs (:mod:`.eliminations`) that no
-   better strategy than the known ones can have. Each direction of memory and time begins with equal weights for the segments
-   that are likely to be large; from round to round, half of them goes to those that are largest in the strategy found.
+1. *Bounds*: in a few rounds, weighted sums (:mod:`.bounds`) find strategies, and drop the arcs (:mod:`.eliminations`) that
+   no better strategy than the known ones can have. Each direction of memory and time begins with equal weights for the
+   segments that are likely to be large; from round to round, half of them goes to those that are largest in the strategy
+   found.
 2. *Points*: what is left is eliminated with frontiers of points (:mod:`.frontiers`).
 
-The result is exact whatever was known before; it only takes less where more was known. A problem that would take more than
-MAX_PAIRS, MAX_ARCS or MAX_CANDIDATES is given up: the result is None.
+The result is exact whatever was known before; it only takes less where more was known. A problem of more than MAX_PAIRS or
+MAX_SEGMENTS, or that would take more than an :class:`.Effort`, is given up: the result is None.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from .bounds import (
     weights_of,
 )
 from .eliminations import Eliminations
-from .frontiers import Bounding, TooManyError, frontier_points
+from .frontiers import Bounding, Effort, TooMuchError, frontier_points
 
 MAX_PAIRS = 1 << 20
 """Pairs of states over all edges of a problem that is tried."""
-MAX_ARCS = 1 << 20
-MAX_CANDIDATES = 3e6
 MAX_SEGMENTS = 8
+LITTLE = Effort(1 << 16, 5e5)
+"""What an attempt may take that isn't asked whether there is time."""
 ROUNDS = 4
 DIRECTIONS = 8
 """Directions of memory and time that are weighted, beside each of both alone."""
@@ -50,22 +51,28 @@ class Exact:
     counts: Mapping[str, int]
 
 
-def exact_frontier(problem: Problem, transient: Transient, known: States) -> Exact | None:
+def exact_frontier(problem: Problem, transient: Transient, known: States, effort: Effort = LITTLE) -> Exact | None:
     """Return the frontier of a problem with transient memory; None where finding it would take too much.
 
     Args:
-        known: strategies, int32[P, nodes], of which at least one is allowed.
+        known: strategies, int32[P, nodes]; there may be none.
 
     Raises:
         InfeasibleError: no strategy is allowed.
     """
     if not _is_small(problem, transient):
         return None
-    eliminations = Eliminations.of(problem, transient, MAX_ARCS)
+    eliminations = Eliminations.of(problem, transient, effort.max_arcs)
     if eliminations is None:
         return None
     counts = eliminations.counts
     found = _costed(problem, transient, known)
+    if not len(found):
+        ends = weights_of(np.eye(2), np.zeros((2, len(transient.segments))))
+        strategies = best_strategies(eliminations, forward(eliminations, ends))[:, : len(problem.nodes)]
+        found = _costed(problem, transient, strategies)
+    if not len(found):
+        return None  # sums of the cheapest are too large to be allowed
     directions = _directions(found)
     parts = np.zeros((len(directions), len(transient.segments)))
     parts[:, sorted(transient.large)] = 1 / len(transient.large)
@@ -92,8 +99,8 @@ def exact_frontier(problem: Problem, transient: Transient, known: States) -> Exa
         return Exact(found, counts)
     bounding = Bounding(weights, backward(eliminations, least), corners)
     try:
-        mem, time_ns, strategies = frontier_points(eliminations, bounding, MAX_CANDIDATES)
-    except TooManyError:
+        mem, time_ns, strategies = frontier_points(eliminations, bounding, effort)
+    except TooMuchError:
         return None
     return Exact(found.with_others(Found(mem, time_ns, strategies[:, : len(problem.nodes)])), counts)
 
