@@ -46,24 +46,22 @@ demo: install ## train on handwritten digits with NP=2 ranks
 
 test: install ## all tests, those on several ranks too
 	@# Two at a time, but for those that measure times; those that mostly wait for ranks come after those that compute.
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks"
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "ranks and not alone and not deadlines"
-	$(BIN)/python -m pytest -n $(WAITING) --dist worksteal -m "ranks and deadlines"
-	$(BIN)/python -m pytest -m "ranks and alone"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone and not deadlines" $(ALL)
+	$(BIN)/python -m pytest -n $(WAITING) --dist worksteal -m deadlines $(call marked,deadlines) $(ALL)
+	$(BIN)/python -m pytest -m alone $(call marked,alone) $(ALL)
 
 # How many tests at a time whose ranks mostly wait.
 WAITING := 3
+# The files with tests of a mark: collecting all the others, too, takes as long as some of these tests.
+marked = $$(grep -rl --include="test_*.py" "mark\.$(1)" tests)
 # The folders that say the most in the least time.
 FAST := frontend ft lowering plan profiling program reschedule
 
 test-fast: install ## what the quick folders hold without ranks: three minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks" $(addprefix tests/,$(FAST))
 
-test-all: install ## all seeds, configs and models at full depth, then test-hub: hours
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks" --all --timeout 7200
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "ranks and not alone and not deadlines" --all --timeout 7200
-	$(BIN)/python -m pytest -n $(WAITING) --dist worksteal -m "ranks and deadlines" --all --timeout 7200
-	$(BIN)/python -m pytest -m "ranks and alone" --all --timeout 7200
+test-all: ## all seeds, configs and models at full depth, then test-hub: hours
+	$(MAKE) test ALL="--all --timeout 7200"
 	$(MAKE) test-hub
 
 test-hub: $(HUB)/installed ## Keras Hub's and Keras RS's models, in .venv-hub: minutes

@@ -15,7 +15,7 @@ from sklearn.model_selection import train_test_split
 from tqdm import tqdm
 
 import tensoropt
-from tensoropt.profiling.report import hardware_table
+from tensoropt.profiling.description_text import hardware_table
 
 
 def parse_arguments():

@@ -14,7 +14,7 @@ from .lower_bound import LowerBound
 from .pareto import union
 from .problem import Ints
 
-KINDS = ("node", "edge", "branch", "heuristic")
+ELIMINATIONS = ("node", "edge", "branch", "heuristic")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +47,7 @@ class Frontier:
             raise ValueError(f"a frontier needs P >= 1 points with one strategy each, got shapes {shapes}")
         if (np.diff(self.mem_bytes) <= 0).any() or (np.diff(self.time_ns) >= 0).any():
             raise ValueError("a frontier must have strictly ascending memory and strictly descending time")
-        counts = {kind: self.eliminations.get(kind, 0) for kind in KINDS}
+        counts = {kind: self.eliminations.get(kind, 0) for kind in ELIMINATIONS}
         object.__setattr__(self, "eliminations", MappingProxyType(counts))
 
     @property

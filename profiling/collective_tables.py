@@ -34,13 +34,13 @@ from typing import Any
 import numpy as np
 
 from ..reschedule.communicator import Communicator
-from ..reschedule.execute import rank_step
 from ..reschedule.layout import Axes, Layout, axes_text, block_bounds
 from ..reschedule.mesh import Mesh
+from ..reschedule.rank_steps import rank_step
 from ..reschedule.steps import Move, State, Step, make_step
 from .compute import APART, CLOSE, ComputeBetween, ComputeEngine, time_s
 from .hardware import COMMUNICATING_KINDS, CollectiveTable
-from .ranks import MeasuringProcess, MeasuringRanks, repeats
+from .measuring_ranks import MeasuringProcess, MeasuringRanks, repeats
 
 SIZES = tuple(1 << i for i in (10, 22, 16, 12, 19, 14, 24, 18, 20, 21, 17, 23, 15, 13, 11))
 """Bytes, the most telling first."""
@@ -285,8 +285,8 @@ def collective(
     """Return one collective of ``n_bytes`` over the groups of ``axes``: the length of its input, and the function that
     runs it.
 
-    ``n_bytes`` means for each kind what the docstring of ``costs.py`` says. The input is a rank's array of float32, and
-    the function returns the rank's array after the collective.
+    ``n_bytes`` means for each kind what the docstring of ``hardware_costs.py`` says. The input is a rank's array of
+    float32, and the function returns the rank's array after the collective.
     """
     n_members, mine = mesh.size_of(axes), mesh.index_along(axes, rank)
     n_numbers = n_bytes // np.dtype(np.float32).itemsize

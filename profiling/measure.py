@@ -14,7 +14,7 @@ shares. Each part makes its fewest repeats however long they take. Sizes whose p
 out, and the smallest and the largest come first, so that a short budget thins the table instead of cutting it off.
 
 The levels' latency and bandwidth, which meshes of fewer devices need, are fitted to the all-gathers of each level alone:
-with the model of ``costs.py``, ``t = (g-1) a + c n (g-1)/g / B``, through the smallest and the largest size.
+with the model of ``hardware_costs.py``, ``t = (g-1) a + c n (g-1)/g / B``, through the smallest and the largest size.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ import numpy as np
 
 from ..reschedule.layout import axes_text
 from ..reschedule.mesh import Level, Mesh
+from .available_memory import available_memory_bytes
 from .collective_tables import SHARES, CollectiveTables, Tables, axes_of_level, collective, device_partitions
 from .compute import STREAM_BYTES, Action, Call, Chain, ComputeEngine, NumpyEngine, time_s
-from .costs import MeasuredCurve
 from .exposed import exposed_share
 from .hardware import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel, Origin
 from .hardware.rates import NO_RATES
-from .memory import available_memory_bytes
-from .ranks import REPEATS, MeasuringProcess, MeasuringRanks
+from .hardware_costs import MeasuredCurve
+from .measuring_ranks import REPEATS, MeasuringProcess, MeasuringRanks
 from .tensorflow_engine import TensorFlowEngine
 
 COPIED = (4096, 256)

@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from .graph import LayoutGraph, layout_graph
-from .kept import Kept
+from .bounded_cache import BoundedCache
+from .dijkstra import StepTimes, path_time_ns, rewinding, unwinding
 from .layout import Axes
+from .layout_graph import LayoutGraph, layout_graph
 from .orders import Ints, Mask, axes_of_mask, orders
-from .search import StepTimes, path_time_ns, rewinding, unwinding
 from .steps import COMMUNICATING, KINDS, Move, State, leading_dim, move_between
 
 _MOST_TIMES = 1 << 23
@@ -133,7 +133,7 @@ class Weighted:
         return distance
 
 
-_kept: Kept[tuple[LayoutGraph, StepTimes], Weighted] = Kept(_KEPT_BYTES)
+_kept: BoundedCache[tuple[LayoutGraph, StepTimes], Weighted] = BoundedCache(_KEPT_BYTES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -259,15 +259,15 @@ def relaxed(graph: LayoutGraph, weight: Ints, distance: Ints) -> None:
     """Lower ``distance`` [states, sources] in place until no edge can lower it."""
     work = len(weight) * distance.shape[1]
     if work >= (_WORTH_CALLING if is_loaded() else _WORTH_LOADING) and find_spec("numba") is not None:
-        from . import compiled
+        from . import path_kernels
 
-        compiled.relax(graph.start, graph.source, weight, graph.by_splits, distance, NEVER[distance.dtype])
+        path_kernels.relax(graph.start, graph.source, weight, graph.by_splits, distance, NEVER[distance.dtype])
     else:
         relax(graph.start, graph.source, weight, graph.by_splits, distance, NEVER[distance.dtype])
 
 
 def relax(start: Ints, source: Any, weight: Ints, order: Ints, distance: Ints, never: int) -> int:
-    """Do what :func:`.compiled.relax` does, in NumPy; return the number of rounds."""
+    """Do what :func:`.path_kernels.relax` does, in NumPy; return the number of rounds."""
     changed = np.where((distance < never).any(axis=1), 0, -1)
     seen = np.full(len(distance), -1)
     now = rounds = 0

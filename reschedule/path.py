@@ -1,7 +1,7 @@
 """Find the cheapest paths through the graph of layouts.
 
 TensorOpt, section 4.2: nodes are layouts, edges are steps, weights are times, and the best way to reschedule a tensor is
-the shortest path. :func:`cheapest_path` finds one, by :mod:`.search` or, once compiled code is loaded, by :mod:`.quick`.
+the shortest path. :func:`cheapest_path` finds one, by :mod:`.dijkstra` or, once compiled code is loaded, by :mod:`.quick`.
 :func:`all_pairs` makes a table of the times between many layouts, by :mod:`.bulk`.
 
 A path takes the least time, then the fewest collectives, then the fewest steps, then the smallest predecessor in a fixed
@@ -22,13 +22,13 @@ import numpy as np
 
 from .bulk import times_between
 from .cost_model import StepCosts
-from .graph import all_states
+from .dijkstra import StepTimes, cheapest_moves, dijkstra_moves
 from .halo import HaloStep
 from .layout import Axes, Layout, Shape
+from .layout_graph import all_states
 from .mesh import Mesh
 from .orders import Ints, runs_on_paths
 from .quick import is_quick, quick_moves
-from .search import StepTimes, cheapest_moves, dijkstra_moves
 from .steps import Move, State, Step, make_step
 from .units import UnitMesh, units
 

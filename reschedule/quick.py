@@ -1,4 +1,4 @@
-"""Find one path by compiled code on the flat graph of layouts: the path that :mod:`.search` finds, some ten times as fast.
+"""Find one path by compiled code on the flat graph of layouts: the path that :mod:`.dijkstra` finds, some ten times as fast.
 
 Dijkstra's algorithm goes back from the target, because edges are sorted by their targets, and ends when it has come to
 the source. Then the layouts on cheapest paths are marked, from the source on. The path is read off from its end, where
@@ -24,11 +24,11 @@ from importlib.util import find_spec
 import numpy as np
 import numpy.typing as npt
 
+from .bounded_cache import BoundedCache
 from .bulk import Weighted, is_loaded
-from .graph import LayoutGraph, layout_graph
-from .kept import Kept
+from .dijkstra import StepTimes, enumeration_order
+from .layout_graph import LayoutGraph, layout_graph
 from .orders import Ints, Mask, n_layouts, orders
-from .search import StepTimes, enumeration_order
 from .steps import COMMUNICATING, Move, State, move_between
 
 _WORTH_LOADING = 5_000
@@ -45,7 +45,7 @@ def is_quick(steps: StepTimes, source: State, target: State, runs: int | None) -
 
 
 def quick_moves(steps: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
-    """Return the moves that :func:`.search.dijkstra_moves` returns. An end at least must be in the graph."""
+    """Return the moves that :func:`.dijkstra.dijkstra_moves` returns. An end at least must be in the graph."""
     if source == target:
         return []
     graph = layout_graph(len(steps.axis_sizes), len(steps.shape), partial, runs)
@@ -59,8 +59,8 @@ def quick_moves(steps: StepTimes, source: State, target: State, partial: bool, r
 
 
 _Edges = tuple[Ints, npt.NDArray[np.int32], npt.NDArray[np.int32]]
-_kept: Kept[tuple[LayoutGraph, StepTimes, bool, int], Ints] = Kept(1 << 26)
-_looked_at: Kept[tuple[LayoutGraph, StepTimes], Counter[tuple[bool, int]]] = Kept(1 << 10)
+_kept: BoundedCache[tuple[LayoutGraph, StepTimes, bool, int], Ints] = BoundedCache(1 << 26)
+_looked_at: BoundedCache[tuple[LayoutGraph, StepTimes], Counter[tuple[bool, int]]] = BoundedCache(1 << 10)
 """How many layouts were looked at for paths to a state, or from there. Each counter counts as a byte."""
 
 
@@ -81,7 +81,7 @@ class _Search:
 
         They are those from ``first``, with None; or those to ``last``, with the states on the cheapest paths, bool[states].
         """
-        from . import compiled
+        from . import path_kernels
 
         graph, steps = self.graph, self.steps
         looked_at = _looked_at.get((graph, steps))
@@ -95,7 +95,7 @@ class _Search:
             if looked_at[to_last] < len(graph.key) <= looked_at[from_first]:
                 return self.distances_of(*from_first), None
             if looked_at[to_last] < len(graph.key):
-                left, is_between, n_settled = compiled.settle(graph.start, graph.source, *self._costs, first, last)
+                left, is_between, n_settled = path_kernels.settle(graph.start, graph.source, *self._costs, first, last)
                 looked_at.update({from_first: n_settled, to_last: n_settled})
                 return left, is_between
         left = self.distances_of(*to_last)
@@ -103,21 +103,22 @@ class _Search:
 
     def distances_of(self, is_target: bool, end: int) -> Ints:
         """Return the distances of all states to an end, or from there, as they are kept or found now: int64[states]."""
-        from . import compiled
+        from . import path_kernels
 
         key = self.graph, self.steps, is_target, end
         found = _kept.get(key)
         if found is None:
             edges = _inward(self.graph) if is_target else _outward(self.graph)
-            found = compiled.distances(*edges, *self._costs, end)
+            found = path_kernels.distances(*edges, *self._costs, end)
             _kept.put(key, found, found.nbytes)
         return found
 
     def between(self, left: Ints, firsts: Sequence[int]) -> Mask:
         """Return the states on the cheapest paths from some states, given what is left from each state."""
-        from . import compiled
+        from . import path_kernels
 
-        is_between: Mask = compiled.between(*_outward(self.graph), *self._costs, left, np.array(firsts, np.int64))
+        starts = np.array(firsts, np.int64)
+        is_between: Mask = path_kernels.on_cheapest_paths(*_outward(self.graph), *self._costs, left, starts)
         return is_between
 
     def read_off(
@@ -130,16 +131,17 @@ class _Search:
             first: the state that the path begins with; -1 if that is outside of the graph.
             enters: the state outside by the states that are next to it on a cheapest path.
         """
-        from . import compiled
+        from . import path_kernels
 
         graph, enters = self.graph, enters or {}
         found: list[Move] = []
         at = last
         while at != first:
             edges = slice(graph.start[at], graph.start[at + 1])
-            origin, ties = graph.source[edges], np.where(_communicates(graph)[edges], compiled.COLLECTIVE, compiled.LOCAL)
+            origin = graph.source[edges]
+            ties = np.where(_communicates(graph)[edges], path_kernels.COLLECTIVE, path_kernels.LOCAL)
             time_ns = self.time_ns[edges]
-            weight = np.where(time_ns < compiled.LONGEST, (time_ns << compiled.TIE_BITS) + ties, compiled.FAR)
+            weight = np.where(time_ns < path_kernels.LONGEST, (time_ns << path_kernels.TIE_BITS) + ties, path_kernels.FAR)
             if is_between is None:
                 on_time = distance[origin] + weight == distance[at]
             else:
@@ -178,7 +180,7 @@ class _Search:
 
     def _next_to(self, state: State, is_target: bool) -> dict[int, int]:
         """Return the states of the graph one move before a state outside of it, or after, with the weights of the moves."""
-        from . import compiled
+        from . import path_kernels
 
         graph, steps = self.graph, self.steps
         others = list(dict.fromkeys(move.target for move in steps.moves(state, graph.has_partial, graph.orders.runs)))
@@ -187,8 +189,8 @@ class _Search:
             ends = (other, state) if is_target else (state, other)
             move = move_between(*ends)
             if move is not None:
-                ties = compiled.COLLECTIVE if move.kind in COMMUNICATING else compiled.LOCAL
-                found[number] = (steps.time_ns(ends[0], move) << compiled.TIE_BITS) + ties
+                ties = path_kernels.COLLECTIVE if move.kind in COMMUNICATING else path_kernels.LOCAL
+                found[number] = (steps.time_ns(ends[0], move) << path_kernels.TIE_BITS) + ties
         return found
 
 

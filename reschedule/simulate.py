@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .execute import rank_step
 from .halo import HaloStep, RankHalo
 from .layout import Axes, Layout, Shape
 from .mesh import Mesh
 from .path import Path
+from .rank_steps import rank_step
 from .steps import Step
 from .summing import Array, reduce_in_order
 

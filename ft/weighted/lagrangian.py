@@ -35,7 +35,7 @@ import numpy.typing as npt
 from ..lower_bound import LowerBound
 from ..pareto import reduce_unsorted
 from ..problem import Ints, in_states
-from .weighted_search import Least, Shares, TimeIsUpError, WeightedSearch, between
+from .weighted_search import Least, Shares, TimeIsUpError, WeightedSearch, mixed
 
 STEP = 2.0**-11
 """The largest step of the staircase, relative to either cost."""
@@ -174,7 +174,7 @@ class Hull:
         determinant = high.mem_weight * low.time_weight - low.mem_weight * high.time_weight
         of_low = (high.mem_weight * weights[1] - weights[0] * high.time_weight) / determinant
         of_high = (weights[0] * low.time_weight - low.mem_weight * weights[1]) / determinant
-        return between(shares[0], shares[1], (of_low, of_high))
+        return mixed(shares[0], shares[1], (of_low, of_high))
 
 
 def lagrangian(

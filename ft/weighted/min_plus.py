@@ -99,7 +99,7 @@ def expand(table: Floats, each: Input) -> Floats:
     return expanded
 
 
-def contract(expanded: Floats, each: Input, shape: tuple[int, ...]) -> Floats:
+def least_of_expanded(expanded: Floats, each: Input, shape: tuple[int, ...]) -> Floats:
     """Return the least of all cells that each of a table's cells was expanded to, in the table's own order.
 
     Args:

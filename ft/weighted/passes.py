@@ -23,7 +23,7 @@ from ..problem import INFEASIBLE, InfeasibleError, Problem
 from .cost_tables import TableCosts
 from .elimination_plan import EliminationPlan
 from .elimination_steps import Bucket, EliminationStep, Input
-from .min_plus import Floats, Pool, added, contract, expand, least_of_classes, less, turned
+from .min_plus import Floats, Pool, added, expand, least_of_classes, least_of_expanded, less, turned
 
 EXACT = 1 << 52
 """Integers up to this, and sums and differences of two, are exact in float64."""
@@ -383,7 +383,7 @@ class WeightedPass:
             for each in inputs:
                 others = tuple(axis for axis, size in enumerate(each.expanded) if size == 1)
                 marginal = of_part.min(axis=others, keepdims=True) if others else of_part
-                of_inputs.append((each, contract(marginal, each, self.tables[each.table].shape)))
+                of_inputs.append((each, least_of_expanded(marginal, each, self.tables[each.table].shape)))
         return of_state, of_inputs, [lefts, rights]
 
     def _put_edge(self, edges: list[Floats | None], table: int, marginal: Floats) -> None:

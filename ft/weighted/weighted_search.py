@@ -50,7 +50,7 @@ _MOST = 2.0**61
 LEAST_WEIGHT = 1 << 6
 """The smaller of two weights, where costs are so large that it would be 0 if sums were not to be rounded."""
 
-__all__ = ["MAX_CELLS", "Least", "Marginals", "Shares", "TimeIsUpError", "WeightedSearch", "between"]
+__all__ = ["MAX_CELLS", "Least", "Marginals", "Shares", "TimeIsUpError", "WeightedSearch", "mixed"]
 
 
 class WeightedSearch:
@@ -186,7 +186,7 @@ class WeightedSearch:
         return result
 
 
-def between(first: Shares, second: Shares, parts: tuple[float, float]) -> Shares:
+def mixed(first: Shares, second: Shares, parts: tuple[float, float]) -> Shares:
     """Combine two sets of shares, each multiplied by one of ``parts``.
 
     Where their weights are combined with the same parts, the bound is at least as high as their bounds combined.

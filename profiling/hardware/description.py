@@ -6,7 +6,7 @@ A file has the format ``tensoropt/hardware``, version 1. An impossible value is 
 A parallelism is p devices of one machine, or M machines with all their devices. On a part of the hardware fewer groups
 contend, so a collective that was measured on all of the hardware is used on a part only where the contention is the
 same: where the groups lie within levels (from the innermost outwards) whose units all take part.
-:meth:`Hardware.measured_on` returns these; everything else on the part is modelled from the levels (``costs.py``).
+:meth:`Hardware.measured_on` returns these; everything else on the part is modelled from the levels (``hardware_costs.py``).
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class LinkLevel:
 class CollectiveTable:
     """The measured times of one kind of collective over one device partition, all groups at once.
 
-    ``n_bytes`` is ascending, and ``time_us[i]`` belongs to ``n_bytes[i]``; the docstring of ``costs.py`` defines the
-    bytes of each kind. ``spread[i]``, where it is known, is the difference of the upper and the lower quartile of its
+    ``n_bytes`` is ascending, and ``time_us[i]`` belongs to ``n_bytes[i]``; the docstring of ``hardware_costs.py`` defines
+    the bytes of each kind. ``spread[i]``, where it is known, is the difference of the upper and the lower quartile of its
     repeats, over the lower.
     """
 

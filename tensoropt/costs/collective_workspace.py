@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ..reschedule.execute import ROUND_BYTES, RankStep, slab
 from ..reschedule.layout import Shape
+from ..reschedule.rank_steps import ROUND_BYTES, RankStep, slab
 
 GATHER_AND_ADD_BYTES = 1 << 18
 """An all-reduce that would receive at most this many bytes by an all-gather uses one, and adds.

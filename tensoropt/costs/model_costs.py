@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..profiling.costs import CollectiveCosts, OperatorCosts
 from ..profiling.hardware import Hardware
+from ..profiling.hardware_costs import CollectiveCosts, OperatorCosts
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
 from ..reschedule.mesh import Mesh
 from ..sharding.model import Model

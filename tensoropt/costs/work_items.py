@@ -40,7 +40,7 @@ def work_of(
     return WorkItem(op.type, dtype, flops, n_bytes, len(positions), _key(op, rule, config, interface, positions))
 
 
-def local_shapes(op: Operator, rule: Rule, config: Config, interface: Interface) -> list[Shape]:
+def largest_operand_shapes(op: Operator, rule: Rule, config: Config, interface: Interface) -> list[Shape]:
     """Return, for each tensor operand, the shape of the largest shard that the operator reads.
 
     Where windows overlap blocks, that is the shape of all that a block's windows cover.
@@ -62,7 +62,7 @@ def _key(op: Operator, rule: Rule, config: Config, interface: Interface, positio
     """Return the key that measurements of the work are filed under, or an empty text if it can't be timed by itself."""
     if op.type in SOURCES or op.type in COMPOSITES:
         return ""
-    shards = zip(op.operands, local_shapes(op, rule, config, interface), strict=True)
+    shards = zip(op.operands, largest_operand_shapes(op, rule, config, interface), strict=True)
     shapes = [f"{tensor.dtype}{list(shape)}" for (_, tensor), shape in shards]
     if rule.exchanged(config):
         shapes.append("all that windows cover")

@@ -28,7 +28,7 @@ from ..ir.micro_batching import MicroBatch
 from ..program.tasks import RESULT, Site
 from ..sharding.micro_batches import SUM
 from ..sharding.strategy import StrategyView
-from .local import local_block
+from .localise import local_block
 from .model import LocalModel
 from .operators import Values
 from .order import BackwardRecord, put_in_order
@@ -63,7 +63,7 @@ class MicroBatchRequest:
     sent: tuple[str, ...] = ()
 
 
-class _Emitted(NamedTuple):
+class _ForwardOperators(NamedTuple):
     """The operators of a forward pass, by their numbers in the graph; and what they wait for."""
 
     micro_batch: int
@@ -113,7 +113,7 @@ class Accumulation:
     _of_lookups: dict[int, dict[str, Lookup]] = field(default_factory=dict)
     _total: Values = field(default_factory=list)
     _waits: list[tf.Tensor] = field(default_factory=list)
-    _forward: _Emitted | None = None
+    _forward: _ForwardOperators | None = None
     _last: _Backward | None = None
     _n_backward: int = 0
 
@@ -143,7 +143,7 @@ class Accumulation:
                 self._of_lookups[index] = {name: lookup(model) for name, lookup in request.lookups.items()}
         for name, lookup in self._of_lookups[index].items():
             self.lookups.setdefault(name, []).append(lookup)
-        self._models[index], self._forward = model, _Emitted(index, start, graph.version, self._waits)
+        self._models[index], self._forward = model, _ForwardOperators(index, start, graph.version, self._waits)
         results = [*self._losses.get(index, ()), *(tensor for values in self._fetched[index] for tensor in values)]
         sent = [each for name in request.sent for each in model.value(self.view.graph.tensors[name])]
         self._waits = [*results, *sent] or self._waits

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ..ir.graph import Operator
 from ..reschedule.layout import Layout
 from ..rules.rule import Rule
-from .local import local_constant
+from .localise import local_constant
 
 AVERAGES = ("AvgPool", "AvgPool3D")
 

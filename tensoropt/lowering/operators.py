@@ -21,7 +21,7 @@ from ..rules.rule import Config, Interface, Rule
 from .dilated_convolution import convolved, is_dilated
 from .gradient_overrides import lean_gradient
 from .halo import AVERAGES, averages, of_frames
-from .local import local_constant, local_statics, opaque, uniform_shape
+from .localise import local_constant, local_statics, opaque, uniform_shape
 
 DEPTHWISE_ATTRIBUTES = ("strides", "padding", "explicit_paddings")
 Values = list[tf.Tensor]  # one per rank that this process builds

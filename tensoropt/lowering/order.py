@@ -30,8 +30,8 @@ FUSED = 4
 """The largest number of consecutive operators that TensorFlow may fuse into one."""
 CALLBACK = "PyFunc"
 """The type of a callback's operator. Its first operand is its turn in a chain."""
-COLLECTIVES = frozenset("PyFunc HorovodAllreduce HorovodAllgather HorovodAlltoall".split())
-_UNORDERED = COLLECTIVES | VIEWS | {"Const", "Shape", "ShapeN", "NoOp", "ReadVariableOp"}
+COLLECTIVE_TYPES = frozenset("PyFunc HorovodAllreduce HorovodAllgather HorovodAlltoall".split())
+_UNORDERED = COLLECTIVE_TYPES | VIEWS | {"Const", "Shape", "ShapeN", "NoOp", "ReadVariableOp"}
 """The types of operators that aren't put in order.
 
 They take no time, except for collectives, which have an order of their own or none.
@@ -73,7 +73,7 @@ class BackwardRecord:
         dead: set[str] = set()
         for created, gradients in self.gradients:
             own = {op.name: op for op in operators[created.start : created.end]}
-            pending = [*(tensor.op for tensor in gradients), *(op for op in own.values() if op.type in COLLECTIVES)]
+            pending = [*(tensor.op for tensor in gradients), *(op for op in own.values() if op.type in COLLECTIVE_TYPES)]
             while pending:
                 op = own.pop(pending.pop().name, None)
                 if op is not None:
@@ -104,7 +104,7 @@ def put_in_order(
     for op in in_order(operators, n_forward, backward):
         if op.name in out:
             continue
-        if op.type in COLLECTIVES or (
+        if op.type in COLLECTIVE_TYPES or (
             (op.name not in backward or op.type in VIEWS) and any(source.name in arriving for source in _sources(op))
         ):
             arriving.add(op.name)
@@ -138,7 +138,7 @@ def _hold_collectives(operators: Sequence[tf.Operation], constant: set[str]) -> 
     row: list[tuple[str, tf.Operation]] = []
     consumers, producers = _steps(_consumers), _steps(_producers)
     for op in operators:
-        if op.type in COLLECTIVES:
+        if op.type in COLLECTIVE_TYPES:
             near = {each.name for each in _within(_within([_Step(op.name, op, 0)], consumers), producers)}
             earlier = next((each for name, each in reversed(row) if name not in near), None)
             if earlier is not None:
@@ -181,7 +181,7 @@ def _steps(neighbours: Neighbours) -> Callable[[_Step], list[_Step]]:
 
     def steps(at: _Step) -> list[_Step]:
         if at.name not in known:
-            near = [each for each in neighbours(at.op) if each.type not in COLLECTIVES]
+            near = [each for each in neighbours(at.op) if each.type not in COLLECTIVE_TYPES]
             known[at.name] = [_Step(each.name, each, int(each.type not in VIEWS)) for each in near]
         return known[at.name]
 
@@ -239,7 +239,7 @@ def _last_of_loss(operators: Sequence[tf.Operation], n_forward: int) -> list[tf.
     alone: dict[str, tf.Operation] = {}
     for op in operators[:n_forward]:
         follows = all(source.name in needed or source.name in alone for source in _sources(op))
-        if follows and op.name not in needed and op.type not in COLLECTIVES:
+        if follows and op.name not in needed and op.type not in COLLECTIVE_TYPES:
             alone[op.name] = op
     return [op for op in alone.values() if op.inputs and op.type not in _UNORDERED]
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ..ir.graph import Tensor
 from ..reschedule.layout import Layout, Shape
 from ..sharding.local_shapes import shard_slices
-from .local import uniform_shape
+from .localise import uniform_shape
 
 
 @dataclass(frozen=True, slots=True, eq=False)

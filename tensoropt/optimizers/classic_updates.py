@@ -18,7 +18,7 @@ from ..lowering.operators import Values
 from ..lowering.variables import StateEntry, local_variables
 from ..reschedule.layout import Layout
 from .classic import SLOTS, Classic
-from .runtime import Emission, Shards
+from .running_optimizer import Emission, Shards
 from .sparse import Gradient, added_up, places_of, row_gradients
 
 Numbers = Mapping[str, tf.Tensor]

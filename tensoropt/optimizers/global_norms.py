@@ -19,7 +19,7 @@ from .clipping import clip
 from .copies import OnRank
 from .keras_optimizer import KerasOptimizer
 from .lamb import LambOnShards, ratio_of
-from .runtime import Emission
+from .running_optimizer import Emission
 from .sparse import Gradient, over_values, values_of
 from .sums import Sums, square_sum
 

@@ -16,7 +16,7 @@ from ..common.errors import InputError, short
 from ..ir.optimizer import ParameterUpdate
 from .by_rows import leaves_rows
 from .copies import KerasBase, Parameter, inner_of, slots_of
-from .elementwise import fault_of, is_taken_over, starts_from_values
+from .elementwise_updates import fault_of, is_taken_over, starts_from_values
 
 if TYPE_CHECKING:
     from ..ir.graph import Tensor

@@ -29,7 +29,7 @@ from .copies import KerasBase, OnRank, OptimizerVariable, ShardVariable, build_v
 from .global_norms import Completing
 from .keras_optimizer import KerasOptimizer
 from .lamb import LambOnShards
-from .runtime import Emission, Shards
+from .running_optimizer import Emission, Shards
 from .sparse import Gradient, places_of, row_gradients
 from .sums import Sums
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import tensorflow as tf
 
-from ..lowering.local import opaque
+from ..lowering.localise import opaque
 from ..lowering.operators import Values
 from ..lowering.table_lookups import Lookup
 from ..reschedule.layout import Layout, Shape
 
 if TYPE_CHECKING:
-    from .runtime import Emission, Shards
+    from .running_optimizer import Emission, Shards
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..ir.optimizer import Optimizer
 from .classic import Classic
 from .classic_updates import RunningClassic
-from .runtime import RunningOptimizer, Shards
+from .running_optimizer import RunningOptimizer, Shards
 
 
 def start_optimizer(optimizer: Optimizer, shards: Shards) -> RunningOptimizer:

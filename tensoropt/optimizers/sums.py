@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from ..lowering.local import opaque
+from ..lowering.localise import opaque
 from ..lowering.operators import Values
 from ..reschedule.layout import Layout
 from ..sharding.update_resharding import sum_resharding
-from .runtime import Emission
+from .running_optimizer import Emission
 
 
 @dataclass(frozen=True, slots=True)

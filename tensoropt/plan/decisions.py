@@ -28,30 +28,30 @@ def decisions(frontier: FoundPoints, point: int) -> list[dict[str, Any]]:
 
     Equal layers have equal decisions: operators of one type, config and cost are told once, with how many others are alike.
     """
-    around = _Around(frontier, point)
-    order = sorted(range(len(frontier.built.nodes)), key=around.time_ns_of, reverse=True)
+    changes = _PointChanges(frontier, point)
+    order = sorted(range(len(frontier.built.nodes)), key=changes.time_ns_of, reverse=True)
     alike: dict[tuple[str, str, int], list[int]] = {}
     for node in order:
-        if frontier.built.problem.nodes[node].n_states > 1 and around.time_ns_of(node):
+        if frontier.built.problem.nodes[node].n_states > 1 and changes.time_ns_of(node):
             op = frontier.built.nodes[node][0].operators[0]
-            key = op.type, str(around.strategy.configs[op.name]), around.time_ns_of(node)
+            key = op.type, str(changes.strategy.configs[op.name]), changes.time_ns_of(node)
             alike.setdefault(key, []).append(node)
     shown = list(alike.values())[:MOST_DECISIONS]
-    return [{**_decision(frontier, around, nodes[0]), "alike": len(nodes) - 1} for nodes in shown]
+    return [{**_decision(frontier, changes, nodes[0]), "alike": len(nodes) - 1} for nodes in shown]
 
 
-def _decision(frontier: FoundPoints, around: _Around, node: int) -> dict[str, Any]:
+def _decision(frontier: FoundPoints, changes: _PointChanges, node: int) -> dict[str, Any]:
     group, states = frontier.built.nodes[node]
-    other = around.cheapest_other(node)
+    other = changes.cheapest_other(node)
     op = group.operators[0]
     told: dict[str, Any] = {
         "operator": op.name,
         "type": op.type,
         "fused_with": [each.name for each in group.operators[1:]],
         "source": user_source(op),
-        "time_us": around.time_ns_of(node) / 1e3,
-        "config": str(around.strategy.configs[op.name]),
-        "words": _words(op, states, around.states[node], str(around.strategy.configs[op.name])),
+        "time_us": changes.time_ns_of(node) / 1e3,
+        "config": str(changes.strategy.configs[op.name]),
+        "words": _words(op, states, changes.states[node], str(changes.strategy.configs[op.name])),
         "other": None,
     }
     if other is not None:
@@ -62,8 +62,8 @@ def _decision(frontier: FoundPoints, around: _Around, node: int) -> dict[str, An
             "config": str(config),
             "words": _words(op, states, other[node], str(config)),
             "is_rematerialized": op.name in strategy.rematerialized,
-            "memory_bytes": mem_bytes - around.cost[0],
-            "time_us": (time_ns - around.cost[1]) / 1e3,
+            "memory_bytes": mem_bytes - changes.cost[0],
+            "time_us": (time_ns - changes.cost[1]) / 1e3,
         }
     return told
 
@@ -91,7 +91,7 @@ class _Weights:
         return np.where((mem_bytes >= INFEASIBLE) | (time_ns >= INFEASIBLE), np.inf, weighed)
 
 
-class _Around:
+class _PointChanges:
     """A point's states, and the costs of changing one of them."""
 
     def __init__(self, frontier: FoundPoints, point: int) -> None:

@@ -25,7 +25,7 @@ from ..rules.registry import rule_in_micro_batches
 from ..rules.rule import Config, why_invalid
 from ..search import monte_carlo, simulated_descent
 from ..search.baselines import BY_SIMULATION, MONTE_CARLO, OTHERS, search_baseline
-from ..search.baselines.single import of_one_strategy
+from ..search.baselines.one_strategy import of_one_strategy
 from ..search.baselines.task import BaselineResult, BaselineTask
 from ..search.monte_carlo import SearchLimits
 from ..search.problem.builder import ProblemBuilder

@@ -100,7 +100,7 @@ class _Scheduled(NamedTuple):
 
 
 class _Transfers(NamedTuple):
-    """How long transfers between stages take, in microseconds; see :func:`.makespan`.
+    """The times that transfers between stages take, in microseconds; see :func:`.makespan`.
 
     Attributes:
         each: for each pair of neighbouring stages, of a micro-batch's tensors.

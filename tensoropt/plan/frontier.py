@@ -20,10 +20,10 @@ from tabulate import tabulate
 from ..common.errors import InputError, short
 from ..common.memory_units import memory_text, parse_memory
 from ..common.progress import Progress
-from ..report.data import report_data
 from ..report.frontier_rows import FrontierRows
 from ..report.notebook import bundle, frontier_html
 from ..report.page import report_name, write_report
+from ..report.page_data import report_data
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
 from .first_fit import ALL_AT_ONCE, first_that_fits, least_of
 from .picture import new_axes, save_picture

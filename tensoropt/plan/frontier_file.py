@@ -25,7 +25,7 @@ from ..common.progress import Progress
 from ..ft.frontier import Frontier
 from ..ft.lower_bound import LowerBound
 from ..report.frontier_rows import FrontierRows, checked_value, checksum, column_of
-from ..report.rows import device_bytes_of
+from ..report.plan_rows import device_bytes_of
 from ..reschedule.mesh import Mesh, mesh_of
 from ..search.problem.objectives import Objectives, StrategyCosts, parse_objectives
 from .frontier import PlanFrontier

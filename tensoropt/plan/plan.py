@@ -13,12 +13,12 @@ from ..common.files import read_json, reading_value, write_json
 from ..common.formats import PLAN
 from ..common.memory_units import default_limit, memory_text
 from ..ir.graph import Graph, Operator
-from ..report.data import frontier_of_plan, report_data
-from ..report.explanation import Around, explanation
+from ..report.explanation import PlanFacts, explanation
 from ..report.explanation_text import explanation_text
 from ..report.notebook import bundle, plan_html
 from ..report.page import report_name, write_report
-from ..report.rows import SOURCES, PlanRows, device_bytes_of
+from ..report.page_data import frontier_of_plan, report_data
+from ..report.plan_rows import SOURCES, PlanRows, device_bytes_of
 from ..report.too_large import too_large_text
 from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
@@ -123,12 +123,12 @@ class Plan(PlanRecord):
         """Return the numbers of :meth:`explain` as a JSON value."""
         rows = PlanRows(self.to_json())
         if self.frontier is None or self.point is None:
-            return explanation(rows, Around())
+            return explanation(rows, PlanFacts())
         at, points, peak = self.point, self.frontier.points, self.frontier.peak(self.point)
         smaller = asdict(points[at - 1]) if at > 0 else None
         faster = asdict(points[at + 1]) if at + 1 < len(points) else None
         by_use = None if peak is None else peak.by_use
-        return explanation(rows, Around(smaller, faster, True, by_use, self._fitting_the_device(rows)))
+        return explanation(rows, PlanFacts(smaller, faster, True, by_use, self._fitting_the_device(rows)))
 
     def too_large(self) -> str | None:
         """Return the sentence that the plan needs more memory than its device has, None if it doesn't."""

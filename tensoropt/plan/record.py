@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..common.files import name_in_file
-from ..report.rows import SOURCES, summary_line
+from ..report.plan_rows import SOURCES, summary_line
 from ..reschedule.halo import HALO, HaloStep, Window
 from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import Mesh

@@ -14,7 +14,7 @@ from ..profiling.hardware import Hardware
 from ..program.simulator import StepTimeline, network_of, step_timeline
 from ..program.simulator.network import DEVICE, LINK, NETWORK, Resource
 from ..sharding.model import Model
-from .check import check_reshardings
+from .consistency import check_reshardings
 from .plan import Plan
 
 FORMAT, VERSION = "tensoropt/simulation", 1

@@ -13,9 +13,9 @@ from ..costs.collective_workspace import workspace_bytes
 from ..costs.operator_costs import OperatorCosting
 from ..costs.resharding_costs import shard_bytes
 from ..ir.graph import Operator, Tensor
-from ..reschedule.execute import rank_step
 from ..reschedule.halo import HaloStep
 from ..reschedule.path import Path
+from ..reschedule.rank_steps import rank_step
 from ..reschedule.steps import Step
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
@@ -23,7 +23,7 @@ from .einsum_scratch import einsum_scratch_bytes, equation_of_gradient
 from .gradient_flow import operand_of
 from .liveness import Buffer, Instruction
 
-COLLECTIVES = "workspace of collectives"
+COLLECTIVES_WORKSPACE = "workspace of collectives"
 
 
 class Instructions:
@@ -130,7 +130,7 @@ class Instructions:
     def finished(self) -> list[Instruction]:
         """Return all instructions; the last one reads the buffers that stay alive to the end."""
         self.catch_up()
-        workspace = [Buffer(n_bytes, COLLECTIVES) for n_bytes in self._workspace.values()]
+        workspace = [Buffer(n_bytes, COLLECTIVES_WORKSPACE) for n_bytes in self._workspace.values()]
         return [*self._program, Instruction((*self.lasting, *workspace), ())]
 
     # The sizes of an operator's operands, results and workspace

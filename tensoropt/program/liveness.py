@@ -85,16 +85,12 @@ def peak_of_program(program: Sequence[Instruction], observer: Observer | None = 
     Args:
         observer: called at each instruction.
     """
-    last = {id(buffer): i for i, each in enumerate(program) for buffer in (*each.writes, *each.reads)}
-    dying: list[list[Buffer]] = [[] for _ in program]
-    for i, each in enumerate(program):
-        dying[i] = [buffer for buffer in dict.fromkeys((*each.reads, *each.writes)) if last[id(buffer)] == i]
-    written = {buffer for each in program for buffer in each.writes}
+    dying, given = _lifetimes(program)
     alive: Counter[str] = Counter()
     size = {id(buffer): buffer.n_bytes for each in program for buffer in (*each.writes, *each.reads)}
     python_s = {id(buffer) for each in program for buffer in each.writes if buffer.is_python_s}
     there: dict[int, Buffer] = {}
-    for buffer in {buffer for each in program for buffer in each.reads} - written:
+    for buffer in given:
         alive[buffer.use] += buffer.n_bytes
         there[id(buffer)] = buffer
     peak, at_peak = Peak(alive.total(), Counter(alive)), dict(there)
@@ -140,3 +136,13 @@ def peak_of_program(program: Sequence[Instruction], observer: Observer | None = 
         if buffer.of:
             peak.by_tensor[buffer.of] += size[key]
     return peak
+
+
+def _lifetimes(program: Sequence[Instruction]) -> tuple[list[list[Buffer]], set[Buffer]]:
+    """Return the buffers that each instruction is the last to use, and those that no instruction writes."""
+    last = {id(buffer): i for i, each in enumerate(program) for buffer in (*each.writes, *each.reads)}
+    dying: list[list[Buffer]] = [[] for _ in program]
+    for i, each in enumerate(program):
+        dying[i] = [buffer for buffer in dict.fromkeys((*each.reads, *each.writes)) if last[id(buffer)] == i]
+    written = {buffer for each in program for buffer in each.writes}
+    return dying, {buffer for each in program for buffer in each.reads} - written

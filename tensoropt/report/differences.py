@@ -10,10 +10,10 @@ from tabulate import tabulate
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from .config_words import config_words
-from .explanation import layers
+from .explanation import layer_costs
 from .explanation_text import signed
 from .frontier_rows import FrontierRows
-from .rows import PlanRows, Row
+from .plan_rows import PlanRows, Row
 
 FORMAT, VERSION = "tensoropt/diff", 1
 MOST_ROWS = 20
@@ -79,7 +79,7 @@ def _operator(op: Row) -> dict[str, Any]:
 
 def _layers(before: PlanRows, after: PlanRows, changed: Iterable[str]) -> list[dict[str, Any]]:
     """Return the layers whose operators or costs differ, the largest change of time first."""
-    a, b = ({row["name"]: row for row in layers(plan)} for plan in (before, after))
+    a, b = ({row["name"]: row for row in layer_costs(plan)} for plan in (before, after))
     counts: dict[str, int] = {}
     for name in changed:
         counts[name] = counts.get(name, 0) + 1

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .rows import PlanRows, Row, Way
+from .plan_rows import PlanRows, Row, Way
 from .too_large import too_large_text
 
 FORMAT, VERSION = "tensoropt/explanation", 2
@@ -26,7 +26,7 @@ _VARIABLE = "Variable"
 
 
 @dataclass(frozen=True)
-class Around:
+class PlanFacts:
     """The facts about a plan that its rows lack: its neighbours on the frontier, and its peak.
 
     Attributes:
@@ -43,11 +43,11 @@ class Around:
     fitting: tuple[int, Row] | None = None
 
 
-def explanation(plan: PlanRows, around: Around) -> dict[str, Any]:
+def explanation(plan: PlanRows, facts: PlanFacts) -> dict[str, Any]:
     """Return the explanation of a plan as a JSON value; rows are in descending order of what they cost."""
     value = plan.value
-    smaller_faster = (("smaller", around.smaller), ("faster", around.faster))
-    neighbours = {what: None if row is None else beside(plan, row) for what, row in smaller_faster}
+    smaller_faster = (("smaller", facts.smaller), ("faster", facts.faster))
+    neighbours = {what: None if row is None else compared_costs(plan, row) for what, row in smaller_faster}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -59,7 +59,7 @@ def explanation(plan: PlanRows, around: Around) -> dict[str, Any]:
         "memory_bytes": value["memory_bytes"],
         "peak_bytes": plan.peak_bytes,
         "device_memory_bytes": plan.device_bytes,
-        "too_large": too_large_text(plan, around.fitting),
+        "too_large": too_large_text(plan, facts.fitting),
         "time_us": value["time_us"],
         "compute_time_us": value["compute_time_us"],
         "network_time_us": plan.network_time_us,
@@ -68,19 +68,19 @@ def explanation(plan: PlanRows, around: Around) -> dict[str, Any]:
         "collectives_per_step": plan.n_collectives,
         "time": time_parts(plan),
         "memory": memory_parts(plan),
-        "peak": [] if around.peak_by_use is None else _ordered(around.peak_by_use, "bytes"),
-        "layers": layers(plan),
+        "peak": [] if facts.peak_by_use is None else _ordered(facts.peak_by_use, "bytes"),
+        "layers": layer_costs(plan),
         "reshardings": reshardings(plan),
         "rematerialized": rematerialized(plan),
         "regathered": regathered(plan),
-        "has_frontier": around.has_frontier,
+        "has_frontier": facts.has_frontier,
         **neighbours,
         "frontier": list(value["frontier"]),
         "assumed": dict(value["assumed"]),
     }
 
 
-def beside(plan: PlanRows, point: Row) -> dict[str, Any]:
+def compared_costs(plan: PlanRows, point: Row) -> dict[str, Any]:
     """Return the costs of another plan, and by what part of this plan's they differ."""
     memory_bytes, time_us = plan.value["memory_bytes"], plan.value["time_us"]
     return {
@@ -150,7 +150,7 @@ def reshardings(plan: PlanRows) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda entry: -entry["time_us"])
 
 
-def layers(plan: PlanRows) -> list[dict[str, Any]]:
+def layer_costs(plan: PlanRows) -> list[dict[str, Any]]:
     """Return the compute time, network time and memory of each layer."""
     found: dict[str, dict[str, Any]] = {}
 

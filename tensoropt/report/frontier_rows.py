@@ -15,8 +15,8 @@ from ..common.errors import InputError, cut, short
 from ..common.files import reading_value
 from ..common.memory_units import default_limit
 from ..common.turning_point import turning_point
-from .explanation import Around
-from .rows import PlanRows, Row, device_bytes_of, layers_of
+from .explanation import PlanFacts
+from .plan_rows import PlanRows, Row, device_bytes_of, layers_of
 
 _COSTS = {"memory": "memory_bytes", "time": "time_us", "network": "network_time_us"}
 
@@ -91,7 +91,7 @@ class FrontierRows:
         point = None if has is None else self.fastest_within(default_limit(has))
         return None if point is None else (point, self.points[point])
 
-    def around(self, point: int) -> Around:
+    def facts_of(self, point: int) -> PlanFacts:
         """Return what is known of a point beside its plan: its neighbours, and its peak by use if its step is stored."""
         memory = self.value.get("details", {}).get("views", {}).get(str(point), {}).get("memory")
         peak = None
@@ -100,7 +100,7 @@ class FrontierRows:
             peak = {use: amounts[at] for use, amounts in memory["by_use"].items()}
         smaller = self.points[point - 1] if point > 0 else None
         faster = self.points[point + 1] if point + 1 < len(self) else None
-        return Around(smaller, faster, True, peak, self.fitting_the_device())
+        return PlanFacts(smaller, faster, True, peak, self.fitting_the_device())
 
     @cached_property
     def columns(self) -> Sequence[np.ndarray]:

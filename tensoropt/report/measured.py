@@ -8,7 +8,7 @@ from typing import Any
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from .frontier_rows import FrontierRows
-from .rows import Row
+from .plan_rows import Row
 
 COMPARED = ("step_us", "compute_us", "network_us", "memory_bytes")
 _NUMBERS_OF_A_TASK = 6

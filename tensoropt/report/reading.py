@@ -10,7 +10,7 @@ from ..common.errors import InputError, cut
 from ..common.files import read_json_of, reading_value
 from ..common.formats import CURVE, FRONTIER, PLAN
 from .frontier_rows import FrontierRows, checked_value
-from .rows import PlanRows, device_bytes_of
+from .plan_rows import PlanRows, device_bytes_of
 
 _KINDS = {"plan": PLAN, "frontier": FRONTIER, "curve": CURVE}
 File = str | os.PathLike[str]

@@ -10,7 +10,7 @@ from tabulate import tabulate
 from ..common.memory_units import memory_text
 from ..reschedule.mesh import mesh_of
 from .frontier_rows import FrontierRows
-from .rows import Row
+from .plan_rows import Row
 
 FORMAT, VERSION = "tensoropt/recommendation", 1
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..common.memory_units import memory_text
 from .config_words import config_words
-from .explanation import layers
-from .rows import SOURCES, PlanRows, Row
+from .explanation import layer_costs
+from .plan_rows import SOURCES, PlanRows, Row
 
 MOST_DIFFERENCES = 8
 
@@ -20,7 +20,7 @@ def time_text(time_us: float) -> str:
 
 def plan_sentences(plan: PlanRows, view: Row) -> list[str]:
     """Return sentences on the layer that takes the most time, and on the instant of the peak."""
-    costliest = layers(plan)[0]
+    costliest = layer_costs(plan)[0]
     total = plan.value["time_us"]
     takes = costliest["time_us"] + costliest["network_time_us"]
     share = f", {takes / total:.0%} of the step" if total else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..common.memory_units import default_limit, memory_text
-from .rows import PlanRows, Row
+from .plan_rows import PlanRows, Row
 
 
 def too_large_text(plan: PlanRows, fitting: tuple[int, Row] | None = None) -> str | None:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..lowering.local import opaque
-from ..lowering.resharding.callbacks import CollectiveRequest
+from ..lowering.localise import opaque
 from ..lowering.resharding.in_graph import GraphCollectives, InGraph
+from ..lowering.resharding.path_callbacks import CollectiveRequest
 from ..profiling.collective_tables import step_alone
 from ..profiling.compute import Call
 from ..reschedule.layout import Axes, block_bounds
@@ -35,7 +35,7 @@ def emitted_by_horovod(processes: Processes, mesh: Mesh) -> Emitted:
 
 def emitted(collectives: GraphCollectives, mesh: Mesh, rank: int) -> Emitted:
     """Return a function that adds one collective to a graph, as lowering does: see
-    :class:`..profiling.ranks.MeasuringProcess`."""
+    :class:`..profiling.measuring_ranks.MeasuringProcess`."""
     in_graph = InGraph(collectives, rank)
 
     def of(kind: str, axes: Axes, n_bytes: int) -> Call:

@@ -24,7 +24,7 @@ from ..lowering.order import put_in_order
 from ..lowering.resharding.reshard import Backend, Collective, Resharder
 from ..lowering.table_lookups import Lookup
 from ..lowering.variables import StateEntry, local_variables
-from ..optimizers.runtime import Emission, RunningOptimizer, Shards
+from ..optimizers.running_optimizer import Emission, RunningOptimizer, Shards
 from ..optimizers.start import start_optimizer
 from ..sharding.resharding import PathFinder, Resharding
 from ..sharding.strategy import StrategyView

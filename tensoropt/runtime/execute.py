@@ -19,10 +19,10 @@ from ..common.settings import LAG
 from ..common.watchdog import CHAINS, CRITICAL, OVERLAPPABLE
 from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
 from ..lowering.resharding.reshard import Backend, Collective
-from ..plan.check import check_reshardings
+from ..plan.consistency import check_reshardings
 from ..plan.plan import Plan
 from ..plan.staged_plan import StagedPlan, load_any
-from ..program.check import check_program
+from ..program.invariants import check_program
 from ..program.step import step_program
 from ..reschedule.layout import Axes, parse_axes
 from ..reschedule.mesh import Mesh

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ..ir.graph import MicroBatching, Operator
 from ..ir.micro_batching import MicroBatch
-from ..lowering.local import opaque, uniform_shape
+from ..lowering.localise import opaque, uniform_shape
 from ..reschedule.layout import Layout, Shape
 from ..sharding.local_shapes import shard_slices
 from ..sharding.strategy import StrategyView

@@ -16,12 +16,12 @@ import tensorflow as tf
 from ..common.errors import InputError
 from ..common.progress import NOT_SHOWN, Display
 from ..common.watchdog import CRITICAL, tell_of
+from ..profiling.available_memory import available_memory_bytes
 from ..profiling.cache import cache_folder
 from ..profiling.collective_tables import device_partitions
 from ..profiling.hardware import Hardware, HardwareError
 from ..profiling.measure import Watching, measure
-from ..profiling.memory import available_memory_bytes
-from ..profiling.ranks import MeasuringProcess
+from ..profiling.measuring_ranks import MeasuringProcess
 from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..reschedule.mesh import Level, Mesh
 from .disturbance import Disturbance, measured_with_disturbance
@@ -31,7 +31,7 @@ from .ranks import Processes, cores_of_a_rank, current_processes, install_error_
 
 logger = logging.getLogger("tensoropt")
 MEASUREMENT_BUDGET_S = 1.0
-COLLECTIVES = ("prepare", "all_gather", "all_to_all", "reduce_scatter", "all_reduce")
+COLLECTIVE_METHODS = ("prepare", "all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 MOST_DAYS = 7
 """A calibration older than this many days isn't used automatically: drivers, neighbours and links change."""
 
@@ -104,7 +104,7 @@ def measure_here(
     mesh = Mesh(levels)
     naps = all(processes.gather(processes.naps))
     communicator = MpiCommunicator(processes.comm, mesh, processes.begin_collective, naps)
-    tell_of(communicator, processes.waiting[CRITICAL], COLLECTIVES)
+    tell_of(communicator, processes.waiting[CRITICAL], COLLECTIVE_METHODS)
     communicator.prepare(device_partitions(mesh))
     place = MeasuringProcess(communicator, processes.rank, processes.local_size, processes.broadcast)
     if collectives == HOROVOD:

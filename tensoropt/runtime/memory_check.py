@@ -10,7 +10,7 @@ import numpy as np
 from ..common.errors import OutOfMemoryError
 from ..common.memory_units import memory_text
 from ..costs.resharding_costs import shard_bytes
-from ..profiling.memory import available_memory_bytes
+from ..profiling.available_memory import available_memory_bytes
 from ..sharding.strategy import StrategyView
 
 

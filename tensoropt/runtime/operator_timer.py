@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..common.gradient_types import carries_gradient
-from ..costs.work_items import local_shapes
+from ..costs.work_items import largest_operand_shapes
 from ..ir.gradient_info import Backward
 from ..ir.graph import Graph, Operator, Tensor
 from ..lowering.operators import Job, Values, emit
@@ -187,7 +187,7 @@ def _as_it_is(k: int, values: Values) -> Values:
 
 
 def _operands(trial: OperatorTrial) -> list[tf.Tensor]:
-    shapes = local_shapes(trial.op, trial.rule, trial.config, trial.interface)
+    shapes = largest_operand_shapes(trial.op, trial.rule, trial.config, trial.interface)
     return [_synthetic(tensor, shape) for (_, tensor), shape in zip(trial.op.operands, shapes, strict=True)]
 
 

@@ -14,7 +14,7 @@ from ..frontend.recording import record_application, record_gradients, record_mi
 from .session import current_session
 
 
-class Optimizer:
+class RecordingOptimizer:
     """The base of the recording optimizers; use :class:`GradientDescentOptimizer` and its siblings."""
 
     kind = ""
@@ -91,7 +91,7 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None, *arguments: Any, **named: A
     return found if found is not None else tf.gradients(ys, xs, grad_ys, *arguments, **named)
 
 
-class GradientDescentOptimizer(Optimizer):
+class GradientDescentOptimizer(RecordingOptimizer):
     """The counterpart of ``tf.compat.v1.train.GradientDescentOptimizer``, with a default learning rate."""
 
     kind, default_name = "sgd", "GradientDescent"
@@ -100,7 +100,7 @@ class GradientDescentOptimizer(Optimizer):
         super().__init__(name, learning_rate=learning_rate)
 
 
-class MomentumOptimizer(Optimizer):
+class MomentumOptimizer(RecordingOptimizer):
     """The counterpart of ``tf.compat.v1.train.MomentumOptimizer``, with default hyperparameters."""
 
     default_name = "Momentum"
@@ -116,7 +116,7 @@ class MomentumOptimizer(Optimizer):
         super().__init__(name, learning_rate=learning_rate, momentum=momentum)
 
 
-class AdamOptimizer(Optimizer):
+class AdamOptimizer(RecordingOptimizer):
     """The counterpart of ``tf.compat.v1.train.AdamOptimizer``."""
 
     kind, default_name, numbers = "adam", "Adam", ("beta1", "beta2", "epsilon")

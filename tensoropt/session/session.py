@@ -30,8 +30,8 @@ from ..runtime.context import Context, resolve_cluster
 from ..runtime.engine import Engine
 from ..runtime.error_handling import explain_errors
 from ..runtime.execute import Execution, checked_collectives, execute, loaded_any
-from ..runtime.pipeline.engine import StagedEngine
-from ..runtime.pipeline.execute import StagedExecution, execute_staged
+from ..runtime.pipeline.execute_staged import StagedExecution, execute_staged
+from ..runtime.pipeline.staged_engine import StagedEngine
 from ..runtime.prepare import model_of
 from ..runtime.ranks import Processes, display_here
 from ..runtime.same_data import SameData

@@ -69,7 +69,7 @@ def as_copy(sharding: OperandSharding, with_gradient: bool) -> OperandSharding:
     return OperandSharding(sharding.layout, (sharding.unreduced or ()) if with_gradient else None)
 
 
-def copies(shardings: Sequence[OperandSharding]) -> list[OperandSharding]:
+def shareable_copies(shardings: Sequence[OperandSharding]) -> list[OperandSharding]:
     """Return the operand shardings of the copies that consumers with these operand shardings may share."""
     with_gradient = any(sharding.unreduced is not None for sharding in shardings)
     return list(dict.fromkeys(as_copy(sharding, with_gradient) for sharding in shardings))

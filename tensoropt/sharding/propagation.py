@@ -15,7 +15,7 @@ from ..reschedule.layout import Layout
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
 from ..rules.rule import NONE, Config, Rule, configs, interface_of, why_invalid
-from .consumers import as_copy, consumers_of, copies, sharding_of
+from .consumers import as_copy, consumers_of, sharding_of, shareable_copies
 from .model import Model
 from .strategy import Copy, Strategy
 
@@ -30,7 +30,7 @@ def inherited(model: Model, planned: Strategy) -> Strategy:
     shared = {}
     for name, consumers in consumers_of(graph).items():
         if name in planned.shared:
-            possible = copies([sharding_of(view, graph.tensors[name], consumer) for consumer in consumers])
+            possible = shareable_copies([sharding_of(view, graph.tensors[name], consumer) for consumer in consumers])
             copy = as_copy(planned.shared[name], possible[0].unreduced is not None)
             if copy in possible:
                 shared[name] = copy

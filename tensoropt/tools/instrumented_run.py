@@ -27,7 +27,7 @@ class PlanTrial:
 
     Attributes:
         processes: the ranks that take part.
-        chains: the backend that runs the collectives of each chain; see :mod:`..lowering.resharding.callbacks`.
+        chains: the backend that runs the collectives of each chain; see :mod:`..lowering.resharding.path_callbacks`.
         fetch, feeds: what a training step fetches, and the synthetic batch that it is fed.
     """
 

@@ -20,9 +20,9 @@ from ..costs.operator_costs import OperatorCosting
 from ..costs.resharding_costs import ReshardingCosting
 from ..ir.graph import SOURCES
 from ..profiling.compute import time_s
-from ..profiling.costs import CollectiveCosts, OperatorCosts
 from ..profiling.cpu_caches import Evicting
 from ..profiling.hardware import Hardware
+from ..profiling.hardware_costs import CollectiveCosts, OperatorCosts
 from ..profiling.operator_model import fit_all
 from ..profiling.store import Store
 from ..profiling.work import Measured, WorkItem

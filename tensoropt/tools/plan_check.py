@@ -29,8 +29,8 @@ from ..costs.model_costs import costing_of
 from ..ir.graph import SOURCES, VARIABLE
 from ..lowering.resharding.reshard import Collective
 from ..plan.plan import Plan
-from ..profiling.costs import CollectiveCosts
 from ..profiling.hardware import Hardware
+from ..profiling.hardware_costs import CollectiveCosts
 from ..profiling.trace import StepTrace, traced_step
 from ..program.peak import peak_of
 from ..reschedule.layout import axes_text
@@ -351,7 +351,7 @@ def _group_of_event(name: str, group_of: Mapping[str, str]) -> str | None:
     return group_of[operator] if way in (FORWARD, BACKWARD) else UPDATES if way == UPDATE else OTHERS
 
 
-def check_json(check: PlanCheck) -> dict[str, Any]:
+def comparison_json(check: PlanCheck) -> dict[str, Any]:
     """Return the comparison as a JSON value."""
 
     def row(each: Compared) -> dict[str, Any]:

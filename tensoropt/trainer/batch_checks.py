@@ -7,8 +7,8 @@ import keras
 from ..common.errors import InputError
 from ..common.source_lines import running_line
 from .batch import Batch
+from .fit_progress import FitProgress
 from .objective import that_takes_labels
-from .progress import FitProgress
 from .signature import Signature
 
 

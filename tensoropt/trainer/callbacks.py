@@ -15,8 +15,8 @@ from keras.callbacks import TensorBoard
 
 from ..common.errors import InputError, short
 from ..plan.plan import Plan
-from .ranks import TrainerRanks
 from .step_scalars import StepScalars, with_scalars
+from .trainer_ranks import TrainerRanks
 
 HOOKS = tuple(
     f"on_{what}_{when}"

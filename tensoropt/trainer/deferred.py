@@ -19,7 +19,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from ..common.errors import InputError, cut
 from ..common.source_lines import called_at, code_location, running_line, users_line_of
 from ..runtime.ranks import current_processes
-from .data import matched, planned_weight
+from .batch_shares import matched, planned_weight
 from .objective import has_own_step, that_takes_labels
 from .runs import check_fits
 from .signature import PARTS, Signature, Structure, check_dense, labels_for, left_open_by, part_of, symbolic

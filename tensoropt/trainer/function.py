@@ -23,10 +23,10 @@ from ..runtime.same_data import SameData
 from .accepting import check_eager
 from .batch import SAME_BATCHES
 from .programs import TRAIN
-from .ranks import TrainerRanks
 from .rate import RunningRate
 from .runs import Runs
 from .signature import Signature
+from .trainer_ranks import TrainerRanks
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from ..reschedule.layout import block_bounds
 from ..runtime.objects_between_ranks import is_finalized, receive_object, wait_for_all
 from ..runtime.ranks import Processes
 from .batch import Batch
-from .ranks import TrainerRanks
+from .trainer_ranks import TrainerRanks
 
 _HEADER_TAG, _DATA_TAG = 7301, 7302
 _BATCH = "a batch that rank 0 hands out"

@@ -14,7 +14,7 @@ Each variable of the model is watched (:mod:`.watched`): it asks the model's tra
 the table by the scope in which the access happens. Of an assignment while the two are the same, rank 0 warns at the
 trainer's next step, since it doesn't matter before.
 Gathering a trained value takes the same call on every rank, unless rank 0 leads
-(:meth:`.ranks.TrainerRanks.lead`).
+(:meth:`.trainer_ranks.TrainerRanks.lead`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..common.source_lines import running_line
-from .ranks import TrainerRanks
+from .trainer_ranks import TrainerRanks
 from .watched import OWN, TRAINED, VariableWatch, WatchedVariable, Words, class_with, scope, watch_all
 
 

@@ -96,8 +96,8 @@ class _Start:
             with display.phase("capture of the model"):
                 return capture_program(kind, objective, at, optimizer_of, names)
 
-        def first_values(captured: Captured) -> _FirstValues:
-            return _FirstValues(captured, context)
+        def first_values(captured: Captured) -> _BroadcastValues:
+            return _BroadcastValues(captured, context)
 
         # The values are those of a model, optimizer and metrics that other trainers may have.
         with own_values(), display.phase("start"):
@@ -203,7 +203,7 @@ def _scaling(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> keras
 
 
 @dataclass(frozen=True)
-class _FirstValues:
+class _BroadcastValues:
     """The initial values of the user's variables, broadcast from rank 0, since each process has drawn its own."""
 
     captured: Captured

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..common.errors import InputError
 from ..common.source_lines import running_line
-from .ranks import TrainerRanks
+from .trainer_ranks import TrainerRanks
 from .watched import class_with
 
 # The attributes that Keras's own loops and callbacks set.

@@ -25,9 +25,9 @@ from ..ir.graph import Tensor
 from ..lowering.gradient_analysis import analyse
 from ..profiling.hardware import Hardware
 from ..reschedule.layout import block_bounds
-from ..runtime.beside import execute_beside, peak_beside
 from ..runtime.execute import Execution
 from ..runtime.functions import Feed, Fetch
+from ..runtime.other_programs import execute_beside, peak_beside
 from ..runtime.step_errors import RefusedValues
 from ..sharding.model import Model
 from .batch import Batch

@@ -21,9 +21,9 @@ from ..lowering.variables import StateEntry
 from ..runtime.checkpoint import Objects, entry_name
 from .live import LiveValues
 from .objective import KerasObjective
-from .plain import plain_optimizers, updated_by
+from .plain_optimizers import plain_optimizers, updated_by
 from .programs import inner
-from .ranks import TrainerRanks
+from .trainer_ranks import TrainerRanks
 from .watched import own_values
 
 KERAS_SUFFIXES = (".keras", ".h5")

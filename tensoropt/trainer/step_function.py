@@ -20,7 +20,7 @@ from ..runtime.checkpoint import Objects, entry_name
 from ..runtime.execute import Execution
 from .function import FunctionTrainer
 from .live import LiveValues
-from .plain import plain_optimizers, updated_by
+from .plain_optimizers import plain_optimizers, updated_by
 from .programs import TRAIN, inner
 from .runs import Run, Runs
 from .signature import Signature

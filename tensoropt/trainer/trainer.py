@@ -26,20 +26,20 @@ from ..runtime.execute import Execution
 from ..runtime.ranks import current_processes
 from .batch import Batch
 from .batch_checks import check_labels, check_size
+from .batch_shares import Sharing
 from .callbacks import on_ranks
-from .data import Sharing
 from .deferred import Deferred
+from .fit_progress import FitProgress, Logs, PositionRecorder, as_python, skip_steps
 from .handing_out import is_determined
 from .live import LiveValues
 from .live_model import LiveModel
 from .objective import Compilation, OwnCompilation
 from .programs import inner
-from .progress import FitProgress, Logs, PositionRecorder, as_python, skip_steps
-from .ranks import TrainerRanks
 from .rate import RunningRate
 from .runs import Runs
 from .saving import RunPosition, Saving, is_keras_format
 from .signature import Signature
+from .trainer_ranks import TrainerRanks
 from .unwatched_variables import UnwatchedVariables
 from .watched import own_values
 from .watched_objects import WatchedMetrics, WatchedOptimizer

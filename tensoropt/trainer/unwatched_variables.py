@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from .programs import inner
-from .ranks import TrainerRanks
+from .trainer_ranks import TrainerRanks
 from .watched import own_values
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ..optimizers.copies import inner_of
 from .programs import inner
-from .ranks import TrainerRanks
+from .trainer_ranks import TrainerRanks
 from .watched import VariableWatch, Words, watch_all
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..plan.find_frontier import ModelFrontier, find_baseline
 from ..plan.plan import Plan
-from ..profiling.memory import available_memory_bytes
+from ..profiling.available_memory import available_memory_bytes
 from ..profiling.store import Store
 from ..report.explanation import INTERLEAVED
 from ..runtime.ranks import Processes

@@ -1,6 +1,7 @@
-"""A rank that runs a model whose results take most of its memory, in 1, 2, 4 and 8 micro-batches."""
+"""A rank that runs a model whose results take most of its memory, in each of the given numbers of micro-batches."""
 
 import os
+import sys
 
 os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
 
@@ -27,7 +28,7 @@ os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 processes = prepared_processes()
 hardware = named(f"v100-1x{processes.size}")
 recorded = record(deep, "deep", "momentum")
-for n in (1, 2, 4, 8):
+for n in map(int, sys.argv[1:]):
     plan = find_frontier(recorded.model, hardware, processes.size, micro_batches=n).fastest()
     check = check_plan(plan, recorded.model, recorded.first_values(), processes, 3, hardware)
     if processes.rank == 0:

@@ -18,7 +18,7 @@ from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.build import cost_entries
-from tensoropt.plan.check import check_reshardings
+from tensoropt.plan.consistency import check_reshardings
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.plan.frontier_file import SavedFrontier
 from tensoropt.plan.options import Request, mini_time

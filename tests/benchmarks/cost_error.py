@@ -60,9 +60,9 @@ from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator
 from tensoropt.profiling.collective_tables import SIZES, CollectiveTables, device_partitions
 from tensoropt.profiling.compute import time_s
-from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import Hardware
-from tensoropt.profiling.ranks import MeasuringProcess, lower_quartile
+from tensoropt.profiling.hardware_costs import CollectiveCosts
+from tensoropt.profiling.measuring_ranks import MeasuringProcess, lower_quartile
 from tensoropt.profiling.tensorflow_engine import TensorFlowEngine
 from tensoropt.profiling.work import MeasuredOperators
 from tensoropt.program.simulator import network_of, step_timeline

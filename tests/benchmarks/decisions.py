@@ -12,7 +12,7 @@ from plan.frontiers import frontier_of, two_layers
 from tabulate import tabulate
 
 from tensoropt.ft.weighted.weighted_search import WeightedSearch
-from tensoropt.plan.decisions import _Around, _slope
+from tensoropt.plan.decisions import _PointChanges, _slope
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     search = WeightedSearch(problem)
     found: list[tuple[float, float]] = []
     for point in range(len(frontier)):
-        around, ns_per_byte = _Around(frontier, point), _slope(frontier, point)
+        around, ns_per_byte = _PointChanges(frontier, point), _slope(frontier, point)
         own_ns = around.cost[1] + ns_per_byte * around.cost[0]
         if not ns_per_byte:
             continue

@@ -17,8 +17,8 @@ import numpy as np
 from tabulate import tabulate
 
 from tensoropt.profiling.collective_tables import CollectiveTables, device_partitions
-from tensoropt.profiling.costs import MeasuredCurve
-from tensoropt.profiling.ranks import MeasuringProcess
+from tensoropt.profiling.hardware_costs import MeasuredCurve
+from tensoropt.profiling.measuring_ranks import MeasuringProcess
 from tensoropt.profiling.tensorflow_engine import TensorFlowEngine
 from tensoropt.reschedule.layout import axes_text
 from tensoropt.reschedule.mesh import Level, Mesh

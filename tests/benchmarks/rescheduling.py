@@ -26,15 +26,15 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import resolve
+from tensoropt.profiling.hardware_costs import CollectiveCosts
 from tensoropt.reschedule.bulk import Weighted
-from tensoropt.reschedule.graph import layout_graph
+from tensoropt.reschedule.dijkstra import StepTimes
 from tensoropt.reschedule.layout import Layout, Shape
+from tensoropt.reschedule.layout_graph import layout_graph
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import orders, runs_on_paths
 from tensoropt.reschedule.path import all_pairs
-from tensoropt.reschedule.search import StepTimes
 from tensoropt.reschedule.units import UnitMesh
 
 ITEM_BYTES = 4

@@ -29,7 +29,7 @@ from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import Hardware
 from tensoropt.runtime.execute import MPI, execute
 from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
-from tensoropt.runtime.pipeline.execute import execute_staged
+from tensoropt.runtime.pipeline.execute_staged import execute_staged
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.synthetic_batch import synthetic_step
 from tensoropt.tools.offline import record

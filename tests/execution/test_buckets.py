@@ -17,10 +17,10 @@ from tensoropt.ir.graph import Tensor
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.lowering.resharding.reshard import Collective
 from tensoropt.plan.find_frontier import find_frontier
-from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import named
+from tensoropt.profiling.hardware_costs import CollectiveCosts
 from tensoropt.program import backward
-from tensoropt.program.check import check_program
+from tensoropt.program.invariants import check_program
 from tensoropt.program.step import step_program
 from tensoropt.program.tasks import OVERLAPPABLE, RESHARD
 from tensoropt.reschedule.layout import Layout

@@ -23,7 +23,7 @@ from helpers.strategies import (
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.build import cost_entries
-from tensoropt.plan.check import check_reshardings
+from tensoropt.plan.consistency import check_reshardings
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator, PlannedResharding
 from tensoropt.reschedule.mesh import Mesh

@@ -16,8 +16,8 @@ from helpers.large import first
 from helpers.strategies import Link, engine_of, feeds_of, random_strategy, training_fetch
 
 from tensoropt.lowering.resharding.backends import CommunicatingBackend
-from tensoropt.lowering.resharding.callbacks import OVERLAPPABLE_NAME
 from tensoropt.lowering.resharding.in_graph import GraphBackend
+from tensoropt.lowering.resharding.path_callbacks import OVERLAPPABLE_NAME
 from tensoropt.lowering.resharding.reshard import Backend
 from tensoropt.reschedule.layout import Axes
 from tensoropt.reschedule.mesh import Mesh

@@ -24,10 +24,10 @@ from tensoropt.common.files import reading_value
 from tensoropt.profiling.hardware import Hardware, HardwareError, named
 from tensoropt.profiling.store import FILE, Store
 from tensoropt.profiling.work import Measured, WorkItem
-from tensoropt.report.data import frontier_of_plan, report_data
 from tensoropt.report.differences import differences, differences_text
-from tensoropt.report.explanation import Around, explanation
+from tensoropt.report.explanation import PlanFacts, explanation
 from tensoropt.report.explanation_text import explanation_text
+from tensoropt.report.page_data import frontier_of_plan, report_data
 from tensoropt.report.reading import read_rows
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.checkpoint import restore, save
@@ -126,7 +126,7 @@ def test_damaged_plans_are_explained_and_reported_or_refused(planned, folder):
     def load() -> None:
         plan = read_rows(file, "plan")
         with reading_value("plan", file):
-            explanation_text(explanation(plan, Around()))
+            explanation_text(explanation(plan, PlanFacts()))
             json.dumps(report_data(frontier_of_plan(plan), file.name))
             differences_text(differences(plan, plan))
 
@@ -188,7 +188,7 @@ def test_damaged_checkpoints_are_refused(folder):
 
 @pytest.mark.filterwarnings("ignore")  # Keras's own, of what it skips
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-def test_damaged_keras_files_are_refused(folder, suffix):
+def test_damaged_keras_files_are_refused(folder, suffix, everything):
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2, name="dense")])
     where = {"collectives": "emulated", "parallelism": 1, "cluster": "v100-1x2"}
     trainer = tensoropt.parallelize(model, keras.optimizers.SGD(0.1), loss="mse", batch_size=4, **where)
@@ -200,7 +200,8 @@ def test_damaged_keras_files_are_refused(folder, suffix):
         trainer.load_weights(file)
 
     load()
-    assert refused_or_read(file, file.read_bytes(), load, False, tensoropt.InputError) > TIMES // 4
+    times = TIMES if everything else TIMES // 4  # each takes Keras some 10 ms
+    assert refused_or_read(file, file.read_bytes(), load, False, tensoropt.InputError, times) > times // 4
 
 
 def test_the_list_of_checkpoints_empty_or_no_text(folder):

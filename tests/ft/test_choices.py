@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensoropt.ft.choices import choice_states
+from tensoropt.ft.edge_choices import choice_states
 from tensoropt.ft.pareto import reduce_unsorted
 
 

@@ -21,7 +21,7 @@ from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.costs.resharding_costs import ReshardingCosting
 from tensoropt.ft import INFEASIBLE, Budget, Problem, search
 from tensoropt.profiling import hardware
-from tensoropt.profiling.costs import CollectiveCosts, OperatorCosts
+from tensoropt.profiling.hardware_costs import CollectiveCosts, OperatorCosts
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.sharding.model import Model
 

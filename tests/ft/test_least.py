@@ -16,7 +16,7 @@ from tensoropt.ft import search as frontier_search
 from tensoropt.ft.weighted import passes as weighted_pass
 from tensoropt.ft.weighted.min_plus import min_plus_compiled, min_plus_in_numpy
 from tensoropt.ft.weighted.passes import Shares, WeightedPass
-from tensoropt.ft.weighted.weighted_search import TimeIsUpError, WeightedSearch, between
+from tensoropt.ft.weighted.weighted_search import TimeIsUpError, WeightedSearch, mixed
 
 from .problems import SHAPES, Costs, build, random_problem, resnet_pairs
 
@@ -254,7 +254,7 @@ def test_sharing_out_again_lifts_bounds_and_keeps_them_valid() -> None:
 def test_shares_between_those_of_two_weights_are_as_good() -> None:
     for _, search, _ in searches(range(30), 4, entangled_problem):
         ends = [search.tightened(weights)[-1] for weights in ((900.0, 100.0), (100.0, 900.0))]
-        start = between(*(search.shares[end.weights] for end in ends), (0.25, 0.75))
+        start = mixed(*(search.shares[end.weights] for end in ends), (0.25, 0.75))
         first = search.tightened((300.0, 700.0), shares=start, known=0.0)
         assert len(first) == 1
         rounding = 2 * sum(len(step.buckets) for step in search.plan.steps)

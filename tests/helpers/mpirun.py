@@ -97,7 +97,7 @@ def run_command(
         stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         kill_session(process.pid)
-        stdout, stderr = process.communicate()
+        stdout, stderr = process.communicate(timeout=30)  # what left the session may still hold the pipes
         raise AssertionError(f"{command} hung: killed after {timeout} s\n{stdout}\n{stderr}") from None
     except BaseException:
         kill_session(process.pid)

@@ -25,7 +25,7 @@ from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, configs
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.functions import Feed, Fetch
-from tensoropt.sharding.consumers import consumers_of, copies, sharding_of
+from tensoropt.sharding.consumers import consumers_of, sharding_of, shareable_copies
 from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
 
@@ -65,7 +65,7 @@ def random_strategy(
     for name, consumers in consumers_of(model.graph).items():
         if len(consumers) > 1:
             tensor = model.graph.tensors[name]
-            sharding = rng.choice([None, *copies([sharding_of(view, tensor, consumer) for consumer in consumers])])
+            sharding = rng.choice([None, *shareable_copies([sharding_of(view, tensor, consumer) for consumer in consumers])])
             if sharding is not None:
                 shared[name] = sharding
     regathered = set()

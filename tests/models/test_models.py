@@ -56,7 +56,7 @@ def test_every_model_at_full_depth(name: str) -> None:
     """Each model has a process of its own, since graphs of its ranks take gigabytes; first, while this process is small."""
     folder = Path(__file__).parents[1]
     command = [sys.executable, "-m", "models.all_strategies", name]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=7200)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -10,20 +10,20 @@ import tensorflow as tf
 from optimizers.test_keras import CASES, RowNormalised, Signed
 
 from tensoropt.common.errors import InputError
-from tensoropt.optimizers import elementwise
+from tensoropt.optimizers import elementwise_updates
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 
 PARTWISE = "RMSprop AdamW Ftrl Lion ScheduleFreeAdamW".split()
 
 
 def experiment(optimizer: Any) -> str:
-    return elementwise._experiment(optimizer)
+    return elementwise_updates._experiment(optimizer)
 
 
 @pytest.mark.parametrize("name", PARTWISE)
 def test_the_experiment_finds_what_is_known(name: str) -> None:
     optimizer = getattr(keras.optimizers, name)(0.01, weight_decay=0.1, clipnorm=0.1)
-    assert experiment(optimizer) == elementwise.fault_of(optimizer) == ""
+    assert experiment(optimizer) == elementwise_updates.fault_of(optimizer) == ""
 
 
 @pytest.mark.parametrize(

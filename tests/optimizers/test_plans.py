@@ -8,7 +8,7 @@ from optimizers.models import case_of, check_state
 from optimizers.test_keras import CASES
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.check import check_reshardings
+from tensoropt.plan.consistency import check_reshardings
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.layout import axes_text

@@ -17,7 +17,7 @@ from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import why_invalid
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.pipeline.emission import StageView
-from tensoropt.runtime.pipeline.engine import StagedEngine
+from tensoropt.runtime.pipeline.staged_engine import StagedEngine
 from tensoropt.runtime.pipeline.transfers import EmulatedTransfers
 from tensoropt.sharding.stages import StageModel, Stages
 

@@ -18,7 +18,7 @@ from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.plan.staged_plan import StagedPlan, load_any
 from tensoropt.profiling.hardware import named
-from tensoropt.runtime.pipeline.execute import execute_staged
+from tensoropt.runtime.pipeline.execute_staged import execute_staged
 from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.stages import Stages
 

@@ -250,7 +250,7 @@ def test_loading_and_asking_needs_no_tensorflow(whole, tmp_path):
         "print(frontier)\n"
         "sys.exit('tensorflow' in sys.modules)"
     )
-    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert "turning point" in ended.stdout and (tmp_path / "plan.json").is_file()
 

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from tensoropt.profiling.collective_tables import device_partitions
 from tensoropt.profiling.measure import measure
-from tensoropt.profiling.ranks import MeasuringProcess
+from tensoropt.profiling.measuring_ranks import MeasuringProcess
 from tensoropt.reschedule.mesh import Level, Mesh
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
 

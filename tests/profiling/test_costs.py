@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.profiling.costs import KINDS, CollectiveCosts, MeasuredCurve, OperatorCosts
 from tensoropt.profiling.hardware import CollectiveTable, Device, Hardware, LinkLevel, named
+from tensoropt.profiling.hardware_costs import KINDS, CollectiveCosts, MeasuredCurve, OperatorCosts
 from tensoropt.profiling.work import WorkItem
 from tensoropt.reschedule.mesh import Mesh
 

@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
+from tensoropt.profiling.description_text import hardware_table
 from tensoropt.profiling.hardware import CollectiveTable, Hardware, HardwareError, named, resolve, shipped
-from tensoropt.profiling.report import hardware_table
 from tensoropt.reschedule.mesh import Mesh
 
 GOOD = {

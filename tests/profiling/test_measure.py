@@ -12,11 +12,11 @@ from helpers.mpirun import child_environment, run_ranks
 
 from tensoropt.profiling.collective_tables import APART_SHARE, SIZES, CollectiveTables, device_partitions
 from tensoropt.profiling.compute import CLOSE, NumpyEngine
-from tensoropt.profiling.costs import CollectiveCosts, MeasuredCurve
 from tensoropt.profiling.cpu_caches import MOST_CACHE_BYTES, USUAL_CACHE_BYTES, cache_bytes
 from tensoropt.profiling.hardware import COMMUNICATING_KINDS, CollectiveTable, Hardware, named
+from tensoropt.profiling.hardware_costs import CollectiveCosts, MeasuredCurve
 from tensoropt.profiling.measure import fitted_link, measure
-from tensoropt.profiling.ranks import MeasuringProcess
+from tensoropt.profiling.measuring_ranks import MeasuringProcess
 from tensoropt.reschedule.layout import axes_text
 from tensoropt.reschedule.mesh import Level, Mesh
 
@@ -164,7 +164,7 @@ def test_the_fit_finds_the_links_that_made_the_times():
 
 def test_importing_profiling_imports_no_tensorflow():
     code = (
-        "import sys, tensoropt.profiling.measure, tensoropt.profiling.report; "
+        "import sys, tensoropt.profiling.measure, tensoropt.profiling.description_text; "
         "sys.exit('tensorflow' in sys.modules or 'mpi4py' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=child_environment(), timeout=60)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensoropt.profiling.memory import available_memory_bytes
+from tensoropt.profiling.available_memory import available_memory_bytes
 
 GB = 10**9
 NO_LIMIT = 9223372036854771712

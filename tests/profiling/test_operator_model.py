@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.profiling.costs import MARGIN, OperatorCosts
 from tensoropt.profiling.hardware import Device, Hardware, LinkLevel, OperatorRate
+from tensoropt.profiling.hardware_costs import MARGIN, OperatorCosts
 from tensoropt.profiling.operator_model import FEWEST_TO_FIT, Sample, class_of, fit_all, fitted, scaled
 from tensoropt.profiling.work import Measured, WorkItem
 

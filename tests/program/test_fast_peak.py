@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import composite.models
+import numpy as np
 import pytest
 from helpers import zoo
 from helpers.large import first
@@ -12,7 +13,7 @@ from helpers.strategies import random_router, random_strategy
 
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.profiling.hardware import named
-from tensoropt.program.fast_peak import Peaks
+from tensoropt.program.fast_peak import Peaks, array_layout, peaks
 from tensoropt.program.peak import peak_of
 
 HARDWARE = (named("v100-1x4"), named("v100-2x2"), named("v100-2x3"))
@@ -36,3 +37,26 @@ def test_random_strategies_have_the_peak_of_their_program(function: Callable[[],
             assert peaks.is_quick
             for _ in range(2):  # with new rows, and with known ones
                 assert peaks.quick_bytes(view) == peak_of(view, costing, peaks.path_finder).n_bytes, (seed, hardware.name)
+
+
+@pytest.mark.timeout(100)  # a bucket that begins with -1 gradients is never sent: the kernel would not return
+def test_what_the_memory_of_an_arena_held_before_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = peaks.arena_of
+
+    def arena_of(outline: object, n_buckets: int) -> np.ndarray:
+        arena = made(outline, n_buckets)
+        arena[array_layout.N_ARENA :] = -1
+        return arena
+
+    monkeypatch.setattr(peaks, "arena_of", arena_of)
+    n_buckets = 0
+    for function in (zoo.mlp, zoo.attention, composite.models.MODELS[0]):
+        model = zoo.record(function, "adam")
+        mesh = HARDWARE[1].mesh(4)
+        costing = costing_of(model.model, HARDWARE[1], mesh)
+        for seed in range(4):
+            view = random_strategy(model, mesh, seed, None, *SHARES[seed])
+            counter = Peaks(model.model, costing, random_router(0))
+            assert counter.quick_bytes(view) == peak_of(view, costing, counter.path_finder).n_bytes, (function, seed)
+            n_buckets += counter.rows.n_buckets
+    assert n_buckets

@@ -14,7 +14,7 @@ from helpers.strategies import engine_of, feeds_of, random_router, random_strate
 
 from tensoropt.lowering import backward
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.program.check import check_program
+from tensoropt.program.invariants import check_program
 from tensoropt.program.step import StepProgram, step_program
 from tensoropt.program.tasks import BACKWARD, COMPUTE, FEED, OPERATOR, REMATERIALIZED, RESHARD, SUM, UPDATE, Site, Task
 from tensoropt.reschedule.mesh import Mesh

@@ -11,10 +11,10 @@ import pytest
 import tensoropt
 from tensoropt.common.memory_units import default_limit
 from tensoropt.report.config_words import config_words
-from tensoropt.report.explanation import Around, explanation, layers, memory_parts, time_parts
+from tensoropt.report.explanation import PlanFacts, explanation, layer_costs, memory_parts, time_parts
 from tensoropt.report.explanation_text import explanation_text
 from tensoropt.report.frontier_rows import FrontierRows
-from tensoropt.report.rows import NO_LAYER, PlanRows, layers_of
+from tensoropt.report.plan_rows import NO_LAYER, PlanRows, layers_of
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_parts_and_layers_add_up_to_the_plan(frontier):
         plan = frontier.plan(point)
         assert sum(part["time_us"] for part in time_parts(plan)) == pytest.approx(plan.value["time_us"], abs=1e-6)
         assert sum(part["bytes"] for part in memory_parts(plan)) == plan.value["memory_bytes"]
-        told = layers(plan)
+        told = layer_costs(plan)
         compute = sum(layer["time_us"] for layer in told)
         network = sum(layer["network_time_us"] for layer in told)
         assert compute == pytest.approx(plan.value["compute_time_us"], abs=1e-6)
@@ -61,7 +61,7 @@ def test_parts_and_layers_add_up_to_the_plan(frontier):
 
 def test_a_plan_a_file_and_the_explanation_have_the_same_numbers(found, plan_file):
     plan = found.turning_point()
-    by_plan, by_file = plan.explanation(), explanation(PlanRows(json.loads(plan_file.read_text())), Around())
+    by_plan, by_file = plan.explanation(), explanation(PlanRows(json.loads(plan_file.read_text())), PlanFacts())
     differing = {key for key in by_plan if by_plan[key] != by_file[key]}
     assert differing <= {"has_frontier", "smaller", "faster", "peak"} and "peak" in differing
     assert sum(row["bytes"] for row in by_plan["peak"]) == by_plan["peak_bytes"] == plan.peak_bytes
@@ -119,7 +119,7 @@ def test_a_plan_that_its_device_cannot_hold_says_so_and_what_fits(frontier):
     for has, is_too_large, fits in ((needed, False, True), (needed - 1, True, True), (1, True, False)):
         value["assumed"] = {**value["assumed"], "device": "a device", "device_memory_bytes": has}
         changed = FrontierRows(value)
-        told = explanation(changed.plan(fastest), changed.around(fastest))
+        told = explanation(changed.plan(fastest), changed.facts_of(fastest))
         assert (told["too_large"] is not None) == is_too_large
         assert told["device_memory_bytes"] == has and ((told["too_large"] or "") in explanation_text(told))
         if is_too_large:

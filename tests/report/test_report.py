@@ -16,11 +16,11 @@ from tensoropt.common.formats import FRONTIER
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.decisions import _slope
 from tensoropt.plan.details import MOST_POINTS, details_of, viewed_points
-from tensoropt.report.data import frontier_of_plan, report_data
 from tensoropt.report.explanation import memory_parts, time_parts
 from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.report.measured import COMPARED
 from tensoropt.report.page import DATA_ID, page
+from tensoropt.report.page_data import frontier_of_plan, report_data
 from tensoropt.report.reading import read_frontier, read_rows
 from tensoropt.tools.cli.main import main
 

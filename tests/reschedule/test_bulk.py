@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from oracles.steps import legal_steps
 
 from tensoropt.reschedule import bulk, path, quick
+from tensoropt.reschedule.bounded_cache import BoundedCache
 from tensoropt.reschedule.bulk import Weighted
 from tensoropt.reschedule.cost_model import StepCosts
-from tensoropt.reschedule.graph import layout_graph
-from tensoropt.reschedule.kept import Kept
+from tensoropt.reschedule.dijkstra import StepTimes, cheapest_moves, dijkstra_moves
 from tensoropt.reschedule.layout import Axes, Layout
+from tensoropt.reschedule.layout_graph import layout_graph
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import MOST_LAYOUTS, n_layouts, orders, runs_on_paths
 from tensoropt.reschedule.path import all_layouts, all_pairs, cheapest_path, size_class, step_time_ns
 from tensoropt.reschedule.quick import quick_moves
-from tensoropt.reschedule.search import StepTimes, cheapest_moves, dijkstra_moves
 from tensoropt.reschedule.steps import Move, State
 
 
@@ -75,7 +75,7 @@ def test_interchangeable_axes_are_found_and_change_nothing(
 @settings(max_examples=15, deadline=None)
 def test_compiled_code_gives_the_same(seed: int, limit: int, rank: int) -> None:
     assert importlib.util.find_spec("numba") is not None, "the extra 'fast' belongs to the tests"
-    from tensoropt.reschedule import compiled
+    from tensoropt.reschedule import path_kernels
 
     weighted = weighted_of(Mesh.of(2, 4), (9, 3)[:rank], LevelCosts(seed, limit, seed % 3))
     graph = weighted.graph
@@ -83,7 +83,7 @@ def test_compiled_code_gives_the_same(seed: int, limit: int, rank: int) -> None:
         never = bulk.NEVER[np.dtype(kind)]
         weight = np.minimum(weighted.weight, never).astype(kind)
         results = []
-        for relax in (compiled.relax, bulk.relax):
+        for relax in (path_kernels.relax, bulk.relax):
             distance = np.full((len(graph.key), len(graph.key)), never, kind)
             np.fill_diagonal(distance, 0)
             rounds = relax(graph.start, graph.source, weight, graph.by_splits, distance, never)
@@ -145,7 +145,7 @@ def test_distances_are_found_from_either_end_when_it_is_asked_for_often() -> Non
 
 
 def test_what_was_used_last_is_kept() -> None:
-    kept: Kept[str, int] = Kept(10)
+    kept: BoundedCache[str, int] = BoundedCache(10)
     for key, n_bytes in (("a", 4), ("b", 4), ("a", 5), ("c", 2)):
         kept.put(key, n_bytes, n_bytes)
     assert (kept.get("b"), kept.get("a"), kept.get("c")) == (None, 5, 2)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from oracles.steps import legal_steps
 
 from tensoropt.reschedule.cost_model import StepCosts
-from tensoropt.reschedule.graph import all_states
+from tensoropt.reschedule.dijkstra import enumeration_order
 from tensoropt.reschedule.layout import Axes, Layout
+from tensoropt.reschedule.layout_graph import all_states
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path, ReschedulingError, all_layouts, all_pairs, cheapest_path, step_time_ns
-from tensoropt.reschedule.search import enumeration_order
 from tensoropt.reschedule.simulate import gather, scatter, simulate
 from tensoropt.reschedule.steps import Step
 

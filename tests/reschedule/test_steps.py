@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from oracles.steps import legal_steps
 
-from tensoropt.reschedule.graph import all_states, layout_graph
 from tensoropt.reschedule.layout import Layout
+from tensoropt.reschedule.layout_graph import all_states, layout_graph
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import axes_of_mask, n_layouts
 from tensoropt.reschedule.path import all_layouts

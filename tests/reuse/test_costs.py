@@ -18,8 +18,8 @@ from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.ir.graph import Tensor
 from tensoropt.plan.build import cost_entries
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
-from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import named
+from tensoropt.profiling.hardware_costs import CollectiveCosts
 from tensoropt.reschedule.layout import is_view, needs_communication
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_layouts

@@ -20,7 +20,7 @@ from helpers.strategies import (
 )
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.lowering.resharding.callbacks import Runner
+from tensoropt.lowering.resharding.path_callbacks import Runner
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path
 from tensoropt.rules.rule import Config

@@ -15,7 +15,7 @@ from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.ft import INFEASIBLE, Frontier
 from tensoropt.plan.build import cost_entries
-from tensoropt.plan.check import check_reshardings
+from tensoropt.plan.consistency import check_reshardings
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named

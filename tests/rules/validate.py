@@ -27,7 +27,7 @@ import tensorflow as tf
 from tensoropt.common.settings import RandomMode
 from tensoropt.ir.graph import Operator, Tensor
 from tensoropt.lowering import operators
-from tensoropt.lowering.local import uniform_shape
+from tensoropt.lowering.localise import uniform_shape
 from tensoropt.lowering.operators import Job, Values, emit
 from tensoropt.lowering.pull_back import Created, Emitted, Inner, Pullback
 from tensoropt.lowering.resharding.backends import EmulatedBackend

@@ -29,7 +29,7 @@ except OutOfMemoryError as error:
 
 
 def test_a_limited_process_says_no_and_goes_on() -> None:
-    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("out of memory: the plan needs 629 MB of this process, which is more than it can get")
 
@@ -51,7 +51,7 @@ print(tensoropt.run(product, feed_dict={x: ones}))
 
 def test_a_step_without_memory_for_its_libraries_does_not_count() -> None:
     """oneDNN's multiplication may leave its result unwritten then, without an error."""
-    done = subprocess.run([sys.executable, "-c", EXHAUSTED], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", EXHAUSTED], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1 and done.stdout == "", done.stdout + done.stderr
     assert done.stderr.count("tensoropt: out of memory: the limit of this process (ulimit) left a step less than") == 1
 

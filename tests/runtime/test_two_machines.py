@@ -13,7 +13,7 @@ RANK = Path(__file__).with_name("two_machines_rank.py")
 
 def namespaces() -> str:
     try:
-        return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+        return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False, timeout=60).stdout
     except FileNotFoundError:
         return ""
 

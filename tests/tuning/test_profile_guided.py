@@ -12,7 +12,7 @@ from helpers import zoo
 
 import tensoropt
 from tensoropt.common.errors import InputError
-from tensoropt.costs.work_items import local_shapes
+from tensoropt.costs.work_items import largest_operand_shapes
 from tensoropt.plan.find_frontier import ModelFrontier
 from tensoropt.plan.options import Request, mini_time
 from tensoropt.profiling.compute import cpu_name
@@ -266,7 +266,7 @@ def test_operators_are_timed_on_all_that_their_windows_cover(name, config):
     assert rule.exchanged(chosen)
     trial = OperatorTrial.of(op, chosen, model.graph, model.backward, 50.0)
     assert trial.indices
-    shapes = local_shapes(op, rule, chosen, trial.interface)
+    shapes = largest_operand_shapes(op, rule, chosen, trial.interface)
     (own, _), split = op.operands[0][1].shape[1:3], chosen.degree("h")
     assert shapes[0][1] in (own // split + 1, own // split + 2)  # rows above or below, and in the middle both
     timed = OperatorTimer().time(trial)

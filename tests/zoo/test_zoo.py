@@ -141,7 +141,7 @@ def test_a_size_that_a_model_has_not_is_refused(text, message):
 
 def test_the_zoo_is_an_attribute_of_the_package():
     command = [sys.executable, "-c", "import sys, tensoropt; tensoropt.zoo.NAMES; sys.exit('tensorflow' in sys.modules)"]
-    assert subprocess.run(command, check=False).returncode == 0
+    assert subprocess.run(command, check=False, timeout=120).returncode == 0
 
 
 def test_a_model_needs_a_graph():

@@ -13,7 +13,7 @@ from ...ir.body import BODY, COMPOSITES, FORM, LOOP, VALUE_SHAPED, Definition, G
 from ...ir.graph import CONSTANT, Operator
 from ...rules.composition import Composition
 from ...rules.rule import Config
-from ..local import opaque, uniform_shape
+from ..localise import opaque, uniform_shape
 from ..operators import Job, Values, emit, lowering
 from ..own_gradient import Gradients, with_own_gradient
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ..local import opaque
+from ..localise import opaque
 from ..operators import Job, Values, emit_plain, lowering
 
 

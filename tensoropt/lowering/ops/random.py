@@ -18,7 +18,7 @@ from ...common.settings import RandomMode
 from ...ir.graph import Operator
 from ...reschedule.layout import Layout
 from ...rules.random import FROM_KEY, FROM_SEED
-from ..local import local_block, local_shape, opaque
+from ..localise import local_block, local_shape, opaque
 from ..operators import Job, Values, emit_plain, lowering, raw_operator
 
 # 2^64 over the golden ratio, an odd number: different block indices give different keys, which differ in many bits.

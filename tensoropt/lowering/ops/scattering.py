@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ..local import local_shape, opaque
+from ..localise import local_shape, opaque
 from ..operators import Job, Values, emit_plain, lowering, raw_operator
 from .lookups import over, within
 

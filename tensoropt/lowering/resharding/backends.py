@@ -11,12 +11,12 @@ import numpy as np
 
 from ...common.watchdog import ChainState
 from ...reschedule.communicator import Communicator
-from ...reschedule.execute import RankPath
 from ...reschedule.merging import with_all_reduces_of_pairs
 from ...reschedule.mesh import Mesh
 from ...reschedule.path import Path
+from ...reschedule.rank_steps import RankPath
 from ...reschedule.simulate import simulate, simulate_all_reduce
-from .callbacks import Callbacks, Runner
+from .path_callbacks import Callbacks, Runner
 
 
 class _Unwatched:

@@ -18,16 +18,16 @@ import tensorflow as tf
 
 from ...common.watchdog import ChainState
 from ...reschedule.bounds import Slices
-from ...reschedule.execute import rank_step
 from ...reschedule.halo import HALO, HaloStep, RankHalo, fill_value
 from ...reschedule.layout import Axes, Shape, block_bounds
 from ...reschedule.mesh import Mesh
 from ...reschedule.path import Path
+from ...reschedule.rank_steps import rank_step
 from ...reschedule.steps import Step
-from ..local import local_shape, opaque
+from ..localise import local_shape, opaque
 from ..operators import Values
-from .callbacks import CollectiveRequest
 from .local_steps import LocalSteps, shape_after
+from .path_callbacks import CollectiveRequest
 from .reshard import Collective
 
 

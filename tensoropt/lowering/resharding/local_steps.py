@@ -12,7 +12,7 @@ from ...reschedule.halo import HALO, HaloStep, RankHalo, fill_value
 from ...reschedule.layout import Layout, Shape
 from ...reschedule.path import Path
 from ...reschedule.steps import Step
-from ..local import opaque, uniform_shape
+from ..localise import opaque, uniform_shape
 
 
 def shape_after(step: Step | HaloStep, shape: Shape) -> tf.TensorShape:

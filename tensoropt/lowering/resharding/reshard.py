@@ -19,8 +19,8 @@ from ...reschedule.mesh import Mesh
 from ...reschedule.path import Path
 from ...sharding.resharding import Resharding, ReshardingPaths
 from ..operators import Values
-from .callbacks import Callbacks, CollectiveRequest, PathEmitter
 from .local_steps import LocalSteps
+from .path_callbacks import Callbacks, CollectiveRequest, PathEmitter
 
 
 @dataclass(frozen=True, slots=True)

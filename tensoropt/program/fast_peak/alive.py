@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .columns import LASTING, N_BYTES, WORKSPACES
-from .compiled import compiled, entry, sources_digest
-from .layout import (
+from .array_layout import (
     BYTES,
     ENDS,
     ENDS_COLUMNS,
@@ -26,7 +24,9 @@ from .layout import (
     WORKSPACE,
     WRITES_OF,
 )
-from .memory import write_instructions
+from .columns import LASTING, N_BYTES, WORKSPACES
+from .compilation import compiled, entry, sources_digest
+from .instruct import write_instructions
 from .records import write_records
 
 N_WORKSPACES = len(WORKSPACES)

@@ -11,8 +11,8 @@ import numpy as np
 from ...ir.graph import SOURCES, Graph, Operator, Tensor
 from ...ir.views import viewed_operand
 from ..buffers import OVERWRITE, PASSED_ON, PRODUCTS
+from . import array_layout as layout
 from . import columns as c
-from . import layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Outline:
         lookups: the operators that look up rows in variables that are updated by rows, in the order of their updates.
         producers: by tensor, the index of its operator.
         outputs: by operator, the numbers of its results.
-        numbers: what the kernels read, see :mod:`.layout`.
+        numbers: what the kernels read, see :mod:`.array_layout`.
     """
 
     operators: tuple[Operator, ...]

@@ -13,9 +13,9 @@ from ...sharding.model import Model
 from ...sharding.resharding import PathFinder
 from ...sharding.strategy import StrategyView
 from ..peak import peak_of
-from . import layout
+from . import array_layout as layout
 from .alive import count_peak
-from .compiled import IS_COMPILED
+from .compilation import IS_COMPILED
 from .outline import arena_of, can_outline, outline_of
 from .rows import Columns, Rows
 

@@ -3,7 +3,8 @@
 A *value* is a number: twice its place, and one more if it was made again in the backward pass. A *gradient* is a number, in
 the order in which gradients are made. A record has six numbers: what is done, where, and what it reads and makes.
 
-In all kernels ``o`` is the outline and ``m`` the arena (:mod:`.layout`), ``t`` the table of rows and ``r`` each site's row.
+In all kernels ``o`` is the outline and ``m`` the arena (:mod:`.array_layout`), ``t`` the table of rows
+and ``r`` a site's row.
 """
 
 from __future__ import annotations
@@ -11,28 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...sharding.resharding import BUCKET_BYTES
-from .columns import (
-    BUCKET,
-    COMMUNICATES,
-    EXCHANGES,
-    EXISTS,
-    FIRST_USE,
-    GRADIENT_BYTES,
-    HAS_BACK,
-    HAS_STEPS,
-    IS_FIRST,
-    IS_FREE,
-    PASSES,
-    READS_REGATHERED,
-    REGATHERED,
-    REMATERIALIZED,
-    RESIDUAL,
-    SOURCE,
-    WANTED,
-    WRITES,
-)
-from .compiled import compiled
-from .layout import (
+from .array_layout import (
     AGAIN,
     ARRIVED,
     BUCKETED,
@@ -66,6 +46,27 @@ from .layout import (
     VIEWED,
     WRITER,
 )
+from .columns import (
+    BUCKET,
+    COMMUNICATES,
+    EXCHANGES,
+    EXISTS,
+    FIRST_USE,
+    GRADIENT_BYTES,
+    HAS_BACK,
+    HAS_STEPS,
+    IS_FIRST,
+    IS_FREE,
+    PASSES,
+    READS_REGATHERED,
+    REGATHERED,
+    REMATERIALIZED,
+    RESIDUAL,
+    SOURCE,
+    WANTED,
+    WRITES,
+)
+from .compilation import compiled
 from .written import (
     BEGIN,
     COMPUTE,
@@ -380,6 +381,8 @@ def write_records(o: Any, t: Any, r: Any, m: Any) -> None:
         m[m[ARRIVED] + i] = -1
     for i in range(o[N_TENSORS]):
         m[m[LAST_READ] + i] = -1
+    for i in range(3 * m[N_BUCKETS]):
+        m[m[BUCKETS] + i] = 0
     _forward(o, t, r, m)
     _back(o, t, r, m)
     for i in range(m[N_RECORDS]):

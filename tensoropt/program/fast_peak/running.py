@@ -1,6 +1,6 @@
 """Add instructions on buffers to a run, as :mod:`..instructions` does: what they read, write and write over.
 
-The names of the arguments are those of :mod:`.memory`.
+The names of the arguments are those of :mod:`.instruct`.
 """
 
 from __future__ import annotations
@@ -8,22 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...common.settings import LAG
-from .columns import (
-    BACK_BYTES,
-    BACK_COMMUNICATES,
-    BACK_IS_VIEW,
-    BACK_SCRATCH,
-    BACK_WORK,
-    COMMUNICATES,
-    IS_VIEW,
-    N_BYTES,
-    PATH,
-    SCRATCH,
-    WORK,
-    WORKSPACES,
-)
-from .compiled import compiled
-from .layout import (
+from .array_layout import (
     BYTES,
     COPIES,
     COPIES_OF,
@@ -50,6 +35,21 @@ from .layout import (
     WORKSPACE,
     WRITES_OF,
 )
+from .columns import (
+    BACK_BYTES,
+    BACK_COMMUNICATES,
+    BACK_IS_VIEW,
+    BACK_SCRATCH,
+    BACK_WORK,
+    COMMUNICATES,
+    IS_VIEW,
+    N_BYTES,
+    PATH,
+    SCRATCH,
+    WORK,
+    WORKSPACES,
+)
+from .compilation import compiled
 
 NEVER = 1 << 60
 N_WORKSPACES = len(WORKSPACES)

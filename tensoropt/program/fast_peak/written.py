@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .compiled import compiled
-from .layout import (
+from .array_layout import (
     ARRIVED,
     LAST_READ,
     N_GRADIENTS,
@@ -20,6 +19,7 @@ from .layout import (
     VALUES,
     WRITER,
 )
+from .compilation import compiled
 
 RESHARD, COMPUTE, WRITE, BEGIN, RESHARD_AGAIN, COMPUTE_AGAIN, GRADIENT, SUM, RETURN = range(9)
 """The kinds of records, each with what follows:

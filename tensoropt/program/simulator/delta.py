@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .actions import Chain
+from .event_tables import Buffers, WorkTables, event_loop, filled, largest, packed
 from .network import Network
 from .step_graph import StepGraph
-from .tables import Buffers, WorkTables, event_loop, filled, largest, packed
 
 N_SAVED = 16
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from ...profiling.costs import CollectiveCosts
+from ...profiling.hardware_costs import CollectiveCosts
 from ...reschedule.layout import Axes
 from ...sharding.resharding import BUCKET_BYTES
 
@@ -29,7 +29,7 @@ class Action(NamedTuple):
     Attributes:
         kind: COMPUTE, or the kind of the collective.
         axes: the axes of the mesh that make the collective's groups.
-        n_bytes: the collective's bytes, see :mod:`tensoropt.profiling.costs`.
+        n_bytes: the collective's bytes, see :mod:`tensoropt.profiling.hardware_costs`.
         time_ns: the time of the computation, on a device of the hardware's own speed.
         of_bucket: the bytes that a small gradient has in a bucket of BUCKET_BYTES, which are ``n_bytes``; 0 for others. It
             takes its share of the bucket's time.

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ...costs.operator_costs import OperatorCosting
-from ...profiling.costs import CollectiveCosts
+from ...profiling.hardware_costs import CollectiveCosts
 from ...sharding.resharding import BUCKET_BYTES, PathFinder
 from ...sharding.strategy import StrategyView
 from ..tasks import OPERAND

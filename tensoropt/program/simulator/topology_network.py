@@ -1,7 +1,8 @@
 """Collectives as rings, recursive doubling and pairs over the links of a topology.
 
-A group's members are taken in the order of their ranks. A collective of ``n`` bytes (as :mod:`tensoropt.profiling.costs`
-defines them) over groups of ``g`` members sends, and has messages that wait for each other:
+A group's members are taken in the order of their ranks. A collective of ``n`` bytes (as
+:mod:`tensoropt.profiling.hardware_costs` defines them) over groups of ``g`` members sends,
+and has messages that wait for each other:
 
     ==============  =====================================  =============================  =================
     kind            sends                                  bytes on each                  messages in turn
@@ -27,8 +28,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from ...profiling.costs import CollectiveCosts
 from ...profiling.hardware import Hardware, Topology
+from ...profiling.hardware_costs import CollectiveCosts
 from ...reschedule.mesh import Mesh
 from ...sharding.resharding import BUCKET_BYTES
 from .network import COMPUTE, DEVICE, LINK, Action, LevelNetwork, Network, Resource, Work

@@ -3,7 +3,7 @@
 from .loading import read_metadata, restore
 from .metadata import Metadata, Saved
 from .objects import Objects
-from .plain import load_checkpoint
+from .plain_keras import load_checkpoint
 from .saving import save
 from .variable import entry_name
 

@@ -16,7 +16,7 @@ from ...common.errors import InputError, describe
 from ...lowering.variables import StateEntry
 from ..ranks import Processes
 from .location import CheckpointLocation
-from .metadata import Metadata, Saved, find_checkpoint, read_at, reading
+from .metadata import Metadata, Saved, find_checkpoint, read_at, refusing_unreadable
 from .objects import Objects
 from .parts import Bounds, slice_spec
 from .together import on_rank_0, together
@@ -161,7 +161,7 @@ def _wanted(variable: Variable, name: str, rank: int, target: tf.Variable) -> Wa
 
 
 def _read(location: CheckpointLocation, batch: Sequence[Wanted]) -> None:
-    with reading(location), tf.device("CPU:0"):
+    with refusing_unreadable(location), tf.device("CPU:0"):
         values = tf.raw_ops.RestoreV2(
             prefix=location.prefix,
             tensor_names=[wanted.entry for wanted in batch],

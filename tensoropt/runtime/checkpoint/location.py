@@ -182,7 +182,7 @@ def keep_newest(location: CheckpointLocation, max_to_keep: int | None) -> None:
     The file is TensorFlow's: ``tf.train.latest_checkpoint`` and ``tf.train.CheckpointManager`` read it. Paths in it are
     relative, so that the folder may be moved.
     """
-    names = [Path(path).name for path in kept(location.folder)]
+    names = [Path(path).name for path in listed_prefixes(location.folder)]
     names = [
         name for name in names if name != location.name and CheckpointLocation(location.folder, name).index.exists()
     ] + [location.name]
@@ -199,7 +199,7 @@ def _writer(text: str) -> Callable[[Path], object]:
     return lambda partial: partial.write_text(text)
 
 
-def kept(folder: Path) -> list[str]:
+def listed_prefixes(folder: Path) -> list[str]:
     """Return the prefixes that a folder's ``checkpoint`` file lists, oldest first; none if it can't be read."""
     try:
         state = _list_in(folder)

@@ -18,7 +18,7 @@ import tensorflow as tf
 from ...common.errors import InputError, describe, short
 from ...common.files import name_in_file, parse_json, reading_value
 from ...reschedule.layout import Shape
-from .location import CheckpointLocation, kept, latest_in, reason
+from .location import CheckpointLocation, latest_in, listed_prefixes, reason
 from .variable import Variable
 
 ENTRY = "tensoropt/metadata"
@@ -127,7 +127,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> CheckpointLocation:
         return CheckpointLocation.of(latest)
     location = CheckpointLocation.of(text)
     if not location.index.is_file():
-        others = [f"'{other}'" for other in kept(location.folder)]
+        others = [f"'{other}'" for other in listed_prefixes(location.folder)]
         raise InputError(
             describe(
                 f"there is no checkpoint '{text}'",
@@ -144,7 +144,7 @@ def read_at(location: CheckpointLocation) -> Metadata:
     Raises:
         InputError: the checkpoint wasn't saved by TensorOpt, is damaged, or a file is missing.
     """
-    with reading(location):
+    with refusing_unreadable(location):
         reader = tf.train.load_checkpoint(location.prefix)
         ours = reader.has_tensor(ENTRY)
         text = reader.get_tensor(ENTRY) if ours else b""
@@ -171,7 +171,7 @@ RECOVER = "copy all of its files, or load another checkpoint"
 
 
 @contextlib.contextmanager
-def reading(location: CheckpointLocation) -> Iterator[None]:
+def refusing_unreadable(location: CheckpointLocation) -> Iterator[None]:
     """Report in one sentence that a checkpoint can't be read.
 
     Raises:

@@ -30,12 +30,12 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from ...costs.collective_workspace import GATHER_AND_ADD_BYTES
-from ...reschedule.execute import ROUND_BYTES
 from ...reschedule.layout import Axes, Shape, axes_text, block_bounds
 from ...reschedule.mesh import Mesh
+from ...reschedule.rank_steps import ROUND_BYTES
 from ...reschedule.summing import reduce_in_order
-from .buffers import OwnMemory, keep_freed_memory
 from .outbox import Outbox, as_mpi_buffer, parts_of, wait
+from .receive_buffers import OwnMemory, keep_freed_memory
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

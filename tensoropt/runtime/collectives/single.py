@@ -8,7 +8,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ...reschedule.layout import Axes, Shape
-from .buffers import OwnMemory
+from .receive_buffers import OwnMemory
 
 Array = npt.NDArray[Any]
 

@@ -52,7 +52,7 @@ class StagePart:
 
 
 class Staged(Protocol):
-    """The engine of a model in stages, as an emission needs it (:class:`.engine.StagedEngine`)."""
+    """The engine of a model in stages, as an emission needs it (:class:`.staged_engine.StagedEngine`)."""
 
     stages: Stages
     views: tuple[StageView, ...]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ...ir.graph import Tensor
 from ...ir.micro_batching import MicroBatch
-from ...lowering.local import local_block
+from ...lowering.localise import local_block
 from ...lowering.model import LocalModel
 from ...lowering.operators import Values
 from ...program.tasks import RESULT, Site

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from ...lowering.local import uniform_shape
+from ...lowering.localise import uniform_shape
 from ...lowering.operators import Values
 from ...lowering.resharding.reshard import Resharder
 from ...reschedule.cross_mesh import CrossMesh

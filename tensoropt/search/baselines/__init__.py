@@ -1,7 +1,7 @@
 """Find the strategies that other algorithms choose, under the same costs.
 
-Each algorithm is a module with a function ``search(task) -> Answer`` (see :mod:`.task`). Each has a space of its own, within
-which its result is exact; OptCNN's is the space that the frontier is searched in.
+Each algorithm is a module with a function ``search(task) -> BaselineResult`` (see :mod:`.task`). Each has a space of
+its own, within which its result is exact; OptCNN's is the space that the frontier is searched in.
 
 | name | module | result |
 |---|---|---|

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...rules.rule import Config
 from .dimensions import batch_dimension, by_operator, config_of, logical_dimensions, longest_split
-from .single import of_one_strategy
+from .one_strategy import of_one_strategy
 from .task import BaselineResult, BaselineTask
 
 

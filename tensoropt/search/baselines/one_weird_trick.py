@@ -11,7 +11,7 @@ from ...ir.graph import VARIABLE, Operator
 from ...rules.rule import Config, Rule
 from . import data_parallel
 from .dimensions import config_of
-from .single import of_one_strategy
+from .one_strategy import of_one_strategy
 from .task import BaselineResult, BaselineTask
 
 PRODUCTS = frozenset("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum".split())

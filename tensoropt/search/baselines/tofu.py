@@ -22,7 +22,7 @@ import math
 from ...ft.problem import Problem
 from ...ft.weighted.weighted_search import Least, WeightedSearch
 from ...rules.rule import NONE, Config, Rule, why_invalid
-from .single import point_of
+from .one_strategy import point_of
 from .task import BaselineResult, BaselineTask
 
 TIME_COUNTS = 1e-6

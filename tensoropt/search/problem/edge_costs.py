@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from ...costs.resharding_costs import ReshardingCosting, ResidualCharge, accumulator_bytes
-from ...ft.choices import choice_states
+from ...ft.edge_choices import choice_states
 from ...ft.problem import INFEASIBLE
 from ...ir.graph import VARIABLE, Graph, Tensor
 from ...rules.rule import OperandSharding

@@ -6,8 +6,8 @@ it may be resharded once, for all consumers to use it from there. So the collect
 
 A copy that a gradient reads is saved for the backward pass or regathered there (:class:`...sharding.strategy.Copy`). For a
 shared copy these are different states of its node. For a single consumer's copy the choice is a node between producer and
-consumer, with a state for each choice that can matter (:mod:`...ft.choices`). A consumer that wants another layout than the
-shared copy's has its own; where all that read do, the shared copy is neither saved nor regathered: a state as well.
+consumer, with a state for each choice that can matter (:mod:`...ft.edge_choices`). A consumer that wants another layout than
+the shared copy's has its own; where all that read do, the shared copy is neither saved nor regathered: a state as well.
 :mod:`.edge_costs` has tables of the residual policies SAVED ... HELD.
 """
 

@@ -19,7 +19,7 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_json(arguments: argparse.Namespace) -> None:
+def check_json_path(arguments: argparse.Namespace) -> None:
     """Refuse a file for JSON that couldn't be written, before the work."""
     if arguments.json not in (None, PRINTED):
         check_writable(arguments.json, "result")

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         measured = f"; what was measured is in '{file}'" if file.exists() else ""
         raise KeyboardInterrupt(f"calibration interrupted{measured}") from error
     if is_first:
-        from ...profiling.report import hardware_table
+        from ...profiling.description_text import hardware_table
 
         if "ranks" in hardware.provenance:
             print(f"tensoropt: {hardware.provenance['ranks']}", file=sys.stderr, flush=True)

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ...runtime.context import resolve_cluster
     from ...runtime.local_hardware import hardware_here, prepared_processes
     from ..offline import record_named
-    from ..plan_check import check_json, check_plan
+    from ..plan_check import check_plan, comparison_json
 
     plan = Plan.load(arguments.plan)
     processes = prepared_processes()
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     if processes.rank == 0:
         print(comparison_text(check), flush=True)
         if arguments.json is not None:
-            write_json(arguments.json, check_json(check), "result")
+            write_json(arguments.json, comparison_json(check), "result")
             print(f"wrote {arguments.json}", flush=True)
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ...common.files import reading_value
-from .answers import add_json_argument, answer, check_json
+from .answers import add_json_argument, answer, check_json_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ...report.differences import differences, differences_text
     from ...report.reading import read_rows
 
-    check_json(arguments)
+    check_json_path(arguments)
     before, after = (read_rows(file, "plan", "frontier") for file in (arguments.before, arguments.after))
     assert not isinstance(before, dict) and not isinstance(after, dict)
     with reading_value("file", f"{arguments.before}' or '{arguments.after}"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...common.errors import InputError, cut, short
 from ...common.files import reading_value
 from ...common.memory_units import parse_memory
-from .answers import add_json_argument, answer, check_json
+from .answers import add_json_argument, answer, check_json_path
 
 if TYPE_CHECKING:
     from ...report.frontier_rows import FrontierRows
@@ -29,20 +29,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt explain`` and return the exit code."""
-    from ...report.explanation import Around, explanation
+    from ...report.explanation import PlanFacts, explanation
     from ...report.explanation_text import explanation_text
+    from ...report.plan_rows import PlanRows
     from ...report.reading import read_rows
-    from ...report.rows import PlanRows
 
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
-    check_json(arguments)
+    check_json_path(arguments)
     rows = read_rows(arguments.file, "plan", "frontier")
     if isinstance(rows, PlanRows) and (arguments.point is not None or limit is not None):
         raise InputError(f"--point and --memory choose a point of a frontier, but '{cut(arguments.file)}' is one plan")
     assert not isinstance(rows, dict)
     with reading_value("file", arguments.file):
         told = (
-            explanation(rows, Around()) if isinstance(rows, PlanRows) else _of_point(rows, arguments.point, limit)
+            explanation(rows, PlanFacts()) if isinstance(rows, PlanRows) else _of_point(rows, arguments.point, limit)
         )
         text = explanation_text(told)
     return answer(arguments, told, text)
@@ -66,4 +66,4 @@ def _of_point(frontier: FrontierRows, number: str | None, limit_bytes: int | Non
     if point is None:
         assert limit_bytes is not None
         raise InputError(nothing_fits_text(frontier, limit_bytes))
-    return explanation(frontier.plan(point), frontier.around(point))
+    return explanation(frontier.plan(point), frontier.facts_of(point))

@@ -7,7 +7,7 @@ import argparse
 from ...common.errors import InputError, short
 from ...common.files import reading_value
 from ...common.memory_units import parse_memory
-from .answers import add_json_argument, answer, check_json
+from .answers import add_json_argument, answer, check_json_path
 
 TOP = 5
 
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     if not arguments.top.isdecimal() or int(arguments.top) < 1:
         raise InputError(f"--top takes a number of plans from 1 up, got {short(arguments.top)}")
-    check_json(arguments)
+    check_json_path(arguments)
     frontier = read_frontier(arguments.frontier)
     with reading_value("frontier", arguments.frontier):
         told = selected(frontier, limit, int(arguments.top))

@@ -12,7 +12,7 @@ from ...common.errors import InputError
 from ...common.files import reading_value
 from ...common.memory_units import parse_memory
 from ...common.time_units import parse_time_us
-from .answers import add_json_argument, answer, check_json
+from .answers import add_json_argument, answer, check_json_path
 
 OPTIMIZERS = ("sgd", "momentum", "adam")
 
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     limit = parse_memory(arguments.memory)
     deadline_us = None if arguments.deadline is None else parse_time_us(arguments.deadline, "--deadline")
-    check_json(arguments)
+    check_json_path(arguments)
     if is_of_these(arguments.subject):
         rows = read_rows(arguments.subject, "frontier", "curve")
         with reading_value("file", arguments.subject):

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...common.errors import InputError
 from ...common.files import check_writable, read_json, reading_value
 from ...common.formats import CHECK
-from .answers import PRINTED, add_json_argument, answer, check_json
+from .answers import PRINTED, add_json_argument, answer, check_json_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,18 +34,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from ...report.data import frontier_of_plan, report_data
     from ...report.measured import measured_at
     from ...report.page import write_report
+    from ...report.page_data import frontier_of_plan, report_data
+    from ...report.plan_rows import PlanRows
     from ...report.reading import read_rows
-    from ...report.rows import PlanRows
 
     file = Path(arguments.file)
     output = arguments.output or file.with_suffix(".html")
     if output.resolve() == file.resolve():
         raise InputError(f"the report would replace '{file}', which it is of; give another file by -o")
     check_writable(output, "report")
-    check_json(arguments)
+    check_json_path(arguments)
     rows = read_rows(file, "frontier", "plan")
     check = None if arguments.measured is None else read_json(arguments.measured, "check", *CHECK)
     curve = None if arguments.curve is None else read_rows(arguments.curve, "curve")

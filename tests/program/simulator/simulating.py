@@ -14,8 +14,8 @@ from tensoropt import zoo
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.ir.graph import Operator
-from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import Hardware, Link, Topology, named
+from tensoropt.profiling.hardware_costs import CollectiveCosts
 from tensoropt.program.simulator.actions import Chain, StepActions
 from tensoropt.program.simulator.delta import Event
 from tensoropt.program.simulator.full import simulate_tasks, task_graph
@@ -24,7 +24,7 @@ from tensoropt.program.simulator.step_graph import StepGraph, step_graph
 from tensoropt.program.simulator.topology_network import TopologyNetwork, network_of
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.rule import Config, OperandSharding, configs
-from tensoropt.sharding.consumers import consumers_of, copies, sharding_of
+from tensoropt.sharding.consumers import consumers_of, sharding_of, shareable_copies
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import Strategy, StrategyView
@@ -156,7 +156,7 @@ def random_config(view: StrategyView, op: Operator, rng: random.Random) -> Confi
 def random_copy(view: StrategyView, name: str, rng: random.Random) -> OperandSharding | None:
     tensor = view.graph.tensors[name]
     wanted = [sharding_of(view, tensor, consumer) for consumer in consumers_of(view.graph)[name]]
-    return rng.choice([None, *copies(wanted)])
+    return rng.choice([None, *shareable_copies(wanted)])
 
 
 def random_view(model: Model, mesh: Mesh, rng: random.Random) -> StrategyView:

@@ -10,7 +10,7 @@ import pytest
 from helpers.large import first
 from program.simulator.simulating import CLUSTERS, RANDOM, Simulated
 
-from tensoropt.program.simulator import delta, events, tables
+from tensoropt.program.simulator import delta, event_tables, events
 from tensoropt.program.simulator.delta import DeltaSimulation
 
 MODELS = ("lenet5", "rnnlm", "alexnet", "transformer", "inception_v3", "resnet101", "rnntc", "nmt")
@@ -51,7 +51,7 @@ def test_without_numba_too(monkeypatch):
     plain = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plain)
     assert not plain.IS_COMPILED
-    for module in (delta, tables):
+    for module in (delta, event_tables):
         monkeypatch.setattr(module, "event_loop", lambda: plain)
     holds(Simulated.of("lenet5", CLUSTERS["uneven"](), 1), 1, EACH)
     holds(Simulated.of("rnnlm", CLUSTERS["k80"](), 2), 2, EACH)

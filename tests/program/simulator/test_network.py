@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import CollectiveTable, Hardware, Link, Topology, named
+from tensoropt.profiling.hardware_costs import CollectiveCosts
 from tensoropt.program.simulator.network import COMPUTE, LINK, Action, Network
 from tensoropt.program.simulator.topology_network import network_of
 from tensoropt.sharding.resharding import BUCKET_BYTES

@@ -18,8 +18,8 @@ from session import updates
 import tensoropt
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.profiling.hardware import named
-from tensoropt.program.check import check_program
 from tensoropt.program.gradient_flow import GradientFlow
+from tensoropt.program.invariants import check_program
 from tensoropt.program.simulator.actions import StepActions
 from tensoropt.program.simulator.step_graph import JOIN, StepGraph, StepNode, step_graph, task_nodes
 from tensoropt.program.step import StepProgram, step_program

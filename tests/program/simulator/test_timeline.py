@@ -15,8 +15,8 @@ from zoo.small import SMALL
 from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.plan.build import cost_entries, planned_operators
-from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import named
+from tensoropt.profiling.hardware_costs import CollectiveCosts
 from tensoropt.program.simulator.step_graph import step_graph
 from tensoropt.program.simulator.timeline import step_timeline, timeline_of
 from tensoropt.program.simulator.topology_network import network_of

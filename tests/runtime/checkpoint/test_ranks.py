@@ -75,10 +75,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "small"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, timeout=60).returncode != 0:
         pytest.skip("only root may mount a small file system")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", str(folder)], check=True, timeout=60)
 
 
 def test_a_full_disk_leaves_the_checkpoint_that_was_there(small_disk: Path) -> None:

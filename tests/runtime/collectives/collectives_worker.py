@@ -24,12 +24,12 @@ from oracles.steps import legal_steps
 from tensoropt.common.watchdog import ChainState
 from tensoropt.costs import collective_workspace as workspace
 from tensoropt.costs.collective_workspace import workspace_bytes
-from tensoropt.reschedule import execute
+from tensoropt.reschedule import rank_steps
 from tensoropt.reschedule.communicator import Communicator
-from tensoropt.reschedule.execute import RankPath, rank_step
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_layouts, all_pairs
+from tensoropt.reschedule.rank_steps import RankPath, rank_step
 from tensoropt.reschedule.simulate import scatter, simulate, simulate_all_reduce, simulate_step
 from tensoropt.reschedule.steps import KINDS
 from tensoropt.runtime.collectives import mpi, outbox
@@ -226,19 +226,19 @@ def check_calls(mesh: Mesh, communicator: MpiCommunicator, shape: tuple[int, ...
 
 def check_rounds(mesh: Mesh, gives_way: bool) -> None:
     """Check that rounds of a few bytes each give the same, and that little is kept between collectives."""
-    whole = execute.ROUND_BYTES
+    whole = rank_steps.ROUND_BYTES
     communicator = MpiCommunicator(COMM, mesh, gives_way=gives_way)
     communicator.prepare(all_subsets(mesh))
     for round_bytes, shapes in ((32, [(7,), (3, 4, 6)]), (1 << 12, [(6, 700), (9001,)])):
-        execute.ROUND_BYTES = mpi.ROUND_BYTES = workspace.ROUND_BYTES = round_bytes
+        rank_steps.ROUND_BYTES = mpi.ROUND_BYTES = workspace.ROUND_BYTES = round_bytes
         for shape in shapes:
             check_every_step(mesh, communicator, shape)
             check_calls(mesh, communicator, shape)
             if not gives_way:
                 check_workspace(mesh, shape)
-    execute.ROUND_BYTES = mpi.ROUND_BYTES = workspace.ROUND_BYTES = 1 << 16
+    rank_steps.ROUND_BYTES = mpi.ROUND_BYTES = workspace.ROUND_BYTES = 1 << 16
     check_all_reduce(mesh, communicator)
-    execute.ROUND_BYTES = mpi.ROUND_BYTES = workspace.ROUND_BYTES = whole
+    rank_steps.ROUND_BYTES = mpi.ROUND_BYTES = workspace.ROUND_BYTES = whole
     communicator.free()
 
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 from mpi4py import MPI
 from oracles.steps import legal_steps
 
-from tensoropt.lowering.resharding.callbacks import CollectiveRequest
 from tensoropt.lowering.resharding.in_graph import GraphBackend
+from tensoropt.lowering.resharding.path_callbacks import CollectiveRequest
 from tensoropt.reschedule.halo import LOWEST, ZERO, HaloStep, Window
 from tensoropt.reschedule.layout import Layout, Shape
 from tensoropt.reschedule.mesh import Mesh

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tensoropt.runtime.collectives.buffers import ALIGNMENT, aligned_empty, keep_freed_memory
+from tensoropt.runtime.collectives.receive_buffers import ALIGNMENT, aligned_empty, keep_freed_memory
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (5, 7)])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers.mpirun import run_ranks
 
-from tensoropt.runtime.collectives.buffers import ALIGNMENT, OwnMemory, aligned_empty
+from tensoropt.runtime.collectives.receive_buffers import ALIGNMENT, OwnMemory, aligned_empty
 from tensoropt.runtime.collectives.single import SingleCommunicator
 
 WORKER = Path(__file__).with_name("collectives_worker.py")

@@ -17,8 +17,8 @@ from tensoropt.costs.resharding_costs import ReshardingCosting
 from tensoropt.ft import search
 from tensoropt.ir.graph import SOURCES, Graph
 from tensoropt.plan.find_frontier import find_frontier
-from tensoropt.profiling.costs import CollectiveCosts, OperatorCosts
 from tensoropt.profiling.hardware import named
+from tensoropt.profiling.hardware_costs import CollectiveCosts, OperatorCosts
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.search.problem.builder import ProblemBuilder

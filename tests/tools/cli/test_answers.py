@@ -63,7 +63,7 @@ def test_files_are_answered_without_tensorflow_or_the_search(folder):
         f"for command in {commands!r}:\n    assert main(command) == 0, command\n"
         f"print('imported', [name for name in {LEFT_OUT!r} if name in sys.modules])"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     assert ended.stdout.splitlines()[-1] == "imported []"
 
 
@@ -72,7 +72,7 @@ def test_output_that_nobody_reads_to_its_end_is_no_error(folder):
         command = [sys.executable, *options, "-m", "tensoropt", "explain", str(folder / "plan.json")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
             process.stdout.close()
-            assert process.stderr.read() == b"" and process.wait() == 141
+            assert process.stderr.read() == b"" and process.wait(timeout=60) == 141
 
 
 def test_another_broken_pipe_is_an_error(monkeypatch, capfd):

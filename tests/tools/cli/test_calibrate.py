@@ -20,6 +20,7 @@ import tensorflow as tf
 from helpers.mpirun import child_environment, run_ranks
 
 from tensoropt.common.progress import Display
+from tensoropt.profiling.description_text import hardware_table
 from tensoropt.profiling.hardware import (
     COMMUNICATING_KINDS,
     CollectiveTable,
@@ -29,7 +30,6 @@ from tensoropt.profiling.hardware import (
     Origin,
     named,
 )
-from tensoropt.profiling.report import hardware_table
 from tensoropt.profiling.store import Store
 from tensoropt.profiling.tensorflow_engine import TensorFlowEngine
 from tensoropt.runtime import disturbance

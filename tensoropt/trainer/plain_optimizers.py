@@ -11,7 +11,7 @@ from ..lowering.variables import StateEntry
 from ..optimizers.copies import build_variables, fresh_copy, inner_of
 from ..optimizers.keras_optimizer import KerasOptimizer
 from .programs import inner
-from .ranks import TrainerRanks
+from .trainer_ranks import TrainerRanks
 from .watched import own_values
 
 

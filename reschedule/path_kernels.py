@@ -152,7 +152,7 @@ def distances(start: Any, other: Any, edges: Any, time_ns: Any, communicates: An
 
 
 @_compile
-def between(start: Any, target: Any, edges: Any, time_ns: Any, communicates: Any, left: Any, firsts: Any) -> Any:
+def on_cheapest_paths(start: Any, target: Any, edges: Any, time_ns: Any, communicates: Any, left: Any, firsts: Any) -> Any:
     """Return the states on the cheapest paths from any of ``firsts``, bool[states], given what is left from each state.
 
     Args:

@@ -24,9 +24,9 @@ from ..common.source_lines import running_line
 from ..runtime.same_data import DIGESTED_BYTES, PERIOD, SameData, is_compared
 from .batch import SAME_BATCHES, Batch
 from .handing_out import handed_out
-from .ranks import TrainerRanks
 from .runs import check_fits
 from .signature import PARTS, Signature, Structure, check_dense, is_none
+from .trainer_ranks import TrainerRanks
 
 logger = logging.getLogger("tensoropt")
 Expected = Callable[[Callable[[], Structure]], Signature]

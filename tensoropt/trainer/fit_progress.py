@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from .data import BatchShares
+from .batch_shares import BatchShares
 from .saving import RunPosition
 
 Logs = dict[str, Any]

@@ -3,31 +3,15 @@
 A *buffer* is a number, in the order in which buffers are made. Sources have none (-1): they are alive all the time. An
 instruction is a number, too; what it reads, writes and may write over are runs of three arrays.
 
-In all kernels ``o`` is the outline and ``m`` the arena (:mod:`.layout`), ``t`` the table of rows and ``r`` each site's row;
-``overlaps`` says whether communication overlaps with compute.
+In all kernels ``o`` is the outline and ``m`` the arena (:mod:`.array_layout`), ``t`` the table of rows
+and ``r`` a site's row; ``overlaps`` says whether communication overlaps with compute.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from .columns import (
-    EXCHANGES,
-    GRADIENT_SCRATCH,
-    INSIDE,
-    IS_FIRST,
-    IS_PRODUCT,
-    N_BYTES,
-    OF_VARIABLES,
-    OPERAND_BYTES,
-    OPERATOR_SCRATCH,
-    OVERWRITES,
-    PASSED_ON,
-    SPLITS_INNER,
-    WANTED,
-)
-from .compiled import compiled
-from .layout import (
+from .array_layout import (
     ARRIVED,
     BYTES,
     CHANGES,
@@ -72,6 +56,22 @@ from .layout import (
     WINDOWS,
     WORKSPACE,
 )
+from .columns import (
+    EXCHANGES,
+    GRADIENT_SCRATCH,
+    INSIDE,
+    IS_FIRST,
+    IS_PRODUCT,
+    N_BYTES,
+    OF_VARIABLES,
+    OPERAND_BYTES,
+    OPERATOR_SCRATCH,
+    OVERWRITES,
+    PASSED_ON,
+    SPLITS_INNER,
+    WANTED,
+)
+from .compilation import compiled
 from .running import N_WORKSPACES, add, catch_up, copy_of, may_overwrite, move, move_back, new_buffer, read, write
 from .written import (
     BEGIN,

@@ -27,7 +27,7 @@ from ..execute import EMULATED, HOROVOD, Agreement, Prepare, by_mpi, check_ranks
 from ..memory_check import check_available_memory
 from ..ranks import Processes, cores_of_a_rank
 from .emission import StageView
-from .engine import StagedEngine
+from .staged_engine import StagedEngine
 from .transfers import EmulatedTransfers
 
 

@@ -9,7 +9,7 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
-class Kept(Generic[_Key, _Value]):
+class BoundedCache(Generic[_Key, _Value]):
     """The values that were used last, of at most so many bytes together, or one."""
 
     def __init__(self, most_bytes: int) -> None:

@@ -28,7 +28,7 @@ from .explanation import (
     ways_text,
 )  # fmt: skip
 from .frontier_rows import FrontierRows
-from .rows import PlanRows, Row
+from .plan_rows import PlanRows, Row
 from .sentences import differing_sentences, plan_sentences
 
 FORMAT, VERSION = "tensoropt/report", 2

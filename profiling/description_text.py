@@ -5,8 +5,8 @@ from __future__ import annotations
 from tabulate import tabulate
 
 from ..reschedule.layout import axes_text
-from .costs import CollectiveCosts
 from .hardware import COMMUNICATING_KINDS, Hardware
+from .hardware_costs import CollectiveCosts
 
 _SMALL, _LARGE = 1 << 10, 1 << 22
 
