@@ -11,7 +11,7 @@ import numpy as np
 
 from ..ft import Budget, Frontier, Problem, search, search_overlapping
 from ..ft.nonadditive.exact.frontiers import Effort
-from ..ft.nonadditive.exact.search import LITTLE, exact_frontier
+from ..ft.nonadditive.exact.search import LITTLE, frontier_within
 from ..ft.nonadditive.local_search import Descent
 from ..ft.nonadditive.overlap import Overlap
 from ..ft.nonadditive.segment_memory import Transient, agreed, joined, with_more
@@ -26,6 +26,8 @@ and a larger gap than is asked for, a second search goes nearer.
 """
 MOST_ARCS = 1 << 20
 """The size up to which a problem is searched exactly while there is time (:mod:`..ft.nonadditive.exact.eliminations`)."""
+MOST_EPSILON, LEAST_EPSILON, NEARER = 0.25, 1e-3, 4.0
+"""The largest gap that a search by segment can aim at, the least one below which it is exact, and how much nearer the next."""
 SHARE = 0.5
 """The share of the seconds that the search without rematerialization may take where one with it follows, and the share that
 is left for changes where first results took all seconds.
@@ -71,7 +73,7 @@ class ProblemSearch:
         assert transient is not None
         problem = problem_for(rematerializing, self.objectives)
         kept = replace(kept, strategies=adopted(rematerializing, plain, kept.strategies))
-        exact = self._exact(rematerializing, kept, LITTLE)
+        exact = self._within(rematerializing, kept, LITTLE, 0.0)
         if exact is not None:
             return exact
         began = time.monotonic()
@@ -94,10 +96,7 @@ class ProblemSearch:
         deadline = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
         descent = Descent(problem, transient, deadline)
         best = improved(joined(kept, transient.at_true_memory(problem, again)), again.strategies)
-        if best.worst_gap > self.budget.gap:
-            exact = self._exact(rematerializing, best, Effort(MOST_ARCS, math.inf, deadline))
-            if exact is not None:
-                return exact
+        best = self._nearer(rematerializing, best, deadline)
         nearer = [] if again.worst_gap <= self.budget.gap else [transient]
         for charge in (*nearer, *transient.other_charges()):
             now = time.monotonic()
@@ -107,19 +106,40 @@ class ProblemSearch:
             best = improved(agreed(best, charge.at_true_memory(problem, again)), again.strategies)
         return best
 
-    def _exact(self, built: StrategyProblem, known: Frontier, effort: Effort) -> Frontier | None:
-        """Return the exact frontier of a small problem with rematerialization; None where it would take too much.
+    def _nearer(self, built: StrategyProblem, best: Frontier, deadline: float) -> Frontier:
+        """Return a problem's frontier with what searches by segment add while there is time, each nearer than the one before.
+
+        Args:
+            best: points of the problem, with a lower bound of it.
+            deadline: by ``time.monotonic``.
+        """
+        epsilon = min(best.worst_gap, MOST_EPSILON)
+        while best.worst_gap > self.budget.gap and time.monotonic() < deadline:
+            epsilon = max(epsilon / NEARER, self.budget.gap)
+            if epsilon < LEAST_EPSILON:
+                epsilon = 0.0
+            found = self._within(built, best, Effort(MOST_ARCS, math.inf, deadline), epsilon)
+            if found is None:
+                break
+            best = agreed(best, found)
+        return best
+
+    def _within(self, built: StrategyProblem, known: Frontier, effort: Effort, epsilon: float) -> Frontier | None:
+        """Return the frontier of a problem with rematerialization, by segment; None where finding it would take too much.
 
         Args:
             known: points that were found before, in the problem's states.
+            epsilon: how near the points must be, as a gap; 0 for the exact frontier.
         """
         if built.transient is None or built.overlap is not None or self.algorithm == "exhaustive":
             return None
-        exact = exact_frontier(problem_for(built, self.objectives), built.transient, known.strategies, effort)
-        if exact is None:
+        problem = problem_for(built, self.objectives)
+        solved = frontier_within(problem, built.transient, known.strategies, effort, epsilon)
+        if solved is None:
             return None
-        counts = {kind: number + exact.counts.get(kind, 0) for kind, number in known.eliminations.items()}
-        return Frontier(exact.found.mem, exact.found.time, exact.found.strategies, counts, self.algorithm)
+        counts = {kind: number + solved.counts.get(kind, 0) for kind, number in known.eliminations.items()}
+        found = solved.found
+        return Frontier(found.mem, found.time, found.strategies, counts, self.algorithm, solved.bound)
 
     def _found(self, problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:
         if overlap is None or self.objectives != MEMORY_TIME:

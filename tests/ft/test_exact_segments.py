@@ -14,9 +14,10 @@ from tensoropt.ft import INFEASIBLE, InfeasibleError, Problem
 from tensoropt.ft.nonadditive.exact import bounds, dominance, frontiers, search
 from tensoropt.ft.nonadditive.exact.eliminations import FIRST, Eliminations
 from tensoropt.ft.nonadditive.exact.frontiers import Effort
-from tensoropt.ft.nonadditive.exact.search import exact_frontier
+from tensoropt.ft.nonadditive.exact.search import LITTLE, Solved, frontier_within
 from tensoropt.ft.nonadditive.segment_memory import SegmentMemory, Transient
 from tensoropt.ft.pareto import reduce_unsorted
+from tensoropt.ft.weighted.lagrangian import Found
 
 from .problems import random_problem
 
@@ -46,7 +47,7 @@ def costs_of(problem: Problem, transient: Transient, strategies: np.ndarray) -> 
     return mem + transient.most_bytes(problem, strategies), time_ns
 
 
-def check(seed: int) -> None:
+def check(seed: int, epsilon: float = 0.0) -> None:
     problem, transient = drawn(seed)
     strategies = np.array(list(product(*(range(node.n_states) for node in problem.nodes))), np.int32)[:20_000]
     if len(strategies) == 20_000:
@@ -55,20 +56,35 @@ def check(seed: int) -> None:
     allowed = np.flatnonzero(np.maximum(mem, time_ns) < INFEASIBLE)
     if not len(allowed):
         with contextlib.suppress(InfeasibleError):  # sums that are too large are found to be so by other searches
-            assert exact_frontier(problem, transient, strategies[:0]) is None
+            assert frontier_within(problem, transient, strategies[:0]) is None
         return
     best = allowed[reduce_unsorted(mem[allowed], time_ns[allowed])]
     rng = np.random.default_rng(seed)
     known = strategies[rng.choice(allowed, min(len(allowed), int(rng.integers(0, 5))), replace=False)]
-    exact = exact_frontier(problem, transient, known)
+    exact = frontier_within(problem, transient, known)
+    if epsilon and exact is not None:
+        check_within(frontier_within(problem, transient, known, LITTLE, epsilon), exact.found, epsilon)
     if exact is None:  # the cheapest by weighted sums aren't allowed, as their sums are too large
         assert not len(known) and mem[allowed].max() > INFEASIBLE / 16
         return
+    assert exact.bound is None
     np.testing.assert_array_equal(exact.found.mem, mem[best])
     np.testing.assert_array_equal(exact.found.time, time_ns[best])
     found_mem, found_time = costs_of(problem, transient, exact.found.strategies)
     np.testing.assert_array_equal(exact.found.mem, found_mem)
     np.testing.assert_array_equal(exact.found.time, found_time)
+
+
+def check_within(near: Solved | None, exact: Found, epsilon: float) -> None:
+    """A frontier's bound holds for the exact one, and its points are as near as they are to be."""
+    assert near is not None
+    factor = 1 + epsilon * (1 + 1e-9)
+    as_near = (near.found.mem <= factor * exact.mem[:, None]) & (near.found.time <= factor * exact.time[:, None])
+    assert as_near.any(axis=1).all()
+    bound = near.bound
+    assert bound is not None
+    as_low = (bound.mem_bytes <= exact.mem[:, None]) & (bound.time_ns <= exact.time[:, None])
+    assert as_low.any(axis=1).all()
 
 
 @pytest.mark.parametrize("seed", first(120, range(5_000)))
@@ -86,7 +102,8 @@ def test_it_is_so_whatever_is_dropped_by_bounds_and_block_by_block(seed: int, mo
     monkeypatch.setattr(frontiers, "FEW", int(rng.choice([1, 4])))
     monkeypatch.setattr(frontiers, "SAMPLED", 2)
     monkeypatch.setattr(dominance, "AT_ONCE", int(rng.choice([0, 10, 1 << 17])))
-    check(seed + 10**5)
+    monkeypatch.setattr(frontiers, "LONG", int(rng.choice([1, 2])))
+    check(seed + 10**5, float(rng.choice([0.01, 0.05, 0.25])))
 
 
 @pytest.mark.parametrize("seed", first(20, range(500)))
@@ -137,13 +154,13 @@ def test_compiled_code_keeps_the_points_that_numpy_keeps(seed: int) -> None:
 
 def test_what_would_take_too_much_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, transient = drawn(5)
-    known = exact_frontier(problem, transient, np.zeros((1, len(problem.nodes)), np.int32))
+    known = frontier_within(problem, transient, np.zeros((1, len(problem.nodes)), np.int32))
     assert known is not None
     one = known.found.strategies[:1]
     for limit in ("MAX_PAIRS", "MAX_SEGMENTS"):
         with monkeypatch.context() as patched:
             patched.setattr(search, limit, 0)
-            assert exact_frontier(problem, transient, one) is None, limit
+            assert frontier_within(problem, transient, one) is None, limit
     for effort in (Effort(3, 1e9), Effort(1 << 20, 3), Effort(1 << 20, 1e9, time.monotonic() - 1)):
-        assert exact_frontier(problem, transient, one, effort) is None, effort
-    assert exact_frontier(problem, transient, one, Effort(1 << 20, 1e9)) is not None
+        assert frontier_within(problem, transient, one, effort) is None, effort
+    assert frontier_within(problem, transient, one, Effort(1 << 20, 1e9)) is not None

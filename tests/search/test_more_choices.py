@@ -45,7 +45,7 @@ def test_no_point_is_above_one_with_fewer_choices(name: str) -> None:
 def test_the_exact_frontier_is_not_above_the_one_of_charged_segments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = record(SMALL[name], name).model
     exact = find_frontier(model, HARDWARE, 4, budget=Budget(seconds=0.0)).certified
-    monkeypatch.setattr(search_problem, "exact_frontier", lambda *_: None)
+    monkeypatch.setattr(search_problem, "frontier_within", lambda *_: None)
     charged = find_frontier(model, HARDWARE, 4, budget=Budget(seconds=0.0)).certified
     assert exact.exact
     assert not len(above(charged, exact))

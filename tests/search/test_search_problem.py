@@ -31,7 +31,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Budget, float]]:
         return replace(result, bound=LowerBound(*below, "a test"))
 
     monkeypatch.setattr(ProblemSearch, "_found", recorded)
-    monkeypatch.setattr(search_problem, "exact_frontier", lambda *_: None)  # as where the problem is large
+    monkeypatch.setattr(search_problem, "frontier_within", lambda *_: None)  # as where the problem is large
     return begun
 
 

@@ -112,9 +112,10 @@ class Corners:
 
     @classmethod
     def between(cls, mem: Ints, time_ns: Ints, weights: Floats, least: Floats) -> Corners:
-        """Return the corners between strategies that are sorted by memory.
+        """Return the corners between points that are sorted by memory.
 
         Args:
+            mem, time_ns: the costs of known strategies, or what is within a factor of these.
             weights: float64[W, FIRST + segments]; they have a row of memory alone, and one of time alone.
             least: the least weighted costs of all strategies, float64[W].
         """

@@ -25,10 +25,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...pareto import reduce_unsorted
 from ...problem import INFEASIBLE, Ints
 from ...tables.backtrack import unroll
-from ...tables.table import States, Trace, expand_ranges, offsets_of
+from ...tables.table import NO_SLACK, Slack, Trace, expand_ranges, offsets_of
+from ...weighted.lagrangian import Found
 from .bounds import Corners, Floats
 from .dominance import minimal_points
 from .eliminations import FIRST, MEM, TIME, Eliminations, Step
@@ -40,6 +40,8 @@ FEW = 64
 SAMPLED = 16
 """Of many points one in so many is looked at, to see whether more than a share WORTH of them is promising."""
 WORTH = 0.8
+LONG = 16
+"""Points of a cell, on average, from which they are thinned."""
 AT_ONCE = 5
 """Rows of weights that are looked at before points that aren't promising are left out."""
 _COMPLETE = -1
@@ -68,13 +70,17 @@ class _Points:
         costs: int64[FIRST + segments + 1, P]; the rows of complete segments are 0.
         begun, complete: the segments whose memory is in a row of its own, and in the last row.
         trace: the points' back-pointers; None for a table of the problem.
+        slack: how much worse the points may be than all that the cells would have had, had none been thinned.
+        n_summed: the number of variables that were summed out of the table and of those that it was made of.
     """
 
     cell: Ints
     costs: Ints
     begun: frozenset[int]
     complete: frozenset[int]
-    trace: Trace | None
+    trace: Trace | None = None
+    slack: Slack = NO_SLACK
+    n_summed: int = 0
 
     def take(self, which: Ints) -> _Points:
         """Return some of the points, without a trace."""
@@ -85,12 +91,20 @@ class _Points:
         mem = self.costs[MEM] + self.costs[FIRST:].max(axis=0)
         return np.flatnonzero(np.maximum(mem, self.costs[TIME]) < INFEASIBLE)
 
-    def minimal(self) -> Ints:
-        """Return the indices of the points that stay, by ascending cell."""
+    def minimal(self, tolerance: Slack = NO_SLACK) -> Ints:
+        """Return the indices of the points that stay, by ascending cell.
+
+        Args:
+            tolerance: what goes may be this much better than what stays: costs count in multiples of one more than this.
+        """
         saved = self.costs[MEM]
         keys = [self.costs[TIME], *(saved + self.costs[FIRST + segment] for segment in sorted(self.begun))]
         keys += [saved + self.costs[_COMPLETE]] if self.complete else []
-        return minimal_points(self.cell, np.stack([*keys, saved]))
+        costs = np.stack([*keys, saved])
+        if any(tolerance):
+            costs[0] //= tolerance.time_ns + 1
+            costs[1:] //= tolerance.mem_bytes + 1
+        return minimal_points(self.cell, costs)
 
     def completed(self, segments: frozenset[int]) -> _Points:
         """Return the points with some of the begun segments complete."""
@@ -145,8 +159,13 @@ class Bounding:
         return left
 
 
-def frontier_points(eliminations: Eliminations, bounding: Bounding, effort: Effort) -> tuple[Ints, Ints, States]:
-    """Return the Pareto-minimal strategies below a corner: memory, time, int64[P] each, and states, int32[P, variables].
+def frontier_points(
+    eliminations: Eliminations, bounding: Bounding, effort: Effort, allowed: Slack = NO_SLACK
+) -> tuple[Found, Slack]:
+    """Return the Pareto-minimal strategies below a corner, of which there may be none, and their slack.
+
+    Args:
+        allowed: the slack that the strategies may have.
 
     Raises:
         TooMuchError: it would take more than ``effort`` allows.
@@ -167,7 +186,7 @@ def frontier_points(eliminations: Eliminations, bounding: Bounding, effort: Effo
                 raise TooMuchError
             costs = a.costs[:, a_point] + b.costs[:, b_point]
             costs[_COMPLETE] = np.maximum(a.costs[_COMPLETE, a_point], b.costs[_COMPLETE, b_point])
-            points = _Points(cell, costs, begun, a.complete | b.complete, None).completed(complete)
+            points = _Points(cell, costs, begun, a.complete | b.complete).completed(complete)
             kept = points.allowed()
             if bounding.pays(step.result, points):
                 kept = kept[bounding.promising(step.result, points.take(kept))]
@@ -175,12 +194,25 @@ def frontier_points(eliminations: Eliminations, bounding: Bounding, effort: Effo
             kept = kept[bounding.promising(step.result, points.take(kept))]
             parts.append((points.take(kept), a_point[kept], b_point[kept]))
         tables[step.a] = tables[step.b] = None
-        tables[step.result] = result = _joined(eliminations, step, (a, b), parts)
+        result = _joined(eliminations, step, (a, b), parts)
+        tables[step.result] = result = _thinned(result, allowed, result.n_summed / eliminations.n_variables)
         waiting[step.result] = result.begun
     mem, time_ns = result.costs[MEM] + result.costs[_COMPLETE], result.costs[TIME]
-    kept = reduce_unsorted(mem, time_ns)
     strategies = unroll(result.trace, len(mem), eliminations.n_variables, {})
-    return mem[kept], time_ns[kept], strategies[kept]
+    return Found.of(mem, time_ns, strategies), result.slack
+
+
+def _thinned(points: _Points, allowed: Slack, share: float) -> _Points:
+    """Return the points of a table, thinned where that pays, by its share of what is allowed and not spent yet."""
+    if len(points.cell) < LONG * (int(points.cell[-1]) + 1 if len(points.cell) else 1):
+        return points
+    tolerance = Slack(*(max(int(of * share) - spent, 0) for of, spent in zip(allowed, points.slack, strict=True)))
+    kept = points.minimal(tolerance) if any(tolerance) else np.arange(len(points.cell))
+    if len(kept) > WORTH * len(points.cell):
+        return points
+    kept.sort()
+    trace = None if points.trace is None else Trace(((points.trace, kept.astype(np.int32)),))
+    return replace(points.take(kept), trace=trace, slack=points.slack.plus(tolerance))
 
 
 def _given(eliminations: Eliminations, number: int) -> _Points | None:
@@ -190,7 +222,7 @@ def _given(eliminations: Eliminations, number: int) -> _Points | None:
         return None
     costs = np.concatenate([given, np.zeros((1, given.shape[1]), np.int64)])
     begun = frozenset(np.flatnonzero(given[FIRST:].any(axis=1)).tolist())
-    return _Points(np.arange(given.shape[1]), costs, begun, frozenset(), None)
+    return _Points(np.arange(given.shape[1]), costs, begun, frozenset())
 
 
 def _candidates(step: Step, a: _Points, b: _Points) -> Iterator[tuple[Ints, Ints, Ints]]:
@@ -236,4 +268,11 @@ def _joined(
         table = (step.a, step.b)[side]
         column = eliminations.scopes[table].index(step.variable)
         states = eliminations.states[table][of[side].cell[of_tables[side]], column]
-    return replace(parts[0][0], cell=cell, costs=costs, trace=Trace(parents, step.variable, states))
+    return replace(
+        parts[0][0],
+        cell=cell,
+        costs=costs,
+        trace=Trace(parents, step.variable, states),
+        slack=of[0].slack.plus(of[1].slack),
+        n_summed=of[0].n_summed + of[1].n_summed + (step.variable is not None),
+    )

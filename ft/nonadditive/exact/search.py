@@ -1,4 +1,4 @@
-"""Find the frontier of a small problem exactly, where its memory includes the largest segment's: ``exact_frontier``.
+"""Find the frontier of a small problem, where its memory includes the largest segment's: ``frontier_within``.
 
 1. *Bounds*: in a few rounds, weighted sums (:mod:`.bounds`) find strategies, and drop the arcs (:mod:`.eliminations`) that
    no better strategy than the known ones can have. Each direction of memory and time begins with equal weights for the
@@ -6,20 +6,27 @@
    found.
 2. *Points*: what is left is eliminated with frontiers of points (:mod:`.frontiers`).
 
-The result is exact whatever was known before; it only takes less where more was known. A problem of more than MAX_PAIRS or
-MAX_SEGMENTS, or that would take more than an :class:`.Effort`, is given up: the result is None.
+Where a factor 1 + epsilon is enough, what is known is divided by 1 + epsilon / 2 before corners are formed, and tables are
+thinned by at most epsilon / 3 of the least costs. For epsilon up to 1 / 4 that is within the factor, since then
+1 / (1 + epsilon / 2) - epsilon / 3 >= 1 / (1 + epsilon).
+
+With epsilon = 0 the result is exact whatever was known before; it only takes less where more was known. A problem of more
+than MAX_PAIRS or MAX_SEGMENTS, or that would take more than an :class:`.Effort`, is given up: the result is None.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...lower_bound import LowerBound
 from ...problem import INFEASIBLE, Ints, Problem
-from ...tables.table import States
+from ...tables.table import NO_SLACK, Slack, States
 from ...weighted.lagrangian import Found
+from ...weighted.reduced_cost_pruning import scaled_costs
 from ..segment_memory import Transient
 from .bounds import (
     Corners,
@@ -44,18 +51,28 @@ DIRECTIONS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exact:
-    """The exact frontier of a problem, and the number of eliminations of each kind."""
+class Solved:
+    """What is known of a problem's frontier.
+
+    Attributes:
+        found: strategies.
+        bound: a lower bound of all strategies; None if the frontier is exact.
+        counts: the number of eliminations of each kind.
+    """
 
     found: Found
+    bound: LowerBound | None
     counts: Mapping[str, int]
 
 
-def exact_frontier(problem: Problem, transient: Transient, known: States, effort: Effort = LITTLE) -> Exact | None:
+def frontier_within(
+    problem: Problem, transient: Transient, known: States, effort: Effort = LITTLE, epsilon: float = 0.0
+) -> Solved | None:
     """Return the frontier of a problem with transient memory; None where finding it would take too much.
 
     Args:
         known: strategies, int32[P, nodes]; there may be none.
+        epsilon: every strategy is within 1 plus this of one that is found, in both costs; 0 for the exact frontier.
 
     Raises:
         InfeasibleError: no strategy is allowed.
@@ -77,32 +94,56 @@ def exact_frontier(problem: Problem, transient: Transient, known: States, effort
     parts = np.zeros((len(directions), len(transient.segments)))
     parts[:, sorted(transient.large)] = 1 / len(transient.large)
     for _ in range(ROUNDS):
+        if time.monotonic() > effort.deadline:
+            return None
         weights = weights_of(directions, parts)
         least = forward(eliminations, weights)
         strategies = best_strategies(eliminations, least)[:, : len(problem.nodes)]
         found = found.with_others(_costed(problem, transient, strategies))
-        corners = Corners.between(found.mem, found.time, weights, least[eliminations.steps[-1].result][:, 0])
-        if not len(corners):
-            return Exact(found, counts)
-        kept = promising_arcs(eliminations, least, backward(eliminations, least), corners, weights)
-        left = eliminations.with_arcs(kept)
+        left = _narrowed(eliminations, weights, least, found, epsilon / 2)
         if left is None:
-            return Exact(found, counts)
+            return _solved(found, NO_SLACK, epsilon / 2, counts)
         eliminations = left
         parts = (parts + _of_largest(transient.by_segment(problem, strategies))) / 2
-    directions = _directions(found)
     parts = np.concatenate([parts, parts / 2, np.zeros_like(parts)])
-    weights = weights_of(np.tile(directions, (3, 1)), parts)
+    weights = weights_of(np.tile(_directions(found), (3, 1)), parts)
     least = forward(eliminations, weights)
-    corners = Corners.between(found.mem, found.time, weights, least[eliminations.steps[-1].result][:, 0])
+    corners = _corners(eliminations, weights, least, found, epsilon / 2)
     if not len(corners):
-        return Exact(found, counts)
+        return _solved(found, NO_SLACK, epsilon / 2, counts)
     bounding = Bounding(weights, backward(eliminations, least), corners)
+    allowed = Slack(int(epsilon / 3 * found.mem[0]), int(epsilon / 3 * found.time[-1]))
     try:
-        mem, time_ns, strategies = frontier_points(eliminations, bounding, effort)
+        others, slack = frontier_points(eliminations, bounding, effort, allowed)
     except TooMuchError:
         return None
-    return Exact(found.with_others(Found(mem, time_ns, strategies[:, : len(problem.nodes)])), counts)
+    strategies = others.strategies[:, : len(problem.nodes)]
+    return _solved(found.with_others(replace(others, strategies=strategies)), slack, epsilon / 2, counts)
+
+
+def _narrowed(
+    eliminations: Eliminations, weights: Floats, least: list[Floats], found: Found, epsilon: float
+) -> Eliminations | None:
+    """Return the eliminations with the arcs of strategies that may be below a corner; None if there are none."""
+    corners = _corners(eliminations, weights, least, found, epsilon)
+    if not len(corners):
+        return None
+    return eliminations.with_arcs(promising_arcs(eliminations, least, backward(eliminations, least), corners, weights))
+
+
+def _corners(eliminations: Eliminations, weights: Floats, least: list[Floats], found: Found, epsilon: float) -> Corners:
+    """Return the corners between what is within a factor of 1 + epsilon of known strategies."""
+    return Corners.between(*scaled_costs(found, epsilon), weights, least[eliminations.steps[-1].result][:, 0])
+
+
+def _solved(found: Found, slack: Slack, epsilon: float, counts: Mapping[str, int]) -> Solved:
+    """Return strategies that all others are within a factor and a slack of.
+
+    What is dropped is above what is within the factor of known strategies, and by its slack may be below that.
+    """
+    if not epsilon and not any(slack):
+        return Solved(found, None, counts)
+    return Solved(found, LowerBound.within(*scaled_costs(found, epsilon), slack, "bounds by segment"), counts)
 
 
 def _is_small(problem: Problem, transient: Transient) -> bool:
