@@ -27,7 +27,7 @@ and a larger gap than is asked for, a second search goes nearer.
 MOST_ARCS = 1 << 20
 """The size up to which a problem is searched exactly while there is time (:mod:`..ft.nonadditive.exact.eliminations`)."""
 MOST_EPSILON, LEAST_EPSILON, NEARER = 0.25, 1e-3, 4.0
-"""The largest gap that a search by segment can aim at, the least one below which it is exact, and how much nearer the next."""
+"""The largest gap that a search by segment can aim at, one below which it is exact, and how much nearer the next goes."""
 SHARE = 0.5
 """The share of the seconds that the search without rematerialization may take where one with it follows, and the share that
 is left for changes where first results took all seconds.
@@ -107,7 +107,7 @@ class ProblemSearch:
         return best
 
     def _nearer(self, built: StrategyProblem, best: Frontier, deadline: float) -> Frontier:
-        """Return a problem's frontier with what searches by segment add while there is time, each nearer than the one before.
+        """Return a problem's frontier with what searches by segment add while there is time, each nearer than the last.
 
         Args:
             best: points of the problem, with a lower bound of it.

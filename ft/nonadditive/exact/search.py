@@ -90,6 +90,7 @@ def frontier_within(
         found = _costed(problem, transient, strategies)
     if not len(found):
         return None  # sums of the cheapest are too large to be allowed
+    lowest = _lowest(problem)
     directions = _directions(found)
     parts = np.zeros((len(directions), len(transient.segments)))
     parts[:, sorted(transient.large)] = 1 / len(transient.large)
@@ -112,7 +113,7 @@ def frontier_within(
     if not len(corners):
         return _solved(found, NO_SLACK, epsilon / 2, counts)
     bounding = Bounding(weights, backward(eliminations, least), corners)
-    allowed = Slack(int(epsilon / 3 * found.mem[0]), int(epsilon / 3 * found.time[-1]))
+    allowed = Slack(*(int(epsilon / 3 * cost) for cost in lowest))
     try:
         others, slack = frontier_points(eliminations, bounding, effort, allowed)
     except TooMuchError:
@@ -154,6 +155,12 @@ def _is_small(problem: Problem, transient: Transient) -> bool:
         and len(transient.segments) <= MAX_SEGMENTS
         and all(int(array.min()) >= 0 for array in arrays)
     )
+
+
+def _lowest(problem: Problem) -> tuple[int, int]:
+    """Return memory and time that no strategy is below: the sums of all parts' least."""
+    parts = [*problem.nodes, *problem.edges]
+    return sum(int(part.mem_bytes.min()) for part in parts), sum(int(part.time_ns.min()) for part in parts)
 
 
 def _costed(problem: Problem, transient: Transient, strategies: States) -> Found:
