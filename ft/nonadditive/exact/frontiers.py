@@ -8,7 +8,7 @@ and each U_b is additive, as time is. So a part of a strategy is a point of seve
 points of one cell, the one that is nowhere better is dropped: whatever the rest of the strategy is, it adds the same to
 both. That makes the frontier exact. Three things keep points few:
 
-- A segment in which nothing of the part is has U_b = saved, the same cost for all such segments.
+- A segment of which nothing is in the part has U_b = saved, the same cost for all such segments.
 - Once all variables of a segment are in the part it is *complete*: nothing will be added but saved memory. Of all complete
   segments only the largest matters.
 - A point that no strategy below a corner can have (:mod:`.bounds`) is dropped.
@@ -69,6 +69,7 @@ class _Points:
         cell: int64[P], ascending.
         costs: int64[FIRST + segments + 1, P]; the rows of complete segments are 0.
         begun, complete: the segments whose memory is in a row of its own, and in the last row.
+        has_others: whether there are other segments, of which nothing is in the table.
         trace: the points' back-pointers; None for a table of the problem.
         slack: how much worse the points may be than all that the cells would have had, had none been thinned.
         n_summed: the number of variables that were summed out of the table and of those that it was made of.
@@ -78,6 +79,7 @@ class _Points:
     costs: Ints
     begun: frozenset[int]
     complete: frozenset[int]
+    has_others: bool = True
     trace: Trace | None = None
     slack: Slack = NO_SLACK
     n_summed: int = 0
@@ -100,7 +102,8 @@ class _Points:
         saved = self.costs[MEM]
         keys = [self.costs[TIME], *(saved + self.costs[FIRST + segment] for segment in sorted(self.begun))]
         keys += [saved + self.costs[_COMPLETE]] if self.complete else []
-        costs = np.stack([*keys, saved])
+        keys += [saved] if self.has_others or len(keys) == 1 else []
+        costs = np.stack(keys)
         if any(tolerance):
             costs[0] //= tolerance.time_ns + 1
             costs[1:] //= tolerance.mem_bytes + 1
@@ -178,7 +181,8 @@ def frontier_points(
         assert a is not None and b is not None
         del waiting[step.a], waiting[step.b]
         begun = a.begun | b.begun
-        complete = begun.difference(*waiting.values())
+        elsewhere = frozenset().union(*waiting.values())
+        has_others = bool(elsewhere - begun)
         parts = []
         for a_point, b_point, cell in _candidates(step, a, b):
             n_candidates += len(cell)
@@ -186,7 +190,7 @@ def frontier_points(
                 raise TooMuchError
             costs = a.costs[:, a_point] + b.costs[:, b_point]
             costs[_COMPLETE] = np.maximum(a.costs[_COMPLETE, a_point], b.costs[_COMPLETE, b_point])
-            points = _Points(cell, costs, begun, a.complete | b.complete).completed(complete)
+            points = _Points(cell, costs, begun, a.complete | b.complete, has_others).completed(begun - elsewhere)
             kept = points.allowed()
             if bounding.pays(step.result, points):
                 kept = kept[bounding.promising(step.result, points.take(kept))]
