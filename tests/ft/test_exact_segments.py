@@ -157,7 +157,7 @@ def test_what_would_take_too_much_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     known = frontier_within(problem, transient, np.zeros((1, len(problem.nodes)), np.int32))
     assert known is not None
     one = known.found.strategies[:1]
-    for limit in ("MAX_PAIRS", "MAX_SEGMENTS"):
+    for limit in ("PAIRS_OF_ARC", "MAX_SEGMENTS"):
         with monkeypatch.context() as patched:
             patched.setattr(search, limit, 0)
             assert frontier_within(problem, transient, one) is None, limit

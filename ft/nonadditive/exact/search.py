@@ -11,7 +11,7 @@ thinned by at most epsilon / 3 of the least costs. For epsilon up to 1 / 4 that 
 1 / (1 + epsilon / 2) - epsilon / 3 >= 1 / (1 + epsilon).
 
 With epsilon = 0 the result is exact whatever was known before; it only takes less where more was known. A problem of more
-than MAX_PAIRS or MAX_SEGMENTS, or that would take more than an :class:`.Effort`, is given up: the result is None.
+than MAX_SEGMENTS, or that would take more than an :class:`.Effort`, is given up: the result is None.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from .bounds import (
 from .eliminations import Eliminations
 from .frontiers import Bounding, Effort, TooMuchError, frontier_points
 
-MAX_PAIRS = 1 << 20
-"""Pairs of states over all edges of a problem that is tried."""
 MAX_SEGMENTS = 8
+PAIRS_OF_ARC = 4
+"""The pairs of states over all edges for each arc that may be looked at, from which a problem isn't tried."""
 LITTLE = Effort(1 << 16, 5e5)
 """What an attempt may take that isn't asked whether there is time."""
 ROUNDS = 4
@@ -77,7 +77,7 @@ def frontier_within(
     Raises:
         InfeasibleError: no strategy is allowed.
     """
-    if not _is_small(problem, transient):
+    if not _is_small(problem, transient, effort):
         return None
     eliminations = Eliminations.of(problem, transient, effort.max_arcs)
     if eliminations is None:
@@ -147,11 +147,11 @@ def _solved(found: Found, slack: Slack, epsilon: float, counts: Mapping[str, int
     return Solved(found, LowerBound.within(*scaled_costs(found, epsilon), slack, "bounds by segment"), counts)
 
 
-def _is_small(problem: Problem, transient: Transient) -> bool:
+def _is_small(problem: Problem, transient: Transient, effort: Effort) -> bool:
     """Return whether a problem is small enough to be tried, and has no negative transient memory."""
     arrays = [array for each in transient.segments for array in (*each.nodes.values(), *each.edges.values())]
     return (
-        sum(edge.mem_bytes.size for edge in problem.edges) <= MAX_PAIRS
+        sum(edge.mem_bytes.size for edge in problem.edges) <= PAIRS_OF_ARC * effort.max_arcs
         and len(transient.segments) <= MAX_SEGMENTS
         and all(int(array.min()) >= 0 for array in arrays)
     )
