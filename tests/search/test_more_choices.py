@@ -31,7 +31,7 @@ def above(one: Frontier, other: Frontier) -> np.ndarray:
     return np.flatnonzero(~as_good.any(axis=1))
 
 
-@pytest.mark.parametrize("name", first(2, ["mlp", "cnn", "attention"]))
+@pytest.mark.parametrize("name", first(1, ["mlp", "cnn", "attention"]))
 def test_no_point_is_above_one_with_fewer_choices(name: str) -> None:
     found = frontiers(name, Budget(seconds=0.0))
     for more, frontier in found.items():
@@ -41,7 +41,7 @@ def test_no_point_is_above_one_with_fewer_choices(name: str) -> None:
                 assert not len(above(found[fewer], frontier)), (sorted(fewer), sorted(more))
 
 
-@pytest.mark.parametrize("name", first(1, ["cnn", "mlp", "attention"]))
+@pytest.mark.parametrize("name", first(1, ["mlp", "cnn", "attention"]))
 def test_the_exact_frontier_is_not_above_the_one_of_charged_segments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = record(SMALL[name], name).model
     exact = find_frontier(model, HARDWARE, 4, budget=Budget(seconds=0.0)).certified

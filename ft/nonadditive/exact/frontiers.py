@@ -173,16 +173,14 @@ def frontier_points(
     Raises:
         TooMuchError: it would take more than ``effort`` allows.
     """
-    tables = [_given(eliminations, number) for number in range(len(eliminations.scopes))]
     n_candidates = 0
-    waiting = {number: points.begun for number, points in enumerate(tables) if points is not None}
+    given = (_given(eliminations, number) for number in range(len(eliminations.scopes)))
+    waiting = {number: points for number, points in enumerate(given) if points is not None}
     for step in eliminations.steps:
-        a, b = tables[step.a], tables[step.b]
-        assert a is not None and b is not None
-        del waiting[step.a], waiting[step.b]
+        a, b = waiting.pop(step.a), waiting.pop(step.b)
         begun = a.begun | b.begun
-        elsewhere = frozenset().union(*waiting.values())
-        has_others = bool(elsewhere - begun)
+        elsewhere = frozenset[int]().union(*(points.begun for points in waiting.values()))
+        has_others = bool(elsewhere - begun) or any(points.complete for points in waiting.values())
         parts = []
         for a_point, b_point, cell in _candidates(step, a, b):
             n_candidates += len(cell)
@@ -197,10 +195,9 @@ def frontier_points(
             kept = kept[points.take(kept).minimal()]
             kept = kept[bounding.promising(step.result, points.take(kept))]
             parts.append((points.take(kept), a_point[kept], b_point[kept]))
-        tables[step.a] = tables[step.b] = None
         result = _joined(eliminations, step, (a, b), parts)
-        tables[step.result] = result = _thinned(result, allowed, result.n_summed / eliminations.n_variables)
-        waiting[step.result] = result.begun
+        result = _thinned(result, allowed, result.n_summed / eliminations.n_variables)
+        waiting[step.result] = result
     mem, time_ns = result.costs[MEM] + result.costs[_COMPLETE], result.costs[TIME]
     strategies = unroll(result.trace, len(mem), eliminations.n_variables, {})
     return Found.of(mem, time_ns, strategies), result.slack
