@@ -96,7 +96,6 @@ class ProblemSearch:
         deadline = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
         descent = Descent(problem, transient, deadline)
         best = improved(joined(kept, transient.at_true_memory(problem, again)), again.strategies)
-        best = self._nearer(rematerializing, best, deadline)
         nearer = [] if again.worst_gap <= self.budget.gap else [transient]
         for charge in (*nearer, *transient.other_charges()):
             now = time.monotonic()
@@ -104,7 +103,7 @@ class ProblemSearch:
                 break
             began, again = now, searched(charge, self.budget.gap)
             best = improved(agreed(best, charge.at_true_memory(problem, again)), again.strategies)
-        return best
+        return self._nearer(rematerializing, best, deadline)
 
     def _nearer(self, built: StrategyProblem, best: Frontier, deadline: float) -> Frontier:
         """Return a problem's frontier with what searches by segment add while there is time, each nearer than the last.

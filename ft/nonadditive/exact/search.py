@@ -45,6 +45,8 @@ PAIRS_OF_ARC = 4
 """The pairs of states over all edges for each arc that may be looked at, from which a problem isn't tried."""
 LITTLE = Effort(1 << 16, 5e5)
 """What an attempt may take that isn't asked whether there is time."""
+SECONDS_OF_ARC = 2e-5
+"""The time before a deadline, for each arc, from which a problem isn't tried: it would hardly be enough."""
 ROUNDS = 4
 DIRECTIONS = 8
 """Directions of memory and time that are weighted, beside each of both alone."""
@@ -80,7 +82,7 @@ def frontier_within(
     if not _is_small(problem, transient, effort):
         return None
     eliminations = Eliminations.of(problem, transient, effort.max_arcs)
-    if eliminations is None:
+    if eliminations is None or time.monotonic() + SECONDS_OF_ARC * eliminations.n_arcs > effort.deadline:
         return None
     counts = eliminations.counts
     found = _costed(problem, transient, known)
