@@ -21,6 +21,7 @@ Complexity: O(weights x arcs).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -179,15 +180,11 @@ def promising_arcs(
     Args:
         least, beyond: the results of ``forward`` and ``backward`` for the weights.
     """
-    tests = corners.tests(weights)
-    found = []
-    for step in eliminations.steps:
-        costs = _sums(step, least) + beyond[step.result][:, step.target]
-        bits = tests[0].bits(costs[0])
-        for test, row in zip(tests[1:], costs[1:], strict=True):
-            bits &= test.bits(row)
-        found.append(bits.any(axis=1))
-    return found
+    costs = [_sums(step, least) + beyond[step.result][:, step.target] for step in eliminations.steps]
+    of_all = np.concatenate(costs, axis=1)
+    rows = zip(of_all, corners.tests(weights), strict=True)
+    bits = reduce(np.bitwise_and, (test.bits(row) for row, test in rows))
+    return np.split(bits.any(axis=1), np.cumsum([each.shape[1] for each in costs])[:-1])
 
 
 def weights_of(directions: Floats, of_segments: Floats) -> Floats:
