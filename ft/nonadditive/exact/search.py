@@ -108,8 +108,8 @@ def frontier_within(
             return _solved(found, NO_SLACK, epsilon / 2, counts)
         eliminations = left
         parts = (parts + _of_largest(transient.by_segment(problem, strategies))) / 2
-    parts = np.concatenate([parts, parts / 2, np.zeros_like(parts)])
-    weights = weights_of(np.tile(_directions(found), (3, 1)), parts)
+    # The other half of memory's weight goes to what is the largest segment so far.
+    weights = weights_of(_directions(found), parts / 2)
     least = forward(eliminations, weights)
     corners = _corners(eliminations, weights, least, found, epsilon / 2)
     if not len(corners):
