@@ -21,7 +21,6 @@ Complexity: O(weights x arcs).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -182,8 +181,10 @@ def promising_arcs(
     """
     costs = [_sums(step, least) + beyond[step.result][:, step.target] for step in eliminations.steps]
     of_all = np.concatenate(costs, axis=1)
-    rows = zip(of_all, corners.tests(weights), strict=True)
-    bits = reduce(np.bitwise_and, (test.bits(row) for row, test in rows))
+    tests = corners.tests(weights)
+    bits = tests[0].bits(of_all[0])
+    for test, row in zip(tests[1:], of_all[1:], strict=True):
+        bits &= test.bits(row)
     return np.split(bits.any(axis=1), np.cumsum([each.shape[1] for each in costs])[:-1])
 
 
