@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain, combinations
+from typing import Any
 
 import numpy as np
 import pytest
-from helpers.large import first
-from remat.small import HARDWARE, SMALL
+from remat.small import HARDWARE
 
+from tensoropt import zoo
 from tensoropt.ft import Budget, Frontier
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.search import search_problem
@@ -18,9 +20,9 @@ from tensoropt.tools.offline import record
 ALL = frozenset({REUSE, REMAT, ZERO})
 
 
-def frontiers(name: str, budget: Budget) -> dict[frozenset[str], Frontier]:
+def frontiers(make: Callable[[], Any], budget: Budget) -> dict[frozenset[str], Frontier]:
     """The frontier with each set of choices."""
-    model = record(SMALL[name], name).model
+    model = record(make, "small").model
     sets = [frozenset(each) for each in chain(*(combinations(sorted(ALL), n) for n in range(len(ALL) + 1)))]
     return {chosen: find_frontier(model, HARDWARE, 4, budget=budget, without=ALL - chosen).certified for chosen in sets}
 
@@ -31,9 +33,8 @@ def above(one: Frontier, other: Frontier) -> np.ndarray:
     return np.flatnonzero(~as_good.any(axis=1))
 
 
-@pytest.mark.parametrize("name", first(1, ["mlp", "cnn", "attention"]))
-def test_no_point_is_above_one_with_fewer_choices(name: str) -> None:
-    found = frontiers(name, Budget(seconds=0.0))
+def test_no_point_is_above_one_with_fewer_choices() -> None:
+    found = frontiers(zoo.lenet5, Budget(seconds=0.0))
     for more, frontier in found.items():
         assert frontier.exact, (sorted(more), frontier.certificate)
         for fewer in found:
@@ -41,9 +42,8 @@ def test_no_point_is_above_one_with_fewer_choices(name: str) -> None:
                 assert not len(above(found[fewer], frontier)), (sorted(fewer), sorted(more))
 
 
-@pytest.mark.parametrize("name", first(1, ["mlp", "cnn", "attention"]))
-def test_the_exact_frontier_is_not_above_the_one_of_charged_segments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = record(SMALL[name], name).model
+def test_the_exact_frontier_is_not_above_the_one_of_charged_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = record(zoo.lenet5, "lenet5").model
     exact = find_frontier(model, HARDWARE, 4, budget=Budget(seconds=0.0)).certified
     monkeypatch.setattr(search_problem, "frontier_within", lambda *_: None)
     charged = find_frontier(model, HARDWARE, 4, budget=Budget(seconds=0.0)).certified

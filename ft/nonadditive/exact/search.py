@@ -43,7 +43,7 @@ from .frontiers import Bounding, Effort, TooMuchError, frontier_points
 MAX_SEGMENTS = 8
 PAIRS_OF_ARC = 4
 """The pairs of states over all edges for each arc that may be looked at, from which a problem isn't tried."""
-LITTLE = Effort(1 << 16, 5e5)
+LITTLE = Effort(1 << 16, 1e6)
 """What an attempt may take that isn't asked whether there is time."""
 SECONDS_OF_ARC = 2e-5
 """The time before a deadline, for each arc, from which a problem isn't tried: it would hardly be enough."""
