@@ -161,8 +161,9 @@ def _is_small(problem: Problem, transient: Transient, effort: Effort) -> bool:
 
 def _lowest(problem: Problem) -> tuple[int, int]:
     """Return memory and time that no strategy is below: the sums of all parts' least."""
-    parts = [*problem.nodes, *problem.edges]
-    return sum(int(part.mem_bytes.min()) for part in parts), sum(int(part.time_ns.min()) for part in parts)
+    mem = [part.mem_bytes.min() for part in (*problem.nodes, *problem.edges)]
+    time_ns = [part.time_ns.min() for part in (*problem.nodes, *problem.edges)]
+    return int(sum(mem)), int(sum(time_ns))
 
 
 def _costed(problem: Problem, transient: Transient, strategies: States) -> Found:
@@ -186,7 +187,7 @@ def _directions(found: Found) -> Floats:
     scale = np.array([1 / max(float(found.mem[0]), 1.0), 1 / max(float(found.time[-1]), 1.0)])
     hull: list[tuple[int, int]] = []
     for point in zip(found.mem.tolist(), found.time.tolist(), strict=True):
-        while len(hull) > 1 and _turns_back(*hull[-2:], point):
+        while len(hull) > 1 and _turns_back(hull[-2], hull[-1], point):
             hull.pop()
         hull.append(point)
     sides = np.diff(np.array(hull, np.float64), axis=0)
