@@ -39,8 +39,8 @@ def test_random_strategies_have_the_peak_of_their_program(function: Callable[[],
                 assert peaks.quick_bytes(view) == peak_of(view, costing, peaks.path_finder).n_bytes, (seed, hardware.name)
 
 
-@pytest.mark.timeout(100)  # a bucket that begins with -1 gradients is never sent: the kernel would not return
 def test_what_the_memory_of_an_arena_held_before_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket that begins with -1 gradients is never sent: the kernel would not return."""
     made = peaks.arena_of
 
     def arena_of(outline: object, n_buckets: int) -> np.ndarray:
