@@ -51,7 +51,7 @@ def test_a_plan_reads_back_and_has_one_device_numbers(
         Plan.load(tmp_path / "plan.json")
 
 
-def test_more_micro_batches_are_in_flight_over_a_slow_link_where_they_fit() -> None:
+def test_as_many_micro_batches_are_in_flight_as_pay_over_a_link_and_fit() -> None:
     model, hardware = models.recorded("attention", "adam").model, named("v100-1x2")
     (level,) = (each for each in hardware.levels if each.count > 1)
 
@@ -62,7 +62,7 @@ def test_more_micro_batches_are_in_flight_over_a_slow_link_where_they_fit() -> N
         return find_staged(request, 2, 2, None)
 
     fast, slow = found(level.bytes_per_s * 1e6), found(level.bytes_per_s / 100)
-    assert 2 <= fast.stages[0].in_flight < slow.stages[0].in_flight and slow.stages[1].in_flight == 1
+    assert 2 <= fast.stages[0].in_flight <= slow.stages[0].in_flight and slow.stages[1].in_flight == 1
     assert slow.time_us > fast.time_us and slow.stages[0].idle_share > fast.stages[0].idle_share
     limited = found(level.bytes_per_s / 100, slow.stages[0].memory_bytes - 1)
     assert limited.stages[0].in_flight < slow.stages[0].in_flight
@@ -117,7 +117,7 @@ def test_a_stage_without_parameters_is_named_with_its_line() -> None:
 
 
 def losses(n_ranks: int, *arguments: object) -> dict[str, object]:
-    done = run_ranks(n_ranks, TRAIN, *map(str, arguments))
+    done = run_ranks(n_ranks, TRAIN, *map(str, arguments), env={"CUT": "Tanh_1"})
     line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
     return json.loads(line)
 

@@ -1,7 +1,7 @@
 """A recorded model with a tied table and a penalty, trained under a plan with stages: prints losses as JSON on rank 0.
 
-With ``OTHER_FETCH`` in the environment rank 1 fetches something else; with ``FAULT`` it is killed, stopped, sleeps or ends
-before its third step.
+With ``CUT`` in the environment the first stage ends with the operator of that name. With ``OTHER_FETCH`` rank 1 fetches
+something else; with ``FAULT`` it is killed, stopped, sleeps or ends before its third step.
 
     python tests/pipeline/train.py STAGES MICRO_BATCHES SCHEDULE COLLECTIVES PARALLELISM [PLAN]
 """
@@ -17,7 +17,9 @@ import time
 import numpy as np
 
 import tensoropt
+from tensoropt.plan import find_staged
 from tensoropt.runtime.pipeline import messages
+from tensoropt.sharding.stages import Stages
 
 BATCH, WORDS, WIDTH = 16, 200, 24
 
@@ -50,6 +52,9 @@ def main() -> None:
     if collectives == "mpi":
         # So small that these tensors go in several.
         messages.PACKET_BYTES = 256
+    if "CUT" in os.environ:
+        find_staged.balanced = lambda model, *others: Stages(model, (os.environ["CUT"],))
+        find_staged.least_memory = lambda *others: None
     words = tensoropt.placeholder(tensoropt.int32, [BATCH, 5])
     targets = tensoropt.placeholder(tensoropt.int32, [BATCH])
     loss = loss_of(words, targets)
