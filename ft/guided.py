@@ -40,6 +40,8 @@ FIRST_CELLS = 1 << 16
 FIRST_LINES = 12
 WITH_MARGINALS = 3
 """Number of lines for which reduced costs are computed: these take longer than the lines themselves."""
+SAMPLES = 3
+"""Of equal parts of a problem, such as layers, how many are looked at for reduced costs."""
 FIRST_STATES = 4
 MORE_CELLS, MORE = 4, 2
 EPSILON = 2e-3
@@ -96,12 +98,12 @@ class Guide:
         """Return the states to keep of each node.
 
         Kept are the states of the known strategies, and the states of least reduced costs: ``n_states`` per node on average,
-        and no more than twice that for any node.
+        and no more than twice that for any node. Nodes of equal layers keep the same states.
         """
         reduced = [np.full(node.n_states, np.inf) for node in self.problem.nodes]
         spread = np.unique(np.linspace(0, len(hull.lines) - 1, WITH_MARGINALS).round().astype(int))
         for line in (hull.lines[index] for index in spread.tolist()):
-            marginals = hull.search.marginals((line.mem_weight, line.time_weight))
+            marginals = hull.search.marginals((line.mem_weight, line.time_weight), samples=SAMPLES)
             for least, marginal in zip(reduced, marginals.nodes, strict=True):
                 np.minimum(least, marginal / max(line.least, 1) - 1, out=least)
         every = np.sort(np.concatenate(reduced))
@@ -110,6 +112,10 @@ class Guide:
         for node, costs in enumerate(reduced):
             best = np.argsort(costs, kind="stable")[: 2 * n_states]
             kept.append(np.union1d(best[costs[best] <= most], known.strategies[:, node]).astype(np.int64))
+        for alike in hull.search.plan.alike:  # equal layers stay equal, so that what follows is done once for them
+            union = np.unique(np.concatenate([kept[node] for node in alike]))
+            for node in alike:
+                kept[node] = union
         return kept
 
     def _tracked(self, kept: list[Ints]) -> Tracked:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -118,6 +118,11 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         """Return the bytes of :meth:`peak`; None if they aren't known and can't be computed."""
         peak = self.peak(point)
         return None if peak is None else peak.n_bytes
+
+    def peak_json(self, point: int) -> Mapping[str, Any] | None:
+        """Return the instant of a point's peak as a JSON value, see ``Peak.to_json``; None if it isn't known."""
+        peak = self.peak(point)
+        return None if peak is None else peak.to_json()
 
     @property
     def known_peaks(self) -> Sequence[int]:

@@ -6,12 +6,13 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from tabulate import tabulate
+
 from ..common.errors import InputError, cut
 from ..common.files import read_json, reading_value, write_json
 from ..common.memory_units import memory_text
 from ..ir.graph import Graph
 from ..program.schedule import SCHEDULES, Orders, pass_orders
-from ..report.staged_explanation import staged_explanation, staged_explanation_text, stages_table
 from ..sharding.model import Model
 from ..sharding.stages import Stages
 from .frontier import PlanFrontier
@@ -148,15 +149,21 @@ class StagedPlan:
 
     def table(self) -> str:
         """Return a table of the stages as text."""
-        return stages_table(self.explanation()["stages"])
-
-    def explain(self) -> str:
-        """Return tables of the stages, and of what each spends its time and memory on."""
-        return staged_explanation_text(self.explanation())
-
-    def explanation(self) -> dict[str, Any]:
-        """Return the numbers of :meth:`explain` as a JSON value."""
-        return staged_explanation(self.to_json())
+        rows = [
+            [
+                number,
+                ", ".join(map(str, stage.devices)),
+                len(stage.plan.operators),
+                stage.last_operator or "(the end)",
+                stage.in_flight,
+                memory_text(stage.memory_bytes),
+                f"{stage.plan.time_us:,.0f}",
+                f"{stage.idle_share:.0%}",
+            ]
+            for number, stage in enumerate(self.stages)
+        ]
+        headers = ["stage", "devices", "operators", "ends with", "in flight", "memory", "time (us)", "idle"]
+        return tabulate(rows, headers, tablefmt="simple", disable_numparse=True)
 
     def __repr__(self) -> str:
         tables = [f"stage {number}\n{stage.plan.table()}" for number, stage in enumerate(self.stages)]

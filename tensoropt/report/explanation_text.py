@@ -16,14 +16,9 @@ _Rows = Sequence[dict[str, Any]]
 
 def explanation_text(told: dict[str, Any]) -> str:
     """Return the tables of an explanation: time by operator type, by resharding and by layer, memory by use, neighbours."""
-    around = _neighbours(told) if told["has_frontier"] else _rows_around(told["frontier"])
-    return "\n\n".join([parts_text(told), around, _assumed(told)])
-
-
-def parts_text(told: dict[str, Any]) -> str:
-    """Return the tables of what the plan itself spends time and memory on."""
     memory = [_memory(told), *_regathered(told), *_rematerialized(told), *_peak(told)]
-    return "\n\n".join([_summary(told), _time(told), _reshardings(told), *memory, _layers(told)])
+    around = _neighbours(told) if told["has_frontier"] else _rows_around(told["frontier"])
+    return "\n\n".join([_summary(told), _time(told), _reshardings(told), *memory, _layers(told), around, _assumed(told)])
 
 
 def _summary(told: dict[str, Any]) -> str:
@@ -59,7 +54,14 @@ def _peak(told: dict[str, Any]) -> list[str]:
     total = sum(row["bytes"] for row in told["peak"])
     amounts = _largest((row["name"], row["bytes"]) for row in told["peak"])
     rows = [[name, memory_text(round(n)), _share(n, total)] for name, n in amounts]
-    return [_table(rows, (f"at once, at the peak of a step: {memory_text(total)}", "", ""))]
+    uses = _table(rows, (f"at once, at the peak of a step: {memory_text(total)}", "", ""))
+    instant, tensors = told["peak_instant"], [(row["name"], row["bytes"]) for row in told["peak_tensors"]]
+    shown = tensors[:MOST_ROWS]
+    shown.append(("all else", total - sum(n_bytes for _, n_bytes in shown)))
+    rows = [[name, memory_text(n), _share(n, total)] for name, n in shown if n > 0]
+    makes = f", while it makes {instant['makes']}" if instant["makes"] else ""
+    at = f"the peak is at instruction {instant['instruction'] + 1} of {instant['instructions']}{makes}"
+    return [uses, f"{at}\n{_table(rows, ('tensors at the peak', '', ''))}"]
 
 
 def _layers(told: dict[str, Any]) -> str:

@@ -32,37 +32,24 @@ def run(arguments: argparse.Namespace) -> int:
     from ...report.explanation import PlanFacts, explanation
     from ...report.explanation_text import explanation_text
     from ...report.plan_rows import PlanRows
-    from ...report.reading import read_rows
+    from ...report.reading import read_explained
+    from ...report.stage_rows import StageRows, stages_explanation, stages_text
 
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
-    check_json_path(arguments)
-    rows = read_rows(arguments.file, "plan", "frontier", with_stages=True)
-    if isinstance(rows, dict):
-        return _explain_stages(arguments, rows)
-    if isinstance(rows, PlanRows):
-        _check_no_point(arguments)
-    with reading_value("file", arguments.file):
-        told = (
-            explanation(rows, PlanFacts()) if isinstance(rows, PlanRows) else _of_point(rows, arguments.point, limit)
-        )
-        text = explanation_text(told)
-    return answer(arguments, told, text)
-
-
-def _explain_stages(arguments: argparse.Namespace, value: dict[str, Any]) -> int:
-    from ...report.staged_explanation import staged_explanation, staged_explanation_text
-
-    _check_no_point(arguments)
-    with reading_value("file", arguments.file):
-        told = staged_explanation(value)
-        text = staged_explanation_text(told)
-    return answer(arguments, told, text)
-
-
-def _check_no_point(arguments: argparse.Namespace) -> None:
-    """Raise InputError if a point of a plan is asked for."""
-    if arguments.point is not None or arguments.memory is not None:
+    check_json_path(arguments, arguments.file)
+    rows = read_explained(arguments.file)
+    if isinstance(rows, (PlanRows, StageRows)) and (arguments.point is not None or limit is not None):
         raise InputError(f"--point and --memory choose a point of a frontier, but '{cut(arguments.file)}' is one plan")
+    with reading_value("file", arguments.file):
+        if isinstance(rows, StageRows):
+            told = stages_explanation(rows)
+            text = stages_text(told)
+        else:
+            told = (
+                explanation(rows, PlanFacts()) if isinstance(rows, PlanRows) else _of_point(rows, arguments.point, limit)
+            )
+            text = explanation_text(told)
+    return answer(arguments, told, text)
 
 
 def _of_point(frontier: FrontierRows, number: str | None, limit_bytes: int | None) -> dict[str, Any]:

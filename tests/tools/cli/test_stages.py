@@ -43,17 +43,6 @@ def test_so_many_stages_as_asked_for_are_taken(tmp_path: Path, capsys: pytest.Ca
     plan = tensoropt.load_plan(str(plan_file))
     assert isinstance(plan, StagedPlan)
     assert [stage.in_flight for stage in plan.stages] == [8] * 4
-    assert main(["explain", str(plan_file)]) == 0
-    assert capsys.readouterr().out.rstrip() == plan.explain()
-    assert main(["explain", str(plan_file), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == json.loads(json.dumps(plan.explanation()))
-    for stage, of_stage in zip(told["stages"], plan.stages, strict=True):
-        assert sum(part["time_us"] for part in stage["explanation"]["time"]) == pytest.approx(stage["busy_us"])
-        assert (stage["devices"], stage["idle_share"]) == (list(of_stage.devices), of_stage.idle_share)
-        assert f"{stage['idle_share']:.0%}" in plan.table()
-    assert main(["explain", str(plan_file), "--point", "1"]) == 2
-    assert "--point and --memory choose a point of a frontier" in capsys.readouterr().err
 
 
 def test_a_curve_takes_the_fastest_of_each_number_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
