@@ -47,7 +47,7 @@ class Plan(PlanRecord):
         point: the number of the plan's point on it.
     """
 
-    frontier: PlanFrontier[Plan] | None = field(default=None, repr=False)
+    frontier: PlanFrontier[Any] | None = field(default=None, repr=False)
     point: int | None = None
 
     @property
@@ -125,7 +125,8 @@ class Plan(PlanRecord):
         rows = PlanRows(self.to_json())
         if self.frontier is None or self.point is None:
             return explanation(rows, PlanFacts())
-        at, points = self.point, self.frontier.points
+        frontier, at = self.frontier.alone(self.point)
+        points = frontier.points
         smaller = asdict(points[at - 1]) if at > 0 else None
         faster = asdict(points[at + 1]) if at + 1 < len(points) else None
         return explanation(rows, PlanFacts(smaller, faster, True, self._peak_json(), self._fitting_the_device(rows)))
@@ -134,7 +135,8 @@ class Plan(PlanRecord):
         """Return the instant of the peak, from the plan's file or its frontier; None if neither knows it."""
         if self.peak is not None or self.frontier is None or self.point is None:
             return self.peak
-        return self.frontier.peak_json(self.point)
+        frontier, at = self.frontier.alone(self.point)
+        return frontier.peak_json(at)
 
     def too_large(self) -> str | None:
         """Return the sentence that the plan needs more memory than its device has, None if it doesn't."""
@@ -146,11 +148,12 @@ class Plan(PlanRecord):
         if self.frontier is None or too_large_text(rows) is None:
             return None
         assert rows.device_bytes is not None
-        point = self.frontier.fastest_within(default_limit(rows.device_bytes))
+        frontier = self.frontier if self.point is None else self.frontier.alone(self.point)[0]
+        point = frontier.fastest_within(default_limit(rows.device_bytes))
         if point is None:
             return None
-        peak = self.frontier.peak(point)
-        return point, {**asdict(self.frontier.points[point]), "peak_bytes": None if peak is None else peak.n_bytes}
+        peak = frontier.peak(point)
+        return point, {**asdict(frontier.points[point]), "peak_bytes": None if peak is None else peak.n_bytes}
 
     def report(self, file: str | os.PathLike[str]) -> None:
         """Write an HTML file on the plan and its frontier, which opens in a browser without a network; needs Plotly.
@@ -162,7 +165,8 @@ class Plan(PlanRecord):
             name = report_name(file)
             write_report(report_data(frontier_of_plan(PlanRows(self.to_json())), name), file)
         else:
-            self.frontier.report(file, self.point)
+            frontier, point = self.frontier.alone(self.point)
+            frontier.report(file, point)
 
     def explained(self) -> str:
         """Return the frontier's table, the tables of :meth:`explain`, and the plan's own table, as text."""
