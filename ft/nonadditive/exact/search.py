@@ -161,9 +161,9 @@ def _is_small(problem: Problem, transient: Transient, effort: Effort) -> bool:
 
 def _lowest(problem: Problem) -> tuple[int, int]:
     """Return memory and time that no strategy is below: the sums of all parts' least."""
-    mem = [part.mem_bytes.min() for part in (*problem.nodes, *problem.edges)]
-    time_ns = [part.time_ns.min() for part in (*problem.nodes, *problem.edges)]
-    return int(sum(mem)), int(sum(time_ns))
+    parts = [(node.mem_bytes, node.time_ns) for node in problem.nodes]
+    parts += [(edge.mem_bytes, edge.time_ns) for edge in problem.edges]
+    return sum(int(mem.min()) for mem, _ in parts), sum(int(time_ns.min()) for _, time_ns in parts)
 
 
 def _costed(problem: Problem, transient: Transient, strategies: States) -> Found:
