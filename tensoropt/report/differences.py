@@ -37,7 +37,7 @@ def differences(before: Compared, after: Compared) -> dict[str, Any]:
     if isinstance(before, FrontierRows) and isinstance(after, FrontierRows):
         return {"format": FORMAT, "version": VERSION, "kind": "frontier", **_of_frontiers(before, after)}
     first, second = map(_kind, (before, after))
-    raise InputError(f"{first} and {second} can't be compared; give two plans, with as many stages, or two frontiers")
+    raise InputError(f"{first} and {second} can't be compared; give two plans, of equally many stages, or two frontiers")
 
 
 def _kind(rows: Compared) -> str:

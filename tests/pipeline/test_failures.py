@@ -20,7 +20,7 @@ LATE = r"rank 1 hasn't come to it and has been in the user's code at train.py:\d
     ("fault", "n_ranks", "code", "said"),
     [
         ("kill", 2, 137, r"signal 9 \(Killed\)"),
-        ("end", 2, 1, r"tensoropt: rank 0 waits in a collective for rank 1, which has ended: rank 0 is in the recept"),
+        ("end", 2, 1, r"rank 0 waits in a collective for rank 1, which has ended: rank 0 is in run at train.py:\d+"),
         ("sleep", 2, 1, f"{WAITED}in the reception of .*, in run at train.py:\\d+: {LATE}"),
         ("stop", 2, 1, f"{WAITED}.*: rank 1 hasn't answered for \\d+ s; it was last known in run at train.py:\\d+"),
         ("sleep", 4, 1, f"{WAITED}.*, in run at train.py:\\d+: {LATE}"),
