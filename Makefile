@@ -17,6 +17,9 @@ NEXT := .venv-next
 NEXT_TENSORFLOW ?= tensorflow-cpu>=2.22.0rc0
 INSTALLED := $(VENV)/installed
 
+# Hundreds of processes of the tests import the package: what is compiled once is kept, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
+
 ifeq ($(shell id -u),0)
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1

@@ -98,6 +98,8 @@ def describe_package():
                 "plotly>=6",
                 "playwright>=1.40",
                 "axe-playwright-python>=0.1.4",
+                "nbclient>=0.10",
+                "ipykernel>=6",
             ],
             "lint": ["ruff>=0.9", "import-linter>=2.17", "mypy>=1.15", "types-tabulate", "types-tqdm"],
         },

@@ -40,6 +40,8 @@ FIRST_CELLS = 1 << 16
 FIRST_LINES = 12
 WITH_MARGINALS = 3
 """Number of lines for which reduced costs are computed: these take longer than the lines themselves."""
+SAMPLES = 3
+"""Of equal parts of a problem, such as layers, how many are looked at for reduced costs."""
 FIRST_STATES = 4
 MORE_CELLS, MORE = 4, 2
 EPSILON = 2e-3
@@ -101,7 +103,7 @@ class Guide:
         reduced = [np.full(node.n_states, np.inf) for node in self.problem.nodes]
         spread = np.unique(np.linspace(0, len(hull.lines) - 1, WITH_MARGINALS).round().astype(int))
         for line in (hull.lines[index] for index in spread.tolist()):
-            marginals = hull.search.marginals((line.mem_weight, line.time_weight))
+            marginals = hull.search.marginals((line.mem_weight, line.time_weight), samples=SAMPLES)
             for least, marginal in zip(reduced, marginals.nodes, strict=True):
                 np.minimum(least, marginal / max(line.least, 1) - 1, out=least)
         every = np.sort(np.concatenate(reduced))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +23,22 @@ INFEASIBLE = 1 << 55
 """A cost at or above this means "not allowed". Two feasible costs, and 128 infeasible ones, add up within int64."""
 
 
+_CHECKED: WeakValueDictionary[int, Ints] = WeakValueDictionary()
+"""The arrays of nodes and edges, by their ids: problems are made of other problems' arrays, which need no second look."""
+
+
 class InfeasibleError(ValueError):
     """Raised where no strategy is allowed; the message names the node or edge that shows it."""
 
 
 def _costs(array: npt.ArrayLike, what: str, owner: str, n_dims: int) -> Ints:
-    """Return ``array`` as a read-only int64 view, checked; ``what`` and ``owner`` name it in errors."""
+    """Return ``array`` as a read-only int64 view, checked; ``what`` and ``owner`` name it in errors.
+
+    An array of another node or edge, which must not be changed, is returned as it is.
+    """
     given = np.asarray(array)
+    if _CHECKED.get(id(given)) is given and given.ndim == n_dims:
+        return given
     if not np.issubdtype(given.dtype, np.integer):
         raise TypeError(f"{what} of {owner} must be integers (bytes, nanoseconds), got {given.dtype}; round them first")
     if given.ndim != n_dims or given.size == 0:
@@ -39,6 +49,7 @@ def _costs(array: npt.ArrayLike, what: str, owner: str, n_dims: int) -> Ints:
         raise ValueError(f"{what} of {owner} must lie in [0, 2^63), got {worst}; INFEASIBLE means not allowed")
     result: Ints = given.astype(np.int64, copy=False).view()
     result.flags.writeable = False
+    _CHECKED[id(result)] = result
     return result
 
 

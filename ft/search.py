@@ -194,7 +194,8 @@ class _Search:
         """Report progress; raise ``_TimeIsUp`` if the deadline has passed."""
         if time.monotonic() > self.deadline:
             raise _TimeIsUp
-        self._tell(max(len(self.problem.nodes) - len(graph.variables), 0))
+        if self.progress is not None:
+            self._tell(max(len(self.problem.nodes) - len(graph.variables), 0))
 
     def _tell(self, done: int) -> None:
         if self.progress is not None:

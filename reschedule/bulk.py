@@ -252,7 +252,7 @@ def _steps_into(steps: StepTimes, graph: LayoutGraph, state: State, is_reversed:
 
 def is_loaded() -> bool:
     """Return whether compiled code has been loaded."""
-    return f"{__package__}.compiled" in sys.modules
+    return f"{__package__}.path_kernels" in sys.modules
 
 
 def relaxed(graph: LayoutGraph, weight: Ints, distance: Ints) -> None:

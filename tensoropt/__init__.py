@@ -77,7 +77,7 @@ def find_strategy(
     without: Collection[str] = (),
     micro_batches: int | None = None,
     verbose: int | str | bool = 1,
-    stages: int | None = None,
+    stages: int | Sequence[int] | None = None,
     schedule: str | None = None,
 ) -> Plan | StagedPlan | Curve:
     """Search the recorded model's strategies by Frontier-Tracking.
@@ -97,13 +97,16 @@ def find_strategy(
             of operators are predicted.
         without: choices that the search must not make: ``"reuse"``, which drops resharded copies and reshards them again in
             the backward pass; ``"remat"``, which rematerializes operators there; ``"zero"``, which holds parameters split
-            finer than their consumers use them; ``"accumulate"``, which takes a step's batch in several micro-batches.
+            finer than their consumers use them; ``"accumulate"``, which takes a step's batch in several micro-batches;
+            ``"stages"``, which cuts the model where ``stages`` leaves that open.
         micro_batches: how many micro-batches a training step takes its batch in, one after the other, with the numbers of
-            the full batch; by default 1, and 2, 4, ... where the memory limit asks for that.
+            the full batch; by default 1, and 2, 4, ... where the memory limit asks for that, and with stages what is
+            fastest of a few numbers.
         verbose: whether rank 0 writes to stderr what is being done, where that takes a while, and then the plan in three
             lines; 0 silences it until the end of the first step.
         stages: cut the model into so many stages, each on its own part of the devices, through which micro-batches pass one
-            after the other; for ``mini_time`` at one parallelism. By default there are none.
+            after the other. ``(1, 2, 4)`` has the search choose: plans with none, 2 and 4 stages are on one frontier,
+            ``plan.frontier``. By default there are none.
         schedule: the order of the stages' passes: ``"1f1b"`` (the default) or ``"gpipe"``.
 
     Returns:

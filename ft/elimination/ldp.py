@@ -14,7 +14,6 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from ..problem import InfeasibleError
-from ..tables.contract import combine
 from ..tables.state_classes import sum_out
 from ..tables.table import unit_table
 from .table_graph import TableGraph
@@ -35,7 +34,7 @@ def linear_dynamic_programming(graph: TableGraph, line: tuple[int, ...], on_step
     for previous, variable in pairwise(line):
         scope = (previous, variable) if previous < variable else (variable, previous)
         reached = graph.sum_out(cumulative, graph.tables.pop(scope), previous)
-        cumulative = graph.thinning.apply(combine(reached, graph.tables.pop((variable,), unit_table())))
+        cumulative = graph.thinned(graph.product(reached, graph.tables.pop((variable,), unit_table())))
         if cumulative.n_cells == 0:
             names = f"{graph.names[previous]!r} and {graph.names[variable]!r}"
             raise InfeasibleError(f"no strategy is allowed: no states of {names} go together with all before them")

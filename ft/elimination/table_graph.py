@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Collection
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +35,9 @@ import numpy.typing as npt
 from ..problem import InfeasibleError, Ints
 from ..tables.contract import combine
 from ..tables.state_classes import sum_out
-from ..tables.table import Table, unit_table
+from ..tables.table import Table
 from ..tables.thinning import Thinning
+from .repeated import UNIT, Repeated
 
 Floats = npt.NDArray[np.float64]
 _WEIGHTS = (0.5, 0.0, 1.0, 0.25, 0.75)
@@ -75,6 +77,7 @@ class TableGraph:
         fixed: states of variables that had only one.
         counts: eliminations done, by kind.
         work: sums of points looked at so far, as estimated.
+        repeated: does once what is done with alike tables.
     """
 
     names: tuple[str, ...]
@@ -86,6 +89,7 @@ class TableGraph:
     fixed: dict[int, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     work: float = 0.0
+    repeated: Repeated = field(default_factory=Repeated)
     _efforts: dict[int, Effort] = field(default_factory=dict)
     _neighbours: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _scopes: dict[int, dict[tuple[int, ...], None]] = field(default_factory=dict)
@@ -125,11 +129,11 @@ class TableGraph:
         present = self.tables.get(table.scope)
         if present is not None:
             self.counts["edge"] += len(table.scope) > 1
-            table = combine(present, table)
+            table = self.product(present, table)
         if table.n_cells == 0:
             names = " and ".join(repr(self.names[variable]) for variable in table.scope) or "the whole problem"
             raise InfeasibleError(f"no strategy is allowed: every combination of states of {names} is infeasible")
-        self.tables[table.scope] = self.thinning.apply(table)
+        self.tables[table.scope] = self.thinned(table)
         self._file(table.scope)
         self._forget(table.scope)
 
@@ -197,9 +201,9 @@ class TableGraph:
         tables.sort(key=lambda table: (table.trace is None and len(table.scope) > 1, table.n_points, table.scope))
         last = tables.pop()  # an edge of the problem itself, if there is one: it has interfaces
         others = sorted(tables, key=lambda table: (table.n_points, table.scope))
-        product = others[0] if others else unit_table()
+        product = others[0] if others else UNIT
         for table in others[1:]:
-            product = combine(product, table)
+            product = self.product(product, table)
         result = self.sum_out(product, last, variable)
         if result.n_cells == 0:
             raise InfeasibleError(
@@ -217,15 +221,21 @@ class TableGraph:
         self.work += a.n_points * b.n_points / self.n_states(variable)
         if self.work > self.max_work:
             raise TooLargeError(f"eliminating {self.names[variable]!r} would take more than the work allowed")
-        return sum_out(a, b, variable)
+        return self.repeated("sum", (a, b), lambda: sum_out(a, b, variable), variable)
+
+    def product(self, a: Table, b: Table) -> Table:
+        """Return the product of two tables."""
+        return self.repeated("product", (a, b), lambda: combine(a, b))
+
+    def thinned(self, table: Table) -> Table:
+        """Return a table thinned, if need be."""
+        return self.repeated("thinned", (table,), lambda: self.thinning.apply(table))
 
     def settle(self, variable: int) -> None:
         """Eliminate a variable that has a single state."""
         (self.fixed[variable],) = np.unique(np.concatenate([t.column(variable) for t in self._tables_of(variable)]))
         for table in self._pop_tables_of(variable):
-            scope = tuple(other for other in table.scope if other != variable)
-            cells = np.arange(table.n_cells, dtype=np.int64)
-            self.add(table.take(cells, scope, np.delete(table.states, table.scope.index(variable), axis=1)))
+            self.add(self.repeated("settled", (table,), partial(_without, table, variable), variable))
 
     def restrict(self, variable: int, states: Collection[int]) -> None:
         """Restrict a variable to some of its states (heuristic elimination, Eq. 7): not exact.
@@ -236,8 +246,8 @@ class TableGraph:
         chosen = np.array(sorted(states), np.int64)
         self.left[variable] = len(chosen)
         for table in self._pop_tables_of(variable):
-            kept = np.flatnonzero(np.isin(table.column(variable), chosen)).astype(np.int64, copy=False)
-            self.add(table.take(kept, table.scope, table.states[kept]))
+            what = "restricted", chosen.tobytes()
+            self.add(self.repeated(what, (table,), partial(_with_states, table, variable, chosen), variable))
 
     def states_by_promise(self, variable: int) -> tuple[int, ...]:
         """Return the variable's states in the order in which ``restrict`` should keep them, the most promising first.
@@ -292,6 +302,19 @@ class TableGraph:
             self._efforts.pop(variable, None)
         for variable in scope:
             self._neighbours.pop(variable, None)
+
+
+def _without(table: Table, variable: int) -> Table:
+    """Return a table without a variable that has a single state."""
+    scope = tuple(other for other in table.scope if other != variable)
+    cells = np.arange(table.n_cells, dtype=np.int64)
+    return table.take(cells, scope, np.delete(table.states, table.scope.index(variable), axis=1))
+
+
+def _with_states(table: Table, variable: int, chosen: Ints) -> Table:
+    """Return the cells of a table in which a variable has one of the chosen states."""
+    kept = np.flatnonzero(np.isin(table.column(variable), chosen)).astype(np.int64, copy=False)
+    return table.take(kept, table.scope, table.states[kept])
 
 
 def _least(costs: Ints, state: npt.NDArray[np.int32], n_states: int) -> Floats:

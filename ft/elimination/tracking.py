@@ -6,18 +6,22 @@ more promising states. Where frontiers are thinned, the points have slack. :mod:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..interning import folds
 from ..presolve.separable_edges import split_sum
 from ..problem import INFEASIBLE, Ints, Problem, identity
 from ..tables.backtrack import unroll
-from ..tables.table import Slack, States, dense_table, unit_table
+from ..tables.table import Slack, States, Table, dense_table, unit_table
 from ..tables.thinning import Thinning
 from .solver import Report, Solver
 from .table_graph import TableGraph
+
+Part = tuple[Ints, Ints]
+"""Memory and time of the states of a scope."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,16 +83,9 @@ def table_graph(problem: Problem, thinning: Thinning, max_work: float = float("i
     """
     names, sizes = tuple(node.name for node in problem.nodes), tuple(node.n_states for node in problem.nodes)
     graph = TableGraph(names, sizes, thinning, max_work)
-    costs: dict[tuple[int, ...], Ints] = {}
-
-    def add(scope: tuple[int, ...], given: Ints) -> None:
-        # A table with one point per cell is an array, and adding arrays takes far less time than products of tables.
-        given = np.minimum(given, INFEASIBLE)
-        known = costs.get(scope)
-        costs[scope] = given if known is None else np.minimum(known + given, INFEASIBLE)
-
+    sums: dict[tuple[int, ...], list[Part]] = {}
     for index, node in enumerate(problem.nodes):
-        add((index,), np.stack([node.mem_bytes, node.time_ns]))
+        sums.setdefault((index,), []).append((node.mem_bytes, node.time_ns))
     split: dict[tuple[object, ...], tuple[Ints, Ints] | None] = {}
 
     def parts_of(edge_costs: Ints) -> tuple[Ints, Ints] | None:
@@ -98,16 +95,38 @@ def table_graph(problem: Problem, thinning: Thinning, max_work: float = float("i
         return split[key]
 
     for edge in problem.edges:
-        both = np.stack([edge.mem_bytes, edge.time_ns])
-        mem, time = parts_of(edge.mem_bytes), parts_of(edge.time_ns)
+        both = edge.mem_bytes, edge.time_ns
+        mem, time = map(parts_of, both)
         if mem is not None and time is not None:
             for variable, *parts in zip((edge.source, edge.target), mem, time, strict=True):
-                add((variable,), np.stack(parts))
+                sums.setdefault((variable,), []).append((parts[0], parts[1]))
             continue
+        if edge.source > edge.target:
+            both = edge.mem_bytes.T, edge.time_ns.T
         pair = min(edge.source, edge.target), max(edge.source, edge.target)
-        graph.counts["edge"] += pair in costs
-        add(pair, both if pair[0] == edge.source else both.transpose(0, 2, 1))
+        graph.counts["edge"] += pair in sums
+        sums.setdefault(pair, []).append(both)
     graph.add(unit_table())
-    for scope, (mem_bytes, time_ns) in costs.items():
-        graph.add(dense_table(scope, mem_bytes, time_ns))
+    tables: dict[tuple[object, ...], Table] = {}
+    made = {}
+    for scope, of_scope in sums.items():
+        key = tuple(identity(each) for part in of_scope for each in part) if folds() else scope
+        if key in tables:
+            graph.repeated.expect(tables[key])
+        else:
+            tables[key] = dense_table(scope, *_added(of_scope))
+        made[scope] = replace(tables[key], scope=scope)
+    for table in made.values():  # all that are alike are known by now
+        graph.add(table)
     return graph
+
+
+def _added(parts: Sequence[Part]) -> Ints:
+    """Return the sums of memory and of time; what is not allowed is INFEASIBLE.
+
+    A table with one point per cell is an array, and adding arrays takes far less time than products of tables.
+    """
+    total = np.minimum(np.stack(parts[0]), INFEASIBLE)
+    for part in parts[1:]:
+        total = np.minimum(total + np.minimum(np.stack(part), INFEASIBLE), INFEASIBLE)
+    return total

@@ -21,14 +21,15 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..interning import folds
 from ..pareto import reduce_unsorted
-from ..problem import INFEASIBLE, Edge, Ints, Node, Problem
+from ..problem import INFEASIBLE, Edge, Ints, Node, Problem, identity
 from .segment_memory import Transient
 
 POINTS = 256
@@ -94,23 +95,24 @@ class _Options:
     Attributes:
         numbers: the indices of the rematerialization segments that these states take memory in.
         segments: int64[len(numbers), K], the bytes that each state takes in each of these segments.
+        allowed: the states whose memory and time are feasible.
     """
 
     mem: Ints
     time: Ints
     numbers: Ints
     segments: Ints
-
-    @property
-    def allowed(self) -> Ints:
-        """Return the states whose memory and time are feasible."""
-        return np.flatnonzero(np.maximum(self.mem, self.time) < INFEASIBLE)
+    allowed: Ints
+    _best: dict[tuple[bool, int], int] = field(default_factory=dict)
 
     def best(self, by_time: bool, n_large: int) -> int:
         """Return the allowed state of least time, or else of least memory with the mean of the large segments added."""
-        allowed = self.allowed
-        mem, time_ns = (self.mem + self.segments.sum(axis=0) // n_large)[allowed], self.time[allowed]
-        return int(allowed[np.lexsort((mem, time_ns) if by_time else (time_ns, mem))[0]])
+        key = by_time, n_large
+        if key not in self._best:
+            mem = (self.mem + self.segments.sum(axis=0) // n_large)[self.allowed]
+            time_ns = self.time[self.allowed]
+            self._best[key] = int(self.allowed[np.lexsort((mem, time_ns) if by_time else (time_ns, mem))[0]])
+        return self._best[key]
 
 
 @dataclass(slots=True)
@@ -192,6 +194,10 @@ class Descent:
         self._movable = sorted(self._free | set(transient.others))
         self._context = {node: self._context_of(node) for node in self._movable}
         self._known: dict[tuple[int, bytes], _Changes | None] = {}
+        self._known_options: dict[tuple[int, ...], _Options] = {}
+        self._kinds: dict[int, int] = {}
+        self._kind_numbers: dict[tuple[object, ...], int] = {}
+        self._numbers: dict[int, Ints] = {}  # by node the indices of the segments that its states take memory in
 
     def _adjacent(self, node: int) -> Iterator[int]:
         """Yield the other end of each edge of a node."""
@@ -339,7 +345,31 @@ class Descent:
         )
 
     def _options(self, node: int, at: Mapping[int, int]) -> _Options:
-        """Return the costs of a node's states, given the states of its neighbours."""
+        """Return the costs of a node's states, given the states of its neighbours: once for nodes that are alike."""
+        key = self._kind_of(node), *(at[other] for other in self._adjacent(node))
+        if key not in self._known_options:
+            self._known_options[key] = self._computed_options(node, at)
+        return replace(self._known_options[key], numbers=self._numbers[node])
+
+    def _kind_of(self, node: int) -> int:
+        """Return a number that is equal for nodes whose costs, edges and parts of segments are the same arrays."""
+        if node not in self._kinds:
+            own = self.problem.nodes[node]
+            parts = [self._of_nodes[node], *(self._of_edges[number] for number in self._edges[node])]
+            numbers = sorted({index for part in parts for index, _ in part})
+            rank = {index: i for i, index in enumerate(numbers)}
+            edges = (self.problem.edges[number] for number in self._edges[node])
+            key: tuple[object, ...] = (
+                (identity(own.mem_bytes), identity(own.time_ns)),
+                *((identity(edge.mem_bytes), identity(edge.time_ns), edge.source == node) for edge in edges),
+                *(tuple((rank[index], identity(n_bytes)) for index, n_bytes in part) for part in parts),
+            )
+            self._numbers[node] = np.array(numbers, np.intp)
+            self._kinds[node] = self._kind_numbers.setdefault(key if folds() else (node,), len(self._kind_numbers))
+        return self._kinds[node]
+
+    def _computed_options(self, node: int, at: Mapping[int, int]) -> _Options:
+        """Do what :meth:`_options` does."""
         own = self.problem.nodes[node]
         mem, time_ns = own.mem_bytes.copy(), own.time_ns.copy()
         parts = defaultdict[int, Ints](lambda: np.zeros_like(mem))
@@ -354,4 +384,5 @@ class Descent:
                 parts[index] = parts[index] + n_bytes[here]
         numbers = sorted(parts)
         segments = np.array([parts[index] for index in numbers], np.int64).reshape(len(numbers), len(mem))
-        return _Options(mem, time_ns, np.array(numbers, np.intp), segments)
+        allowed = np.flatnonzero(np.maximum(mem, time_ns) < INFEASIBLE)
+        return _Options(mem, time_ns, np.array(numbers, np.intp), segments, allowed)

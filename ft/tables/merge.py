@@ -32,7 +32,7 @@ _WORTH_TILING = 32
 """Candidates per arc, on average, from which tiling saves more than it costs."""
 _WORTH_LOADING = 1e6
 """Candidates in one call from which it pays to load compiled code."""
-_WORTH_CALLING = 1e3
+_WORTH_CALLING = 1e2
 _KEY_BITS = 62
 
 
@@ -119,9 +119,14 @@ def merge_compiled(a: Table, b: Table, arcs: Arcs) -> Points:
     return Points(np.repeat(arcs.target[begins], counts), *points)
 
 
+def is_loaded() -> bool:
+    """Return whether compiled code is loaded."""
+    return f"{__package__}.numba_kernels" in sys.modules
+
+
 def is_for_compiled_code(n_candidates: float) -> bool:
     """Return whether compiled code pays; once it is loaded, it pays much earlier."""
-    if f"{__package__}.numba_kernels" in sys.modules:
+    if is_loaded():
         return n_candidates > _WORTH_CALLING
     return n_candidates > _WORTH_LOADING and find_spec("numba") is not None
 

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..problem import Ints, Problem
-from .merge import is_for_compiled_code
+from .merge import is_for_compiled_code, is_loaded
 from .table import Slack, Table, Trace, offsets_of
 
 _WORTH = 0.75
@@ -83,7 +83,7 @@ def thinned(table: Table, tolerance: Slack, longer_than: int = 2) -> Table:
     kept[table.offsets[:-1]] = True
     kept[table.offsets[1:] - 1] = True
     begins, ends = table.offsets[:-1][is_long], table.offsets[1:][is_long]
-    if is_for_compiled_code(table.n_points):
+    if is_loaded() or is_for_compiled_code(table.n_points):
         from .numba_kernels import mark_cover
 
         mark_cover(kept, begins, ends, table.mem, table.time, *tolerance)

@@ -98,8 +98,13 @@ def first_equal(given: Sequence[TableCosts]) -> list[int]:
     if not folds():
         return list(range(len(given)))
     first: dict[tuple[object, ...], int] = {}
-    contents = ((each.mem.shape, *(part.tobytes() for part in (each.mem, each.time, each.forbidden))) for each in given)
-    return [first.setdefault(content, number) for number, content in enumerate(contents)]
+    same: dict[tuple[int, ...], int] = {}  # by identity, since edges of alike layers have the very same arrays
+    for number, each in enumerate(given):
+        parts = each.mem, each.time, each.forbidden
+        key = tuple(map(id, parts))
+        if key not in same:
+            same[key] = first.setdefault((each.mem.shape, *(part.tobytes() for part in parts)), number)
+    return [same[id(each.mem), id(each.time), id(each.forbidden)] for each in given]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

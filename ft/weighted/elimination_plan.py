@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -52,6 +53,7 @@ class EliminationPlan:
         constants: the numbers of the results that depend on no variable.
         same: for each table, the number of the first that is equal to it whatever the weights; often its own.
         variable_of: for each result of a bucket the variable that was eliminated.
+        around: for each variable the other variables of its step's tables, in the tables' order.
     """
 
     n_states: tuple[int, ...]
@@ -62,6 +64,8 @@ class EliminationPlan:
     constants: list[int] = field(default_factory=list)
     same: list[int] = field(default_factory=list)
     variable_of: dict[int, int] = field(default_factory=dict)
+    around: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _n_equal: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, problem: Problem, max_cells: int) -> EliminationPlan:
@@ -89,6 +93,20 @@ class EliminationPlan:
         """Return how many sums the eliminations compare for one pair of weights."""
         buckets = [bucket for step in self.steps for bucket in step.buckets]
         return sum(math.prod(map(float, bucket.shape)) * bucket.n_groups for bucket in buckets)
+
+    @property
+    def alike(self) -> list[list[int]]:
+        """Return the variables, those whose eliminations are equal together."""
+        found: dict[int, list[int]] = {}
+        for step in self.steps:
+            found.setdefault(self.same[step.buckets[0].result], []).append(step.variable)
+        return list(found.values())
+
+    def n_equal(self, result: int) -> int:
+        """Return the number of tables that are equal to a bucket's result whatever the weights, itself included."""
+        if not self._n_equal:
+            self._n_equal.update(Counter(self.same))
+        return self._n_equal[self.same[result]]
 
     @property
     def exact(self) -> bool:
@@ -231,6 +249,8 @@ class _Planner:
         del self.live[variable]
         step = EliminationStep(variable, own, tuple(self._bucket(part) for part in parts))
         self.plan.steps.append(step)
+        scopes = (self.plan.shapes[each.table].scope for bucket in step.buckets for each in bucket.inputs)
+        self.plan.around[variable] = tuple(other for scope in scopes for other in scope if other != variable)
         known = self.done.setdefault(self._key(step, parts), step)
         for bucket, of_known in zip(step.buckets, known.buckets, strict=True):
             self.plan.same.append(of_known.result)

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..problem import INFEASIBLE, InfeasibleError, Problem
+from .best_states import best_states
 from .cost_tables import TableCosts
 from .elimination_plan import EliminationPlan
 from .elimination_steps import Bucket, EliminationStep, Input
@@ -106,6 +107,11 @@ def _moves(of_buckets: Sequence[Floats]) -> list[Floats]:
     """Return how far the marginals of all buckets but the first are below their mean, state by state."""
     mean = np.mean(of_buckets, axis=0)
     return [less(mean, each, np.empty_like(each)) for each in of_buckets[1:]]
+
+
+def _is_sample(number: int, of: int, samples: int) -> bool:
+    """Return whether the one with this number, from 0, is among ``samples`` evenly spread ones."""
+    return number == 0 or number * samples // of > (number - 1) * samples // of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,7 +264,7 @@ class WeightedPass:
     def least(self) -> Least:
         """Return the least weighted cost, with a strategy."""
         if self.found is None:
-            strategy = self._strategy()
+            strategy = best_states(self.plan, self.tables, self.own, self.folds)
             mem, time_ns = self.setting.problem.cost(strategy.tolist())
             bound = self.total - self.margin
             if mem >= INFEASIBLE or time_ns >= INFEASIBLE:
@@ -268,23 +274,14 @@ class WeightedPass:
                 self.found = Least(self.weights, bound, cost <= bound, strategy, mem, time_ns)
         return self.found
 
-    def _strategy(self) -> npt.NDArray[np.int32]:
-        """Return each variable's best state, from the last eliminated to the first, by the tables of all of its buckets."""
-        states = np.zeros(len(self.plan.n_states), np.int32)
-        for step in reversed(self.plan.steps):
-            costs: Floats = sum(self.own[step.variable][1:], self.own[step.variable][0])
-            for each in (each for bucket in step.buckets for each in bucket.inputs):
-                shape = self.plan.shapes[each.table]
-                index = tuple(
-                    class_of if v == step.variable else class_of[states[v]]
-                    for v, class_of in zip(shape.scope, shape.classes, strict=True)
-                )
-                costs = costs + self.tables[each.table][index]
-            states[step.variable] = costs.argmin()
-        return states
+    def marginals(self, with_edges: bool, samples: int | None = None) -> Marginals:
+        """Return the marginals, and set ``moves`` for the split variables.
 
-    def marginals(self, with_edges: bool) -> Marginals:
-        """Return the marginals, and set ``moves`` for the split variables."""
+        Args:
+            samples: of equal eliminations at most so many are done, evenly spread; the others get the marginals of the last
+                of these before them. They are then neither exact nor bounds, but good enough to choose states and shares
+                by. None to do all.
+        """
         given, pool = len(self.plan.given), self.setting.pool
         nodes: list[Floats] = [np.empty(0)] * len(self.plan.n_states)
         edges: list[Floats | None] = [None] * len(self.setting.problem.edges) if with_edges else []
@@ -292,6 +289,7 @@ class WeightedPass:
             n: np.subtract(self.total, self.tables[n], out=pool.take(())) for n in self.plan.constants
         }
         self._backs: dict[int, list[_Back]] = {}
+        self._visits: dict[int, int] = {}
         for step in reversed(self.plan.steps):
             of_buckets = []
             for bucket, own in zip(step.buckets, self.own[step.variable], strict=True):
@@ -306,7 +304,7 @@ class WeightedPass:
                     for array in (beyond, *used):
                         pool.put_back(array)
                 else:
-                    back = self._back(bucket, own, beyond)
+                    back = self._back(bucket, own, beyond, samples)
                     of_state = back.of_state
                     made = (each.table for each in bucket.inputs if each.table >= given)
                     outside.update(zip(made, back.of_inputs, strict=True))
@@ -325,16 +323,19 @@ class WeightedPass:
         self._backs.clear()
         return Marginals(self.least(), tuple(each - self.margin for each in nodes), tuple(edges))
 
-    def _back(self, bucket: Bucket, own: Floats, beyond: Floats) -> _Back:
-        """Return a bucket's marginals: those of an equal elimination, if the same costs lie beyond both.
+    def _back(self, bucket: Bucket, own: Floats, beyond: Floats, samples: int | None) -> _Back:
+        """Return a bucket's marginals: those of an equal elimination, if the same costs lie beyond both, or of a sample.
 
         In a run of equal layers that is so from a few layers before its ends on.
         """
         kind = self.plan.same[bucket.result] if self.folds else bucket.result
         known = self._backs.setdefault(kind, [])
+        visit = self._visits[kind] = self._visits.get(kind, -1) + 1
         for back in known:
             if back.beyond is beyond or np.array_equal(back.beyond, beyond):
                 return back
+        if samples is not None and known and not _is_sample(visit, self.plan.n_equal(kind), samples):
+            return known[-1]
         of_state, of_inputs, used = self._go_back(bucket, own, beyond, False)
         pool = self.setting.pool
         parts = ((marginal, self.tables[each.table]) for each, marginal in of_inputs)

@@ -66,11 +66,6 @@ class WeightedSearch:
         self.problem = problem
         self.plan = EliminationPlan.of(problem, max_cells)
         self.deadline = deadline
-        alike: dict[int, list[int]] = {}  # by the first of equal eliminations
-        for step in self.plan.steps:
-            if len(step.buckets) > 1:
-                alike.setdefault(self.plan.same[step.buckets[0].result], []).append(step.variable)
-        self.alike = list(alike.values())
         given = self.plan.given
         self.most = (sum(int(costs.mem.max()) for costs in given), sum(int(costs.time.max()) for costs in given))
         self.setting = Setting(
@@ -81,6 +76,8 @@ class WeightedSearch:
             deadline,
             min_plus_compiled if is_for_compiled_code(self.plan.work / _WORK_OF_CANDIDATE) else min_plus_in_numpy,
         )
+        is_split = set(self.setting.split)
+        self.alike = [those for those in self.plan.alike if those[0] in is_split]
         self.step = 1.0  # factor on the changes of shares: less where those of many split variables together go too far
         self.shares: dict[tuple[float, float], Shares] = {}  # the best shares found for some weights
 
@@ -111,14 +108,19 @@ class WeightedSearch:
         run.put_back()
         return found
 
-    def marginals(self, weights: tuple[float, float], with_edges: bool = False) -> Marginals:
+    def marginals(
+        self, weights: tuple[float, float], with_edges: bool = False, samples: int | None = None
+    ) -> Marginals:
         """Return the least weighted cost with each state of each node, and for each edge with each pair of states.
+
+        Args:
+            samples: the most of equal parts of a problem that are looked at; None for all, which proves bounds.
 
         Raises:
             ValueError, InfeasibleError, TimeIsUpError: as ``least``.
         """
         run = WeightedPass(self.setting, weights, self.shares.get(weights))
-        found = run.marginals(with_edges)
+        found = run.marginals(with_edges, samples)
         run.put_back()
         return found
 

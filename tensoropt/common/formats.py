@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 PLAN = "tensoropt/plan", 4
-FRONTIER = "tensoropt/frontier", 4
+FRONTIER = "tensoropt/frontier", 5
 CURVE = "tensoropt/curve", 1
 CHECK = "tensoropt/check", 2

@@ -68,8 +68,12 @@ class ReshardingCosting:
     _tables: dict[tuple[object, ...], AllPairs] = field(default_factory=dict)
     _classes: dict[tuple[Shape, int], tuple[object, ...]] = field(default_factory=dict)
     _paths: dict[tuple[Layout, Layout, Shape, int], int] = field(default_factory=dict)
-    # The sequences are held with the result, so that no others can get their ids.
+    # Sequences are held with the result, so that no others can get their ids.
     _pairs: dict[tuple[str, int, int], tuple[np.ndarray, object, object]] = field(default_factory=dict)
+    _local: dict[tuple[int, int], bool] = field(default_factory=dict)
+    _numbers: dict[Layout, int] = field(default_factory=dict)
+    _times: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray, np.ndarray, object, object]] = field(default_factory=dict)
+    _bytes: dict[tuple[Shape, int, int], tuple[np.ndarray, object]] = field(default_factory=dict)
 
     @property
     def overlaps(self) -> bool:
@@ -148,22 +152,15 @@ class ReshardingCosting:
         Args:
             of_variable: whether the source is the variable itself, and not a copy.
         """
-        table = self.table(tensor.shape, tensor.item_bytes)
-        index = table.index
-        of_source = np.array([index[source.layout] for source in sources], np.intp)
-        of_sharding = np.array([index[sharding.layout] for sharding in shardings], np.intp)
-        time_ns = table.time_ns[np.ix_(of_source, of_sharding)].copy()
-        time_ns += self.returning_ns(tensor, sources, shardings, of_variable)
+        forward_ns, time_ns, equal = self._forward_and_all(tensor, sources, shardings, of_variable)
         if charge == ResidualCharge.NOTHING:
-            return np.zeros_like(time_ns), time_ns
-        forward_ns = table.time_ns[np.ix_(of_source, of_sharding)]
-        copies = np.broadcast_to([shard_bytes(tensor, sharding.layout) for sharding in shardings], time_ns.shape)
-        shards = np.broadcast_to([[shard_bytes(tensor, source.layout)] for source in sources], time_ns.shape)
+            return np.zeros_like(time_ns), time_ns.copy()
+        copies = np.broadcast_to(self.shards(tensor, shardings), time_ns.shape)
+        shards = np.broadcast_to(self.shards(tensor, sources)[:, None], time_ns.shape)
         of_source_bytes = shards if charge.of_source else np.zeros_like(shards)
-        equal = of_source[:, None] == of_sharding[None, :]
 
         def local() -> np.ndarray:
-            return self._of_pairs(_local, sources, shardings)
+            return self.are_local(sources, shardings)
 
         def is_source_or_view() -> np.ndarray:
             return equal | self._of_pairs(_views, sources, shardings)
@@ -190,6 +187,32 @@ class ReshardingCosting:
                 mem = np.where(is_source_or_view(), of_source_bytes, copies)
         return np.where(forbidden, INFEASIBLE, mem), np.where(forbidden, INFEASIBLE, time_ns)
 
+    def _forward_and_all(
+        self, tensor: Tensor, sources: Sequence[OperandSharding], shardings: Sequence[OperandSharding], of_variable: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the forward times of the reshardings, all of their times, and whether both ends have one layout.
+
+        They are computed once for the same sequences and tensors of one shape.
+        """
+        key = tensor.shape, tensor.item_bytes, id(sources), id(shardings), of_variable
+        if key not in self._times:
+            table = self.table(tensor.shape, tensor.item_bytes)
+            of_source, of_sharding = (
+                np.array([table.index[each.layout] for each in those], np.intp) for those in (sources, shardings)
+            )
+            forward_ns = table.time_ns[np.ix_(of_source, of_sharding)]
+            time_ns = forward_ns + self.returning_ns(tensor, sources, shardings, of_variable)
+            self._times[key] = forward_ns, time_ns, of_source[:, None] == of_sharding[None, :], sources, shardings
+        return self._times[key][:3]
+
+    def shards(self, tensor: Tensor, shardings: Sequence[OperandSharding]) -> np.ndarray:
+        """Return the bytes of the largest shard of a tensor in each layout, int64[shardings]: once for the same sequence."""
+        key = tensor.shape, tensor.item_bytes, id(shardings)
+        if key not in self._bytes:
+            n_bytes = np.array([shard_bytes(tensor, sharding.layout) for sharding in shardings], np.int64)
+            self._bytes[key] = n_bytes, shardings
+        return self._bytes[key][0]
+
     def _of_pairs(
         self,
         of_layouts: Callable[[Sequence[Layout], Sequence[Layout]], np.ndarray],
@@ -202,6 +225,32 @@ class ReshardingCosting:
             layouts = [source.layout for source in sources], [sharding.layout for sharding in shardings]
             self._pairs[key] = of_layouts(*layouts), sources, shardings
         return self._pairs[key][0]
+
+    def are_local(self, sources: Sequence[OperandSharding], shardings: Sequence[OperandSharding]) -> np.ndarray:
+        """Return whether no communication is needed from each source to each operand sharding, bool[sources, shardings]."""
+        return self._of_pairs(self._local_pairs, sources, shardings)
+
+    def _local_pairs(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:
+        """Return whether no communication is needed from each source to each target, bool[sources, targets].
+
+        A cheap test comes first and decides most pairs: the target must keep partial all axes over which the source is
+        partial, and must use all axes that the source uses.
+        """
+        (partial, used), (allowed, known) = (
+            np.array([(_bits(layout.partial), _bits(layout.used_axes)) for layout in layouts], np.int64).T
+            for layouts in (sources, targets)
+        )
+        found: np.ndarray = (partial[:, None] & ~allowed == 0) & (used[:, None] & ~known == 0)
+        of_sources, of_targets = (
+            [self._numbers.setdefault(layout, len(self._numbers)) for layout in layouts] for layouts in (sources, targets)
+        )
+        for i, j in np.argwhere(found).tolist():
+            pair = of_sources[i], of_targets[j]
+            known = self._local.get(pair)
+            if known is None:
+                known = self._local[pair] = not needs_communication(sources[i], targets[j])
+            found[i, j] = known
+        return found
 
     def returning_ns(
         self,
@@ -233,22 +282,6 @@ def accumulator_bytes(tensor: Tensor, source: Layout, sharding: OperandSharding)
     The sum costs nothing where the copy has the layout of its source: a parameter's gradient is counted with its update.
     """
     return 0 if sharding.unreduced is None or source == sharding.layout else shard_bytes(tensor, sharding.layout)
-
-
-def _local(sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:
-    """Return whether no communication is needed from each source to each target, bool[sources, targets].
-
-    A cheap test comes first and decides most pairs: the target must keep partial all axes over which the source is partial,
-    and must use all axes that the source uses.
-    """
-    (partial, used), (allowed, known) = (
-        np.array([(_bits(layout.partial), _bits(layout.used_axes)) for layout in layouts], np.int64).T
-        for layouts in (sources, targets)
-    )
-    found: np.ndarray = (partial[:, None] & ~allowed == 0) & (used[:, None] & ~known == 0)
-    for i, j in np.argwhere(found):
-        found[i, j] = not needs_communication(sources[i], targets[j])
-    return found
 
 
 def _views(sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:

@@ -73,11 +73,16 @@ class _ForwardOperators(NamedTuple):
 
 
 class _Backward(NamedTuple):
-    """A backward pass that is to be put in order: numbers of the first operator before it and in it, and its record."""
+    """A backward pass that is to be put in order: numbers of the first operator before it and in it, and its record.
+
+    Attributes:
+        urgent: the operators whose results another stage waits for.
+    """
 
     start: int
     n_forward: int
     record: BackwardRecord
+    urgent: list[tf.Operation]
 
 
 @dataclass(eq=False)
@@ -178,10 +183,11 @@ class Accumulation:
                 self._found[id(lookup.found)] = gradients.get(site)
         returned = {name: gradients[site] for site, name in ends.items() if site in gradients}
         first, n_forward = (start, start) if forward is None else (forward.start, forward.end)
-        self._last = _Backward(first, n_forward, model.backward.record)
+        urgent = [value.op for values in returned.values() for value in values]
+        self._last = _Backward(first, n_forward, model.backward.record, urgent)
         self._n_backward += 1
         if self.order_lag is not None and self._n_backward < len(self.micro_batches):
-            put_in_order(graph.get_operations(), n_forward, model.backward.record, self.order_lag, first)
+            put_in_order(graph.get_operations(), n_forward, model.backward.record, self.order_lag, first, urgent)
         accumulated = [tensor for values in self._found.values() if values for tensor in values]
         self._waits = [
             *self._losses.get(index, ()),
@@ -248,10 +254,10 @@ class Accumulation:
     def order_end(self) -> None:
         """Put the last micro-batch's backward pass and the updates, which must have been emitted, in order."""
         assert self._last is not None
-        start, n_forward, last = self._last
+        start, n_forward, last, urgent = self._last
         if self.order_lag is not None:
             record = last.add(self.outside.backward.record)
-            put_in_order(_graph().get_operations(), n_forward, record, self.order_lag, start)
+            put_in_order(_graph().get_operations(), n_forward, record, self.order_lag, start, urgent)
 
     # Fetched tensors
 

@@ -18,7 +18,7 @@ Operators that only the loss needs run before the backward pass begins, unless t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -85,7 +85,12 @@ class BackwardRecord:
 
 
 def put_in_order(
-    operators: Sequence[tf.Operation], n_forward: int, record: BackwardRecord, lag: float = LAG, first: int = 0
+    operators: Sequence[tf.Operation],
+    n_forward: int,
+    record: BackwardRecord,
+    lag: float = LAG,
+    first: int = 0,
+    urgent: Collection[tf.Operation] = (),
 ) -> None:
     """Have the operators of a graph from index ``n_forward`` on run in order, by control dependencies.
 
@@ -94,6 +99,7 @@ def put_in_order(
         record: which of them belong to backward passes.
         lag: for how many operators at most the backward pass goes on while a gradient is on its way.
         first: the index of the operator with which the forward pass begins.
+        urgent: operators whose results another stage waits for; what they need of the backward pass runs ahead of the rest.
     """
     constant = constant_operators(operators[first:])
     out = {*constant, *record.dead(operators), *(op.name for op in record.forward_needs)}
@@ -103,7 +109,7 @@ def put_in_order(
     row: list[tf.Operation] = []
     behind: list[tuple[int, tf.Operation]] = []
     arriving: set[str] = set()
-    for op in in_order(operators, n_forward, backward):
+    for op in in_order(operators, n_forward, backward, _needed(urgent, backward)):
         if op.name in out:
             continue
         if op.type in COLLECTIVE_TYPES or (
@@ -123,6 +129,18 @@ def put_in_order(
             for earlier in waits_for:
                 op._add_control_input(earlier)
             row.append(op)
+
+
+def _needed(ends: Iterable[tf.Operation], among: set[str]) -> set[str]:
+    """Return the names of the operators that some wait for, with their own, as far as they are among others."""
+    found: set[str] = set()
+    pending = list(ends)
+    while pending:
+        op = pending.pop()
+        if op.name in among and op.name not in found:
+            found.add(op.name)
+            pending += _sources(op)
+    return found
 
 
 def _names(operators: Sequence[tf.Operation], created: Iterable[Created]) -> set[str]:
@@ -204,32 +222,36 @@ def _producers(op: tf.Operation) -> Iterator[tf.Operation]:
     return (tensor.op for tensor in op.inputs)
 
 
-def in_order(operators: Sequence[tf.Operation], n_forward: int, backward: set[str]) -> list[tf.Operation]:
+def in_order(
+    operators: Sequence[tf.Operation], n_forward: int, backward: set[str], urgent: Container[str] = ()
+) -> list[tf.Operation]:
     """Return the operators from index ``n_forward`` on, in the order in which they are to run.
 
-    The backward pass comes as it was created. Any other operator comes as soon as it can: behind the last operator of the
-    backward pass that it waits for. It waits for what it reads, for earlier operators on the same variable, and for those of
-    the backward pass that read the variable's old value.
+    The backward pass comes as it was created, what is urgent first. Any other operator comes as soon as it can: behind the
+    last operator of the backward pass that it waits for. It waits for what it reads, for earlier operators on the same
+    variable, and for those of the backward pass that read the variable's old value.
 
     Args:
         backward: the names of the operators of the backward pass.
+        urgent: the names of those of them that come first; with each all that it waits for.
     """
     behind: dict[str, int] = {}
     latest: dict[str, int] = {}
-    numbers = {op.name: number for number, op in enumerate(operators) if number >= n_forward}
-    for name, number in numbers.items():
+    created = {op.name: number for number, op in enumerate(operators) if number >= n_forward}
+    places = {name: place for place, name in enumerate(sorted(created, key=lambda name: name not in urgent))}
+    for name, number in created.items():
         op = operators[number]
         if name in backward:
-            behind[name] = number
+            behind[name] = places[name]
             continue
         waits = [behind.get(source.name, -1) for source in _sources(op)]
         for handle in _handles(op):
             waits.append(latest.get(handle.name, -1))
             if op.type != "ReadVariableOp" and handle.name not in latest:
-                waits += [numbers.get(reader.name, -1) for reader in _readers(handle) if reader.name in backward]
+                waits += [places.get(reader.name, -1) for reader in _readers(handle) if reader.name in backward]
         behind[name] = max(waits, default=-1)
         latest.update((handle.name, behind[name]) for handle in _handles(op))
-    found = [operators[number] for number in numbers.values()]
+    found = [operators[number] for number in created.values()]
     return sorted(found, key=lambda op: (behind[op.name], op.name not in backward))
 
 

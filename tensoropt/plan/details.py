@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..common.progress import Progress
+from ..costs.held_bytes import least_held_bytes
 from ..ft import InfeasibleError
 from ..report.frontier_rows import FrontierRows
 from .compress import compressed
@@ -88,6 +89,7 @@ def details_of(
         "baselines": found,
         "sources": {op.name: user_source(op) for op in own if user_source(op)},
         "shapes": {op.name: list(op.result.shape) for op in own if op.outputs},
+        "least_peak_bytes": least_held_bytes(graph, frontier.mesh.n_devices),
     }
 
 

@@ -28,6 +28,10 @@ from ..sharding.resharding import PathFinder
 from .point_peaks import PeakCounter
 
 Points = TypeVar("Points", bound="FoundPoints")
+MOST_COUNTED, MOST_OPERATORS_COUNTED = 1_200, 1_000_000
+"""Of a search's points at most so many have their peaks counted, or those with so many operators together if they are more:
+a second or two.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +45,10 @@ class Candidates:
     @classmethod
     def of(cls, found: Frontier) -> Candidates:
         return cls(found.mem_bytes, found.time_ns, found.strategies)
+
+    def take(self, which: np.ndarray) -> Candidates:
+        """Return some of the strategies."""
+        return Candidates(self.mem_bytes[which], self.time_ns[which], self.strategies[which])
 
     def with_(self, other: Candidates) -> Candidates:
         """Return the strategies of both."""
@@ -149,18 +157,20 @@ class FoundPoints:
         """Return the points of which no other one has both a smaller peak and less time.
 
         These are in one order by memory, by peak and by time. Where counting all peaks would take long, or memory isn't what
-        was searched, all points stay.
+        was searched, all points stay. Of very many points (MOST_COUNTED) those nearest to others are left out.
 
         Args:
             others: further strategies; those that beat a point in peak and time become points.
         """
         own = Candidates.of(self.found)
+        most = max(MOST_COUNTED, MOST_OPERATORS_COUNTED // self.built.n_operators)
+        own = own.take(spread(own.mem_bytes, own.time_ns, most))
         pool = own if others is None else own.with_(others)
         counted = self._counter.peaks_of(pool.strategies, progress) if self.objectives == MEMORY_TIME else None
         if counted is None:
             return self
         mem, time_ns, strategies = pool.mem_bytes, pool.time_ns, pool.strategies
-        n_own = len(self.found)
+        n_own = len(own.mem_bytes)
         kept = least_peaks(counted[:n_own], mem[:n_own], time_ns[:n_own])
         better = n_own + _that_beat(counted[n_own:], time_ns[n_own:], counted[kept], time_ns[kept])
         if len(better):
@@ -212,6 +222,27 @@ class FoundPoints:
             f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
             f"{sum(self.seconds_by_phase.values()):.2f} s" + (f"; {self.note}" if self.note else "")
         )
+
+
+def spread(mem: np.ndarray, time_ns: np.ndarray, most: int) -> np.ndarray:
+    """Return the indices of at most ``most`` points of a frontier, both ends among them; all if there aren't more.
+
+    Points are by ascending memory and descending time. Along the frontier, by factors of memory or of time, whichever is
+    larger, one point of each part of equal length stays; the parts are as short as the number of points allows.
+    """
+    if len(mem) <= most:
+        return np.arange(len(mem))
+    steps = np.maximum(np.diff(np.log(np.maximum(mem, 1))), -np.diff(np.log(np.maximum(time_ns, 1))))
+    along = np.concatenate([[0.0], np.cumsum(steps)]) / max(float(steps.sum()), 1e-300)
+
+    def firsts(n_parts: int) -> np.ndarray:
+        return np.union1d(np.flatnonzero(np.diff(np.floor(along * n_parts), prepend=-1.0)), [len(mem) - 1])
+
+    low, high = 1, 1 << 40
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if len(firsts(middle)) <= most else (low, middle)
+    return firsts(low)
 
 
 def _that_beat(peaks: np.ndarray, time_ns: np.ndarray, of_peaks: np.ndarray, of_times: np.ndarray) -> np.ndarray:

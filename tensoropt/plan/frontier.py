@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -103,6 +103,13 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
             InputError: there is no such point.
         """
 
+    def alone(self, point: int) -> tuple[PlanFrontier[Any], int]:
+        """Return the frontier that was searched for a point's plan alone, and the point's number there.
+
+        It is another one where several were searched, with stages and without; see :mod:`.staged_frontier`.
+        """
+        return self, point
+
     def peak(self, point: int) -> Peak | None:
         """Return the most memory that is alive at once on a device under a point's plan; None without the model."""
         return None
@@ -111,6 +118,11 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         """Return the bytes of :meth:`peak`; None if they aren't known and can't be computed."""
         peak = self.peak(point)
         return None if peak is None else peak.n_bytes
+
+    def peak_json(self, point: int) -> Mapping[str, Any] | None:
+        """Return the instant of a point's peak as a JSON value, see ``Peak.to_json``; None if it isn't known."""
+        peak = self.peak(point)
+        return None if peak is None else peak.to_json()
 
     @property
     def known_peaks(self) -> Sequence[int]:
@@ -290,7 +302,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         is_known = with_peaks or self.all_peaks is not None
         with_peak = set(self.known_peaks) if is_known else {chosen} & set(self.known_peaks)
         rows = []
-        shown = _thinned(len(self), {turning, *({chosen} if chosen is not None else ())})
+        shown = thinned(len(self), {turning, *({chosen} if chosen is not None else ())})
         for number in shown:
             point = self.points[number]
             marks = [text for at, text in ((turning, "turning point"), (chosen, "chosen")) if at == number]
@@ -371,7 +383,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
 
     def _repr_html_(self) -> str:
         turning = self.turning_number
-        return frontier_html(self.summary(), self.points, {"turning point": turning}, _thinned(len(self), {turning}))
+        return frontier_html(self.summary(), self.points, {"turning point": turning}, thinned(len(self), {turning}))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return bundle(self)
@@ -380,7 +392,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         return f"{self.summary()}\n{self.table()}"
 
 
-def _thinned(n_points: int, always: set[int]) -> list[int]:
+def thinned(n_points: int, always: set[int]) -> list[int]:
     """Return the numbers of the points that a table shows: all of a short frontier, else some from end to end."""
     if n_points <= 2 * MAX_ROWS:
         return list(range(n_points))

@@ -12,19 +12,21 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
 from ..common.errors import InputError, cut
-from ..common.files import DAMAGE, read_json, reading_value, write_atomically
+from ..common.files import DAMAGE, read_json_of, reading_value, write_atomically
 from ..common.formats import FRONTIER
 from ..common.progress import Progress
 from ..ft.frontier import Frontier
 from ..ft.lower_bound import LowerBound
-from ..report.frontier_rows import FrontierRows, checked_value, checksum, column_of
+from ..program.liveness import PEAK_KEYS
+from ..report.checksum import check_signed, signed
+from ..report.frontier_rows import FrontierRows, column_of
 from ..report.plan_rows import device_bytes_of
 from ..reschedule.mesh import Mesh, mesh_of
 from ..search.problem.objectives import Objectives, StrategyCosts, parse_objectives
@@ -114,6 +116,11 @@ class SavedFrontier(PlanFrontier[Plan]):
         """Return the peak of a point in bytes; None if it wasn't computed before saving."""
         return self.of_peaks.get(self.check_point(point))
 
+    def peak_json(self, point: int) -> Mapping[str, Any] | None:
+        """Return the instant of a point's peak as a JSON value; None if its step wasn't stored."""
+        view = self.details.get("views", {}).get(str(self.check_point(point)))
+        return None if view is None else {key: view["memory"][key] for key in PEAK_KEYS}
+
     @cached_property
     def all_peaks(self) -> np.ndarray | None:
         """The peaks of all points in bytes, int64[P], by which they are in order; None where not all are known."""
@@ -171,8 +178,7 @@ class SavedFrontier(PlanFrontier[Plan]):
 
     def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
         """Write the frontier to a file; see :class:`PlanFrontier`."""
-        value = frontier_json(self)
-        text = _text({**value, "checksum": checksum(value)})
+        text = signed(_text(frontier_json(self)))
         write_atomically(file, lambda partial: Path(partial).write_text(text, encoding="utf-8"), "frontier")
 
     def report_rows(self, chosen: int | None = None, model: str = "") -> FrontierRows:
@@ -186,8 +192,8 @@ class SavedFrontier(PlanFrontier[Plan]):
         Raises:
             InputError: the file can't be read, is cut off, isn't a frontier, has another version, or was changed.
         """
-        value = read_json(file, "frontier", FORMAT, VERSION)
-        value = checked_value(value, file)
+        checks = {"frontier": partial(check_signed, "frontier", file)}
+        _, value = read_json_of(file, {"frontier": FRONTIER}, checks)
         with reading_value("frontier", file):
             return _from_json(value)
 

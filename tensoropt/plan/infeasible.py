@@ -21,6 +21,7 @@ from ..ft import ALGORITHMS
 from ..ir.graph import VARIABLE
 from ..profiling.hardware import Hardware, LinkLevel
 from ..search.baselines import OTHERS
+from ..search.problem.choices import STAGES
 from ..search.problem.config_space import COMPACT, FULL
 from ..search.problem.splittable import check_usable
 from .batch_size import batch_of, batch_that_fits
@@ -167,7 +168,7 @@ class _Ways:
 
         A search without ``force`` is tried as well. Instead of a baseline only the default algorithm is tried.
         """
-        options = {f"without leaving out '{name}'": self._with(name) for name in sorted(self.request.without)}
+        options = {f"without leaving out '{name}'": self._with(name) for name in sorted(self.request.without - {STAGES})}
         if len(options) > 1:
             options["without leaving out any choice"] = replace(self.request, without=frozenset())
         if self.request.force:

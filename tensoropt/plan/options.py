@@ -18,12 +18,10 @@ from ..sharding.micro_batches import checked_count
 from ..sharding.model import Model
 from .batch_size import batch_of
 from .find_frontier import ModelFrontier
-from .find_staged import find_staged
 from .infeasible import least_needed, nothing_fits, time_for_more
 from .plan import Plan
 from .request import OF_CURVE, Request, fastest_that_fits
 from .scaling_curve import Curve, CurvePoint
-from .staged_plan import StagedPlan
 from .unsplit import unsplit_if_as_fast
 
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
@@ -135,20 +133,6 @@ def find_answer(option: str, request: Request, parallelism: int | Sequence[int] 
     dump("frontier", lambda: frontier.table(plan.point), frontier.summary)
     dump("plan", plan)
     return plan
-
-
-def staged(
-    option: str, request: Request, parallelism: int | Sequence[int] | None, stages: object, schedule: str | None
-) -> StagedPlan:
-    """Return the fastest plan in a number of stages at one parallelism.
-
-    Raises:
-        InputError: another option or several parallelisms are asked for; or as :func:`.find_staged.find_staged`.
-    """
-    counts = [max(request.hardware.parallelisms())] if parallelism is None else parallelisms(parallelism)
-    if option != "mini_time" or len(counts) != 1:
-        raise InputError("stages= is for option 'mini_time' at one parallelism; leave it out, or ask for one plan")
-    return find_staged(request, counts[0], stages, schedule)
 
 
 def mini_time(request: Request, parallelism: int) -> Plan:

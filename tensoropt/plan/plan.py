@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tabulate import tabulate
@@ -18,7 +19,7 @@ from ..report.explanation_text import explanation_text
 from ..report.notebook import bundle, plan_html
 from ..report.page import report_name, write_report
 from ..report.page_data import frontier_of_plan, report_data
-from ..report.plan_rows import SOURCES, PlanRows, device_bytes_of
+from ..report.plan_rows import SOURCES, PlanRows, device_bytes_of, peak_of
 from ..report.too_large import too_large_text
 from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
@@ -46,7 +47,7 @@ class Plan(PlanRecord):
         point: the number of the plan's point on it.
     """
 
-    frontier: PlanFrontier[Plan] | None = field(default=None, repr=False)
+    frontier: PlanFrontier[Any] | None = field(default=None, repr=False)
     point: int | None = None
 
     @property
@@ -124,11 +125,18 @@ class Plan(PlanRecord):
         rows = PlanRows(self.to_json())
         if self.frontier is None or self.point is None:
             return explanation(rows, PlanFacts())
-        at, points, peak = self.point, self.frontier.points, self.frontier.peak(self.point)
+        frontier, at = self.frontier.alone(self.point)
+        points = frontier.points
         smaller = asdict(points[at - 1]) if at > 0 else None
         faster = asdict(points[at + 1]) if at + 1 < len(points) else None
-        by_use = None if peak is None else peak.by_use
-        return explanation(rows, PlanFacts(smaller, faster, True, by_use, self._fitting_the_device(rows)))
+        return explanation(rows, PlanFacts(smaller, faster, True, self._peak_json(), self._fitting_the_device(rows)))
+
+    def _peak_json(self) -> Mapping[str, Any] | None:
+        """Return the instant of the peak, from the plan's file or its frontier; None if neither knows it."""
+        if self.peak is not None or self.frontier is None or self.point is None:
+            return self.peak
+        frontier, at = self.frontier.alone(self.point)
+        return frontier.peak_json(at)
 
     def too_large(self) -> str | None:
         """Return the sentence that the plan needs more memory than its device has, None if it doesn't."""
@@ -140,11 +148,12 @@ class Plan(PlanRecord):
         if self.frontier is None or too_large_text(rows) is None:
             return None
         assert rows.device_bytes is not None
-        point = self.frontier.fastest_within(default_limit(rows.device_bytes))
+        frontier = self.frontier if self.point is None else self.frontier.alone(self.point)[0]
+        point = frontier.fastest_within(default_limit(rows.device_bytes))
         if point is None:
             return None
-        peak = self.frontier.peak(point)
-        return point, {**asdict(self.frontier.points[point]), "peak_bytes": None if peak is None else peak.n_bytes}
+        peak = frontier.peak(point)
+        return point, {**asdict(frontier.points[point]), "peak_bytes": None if peak is None else peak.n_bytes}
 
     def report(self, file: str | os.PathLike[str]) -> None:
         """Write an HTML file on the plan and its frontier, which opens in a browser without a network; needs Plotly.
@@ -156,7 +165,8 @@ class Plan(PlanRecord):
             name = report_name(file)
             write_report(report_data(frontier_of_plan(PlanRows(self.to_json())), name), file)
         else:
-            self.frontier.report(file, self.point)
+            frontier, point = self.frontier.alone(self.point)
+            frontier.report(file, point)
 
     def explained(self) -> str:
         """Return the frontier's table, the tables of :meth:`explain`, and the plan's own table, as text."""
@@ -204,6 +214,7 @@ class Plan(PlanRecord):
             "network_time_us": self.network_time_us,
             **({"overlap_time_us": self.overlap_time_us} if self.overlap_time_us else {}),
             **({} if self.peak_bytes is None else {"peak_bytes": self.peak_bytes}),
+            **({} if self.peak is None else {"peak": dict(self.peak)}),
             "exact": self.exact,
             "assumed": dict(self.assumed),
             "frontier": self.frontier_text.splitlines(),
@@ -246,7 +257,7 @@ class Plan(PlanRecord):
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the plan to a file; an existing file stays intact until the new one is complete."""
-        write_json(file, self.to_json(), "plan")
+        write_json(file, replace(self, peak=self._peak_json()).to_json(), "plan")
 
     @classmethod
     def load(cls, file: str | os.PathLike[str]) -> Plan:
@@ -336,4 +347,5 @@ def _plan_from_json(value: dict[str, Any]) -> Plan:
         overlap_time_us=float(value.get("overlap_time_us", 0.0)),
         peak_bytes=None if value.get("peak_bytes") is None else int(value["peak_bytes"]),
         micro_batches=micro_batches,
+        peak=peak_of(value),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 
@@ -95,7 +95,7 @@ class PeakCounter:
             for first in range(0, n, AT_ONCE):
                 _report(progress, first, n)
                 part = states[first : first + AT_ONCE]
-                found.append(peaks.of_columns(_columns(peaks, self.built, part), cache(self._views(part))))
+                found.append(peaks.of_columns(_columns(peaks, self.built, part), self._views(part)))
             return np.concatenate(found)
         if n_operators > MOST_REPLAYED:
             return None

@@ -173,6 +173,7 @@ class PlanRecord:
         peak_bytes: the most memory that is alive at once on a device, see :mod:`..program.peak`; None if it isn't known.
         micro_batches: the number of micro-batches in which a training step processes its batch, one after the other; see
             :mod:`..sharding.micro_batches`.
+        peak: the instant of the peak as the plan's file has it, see ``Peak.to_json``; None of a plan that isn't from a file.
     """
 
     mesh: Mesh
@@ -189,6 +190,7 @@ class PlanRecord:
     overlap_time_us: float = 0.0
     peak_bytes: int | None = None
     micro_batches: int = 1
+    peak: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def network_time_us(self) -> float:

@@ -26,7 +26,9 @@ def write_asked_report(plan: Plan | StagedPlan, display: Display) -> None:
         return
     try:
         if isinstance(plan, StagedPlan):
-            raise InputError("a report doesn't show plans with stages yet; print(plan) does")
+            raise InputError(
+                "a page shows one stage of a plan with stages; save the plan, then run tensoropt report PLAN.json --stage N"
+            )
         with display.phase("report"):
             plan.report(file)
     except TensorOptError as error:

@@ -31,6 +31,7 @@ class CurvePoint:
         time_us: the least time per step; None if nothing fits.
         samples_per_s: samples per second at that time; None if nothing fits or the batch isn't known.
         exact: whether the frontier that was searched is exact.
+        stages: the number of stages of the plan, 1 for none.
     """
 
     parallelism: int
@@ -39,6 +40,7 @@ class CurvePoint:
     time_us: float | None
     samples_per_s: float | None
     exact: bool
+    stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,16 @@ class Curve:
                 "does not fit" if point.time_us is None else f"{point.time_us:,.0f}",
                 "" if point.samples_per_s is None else f"{point.samples_per_s:,.0f}",
                 self._speedup(point),
+                *([str(point.stages)] if self._has_stages else []),
             ]
             for point in self.points
         ]
-        headers = ["devices", "memory per device", "time (us)", "samples/s", "speedup"]
-        return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=("right",) * 5)
+        headers = ["devices", "memory per device", "time (us)", "samples/s", "speedup", *(["stages"] * self._has_stages)]
+        return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=("right",) * len(headers))
+
+    @property
+    def _has_stages(self) -> bool:
+        return any(point.stages > 1 for point in self.points)
 
     def _speedup(self, point: CurvePoint) -> str:
         """Return the speedup over the first parallelism on which something fits, as text."""
@@ -98,6 +105,7 @@ class Curve:
                     "time_us": point.time_us,
                     "samples_per_s": point.samples_per_s,
                     "exact": point.exact,
+                    **({"stages": point.stages} if point.stages > 1 else {}),
                 }
                 for point in self.points
             ],

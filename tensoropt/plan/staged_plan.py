@@ -15,6 +15,7 @@ from ..ir.graph import Graph
 from ..program.schedule import SCHEDULES, Orders, pass_orders
 from ..sharding.model import Model
 from ..sharding.stages import Stages
+from .frontier import PlanFrontier
 from .plan import FORMAT, VERSION, Plan
 
 
@@ -76,6 +77,8 @@ class StagedPlan:
         time_us: the time of a training step: that of the schedule, with each stage's time for a micro-batch.
         model_digest: the digest of the model that the plan is for.
         assumed: the hardware, the provenance of costs, the TensorFlow version.
+        frontier: the frontier that the plan was chosen from, in the process that searched it; None where it was loaded.
+        point: the number of the plan's point on it.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -85,6 +88,8 @@ class StagedPlan:
     model_digest: str
     option: str = "mini_time"
     assumed: dict[str, Any] = field(default_factory=dict)
+    frontier: PlanFrontier[Any] | None = field(default=None, repr=False)
+    point: int | None = None
 
     @property
     def parallelism(self) -> int:

@@ -7,13 +7,13 @@ from collections import Counter
 from typing import Any
 
 from ..common.errors import InputError
-from ..program.liveness import SCRATCH, Instruction, Peak, peak_of_program
+from ..program.liveness import SCRATCH, Instruction, Peak, made_text, peak_of_program
 from ..program.simulator.full import SimulatedTask
 from ..program.simulator.network import COMPUTE
 from ..program.simulator.timeline import StepTimeline
 from .found_points import FoundPoints
 
-MOST_INSTANTS, MOST_TENSORS = 240, 12
+MOST_INSTANTS = 240
 COMPUTE_LANE, NETWORK_LANE = 0, 1
 
 
@@ -103,25 +103,12 @@ def memory_view(program: list[Instruction]) -> tuple[dict[str, Any], Peak]:
     uses = [use for use, _ in peak.by_use.most_common()]
     uses += sorted({use for at in instants for use in alive_at[at]} - set(uses))
     told = {
-        "peak_bytes": peak.n_bytes,
-        "peak_instruction": peak.instruction,
-        "peak_runs": _written(program[peak.instruction]) if program else "",
-        "instructions": len(program),
+        **peak.to_json(),
         "instants": instants,
-        "runs": [_written(program[at]) for at in instants],
+        "runs": [made_text(program[at]) for at in instants],
         "by_use": {use: [alive_at[at][use] for at in instants] for use in uses},
-        "peak_by_use": dict(peak.by_use.most_common()),
-        "peak_by_tensor": dict(peak.by_tensor.most_common(MOST_TENSORS)),
     }
     return told, peak
-
-
-def _written(instruction: Instruction) -> str:
-    """Return what an instruction makes, as text: the use of what it writes, and the tensor."""
-    named = [buffer for buffer in instruction.writes if buffer.of] or list(instruction.writes)
-    if not named:
-        return ""
-    return f"{named[0].use}: {named[0].of}" if named[0].of else named[0].use
 
 
 def step_view(frontier: FoundPoints, point: int) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from .liveness import Buffer, Instruction
 from .step import StepProgram
 from .tasks import OPERAND, RESHARD, RESULT, Site, Task, Value
 
-STATE, INPUTS, CONSTANTS = "parameters and slots", "inputs", "constants"
+PARAMETERS, SLOTS, INPUTS, CONSTANTS = "parameters", "slots of the optimizer", "inputs", "constants"
 RESULTS, COPIES, GRADIENTS = "results of operators", "resharded copies", "gradients"
-_USES = {VARIABLE: STATE, PLACEHOLDER: INPUTS, CONSTANT: CONSTANTS}
+_USES = {VARIABLE: PARAMETERS, PLACEHOLDER: INPUTS, CONSTANT: CONSTANTS}
 
 # TensorFlow's kernels write the result, or the gradient, over an operand that nothing else reads.
 OVERWRITE = frozenset(
@@ -165,7 +165,7 @@ class TaskBuffers:
         ]
         # All micro-batches of a batch are alive from the start, and each micro-batch has its own constants.
         others = Buffer((n_runs - 1) * shard.n_bytes, _USES[op.type], of=op.result.name)
-        self._out.lasting += [shard, others, Buffer(sum(slots), STATE, of=op.result.name)]
+        self._out.lasting += [shard, others, Buffer(sum(slots), SLOTS, of=op.result.name)]
 
     def _write(self, task: Task) -> None:
         """Add an operator that writes to a variable in place, or reads it after such a write."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,14 +62,31 @@ class Peak:
         by_use: these bytes by the ``use`` of their buffers.
         instruction: the index of the instruction at which the peak occurs.
         by_tensor: these bytes by the tensor that their buffers name, for buffers that name one.
+        runs: what that instruction makes, as text; may be empty.
+        n_instructions: the number of instructions of the program.
     """
 
     n_bytes: int
     by_use: Counter[str] = field(default_factory=Counter)
     instruction: int = 0
     by_tensor: Counter[str] = field(default_factory=Counter)
+    runs: str = ""
+    n_instructions: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what plans and reports keep of the peak as a JSON value, with the largest tensors only."""
+        return {
+            "peak_bytes": self.n_bytes,
+            "peak_instruction": self.instruction,
+            "peak_runs": self.runs,
+            "instructions": self.n_instructions,
+            "peak_by_use": dict(self.by_use.most_common()),
+            "peak_by_tensor": dict(self.by_tensor.most_common(MOST_TENSORS)),
+        }
 
 
+MOST_TENSORS = 12
+PEAK_KEYS = tuple(Peak(0).to_json())
 SCRATCH = "workspace of operators"
 
 
@@ -135,7 +153,16 @@ def peak_of_program(program: Sequence[Instruction], observer: Observer | None = 
     for key, buffer in at_peak.items():
         if buffer.of:
             peak.by_tensor[buffer.of] += size[key]
-    return peak
+    runs = made_text(program[peak.instruction]) if program else ""
+    return replace(peak, runs=runs, n_instructions=len(program))
+
+
+def made_text(instruction: Instruction) -> str:
+    """Return what an instruction makes, as text: the use of what it writes, and the tensor."""
+    named = [buffer for buffer in instruction.writes if buffer.of] or list(instruction.writes)
+    if not named:
+        return ""
+    return f"{named[0].use}: {named[0].of}" if named[0].of else named[0].use
 
 
 def _lifetimes(program: Sequence[Instruction]) -> tuple[list[list[Buffer]], set[Buffer]]:

@@ -14,14 +14,14 @@ from __future__ import annotations
 from ..costs.operator_costs import OperatorCosting
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
-from .buffers import GRADIENTS, INPUTS, STATE, TaskBuffers
+from .buffers import GRADIENTS, INPUTS, PARAMETERS, SLOTS, TaskBuffers
 from .liveness import Instruction, Peak, peak_of_program
 from .step import step_program
 
 MOST_MICRO_BATCHES = 3
 """The most micro-batches that are written: the first, the last, and one that stands for all between, which are alike."""
 
-__all__ = ["GRADIENTS", "INPUTS", "STATE", "instructions_of", "peak_of"]
+__all__ = ["GRADIENTS", "INPUTS", "PARAMETERS", "SLOTS", "instructions_of", "peak_of"]
 
 
 def peak_of(view: StrategyView, costing: OperatorCosting, path_finder: PathFinder) -> Peak:

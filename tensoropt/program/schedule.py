@@ -11,12 +11,20 @@ A stage runs its passes in its own order, each as soon as it has what the neighb
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..common.errors import InputError
 
 ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD = "1f1b", "gpipe"
 SCHEDULES = (ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD)
+MOST_MORE_IN_FLIGHT = 4
+"""So many more micro-batches in flight are tried at most for each stage that follows."""
+
+Times = Any
+"""A time (float), or the times of many plans (float64[plans]), which are then computed at once."""
 
 
 class Pass(NamedTuple):
@@ -36,6 +44,18 @@ Orders = tuple[tuple[Pass, ...], ...]
 def least_in_flight(n_stages: int, n_micro_batches: int) -> tuple[int, ...]:
     """Return, for each stage, the fewest micro-batches in flight with which none waits where all take equally long."""
     return tuple(min(n_stages - stage, n_micro_batches) for stage in range(n_stages))
+
+
+def tried_in_flight(n_stages: int, n_micro_batches: int) -> list[tuple[int, ...]]:
+    """Return, for each stage, how many micro-batches in flight are tried: the fewest, and more for each stage that follows.
+
+    More hide what is on its way, and let an earlier stage that takes longer go on while a later one is at its first.
+    """
+    more = (
+        tuple(min(n_micro_batches, 1 + (n_stages - 1 - stage) * (1 + each)) for stage in range(n_stages))
+        for each in range(MOST_MORE_IN_FLIGHT + 1)
+    )
+    return list(dict.fromkeys(more))
 
 
 def pass_orders(schedule: str, n_micro_batches: int, in_flight: Sequence[int]) -> Orders:
@@ -96,28 +116,44 @@ def merged(of_stages: Orders) -> list[Pass]:
 
 def makespan(
     of_stages: Orders,
-    forward: Sequence[float],
-    backward: Sequence[float],
+    forward: Sequence[Times],
+    backward: Sequence[Times],
     transfer: Sequence[float],
-    first: Sequence[float] | None = None,
+    first: Sequence[Times] | None = None,
     last: Sequence[float] | None = None,
-) -> float:
+    after: Sequence[Times] | None = None,
+    late: Sequence[Times] | None = None,
+) -> Times:
     """Return how long all passes take together, with what is sent before and after them.
 
     Args:
         forward: for each stage, the time of its forward pass of one micro-batch.
         backward: the same of its backward pass.
         transfer: for each pair of neighbouring stages, the time until what one has sent is there; it overlaps with passes.
-        first: for each stage, when what its first pass needs of other stages' variables is there; None: at once.
-        last: for each stage, how long the gradients of these are on their way after its last pass; None: not at all.
+        first: for each stage, when what its first pass needs is there; None: at once.
+        last: for each stage, how long gradients that it sends back once a step are on their way after its last pass; None:
+            not at all. Where they come the update waits for them.
+        after: for each stage, the time of what it does after its last pass, such as updates; None: nothing.
+        late: for each stage, how long its backward passes still take when what an earlier stage waits for has been sent;
+            None: nothing.
     """
-    ended: dict[Pass, float] = {}
-    free = list(first or [0.0] * len(of_stages))
+    ended: dict[Pass, Times] = {}
+    free: list[Times] = [time + 0.0 * forward[0] for time in first or [0.0] * len(of_stages)]
     for each in merged(of_stages):
         ready = free[each.stage]
         for needed in needs(each, len(of_stages)):
-            way = transfer[min(each.stage, needed.stage)] if needed.stage != each.stage else 0.0
-            ready = max(ready, ended[needed] + way)
+            way: Times = 0.0 * forward[0]
+            if needed.stage != each.stage:
+                sent_before = late[needed.stage] if late and needed.is_backward else way
+                way = transfer[min(each.stage, needed.stage)] - sent_before
+            ready = np.maximum(ready, ended[needed] + way)
         takes = backward if each.is_backward else forward
         ended[each] = free[each.stage] = ready + takes[each.stage]
-    return max(end + way for end, way in zip(free, last or [0.0] * len(free), strict=True))
+    after, last = after or [0.0 * forward[0]] * len(free), last or [0.0] * len(free)
+    # Of two stages the one that doesn't send back is the one that waits; of more it may be any.
+    waits = reduce(np.maximum, after)
+    ends = [
+        np.maximum(end + own, end + way + waits) if way else end + own
+        for end, way, own in zip(free, last, after, strict=True)
+    ]
+    return reduce(np.maximum, ends)

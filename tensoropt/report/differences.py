@@ -14,24 +14,52 @@ from .explanation import layer_costs
 from .explanation_text import signed
 from .frontier_rows import FrontierRows
 from .plan_rows import PlanRows, Row
+from .stage_rows import StageRows
 
 FORMAT, VERSION = "tensoropt/diff", 1
 MOST_ROWS = 20
 _COSTS = ("memory_bytes", "time_us", "compute_time_us")
 
 
-def differences(before: PlanRows | FrontierRows, after: PlanRows | FrontierRows) -> dict[str, Any]:
+Compared = PlanRows | StageRows | FrontierRows
+
+
+def differences(before: Compared, after: Compared) -> dict[str, Any]:
     """Return what differs between two plans or two frontiers as a JSON value.
 
     Raises:
-        InputError: one is a plan and the other a frontier.
+        InputError: they are of different kinds: plans, plans with as many stages, frontiers.
     """
+    if isinstance(before, StageRows) and isinstance(after, StageRows) and len(before.plans) == len(after.plans):
+        return {"format": FORMAT, "version": VERSION, "kind": "stages", **_of_stages(before, after)}
     if isinstance(before, PlanRows) and isinstance(after, PlanRows):
         return {"format": FORMAT, "version": VERSION, "kind": "plan", **_of_plans(before, after)}
     if isinstance(before, FrontierRows) and isinstance(after, FrontierRows):
         return {"format": FORMAT, "version": VERSION, "kind": "frontier", **_of_frontiers(before, after)}
-    kinds = ["plan" if isinstance(each, PlanRows) else "frontier" for each in (before, after)]
-    raise InputError(f"a {kinds[0]} and a {kinds[1]} can't be compared; give two plans, or two frontiers")
+    first, second = map(_kind, (before, after))
+    raise InputError(f"{first} and {second} can't be compared; give two plans, of equally many stages, or two frontiers")
+
+
+def _kind(rows: Compared) -> str:
+    if isinstance(rows, StageRows):
+        return f"a plan with {len(rows.plans)} stages"
+    return "a plan" if isinstance(rows, PlanRows) else "a frontier"
+
+
+def _of_stages(before: StageRows, after: StageRows) -> dict[str, Any]:
+    """Return what differs between plans with as many stages: the whole, and stage by stage."""
+    kept = ("time_us", "memory_bytes", "micro_batches")
+    stages = zip(before.value["stages"], after.value["stages"], before.plans, after.plans, strict=True)
+    return {
+        "is_same_model": before.value["model_digest"] == after.value["model_digest"],
+        "schedule": [before.value["schedule"], after.value["schedule"]],
+        "totals": {key: [before.value[key], after.value[key]] for key in kept},
+        "stages": [
+            {"devices": [a["devices"], b["devices"]], "last_operator": [a["last_operator"], b["last_operator"]],
+             **_of_plans(old, new), "is_same_model": True}
+            for a, b, old, new in stages
+        ],
+    }  # fmt: skip
 
 
 def _of_plans(before: PlanRows, after: PlanRows) -> dict[str, Any]:
@@ -127,13 +155,27 @@ def _told(frontier: FrontierRows) -> set[int]:
 def differences_text(told: dict[str, Any]) -> str:
     """Return the differences as tables."""
     parts = [] if told["is_same_model"] else ["the two are for different models; operators are compared by their names"]
-    return "\n\n".join([*parts, *(_plans_text(told) if told["kind"] == "plan" else _frontiers_text(told))])
+    texts = {"plan": _plans_text, "stages": _stages_text, "frontier": _frontiers_text}
+    return "\n\n".join([*parts, *texts[told["kind"]](told)])
+
+
+def _stages_text(told: dict[str, Any]) -> list[str]:
+    schedule = " > ".join(dict.fromkeys(told["schedule"]))
+    parts = [f"{len(told['stages'])} stages by {schedule}", _totals_text(told)]
+    for number, stage in enumerate(told["stages"]):
+        ends = " > ".join(dict.fromkeys(name or "(the end)" for name in stage["last_operator"]))
+        parts += [f"stage {number + 1}, which ends with {ends}", *_plans_text(stage)]
+    return parts
+
+
+def _totals_text(told: dict[str, Any]) -> str:
+    rows = [[key.removesuffix("_bytes").removesuffix("_us").replace("_", " "), *_pair(key, pair)]
+            for key, pair in told["totals"].items()]  # fmt: skip
+    return _table(rows, ("per device and step", "before", "after", "change"))
 
 
 def _plans_text(told: dict[str, Any]) -> list[str]:
-    totals = [[key.removesuffix("_bytes").removesuffix("_us").replace("_", " "), *_pair(key, pair)]
-              for key, pair in told["totals"].items()]  # fmt: skip
-    parts = [_table(totals, ("per device and step", "before", "after", "change"))]
+    parts = [_totals_text(told)]
     if told["mesh"][0] != told["mesh"][1]:
         parts.append(f"the mesh was {told['mesh'][0]} and is {told['mesh'][1]}")
     for key, where in (("only_before", "before"), ("only_after", "after")):

@@ -13,7 +13,7 @@ from typing import Any
 from .plan_rows import PlanRows, Row, Way
 from .too_large import too_large_text
 
-FORMAT, VERSION = "tensoropt/explanation", 2
+FORMAT, VERSION = "tensoropt/explanation", 3
 NETWORK, COPIES = "collectives", "saved copies of reshardings"
 TAKEN = "results saved for their consumers, or rematerialized"
 ACCUMULATED = "gradients accumulated beside those of parameters"
@@ -32,20 +32,20 @@ class PlanFacts:
     Attributes:
         smaller, faster: the costs of the next smaller and the next faster point of its frontier; None if there is none.
         has_frontier: whether there is a frontier at all.
-        peak_by_use: the bytes at the peak by use; empty if they aren't known.
+        peak: the instant of the peak, see ``Peak.to_json``; None if it isn't known beside what the plan itself knows.
         fitting: the number and the costs of the fastest point that fits the device; None if none is known.
     """
 
     smaller: Row | None = None
     faster: Row | None = None
     has_frontier: bool = False
-    peak_by_use: Mapping[str, int] | None = None
+    peak: Row | None = None
     fitting: tuple[int, Row] | None = None
 
 
 def explanation(plan: PlanRows, facts: PlanFacts) -> dict[str, Any]:
     """Return the explanation of a plan as a JSON value; rows are in descending order of what they cost."""
-    value = plan.value
+    value, peak = plan.value, facts.peak or plan.peak
     smaller_faster = (("smaller", facts.smaller), ("faster", facts.faster))
     neighbours = {what: None if row is None else compared_costs(plan, row) for what, row in smaller_faster}
     return {
@@ -68,7 +68,9 @@ def explanation(plan: PlanRows, facts: PlanFacts) -> dict[str, Any]:
         "collectives_per_step": plan.n_collectives,
         "time": time_parts(plan),
         "memory": memory_parts(plan),
-        "peak": [] if facts.peak_by_use is None else _ordered(facts.peak_by_use, "bytes"),
+        "peak": [] if peak is None else _ordered(peak["peak_by_use"], "bytes"),
+        "peak_instant": None if peak is None else _instant(peak),
+        "peak_tensors": [] if peak is None else _ordered(peak["peak_by_tensor"], "bytes"),
         "layers": layer_costs(plan),
         "reshardings": reshardings(plan),
         "rematerialized": rematerialized(plan),
@@ -89,6 +91,11 @@ def compared_costs(plan: PlanRows, point: Row) -> dict[str, Any]:
         "memory_change": point["memory_bytes"] / memory_bytes - 1 if memory_bytes else None,
         "time_change": point["time_us"] / time_us - 1 if time_us else None,
     }
+
+
+def _instant(peak: Row) -> dict[str, Any]:
+    """Return when the peak is: the number of the instruction, of how many, and what it makes."""
+    return {"instruction": peak["peak_instruction"], "instructions": peak["instructions"], "makes": peak["peak_runs"]}
 
 
 def time_parts(plan: PlanRows) -> list[dict[str, Any]]:

@@ -54,7 +54,14 @@ def _peak(told: dict[str, Any]) -> list[str]:
     total = sum(row["bytes"] for row in told["peak"])
     amounts = _largest((row["name"], row["bytes"]) for row in told["peak"])
     rows = [[name, memory_text(round(n)), _share(n, total)] for name, n in amounts]
-    return [_table(rows, (f"at once, at the peak of a step: {memory_text(total)}", "", ""))]
+    uses = _table(rows, (f"at once, at the peak of a step: {memory_text(total)}", "", ""))
+    instant, tensors = told["peak_instant"], [(row["name"], row["bytes"]) for row in told["peak_tensors"]]
+    shown = tensors[:MOST_ROWS]
+    shown.append(("all else", total - sum(n_bytes for _, n_bytes in shown)))
+    rows = [[name, memory_text(n), _share(n, total)] for name, n in shown if n > 0]
+    makes = f", while it makes {instant['makes']}" if instant["makes"] else ""
+    at = f"the peak is at instruction {instant['instruction'] + 1} of {instant['instructions']}{makes}"
+    return [uses, f"{at}\n{_table(rows, ('tensors at the peak', '', ''))}"]
 
 
 def _layers(told: dict[str, Any]) -> str:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from ..common.errors import InputError, cut, short
-from ..common.files import reading_value
 from ..common.memory_units import default_limit
 from ..common.turning_point import turning_point
 from .explanation import PlanFacts
@@ -93,14 +87,15 @@ class FrontierRows:
 
     def facts_of(self, point: int) -> PlanFacts:
         """Return what is known of a point beside its plan: its neighbours, and its peak by use if its step is stored."""
-        memory = self.value.get("details", {}).get("views", {}).get(str(point), {}).get("memory")
-        peak = None
-        if memory is not None:
-            at = memory["instants"].index(memory["peak_instruction"])
-            peak = {use: amounts[at] for use, amounts in memory["by_use"].items()}
         smaller = self.points[point - 1] if point > 0 else None
         faster = self.points[point + 1] if point + 1 < len(self) else None
-        return PlanFacts(smaller, faster, True, peak, self.fitting_the_device())
+        return PlanFacts(smaller, faster, True, self.peak(point), self.fitting_the_device())
+
+    def peak(self, point: int) -> Row | None:
+        """Return the instant of a point's peak, see ``Peak.to_json``; None if its step isn't stored."""
+        details = self.value.get("details", {})
+        stored: Row | None = details.get("views", {}).get(str(point), {}).get("memory")
+        return stored or details.get("peaks", {}).get(str(point))
 
     @cached_property
     def columns(self) -> Sequence[np.ndarray]:
@@ -149,27 +144,3 @@ def column_of(text: str, n_points: int) -> np.ndarray:
     if sum(counts) != n_points or min(counts) < 1 or min(choices) < 0:
         raise ValueError(f"column '{text[:20]}' doesn't tell the choices of {n_points} points")
     return np.repeat(np.array(choices, np.int32), counts)
-
-
-def checksum(value: Mapping[str, Any]) -> str:
-    """Return the checksum of a JSON value, whatever the order of its keys."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def checked_value(value: Mapping[str, Any], file: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return a frontier's value without its checksum.
-
-    Raises:
-        InputError: it has none, or it was changed since it was saved.
-    """
-    rest = dict(value)
-    with reading_value("frontier", file):
-        told = rest.pop("checksum")
-        actual = checksum(rest)
-    if told != actual:
-        raise InputError(
-            f"frontier '{cut(file)}' was changed since it was saved: its checksum is {short(told)}, its contents' "
-            f"is {actual!r}; save it again, after a search with force= for what should differ"
-        )
-    return rest

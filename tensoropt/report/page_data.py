@@ -29,9 +29,10 @@ from .explanation import (
 )  # fmt: skip
 from .frontier_rows import FrontierRows
 from .plan_rows import PlanRows, Row
-from .sentences import differing_sentences, plan_sentences
+from .sentences import PointSentences
+from .sums import Sums
 
-FORMAT, VERSION = "tensoropt/report", 2
+FORMAT, VERSION = "tensoropt/report", 3
 _TIMES = ("time_us", "compute_time_us", "network_time_us", "overlap_time_us")
 
 
@@ -51,6 +52,8 @@ def report_data(
     mesh = rows.mesh
     baselines = details.get("baselines", [])
     other = next((PlanRows(each["plan"]) for each in baselines if "plan" in each), None)
+    sentences = PointSentences(frontier, other)
+    words = {number: [ways_text(rows, row) for row in part["pool"]] for number, part in enumerate(value["reshardings"])}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -73,13 +76,17 @@ def report_data(
         "chosen": frontier.chosen if chosen is None else chosen,
         "points": _points(frontier),
         "bound": value["bound"],
+        "peak_bound": _peak_bound(frontier, details),
         "baselines": [{"name": each["name"], "points": each["points"]} for each in baselines],
         "columns": list(value["columns"]),
         "operators": _operators(frontier, details),
-        "reshardings": _reshardings(frontier, rows),
-        "time_parts": _time_parts(frontier, rows),
+        "reshardings": _reshardings(frontier, rows, words),
+        "time_parts": _time_parts(frontier, words),
         "memory_parts": _memory_parts(frontier),
-        "views": {point: _view(frontier, int(point), view, other) for point, view in _views(details).items()},
+        "views": {
+            point: {**view, "sentences": sentences.of(int(point), view)} for point, view in _views(details).items()
+        },
+        "peaks": details.get("peaks", {}),
         "measured": measured,
         "curve": None if curve is None else curve["curve"],
     }
@@ -109,12 +116,26 @@ def frontier_of_plan(plan: PlanRows) -> FrontierRows:
         "columns": ["0"],
         "operators": operators,
         "reshardings": [{"column": 0, "choices": [list(range(len(plan.reshardings)))], "pool": list(plan.reshardings)}],
+        "details": {"peaks": {} if plan.peak is None else {"0": plan.peak}},
     })
 
 
 def _views(details: Row) -> Mapping[str, Row]:
     views: Mapping[str, Row] = details.get("views", {})
     return views
+
+
+def _peak_bound(frontier: FrontierRows, details: Row) -> dict[str, int] | None:
+    """Return what is proven of peaks and times: the least of either that any plan has; None if nothing is proven.
+
+    A bound of the sum that is searched isn't one of peaks, but for the least time, which it proves whatever the memory.
+    """
+    least, bound = details.get("least_peak_bytes"), frontier.value["bound"]
+    is_proven = bound is not None or all(point["exact"] for point in frontier.points)
+    if least is None or not is_proven or frontier.objectives != ("memory", "time"):
+        return None
+    fastest = min(point["time_us"] for point in frontier.points)
+    return {"mem_bytes": least, "time_ns": bound["time_ns"][-1] if bound else round(fastest * 1e3)}
 
 
 def _points(frontier: FrontierRows) -> dict[str, list[Any]]:
@@ -149,8 +170,12 @@ def _operators(frontier: FrontierRows, details: Row) -> list[dict[str, Any]]:
     ]
 
 
-def _reshardings(frontier: FrontierRows, rows: PlanRows) -> list[dict[str, Any]]:
-    """Return the reshardings that occur, in words."""
+def _reshardings(frontier: FrontierRows, rows: PlanRows, words: Mapping[int, Sequence[str]]) -> list[dict[str, Any]]:
+    """Return the reshardings that occur, in words.
+
+    Args:
+        words: the kinds of the collectives of the rows of each pool.
+    """
     return [
         {
             "column": part["column"],
@@ -164,66 +189,51 @@ def _reshardings(frontier: FrontierRows, rows: PlanRows) -> list[dict[str, Any]]
                     "shape": row["shape"],
                     "forward": [row["forward"][0], row["forward"][-1]],
                     "ways": [way.text for way in rows.executed(row)],
-                    "words": ways_text(rows, row),
+                    "words": said,
                     "time_us": row["time_us"],
                     "copy_bytes": row.get("copy_bytes", 0),
                     "accumulator_bytes": row.get("accumulator_bytes", 0),
                     "is_regathered": row.get("is_regathered", False),
                 }
-                for row in part["pool"]
+                for row, said in zip(part["pool"], words[number], strict=True)
             ],
         }
-        for part in frontier.value["reshardings"]
+        for number, part in enumerate(frontier.value["reshardings"])
     ]
 
 
-def _by_point(frontier: FrontierRows, part: Row, amounts: Sequence[float]) -> np.ndarray:
-    """Return the amount of each point, number[P], from the amount of each choice of a part."""
-    return np.array(amounts)[frontier.columns[part["column"]]]
-
-
-def _time_parts(frontier: FrontierRows, rows: PlanRows) -> list[dict[str, Any]]:
+def _time_parts(frontier: FrontierRows, words: Mapping[int, Sequence[str]]) -> list[dict[str, Any]]:
     """Return what the time of each point is spent on; see :func:`.explanation.time_parts`."""
-    sums: dict[tuple[str, str], np.ndarray] = {}
-
-    def add(key: tuple[str, str], amounts: np.ndarray) -> None:
-        sums[key] = sums.get(key, 0.0) + amounts
-
+    sums: Sums[tuple[str, str]] = Sums(frontier)
     for part in frontier.value["operators"]:
         name = UPDATES if part["type"] == "Variable" else part["type"]
-        add((COMPUTE, name), _by_point(frontier, part, [row["time_us"] for row in part["choices"]]))
-    for part in frontier.value["reshardings"]:
-        words = [ways_text(rows, row) for row in part["pool"]]
-        for kind in dict.fromkeys(words):
-            amounts = [
-                math.fsum(part["pool"][i]["time_us"] for i in choice if words[i] == kind) for choice in part["choices"]
-            ]
-            add((COLLECTIVES, kind), _by_point(frontier, part, amounts))
+        sums.add((COMPUTE, name), part, [row["time_us"] for row in part["choices"]])
+    for number, part in enumerate(frontier.value["reshardings"]):
+        pool, kinds = part["pool"], words[number]
+        for kind in dict.fromkeys(kinds):
+            amounts = [math.fsum(pool[i]["time_us"] for i in choice if kinds[i] == kind) for choice in part["choices"]]
+            sums.add((COLLECTIVES, kind), part, amounts)
+    parts = [{"part": part, "name": name, "time_us": amounts} for (part, name), amounts in sums.items()]
     hidden = np.array([point.get("overlap_time_us", 0.0) for point in frontier.points])
-    if hidden.any():
-        add((OVERLAP, OVERLAPPED), -hidden)
-    return _ordered([{"part": part, "name": name, "time_us": amounts} for (part, name), amounts in sums.items()], "time_us")
+    return _ordered([*parts, {"part": OVERLAP, "name": OVERLAPPED, "time_us": -hidden}], "time_us")
 
 
 def _memory_parts(frontier: FrontierRows) -> list[dict[str, Any]]:
     """Return what the memory of each point is spent on; see :func:`.explanation.memory_parts`."""
-    sums: dict[str, np.ndarray] = {}
-
-    def add(name: str, amounts: np.ndarray) -> None:
-        sums[name] = sums.get(name, 0) + amounts
-
+    sums: Sums[str] = Sums(frontier)
     for part in frontier.value["operators"]:
         name = PARAMETERS if part["type"] == "Variable" else f"saved for the backward pass of {part['type']}"
-        add(name, _by_point(frontier, part, [row["memory_bytes"] for row in part["choices"]]))
+        sums.add(name, part, [row["memory_bytes"] for row in part["choices"]])
     for part in frontier.value["reshardings"]:
         pool = part["pool"]
         summed = [row.get("accumulator_bytes", 0) for row in pool]
         copies = [0 if row.get("is_regathered", False) else row.get("copy_bytes", 0) for row in pool]
-        add(ACCUMULATED, _by_point(frontier, part, [sum(summed[i] for i in choice) for choice in part["choices"]]))
-        add(COPIES, _by_point(frontier, part, [sum(copies[i] for i in choice) for choice in part["choices"]]))
+        sums.add(ACCUMULATED, part, [sum(summed[i] for i in choice) for choice in part["choices"]])
+        sums.add(COPIES, part, [sum(copies[i] for i in choice) for choice in part["choices"]])
+    amounts = dict(sums.items())
     total = np.array([point["memory_bytes"] for point in frontier.points])
-    sums[TAKEN] = total - sum(sums.values())
-    return _ordered([{"name": name, "bytes": amounts} for name, amounts in sums.items()], "bytes")
+    amounts[TAKEN] = total - sum(amounts.values())
+    return _ordered([{"name": name, "bytes": n_bytes} for name, n_bytes in amounts.items()], "bytes")
 
 
 def _ordered(parts: list[dict[str, Any]], what: str) -> list[dict[str, Any]]:
@@ -231,10 +241,3 @@ def _ordered(parts: list[dict[str, Any]], what: str) -> list[dict[str, Any]]:
     kept = [part for part in parts if part[what].any()]
     kept.sort(key=lambda part: -part[what].max())
     return [{**part, what: np.round(part[what], 6).tolist()} for part in kept]
-
-
-def _view(frontier: FrontierRows, point: int, view: Row, other: PlanRows | None) -> dict[str, Any]:
-    """Return what is stored of a point, with the sentences on its choices, beside those of another plan."""
-    plan = frontier.plan(point)
-    differing = [] if other is None else differing_sentences(plan, other)
-    return {**view, "sentences": [*plan_sentences(plan, view), *differing]}

@@ -76,6 +76,11 @@ class PlanRows:
         return device_bytes_of(self.value["assumed"])
 
     @property
+    def peak(self) -> Row | None:
+        """The instant of the peak, see ``Peak.to_json``; None if the plan doesn't know it."""
+        return peak_of(self.value)
+
+    @property
     def micro_batches(self) -> int:
         return int(self.value.get("micro_batches", 1))
 
@@ -166,6 +171,24 @@ def device_bytes_of(assumed: Row) -> int | None:
     if known is None or (type(known) is int and known > 0):
         return known
     raise ValueError(f"device_memory_bytes: got {known!r}, expected a positive whole number of bytes")
+
+
+def peak_of(value: Row) -> Row | None:
+    """Return the instant of the peak that a plan's JSON value has; None if it has none.
+
+    Raises:
+        ValueError: it isn't one of the plan's own peak.
+    """
+    peak: Row | None = value.get("peak")
+    if peak is None:
+        return None
+    amounts = [*peak["peak_by_use"].values(), *peak["peak_by_tensor"].values()]
+    numbers = [*amounts, peak["peak_instruction"], peak["instructions"], peak["peak_bytes"]]
+    if not all(type(number) is int and number >= 0 for number in numbers) or not isinstance(peak["peak_runs"], str):
+        raise ValueError("its peak has numbers that are no whole numbers, or no text")
+    if not sum(peak["peak_by_use"].values()) == peak["peak_bytes"] == value["peak_bytes"]:
+        raise ValueError("what is alive at its peak doesn't add up to the peak")
+    return peak
 
 
 def summary_line(

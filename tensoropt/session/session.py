@@ -21,7 +21,9 @@ from ..frontend.importer import import_graph
 from ..frontend.initial_values import FirstValues
 from ..frontend.recorded_graph import initializer_names
 from ..frontend.recording import Recording
-from ..plan.options import check_option, find_answer, request_of, staged
+from ..plan.find_staged import checked_stages
+from ..plan.options import check_option, find_answer, request_of
+from ..plan.options_with_stages import find_answer_with_stages
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve
 from ..plan.staged_plan import StagedPlan
@@ -134,7 +136,7 @@ class Session:
         without: Collection[str] = (),
         micro_batches: int | None = None,
         verbose: int | str | bool = 1,
-        stages: int | None = None,
+        stages: int | Sequence[int] | None = None,
         schedule: str | None = None,
     ) -> Plan | StagedPlan | Curve:
         """Find a plan or a curve; see :func:`tensoropt.find_strategy`."""
@@ -144,12 +146,15 @@ class Session:
             hardware = self.hardware if cluster is None else resolve_cluster(cluster)
             request = request_of(self.model(), hardware, memory, force, without, micro_batches)
             request = replace(request, progress=self._display.update)
-            if schedule is not None and stages in (None, 1):
+            counts = (1,) if stages is None else checked_stages(stages)
+            if schedule is not None and max(counts) == 1:
                 raise InputError(f"schedule={schedule!r} is the order in which stages run; give stages=2 or more with it")
-            if stages not in (None, 1):
+            if max(counts) > 1:
                 if profile_budget is not None:
                     raise InputError("stages= and profile_budget= can't be combined; leave one of the two")
-                found = self.context.on_first_rank(lambda: staged(option, request, parallelism, stages, schedule))
+                found = self.context.on_first_rank(
+                    lambda: find_answer_with_stages(option, request, parallelism, counts, schedule)
+                )
             elif profile_budget is None:
                 found = self.context.on_first_rank(lambda: find_answer(option, request, parallelism))
             else:

@@ -93,10 +93,10 @@ class Stages:
         """
         self._check_optimizer()
         (step,) = self.whole.graph.train_steps.values()
-        for index, members in enumerate(self._members):
+        for index, members in enumerate(self.members):
             if not members.intersection(step.variables):
                 raise InputError(
-                    f"stage {index} of {self.n} would have no parameters: none is used {self._between(index)}; ask for "
+                    f"stage {index} of {self.n} would have no parameters: none is used {self.between(index)}; ask for "
                     "fewer stages"
                 )
         graphs = [self.graph_of(index, self.whole.graph) for index in range(self.n)]
@@ -112,7 +112,8 @@ class Stages:
                     "which stages don't exchange; clip each gradient by itself, or use stages=1"
                 )
 
-    def _between(self, index: int) -> str:
+    def between(self, index: int) -> str:
+        """Return in words from where to where in the model a stage goes."""
         operators = self.whole.graph.operators
         start = f"after {operators[self.cuts[index - 1]].where()}" if index else ""
         end = f"up to {operators[self.cuts[index]].where()}" if index < len(self.cuts) else ""
@@ -123,7 +124,7 @@ class Stages:
         """All tensors that stages send, in program order."""
         graph = self.whole.graph
         found = {}
-        for target, members in enumerate(self._members):
+        for target, members in enumerate(self.members):
             for tensor in self._received(members):
                 source = self._home(tensor)
                 trained = any(
@@ -140,7 +141,7 @@ class Stages:
 
     def graph_of(self, index: int, graph: Graph) -> Graph:
         """Return a stage's part of the model's graph, or of that of one of its micro-batches."""
-        members = self._members[index]
+        members = self.members[index]
         received = {tensor.name for tensor in self._received(members)}
         sent = [each for each in self.crossings if each.source == index and each.has_gradient]
         operators: dict[str, Operator] = {}
@@ -222,7 +223,7 @@ class Stages:
         producer = self.whole.graph.producers[tensor.name]
         if producer.type == VARIABLE or producer.name not in self._shared:
             return self._home(tensor)
-        return next(index for index, members in enumerate(self._members) if producer.name in members)
+        return next(index for index, members in enumerate(self.members) if producer.name in members)
 
     # Which operators a stage has
 
@@ -323,7 +324,7 @@ class Stages:
         return self._constant | self.ahead.indices | frozenset(fed)
 
     @cached_property
-    def _members(self) -> tuple[frozenset[str], ...]:
+    def members(self) -> tuple[frozenset[str], ...]:
         """The names of each stage's operators."""
         graph = self.whole.graph
         found: list[set[str]] = [set(self._everywhere) for _ in range(self.n)]

@@ -90,7 +90,7 @@ def _subclasses(kind: type) -> list[type]:
     return [kind, *(each for child in children for each in _subclasses(child))]
 
 
-def recorded(capture: Capture, program: Program, trace: StepGradients, optimizer_of: OptimizerOf) -> RecordedUpdates:
+def recorded_updates(capture: Capture, program: Program, trace: StepGradients, optimizer_of: OptimizerOf) -> RecordedUpdates:
     """Return what a captured step does with gradients.
 
     Args:

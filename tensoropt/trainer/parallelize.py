@@ -215,12 +215,14 @@ class _BroadcastValues:
         return np.asarray(self.context.processes.broadcast(value))
 
 
-# The arguments of keras.Model.compile that parallelize doesn't take, and what to do instead.
-_COMPILED_OTHERWISE = {
+# The arguments of keras.Model.compile and of find_strategy that parallelize doesn't take, and what to do instead.
+_TAKEN_ELSEWHERE = {
     "steps_per_execution": "ranks run one step at a time, with the same numbers; leave it out",
     "jit_compile": "steps run as TensorFlow's graphs; leave it out",
     "run_eagerly": "steps run as TensorFlow's graphs; leave it out",
     "auto_scale_loss": "losses are scaled for mixed_float16 alone, by keras.optimizers.LossScaleOptimizer",
+    "stages": "its plans have no stages; record the model for tensoropt.find_strategy(stages=...), or leave it out",
+    "schedule": "its plans have no stages; record the model for tensoropt.find_strategy(stages=...), or leave it out",
 }
 
 
@@ -233,7 +235,7 @@ def refuse_others(others: Mapping[str, Any], parallelize: Callable[..., Any]) ->
     install_error_handling(current_processes())
     for name in others:
         taken = [each for each in inspect.signature(parallelize).parameters if each != "others"]
-        said = _COMPILED_OTHERWISE.get(name, f"it takes {', '.join(taken)}")
+        said = _TAKEN_ELSEWHERE.get(name, f"it takes {', '.join(taken)}")
         raise InputError(f"parallelize ({running_line()}) has no argument {name!r}: {said}")
 
 

@@ -22,7 +22,7 @@ from ..ir.graph import Graph, Operator, Tensor
 from ..ir.optimizer import Optimizer
 from .by_sample_layers import that_tell_samples
 from .compiling import in_a_sentence
-from .own_step import capturable, recorded
+from .own_step import capturable, recorded_updates
 from .signature import Signature
 
 TRAIN, EVALUATE, PREDICT = "train", "evaluate", "predict"
@@ -137,7 +137,7 @@ def capture_program(
     steps: Sequence[RecordedStep] = ()
     taken: Sequence[RecordedGradients] = ()
     if trace is not None:
-        updates = recorded(capture, program, trace, optimizer_of)
+        updates = recorded_updates(capture, program, trace, optimizer_of)
         program, steps, taken = updates.program, updates.steps, updates.taken
     elif kind == TRAIN:
         step, taken = _step(capture, program, objective, partial(optimizer_of, None))

@@ -7,8 +7,12 @@ import pytest
 from helpers.large import first
 
 from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Node, Problem, search
+from tensoropt.ft.elimination import table_graph
+from tensoropt.ft.elimination.tracking import Limits, Tracked, track
 from tensoropt.ft.interning import Interned, folds, interned, unfolded
 from tensoropt.ft.problem import identity
+from tensoropt.ft.tables.table import Table
+from tensoropt.ft.tables.thinning import Thinning
 from tensoropt.ft.weighted.weighted_search import WeightedSearch
 
 LIMITS = (3, 12, 1000)
@@ -95,7 +99,68 @@ def test_weighted_searches_are_equal_folded_and_unfolded(seed: int, max_cells: i
             continue
         other = apart.marginals(weights)
         assert one.least.bound == other.least.bound
+        assert np.array_equal(one.least.strategy, other.least.strategy)
         assert all(np.array_equal(a, b) for a, b in zip(one.nodes, other.nodes, strict=True))
+
+
+@pytest.mark.parametrize("seed", first(10, range(200)))
+def test_samples_of_equal_parts_estimate_marginals(seed: int) -> None:
+    """Enough samples are all; one gives all parts of a kind the marginals of one of them, and the least cost stays."""
+    search_of = WeightedSearch(interned(parts(seed)), 8)
+    try:
+        exact = search_of.marginals((3, 5))
+    except InfeasibleError:
+        return
+    of_all, of_one = (search_of.marginals((3, 5), samples=samples) for samples in (6, 1))
+    assert all(np.array_equal(a, b) for a, b in zip(exact.nodes, of_all.nodes, strict=True))
+    assert of_one.least.bound == exact.least.bound
+    of_kind: dict[int, list[np.ndarray]] = {}
+    for step in search_of.plan.steps:
+        if len(step.buckets) == 1:
+            of_kind.setdefault(search_of.plan.same[step.buckets[0].result], []).append(of_one.nodes[step.variable])
+    assert all(np.array_equal(those[0], each) for those in of_kind.values() for each in those)
+
+
+def tracked(problem: Problem) -> Tracked:
+    """Return the points of one run of eliminations and LDP, with thinning."""
+    thinning = Thinning.of(problem, 0.02, 8)
+    return track(problem, True, thinning, Limits(1 << 12), lambda graph: None)
+
+
+@pytest.mark.parametrize("seed", first(20, range(400)))
+def test_eliminations_are_equal_folded_and_unfolded(seed: int) -> None:
+    """Points, strategies and what thinning may have lost: what is done once is what would be done for each part."""
+    problem = interned(parts(seed))
+    try:
+        one = tracked(problem)
+    except InfeasibleError:
+        with unfolded(), pytest.raises(InfeasibleError):
+            tracked(problem)
+        return
+    with unfolded():
+        other = tracked(problem)
+    for name in ("mem", "time", "strategies"):
+        assert np.array_equal(getattr(one, name), getattr(other, name))
+    assert one.slack == other.slack and one.counts == other.counts
+    for mem, time, strategy in zip(one.mem, one.time, one.strategies, strict=True):
+        assert problem.cost(strategy.tolist()) == (mem, time)
+
+
+def test_equal_parts_are_eliminated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sums: list[int] = []
+    original = table_graph.sum_out
+
+    def counted(a: Table, b: Table, variable: int) -> Table:
+        sums.append(variable)
+        return original(a, b, variable)
+
+    monkeypatch.setattr(table_graph, "sum_out", counted)
+    problem = interned(parts(9))
+    tracked(problem)
+    n_folded = len(sums)
+    with unfolded():
+        tracked(problem)
+    assert n_folded < len(sums) - n_folded
 
 
 def test_unfolded_really_computes_each_part_by_itself() -> None:

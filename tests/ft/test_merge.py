@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from importlib.util import find_spec
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from tensoropt.ft import INFEASIBLE, search
 from tensoropt.ft.pareto import product, reduce_unsorted
 from tensoropt.ft.tables import merge
-from tensoropt.ft.tables.merge import Arcs, merge_compiled, merge_in_numpy
+from tensoropt.ft.tables.merge import Arcs, is_loaded, merge_compiled, merge_in_numpy
 from tensoropt.ft.tables.table import Table
 
 from .problems import Costs, build, resnet_pairs
@@ -65,3 +66,9 @@ def test_whole_searches_agree(way, monkeypatch: pytest.MonkeyPatch) -> None:
     assert got.time_ns.tolist() == expected.time_ns.tolist()
     for strategy, mem, time in zip(got.strategies, got.mem_bytes, got.time_ns, strict=True):
         assert problem.cost(strategy) == (mem, time)
+
+
+def test_that_compiled_code_is_loaded_is_seen() -> None:
+    """Else the slower ways would go on being taken, without a word."""
+    importlib.import_module("tensoropt.ft.tables.numba_kernels")
+    assert is_loaded()

@@ -67,6 +67,18 @@ def test_costs_cannot_be_changed_afterwards() -> None:
         node.mem_bytes[0] = 7
 
 
+def test_costs_of_other_nodes_are_not_checked_again_and_others_are() -> None:
+    given = ints(1, 2)
+    node = Node("a", given, ints(3, 4))
+    again = Node("b", node.mem_bytes, node.time_ns)
+    assert again.mem_bytes is node.mem_bytes and again.time_ns is node.time_ns
+    given[0] = -1
+    with pytest.raises(ValueError, match="got -1"):
+        Node("c", given, ints(3, 4))
+    with pytest.raises(ValueError, match=r"K target\] with both K >= 1, got \(2,\)"):
+        Edge(0, 1, node.mem_bytes, node.time_ns)
+
+
 def test_choosing_from_a_frontier() -> None:
     frontier = frontier_of((10, 100), (20, 30), (60, 20), (110, 0))
     assert (frontier.smallest(), frontier.fastest(), frontier.turning_point(), len(frontier)) == (0, 3, 1, 4)

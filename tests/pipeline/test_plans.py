@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import accumulate.models as models
 import pytest
@@ -21,6 +22,7 @@ from tensoropt.profiling.hardware import named
 from tensoropt.runtime.pipeline.execute_staged import execute_staged
 from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.stages import Stages
+from tensoropt.tools.cli.main import main
 
 TRAIN = Path(__file__).parent / "train.py"
 
@@ -30,15 +32,37 @@ def plan_of(name: str, n_stages: object, parallelism: int = 4, schedule: str | N
     return find_staged(request, parallelism, n_stages, schedule)
 
 
+def read_answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    assert main(list(map(str, arguments))) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
 @pytest.mark.parametrize(("name", "n_stages", "schedule"), [("mlp", 2, None), ("attention", 4, "gpipe")])
-def test_a_plan_reads_back_and_has_one_device_numbers(
-    name: str, n_stages: int, schedule: str | None, tmp_path: Path
+def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
+    name: str, n_stages: int, schedule: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, model = plan_of(name, n_stages, schedule=schedule), models.recorded(name, "adam")
     found.save(tmp_path / "plan.json")
     plan = load_any(tmp_path / "plan.json")
     assert isinstance(plan, StagedPlan) and plan.to_json() == found.to_json()
     assert plan.parallelism == 4 and len(plan.stages) == n_stages
+    told = read_answer(capsys, "explain", tmp_path / "plan.json", "--json")
+    assert (told["time_us"], told["memory_bytes"], told["schedule"]) == (plan.time_us, plan.memory_bytes, plan.schedule)
+    for stage, planned in zip(told["stages"], plan.stages, strict=True):
+        assert stage["explanation"] == json.loads(json.dumps(planned.plan.explanation()))
+        assert (stage["devices"], stage["memory_bytes"]) == (list(planned.devices), planned.memory_bytes)
+    assert main(["explain", str(tmp_path / "plan.json")]) == 0
+    text = capsys.readouterr().out
+    same = read_answer(capsys, "diff", tmp_path / "plan.json", tmp_path / "plan.json", "--json")
+    assert same["totals"]["time_us"] == [plan.time_us] * 2 and len(same["stages"]) == n_stages
+    assert [stage["operators"] for stage in same["stages"]] == [[]] * n_stages
+    page = read_answer(capsys, "report", tmp_path / "plan.json", "--stage", n_stages, "--json")
+    assert page["points"]["time_us"] == [plan.stages[-1].plan.time_us]
+    assert page["title"] == f"plan.json, stage {n_stages} of {n_stages}"
+    assert main(["report", str(tmp_path / "plan.json"), "--stage", str(n_stages + 1)]) == 2
+    assert f"from 1 to {n_stages}, got '{n_stages + 1}'" in capsys.readouterr().err
+    assert f"{n_stages} stages on 4 devices" in text and text.count("where the time goes") == n_stages
     execution = execute_staged(
         plan, model.model, lambda variable: model.first_values[variable], Processes(0, 1, ("here",)), "emulated"
     )
@@ -55,17 +79,17 @@ def test_more_micro_batches_are_in_flight_over_a_slow_link_where_they_fit() -> N
     model, hardware = models.recorded("attention", "adam").model, named("v100-1x2")
     (level,) = (each for each in hardware.levels if each.count > 1)
 
-    def found(bytes_per_s: float, limit_bytes: int | None = None) -> StagedPlan:
-        levels = tuple(replace(each, bytes_per_s=bytes_per_s) if each is level else each for each in hardware.levels)
+    def found(factor: float, limit_bytes: int | None = None) -> StagedPlan:
+        changed = replace(level, bytes_per_s=level.bytes_per_s * factor, latency_us=0.0)
+        levels = tuple(changed if each is level else each for each in hardware.levels)
         request = Request(model, replace(hardware, levels=levels), limit_bytes, micro_batches=4)
         return find_staged(request, 2, 2, None)
 
-    fast, slow = found(level.bytes_per_s * 1e6), found(level.bytes_per_s / 100)
-    assert 2 <= fast.stages[0].in_flight < slow.stages[0].in_flight and slow.stages[1].in_flight == 1
+    fast, slow = found(1e6), found(0.01)
+    assert slow.stages[0].in_flight > 2 and slow.stages[1].in_flight == 1
     assert slow.time_us > fast.time_us and slow.stages[0].idle_share > fast.stages[0].idle_share
-    limited = found(level.bytes_per_s / 100, slow.stages[0].memory_bytes - 1)
-    assert limited.stages[0].in_flight < slow.stages[0].in_flight
-    assert limited.stages[0].memory_bytes < slow.stages[0].memory_bytes
+    limited = found(0.01, slow.memory_bytes - 1)
+    assert limited.memory_bytes < slow.memory_bytes and limited.time_us >= slow.time_us
 
 
 def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
@@ -80,11 +104,18 @@ def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
     ("n_stages", "changed", "said"),
     [
         (3, {}, "3 stages on 4 devices: each takes equally many; give a divisor of 4"),
-        ("two", {}, "stages takes a whole number from 2 up, or 1 for none, got 'two'"),
+        (8, {}, "8 stages on 4 devices: each takes one at least; give 4 or fewer"),
+        ("two", {}, r"stages takes whole numbers from 1 up, such as 2, or \(1, 2\) for a choice, got 'two'"),
+        ((2, 0), {}, r"stages takes whole numbers from 1 up, .* got \(2, 0\)"),
+        ((), {}, "stages is empty"),
         (2, {"micro_batches": 1}, "stages=2 need several micro-batches"),
         (2, {"micro_batches": 3}, "8 samples, which 3 doesn't divide"),
         (2, {"force": {"MatMul": {"m": 2}}}, "can't be combined"),
-        (2, {"limit_bytes": 10}, "a stage needs .* above the limit of 10 B"),
+        (2, {"without": frozenset(["stages"])}, "stages=2 is asked for, and to do without 'stages'"),
+        (2, {"without": frozenset(["accumulate"])}, "stages=2 takes micro-batches, and to do without 'accumulate' is asked"),
+        (2, {"algorithm": "optcnn"}, "algorithm 'optcnn' knows no stages"),
+        (2, {"objectives": ("memory", "network")}, "stages=2 trades memory and time, got the objectives memory,network"),
+        (2, {"limit_bytes": 10}, r"no plan fits 10 bytes .* stage \d alone, .* needs"),
     ],
 )
 def test_what_stages_dont_allow_gets_a_sentence(n_stages: object, changed: dict[str, object], said: str) -> None:

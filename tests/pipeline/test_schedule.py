@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from tensoropt.common.errors import InputError
-from tensoropt.program.schedule import Pass, least_in_flight, makespan, merged, needs, pass_orders
+from tensoropt.program.schedule import Pass, least_in_flight, makespan, merged, needs, pass_orders, tried_in_flight
 
 
 def in_flight(order: tuple[Pass, ...]) -> int:
@@ -42,6 +44,15 @@ def test_equal_stages_wait_for_the_first_and_the_last_micro_batch_alone(schedule
     assert time == 3.0 * (n + n_stages - 1)
 
 
+def test_times_of_many_plans_are_those_of_each() -> None:
+    rng = np.random.default_rng(1)
+    for n_stages, n in ((1, 3), (2, 4), (4, 8)):
+        forward, backward = rng.random((n_stages, 5)), rng.random((n_stages, 5))
+        found, rest = pass_orders("1f1b", n, least_in_flight(n_stages, n)), [[*rng.random(n_stages)] for _ in range(3)]
+        at_once = makespan(found, list(forward), list(backward), *rest)
+        assert at_once.tolist() == [makespan(found, list(forward[:, i]), list(backward[:, i]), *rest) for i in range(5)]
+
+
 def test_more_in_flight_hides_a_slow_link() -> None:
     times = [
         makespan(pass_orders("1f1b", 8, ahead), [1.0, 1.0], [2.0, 2.0], [1.5]) for ahead in ((2, 1), (3, 1), (4, 1))
@@ -57,6 +68,35 @@ def test_what_is_sent_before_the_first_and_after_the_last_pass_is_counted() -> N
     assert makespan(found, *times, [0.0, 4.0], [0.0, 0.0]) == alone + 3.0
     assert makespan(found, *times, [0.0, 0.0], [0.0, 1.0]) == alone  # stage 0 still runs its last pass
     assert makespan(found, *times, [0.0, 0.0], [0.0, 7.0]) == alone + 5.0
+
+
+def test_what_a_stage_does_after_its_last_pass_is_counted() -> None:
+    found = pass_orders("1f1b", 4, [2, 1])
+    times = [1.0, 1.0], [2.0, 2.0], [0.0]
+    alone = makespan(found, *times)  # stage 0 runs its last pass, of 2, when stage 1 has run all
+    assert makespan(found, *times, after=[0.0, 2.0]) == alone
+    assert makespan(found, *times, after=[0.0, 5.0]) == alone + 3.0
+    assert makespan(found, *times, after=[1.0, 2.0]) == alone + 1.0
+    # The update of what stage 0 sends back waits for it.
+    assert makespan(found, *times, last=[4.0, 0.0], after=[1.0, 2.0]) == alone + 6.0
+
+
+def test_an_earlier_stage_goes_on_when_a_later_one_has_sent_its_gradients() -> None:
+    found = pass_orders("gpipe", 2, [2, 2])
+    times = [1.0, 1.0], [2.0, 2.0], [0.5]
+    # Stage 0 waits for the first gradient, and then for the second one.
+    assert makespan(found, *times) == (1.0 + 0.5 + 2 * 1.0) + 2 * 2.0 + 0.5 + 2.0
+    assert makespan(found, *times, late=[0.0, 1.0]) == (1.0 + 0.5 + 2 * 1.0) + 2 * 2.0 - 1.0 + 0.5 + 2.0
+    # What stage 0 has still to do then delays nobody, and isn't saved either.
+    assert makespan(found, *times, late=[1.0, 1.0]) == makespan(found, *times, late=[0.0, 1.0])
+
+
+@pytest.mark.parametrize(("n_stages", "n"), [(1, 4), (2, 8), (4, 4), (3, 2)])
+def test_more_in_flight_are_tried_up_to_all(n_stages: int, n: int) -> None:
+    found = tried_in_flight(n_stages, n)
+    assert found[0] == least_in_flight(n_stages, n) and len(set(found)) == len(found)
+    assert all(max(each) <= n and each[-1] == 1 for each in found)
+    assert all(low <= high for few, more in pairwise(found) for low, high in zip(few, more, strict=True))
 
 
 def test_passes_that_wait_for_each_other_are_named() -> None:

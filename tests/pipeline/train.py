@@ -1,6 +1,7 @@
 """A recorded model with a tied table and a penalty, trained under a plan with stages: prints losses as JSON on rank 0.
 
-With ``OTHER_FETCH`` in the environment rank 1 fetches something else.
+With ``OTHER_FETCH`` in the environment rank 1 fetches something else; with ``FAULT`` it is killed, stopped, sleeps or ends
+before its third step.
 
     python tests/pipeline/train.py STAGES MICRO_BATCHES SCHEDULE COLLECTIVES PARALLELISM [PLAN]
 """
@@ -9,12 +10,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 
 import numpy as np
 
 import tensoropt
+from tensoropt.plan import find_staged
 from tensoropt.runtime.pipeline import messages
+from tensoropt.sharding.stages import Stages
 
 BATCH, WORDS, WIDTH = 16, 200, 24
 
@@ -33,12 +38,24 @@ def loss_of(words: object, targets: object) -> object:
     return tensoropt.reduce_mean(each) + penalty
 
 
+FAULTS = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "sleep": lambda: time.sleep(600),
+    "end": lambda: sys.exit(0),
+}
+
+
 def main() -> None:
     stages, micro_batches, schedule, collectives, parallelism, *file = sys.argv[1:]
     session = tensoropt.init(seed=5, hardware="v100-1x4" if collectives == "emulated" else None)
     if collectives == "mpi":
         # So small that these tensors go in several.
         messages.PACKET_BYTES = 256
+    if stages != "1":
+        # So that rows of the table cross, wherever a step would be fastest.
+        find_staged.balanced = lambda model, *_: Stages(model, ("Tanh_1",))
+        find_staged.least_memory = lambda *_: None
     words = tensoropt.placeholder(tensoropt.int32, [BATCH, 5])
     targets = tensoropt.placeholder(tensoropt.int32, [BATCH])
     loss = loss_of(words, targets)
@@ -54,7 +71,9 @@ def main() -> None:
         plan = file[0]
     tensoropt.build_execution_graph(engine="tensorflow", plan=plan, collectives=collectives)
     rng, losses = np.random.default_rng(7), []
-    for _ in range(4):
+    for step in range(4):
+        if step == 2 and session.processes.rank == 1 and "FAULT" in os.environ:
+            FAULTS[os.environ["FAULT"]]()
         feeds = {words: rng.integers(0, WORDS, (BATCH, 5)), targets: rng.integers(0, WORDS, BATCH)}
         is_other = "OTHER_FETCH" in os.environ and session.processes.rank == 1
         value = tensoropt.run([loss] if is_other else [loss, train], feed_dict=feeds)[0]

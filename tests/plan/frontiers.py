@@ -8,7 +8,7 @@ from pathlib import Path
 from session.models import begin, network
 
 import tensoropt
-from tensoropt.report.frontier_rows import checksum
+from tensoropt.report.checksum import signed
 
 
 def two_layers():
@@ -27,6 +27,5 @@ def changed(file: Path, change, checked: bool = True) -> Path:
     change(value)
     if checked:
         del value["checksum"]
-        value["checksum"] = checksum(value)
-    file.write_text(json.dumps(value))
+    file.write_text(signed(json.dumps(value)) if checked else json.dumps(value))
     return file

@@ -25,8 +25,8 @@ from tensoropt.report.frontier_rows import column_of
         ("[" * 100_000, "is not whole JSON"),
         ("[1]", "is not a frontier: got format 'list', expected 'tensoropt/frontier'"),
         ('{"format": "tensoropt/plan", "version": 1}', "got format 'tensoropt/plan', expected 'tensoropt/frontier'"),
-        ('{"format": "tensoropt/frontier", "version": 3}', "has version 3, expected 4"),
-        ('{"format": "tensoropt/frontier", "version": 4}', "is damaged (KeyError: 'checksum')"),
+        ('{"format": "tensoropt/frontier", "version": 4}', "has version 4, expected 5"),
+        ('{"format": "tensoropt/frontier", "version": 5}', "is damaged (KeyError: 'checksum')"),
     ],
 )
 def test_files_that_are_no_frontiers(tmp_path, text, said):
@@ -73,6 +73,7 @@ def test_any_key_that_is_missing_is_noticed(whole, file):
         lambda value: value.update(model_digest="0123456789abcdef"),
         lambda value: value["assumed"].update(tensorflow="1.0"),
         lambda value: value.update(checksum="0123456789abcdef"),
+        lambda value: value.update(added="after the checksum"),
     ],
 )
 def test_what_was_changed_by_hand_is_noticed(file, change):

@@ -26,7 +26,7 @@ def frontier(name: str, space: str, without: tuple[str, ...]) -> ModelFrontier:
 @pytest.mark.parametrize(("space", "without"), first(2, [
     ("full", ()), ("compact", ("reuse",)), ("full", ("reuse",)), ("compact", ())
 ]))  # fmt: skip
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", first(3, sorted(SMALL)))
 def test_a_strategy_takes_the_time_of_its_operators_and_reshardings(name: str, space: str, without: tuple[str, ...]) -> None:
     """States are random; in the full space an operator that reads a tensor twice is charged for both reshardings."""
     found = frontier(name, space, without)
@@ -67,7 +67,7 @@ def random_states(found: ModelFrontier, rng: np.random.Generator, kind: int) -> 
     return states if settle_copies(built, states, rng) else None
 
 
-@pytest.mark.parametrize("name", ["attention", "vgg16"])
+@pytest.mark.parametrize("name", first(1, ["attention", "vgg16"]))
 def test_a_regathered_parameter_is_alive_while_its_segment_is_rematerialized(name: str) -> None:
     """Whether its copy is saved or regathered makes no difference to the segment of most memory."""
     found = frontier(name, "full", ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,12 +17,15 @@ from tensoropt.common.formats import FRONTIER
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.decisions import _slope
 from tensoropt.plan.details import MOST_POINTS, details_of, viewed_points
-from tensoropt.report.explanation import memory_parts, time_parts
+from tensoropt.report.config_words import config_words
+from tensoropt.report.explanation import layer_costs, memory_parts, time_parts
 from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.report.measured import COMPARED
 from tensoropt.report.page import DATA_ID, page
 from tensoropt.report.page_data import frontier_of_plan, report_data
+from tensoropt.report.plan_rows import SOURCES
 from tensoropt.report.reading import read_frontier, read_rows
+from tensoropt.report.sentences import MOST_DIFFERENCES, time_text
 from tensoropt.tools.cli.main import main
 
 
@@ -66,12 +70,57 @@ def test_the_parts_of_every_point_are_those_of_its_plan(frontier, data):
         assert {name: n for name, n in told.items() if n} == {part["name"]: part["bytes"] for part in memory_parts(plan)}
 
 
+def test_the_sentences_of_every_point_are_those_of_its_plan(detailed, data):
+    frontier = read_frontier(detailed)
+    told = next(each["plan"] for each in frontier.value["details"]["baselines"] if "plan" in each)
+    theirs = {op["name"]: op for op in told["operators"]}
+    seen = 0
+    for number, view in data["views"].items():
+        plan = frontier.plan(int(number))
+        first, peak, beside, *differing = view["sentences"]
+        costliest = layer_costs(plan)[0]
+        compute, network = costliest["time_us"], costliest["network_time_us"]
+        share = (compute + network) / plan.value["time_us"]
+        assert first == (
+            f"Layer {costliest['name']} takes the most time: {time_text(compute + network)}, {share:.0%} of the step "
+            f"({time_text(compute)} compute, {time_text(network)} collectives)."
+        )
+        assert f"instruction {view['memory']['peak_instruction'] + 1} of" in peak
+        ratio = told["time_us"] / plan.value["time_us"]
+        text = f"{ratio:.2f} times" if ratio >= 1 else f"{ratio:.0%} of"
+        assert beside.startswith(f"Data parallelism would take {time_text(told['time_us'])} per step ({text} this plan)")
+        others = [op for op in plan.operators if op["config"] != theirs[op["name"]]["config"]]
+        counts = Counter(
+            (op["type"], *(config_words(op["type"], each["config"], each["results"]) for each in (op, theirs[op["name"]])))
+            for op in others
+        )
+        expected = set()
+        for (kind, now, was), count in counts.items():
+            what = "variable" if kind == "Variable" else kind
+            expected.add(f"{count} {what}{'s' * (count != 1)}: {now}, where data parallelism has {was}.")
+        again = [row for row in plan.reshardings if row.get("is_regathered", False)]
+        made = [op for op in plan.operators if op.get("is_rematerialized", False) and op["type"] not in SOURCES]
+        if made or again:
+            assert differing.pop() == (
+                f"It computes {len(made)} operators again in the backward pass, and gathers {len(again)} copies again."
+            )
+        if len(counts) > MOST_DIFFERENCES:
+            differing.pop()
+            assert set(differing) < expected and len(differing) == MOST_DIFFERENCES
+        else:
+            assert set(differing) == (expected or {"No operator's config differs from data parallelism."})
+        seen += len(differing)
+    assert seen > 10
+
+
 def test_the_points_are_those_of_the_frontier(found, data):
     costs = found.costs
     assert data["points"]["memory_bytes"] == costs.mem_bytes.tolist()
     np.testing.assert_allclose(data["points"]["time_us"], costs.time_ns / 1e3)
     assert data["points"]["peak_bytes"] == [found.peak(i).n_bytes for i in range(len(found))]
     assert data["turning_point"] == found.turning_number and data["chosen"] == len(found) - 2
+    assert 0 < data["peak_bound"]["mem_bytes"] <= min(data["points"]["peak_bytes"])
+    assert data["peak_bound"]["time_ns"] <= costs.time_ns.min()
     names = [each["name"] for each in data["baselines"]]
     assert names == ["data-parallel", "optcnn", "tofu", "mesh-tensorflow"]
     optcnn = data["baselines"][1]["points"][0]
@@ -183,7 +232,7 @@ def hostile(frontier: FrontierRows) -> FrontierRows:
 
 def test_no_name_ends_the_data_or_becomes_an_element(detailed):
     data = report_data(hostile(read_frontier(detailed)), HOSTILE)
-    text = page(data)
+    text = page(data).decode()
     read = Data(text)
     assert json.loads(read.text) == json.loads(json.dumps(data))
     assert HOSTILE not in text.replace("\\u003c", "") and not [tag for tag, _ in read.elements if tag == "img"]
@@ -215,7 +264,7 @@ def test_bad_input_gets_one_sentence(detailed, plan_file, tmp_path, capsys, monk
         ([*measured, wrong], "wrong.json' is damaged (IndexError"),
         ([cut], "is not whole JSON"),
         ([damaged], "is damaged (KeyError: 'time_us')"),
-        ([check], "is not a frontier or a plan: got format None"),
+        ([check], "is not a plan or a frontier: got format None"),
         ([changed], "was changed since it was saved"),
         ([old], f"has version 2, expected {FRONTIER[1]}; make it again"),
         ([tmp_path / "none.json"], "can't be read: No such file"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import zlib
 from dataclasses import dataclass
@@ -69,6 +70,12 @@ def test_interchangeable_axes_are_found_and_change_nothing(
         chosen = np.flatnonzero(weighted.fits)[::3]
         row_by_row = dataclasses.replace(weighted, classes=())
         assert np.array_equal(weighted.times(chosen, chosen), row_by_row.times(chosen, chosen))
+
+
+def test_that_compiled_code_is_loaded_is_seen() -> None:
+    """Else the slower ways would go on being taken, without a word."""
+    importlib.import_module("tensoropt.reschedule.path_kernels")
+    assert bulk.is_loaded()
 
 
 @given(st.integers(0, 99), st.sampled_from([2, 50, 10**9]), st.integers(0, 2))

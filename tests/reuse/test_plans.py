@@ -115,7 +115,7 @@ def test_a_search_can_do_without(found: ModelFrontier, tmp_path: Path, capsys: p
     assert memory[0] < memory[2]
     capsys.readouterr()
     assert main(["search", *CLUSTER, "--without", "reuse,rest"]) == 2
-    expected = "tensoropt: unknown choice 'rest'; a search can do without 'reuse', 'remat', 'zero', 'accumulate'\n"
+    expected = "tensoropt: unknown choice 'rest'; a search can do without 'reuse', 'remat', 'zero', 'accumulate', 'stages'\n"
     assert capsys.readouterr().err == expected
 
 

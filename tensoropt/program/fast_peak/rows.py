@@ -6,6 +6,7 @@ around it. So each is made once, whatever the strategies that have it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -173,6 +174,7 @@ class Rows:
         no = np.zeros(n, np.int32)
         changes: dict[int, np.ndarray] = {}
         choices = _Choices(columns.configs, columns.shared, columns.regathered, columns.rematerialized, no)
+        makers = _Makers(self, view_of)
         for site, parts in self._keys(choices):
             differs = np.zeros(n, bool)
             differs[0] = True
@@ -181,11 +183,12 @@ class Rows:
                     changes[id(part)] = np.flatnonzero(part[1:] != part[:-1]) + 1
                 differs[changes[id(part)]] = True
             starts = np.flatnonzero(differs)
+            bounds = np.append(starts, n).tolist()
             found, known = np.empty(len(starts), np.int32), self._known[site]
             for k, key in enumerate(zip(*(part[starts].tolist() for part in parts), strict=True)):
                 row = known.get(key)
-                found[k] = self._make(site, key, _Maker(self, view_of(int(starts[k])))) if row is None else row
-            rows[site] = np.repeat(found, np.diff(starts, append=n))
+                found[k] = self._make(site, key, makers.among(bounds[k], bounds[k + 1])) if row is None else row
+            rows[site] = np.repeat(found, np.diff(bounds))
         for site, offsets in self._results:
             for output, offset in offsets:
                 rows[output] = rows[site] + offset
@@ -230,6 +233,23 @@ class Rows:
         """Append a row; return its number."""
         self._rows.append(row)
         return len(self._rows) - 1
+
+
+class _Makers:
+    """The makers of rows of many strategies. Making one takes long, so those that are there are used again."""
+
+    def __init__(self, rows: Rows, view_of: Callable[[int], StrategyView]) -> None:
+        self._rows, self._view_of = rows, view_of
+        self._numbers: list[int] = []  # of the strategies with a maker, ascending
+        self._made: dict[int, _Maker] = {}
+
+    def among(self, first: int, end: int) -> _Maker:
+        """Return a maker of one of the strategies from ``first`` to ``end``, exclusive."""
+        at = bisect_left(self._numbers, first)
+        if at == len(self._numbers) or self._numbers[at] >= end:
+            self._numbers.insert(at, first)
+            self._made[first] = _Maker(self._rows, self._view_of(first))
+        return self._made[self._numbers[at]]
 
 
 class _Maker:

@@ -95,6 +95,13 @@ function drawFrontier(data, state) {
       line: {shape: "hv", width: 0}, fillcolor: "rgba(127,140,160,.22)",
     });
   }
+  if (data.peak_bound && byPeak) {
+    const corner = [data.peak_bound.mem_bytes / bytes, data.peak_bound.time_ns / 1e3 / scale];
+    traces.push({
+      x: [corner[0], corner[0], Math.max(...x)], y: [Math.max(...y), corner[1], corner[1]], mode: "lines", hoverinfo: "skip",
+      name: "no plan is left of it or below (certified)", line: {width: 1, color: ink("soft"), dash: "dot"},
+    });
+  }
   traces.push({
     x: order.map((i) => x[i]), y: order.map((i) => y[i]), text: order.map((i) => told[i]), mode: x.length > 400 ? "lines" : "lines+markers",
     name: "frontier", hoverinfo: "text", customdata: order, line: {shape: bySize ? "hv" : "linear", color: "#4c8bd6", width: 2}, marker: {size: 5},

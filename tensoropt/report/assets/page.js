@@ -103,10 +103,25 @@ function drawPlan() {
     data.points.time_us[at], timeText, "time per step");
   bars("memory-bars", data.memory_parts.map((part) => ({name: part.name, amount: part.bytes[at]})),
     data.points.memory_bytes[at], memoryText, "memory per device, as the frontier counts it");
+  drawPeakUse(at);
   state.rows = rowsOf(data, at);
   drawTable(data, state);
   const shown = state.shown && state.rows.find((row) => row.name === state.shown);
   if (shown) drawOperator(data, state, shown);
+}
+
+// What is alive at the peak, by use: known where the step is stored, and of a plan's own file.
+function drawPeakUse(at) {
+  const peak = data.views[at] ? data.views[at].memory : data.peaks[at];
+  byId("peak-use").hidden = !peak;
+  byId("no-peak-use").hidden = Boolean(peak);
+  if (!peak) {
+    byId("no-peak-use").textContent = Object.keys(data.views).length
+      ? `What is alive at the peak of ${memoryText(data.points.peak_bytes[at])} isn't stored for this point; the section on the step leads to those for which it is.`
+      : "What is alive at the peak isn't in this file.";
+    return;
+  }
+  bars("peak-use-bars", Object.entries(peak.peak_by_use).map(([name, amount]) => ({name, amount})), peak.peak_bytes, memoryText, "peak of a step");
 }
 
 function viewButtons(id, what) {
@@ -151,7 +166,7 @@ function drawStep() {
   }));
   const tensors = Object.entries(memory.peak_by_tensor).map(([name, amount]) => ({name, amount}));
   const named = tensors.reduce((sum, row) => sum + row.amount, 0);
-  if (memory.peak_bytes > named) tensors.push({name: "all other tensors", amount: memory.peak_bytes - named});
+  if (memory.peak_bytes > named) tensors.push({name: "all else", amount: memory.peak_bytes - named});
   bars("peak-bars", tensors, memory.peak_bytes, memoryText, "peak");
   byId("sentences").replaceChildren(...view.sentences.map((text) => element("li", text)));
   drawDecisions(view.decisions);

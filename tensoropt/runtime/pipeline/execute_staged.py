@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -141,7 +141,8 @@ def _of_rank(
     (index,) = (number for number, stage in enumerate(plan.stages) if part.rank in stage.devices)
     with part.waiting_in("the choice of stages"):
         comm = part.comm.Split(index, part.rank)
-    own = part.part(comm)
+    # Stages have collectives of their own, so many as they need: only steps, which all take, are counted among all ranks.
+    own = replace(part.part(comm), parent=None)
     mesh = views[index].whole.strategy.mesh
     backend: Backend = CommunicatingBackend(mesh, 0, SingleCommunicator())
     prepare: Prepare | None = None
@@ -169,6 +170,7 @@ def _of_rank(
             lambda: MpiTransfers(messages, part.waiting[CRITICAL], sending),
             share,
             agree,
+            part.begin_collective,
         ),
         part,
     )

@@ -74,6 +74,7 @@ class StagedEngine:
         share: gives all processes what the first rank of a stage fetched, given the stage's number.
         agree: called with a text ahead of each function's first run; raises if the ranks of all stages don't come with the
             same one.
+        begin: called when a step begins, so that a rank which waits in it can be told from one that hasn't come.
     """
 
     stages: Stages
@@ -83,6 +84,7 @@ class StagedEngine:
     transfers: Callable[[], Transfers]
     share: Share = lambda stage, values: values or ()
     agree: Callable[[str], None] = lambda text: None
+    begin: Callable[[], None] = lambda: None
     _functions: dict[tuple[Fetch, tuple[Feed, ...]], _Function] = field(default_factory=dict)
 
     @property
@@ -153,6 +155,7 @@ class StagedEngine:
                 stack.enter_context(RefusedValues(self.graph))
                 for engine in self.engines.values():
                     stack.enter_context(engine.backend.watched(built.log))
+                self.begin()
                 values = iter([value.numpy() for value in built.call(*arguments)])
             check_memory_left()
         own = {stage: [next(values) for each in built.results if each == stage] for stage in sorted(self.engines)}

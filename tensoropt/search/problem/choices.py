@@ -19,7 +19,11 @@ ACCUMULATE = "accumulate"
 """A training step takes its batch in several micro-batches, where the memory limit asks for that; see
 :mod:`...sharding.micro_batches`.
 """
-CHOICES = (REUSE, REMAT, ZERO, ACCUMULATE)
+STAGES = "stages"
+"""The model is cut into stages, each on devices of its own, where several numbers of stages are asked for; see
+:mod:`...sharding.stages`.
+"""
+CHOICES = (REUSE, REMAT, ZERO, ACCUMULATE, STAGES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,7 @@ class ReshardingArrays:
         self._expanded: dict[tuple[object, ...], EdgeCosts] = {}
         self._along: dict[tuple[object, ...], EdgeCosts] = {}
         self._choosing: dict[tuple[object, ...], ResidualChoice | None] = {}
+        self._worth: dict[tuple[object, ...], np.ndarray] = {}
 
     def expect(self, tensor: Tensor, choices: Iterable[Choice[OperandSharding]]) -> None:
         for choice in choices:
@@ -263,6 +264,18 @@ class ReshardingArrays:
         if key not in self._returning:
             self._returning[key] = self.reshardings.returning_ns(tensor, produced, wanted, of_variable)
         return self._returning[key]
+
+    def worth_regathering(
+        self, tensor: Tensor, produced: Choice[OperandSharding], shared: Choice[OperandSharding]
+    ) -> np.ndarray:
+        """Return the indices of the copies that are larger than some produced shard from which communication makes them."""
+        sources, copies = self._values(produced), self._values(shared)
+        key = tensor.shape, tensor.item_bytes, id(sources), id(copies)
+        if key not in self._worth:
+            shards, of_copies = (self.reshardings.shards(tensor, each)[None] for each in (sources, copies))
+            larger = (of_copies > shards.T) & ~self.reshardings.are_local(sources, copies)
+            self._worth[key] = np.flatnonzero(larger.any(axis=0))
+        return self._worth[key]
 
     def residual_choice(
         self, tensor: Tensor, source: End, target: End, tables: tuple[Table, Table]

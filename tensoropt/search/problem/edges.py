@@ -24,7 +24,7 @@ from ...costs.resharding_costs import ResidualCharge, shard_bytes
 from ...ft.problem import Edge, Node
 from ...ir.gradient_info import Backward
 from ...ir.graph import CONSTANT, SOURCES, VARIABLE, Graph, Tensor
-from ...reschedule.layout import Layout, needs_communication
+from ...reschedule.layout import Layout
 from ...reschedule.mesh import Mesh
 from ...rules.rule import OperandSharding, Rule
 from ...sharding.consumers import Consumer, consumers_of, step_sharding
@@ -108,6 +108,7 @@ class EdgeBuilder:
         self._of_training_step: dict[tuple[int, int], Choice[OperandSharding]] = {}
         self._left: dict[tuple[int, bool], Choice[OperandSharding]] = {}
         self._copies: dict[tuple[int, ...], Choice[OperandSharding]] = {}
+        self._first_edges: dict[int, tuple[EdgeCosts, Edge]] = {}  # by the identity of their costs
 
     def _program_positions(self) -> list[int]:
         """Return, for each node, the index in program order to which the backward pass comes last.
@@ -275,7 +276,7 @@ class EdgeBuilder:
             of_consumer = ResidualCharge.COPY_OF_SAVED
         can_be_regathered = bool(self._may_regather(tensor) and readers and all(each.can_be_regathered for each in readers))
         none, everything = np.zeros(0, np.intp), np.arange(len(shared.values))
-        regathered = self._worth_regathering(tensor, made.produced, shared) if can_be_regathered else none
+        regathered = self.arrays.worth_regathering(tensor, made.produced, shared) if can_be_regathered else none
         from_rematerialized = everything if readers and made.may_be_rematerialized else none
         unread = none if of_copy == ResidualCharge.NOTHING else may_be_unread(shared, readers)
         if readers and varies:
@@ -297,18 +298,6 @@ class EdgeBuilder:
         for consumer in consumers:
             costs = self.arrays.by_state(tensor, copy, consumer.end, of_shared(of_consumer))
             self._add_edge(number, consumer.node, costs, made.node)
-
-    def _worth_regathering(
-        self, tensor: Tensor, produced: Choice[OperandSharding], shared: Choice[OperandSharding]
-    ) -> np.ndarray:
-        """Return the indices of the copies that are larger than some produced shard from which communication makes them."""
-        shards = [(sharding.layout, shard_bytes(tensor, sharding.layout)) for sharding in produced.values]
-        larger = [
-            any(n_bytes < shard_bytes(tensor, copy.layout) and needs_communication(layout, copy.layout)
-                for layout, n_bytes in shards)
-            for copy in shared.values
-        ]
-        return np.flatnonzero(larger)
 
     def _take_together(self, made: ProducedTensor, consumers: list[ConsumerEnd]) -> None:
         """Connect a tensor to several consumers that are one node.
@@ -375,7 +364,11 @@ class EdgeBuilder:
         if costs.overlappable_ns is not None:
             self.overlap_times.add_edge(number, to_node, costs.overlappable_ns)
         self.transients.add_edge(number, from_node if producer is None else producer, to_node, costs)
-        self.edges.append(Edge(from_node, to_node, costs.mem, costs.time_ns))
+        first = self._first_edges.get(id(costs))
+        mem, time_ns = (costs.mem, costs.time_ns) if first is None else (first[1].mem_bytes, first[1].time_ns)
+        self.edges.append(Edge(from_node, to_node, mem, time_ns))
+        if first is None:
+            self._first_edges[id(costs)] = costs, self.edges[-1]
 
     def _charge_produced_shard(self, made: ProducedTensor, is_paid: np.ndarray, is_regathered: np.ndarray) -> None:
         """Charge a producer's node for the shard that it produced.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+from ...common.errors import InputError
 from ...common.files import check_writable, write_json
 
 PRINTED = "-"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
@@ -19,10 +22,35 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_json_path(arguments: argparse.Namespace) -> None:
-    """Refuse a file for JSON that couldn't be written, before the work."""
-    if arguments.json not in (None, PRINTED):
-        check_writable(arguments.json, "result")
+def check_json_path(arguments: argparse.Namespace, *others: str | Path | None) -> None:
+    """Refuse a file for JSON that couldn't be written, before the work.
+
+    Args:
+        others: the other files that the command reads or writes; None for one that isn't given.
+
+    Raises:
+        InputError: it couldn't be written, or is one of them.
+    """
+    if arguments.json in (None, PRINTED):
+        return
+    check_writable(arguments.json, "result")
+    check_apart(arguments.json, "--json", *others)
+
+
+def check_apart(output: str | Path, option: str, *others: str | Path | None) -> None:
+    """Refuse an output that would replace another file of the same command.
+
+    Raises:
+        InputError: it would.
+    """
+    for other in others:
+        if other is not None and Path(output).resolve() == Path(other).resolve():
+            raise InputError(f"{option} '{output}' would replace '{other}', which the same command names; give another file")
+
+
+def printable(text: str) -> str:
+    """Return a text with control characters written out: names in files could move a terminal's cursor by them."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def answer(arguments: argparse.Namespace, value: dict[str, Any], text: str) -> int:
@@ -30,7 +58,7 @@ def answer(arguments: argparse.Namespace, value: dict[str, Any], text: str) -> i
     if arguments.json == PRINTED:
         print(json.dumps(value, indent=1))
         return 0
-    print(text)
+    print(printable(text))
     if arguments.json is not None:
         write_json(Path(arguments.json), value, "result")
         print(f"wrote {arguments.json}")

@@ -14,11 +14,10 @@ from ...common.memory_units import parse_memory
 from ...common.tensorflow_import import import_tensorflow
 from ...profiling.hardware import Hardware, HardwareError
 from ...runtime.ranks import display_here
-from .frontier_outputs import add_report_argument, write_frontier
+from .frontier_outputs import add_report_argument, check_outputs, write_frontier
 from .search import (
     add_model_arguments,
     budget_of,
-    check_outputs,
     checked_measurement,
     hardware_of,
     positive_number,

@@ -19,11 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt diff`` and return the exit code."""
     from ...report.differences import differences, differences_text
-    from ...report.reading import read_rows
+    from ...report.reading import read_explained
 
-    check_json_path(arguments)
-    before, after = (read_rows(file, "plan", "frontier") for file in (arguments.before, arguments.after))
-    assert not isinstance(before, dict) and not isinstance(after, dict)
+    check_json_path(arguments, arguments.before, arguments.after)
+    before, after = (read_explained(file) for file in (arguments.before, arguments.after))
     with reading_value("file", f"{arguments.before}' or '{arguments.after}"):
         told = differences(before, after)
         text = differences_text(told)

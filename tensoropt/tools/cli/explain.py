@@ -32,19 +32,23 @@ def run(arguments: argparse.Namespace) -> int:
     from ...report.explanation import PlanFacts, explanation
     from ...report.explanation_text import explanation_text
     from ...report.plan_rows import PlanRows
-    from ...report.reading import read_rows
+    from ...report.reading import read_explained
+    from ...report.stage_rows import StageRows, stages_explanation, stages_text
 
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
-    check_json_path(arguments)
-    rows = read_rows(arguments.file, "plan", "frontier")
-    if isinstance(rows, PlanRows) and (arguments.point is not None or limit is not None):
+    check_json_path(arguments, arguments.file)
+    rows = read_explained(arguments.file)
+    if isinstance(rows, (PlanRows, StageRows)) and (arguments.point is not None or limit is not None):
         raise InputError(f"--point and --memory choose a point of a frontier, but '{cut(arguments.file)}' is one plan")
-    assert not isinstance(rows, dict)
     with reading_value("file", arguments.file):
-        told = (
-            explanation(rows, PlanFacts()) if isinstance(rows, PlanRows) else _of_point(rows, arguments.point, limit)
-        )
-        text = explanation_text(told)
+        if isinstance(rows, StageRows):
+            told = stages_explanation(rows)
+            text = stages_text(told)
+        else:
+            told = (
+                explanation(rows, PlanFacts()) if isinstance(rows, PlanRows) else _of_point(rows, arguments.point, limit)
+            )
+            text = explanation_text(told)
     return answer(arguments, told, text)
 
 

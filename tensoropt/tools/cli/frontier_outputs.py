@@ -6,15 +6,19 @@ import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ...common.errors import InputError, short
+from ...common.files import check_writable
 from ...common.progress import Display
 from ...search.baselines import OTHERS
 
 if TYPE_CHECKING:
     from ...plan.find_frontier import ModelFrontier
 
+OUTPUTS = MappingProxyType({"--plan": "plan", "--frontier": "frontier", "--json": "result", "--plot": "picture",
+                            "--report": "report"})  # fmt: skip
 SHOWN_BASELINES = ("data-parallel", "optcnn", "tofu", "mesh-tensorflow")
 
 
@@ -59,6 +63,35 @@ def check_report() -> None:
     from ...report.page import library
 
     library()
+
+
+def check_outputs(files: Mapping[str, Path | None]) -> None:
+    """Check, before long work, that the result files can be written after it.
+
+    Raises:
+        InputError: one can't be written, two are the same, or Matplotlib can't draw the picture.
+    """
+    given = {argument: file for argument, file in files.items() if file is not None}
+    for argument, file in given.items():
+        check_writable(file, OUTPUTS[argument])
+    if len({file.resolve() for file in given.values()}) < len(given):
+        *others, last = files
+        raise InputError(f"{', '.join(others)} and {last} name the same file; give each its own")
+    if "--plot" in given:
+        _check_picture(given["--plot"])
+    if "--report" in given:
+        check_report()
+
+
+def _check_picture(file: Path) -> None:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError as error:
+        raise InputError("--plot needs Matplotlib; install it: pip install matplotlib") from error
+    kinds = FigureCanvasAgg.get_supported_filetypes()
+    if file.suffix.lower().removeprefix(".") not in kinds:
+        known = ", ".join(sorted(kinds))
+        raise InputError(f"picture '{file}' has a suffix that Matplotlib doesn't know; expected one of {known}")
 
 
 def write_frontier(

@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     if not arguments.top.isdecimal() or int(arguments.top) < 1:
         raise InputError(f"--top takes a number of plans from 1 up, got {short(arguments.top)}")
-    check_json_path(arguments)
+    check_json_path(arguments, arguments.frontier)
     frontier = read_frontier(arguments.frontier)
     with reading_value("frontier", arguments.frontier):
         told = selected(frontier, limit, int(arguments.top))

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     limit = parse_memory(arguments.memory)
     deadline_us = None if arguments.deadline is None else parse_time_us(arguments.deadline, "--deadline")
-    check_json_path(arguments)
+    check_json_path(arguments, arguments.subject)
     if is_of_these(arguments.subject):
         rows = read_rows(arguments.subject, "frontier", "curve")
         with reading_value("file", arguments.subject):

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...common.errors import InputError
 from ...common.files import check_writable, read_json, reading_value
 from ...common.formats import CHECK
-from .answers import PRINTED, add_json_argument, answer, check_json_path
+from .answers import PRINTED, add_json_argument, answer, check_apart, check_json_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="OUT.html", help="default: FILE.html, beside FILE.json")
     parser.add_argument("--measured", metavar="CHECK.json", help="what check --json wrote, shown beside the predictions")
     parser.add_argument("--curve", metavar="CURVE.json", help="a curve over device counts, shown beside the frontier")
+    parser.add_argument("--stage", metavar="N", help="the stage to show of a plan with stages, from 1 up")
     add_json_argument(parser)
 
 
@@ -38,24 +39,32 @@ def _report(arguments: argparse.Namespace) -> int:
     from ...report.page import write_report
     from ...report.page_data import frontier_of_plan, report_data
     from ...report.plan_rows import PlanRows
-    from ...report.reading import read_rows
+    from ...report.reading import read_explained, read_rows
+    from ...report.stage_rows import StageRows
 
     file = Path(arguments.file)
     output = arguments.output or file.with_suffix(".html")
     if output.resolve() == file.resolve():
         raise InputError(f"the report would replace '{file}', which it is of; give another file by -o")
     check_writable(output, "report")
-    check_json_path(arguments)
-    rows = read_rows(file, "frontier", "plan")
+    check_apart(output, "-o", arguments.measured, arguments.curve)
+    check_json_path(arguments, file, output, arguments.measured, arguments.curve)
+    rows, title = read_explained(file), file.name
+    if isinstance(rows, StageRows):
+        number = rows.number_of(arguments.stage, str(file))
+        title = f"{file.name}, stage {number + 1} of {len(rows.plans)}"
+        rows = rows.plans[number]
+    elif arguments.stage is not None:
+        raise InputError(f"--stage chooses a stage of a plan with stages, but '{file}' has none; leave it")
     check = None if arguments.measured is None else read_json(arguments.measured, "check", *CHECK)
     curve = None if arguments.curve is None else read_rows(arguments.curve, "curve")
     with reading_value("file", file):
-        assert not isinstance(rows, dict) and (curve is None or isinstance(curve, dict))
+        assert curve is None or isinstance(curve, dict)
         frontier = frontier_of_plan(rows) if isinstance(rows, PlanRows) else rows
     with reading_value("check", arguments.measured or ""):
         measured = None if check is None else measured_at(frontier, check, arguments.measured)
     with reading_value("file", file):
-        data = report_data(frontier, file.name, measured=measured, curve=curve)
+        data = report_data(frontier, title, measured=measured, curve=curve)
     write_report(data, output)
     n_points, size = len(frontier), output.stat().st_size / 1e6
     told = f"wrote {output}: {n_points} point{'s' * (n_points > 1)}, {size:.1f} MB; open it in a browser"

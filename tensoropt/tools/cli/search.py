@@ -10,13 +10,11 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ...common.errors import InputError, short
-from ...common.files import check_writable, write_json
+from ...common.files import write_json
 from ...common.memory_units import parse_memory
 from ...common.tensorflow_import import import_tensorflow
 from ...ft import ALGORITHMS, BY_DEFAULT, Budget
@@ -26,21 +24,21 @@ from ...search.baselines import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
 from ...search.problem.choices import CHOICES, checked_choices
 from ...search.problem.config_space import SPACES
 from ...search.problem.objectives import MEMORY_TIME, PAIRS, parse_objectives
-from .frontier_outputs import add_baselines, add_report_argument, baselines_of, check_report, write_frontier
+from .frontier_outputs import add_baselines, add_report_argument, baselines_of, check_outputs, write_frontier
 
 if TYPE_CHECKING:
     from ...plan.options import Request
     from ...plan.plan import Plan
     from ...plan.scaling_curve import Curve
+    from ...plan.staged_plan import StagedPlan
 
 DEFAULT_DEVICE, PER_MACHINE = "v100", 8
 OF_CURVE = 1
-# Copies of those in options.py and offline.py, which import TensorFlow: help and errors are quick without it.
+# Copies of those in options.py, offline.py and schedule.py, which import TensorFlow: help and errors are quick without it.
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 OPTIMIZERS = ("sgd", "momentum", "adam")
+SCHEDULES = ("1f1b", "gpipe")
 INTERRUPTED = 130
-OUTPUTS = MappingProxyType({"--plan": "plan", "--frontier": "frontier", "--json": "result", "--plot": "picture",
-                            "--report": "report"})  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="split a step's batch into K micro-batches; default: 1, and 2, 4, ... where --memory asks for that",
     )
+    parser.add_argument(
+        "--stages",
+        metavar="N[,N...]",
+        help="cut the model into N stages, each on its own devices; several: whichever is best, 1 for none; default: 1",
+    )
+    parser.add_argument("--schedule", choices=SCHEDULES, help=f"the order of stages' passes; default: {SCHEDULES[0]}")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -204,6 +208,7 @@ def _search(arguments: argparse.Namespace) -> bool:
     without = checked_choices(name.strip() for name in (arguments.without or "").split(",") if name.strip())
     requested = None if arguments.micro_batches is None else _count(arguments.micro_batches)
     baselines_of(arguments)
+    stages = _stages(arguments)
     _check_outputs(arguments)
     import_tensorflow()
     checked_measurement(hardware, arguments.strict)
@@ -211,9 +216,11 @@ def _search(arguments: argparse.Namespace) -> bool:
     from ...plan.find_frontier import ModelFrontier
     from ...plan.options import Request, assumptions, checked_micro_batches
     from ...plan.plan import Plan
+    from ...plan.staged_plan import StagedPlan
     from ...search.problem.splittable import check_usable
     from ..offline import record_named
-    from .search_report import SearchSetup, introduction, plot, result_json, result_text
+    from .search_report import SearchSetup, introduction, plot
+    from .staged_report import any_json, any_text
 
     with display.phase("recording of the model"):
         recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
@@ -237,20 +244,20 @@ def _search(arguments: argparse.Namespace) -> bool:
             without=without,
             micro_batches=micro_batches,
         )
-        found = _find(arguments.option, request, counts, arguments.profile_budget)
-    print(result_text(setup, found))
-    if arguments.plan is not None and isinstance(found, Plan):
+        found = _find(arguments, request, counts, stages)
+    print(any_text(setup, found))
+    if arguments.plan is not None and isinstance(found, (Plan, StagedPlan)):
         found.save(arguments.plan)
     if isinstance(found, Plan) and isinstance(found.frontier, ModelFrontier):
         write_frontier(arguments, found.frontier, found.point, display)
     if arguments.json is not None:
-        write_json(arguments.json, result_json(setup, found), "result")
+        write_json(arguments.json, any_json(setup, found), "result")
     if arguments.plot is not None:
         plot(found, arguments.plot)
     for written in (arguments.plan, arguments.frontier, arguments.json, arguments.plot, arguments.report):
         if written is not None:
             print(f"wrote {written}")
-    return isinstance(found, Plan) and getattr(found.frontier, "is_interrupted", False)
+    return isinstance(found, (Plan, StagedPlan)) and getattr(found.frontier, "is_interrupted", False)
 
 
 def _whole_number(text: str) -> int:
@@ -268,17 +275,42 @@ def _count(text: str) -> int:
     return count
 
 
-def _find(option: str, request: Request, counts: list[int], profile_budget: str | None) -> Plan | Curve:
-    from ...plan.options import mini_parallelism, mini_time, profiling
+def _stages(arguments: argparse.Namespace) -> tuple[int, ...]:
+    """Return the numbers of stages that are asked for, 1 for none.
 
-    if profile_budget is not None:
+    Raises:
+        InputError: one isn't a positive number, or something that is asked for can't be had with stages.
+    """
+    texts = (arguments.stages or "1").split(",")
+    stages = tuple(positive_number(text, "--stages", "stages") for text in texts)
+    if max(stages) == 1:
+        if arguments.schedule is not None:
+            raise InputError("--schedule is the order in which stages run; give --stages 2 or more with it")
+        return stages
+    for name, given in {
+        "--frontier": arguments.frontier, "--report": arguments.report, "--profile-budget": arguments.profile_budget,
+    }.items():  # fmt: skip
+        if given is not None:
+            raise InputError(f"{name} is of plans without stages; leave it, or --stages")
+    return stages
+
+
+def _find(
+    arguments: argparse.Namespace, request: Request, counts: list[int], stages: tuple[int, ...]
+) -> Plan | StagedPlan | Curve:
+    from ...plan.options import mini_parallelism, mini_time, profiling
+    from ...plan.options_with_stages import find_answer_with_stages
+
+    if arguments.profile_budget is not None:
         from ...runtime.ranks import current_processes
         from ...tuning.profile_guided import find_measured
 
-        return find_measured(option, request, counts, profile_budget, current_processes())
-    if option == "profiling":
+        return find_measured(arguments.option, request, counts, arguments.profile_budget, current_processes())
+    if max(stages) > 1:
+        return find_answer_with_stages(arguments.option, request, counts, stages, arguments.schedule)
+    if arguments.option == "profiling":
         return profiling(request, counts)
-    return mini_parallelism(request, counts) if option == "mini_parallelism" else mini_time(request, counts[0])
+    return mini_parallelism(request, counts) if arguments.option == "mini_parallelism" else mini_time(request, counts[0])
 
 
 def _hardware_and_counts(arguments: argparse.Namespace) -> tuple[Hardware, list[int]]:
@@ -351,32 +383,3 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
                 )
     outputs = {"--plan": arguments.plan, "--frontier": arguments.frontier, "--json": arguments.json}
     check_outputs({**outputs, "--plot": arguments.plot, "--report": arguments.report})
-
-
-def check_outputs(files: Mapping[str, Path | None]) -> None:
-    """Check, before long work, that the result files can be written after it.
-
-    Raises:
-        InputError: one can't be written, two are the same, or Matplotlib can't draw the picture.
-    """
-    given = {argument: file for argument, file in files.items() if file is not None}
-    for argument, file in given.items():
-        check_writable(file, OUTPUTS[argument])
-    if len({file.resolve() for file in given.values()}) < len(given):
-        *others, last = files
-        raise InputError(f"{', '.join(others)} and {last} name the same file; give each its own")
-    if "--plot" in given:
-        _check_picture(given["--plot"])
-    if "--report" in given:
-        check_report()
-
-
-def _check_picture(file: Path) -> None:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError as error:
-        raise InputError("--plot needs Matplotlib; install it: pip install matplotlib") from error
-    kinds = FigureCanvasAgg.get_supported_filetypes()
-    if file.suffix.lower().removeprefix(".") not in kinds:
-        known = ", ".join(sorted(kinds))
-        raise InputError(f"picture '{file}' has a suffix that Matplotlib doesn't know; expected one of {known}")

@@ -12,6 +12,7 @@ from ...plan.find_frontier import ModelFrontier
 from ...plan.picture import new_axes, save_picture
 from ...plan.plan import Plan
 from ...plan.scaling_curve import Curve
+from ...plan.staged_plan import StagedPlan
 from ...profiling.hardware import Hardware
 from ...rules.registry import rule_of
 from ...search.baselines import SPACES as BASELINE_SPACES
@@ -164,12 +165,14 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
     }
 
 
-def plot(found: Plan | Curve, file: Path) -> None:
+def plot(found: Plan | StagedPlan | Curve, file: Path) -> None:
     """Draw the frontier with the chosen plan marked, or the curve."""
     if isinstance(found, Curve):
         write_picture(found.plot, file)
-    else:
-        write_picture(lambda axes: _frontier_of(found).plot(axes=axes, chosen=found.point), file)
+        return
+    frontier, point = found.frontier, found.point
+    assert frontier is not None, "a plan that was just found has its frontier"
+    write_picture(lambda axes: frontier.plot(axes=axes, chosen=point), file)
 
 
 def write_picture(plot: Callable[[Axes], object], file: Path) -> None:

@@ -105,6 +105,11 @@ class Opened:
             parts = sorted((part[amount][point] for part in data[key]), reverse=True)
             assert rows[0].split("\t")[2].strip() == text(parts[0])
             assert rows[-1].split("\t")[2].strip() == text(points[whole][point])
+        by_use = data["views"][str(point)]["memory"]["peak_by_use"]
+        rows = [row.split("\t") for row in self.page.locator("#peak-use-bars tr").all_inner_texts()]
+        told = {row[0].strip(): row[2].strip() for row in rows}
+        assert told.pop("peak of a step") == memory_text(points["peak_bytes"][point]) == memory_text(sum(by_use.values()))
+        assert told == {use: memory_text(n_bytes) for use, n_bytes in by_use.items() if n_bytes}
 
 
 def place_of(page: Page, point: int) -> tuple[float, float]:
@@ -136,6 +141,7 @@ DRAWN = """() => {
 def test_the_frontier_is_drawn_by_peak_and_by_the_sum_with_its_bound(browser, report, data):
     opened = Opened(browser, report)
     page, bound = opened.page, "no plan is below (certified)"
+    of_peaks = "no plan is left of it or below (certified)"
     for axis, key, words in (("peak", "peak_bytes", "peak of a step"), ("sum", "memory_bytes", "memory")):
         page.check(f"input[name=axis][value={axis}]")
         drawn = page.evaluate(DRAWN)
@@ -145,6 +151,10 @@ def test_the_frontier_is_drawn_by_peak_and_by_the_sum_with_its_bound(browser, re
         told = [x / point[key] for x, point in zip(drawn["others"]["data-parallel"], baseline["points"], strict=True)]
         assert told == pytest.approx([ratios[0]] * len(told))
         assert (bound in drawn["others"]) == (axis == "sum" and data["bound"] is not None)
+        assert (of_peaks in drawn["others"]) == (axis == "peak")
+        if axis == "peak":
+            least = drawn["others"][of_peaks]
+            assert least[0] == pytest.approx(ratios[0] * data["peak_bound"]["mem_bytes"]) and least[0] < min(drawn["x"])
     opened.close()
 
 
@@ -178,7 +188,10 @@ def check_clicks(opened, data):
     """A click on a point of the chart selects it."""
     page, count = opened.page, len(data["points"]["time_us"])
     page.locator("#frontier-chart").scroll_into_view_if_needed()
+    selected = data["chosen"]
     for point in (0, count // 2, count - 2):  # which have nothing else near them on the screen
+        # Charts that are still to be drawn move the page, and what the pointer was over is forgotten.
+        page.wait_for_selector(f"html[data-step='{selected}']")
         x, y = place_of(page, point)
         page.mouse.move(x - 2, y - 2)
         page.mouse.move(x, y)
@@ -192,9 +205,10 @@ def check_clicks(opened, data):
             arg=point,
         )
         page.mouse.click(x, y)
-        selected = "text => document.getElementById('card-point').textContent.startsWith(text)"
-        page.wait_for_function(selected, arg=f"{point + 1} of")
+        is_shown = "text => document.getElementById('card-point').textContent.startsWith(text)"
+        page.wait_for_function(is_shown, arg=f"{point + 1} of")
         opened.shows(data, point)
+        selected = point
 
 
 def check_limits(opened, data):

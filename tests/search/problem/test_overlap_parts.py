@@ -147,7 +147,7 @@ def test_one_machine_of_several_hides_nothing() -> None:
     assert costing_of(model, alone, alone.mesh(2)).reshardings.exposed_share == EXPOSED
 
 
-@pytest.fixture(scope="module", params=first(2, ("lenet5", "transformer", "rnn", "wide_resnet")))
+@pytest.fixture(scope="module", params=first(1, ("lenet5", "transformer", "rnn", "wide_resnet")))
 def frontiers(request: pytest.FixtureRequest) -> tuple[ModelFrontier, ModelFrontier]:
     """Two problems of one model: times add up, or gradients are sent beside compute."""
     model, budget = model_of(request.param), Budget(seconds=2)

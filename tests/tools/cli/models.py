@@ -63,3 +63,11 @@ def untrainable():
 def slow():
     print("recording", flush=True)
     time.sleep(60)
+
+
+def deep():
+    hidden = tensoropt.placeholder(tensoropt.float32, [64, 128])
+    y = tensoropt.placeholder(tensoropt.int32, [64])
+    for layer in range(4):
+        hidden = tensoropt.nn.relu(tensoropt.matmul(hidden, tensoropt.get_variable(f"w{layer}", [128, 128])))
+    return tensoropt.softmax_cross_entropy(y, hidden)

@@ -14,7 +14,7 @@ import tensoropt
 from tensoropt.plan.compress import compressed
 from tensoropt.plan.details import details_of
 from tensoropt.plan.scaling_curve import Curve, CurvePoint
-from tensoropt.report.frontier_rows import checksum
+from tensoropt.report.checksum import signed
 from tensoropt.tools.cli.main import main
 
 LEFT_OUT = ("tensorflow", "keras", "numba", "networkx", "scipy", "matplotlib")
@@ -55,7 +55,7 @@ def test_files_are_answered_without_tensorflow_or_the_search(folder):
         ["explain", "plan.json"], ["explain", "frontier.json", "--point", "2"],
         ["diff", "small.json", "plan.json"], ["diff", "frontier.json", "frontier.json"],
         ["plans", "frontier.json"], ["recommend", "frontier.json", "--memory", "1GB"],
-        ["recommend", "curve.json", "--memory", "200"],
+        ["recommend", "curve.json", "--memory", "200"], ["report", "frontier.json"], ["report", "plan.json"],
     ]  # fmt: skip
     commands = [[str(folder / word) if word.endswith(".json") else word for word in command] for command in commands]
     script = (
@@ -92,6 +92,14 @@ def test_explain_prints_what_the_plan_says_of_itself(found, folder, tmp_path, ca
     file = tmp_path / "told.json"
     assert said(capsys, 0, "explain", folder / "plan.json", "--json", file).endswith(f"wrote {file}\n")
     assert json.loads(file.read_text()) == printed
+
+
+def test_names_cannot_move_the_cursor(folder, tmp_path, capsys):
+    file = tmp_path / "named.json"
+    file.write_text((folder / "plan.json").read_text().replace('"MatMul', '"MatMul\\u001b[2J'))
+    for command in (["explain", file], ["diff", folder / "plan.json", file]):
+        text = said(capsys, 0, *command)
+        assert "MatMul\\x1b[2J" in text and not {"\x1b", "\r"} & set(text)
 
 
 def test_explain_of_a_frontier_is_that_of_its_point(found, folder, capsys):
@@ -153,7 +161,7 @@ def test_diff_of_frontiers_compares_the_fastest_within_memory(found, folder, tmp
         point["network_time_us"] *= 2
     del value["checksum"]
     slower = tmp_path / "slower.json"
-    slower.write_text(json.dumps({**value, "checksum": checksum(value)}))
+    slower.write_text(signed(json.dumps(value)))
     told = json.loads(said(capsys, 0, "diff", folder / "frontier.json", slower, "--json"))
     assert len(told["limits"]) > 2
     for row in told["limits"]:
@@ -197,6 +205,22 @@ def test_a_frontier_and_a_model_are_recommended_as_they_are_planned(found, folde
     assert told["devices"] == 1 and [row["parallelism"] for row in told["candidates"]] == [1, 2, 3, 4]
 
 
+def replacing(folder: Path, tmp_path: Path) -> list[list[object]]:
+    """Commands whose answer would replace a file that they read, or their other answer."""
+    plan, frontier, page = folder / "plan.json", folder / "frontier.json", tmp_path / "page.html"
+    (tmp_path / "link.json").symlink_to(plan)
+    return [
+        ["explain", plan, "--json", plan],
+        ["explain", plan, "--json", tmp_path / "link.json"],
+        ["diff", folder / "small.json", plan, "--json", plan],
+        ["plans", frontier, "--json", frontier],
+        ["recommend", frontier, "--memory", "1GB", "--json", frontier],
+        ["report", frontier, "-o", page, "--json", page],
+        ["report", frontier, "-o", page, "--json", frontier],
+        ["report", frontier, "-o", folder / "curve.json", "--curve", folder / "curve.json"],
+    ]
+
+
 def test_bad_input_gets_one_sentence(folder, tmp_path, capsys):
     cut = tmp_path / "cut.json"
     cut.write_text((folder / "plan.json").read_text()[:500])
@@ -212,7 +236,10 @@ def test_bad_input_gets_one_sentence(folder, tmp_path, capsys):
         (["explain", cut], "is not whole JSON"),
         (["explain", newer], "has version 9, expected 4"),
         (["explain", damaged], "is damaged (KeyError: 'config')"),
-        (["explain", staged], "has stages, expected one without"),
+        (["explain", staged], "is damaged (KeyError: 'option')"),
+        (["diff", staged, folder / "plan.json"], "a plan with 0 stages and a plan can't be compared"),
+        (["report", staged], "has 0 stages, and a page shows one: --stage takes its number"),
+        (["report", folder / "plan.json", "--stage", "1"], "--stage chooses a stage of a plan with stages"),
         (["explain", folder / "curve.json"], "is not a plan or a frontier"),
         (["explain", tmp_path / "none.json"], "can't be read: No such file"),
         (["plans", folder / "plan.json"], "is not a frontier"),
@@ -225,5 +252,6 @@ def test_bad_input_gets_one_sentence(folder, tmp_path, capsys):
         (["recommend", folder / "curve.json", "--memory", "1GB", "--deadline", "soon"], "--deadline is a time above 0"),
         (["recommend", "zoo:lenet5", "--memory", "1GB"], "recommend needs the cluster of a model"),
         (["explain", folder / "plan.json", "--json", tmp_path / "no" / "x.json"], "there is no folder"),
+        *((words, "would replace") for words in replacing(folder, tmp_path)),
     ]:
         assert sentence in said(capsys, 2, *arguments), arguments

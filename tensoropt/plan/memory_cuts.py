@@ -1,0 +1,95 @@
+"""Cut a model such that the stage that needs the most memory needs the least.
+
+A stage holds its variables with their gradients and slots, and of each micro-batch in flight what its backward pass reads;
+earlier stages have more in flight. All of it is counted as split over the stage's devices: the least that a plan can need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..ir.graph import SOURCES, Graph
+from ..program.schedule import least_in_flight
+from ..sharding.model import Model
+from ..sharding.stages import Stages
+
+
+@dataclass(frozen=True, eq=False)
+class _Places:
+    """The places where a model may be cut: after each of N operators, in program order.
+
+    Attributes:
+        held: the bytes of the variables that are used first up to each operator, with gradients and slots, int64[N].
+        saved: the bytes that a micro-batch saves up to each operator, int64[N].
+        trained: how many variables are used up to each operator, int64[N].
+    """
+
+    names: Sequence[str]
+    held: np.ndarray
+    saved: np.ndarray
+    trained: np.ndarray
+
+
+def least_memory(model: Model, n_stages: int, n_micro_batches: int) -> Stages | None:
+    """Return a model cut such that the stage of most memory needs the least; None if it has too few variables.
+
+    O(stages N^2) for N operators.
+    """
+    places = _places(model, n_micro_batches)
+    n, in_flight = len(places.names), least_in_flight(n_stages, n_micro_batches)
+    most = np.where(places.trained > 0, places.held + in_flight[0] * places.saved, np.inf)
+    before = []
+    for stage in range(1, n_stages):
+        # By start (row) and end (column) of a stage: the operators after start, up to end.
+        own = places.held[None] - places.held[:, None] + in_flight[stage] * (places.saved[None] - places.saved[:, None])
+        trains = places.trained[None] > places.trained[:, None]
+        costs = np.where(trains, np.maximum(own, most[:, None]), np.inf)
+        before.append(costs.argmin(axis=0))
+        most = costs.min(axis=0)
+    if np.isinf(most[-1]):
+        return None
+    at = n - 1
+    cuts: list[str] = []
+    for starts in reversed(before):
+        at = int(starts[at])
+        cuts.insert(0, places.names[at])
+    return Stages(model, tuple(cuts))
+
+
+def _places(model: Model, n_micro_batches: int) -> _Places:
+    graph = model.in_micro_batches(n_micro_batches).graph
+    updates, in_step = graph.full_batch.updates, {op.name for op in graph.step_operators}
+    names, held, saved, trained = [], [], [], []
+    variables: set[str] = set()
+    of_variables = of_micro_batch = 0
+    read = _read(model, graph)
+    for op in graph.operators.values():
+        if op.name not in in_step or op.type in SOURCES or op.updates is not None:
+            continue
+        used = {graph.producers[tensor.name] for _, tensor in op.operands if graph.producers[tensor.name].is_trainable}
+        for variable in used:
+            if variable.name not in variables:
+                variables.add(variable.name)
+                slots = max((update.slots for update in updates.get(variable.name, ())), default=0)
+                of_variables += (2 + slots) * variable.result.mem_bytes
+        of_micro_batch += sum(tensor.mem_bytes for tensor in op.outputs if tensor.name in read)
+        names.append(op.name)
+        held.append(of_variables)
+        saved.append(of_micro_batch)
+        trained.append(len(variables))
+    return _Places(names, *(np.array(each, np.int64) for each in (held, saved, trained)))
+
+
+def _read(model: Model, graph: Graph) -> set[str]:
+    """Return the names of the tensors that the backward pass reads."""
+    operands = {
+        tensor.name
+        for name, position in model.backward.residual_operands
+        if name in graph.operators
+        for i, tensor in graph.operators[name].operands
+        if i == position
+    }
+    return operands | set(model.backward.residual_results)

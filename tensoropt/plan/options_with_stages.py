@@ -1,0 +1,117 @@
+"""Answer the three options among plans with stages and without."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ..common.dump import dump
+from ..common.errors import InputError
+from .batch_size import batch_of
+from .find_staged import find_with_stages, why_too_large
+from .options import parallelisms
+from .plan import Plan
+from .request import OF_CURVE, Request
+from .scaling_curve import Curve, CurvePoint
+from .staged_frontier import StagedFrontier, UnstagedPoint
+from .staged_plan import StagedPlan
+from .unsplit import unsplit_if_as_fast
+
+
+def find_answer_with_stages(
+    option: str,
+    request: Request,
+    parallelism: int | Sequence[int] | None,
+    stages: Sequence[int],
+    schedule: str | None = None,
+) -> Plan | StagedPlan | Curve:
+    """Return the answer to one of the options among plans with some numbers of stages: a plan with its frontier, or a curve.
+
+    Args:
+        stages: the numbers, of which 1 stands for plans without stages.
+        schedule: the order of the stages' passes; None for the default.
+
+    Raises:
+        InputError: nothing fits, ``mini_time`` is asked for several parallelisms; or as
+            :func:`.find_staged.find_with_stages`.
+    """
+    available = request.hardware.parallelisms()
+    counts = list(available) if parallelism is None else parallelisms(parallelism)
+    if option == "profiling":
+        return _curve(request, counts, stages, schedule)
+    if option == "mini_time":
+        counts = counts if parallelism is not None else [max(available)]
+        if len(counts) != 1:
+            raise InputError(
+                f"option 'mini_time' takes one parallelism, got {counts}; option 'profiling' compares several, and "
+                "'mini_parallelism' takes the fewest devices that fit"
+            )
+    frontier = _on_fewest_devices(request, counts, stages, schedule)
+    plan = _fastest(frontier, option, request)
+    dump("frontier", lambda: frontier.table(plan.point), frontier.summary)
+    dump("plan", plan)
+    return plan
+
+
+def _on_fewest_devices(
+    request: Request, parallelisms: Sequence[int], stages: Sequence[int], schedule: str | None
+) -> StagedFrontier:
+    """Return the frontier at the least parallelism at which any plan fits.
+
+    Raises:
+        InputError: nothing fits at any of the parallelisms; the message is that of the largest.
+    """
+    *fewer, most = sorted(parallelisms)
+    for count in fewer:
+        try:
+            frontier = find_with_stages(request, count, stages, schedule)
+        except InputError:
+            continue  # so few devices can't have these stages
+        if why_too_large(frontier, request.limit_bytes) is None:
+            return frontier
+    frontier = find_with_stages(request, most, stages, schedule)
+    why = why_too_large(frontier, request.limit_bytes)
+    if why is not None:
+        raise InputError(why)
+    return frontier
+
+
+def _fastest(frontier: StagedFrontier, option: str, request: Request) -> Plan | StagedPlan:
+    """Return the fastest plan of a frontier within the memory limit, or an unsplit one as :func:`.unsplit_if_as_fast`."""
+    number = frontier.fastest_within(request.limit_bytes)
+    plan, point = frontier.plan(number, option), frontier.points_of[number]
+    if option == "mini_time" and isinstance(point, UnstagedPoint):
+        own = point.plan(option, request.assumed)
+        unsplit = unsplit_if_as_fast(own, request)
+        if unsplit is not own:
+            return dataclasses.replace(unsplit, frontier=frontier, frontier_text=frontier.table())
+    return plan
+
+
+def _curve(request: Request, parallelisms: Sequence[int], stages: Sequence[int], schedule: str | None) -> Curve:
+    """Return the least time within the memory limit for each parallelism that can have any of the numbers of stages.
+
+    Raises:
+        InputError: none can.
+    """
+    batch = batch_of(request.model)
+    request = dataclasses.replace(request, budget=request.budget or OF_CURVE)
+    points: list[CurvePoint] = []
+    errors: list[InputError] = []
+    for count in parallelisms:
+        try:
+            frontier = find_with_stages(request, count, stages, schedule)
+        except InputError as error:
+            errors.append(error)
+            continue
+        if why_too_large(frontier, request.limit_bytes) is not None:
+            least = frontier.points_of[0]
+            points.append(CurvePoint(count, False, least.n_bytes, None, None, False, least.n_stages))
+            continue
+        number = frontier.fastest_within(request.limit_bytes)
+        point, time_us = frontier.points_of[number], frontier.points[number].time_us
+        rate = batch / time_us * 1e6 if batch else None
+        points.append(CurvePoint(count, True, point.n_bytes, time_us, rate, False, point.n_stages))
+    if not points:
+        raise errors[-1]
+    return Curve(tuple(points), request.hardware.name, batch, request.limit_bytes, request.assumed)

@@ -1,0 +1,169 @@
+"""Cuts of models, and what stages are predicted to take: against all cuts, against the whole model's operators, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+
+import accumulate.models as models
+import pytest
+from helpers.large import first
+from pipeline.staged import random_cuts
+
+from tensoropt.common.errors import InputError
+from tensoropt.plan.cuts import balanced
+from tensoropt.plan.request import Request, searched
+from tensoropt.plan.stage_points import needed_bytes
+from tensoropt.plan.stage_times import (
+    OperatorTimes,
+    PassTimes,
+    beside,
+    estimated_us,
+    messages,
+    step_us,
+    transfers,
+    works,
+)
+from tensoropt.profiling.hardware import Hardware, LinkLevel, Origin, named
+from tensoropt.sharding.model import Model
+from tensoropt.sharding.stages import Stages
+
+N = 4
+
+
+def slow_link(bytes_per_s: float, **changed: object) -> Hardware:
+    """Return two machines of one device, joined by a link."""
+    levels = (LinkLevel("machine", 2, 10.0, bytes_per_s), LinkLevel("device", 1, 0.0, 1e11))
+    return replace(named("v100-2x1"), levels=levels, **changed)
+
+
+def times_of(model: Model, hardware: Hardware, n: int = N) -> OperatorTimes:
+    return OperatorTimes(model.in_micro_batches(n), hardware, hardware.mesh(1))
+
+
+def of_all_cuts(model: Model, hardware: Hardware, times: OperatorTimes) -> dict[str, float]:
+    """Return the predicted time of a step for each single cut that leaves both stages something to train."""
+    found = {}
+    for op in model.graph.step_operators:
+        stages = Stages(model, (op.name,))
+        try:
+            if op.operands and stages.models:
+                found[op.name] = estimated_us(stages, hardware, 1, times)
+        except InputError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(("name", "bytes_per_s"), first(4, [(n, speed) for speed in (1e8, 1e10) for n in models.FUNCTIONS]))
+def test_the_cut_is_the_best_of_all_where_all_are_tried(name: str, bytes_per_s: float) -> None:
+    model, hardware = models.recorded(name, "adam").model, slow_link(bytes_per_s)
+    times = times_of(model, hardware)
+    every = of_all_cuts(model, hardware, times)
+    if not every:
+        with pytest.raises(InputError, match="can't be cut"):
+            balanced(model, hardware, 2, 1, N)
+        return
+    found = balanced(model, hardware, 2, 1, N)
+    assert every[found.cuts[0]] == pytest.approx(min(every.values()), rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "seed"), first(4, [(name, seed) for seed in range(5) for name in models.FUNCTIONS]))
+def test_stages_do_what_the_whole_model_does(name: str, seed: int) -> None:
+    """Each operator is in one stage, or in each that needs it; lookups that run ahead are counted before and after."""
+    model, hardware = models.recorded(name, "adam").model, slow_link(1e8)
+    times = times_of(model, hardware)
+    if sum(op.is_trainable for op in model.graph.variables) < 2:
+        with pytest.raises(InputError):
+            balanced(model, hardware, 2, 1, N)
+        return
+    stages = random_cuts(models.recorded(name, "adam"), 2, seed)
+    twice = stages.members[0] & stages.members[1]
+    of_whole = sum(each.total(N) for each in times.of.values()) + sum(times.of[o].total(N) for o in twice & times.of.keys())
+    assert sum(each.total(N) for each in works(stages, times)) == pytest.approx(of_whole, rel=1e-9)
+
+
+def test_a_tied_table_is_looked_up_before_its_stage_begins_and_updated_there() -> None:
+    model, hardware = models.recorded("tied", "adam").model, slow_link(1e8)
+    times, stages = times_of(model, hardware), Stages(model, ("Tanh",))
+    (table,) = {name for name in model.graph.updates if name == "table"}
+    lookups = sum(times.of[name].forward for name in stages.ahead.lookups)
+    first_stage, last_stage = works(stages, times)
+    assert set(stages.ahead.lookups.values()) == {1} and first_stage.before == 0.0
+    assert last_stage.before == pytest.approx(N * lookups)
+    assert last_stage.after > times.of[table].after > 0.0
+
+
+def test_messages_take_of_a_measured_rank_what_the_link_takes_by_the_exposed_share() -> None:
+    model = models.recorded("tied", "adam").model
+    stages = Stages(model, ("Tanh",))
+    assert messages(stages, slow_link(1e8), 1, N) == [PassTimes()] * 2
+    measured = slow_link(1e8, measured=Origin("2026-11-26", "2.21.0", 1), exposed_share=0.5, collective_call_us=30.0)
+    first_stage, last_stage = messages(stages, measured, 1, N)
+    graph = model.in_micro_batches(N).graph
+    rows = [graph.tensors[name].mem_bytes for name in ("Gather:0", "Gather_1:0")]
+    own = 30.0 + 0.25 * graph.tensors["Tanh:0"].mem_bytes / 100
+    of_rows = sum(30.0 + 0.25 * n_bytes / 100 for n_bytes in rows)
+    (mask,) = (graph.tensors[each.tensor] for each in stages.crossings if not each.has_gradient)
+    forward = own + 30.0 + 0.25 * mask.mem_bytes / 100
+    # Stage 0 receives rows and sends its result, stage 1 receives it; rows are sent before all passes.
+    assert astuple(first_stage) == pytest.approx((of_rows + forward, of_rows + own, 0.0, 0.0, 0.0))
+    assert astuple(last_stage) == pytest.approx((forward, own, N * of_rows, N * of_rows, 0.0))
+
+
+def test_rows_are_waited_for_and_not_counted_among_what_passes_send() -> None:
+    model, hardware = models.recorded("tied", "adam").model, slow_link(1e8)
+    stages = Stages(model, ("Tanh",))
+    graph = model.in_micro_batches(N).graph
+    on_the_way = transfers(stages, hardware, 1, N)
+    rows = sum(10.0 + graph.tensors[name].mem_bytes / 100 for name in ("Gather:0", "Gather_1:0"))
+    sent = [graph.tensors[each.tensor].mem_bytes for each in stages.crossings if each.source == 0]
+    assert on_the_way.each == pytest.approx([sum(10.0 + n_bytes / 100 for n_bytes in sent)])
+    assert on_the_way.first == pytest.approx([rows, 0.0]) and on_the_way.last == pytest.approx([rows, 0.0])
+    times = [PassTimes(1.0, 2.0), PassTimes(1.0, 2.0, before=5.0, after=3.0)]
+    # Before the first pass: the lookups of stage 1, then their way. After the last one: the way back, then the update.
+    assert step_us(times, on_the_way._replace(each=[0.0]), "gpipe", N, (N, N)) == pytest.approx(5 + 2 * rows + 15 + 3)
+
+
+def test_a_link_inside_of_a_machine_and_one_between_machines() -> None:
+    hardware = replace(named("v100-2x4"), measured=Origin("2026-11-26", "2.21.0", 1), exposed_share=0.5)
+    model = models.recorded("attention", "adam").model
+    stages = random_cuts(models.recorded("attention", "adam"), 2, 3)
+    within, between = transfers(stages, hardware, 2, N).each[0], transfers(stages, hardware, 4, N).each[0]
+    machine, device = hardware.levels
+    sent = [each for each in stages.crossings if not each.is_ahead]
+    graph = model.in_micro_batches(N).graph
+    n_bytes = sum(graph.tensors[e.tensor].mem_bytes for e in sent if e.tensor in graph.micro_batching.forms)
+    assert n_bytes
+    n = sum(e.tensor in graph.micro_batching.forms for e in sent)
+    assert within == pytest.approx(n * device.latency_us + n_bytes / (2 * device.bytes_per_s) * 1e6)
+    assert between == pytest.approx(n * machine.latency_us + n_bytes / machine.bytes_per_s * 1e6)
+
+
+def test_gradients_of_variables_are_late_where_ranks_run_in_order() -> None:
+    model, hardware = models.recorded("mlp", "adam").model, slow_link(1e8)
+    in_order = replace(hardware, measured=Origin("2026-11-26", "2.21.0", 1))
+    assert all(each.late == 0.0 for each in times_of(model, hardware).of.values())
+    times = times_of(model, in_order)
+    products = {op.name: op for op in model.graph.operators.values() if op.type == "MatMul"}
+    shares = {name: times.of[name].late / times.of[name].backward for name in products}
+    # The first product's backward pass is for its weights alone, since a batch has no gradient.
+    assert list(shares.values()) == pytest.approx([1.0] + [0.5] * (len(shares) - 1))
+    stages = Stages(model, ("Tanh",))
+    every = [each + other for each, other in zip(works(stages, times), beside(stages, in_order, 1, times), strict=True)]
+    assert all(0.0 < each.late < each.backward for each in every[1:])
+
+
+def test_memory_holds_the_gradients_that_wait_where_ranks_run_in_order() -> None:
+    model = models.recorded("mlp", "adam").model
+    found = {}
+    for threads in (0, 1):
+        hardware = slow_link(1e8, measured=Origin("2026-11-26", "2.21.0", threads))
+        request = Request(Stages(model, ("Tanh",)).models[1], hardware, None, micro_batches=N)
+        frontier = searched(request, 1)
+        found[threads] = needed_bytes(frontier, 0, 1) - frontier.needed_bytes(0)
+    graph = model.in_micro_batches(N).graph
+    members = Stages(model, ("Tanh",)).members[1]
+    of_weights = (op for op in graph.operators.values() if op.name in members and op.type in ("MatMul", "Mul"))
+    in_passes = (op for op in of_weights if graph.n_runs(op.result.name) > 1)
+    waiting = [op for op in in_passes if any(t.name in graph.made_of_variables for _, t in op.operands)]
+    assert [op.type for op in waiting] == ["MatMul", "Mul"]
+    assert found == {0: 0, 1: sum(op.result.mem_bytes for op in waiting)}

@@ -1,0 +1,35 @@
+"""However a rank of a stage ends or stands still, all ranks end, with a sentence that says who is missing where."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers.mpirun import run_ranks
+
+pytestmark = pytest.mark.deadlines  # which rank is missed first depends on what computes beside
+
+TRAIN = Path(__file__).parent / "train.py"
+LIMIT_S = 30.0
+WAITED = r"tensoropt: rank \d has waited for \d+ s "
+LATE = r"rank 1 hasn't come to it and has been in the user's code at train.py:\d+ for \d+ s"
+
+
+@pytest.mark.parametrize(
+    ("fault", "n_ranks", "code", "said"),
+    [
+        ("kill", 2, 137, r"signal 9 \(Killed\)"),
+        ("end", 2, 1, r"rank 0 waits in a collective for rank 1, which has ended: rank 0 is in run at train.py:\d+"),
+        ("sleep", 2, 1, f"{WAITED}in the reception of .*, in run at train.py:\\d+: {LATE}"),
+        ("stop", 2, 1, f"{WAITED}.*: rank 1 hasn't answered for \\d+ s; it was last known in run at train.py:\\d+"),
+        ("sleep", 4, 1, f"{WAITED}.*, in run at train.py:\\d+: {LATE}"),
+    ],
+)
+def test_a_rank_that_ends_or_stands_still_ends_all(fault: str, n_ranks: int, code: int, said: str) -> None:
+    # The rank that sleeps would do so for longer.
+    given = {"FAULT": fault, "TENSOROPT_TIMEOUT": "4"}
+    result = run_ranks(n_ranks, TRAIN, "2", "4", "1f1b", "mpi", n_ranks, timeout=LIMIT_S, env=given)
+    assert result.returncode == code, result.stderr
+    assert "losses" not in result.stdout
+    assert len(re.findall(said, result.stderr.replace("\0", ""))) == 1, result.stderr

@@ -1,0 +1,206 @@
+"""The frontier of plans with stages and without: minimal, never above the one without stages, its plans run as they say."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import cache
+
+import accumulate.models as models
+import numpy as np
+import pytest
+from helpers.large import first
+from helpers.strategies import assert_close, feeds_of, training_fetch
+from pipeline.staged import random_cuts
+
+import tensoropt
+from tensoropt.common.errors import InputError
+from tensoropt.ft import Budget
+from tensoropt.plan.find_frontier import find_frontier
+from tensoropt.plan.find_staged import find_staged, find_with_stages, why_too_large
+from tensoropt.plan.plan import Plan
+from tensoropt.plan.request import Request, fastest_that_fits
+from tensoropt.plan.stage_points import SearchedStages, needed_bytes, saved_bytes
+from tensoropt.plan.stage_times import OperatorTimes, beside, transfers, works
+from tensoropt.plan.staged_frontier import StagedFrontier, StagedPoint, UnstagedPoint
+from tensoropt.plan.staged_plan import StagedPlan
+from tensoropt.profiling.hardware import Hardware, named
+from tensoropt.runtime.pipeline.execute_staged import execute_staged
+from tensoropt.runtime.ranks import Processes
+
+
+@cache
+def hardware(link: float) -> Hardware:
+    """Four devices in two machines, with a link between these that is so much of that of V100s."""
+    found = named("v100-2x2")
+    slow, fast = found.levels
+    return replace(found, levels=(replace(slow, bytes_per_s=slow.bytes_per_s * link), fast))
+
+
+def request(name: str, link: float = 1e-3, **changed: object) -> Request:
+    model = models.recorded(name, "adam").model
+    return Request(model, hardware(link), None, budget=Budget(seconds=0), **changed)  # type: ignore[arg-type]
+
+
+@cache
+def frontier(name: str, counts: tuple[int, ...]) -> StagedFrontier:
+    return find_with_stages(request(name, micro_batches=4), 4, counts)
+
+
+@pytest.mark.parametrize(
+    ("name", "link"), first(3, [(name, link) for link in (1e-3, 1.0) for name in ("mlp", "looking_up", "tied", "attention")])
+)
+def test_the_frontier_with_stages_is_nowhere_above_the_one_without(name: str, link: float) -> None:
+    found = find_with_stages(request(name, link), 4, (1, 2))
+    assert {each.micro_batches for each in found.searched} == {2, 4, 8}
+    (alone, *_) = fastest_that_fits(request(name, link), 4)[1]
+    for number, point in enumerate(alone.points):
+        n_bytes = alone.needed_bytes(number)
+        assert any(each.n_bytes <= n_bytes and each.costs_ns[0] <= point.time_us * 1e3 for each in found.points_of)
+    assert list(np.diff(found.costs.mem_bytes) > 0) == list(np.diff(found.costs.time_ns) < 0) == [True] * (len(found) - 1)
+
+
+def test_stages_are_on_the_frontier_over_a_slow_link() -> None:
+    found = frontier("attention", (1, 2))
+    counts = [point.n_stages for point in found.points_of]
+    assert isinstance(found.plan(counts.index(1)), Plan) and isinstance(found.plan(counts.index(2)), StagedPlan)
+    assert found.smallest().peak_bytes == found.costs.mem_bytes[0]
+    assert found.fastest().time_us == pytest.approx(found.points[-1].time_us, abs=1e-3)
+    text = found.table()
+    assert "stages" in text and "micro-batches" in text
+    assert f"no plan takes less than {found.bound_us:,.1f} us" in found.summary() and "without stages: " in found.summary()
+
+
+@pytest.mark.parametrize("point", [0, -1])
+def test_plans_of_points_have_their_costs_and_one_device_numbers(point: int) -> None:
+    found, model = frontier("mlp", (2,)), models.recorded("mlp", "adam")
+    number = found.check_point(point)
+    plan = found.plan(point)
+    assert isinstance(plan, StagedPlan) and plan.frontier is found and plan.point == number
+    assert (plan.memory_bytes, round(plan.time_us * 1e3)) == (found.costs.mem_bytes[number], found.costs.time_ns[number])
+    assert StagedPlan.from_json(plan.to_json()).to_json() == plan.to_json()
+    execution = execute_staged(
+        plan, model.model, lambda variable: model.first_values[variable], Processes(0, 1, ("here",)), "emulated"
+    )
+    for step, batch in enumerate(model.batches):
+        ((loss,),) = execution.engine.run(training_fetch(model), feeds_of(model.graph, batch))
+        assert_close(loss, model.reference.losses[step], 1e-10, f"the loss of step {step}")
+
+
+def test_a_plan_without_stages_is_explained_beside_its_own_frontier() -> None:
+    found = frontier("attention", (1, 2))
+    number = next(i for i, point in enumerate(found.points_of) if point.n_stages == 1)
+    point, plan = found.points_of[number], found.plan(number)
+    assert isinstance(point, UnstagedPoint) and isinstance(plan, Plan)
+    assert plan.frontier is found and plan.frontier_table() == found.table(number)
+    alone = point.frontier.plan(point.number, "point").explanation()
+    assert plan.explanation() == {**alone, "frontier": found.table(number).splitlines()}
+    with pytest.raises(InputError, match="isn't written as a whole"):
+        found.save("frontier.json")
+    with pytest.raises(InputError, match="a report doesn't show plans with stages"):
+        found.report("report.html")
+
+
+def searched() -> SearchedStages:
+    return frontier("attention", (1, 2)).searched[0]
+
+
+def test_combinations_are_the_fastest_within_their_bytes() -> None:
+    """Against each point of one stage with each of the other."""
+    of_cut = searched()
+    for combined in of_cut.combinations[:1]:
+        all_of = []
+        for numbers in itertools.product(*(range(len(each)) for each in of_cut.frontiers)):
+            n_bytes = max(
+                each.points[number].memory_bytes + (most - 1) * saved_by_plan(each, number)
+                for each, number, most in zip(of_cut.frontiers, numbers, combined.in_flight, strict=True)
+            )
+            chosen = zip(of_cut.frontiers, numbers, strict=True)
+            searched_us = [each.points[number].time_us for each, number in chosen]
+            all_of.append((n_bytes, of_cut.step_us(searched_us, combined.in_flight)))
+        for limit, time_us in zip(combined.mem_bytes, combined.time_us, strict=True):
+            assert time_us == pytest.approx(min(time for n_bytes, time in all_of if n_bytes <= limit), rel=1e-12)
+        assert combined.mem_bytes.min() == min(n_bytes for n_bytes, _ in all_of)
+
+
+def test_no_other_cut_is_below_the_bound() -> None:
+    found = frontier("attention", (1, 2))
+    model, asked = models.recorded("attention", "adam"), request("attention")
+    times = OperatorTimes(model.model.in_micro_batches(4), asked.hardware, asked.hardware.mesh(2))
+    assert all(point.time_us >= found.bound_us for point in found.points)
+    for seed in range(2):
+        stages = random_cuts(model, 2, seed)
+        parts = [find_frontier(each, asked.hardware, 2, micro_batches=4, budget=Budget(seconds=0)) for each in stages.models]
+        of_cut = SearchedStages(
+            stages, tuple(parts), 4, "1f1b", tuple(works(stages, times)), tuple(beside(stages, asked.hardware, 2, times)),
+            transfers(stages, asked.hardware, 2, 4), 0.0,
+        )  # fmt: skip
+        assert min(each.time_us.min(initial=np.inf) for each in of_cut.combinations) >= found.searched[0].bound_us > 0
+
+
+def saved_by_plan(of_stage: object, number: int) -> int:
+    """What a micro-batch saves, by the plan's rows."""
+    graph, plan = of_stage.model.graph, of_stage.plan(number)  # type: ignore[attr-defined]
+    results = {op.name: op.outputs[0].name if op.outputs else "" for op in graph.operators.values()}
+    held = sum(op.memory_bytes for op in plan.operators if graph.n_runs(results[op.name]) == 1)
+    return max(0, plan.memory_bytes - held)
+
+
+def test_what_micro_batches_in_flight_save_is_that_of_the_plan() -> None:
+    for of_stage in searched().frontiers:
+        points = np.arange(len(of_stage))
+        assert saved_bytes(of_stage, points).tolist() == [saved_by_plan(of_stage, int(point)) for point in points]
+        assert needed_bytes(of_stage, 0, 3) == of_stage.peak(0).n_bytes + 2 * saved_by_plan(of_stage, 0)
+
+
+def test_a_limit_is_kept_and_the_point_below_it_is_taken() -> None:
+    whole = frontier("mlp", (1, 2))
+    for point in (whole.points_of[0], whole.points_of[len(whole) // 2]):
+        found = find_with_stages(replace(request("mlp", micro_batches=4), limit_bytes=point.n_bytes), 4, (1, 2))
+        plan = found.plan(found.fastest_within(point.n_bytes))
+        assert plan.peak_bytes <= point.n_bytes and plan.time_us * 1e3 <= point.costs_ns[0] + 1
+    assert whole.at(whole.points_of[0].n_bytes).peak_bytes == whole.points_of[0].n_bytes
+
+
+def test_a_stage_that_alone_exceeds_the_limit_is_named() -> None:
+    least, asked = frontier("mlp", (2,)).points_of[0], request("mlp", micro_batches=4)
+    assert isinstance(least, StagedPoint)
+    said = rf"in 2 stages and \d+ micro-batches stage \d alone, .*, needs {least.n_bytes:,} bytes .* memory={least.n_bytes}"
+    with pytest.raises(InputError, match=said):
+        find_staged(replace(asked, limit_bytes=least.n_bytes - 1), 4, 2, None)
+    both = frontier("mlp", (1, 2))
+    assert "no plan fits 10 bytes" in str(why_too_large(both, 10)) and why_too_large(both, None) is None
+
+
+def test_numbers_of_stages_that_are_not_possible_are_left_out_beside_others() -> None:
+    found = frontier("mlp", (1, 3))
+    assert not found.searched and "3 stages on 4 devices: each takes equally many" in found.summary()
+    with pytest.raises(InputError, match="2 stages on 12 devices: "):
+        find_with_stages(replace(request("mlp"), hardware=named("v100-3x4")), 12, (2,))
+    without = find_with_stages(request("mlp", without=frozenset(["stages"])), 4, (1, 2))
+    assert not without.searched and {point.n_stages for point in without.points_of} == {1}
+
+
+def test_a_session_chooses_stages_and_runs_them() -> None:
+    tensoropt.init(hardware="v100-1x4", seed=3)
+    x = tensoropt.placeholder(tensoropt.float64, [8, 16])
+    hidden = x
+    for layer in range(4):
+        hidden = tensoropt.tanh(tensoropt.matmul(hidden, tensoropt.get_variable(f"w{layer}", [16, 16], tensoropt.float64)))
+    loss = tensoropt.reduce_mean(tensoropt.square(hidden - 1.0))
+    train = tensoropt.AdamOptimizer(0.1).minimize(loss)
+    chosen = tensoropt.find_strategy(stages=(1, 2), micro_batches=4, verbose=0)
+    assert isinstance(chosen.frontier, StagedFrontier)
+    assert chosen.time_us == pytest.approx(chosen.frontier.points[-1].time_us, abs=1e-3)
+    fewest = tensoropt.find_strategy("mini_parallelism", stages=[2, 4], micro_batches=4, verbose=0)
+    assert isinstance(fewest, StagedPlan) and fewest.parallelism == 2
+    curve = tensoropt.find_strategy("profiling", parallelism=[1, 2], micro_batches=2, stages=(1, 2), verbose=0)
+    assert [point.parallelism for point in curve.points] == [1, 2] and curve.points[0].stages == 1
+    with pytest.raises(InputError, match="schedule='gpipe' is the order in which stages run"):
+        tensoropt.find_strategy(stages=(1,), schedule="gpipe", verbose=0)
+    plan = tensoropt.find_strategy(stages=4, verbose=0)
+    assert isinstance(plan, StagedPlan) and len(plan.stages) == 4
+    tensoropt.build_execution_graph(plan=plan, collectives="emulated")
+    feeds = {x: np.random.default_rng(1).normal(size=(8, 16))}
+    losses = [float(tensoropt.run([loss, train], feeds)[0]) for _ in range(3)]
+    assert losses[0] > losses[-1]

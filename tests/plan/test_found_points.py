@@ -1,0 +1,41 @@
+"""Of very many points those that are nearest to others don't have their peaks counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from remat.small import HARDWARE, SMALL
+
+from tensoropt.plan import found_points
+from tensoropt.plan.find_frontier import find_frontier
+from tensoropt.plan.found_points import spread
+from tensoropt.tools.offline import record
+
+
+@given(st.integers(2, 300), st.integers(2, 40), st.integers(0, 1000))
+def test_points_that_stay_are_spread_along_the_frontier(n: int, most: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    mem = np.cumsum(rng.integers(1, 10 ** rng.integers(1, 7, n)))
+    time_ns = np.cumsum(rng.integers(1, 10 ** rng.integers(1, 7, n)))[::-1]
+    kept = spread(mem, time_ns, most)
+    assert kept[0] == 0 and kept[-1] == n - 1 and (np.diff(kept) > 0).all()
+    assert len(kept) == n if n <= most else 2 <= len(kept) <= most
+    # Whatever was left out is nearer to the point that stays before it than so many equal parts are long, and a half.
+    steps = np.maximum(np.diff(np.log(mem)), -np.diff(np.log(time_ns)))
+    along = np.concatenate([[0.0], np.cumsum(steps)])
+    before = kept[np.searchsorted(kept, np.arange(n), side="right") - 1]
+    assert (along - along[before] <= along[-1] / max(most // 2, 1) + 1e-9).all()
+
+
+def test_only_so_many_points_have_their_peaks_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends stay, what is certified stays, and points are still in one order."""
+    frontier = find_frontier(record(SMALL["vgg16"], "vgg16").model, HARDWARE, 4)
+    assert len(frontier.certified) > 12
+    monkeypatch.setattr(found_points, "MOST_COUNTED", 12)
+    monkeypatch.setattr(found_points, "MOST_OPERATORS_COUNTED", 0)
+    few = find_frontier(record(SMALL["vgg16"], "vgg16").model, HARDWARE, 4)
+    assert 2 <= len(few.found) <= 12 < len(few.certified)
+    assert few.found.time_ns[-1] == frontier.found.time_ns[-1]
+    assert few.all_peaks is not None and (np.diff(few.all_peaks) > 0).all() and (np.diff(few.found.time_ns) < 0).all()

@@ -1,0 +1,73 @@
+"""``tensoropt search --stages``: one frontier of plans with stages and without, and what bad input gets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+import tensoropt
+from tensoropt.plan.plan import Plan
+from tensoropt.plan.staged_plan import StagedPlan
+from tensoropt.tools.cli.main import main
+
+DEEP = f"{Path(__file__).with_name('models.py')}:deep"
+SEARCH = ("search", DEEP, "--devices", "4", "--seconds", "0")
+
+
+def test_one_frontier_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, plan_file, picture = tmp_path / "found.json", tmp_path / "plan.json", tmp_path / "found.png"
+    asked = ("--stages", "1,2", "--json", str(file), "--plan", str(plan_file), "--plot", str(picture))
+    assert main([*SEARCH, *asked]) == 0
+    told, found = capsys.readouterr().out, json.loads(file.read_text())
+    for text in ("micro-batches", "peak per device", "chosen", "searched no stages, 2 stages in ", "without stages: "):
+        assert text in told
+    points = found["points"]
+    for one, other in itertools.pairwise(points):
+        assert one["memory_bytes"] < other["memory_bytes"] and one["time_us"] > other["time_us"]
+    assert 0 < found["bound_time_us"] <= points[-1]["time_us"]
+    assert found["exact"] is False and found["without_stages"][0]["exact"] in (True, False)
+    plan, chosen = tensoropt.load_plan(str(plan_file)), points[found["chosen"]]
+    assert isinstance(plan, StagedPlan if chosen["stages"] > 1 else Plan)
+    assert (plan.peak_bytes, plan.time_us) == (chosen["peak_bytes"], pytest.approx(chosen["time_us"]))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_so_many_stages_as_asked_for_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan_file = tmp_path / "plan.json"
+    asked = ("--stages", "4", "--schedule", "gpipe", "--micro-batches", "8", "--plan", str(plan_file))
+    assert main([*SEARCH, *asked]) == 0
+    assert "plan      mini_time: 4 stages on 1+1+1+1 devices, 8 micro-batches by gpipe" in capsys.readouterr().out
+    plan = tensoropt.load_plan(str(plan_file))
+    assert isinstance(plan, StagedPlan)
+    assert [stage.in_flight for stage in plan.stages] == [8] * 4
+
+
+def test_a_curve_takes_the_fastest_of_each_number_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "curve.json"
+    asked = ("--option", "profiling", "--parallelism", "1,2,4", "--micro-batches", "4", "--memory", "1GB", "--stages", "2")
+    assert main([*SEARCH, *asked, "--json", str(file)]) == 0
+    assert "stages" in capsys.readouterr().out
+    curve = json.loads(file.read_text())["curve"]
+    assert [(point["parallelism"], point["fits"], point["stages"]) for point in curve] == [(2, True, 2), (4, True, 2)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--stages", "two"], "--stages takes a positive number of stages, got 'two'"),
+        (["--stages", "8"], "8 stages on 4 devices: each takes one at least; give 4 or fewer"),
+        (["--schedule", "gpipe"], "--schedule is the order in which stages run; give --stages 2 or more with it"),
+        (["--stages", "2", "--micro-batches", "7"], "64 samples, which 7 doesn't divide"),
+        (["--stages", "2", "--frontier", "f.json"], "--frontier is of plans without stages; leave it, or --stages"),
+        (["--stages", "2", "--option", "profiling", "--parallelism", "1"], "2 stages on 1 device: each takes one at least"),
+        (["--stages", "2", "--without", "stages"], "stages=2 is asked for, and to do without 'stages'"),
+        (["--stages", "2", "--memory", "1kB"], "no plan fits 1,000 bytes (1 kB) per device: in 2 stages and "),
+    ],
+)
+def test_what_is_wrong_gets_a_sentence(asked: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SEARCH, *asked]) == 2
+    told = capsys.readouterr().err.strip().splitlines()
+    assert len(told) == 1 and said in told[0], told
