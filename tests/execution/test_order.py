@@ -44,8 +44,10 @@ def test_a_schedule_has_each_operator_after_all_that_it_waits_for(
     """Looked at while the graph is built: later TensorFlow adds what orders the work on each variable."""
     seen: list[list[tf.Operation]] = []
 
-    def watched(operators: Sequence[tf.Operation], n_forward: int, backward: set[str]) -> list[tf.Operation]:
-        seen[:] = [list(operators[n_forward:]), in_order(operators, n_forward, backward)]
+    def watched(
+        operators: Sequence[tf.Operation], n_forward: int, backward: set[str], urgent: set[str]
+    ) -> list[tf.Operation]:
+        seen[:] = [list(operators[n_forward:]), in_order(operators, n_forward, backward, urgent)]
         for op in seen[1]:
             sources = {tensor.op.name for tensor in op.inputs} | {source.name for source in op.control_inputs}
             waited = sources & {each.name for each in seen[0]}
