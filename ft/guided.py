@@ -98,7 +98,7 @@ class Guide:
         """Return the states to keep of each node.
 
         Kept are the states of the known strategies, and the states of least reduced costs: ``n_states`` per node on average,
-        and no more than twice that for any node. Nodes of equal layers keep the same states.
+        and no more than twice that for any node.
         """
         reduced = [np.full(node.n_states, np.inf) for node in self.problem.nodes]
         spread = np.unique(np.linspace(0, len(hull.lines) - 1, WITH_MARGINALS).round().astype(int))
@@ -112,10 +112,6 @@ class Guide:
         for node, costs in enumerate(reduced):
             best = np.argsort(costs, kind="stable")[: 2 * n_states]
             kept.append(np.union1d(best[costs[best] <= most], known.strategies[:, node]).astype(np.int64))
-        for alike in hull.search.plan.alike:  # equal layers stay equal, so that what follows is done once for them
-            union = np.unique(np.concatenate([kept[node] for node in alike]))
-            for node in alike:
-                kept[node] = union
         return kept
 
     def _tracked(self, kept: list[Ints]) -> Tracked:

@@ -130,7 +130,7 @@ class _Pruning:
     def __init__(self, problem: Problem, hull: Hull, found: Found, epsilon: float) -> None:
         self.problem, self.hull, self.found = problem, hull, found
         self.kept: list[Ints] = [np.arange(node.n_states, dtype=np.int64) for node in problem.nodes]
-        scaled = _scaled(found, epsilon)
+        scaled = scaled_costs(found, epsilon)
         self.of_dropped = LowerBound(*scaled, "pruning")
         self.corners = _live_corners(hull, *scaled)
         n_words = -(-len(self.corners[0]) // _WORD)
@@ -215,8 +215,8 @@ def _n_pairs(problem: Problem) -> int:
     return sum(int(((e.mem_bytes < INFEASIBLE) & (e.time_ns < INFEASIBLE)).sum()) for e in problem.edges)
 
 
-def _scaled(found: Found, epsilon: float) -> tuple[Ints, Ints]:
-    """Return the least integers that are within 1 + epsilon of the known strategies' costs, reduced."""
+def scaled_costs(found: Found, epsilon: float) -> tuple[Ints, Ints]:
+    """Return the least integer costs, memory and time, that are within 1 + epsilon of the known strategies', reduced."""
     if not epsilon:
         return found.mem, found.time
     factor = (1 + epsilon) * (1 - 1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,6 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..ft import Budget, Frontier, Problem, search, search_overlapping
+from ..ft.nonadditive.exact.frontiers import Effort
+from ..ft.nonadditive.exact.search import LITTLE, frontier_within
 from ..ft.nonadditive.local_search import Descent
 from ..ft.nonadditive.overlap import Overlap
 from ..ft.nonadditive.segment_memory import Transient, agreed, joined, with_more
@@ -21,6 +24,10 @@ FIRST_GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000
 frontiers: its lower bound is that of a weighted sum, so that nearer to it there is often little to gain. While there is time
 and a larger gap than is asked for, a second search goes nearer.
 """
+MOST_ARCS = 1 << 20
+"""The size up to which a problem is searched exactly while there is time (:mod:`..ft.nonadditive.exact.eliminations`)."""
+MOST_EPSILON, LEAST_EPSILON, NEARER = 0.25, 1e-3, 4.0
+"""The largest gap that a search by segment can aim at, one below which it is exact, and how much nearer the next goes."""
 SHARE = 0.5
 """The share of the seconds that the search without rematerialization may take where one with it follows, and the share that
 is left for changes where first results took all seconds.
@@ -65,6 +72,10 @@ class ProblemSearch:
         transient, overlap = rematerializing.transient, rematerializing.overlap
         assert transient is not None
         problem = problem_for(rematerializing, self.objectives)
+        kept = replace(kept, strategies=adopted(rematerializing, plain, kept.strategies))
+        exact = self._within(rematerializing, kept, LITTLE, 0.0)
+        if exact is not None:
+            return exact
         began = time.monotonic()
         deadline = began + self.budget.seconds - seconds
 
@@ -84,7 +95,6 @@ class ProblemSearch:
         # The first result always counts, however long it took: changes have their part of the seconds in any case.
         deadline = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
         descent = Descent(problem, transient, deadline)
-        kept = replace(kept, strategies=adopted(rematerializing, plain, kept.strategies))
         best = improved(joined(kept, transient.at_true_memory(problem, again)), again.strategies)
         nearer = [] if again.worst_gap <= self.budget.gap else [transient]
         for charge in (*nearer, *transient.other_charges()):
@@ -93,7 +103,42 @@ class ProblemSearch:
                 break
             began, again = now, searched(charge, self.budget.gap)
             best = improved(agreed(best, charge.at_true_memory(problem, again)), again.strategies)
+        return self._nearer(rematerializing, best, deadline)
+
+    def _nearer(self, built: StrategyProblem, best: Frontier, deadline: float) -> Frontier:
+        """Return a problem's frontier with what searches by segment add while there is time, each nearer than the last.
+
+        Args:
+            best: points of the problem, with a lower bound of it.
+            deadline: by ``time.monotonic``.
+        """
+        epsilon = min(best.worst_gap, MOST_EPSILON)
+        while best.worst_gap > self.budget.gap and time.monotonic() < deadline:
+            epsilon = max(epsilon / NEARER, self.budget.gap)
+            if epsilon < LEAST_EPSILON:
+                epsilon = 0.0
+            found = self._within(built, best, Effort(MOST_ARCS, math.inf, deadline), epsilon)
+            if found is None:
+                break
+            best = agreed(best, found)
         return best
+
+    def _within(self, built: StrategyProblem, known: Frontier, effort: Effort, epsilon: float) -> Frontier | None:
+        """Return the frontier of a problem with rematerialization, by segment; None where finding it would take too much.
+
+        Args:
+            known: points that were found before, in the problem's states.
+            epsilon: how near the points must be, as a gap; 0 for the exact frontier.
+        """
+        if built.transient is None or built.overlap is not None or self.algorithm == "exhaustive":
+            return None
+        problem = problem_for(built, self.objectives)
+        solved = frontier_within(problem, built.transient, known.strategies, effort, epsilon)
+        if solved is None:
+            return None
+        counts = {kind: number + solved.counts.get(kind, 0) for kind, number in known.eliminations.items()}
+        found = solved.found
+        return Frontier(found.mem, found.time, found.strategies, counts, self.algorithm, solved.bound)
 
     def _found(self, problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:
         if overlap is None or self.objectives != MEMORY_TIME:

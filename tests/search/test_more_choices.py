@@ -1,0 +1,55 @@
+"""With more choices no point gets worse, and a small model's frontier is exact whichever choices there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain, combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from remat.small import HARDWARE
+
+from tensoropt import zoo
+from tensoropt.ft import Budget, Frontier
+from tensoropt.plan.find_frontier import find_frontier
+from tensoropt.search import search_problem
+from tensoropt.search.problem.choices import REMAT, REUSE, ZERO
+from tensoropt.tools.offline import record
+
+ALL = frozenset({REUSE, REMAT, ZERO})
+
+
+def frontiers(make: Callable[[], Any], budget: Budget) -> dict[frozenset[str], Frontier]:
+    """The frontier with each set of choices."""
+    model = record(make, "small").model
+    sets = [frozenset(each) for each in chain(*(combinations(sorted(ALL), n) for n in range(len(ALL) + 1)))]
+    return {chosen: find_frontier(model, HARDWARE, 4, budget=budget, without=ALL - chosen).certified for chosen in sets}
+
+
+def above(one: Frontier, other: Frontier) -> np.ndarray:
+    """The points of the one frontier that no point of the other equals or beats."""
+    as_good = (other.mem_bytes <= one.mem_bytes[:, None]) & (other.time_ns <= one.time_ns[:, None])
+    return np.flatnonzero(~as_good.any(axis=1))
+
+
+def test_no_point_is_above_one_with_fewer_choices() -> None:
+    found = frontiers(zoo.lenet5, Budget(seconds=0.0))
+    for more, frontier in found.items():
+        assert frontier.exact, (sorted(more), frontier.certificate)
+        for fewer in found:
+            if fewer < more:
+                assert not len(above(found[fewer], frontier)), (sorted(fewer), sorted(more))
+
+
+def test_the_exact_frontier_is_not_above_the_one_of_charged_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = record(zoo.lenet5, "lenet5").model
+    exact = find_frontier(model, HARDWARE, 4, budget=Budget(seconds=0.0)).certified
+    monkeypatch.setattr(search_problem, "frontier_within", lambda *_: None)
+    charged = find_frontier(model, HARDWARE, 4, budget=Budget(seconds=0.0)).certified
+    assert exact.exact
+    assert not len(above(charged, exact))
+    bound = charged.bound
+    assert bound is not None, "a maximum over segments is no sum"
+    as_low = (bound.mem_bytes <= exact.mem_bytes[:, None]) & (bound.time_ns <= exact.time_ns[:, None])
+    assert as_low.any(axis=1).all()  # the other search's bound holds for all of it
