@@ -9,8 +9,10 @@ variable's old value. The forward pass needs no order, except for its collective
 
 An operator that waits for a collective, and that nothing else in the backward pass waits for, doesn't stop the others: while
 a gradient is on its way the backward pass goes on, for :data:`LAG` operators at most, so that few gradients wait at once.
-(Over a link, where gradients have a chain of their own and their communication overlaps with compute, it goes on for as long
-as it takes.) Operators that only the loss needs run before the backward pass begins, unless they wait for other ranks.
+When the next collective of the chain begins, the gradient is there. So that collective waits for the update, which else
+might come several collectives later and keep its gradient, memory of Python's, until then. (Over a link, where gradients
+have a chain of their own and their communication overlaps with compute, the backward pass goes on for as long as it takes.)
+Operators that only the loss needs run before the backward pass begins, unless they wait for other ranks.
 """
 
 from __future__ import annotations
@@ -116,6 +118,10 @@ def put_in_order(
             arriving.add(op.name)
             if not op.outputs:
                 behind.append((len(row), op))
+            elif op.type == CALLBACK and not math.isinf(lag):
+                for _, earlier in behind:
+                    op._add_control_input(earlier)
+                behind.clear()
         elif op.inputs and op.type not in _UNORDERED and op.name not in rematerialized:
             waits_for = row[-1:] or _last_of_loss(operators[first:], n_forward - first)
             while behind and behind[0][0] + lag <= len(row):

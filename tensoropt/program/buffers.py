@@ -318,7 +318,7 @@ class TaskBuffers:
             assert path is not None
             is_overlappable = is_rows or tensor.name in self.view.graph.made_of_variables
             each = [gradient, *self._others.pop(value, ())]
-            sent = [self._out.move(path, one, resharding.item_bytes, GRADIENTS, is_overlappable) for one in each]
+            sent = [self._out.move(path, one, resharding.item_bytes, GRADIENTS, is_overlappable, True) for one in each]
             self._buffers[returned] = sent[0]
             if len(sent) > 1:
                 self._others[returned] = sent[1:]

@@ -42,10 +42,12 @@ class Instructions:
         self.overlaps = costing.reshardings.overlaps
         self.lasting: list[Buffer] = []
         self._program: list[Instruction] = []
-        # Collectives that only updates wait for, and the instructions that wait for these. A rank that computes one operator
-        # at a time runs them when it has to wait for something, or when the first of them lags too far behind.
+        # Collectives that only updates wait for, and the instructions that wait for these; and those that bring gradients
+        # back. A rank that computes one operator at a time computes on while it can. It runs them when it has to wait for
+        # something, or when the first of them lags too far behind.
         self._behind: list[Instruction] = []
         self._pending: set[Buffer] = set()
+        self._needed: set[Buffer] = set()
         self._due: float = 0
         self._workspace: Counter[tuple[str, bool]] = Counter()
 
@@ -57,21 +59,23 @@ class Instructions:
         overwrites: Iterable[tuple[Buffer, int]] = (),
         calls_python: bool = False,
         is_overlappable: bool = False,
+        may_wait: bool = False,
     ) -> None:
         """Add an instruction.
 
-        An instruction that ``is_overlappable``, or that reads what a delayed instruction writes, is delayed: see
-        :meth:`catch_up`.
+        An instruction that ``is_overlappable``, or that reads what such a one writes, is delayed: see :meth:`catch_up`. One
+        that ``may_wait`` is delayed until another reads what it writes.
         """
         instruction = Instruction(tuple(reads), tuple(write), scratch_bytes, tuple(overwrites), calls_python)
-        if is_overlappable or self._pending.intersection(instruction.reads):
+        for_updates = is_overlappable or bool(self._pending.intersection(instruction.reads))
+        if for_updates or (may_wait and not self.overlaps):
             if not self._behind:
                 # Where communication overlaps with compute, the delayed instructions may come at the end.
                 self._due = math.inf if self.overlaps else len(self._program) + LAG
             self._behind.append(instruction)
-            self._pending.update(instruction.writes)
+            (self._pending if for_updates else self._needed).update(instruction.writes)
             return
-        waits = calls_python and not self.overlaps
+        waits = (calls_python and not self.overlaps) or self._needed.intersection(instruction.reads)
         if waits or (self._behind and self._due <= len(self._program)):
             self.catch_up()
         self._program.append(instruction)
@@ -81,6 +85,7 @@ class Instructions:
         self._program += self._behind
         self._behind.clear()
         self._pending.clear()
+        self._needed.clear()
 
     def move(
         self,
@@ -89,6 +94,7 @@ class Instructions:
         item_bytes: int,
         use: str,
         is_overlappable: bool = False,
+        may_wait: bool = False,
         after: Buffer | None = None,
     ) -> Buffer:
         """Reshard a buffer along a path; return the resharded buffer.
@@ -97,6 +103,7 @@ class Instructions:
             item_bytes: the bytes of an element.
             use: what the resharded buffer is used for.
             is_overlappable: whether only updates wait for the path's collectives, so that they are delayed.
+            may_wait: whether a rank computes on, as far as it can, before it comes to the path's collectives.
             after: a buffer that must have been written before; None if there is none.
         """
         if views_operand(path):
@@ -110,6 +117,7 @@ class Instructions:
             scratch_bytes,
             calls_python=path.communicates,
             is_overlappable=is_overlappable and path.communicates,
+            may_wait=may_wait and path.communicates,
         )
         for name, n_bytes in workspaces(path, item_bytes).items():
             # Collectives that overlap with compute form a chain, which has a workspace of its own.

@@ -9,10 +9,12 @@ is changed as long as that makes the simulated step faster:
         for each node, or all of one in repeated layers, and each other state, with the shared copies next to it,
         those that add the least time by the sum first
             take it if the simulated step is faster
+        if none was, for each two nodes next to each other and each two other states, in the same order
+            take them if the simulated step is faster, and begin again
 
 A state is left out if by the sum it adds more than what is hidden now: the sum less the simulated time, or :data:`SLACK` of
-it. The result is a local optimum: no claim is made but that it is as fast as every strategy that was simulated. It is
-deterministic unless time runs out.
+it. Of pairs no more are simulated than single changes were, or :data:`LEAST_PAIRS`. The result is a local optimum: no claim
+is made but that it is as fast as every strategy that was simulated. It is deterministic unless time runs out.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ..ft import Frontier
+from ..ft.problem import INFEASIBLE
 from ..program.simulator import Network, StepActions
 from ..sharding.resharding import PathFinder
 from .baselines import FT_SIMULATED, data_parallel, one_weird_trick
@@ -31,6 +36,7 @@ from .simulated_position import SPACE_NOTE, Added, Neighbours, Position, Simulat
 
 MOST_POINTS, MOST_STARTS, MOST_KEPT = 16, 3, 64
 SLACK = 0.05
+LEAST_PAIRS = 1000
 
 
 @dataclass(frozen=True)
@@ -139,24 +145,50 @@ class _Descent:
         while is_better:
             is_better = False
             for nodes, state in self._proposals(position):
-                passed = time.monotonic() - self.started
-                if self.progress is not None:
-                    self.progress(min(int(passed), int(self.limits.seconds)), int(self.limits.seconds))
-                if passed >= self.limits.seconds:
+                if self._is_over():
                     return False
-                is_better |= self._improve(position, nodes, state)
+                for changes, added in self._changes(position, nodes, state):
+                    is_better |= self._improve(position, changes, added)
+            for changes, added in () if is_better else self._pairs(position):
+                if self._is_over():
+                    return False
+                is_better = self._improve(position, changes, added)
+                if is_better:
+                    break
         return True
 
-    def _improve(self, position: Position, nodes: tuple[int, ...], state: int) -> bool:
-        """Bring nodes to a state if that makes the step faster; return whether it did."""
-        is_better = False
-        for changes, added in self._changes(position, nodes, state):
-            self.n_simulated += 1
-            if position.tried(changes) < position.cost_ns:
-                position.keep(added.mem_bytes)
-                self._meet(position)
-                is_better = True
+    def _is_over(self) -> bool:
+        """Tell how much time has passed; return whether that is all of it."""
+        passed = time.monotonic() - self.started
+        if self.progress is not None:
+            self.progress(min(int(passed), int(self.limits.seconds)), int(self.limits.seconds))
+        return passed >= self.limits.seconds
+
+    def _improve(self, position: Position, changes: dict[int, int], added: Added) -> bool:
+        """Make changes if they make the step faster; return whether they did."""
+        self.n_simulated += 1
+        is_better = position.tried(changes) < position.cost_ns
+        if is_better:
+            position.keep(added.mem_bytes)
+            self._meet(position)
         return is_better
+
+    def _pairs(self, position: Position) -> Iterator[tuple[dict[int, int], Added]]:
+        """Yield changes of two nodes next to each other, those first that add the least time, with what they add."""
+        problem, states, most_ns = self.problem, list(position.states), self._most_ns(position)
+        found = [np.empty((0, 4), np.int64)]
+        for number, (one, other) in enumerate(problem.pairs):
+            added_ns = problem.pair_added_ns(states, (one, other))
+            added_ns[states[one]] = added_ns[:, states[other]] = INFEASIBLE
+            chosen = np.nonzero(added_ns <= most_ns)
+            found.append(np.column_stack([added_ns[chosen], np.full(len(chosen[0]), number), *chosen]))
+        every = np.concatenate(found)
+        order = np.argsort(every[:, 0], kind="stable")[: max(LEAST_PAIRS, self.n_simulated)]
+        for _, number, *chosen_states in every[order].tolist():
+            changes = problem.moved_together(states, dict(zip(problem.pairs[number], chosen_states, strict=True)))
+            added = problem.added(states, changes)
+            if added is not None and added.time_ns <= most_ns and self._fits(position.mem_bytes + added.mem_bytes):
+                yield changes, added
 
     def _proposals(self, position: Position) -> list[tuple[tuple[int, ...], int]]:
         """Return which nodes may be brought to which state, those first that add the least time."""
@@ -182,7 +214,7 @@ class _Descent:
         """
         problem, states, most_ns = self.problem, position.states, self._most_ns(position)
         if len(nodes) > 1:
-            possible = [problem.moved_together(states, nodes, state)]
+            possible = [problem.moved_together(states, dict.fromkeys(nodes, state))]
         else:
             possible = [problem.moved(states, nodes[0], state, keeps_copies) for keeps_copies in (False, True)]
         for changes in possible[: 1 + (possible[0] != possible[-1])]:

@@ -6,6 +6,7 @@ point (:mod:`.simulated_descent`). A strategy's regathered copies and rematerial
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -114,15 +115,17 @@ class Neighbours:
             found.setdefault((types, configs, tuple(map(tuple, states.index))), []).append(number)
         return tuple(tuple(each) for each in found.values() if len(each) > 1)
 
-    def least_added_ns(self, states: Sequence[int], node: int) -> np.ndarray:
+    def least_added_ns(self, states: Sequence[int], node: int, without: int = -1) -> np.ndarray:
         """Return the least time that each state of a node adds, with the shared copies next to it in any state: int64[S].
 
-        It is INFEASIBLE or more where the state isn't allowed.
+        It is INFEASIBLE or more where the state isn't allowed. Edges to the node ``without`` are left out.
         """
         nodes = self.built.problem.nodes
         total_ns = nodes[node].time_ns.copy()
         for _, edge in self.edges[node]:
             other = edge.target if edge.source == node else edge.source
+            if other == without:
+                continue
             of_edge = edge.time_ns if edge.source == node else edge.time_ns.T
             if other not in self.copies or node in self.copies:
                 added_ns = of_edge[:, states[other]]
@@ -132,10 +135,35 @@ class Neighbours:
             total_ns = np.minimum(total_ns + added_ns, INFEASIBLE)
         return np.where(total_ns < INFEASIBLE, total_ns - total_ns[states[node]], INFEASIBLE)
 
-    def moved_together(self, states: Sequence[int], nodes: Sequence[int], state: int) -> dict[int, int]:
-        """Return the changes of several operators' nodes to one state, and those of the shared copies next to them."""
-        changes = dict.fromkeys(nodes, state)
-        for copy in dict.fromkeys(copy for node in nodes for copy in self.next_copies[node]):
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """The pairs of operators' nodes with several states that an edge joins, or a shared copy between them."""
+        found: dict[tuple[int, int], None] = {}
+        free = set(self.free).difference(self.copies)
+        for node, edges in enumerate(self.edges):
+            near = {end for _, edge in edges for end in (edge.source, edge.target)} & free
+            joined = itertools.combinations(sorted(near), 2) if node in self.copies else ((node, end) for end in near)
+            found.update(dict.fromkeys((a, b) for a, b in joined if a < b and a in free))
+        return tuple(sorted(found))
+
+    def pair_added_ns(self, states: Sequence[int], pair: tuple[int, int]) -> np.ndarray:
+        """Return about the least time that each two states of a pair of nodes add: int64[S1, S2].
+
+        It is exact where no shared copy is next to both.
+        """
+        one, other = pair
+        of_one, of_other = (self.least_added_ns(states, *ends) for ends in (pair, pair[::-1]))
+        total_ns = np.minimum(of_one[:, None] + of_other, INFEASIBLE)
+        for _, edge in self.edges[one]:
+            if {edge.source, edge.target} == set(pair):
+                between = edge.time_ns if edge.source == one else edge.time_ns.T
+                total_ns = np.minimum(total_ns + between, INFEASIBLE) - between[states[one], states[other]]
+        return total_ns
+
+    def moved_together(self, states: Sequence[int], moves: Mapping[int, int]) -> dict[int, int]:
+        """Return the changes of several operators' nodes to other states, and those of the shared copies next to them."""
+        changes = dict(moves)
+        for copy in dict.fromkeys(copy for node in moves for copy in self.next_copies[node]):
             changes[copy] = self._fastest_copy(copy, states, changes)
         return {each: new for each, new in changes.items() if new != states[each]}
 

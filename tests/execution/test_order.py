@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -43,8 +44,10 @@ def test_a_schedule_has_each_operator_after_all_that_it_waits_for(
     """Looked at while the graph is built: later TensorFlow adds what orders the work on each variable."""
     seen: list[list[tf.Operation]] = []
 
-    def watched(operators: Sequence[tf.Operation], n_forward: int, backward: set[str]) -> list[tf.Operation]:
-        seen[:] = [list(operators[n_forward:]), in_order(operators, n_forward, backward)]
+    def watched(
+        operators: Sequence[tf.Operation], n_forward: int, backward: set[str], urgent: set[str]
+    ) -> list[tf.Operation]:
+        seen[:] = [list(operators[n_forward:]), in_order(operators, n_forward, backward, urgent)]
         for op in seen[1]:
             sources = {tensor.op.name for tensor in op.inputs} | {source.name for source in op.control_inputs}
             waited = sources & {each.name for each in seen[0]}
@@ -128,6 +131,31 @@ def test_parameters_are_not_gathered_long_before_their_use() -> None:
             assert weights.control_inputs and bias.control_inputs
             assert set(bias.control_inputs) <= {each for layer in layers[:number] for each in _ancestors(layer[3])}
     assert loss.op not in layers[0][0].control_inputs
+
+
+@pytest.mark.parametrize("lag", [LAG, math.inf])
+def test_an_update_comes_before_the_next_collective_of_its_chain(lag: float) -> None:
+    """Else its gradient would stay for as long as TensorFlow likes. Over a link, no collective waits for an update."""
+    api = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        variables = [api.get_variable(f"w{layer}", [3, 3], use_resource=True) for layer in range(3)]
+        value = api.placeholder(tf.float32, [4, 3])
+        for variable in variables:
+            value = tf.tanh(tf.matmul(value, variable))
+        loss = tf.reduce_mean(value)
+        n_forward = len(graph.get_operations())
+        gradients = tf.gradients(loss, variables)
+        record = backward_since(graph, n_forward)
+        turn, collectives, updates = tf.constant(0), [], []
+        for variable, gradient in zip(reversed(variables), reversed(gradients), strict=True):
+            given = [turn, gradient]
+            turn, total = tf.numpy_function(lambda turn, value: (turn, value), given, [tf.int32, tf.float32])
+            collectives.append(total.op)
+            total.set_shape([3, 3])
+            updates.append(tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=0.1, delta=total))
+        put_in_order(graph.get_operations(), n_forward, record, lag)
+    waited = [set(op.control_inputs) & set(updates) for op in collectives]
+    assert waited == [set(), *({each} if lag == LAG else set() for each in updates[:-1])]
 
 
 def test_gradients_that_nobody_asked_for_are_not_in_order() -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.resharding_costs import shard_bytes
 from tensoropt.profiling.hardware import named
+from tensoropt.program.instructions import Instructions
 from tensoropt.program.liveness import Buffer, Instruction, Peak, peak_of_program
 from tensoropt.program.peak import GRADIENTS, INPUTS, PARAMETERS, SLOTS, peak_of
 from tensoropt.rules.registry import rule_of
@@ -140,6 +141,20 @@ def test_a_step_worked_out_by_hand() -> None:
     peak = peak_on(model, whole(model))
     assert +peak.by_use == {PARAMETERS: parameters, SLOTS: parameters, INPUTS: batch, GRADIENTS: hidden + 4 * 16 * 32}
     assert peak.n_bytes == peak.by_use.total()
+
+
+@pytest.mark.parametrize(("exposed_share", "order"), [(1.0, "acbd"), (0.5, "abcd")])
+def test_a_rank_computes_on_until_it_needs_a_gradient_that_is_brought_back(exposed_share: float, order: str) -> None:
+    """Where nothing overlaps, it comes to a collective when it can't compute anything else."""
+    model, hardware = zoo.record(two_layers, "momentum"), replace(HARDWARE, exposed_share=exposed_share)
+    view = random_strategy(model, hardware.mesh(4), 0)
+    out = Instructions(view, costing_of(model.model, hardware, view.strategy.mesh), PathFinder(PlainCosts()))
+    gradient, returned, other, total = (Buffer(1, use) for use in "abcd")
+    out.add([], [gradient])
+    out.add([gradient], [returned], calls_python=True, may_wait=True)
+    out.add([gradient], [other])
+    out.add([returned, other], [total])
+    assert "".join(buffer.use for each in out.finished() for buffer in each.writes) == order
 
 
 @pytest.mark.parametrize("function", [zoo.mlp, zoo.cnn, zoo.attention])

@@ -76,6 +76,31 @@ def test_the_least_that_a_state_adds_is_the_least_of_its_changes():
     assert n_held > 100
 
 
+def test_what_a_pair_adds_is_that_of_both_changes():
+    hardware = named("p100-1x4")
+    problem = Neighbours(task_of("lenet5", hardware).full_problem())
+    nodes = problem.built.problem.nodes
+    assert {edge for edge in problem.pairs if set(edge) & set(problem.copies)} == set()
+    rng = random.Random(2)
+    n_held = n_exact = 0
+    for _ in range(10):
+        states = problem.with_copies([rng.randrange(node.n_states) for node in nodes])
+        for pair in problem.pairs:
+            added_ns = problem.pair_added_ns(states, pair)
+            copies = [problem.next_copies[node] for node in pair]
+            for _ in range(10):
+                chosen = tuple(rng.randrange(nodes[node].n_states) for node in pair)
+                changes = problem.moved_together(states, dict(zip(pair, chosen, strict=True)))
+                added = problem.added(states, changes)
+                if added is not None and not any(copies):
+                    assert added_ns[chosen] == added.time_ns
+                    n_exact += 1
+                elif added is not None and not set(copies[0]) & set(copies[1]):
+                    assert added_ns[chosen] <= added.time_ns
+                    n_held += 1
+    assert n_held + n_exact > 100 and n_exact > 10
+
+
 def test_a_memory_limit_is_kept():
     hardware = named("p100-1x4")
     task = task_of("lenet5", hardware)

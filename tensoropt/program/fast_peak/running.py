@@ -52,6 +52,7 @@ from .columns import (
 from .compilation import compiled
 
 NEVER = 1 << 60
+FOR_UPDATES, MAY_WAIT = 1, 2
 N_WORKSPACES = len(WORKSPACES)
 
 
@@ -100,27 +101,34 @@ def catch_up(m: Any) -> None:
 
 
 @compiled
-def add(m: Any, scratch_bytes: int, calls_python: int, is_overlappable: int, overlaps: int) -> None:
-    """Add an instruction that does what was said since the last one; see :meth:`..instructions.Instructions.add`."""
+def add(m: Any, scratch_bytes: int, calls_python: int, delay: int, overlaps: int) -> None:
+    """Add an instruction that does what was said since the last one; see :meth:`..instructions.Instructions.add`.
+
+    ``delay`` is FOR_UPDATES for one that is overlappable, MAY_WAIT for one that may wait, 0 for others.
+    """
     number = m[N_INSTRUCTIONS]
     m[N_INSTRUCTIONS] += 1
     begin = m[ENDS] + ENDS_COLUMNS * number
     end = begin + ENDS_COLUMNS
     m[end], m[end + 1], m[end + 2], m[end + 3], m[end + 4] = (
         m[N_READS], m[N_WRITES], m[N_OVER], scratch_bytes, calls_python)
-    is_delayed = is_overlappable
+    delayed = 0 if overlaps and delay == MAY_WAIT else delay
+    is_needed = 0
     for i in range(m[READS] + m[begin], m[READS] + m[end]):
-        if m[m[PENDING] + m[i]] == m[EPOCH]:
-            is_delayed = 1
-    if is_delayed:
+        pending = m[m[PENDING] + m[i]]
+        if pending == m[EPOCH]:
+            delayed = FOR_UPDATES
+        elif pending == -m[EPOCH]:
+            is_needed = 1
+    if delayed:
         if m[N_DELAYED] == 0:
             m[DUE] = NEVER if overlaps else m[N_RUN] + LAG
         m[m[DELAYED] + m[N_DELAYED]] = number
         m[N_DELAYED] += 1
         for i in range(m[WRITES_OF] + m[begin + 1], m[WRITES_OF] + m[end + 1]):
-            m[m[PENDING] + m[i]] = m[EPOCH]
+            m[m[PENDING] + m[i]] = m[EPOCH] if delayed == FOR_UPDATES else -m[EPOCH]
         return
-    if (calls_python and not overlaps) or (m[N_DELAYED] and m[DUE] <= m[N_RUN]):
+    if is_needed or (calls_python and not overlaps) or (m[N_DELAYED] and m[DUE] <= m[N_RUN]):
         catch_up(m)
     m[m[RUN] + m[N_RUN]] = number
     m[N_RUN] += 1
@@ -170,7 +178,8 @@ def move_back(o: Any, t: Any, m: Any, row: int, source: int, is_overlappable: in
     moved = new_buffer(o, m, t[row, BACK_BYTES], communicates)
     read(m, source)
     write(m, moved)
-    add(m, t[row, BACK_SCRATCH], communicates, is_overlappable and communicates, overlaps)
+    delay = (FOR_UPDATES if is_overlappable else MAY_WAIT) if communicates else 0
+    add(m, t[row, BACK_SCRATCH], communicates, delay, overlaps)
     # Collectives that overlap with compute have a workspace of their own.
     first = m[WORKSPACE] + (N_WORKSPACES if is_overlappable and overlaps else 0)
     for i in range(N_WORKSPACES):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...common.memory_units import memory_text
+from ...common.memory_units import default_limit, memory_text
 from ...plan.plan import Plan
 from ...plan.scaling_curve import Curve
 from ...plan.staged_frontier import StagedFrontier
@@ -38,7 +38,8 @@ def _text(setup: SearchSetup, found: Plan | StagedPlan, frontier: StagedFrontier
     ]
     if isinstance(found, StagedPlan):
         first, *rest = found.brief().splitlines()
-        lines += [f"plan      {setup.option}: {first.removeprefix('plan: ')}", *rest, "", found.table()]
+        lines += [f"plan      {setup.option}: {first.removeprefix('plan: ')}", *rest, *_too_large(setup, found, frontier)]
+        lines += ["", found.table()]
     else:
         too_large = found.too_large()
         lines += [
@@ -47,6 +48,18 @@ def _text(setup: SearchSetup, found: Plan | StagedPlan, frontier: StagedFrontier
             *([] if too_large is None else [f"note      {too_large}"]),
         ]
     return "\n".join(lines)
+
+
+def _too_large(setup: SearchSetup, found: StagedPlan, frontier: StagedFrontier) -> list[str]:
+    """Return a line that a plan needs more memory than its device has, with the fastest point that fits; none if it fits."""
+    device_bytes = int(setup.hardware.device.memory_bytes)
+    if found.peak_bytes <= device_bytes:
+        return []
+    text = f"note      the plan needs {memory_text(found.peak_bytes)} of a device of {memory_text(device_bytes)}"
+    fitting = frontier.fastest_within(default_limit(device_bytes))
+    if fitting is None:
+        return [f"{text}, and no point of the frontier fits"]
+    return [f"{text}; point {fitting + 1} is the fastest that fits: --memory {frontier.points_of[fitting].n_bytes}"]
 
 
 def _json(setup: SearchSetup, found: Plan | StagedPlan, frontier: StagedFrontier) -> dict[str, Any]:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import tensoropt
+from tensoropt.common.memory_units import memory_text
+from tensoropt.ft import Budget
+from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.plan import Plan
+from tensoropt.plan.request import Request
 from tensoropt.plan.staged_plan import StagedPlan
+from tensoropt.profiling.hardware import named
 from tensoropt.tools.cli.main import main
+from tensoropt.tools.cli.search_report import SearchSetup
+from tensoropt.tools.cli.staged_report import any_text
+from tensoropt.tools.offline import record_named
 
 DEEP = f"{Path(__file__).with_name('models.py')}:deep"
 SEARCH = ("search", DEEP, "--devices", "4", "--seconds", "0")
@@ -52,6 +61,25 @@ def test_a_curve_takes_the_fastest_of_each_number_of_devices(tmp_path: Path, cap
     assert "stages" in capsys.readouterr().out
     curve = json.loads(file.read_text())["curve"]
     assert [(point["parallelism"], point["fits"], point["stages"]) for point in curve] == [(2, True, 2), (4, True, 2)]
+
+
+def test_a_plan_that_its_devices_cannot_hold_is_noted() -> None:
+    recorded, hardware = record_named(DEEP, "sgd", 64), named("v100-1x4")
+    request = Request(recorded.model, hardware, None, micro_batches=4, budget=Budget(seconds=0))
+    frontier = find_with_stages(request, 4, (2,))
+    plan, least = frontier.fastest(), frontier.points_of[0].n_bytes
+
+    def told(memory_bytes: int) -> str:
+        held = replace(hardware, device=replace(hardware.device, memory_bytes=memory_bytes))
+        return any_text(SearchSetup(recorded, held, "mini_time", "ft-ldp"), plan)
+
+    assert plan.peak_bytes > 1.2 * least
+    assert "note" not in told(plan.peak_bytes)
+    number = frontier.fastest_within(int((plan.peak_bytes - 1) / 1.1))
+    fits = f"; point {number + 1} is the fastest that fits: --memory {frontier.points_of[number].n_bytes}"
+    assert f"note      the plan needs {memory_text(plan.peak_bytes)} of a device of " in told(plan.peak_bytes - 1)
+    assert fits in told(plan.peak_bytes - 1)
+    assert "and no point of the frontier fits" in told(least)
 
 
 @pytest.mark.parametrize(
