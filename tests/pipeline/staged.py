@@ -69,7 +69,6 @@ def random_engine(
             EmulatedBackend(view.whole.strategy.mesh),
             lambda variable: model.first_values[variable],
             per_micro_batch=view.per_micro_batch,
-            in_order=seed // 2 % 2 == 1,
         )
         for index, view in enumerate(views)
     }
