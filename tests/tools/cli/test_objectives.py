@@ -37,8 +37,6 @@ def two_layers():
 
 
 
-
-
 @cache
 def frontier_of(function, parallelism, space, objectives):
     model = record(function, function.__name__).model
@@ -67,7 +65,7 @@ def minimal(found):
 
 
 @pytest.mark.parametrize(
-    ("function", "parallelism", "space"), [(dense, 2, "full"), (dense, 4, "compact"), (two_layers, 2, "full")]
+    ("function", "parallelism", "space"), [(dense, 2, "full"), (dense, 4, "compact"), (two_layers, 2, "compact")]
 )
 @pairs
 def test_the_frontier_is_that_of_all_strategies(function, parallelism, space, objectives):
