@@ -41,7 +41,7 @@ FIRST_LINES = 12
 WITH_MARGINALS = 3
 """Number of lines for which reduced costs are computed: these take longer than the lines themselves."""
 SAMPLES = 3
-"""Of equal parts of a problem, such as layers, how many are looked at for reduced costs."""
+"""The number of equal parts of a problem, such as layers, whose reduced costs are computed."""
 FIRST_STATES = 4
 MORE_CELLS, MORE = 4, 2
 EPSILON = 2e-3

@@ -20,7 +20,7 @@ UNIT = unit_table()
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What was made of some tables, with these and their variables, ascending."""
+    """The result of an operation on some tables, with these tables and all their variables, ascending."""
 
     tables: tuple[Table, ...]
     variables: tuple[int, ...]

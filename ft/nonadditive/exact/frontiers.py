@@ -38,7 +38,7 @@ BLOCK = 1 << 18
 FEW = 64
 """Points of a table from which it pays to look whether they are promising."""
 SAMPLED = 16
-"""Of many points one in so many is looked at, to see whether more than a share WORTH of them is promising."""
+"""One point of so many is a sample. Where more than the share WORTH of the samples is promising, all points are kept."""
 WORTH = 0.8
 LONG = 16
 """Points of a cell, on average, from which they are thinned."""

@@ -44,7 +44,7 @@ MAX_SEGMENTS = 8
 PAIRS_OF_ARC = 4
 """The pairs of states over all edges for each arc that may be looked at, from which a problem isn't tried."""
 LITTLE = Effort(1 << 16, 1e6)
-"""What an attempt may take that isn't asked whether there is time."""
+"""The effort of an attempt that is made whatever time is left."""
 SECONDS_OF_ARC = 2e-5
 """The time before a deadline, for each arc, from which a problem isn't tried: it would hardly be enough."""
 ROUNDS = 4
@@ -54,7 +54,7 @@ DIRECTIONS = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solved:
-    """What is known of a problem's frontier.
+    """A frontier, exact or with a lower bound, and how it was found.
 
     Attributes:
         found: strategies.
