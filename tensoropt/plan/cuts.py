@@ -1,24 +1,27 @@
-"""Choose where to cut a model into stages: the cuts with which a step is predicted to take the least time.
+"""Choose where to cut a model into stages, and on which devices: so that a step is predicted to take the least time.
 
-First the cuts with the shortest longest stage are found, by dynamic programming over places in program order, with sums of
-operators' times and what crosses at both ends. These sums don't know what moves: a tied table and its lookups, or a penalty.
-Nor is the shortest longest stage what counts: a first stage that takes longer hides what the others do, and a last one that
-does waits for the first. So then one cut after the other is moved to the places that come next by the same sums, and the
-step is predicted with what each stage really does (:func:`.stage_times.estimated_us`).
+First the cuts and devices with the shortest longest stage are found, by dynamic programming over places in program order,
+with sums of operators' times on so many devices and what crosses at both ends. These sums don't know what moves: a tied
+table and its lookups, or a penalty. Nor is the shortest longest stage what counts: a first stage that takes longer hides
+what the others do, and a last one that does waits for the first. So then one cut after the other is moved to the places that
+come next by the same sums, and the step is predicted with what each stage really does (:func:`.stage_times.estimated_us`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..common.errors import InputError
-from ..ir.graph import SOURCES
+from ..ir.graph import SOURCES, Graph
 from ..profiling.hardware import Hardware
 from ..sharding.model import Model
 from ..sharding.stages import Stages
-from .stage_times import OperatorTimes, estimated_us, way_back_and_forth_us
+from .stage_times import OperatorTimes, TimesBySize, estimated_us, way_back_and_forth_us
+from .submeshes import Block, Choices
 
 MOST_TRIED = 48
 """The most cuts that are predicted, over all of a model's."""
@@ -26,146 +29,187 @@ FEWEST_TRIED = 6
 """The fewest places that are tried for each cut."""
 
 
-def balanced(
-    model: Model,
-    hardware: Hardware,
-    n_stages: int,
-    parallelism: int,
-    n_micro_batches: int,
-    times: OperatorTimes | None = None,
-) -> Stages:
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A model that is cut into stages, each on devices of its own.
+
+    Attributes:
+        blocks: for each stage its devices.
+        time_us: the predicted time of a step, with each operator split as it is fastest.
+    """
+
+    stages: Stages
+    blocks: tuple[Block, ...]
+    time_us: float
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """For each stage the number of its devices."""
+        return tuple(block.size for block in self.blocks)
+
+
+def balanced(model: Model, hardware: Hardware, choices: Choices, times: TimesBySize) -> Cut:
     """Return a model cut such that a step is predicted to take the least time of the cuts that are tried.
 
     Args:
-        parallelism: the number of devices of each stage.
-        times: those of the model's operators on these devices, where they are known.
+        choices: for each stage the devices that it may have; each device has one stage.
 
     Raises:
         InputError: there are fewer places to cut at than stages need.
     """
-    times = times or OperatorTimes(model.in_micro_batches(n_micro_batches), hardware, hardware.mesh(parallelism))
-    places = _Places.of(times, way_back_and_forth_us(hardware, parallelism, n_stages))
-    at = places.shortest_longest(n_stages)
+    places = _Places.of(times, hardware, choices)
+    at, blocks = places.shortest_longest(choices)
+    sizes = [block.size for block in blocks]
+    of_stages = times.of(sizes)
 
     def predicted_us(at: Sequence[int]) -> float:
         stages = Stages(model, tuple(places.names[place] for place in at))
         try:
             if not all(places.variables & members for members in stages.members):
                 return math.inf
-            return estimated_us(stages, hardware, parallelism, times)
+            return estimated_us(stages, hardware, sizes, of_stages)
         except InputError:
             return math.inf
 
     least_us = predicted_us(at)
     for number in range(len(at)):
-        for place in places.near(at, number, max(FEWEST_TRIED, MOST_TRIED // len(at))):
+        for place in places.near(at, blocks, number, max(FEWEST_TRIED, MOST_TRIED // len(at))):
             moved = [*at[:number], place, *at[number + 1 :]]
             time_us = predicted_us(moved)
             if time_us < least_us:
                 at, least_us = moved, time_us
-    return Stages(model, tuple(places.names[place] for place in at))
+    return Cut(Stages(model, tuple(places.names[place] for place in at)), blocks, least_us)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Places:
-    """The places where a model may be cut: after each operator, in program order.
+    """The places where a model may be cut: after each of N operators, in program order. Arrays begin with none of them.
 
     Attributes:
         names: the operators.
-        time_us: the time of all operators up to each of them, over all micro-batches.
-        crossing_us: the time that it takes to send what crosses there, forward and back, over all micro-batches.
-        trained: how many variables are used up to each of them.
+        time_us: by number of devices, the time of all operators up to each place, over all micro-batches, float64[N + 1].
+        crossing_bytes: the bytes that cross there, over all micro-batches, float64[N + 1].
+        us_per_byte: by the number of a stage's first device, how long a byte takes there and its gradient back.
+        trained: how many variables are used up to each place, int64[N + 1].
         variables: the names of the variables that are trained.
     """
 
     names: Sequence[str]
-    time_us: Sequence[float]
-    crossing_us: Sequence[float]
-    trained: Sequence[int]
+    time_us: Mapping[int, np.ndarray]
+    crossing_bytes: np.ndarray
+    us_per_byte: Mapping[int, float]
+    trained: np.ndarray
     variables: frozenset[str]
 
     @classmethod
-    def of(cls, times: OperatorTimes, us_per_byte: float) -> _Places:
-        graph, n = times.graph, times.graph.n_micro_batches
-        in_step = {op.name for op in graph.step_operators}
-        last_use = {
-            tensor.name: number
-            for number, op in enumerate(graph.operators.values())
-            if op.name in in_step
-            for _, tensor in op.operands
-        }
-        names, until_us, crossings, trained = [], [], [], []
-        total_us = 0.0
-        alive: dict[str, int] = {}
-        used: set[str] = set()
-        for number, op in enumerate(graph.operators.values()):
-            if op.name not in in_step or op.type in SOURCES or op.updates is not None:
-                continue
-            total_us += times.of[op.name].total(n) if op.name in times.of else 0.0
-            for tensor in (tensor for _, tensor in op.operands if graph.producers[tensor.name].is_trainable):
-                variable = graph.producers[tensor.name].name
-                if variable not in used:
-                    used.add(variable)
-                    total_us += times.of[variable].total(n) + n * times.adding_us[variable]
-            used_later = (tensor for tensor in op.outputs if last_use.get(tensor.name, -1) > number)
-            alive.update({tensor.name: tensor.mem_bytes * graph.n_runs(tensor.name) for tensor in used_later})
-            alive = {name: n_bytes for name, n_bytes in alive.items() if last_use[name] > number}
-            names.append(op.name)
-            until_us.append(total_us)
-            crossings.append(us_per_byte * sum(alive.values()))
-            trained.append(len(used))
-        return cls(names, until_us, crossings, trained, frozenset(used))
+    def of(cls, times: TimesBySize, hardware: Hardware, choices: Choices) -> _Places:
+        blocks = {block for of_stage in choices for block in of_stage}
+        sizes, n_devices = sorted({block.size for block in blocks}), max(block.end for block in blocks)
+        average = max(1, n_devices // len(choices))
+        rates = {block.first: way_back_and_forth_us(hardware, block.first, average) for block in blocks if block.first}
+        graph = times[sizes[0]].graph
+        names, crossings, used_first = _program_order(graph)
+        time_us = {size: _time_up_to(graph, names, used_first, times[size]) for size in sizes}
+        trained = np.cumsum([0, *(len(each) for each in used_first)])
+        variables = frozenset(name for each in used_first for name in each)
+        return cls(names, time_us, np.array([0.0, *crossings]), {0: 0.0, n_devices: 0.0, **rates}, trained, variables)
 
-    def longest(self, at: Sequence[int]) -> float:
-        """Return the time of the longest stage, with what crosses at its ends."""
-        ends = [*at, len(self.names) - 1]
-        return max(self._own(start, end) for start, end in zip([-1, *at], ends, strict=True))
+    def own_us(self, block: Block, start: np.ndarray | int, end: np.ndarray | int) -> np.ndarray:
+        """Return the time of a stage on some devices, of the operators between two places, with what crosses at its ends."""
+        passes = self.time_us[block.size]
+        before = self.us_per_byte[block.first] * self.crossing_bytes[start]
+        own: np.ndarray = passes[end] - passes[start] + before + self.us_per_byte[block.end] * self.crossing_bytes[end]
+        return own
 
-    def _own(self, start: int, end: int) -> float:
-        before = (self.time_us[start], self.crossing_us[start]) if start >= 0 else (0.0, 0.0)
-        return self.time_us[end] - before[0] + before[1] + self.crossing_us[end]
+    def longest_us(self, at: Sequence[int], blocks: Sequence[Block]) -> float:
+        """Return the time of the longest stage."""
+        ends = [0, *(place + 1 for place in at), len(self.names)]
+        return max(float(self.own_us(block, ends[i], ends[i + 1])) for i, block in enumerate(blocks))
 
-    def shortest_longest(self, n_stages: int) -> list[int]:
-        """Return the cuts with which the longest stage takes the least time.
+    def shortest_longest(self, choices: Choices) -> tuple[list[int], tuple[Block, ...]]:
+        """Return the cuts, and the stages' devices, with which the longest stage takes the least time.
+
+        O(N^2) for each of a stage's choices.
 
         Raises:
             InputError: there are fewer places to cut at than stages need.
         """
         n = len(self.names)
-        best: list[list[float]] = [[math.inf] * n for _ in range(n_stages)]
-        before: list[list[int]] = [[-1] * n for _ in range(n_stages)]
-        for end in range(n):
-            if self.trained[end]:
-                best[0][end] = self._own(-1, end)
-        for stage in range(1, n_stages):
-            for end in range(n):
-                for start in range(end):
-                    if self.trained[end] == self.trained[start]:
-                        continue
-                    longest = max(best[stage - 1][start], self._own(start, end))
-                    if longest < best[stage][end]:
-                        best[stage][end], before[stage][end] = longest, start
-        if math.isinf(best[-1][-1]):
+        all_places = np.arange(n + 1)
+        trains = self.trained[None] > self.trained[:, None]
+        best = {0: np.where(all_places == 0, 0.0, np.inf)}  # by the devices that stages have up to here
+        steps: list[dict[int, list[tuple[Block, np.ndarray, np.ndarray]]]] = []
+        for of_stage in choices:
+            found: dict[int, list[tuple[Block, np.ndarray, np.ndarray]]] = {}
+            for block in of_stage:
+                if block.first in best:
+                    own_us = np.where(trains, self.own_us(block, all_places[:, None], all_places[None]), np.inf)
+                    longest = np.maximum(best[block.first][:, None], own_us)
+                    found.setdefault(block.end, []).append((block, longest.min(axis=0), longest.argmin(axis=0)))
+            best = {end: np.min([least for _, least, _ in each], axis=0) for end, each in found.items()}
+            steps.append(found)
+        ((used, least),) = best.items()
+        if math.isinf(least[n]):
             raise InputError(
-                f"the model can't be cut into {n_stages} stages: each needs a variable that is trained; ask for fewer stages"
+                f"the model can't be cut into {len(choices)} stages: each needs a variable that is trained; ask for fewer "
+                "stages"
             )
-        at = n - 1
-        found: list[int] = []
-        for stage in range(n_stages - 1, 0, -1):
-            at = before[stage][at]
-            found.insert(0, at)
-        return found
+        at, cuts, blocks = n, list[int](), list[Block]()
+        for found in reversed(steps):
+            block, _, starts = min(found[used], key=lambda each, at=at: each[1][at])  # type: ignore[misc]
+            at, used = int(starts[at]), block.first
+            cuts.insert(0, at - 1)
+            blocks.insert(0, block)
+        return cuts[1:], tuple(blocks)
 
-    def near(self, at: Sequence[int], number: int, most: int) -> list[int]:
+    def near(self, at: Sequence[int], blocks: Sequence[Block], number: int, most: int) -> list[int]:
         """Return other places for one of the cuts, those with the shortest longest stage first."""
         first = at[number - 1] + 1 if number else 0
         end = at[number + 1] if number + 1 < len(at) else len(self.names) - 1
-        others = (place for place in range(first, end) if place != at[number] and self._differs(place))
-        return sorted(others, key=lambda place: self.longest([*at[:number], place, *at[number + 1 :]]))[:most]
+        others = (place for place in range(first, end) if place != at[number] and self._differs(place, blocks))
+        return sorted(others, key=lambda place: self.longest_us([*at[:number], place, *at[number + 1 :]], blocks))[:most]
 
-    def _differs(self, place: int) -> bool:
+    def _differs(self, place: int, blocks: Sequence[Block]) -> bool:
         """Return whether a cut at a place isn't just one at the place before: it takes time, or less crosses."""
         if not place:
             return True
-        same_time = self.time_us[place] == self.time_us[place - 1]
-        return not (same_time and self.crossing_us[place] >= self.crossing_us[place - 1])
+        same_time = all(self.time_us[b.size][place + 1] == self.time_us[b.size][place] for b in blocks)
+        return not (same_time and self.crossing_bytes[place + 1] >= self.crossing_bytes[place])
+
+
+def _program_order(graph: Graph) -> tuple[list[str], list[int], list[list[str]]]:
+    """Return the operators that stages have, the bytes that cross after each of them over all micro-batches, and the
+    variables that each of them is the first to use.
+    """
+    in_step = {op.name for op in graph.step_operators}
+    last_use = {
+        tensor.name: number
+        for number, op in enumerate(graph.operators.values())
+        if op.name in in_step
+        for _, tensor in op.operands
+    }
+    names, crossings, used_first = [], [], []
+    alive: dict[str, int] = {}
+    used: set[str] = set()
+    for number, op in enumerate(graph.operators.values()):
+        if op.name not in in_step or op.type in SOURCES or op.updates is not None:
+            continue
+        producers = [graph.producers[tensor.name] for _, tensor in op.operands]
+        new = list(dict.fromkeys(each.name for each in producers if each.is_trainable and each.name not in used))
+        used.update(new)
+        used_later = (tensor for tensor in op.outputs if last_use.get(tensor.name, -1) > number)
+        alive.update({tensor.name: tensor.mem_bytes * graph.n_runs(tensor.name) for tensor in used_later})
+        alive = {name: n_bytes for name, n_bytes in alive.items() if last_use[name] > number}
+        names.append(op.name)
+        crossings.append(sum(alive.values()))
+        used_first.append(new)
+    return names, crossings, used_first
+
+
+def _time_up_to(graph: Graph, names: Sequence[str], used_first: Sequence[list[str]], times: OperatorTimes) -> np.ndarray:
+    """Return the time of all operators up to each one, with the updates of the variables used, float64[N + 1]."""
+    n, own_us = graph.n_micro_batches, [0.0]
+    for name, variables in zip(names, used_first, strict=True):
+        time_us = times.of[name].total(n) if name in times.of else 0.0
+        own_us.append(time_us + sum(times.of[each].total(n) + n * times.adding_us[each] for each in variables))
+    return np.cumsum(own_us)

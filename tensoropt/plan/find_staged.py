@@ -18,17 +18,19 @@ from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, SCHEDULES
 from ..search.problem.choices import ACCUMULATE, STAGES
 from ..search.problem.objectives import MEMORY_TIME
 from ..sharding.model import Model
-from ..sharding.stages import Stages
-from .cuts import balanced
+from .cuts import Cut, balanced
 from .memory_cuts import least_memory
 from .request import Request, fastest_that_fits, searched
 from .stage_points import SearchedStages
-from .stage_times import OperatorTimes, beside, transfers, works
+from .stage_times import TimesBySize, beside, transfers, works
 from .staged_frontier import StagedFrontier, StagedPoint, minimal_points
 from .staged_plan import StagedPlan
+from .submeshes import choices, equal_blocks
 
 MICRO_BATCHES_PER_STAGE = (1, 2, 4)
 """Without a number of micro-batches so many for each stage are searched, where the batch can be divided so."""
+WORTH_UNEQUAL = 0.02
+"""Stages of unequally many devices are searched beside equal ones where they are predicted to save this share of a step."""
 
 
 def find_staged(request: Request, parallelism: int, n_stages: object, schedule: str | None) -> StagedPlan:
@@ -139,56 +141,62 @@ def _searched(request: Request, parallelism: int, count: int, schedule: str) -> 
     """Return all cuts into a number of stages that are searched, in all numbers of micro-batches that a request allows.
 
     Raises:
-        InputError: the number of stages doesn't divide that of devices, the model can't be cut into so many, or can't be
-            trained in micro-batches.
+        InputError: there are more stages than devices, the model can't be cut into so many, or can't be trained in
+            micro-batches.
     """
     if count > parallelism:
         devices = f"{parallelism} device{'s' * (parallelism > 1)}"
         raise InputError(f"{count} stages on {devices}: each takes one at least; give {parallelism} or fewer")
-    if parallelism % count:
-        raise InputError(
-            f"{count} stages on {parallelism} devices: each takes equally many; give a divisor of {parallelism}"
-        )
+    request.hardware.mesh(parallelism)
     if request.micro_batches == 1:
         raise InputError(f"stages={count} need several micro-batches, got micro_batches=1; give 2 or more")
-    model, hardware, per_stage = request.model, request.hardware, parallelism // count
-    try:
-        hardware.mesh(per_stage)
-    except ValueError as error:
-        raise InputError(f"{count} stages on {parallelism} devices: {error}") from error
+    model, hardware = request.model, request.hardware
     slices = [request.micro_batches] if request.micro_batches else _micro_batches(model, count)
-    budget = request.budget or BY_DEFAULT
+    cuts = list(_cut(request, parallelism, count, slices))
     # Together all stages are refined as long as a model without.
-    budget = replace(budget, seconds=budget.seconds / (count * len(slices)))
+    budget = request.budget or BY_DEFAULT
+    budget = replace(budget, seconds=budget.seconds / (count * len(cuts)))
     found = []
-    for n, stages, times in _cut(request, count, per_stage, slices):
+    for n, cut, times, bound_us in cuts:
+        stages, sizes, of_stages = cut.stages, cut.sizes, times.of(cut.sizes)
         requests = (replace(request, model=each, micro_batches=n, budget=budget) for each in stages.models)
-        frontiers = tuple(searched(each, per_stage) for each in requests)
-        others = beside(stages, hardware, per_stage, times)
-        on_the_way = transfers(stages, hardware, per_stage, n)
-        # Of all stages one has its share of the operators' least times at least, and a step isn't shorter than that.
-        bound_us = sum(each.total(n) for each in times.of.values()) / count
+        frontiers = tuple(searched(each, size) for each, size in zip(requests, sizes, strict=True))
+        others = beside(stages, hardware, sizes, of_stages)
+        on_the_way = transfers(stages, hardware, sizes, n)
         found.append(
             SearchedStages(
-                stages, frontiers, n, schedule, tuple(works(stages, times)), tuple(others), on_the_way, float(bound_us)
+                stages, frontiers, n, schedule, tuple(works(stages, of_stages)), tuple(others), on_the_way, bound_us
             )
         )
     return found
 
 
-def _cut(request: Request, count: int, per_stage: int, slices: Sequence[int]) -> Iterator[tuple[int, Stages, OperatorTimes]]:
-    """Yield the cuts that are searched, with numbers of micro-batches and the operators' times.
+def _cut(
+    request: Request, parallelism: int, count: int, slices: Sequence[int]
+) -> Iterator[tuple[int, Cut, TimesBySize, float]]:
+    """Yield the cuts that are searched, with numbers of micro-batches, the operators' times and the bound of a step's time.
 
-    Each number has the cut of least time; the largest, which needs the least memory, also that of least memory.
+    Each number has the cut of least time into stages of equally many devices, and another one if it is predicted to save
+    WORTH_UNEQUAL of a step; the largest, which needs the least memory, also the cut of least memory.
     """
     model, hardware = request.model, request.hardware
+    all_choices = choices(hardware, parallelism, count)
+    sizes = {block.size for blocks in all_choices for block in blocks}
+    equal = equal_blocks(hardware, parallelism, count)
     for n in slices:
-        times = OperatorTimes(model.in_micro_batches(n), hardware, hardware.mesh(per_stage))
-        fastest = balanced(model, hardware, count, per_stage, n, times)
-        yield n, fastest, times
-    least = least_memory(model, count, slices[-1])
-    if least is not None and least.cuts != fastest.cuts:
-        yield slices[-1], least, times
+        times = TimesBySize(model, hardware, n)
+        bound_us = times.bound_us(sizes, count, parallelism)
+        fastest = balanced(model, hardware, all_choices, times)
+        found = [fastest]
+        if equal is not None and fastest.blocks != equal:
+            found = [balanced(model, hardware, [[block] for block in equal], times)]
+            if fastest.time_us < (1 - WORTH_UNEQUAL) * found[0].time_us:
+                found.append(fastest)
+        for each in found:
+            yield n, each, times, bound_us
+    least = least_memory(model, found[0].sizes, slices[-1])
+    if least is not None and all(least.cuts != each.stages.cuts for each in found):
+        yield slices[-1], replace(found[0], stages=least), times, bound_us
 
 
 def _micro_batches(model: Model, n_stages: int) -> list[int]:

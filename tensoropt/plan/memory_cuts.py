@@ -33,18 +33,22 @@ class _Places:
     trained: np.ndarray
 
 
-def least_memory(model: Model, n_stages: int, n_micro_batches: int) -> Stages | None:
-    """Return a model cut such that the stage of most memory needs the least; None if it has too few variables.
+def least_memory(model: Model, sizes: Sequence[int], n_micro_batches: int) -> Stages | None:
+    """Return a model cut such that the device that needs the most memory needs the least; None if it has too few variables.
 
     O(stages N^2) for N operators.
+
+    Args:
+        sizes: for each stage the number of its devices.
     """
-    places = _places(model, n_micro_batches)
+    places, n_stages = _places(model, n_micro_batches), len(sizes)
     n, in_flight = len(places.names), least_in_flight(n_stages, n_micro_batches)
-    most = np.where(places.trained > 0, places.held + in_flight[0] * places.saved, np.inf)
+    most = np.where(places.trained > 0, (places.held + in_flight[0] * places.saved) / sizes[0], np.inf)
     before = []
     for stage in range(1, n_stages):
         # By start (row) and end (column) of a stage: the operators after start, up to end.
-        own = places.held[None] - places.held[:, None] + in_flight[stage] * (places.saved[None] - places.saved[:, None])
+        of_stage = places.held + in_flight[stage] * places.saved
+        own = (of_stage[None] - of_stage[:, None]) / sizes[stage]
         trains = places.trained[None] > places.trained[:, None]
         costs = np.where(trains, np.maximum(own, most[:, None]), np.inf)
         before.append(costs.argmin(axis=0))

@@ -12,7 +12,8 @@ measured, devices are taken to send by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import reduce
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from ..rules.registry import rule_of
 from ..rules.rule import configs, interface_of
 from ..sharding.model import Model
 from ..sharding.stages import Crossing, Stages
+from .submeshes import Block, blocks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +145,50 @@ class OperatorTimes:
         return self._costing.compute.time_ns(work) / 1e3 * (n - 1) / n
 
 
-def works(stages: Stages, times: OperatorTimes) -> list[PassTimes]:
+class TimesBySize:
+    """The times of a model's operators on any number of devices, of one micro-batch; found when they are first asked for."""
+
+    def __init__(self, model: Model, hardware: Hardware, n_micro_batches: int) -> None:
+        """Take the model of the full batch."""
+        self._model, self._hardware = model.in_micro_batches(n_micro_batches), hardware
+        self._found: dict[int, OperatorTimes] = {}
+
+    def __getitem__(self, size: int) -> OperatorTimes:
+        if size not in self._found:
+            self._found[size] = OperatorTimes(self._model, self._hardware, self._hardware.mesh(size))
+        return self._found[size]
+
+    def of(self, sizes: Sequence[int]) -> list[OperatorTimes]:
+        """Return for each stage the times on its devices."""
+        return [self[size] for size in sizes]
+
+    def bound_us(self, sizes: Collection[int], n_stages: int, parallelism: int) -> float:
+        """Return a time that no step in so many stages beats, wherever the model is cut, with stages of any of these sizes.
+
+        One stage has its share of all operators' least times at least, and one device its share of their least device time:
+        an operator takes its time of each device of its stage.
+        """
+        n, names = self._model.graph.n_micro_batches, self[min(sizes)].of
+        by_size = {size: [float(self[size].of[name].total(n)) for name in names] for size in sizes}
+        of_stage = sum(map(min, *by_size.values(), [math.inf] * len(names)))
+        device_us = ([size * time_us for time_us in times] for size, times in by_size.items())
+        of_device = sum(map(min, *device_us, [math.inf] * len(names)))
+        return max(of_stage / n_stages, of_device / parallelism)
+
+
+def works(stages: Stages, times: Sequence[OperatorTimes]) -> list[PassTimes]:
     """Return the times of the operators of all stages.
 
     Lookups that run ahead take the whole batch before the first pass, and their gradients come after the last one.
+
+    Args:
+        times: for each stage those on its devices.
     """
-    n, ahead = times.graph.n_micro_batches, stages.ahead.lookups
+    ahead = stages.ahead.lookups
     found = []
-    for members in stages.members:
-        total = PassTimes()
-        for name, each in times.of.items():
+    for members, of_stage in zip(stages.members, times, strict=True):
+        n, total = of_stage.graph.n_micro_batches, PassTimes()
+        for name, each in of_stage.of.items():
             if name in members:
                 is_ahead = name in ahead
                 total += PassTimes(before=n * each.forward, after=n * each.backward) if is_ahead else each
@@ -177,16 +213,20 @@ class _Link(NamedTuple):
     share: float
 
 
-def _links(hardware: Hardware, per_stage: int, n_stages: int) -> list[_Link]:
-    """Return the links between neighbouring stages."""
+def _link(hardware: Hardware, blocks: Sequence[Block], number: int) -> _Link:
+    """Return the link between a stage and the next one: that of as many devices or machines as the smaller one has."""
     machine, device = hardware.levels[0], hardware.levels[-1]
-    found = []
-    for stage in range(1, n_stages):
-        is_between = len(hardware.levels) > 1 and stage * per_stage % device.count == 0
-        level, units = (machine, max(1, per_stage // device.count)) if is_between else (device, per_stage)
-        share = 0.0 if hardware.measured is None else hardware.exposed_share if is_between else 1.0
-        found.append(_Link(level.latency_us, units * level.bytes_per_s / 1e6, hardware.collective_call_us, share))
-    return found
+    size = min(blocks[number].size, blocks[number + 1].size)
+    is_between = len(hardware.levels) > 1 and blocks[number].end % device.count == 0
+    level, units = (machine, max(1, size // device.count)) if is_between else (device, size)
+    share = 0.0 if hardware.measured is None else hardware.exposed_share if is_between else 1.0
+    return _Link(level.latency_us, units * level.bytes_per_s / 1e6, hardware.collective_call_us, share)
+
+
+def _links(hardware: Hardware, sizes: Sequence[int]) -> list[_Link]:
+    """Return the links between neighbouring stages on so many devices each."""
+    blocks = blocks_of(sizes)
+    return [_link(hardware, blocks, number) for number in range(len(blocks) - 1)]
 
 
 def _crossed(crossing: Crossing) -> range:
@@ -194,7 +234,7 @@ def _crossed(crossing: Crossing) -> range:
     return range(*sorted((crossing.source, crossing.target)))
 
 
-def transfers(stages: Stages, hardware: Hardware, per_stage: int, n_micro_batches: int) -> Transfers:
+def transfers(stages: Stages, hardware: Hardware, sizes: Sequence[int], n_micro_batches: int) -> Transfers:
     """Return how long what stages send each other takes on its way.
 
     Before its first pass a stage waits for what is sent once a step, and for the first micro-batch's rows of a table that is
@@ -203,7 +243,7 @@ def transfers(stages: Stages, hardware: Hardware, per_stage: int, n_micro_batche
     """
     graph = stages.whole.in_micro_batches(n_micro_batches).graph
     forms = graph.micro_batching.forms if graph.micro_batching is not None else {}
-    links = _links(hardware, per_stage, stages.n)
+    links = _links(hardware, sizes)
     each, first, last = [0.0] * (stages.n - 1), [0.0] * stages.n, [0.0] * stages.n
     for crossing in stages.crossings:
         n_bytes = graph.tensors[crossing.tensor].mem_bytes
@@ -217,16 +257,20 @@ def transfers(stages: Stages, hardware: Hardware, per_stage: int, n_micro_batche
     return Transfers(each, first, last)
 
 
-def way_back_and_forth_us(hardware: Hardware, per_stage: int, n_stages: int) -> float:
-    """Return the time that a byte takes to the next stage, and its gradient back, over the slowest link."""
-    return 2 / min(each.bytes_per_us for each in _links(hardware, per_stage, n_stages))
+def way_back_and_forth_us(hardware: Hardware, at: int, size: int) -> float:
+    """Return the time that a byte takes from ``size`` devices up to one of this number to as many from it on, and its
+    gradient back.
+    """
+    return 2 / _link(hardware, (Block(at - size, size), Block(at, size)), 0).bytes_per_us
 
 
-def messages(stages: Stages, hardware: Hardware, per_stage: int, n_micro_batches: int) -> list[PassTimes]:
+def messages(
+    stages: Stages, hardware: Hardware, sizes: Sequence[int], n_micro_batches: int
+) -> list[PassTimes]:
     """Return what sending and receiving takes of the cores of each stage's devices."""
     graph = stages.whole.in_micro_batches(n_micro_batches).graph
     forms = graph.micro_batching.forms if graph.micro_batching is not None else {}
-    links = _links(hardware, per_stage, stages.n)
+    links = _links(hardware, sizes)
     found = [PassTimes() for _ in range(stages.n)]
     for crossing in stages.crossings:
         n_bytes = graph.tensors[crossing.tensor].mem_bytes
@@ -244,26 +288,29 @@ def messages(stages: Stages, hardware: Hardware, per_stage: int, n_micro_batches
     return found
 
 
-def beside(stages: Stages, hardware: Hardware, per_stage: int, times: OperatorTimes) -> list[PassTimes]:
+def beside(stages: Stages, hardware: Hardware, sizes: Sequence[int], times: Sequence[OperatorTimes]) -> list[PassTimes]:
     """Return what each stage does beside its operators: its messages, and the sums of gradients over micro-batches."""
     sums = []
-    for members in stages.members:
-        adding_us = sum(each for name, each in times.adding_us.items() if name in members)
-        sums.append(PassTimes(backward=adding_us, late=adding_us if times.sends_early else 0.0))
-    found = messages(stages, hardware, per_stage, times.graph.n_micro_batches)
+    for members, of_stage in zip(stages.members, times, strict=True):
+        adding_us = sum(each for name, each in of_stage.adding_us.items() if name in members)
+        sums.append(PassTimes(backward=adding_us, late=adding_us if of_stage.sends_early else 0.0))
+    found = messages(stages, hardware, sizes, times[0].graph.n_micro_batches)
     return [of_messages + adding for of_messages, adding in zip(found, sums, strict=True)]
 
 
-def estimated_us(stages: Stages, hardware: Hardware, per_stage: int, times: OperatorTimes) -> float:
+def estimated_us(stages: Stages, hardware: Hardware, sizes: Sequence[int], times: Sequence[OperatorTimes]) -> float:
     """Return the time of a step in stages whose operators are each split as they are fastest, by the best of the numbers of
     micro-batches in flight.
+
+    Args:
+        sizes: for each stage the number of its devices.
+        times: for each stage those of operators on its devices.
     """
-    n = times.graph.n_micro_batches
-    others = beside(stages, hardware, per_stage, times)
+    n = times[0].graph.n_micro_batches
+    others = beside(stages, hardware, sizes, times)
     found = [work + other for work, other in zip(works(stages, times), others, strict=True)]
-    on_the_way = transfers(stages, hardware, per_stage, n)
+    on_the_way = transfers(stages, hardware, sizes, n)
     return min(
         float(step_us(found, on_the_way, ONE_FORWARD_ONE_BACKWARD, n, in_flight))
         for in_flight in tried_in_flight(stages.n, n)
     )
-

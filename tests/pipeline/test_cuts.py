@@ -10,12 +10,13 @@ from helpers.large import first
 from pipeline.staged import random_cuts
 
 from tensoropt.common.errors import InputError
-from tensoropt.plan.cuts import balanced
+from tensoropt.plan.cuts import Cut, balanced
 from tensoropt.plan.request import Request, searched
 from tensoropt.plan.stage_points import needed_bytes
 from tensoropt.plan.stage_times import (
     OperatorTimes,
     PassTimes,
+    TimesBySize,
     beside,
     estimated_us,
     messages,
@@ -23,6 +24,7 @@ from tensoropt.plan.stage_times import (
     transfers,
     works,
 )
+from tensoropt.plan.submeshes import Block
 from tensoropt.profiling.hardware import Hardware, LinkLevel, Origin, named
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.stages import Stages
@@ -40,6 +42,11 @@ def times_of(model: Model, hardware: Hardware, n: int = N) -> OperatorTimes:
     return OperatorTimes(model.in_micro_batches(n), hardware, hardware.mesh(1))
 
 
+def halves(model: Model, hardware: Hardware) -> Cut:
+    """Return a model cut in two, on a device each."""
+    return balanced(model, hardware, [[Block(0, 1)], [Block(1, 1)]], TimesBySize(model, hardware, N))
+
+
 def of_all_cuts(model: Model, hardware: Hardware, times: OperatorTimes) -> dict[str, float]:
     """Return the predicted time of a step for each single cut that leaves both stages something to train."""
     found = {}
@@ -47,7 +54,7 @@ def of_all_cuts(model: Model, hardware: Hardware, times: OperatorTimes) -> dict[
         stages = Stages(model, (op.name,))
         try:
             if op.operands and stages.models:
-                found[op.name] = estimated_us(stages, hardware, 1, times)
+                found[op.name] = estimated_us(stages, hardware, (1, 1), (times, times))
         except InputError:
             continue
     return found
@@ -60,10 +67,10 @@ def test_the_cut_is_the_best_of_all_where_all_are_tried(name: str, bytes_per_s: 
     every = of_all_cuts(model, hardware, times)
     if not every:
         with pytest.raises(InputError, match="can't be cut"):
-            balanced(model, hardware, 2, 1, N)
+            halves(model, hardware)
         return
-    found = balanced(model, hardware, 2, 1, N)
-    assert every[found.cuts[0]] == pytest.approx(min(every.values()), rel=1e-9)
+    found = halves(model, hardware)
+    assert every[found.stages.cuts[0]] == pytest.approx(min(every.values()), rel=1e-9)
 
 
 @pytest.mark.parametrize(("name", "seed"), first(4, [(name, seed) for seed in range(5) for name in models.FUNCTIONS]))
@@ -73,12 +80,12 @@ def test_stages_do_what_the_whole_model_does(name: str, seed: int) -> None:
     times = times_of(model, hardware)
     if sum(op.is_trainable for op in model.graph.variables) < 2:
         with pytest.raises(InputError):
-            balanced(model, hardware, 2, 1, N)
+            halves(model, hardware)
         return
     stages = random_cuts(models.recorded(name, "adam"), 2, seed)
     twice = stages.members[0] & stages.members[1]
     of_whole = sum(each.total(N) for each in times.of.values()) + sum(times.of[o].total(N) for o in twice & times.of.keys())
-    assert sum(each.total(N) for each in works(stages, times)) == pytest.approx(of_whole, rel=1e-9)
+    assert sum(each.total(N) for each in works(stages, (times, times))) == pytest.approx(of_whole, rel=1e-9)
 
 
 def test_a_tied_table_is_looked_up_before_its_stage_begins_and_updated_there() -> None:
@@ -86,7 +93,7 @@ def test_a_tied_table_is_looked_up_before_its_stage_begins_and_updated_there() -
     times, stages = times_of(model, hardware), Stages(model, ("Tanh",))
     (table,) = {name for name in model.graph.updates if name == "table"}
     lookups = sum(times.of[name].forward for name in stages.ahead.lookups)
-    first_stage, last_stage = works(stages, times)
+    first_stage, last_stage = works(stages, (times, times))
     assert set(stages.ahead.lookups.values()) == {1} and first_stage.before == 0.0
     assert last_stage.before == pytest.approx(N * lookups)
     assert last_stage.after > times.of[table].after > 0.0
@@ -95,9 +102,9 @@ def test_a_tied_table_is_looked_up_before_its_stage_begins_and_updated_there() -
 def test_messages_take_of_a_measured_rank_what_the_link_takes_by_the_exposed_share() -> None:
     model = models.recorded("tied", "adam").model
     stages = Stages(model, ("Tanh",))
-    assert messages(stages, slow_link(1e8), 1, N) == [PassTimes()] * 2
+    assert messages(stages, slow_link(1e8), (1, 1), N) == [PassTimes()] * 2
     measured = slow_link(1e8, measured=Origin("2026-11-26", "2.21.0", 1), exposed_share=0.5, collective_call_us=30.0)
-    first_stage, last_stage = messages(stages, measured, 1, N)
+    first_stage, last_stage = messages(stages, measured, (1, 1), N)
     graph = model.in_micro_batches(N).graph
     rows = [graph.tensors[name].mem_bytes for name in ("Gather:0", "Gather_1:0")]
     own = 30.0 + 0.25 * graph.tensors["Tanh:0"].mem_bytes / 100
@@ -113,7 +120,7 @@ def test_rows_are_waited_for_and_not_counted_among_what_passes_send() -> None:
     model, hardware = models.recorded("tied", "adam").model, slow_link(1e8)
     stages = Stages(model, ("Tanh",))
     graph = model.in_micro_batches(N).graph
-    on_the_way = transfers(stages, hardware, 1, N)
+    on_the_way = transfers(stages, hardware, (1, 1), N)
     rows = sum(10.0 + graph.tensors[name].mem_bytes / 100 for name in ("Gather:0", "Gather_1:0"))
     sent = [graph.tensors[each.tensor].mem_bytes for each in stages.crossings if each.source == 0]
     assert on_the_way.each == pytest.approx([sum(10.0 + n_bytes / 100 for n_bytes in sent)])
@@ -127,7 +134,7 @@ def test_a_link_inside_of_a_machine_and_one_between_machines() -> None:
     hardware = replace(named("v100-2x4"), measured=Origin("2026-11-26", "2.21.0", 1), exposed_share=0.5)
     model = models.recorded("attention", "adam").model
     stages = random_cuts(models.recorded("attention", "adam"), 2, 3)
-    within, between = transfers(stages, hardware, 2, N).each[0], transfers(stages, hardware, 4, N).each[0]
+    within, between = transfers(stages, hardware, (2, 2), N).each[0], transfers(stages, hardware, (4, 4), N).each[0]
     machine, device = hardware.levels
     sent = [each for each in stages.crossings if not each.is_ahead]
     graph = model.in_micro_batches(N).graph
@@ -148,7 +155,8 @@ def test_gradients_of_variables_are_late_where_ranks_run_in_order() -> None:
     # The first product's backward pass is for its weights alone, since a batch has no gradient.
     assert list(shares.values()) == pytest.approx([1.0] + [0.5] * (len(shares) - 1))
     stages = Stages(model, ("Tanh",))
-    every = [each + other for each, other in zip(works(stages, times), beside(stages, in_order, 1, times), strict=True)]
+    others = beside(stages, in_order, (1, 1), (times, times))
+    every = [each + other for each, other in zip(works(stages, (times, times)), others, strict=True)]
     assert all(0.0 < each.late < each.backward for each in every[1:])
 
 
