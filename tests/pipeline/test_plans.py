@@ -140,6 +140,7 @@ def test_a_stage_without_parameters_is_named_with_its_line() -> None:
 
 def losses(n_ranks: int, *arguments: object) -> dict[str, object]:
     done = run_ranks(n_ranks, TRAIN, *map(str, arguments))
+    assert done.returncode == 0, done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
     return json.loads(line)
 
