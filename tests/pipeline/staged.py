@@ -72,4 +72,5 @@ def random_engine(
         )
         for index, view in enumerate(views)
     }
-    return model, StagedEngine(stages, tuple(views), pass_orders(schedule, n, in_flight), engines, EmulatedTransfers)
+    orders, machine_of = pass_orders(schedule, n, in_flight), sorted(random.Random(seed).choices((0, 1), k=first))
+    return model, StagedEngine(stages, tuple(views), orders, engines, EmulatedTransfers, tuple(machine_of))

@@ -15,8 +15,10 @@ from ...lowering.model import LocalModel
 from ...lowering.operators import Values
 from ...lowering.resharding.reshard import Resharder
 from ...program.schedule import Orders, merged
-from ...reschedule.cross_mesh import CrossMesh
+from ...reschedule.between_machines import cheapest_way
 from ...reschedule.layout import Layout
+from ...rules.rule import OperandSharding
+from ...sharding.resharding import resharding_of
 from ...sharding.stages import Crossing, Stages
 from ...sharding.strategy import StrategyView
 from ..engine import Engine
@@ -61,6 +63,9 @@ class Staged(Protocol):
 
     @property
     def transfers(self) -> Callable[[], Transfers]: ...
+
+    @property
+    def machine_of(self) -> tuple[int, ...]: ...
 
     @property
     def graph(self) -> Graph: ...
@@ -119,7 +124,7 @@ class PipelineEmission:
     def _message(self, crossing: Crossing, micro_batch: int, is_gradient: bool) -> Message:
         tensor = self._tensor(crossing)
         source, target = (
-            (self._view(stage).layout(tensor_of).with_partial(()), self._engine.views[stage].devices)
+            (self._view(stage).layout(tensor_of), self._engine.views[stage].devices)
             for stage, tensor_of in (
                 (crossing.source, tensor),
                 (crossing.target, self._view(crossing.target).graph.tensors[crossing.tensor]),
@@ -127,24 +132,28 @@ class PipelineEmission:
         )
         if crossing.is_ahead and self._is_training and not is_gradient:
             source = Layout.replicated(source[0].mesh, len(tensor.shape)), source[1]
-        ends = (target, source) if is_gradient else (source, target)
-        way = CrossMesh(ends[0][0], ends[1][0], tensor.shape, ends[0][1], ends[1][1])
+        (first, from_devices), (last, to_devices) = (target, source) if is_gradient else (source, target)
+        first = first.with_partial(()) if is_gradient else first
+        way = cheapest_way(
+            first, last.with_partial(()), tensor.shape, from_devices, to_devices, self._engine.machine_of
+        )
         n = len(self._engine.micro_batches[0]) + 1
         number = (self._number[crossing] * n + micro_batch + 1) * 2 + is_gradient
         return Message(crossing.tensor, number, way, tensor.dtype, is_gradient, micro_batch)
 
     def _send(self, crossing: Crossing, model: LocalModel, micro_batch: int = -1) -> None:
-        """Emit the sending of a tensor."""
-        values = model.without_sums(self._tensor(crossing), f"stage {crossing.target}")
-        self._transfers.send(self._message(crossing, micro_batch, False), values, self._resharders[crossing.source])
+        """Emit the sending of a tensor, its sums completed."""
+        message = self._message(crossing, micro_batch, False)
+        sharding = OperandSharding(message.way.source, None)
+        values = model.resharded(self._tensor(crossing), sharding, f"stage {crossing.target}")
+        self._transfers.send(message, values, self._resharders[crossing.source])
 
     def _receive(self, crossing: Crossing, micro_batch: int = -1) -> Values:
         """Emit the reception of a tensor; return its values in the layout in which the stage is fed it."""
         view, resharder = self._view(crossing.target), self._resharders[crossing.target]
-        values = self._transfers.receive(self._message(crossing, micro_batch, False), resharder)
-        tensor = view.graph.tensors[crossing.tensor]
-        layout = view.layout(tensor).with_partial(())
-        return as_produced(tensor, layout, values, view, resharder, self._engine.engines[crossing.target].path_finder)
+        message, tensor = self._message(crossing, micro_batch, False), view.graph.tensors[crossing.tensor]
+        values, path_finder = self._transfers.receive(message, resharder), self._engine.engines[crossing.target].path_finder
+        return as_produced(tensor, message.way.target, values, view, resharder, path_finder)
 
     def _send_back(self, crossing: Crossing, gradients: Values, micro_batch: int = -1) -> None:
         """Emit the sending of a tensor's gradient."""
@@ -154,11 +163,17 @@ class PipelineEmission:
         """Emit the reception of gradients; return those of each tensor, summed over the stages that use it."""
         found: dict[str, list[Values]] = {}
         for crossing in crossings:
-            message = self._message(crossing, micro_batch, True)
-            found.setdefault(crossing.tensor, []).append(
-                self._transfers.receive(message, self._resharders[crossing.source])
-            )
+            found.setdefault(crossing.tensor, []).append(self._receive_gradient(crossing, micro_batch))
         return {name: [tf.add_n(list(each)) for each in zip(*parts, strict=True)] for name, parts in found.items()}
+
+    def _receive_gradient(self, crossing: Crossing, micro_batch: int) -> Values:
+        """Emit the reception of a tensor's gradient; return it in the layout in which the stage has the tensor."""
+        stage, tensor, message = crossing.source, self._tensor(crossing), self._message(crossing, micro_batch, True)
+        resharder, path_finder = self._resharders[stage], self._engine.engines[stage].path_finder
+        values = self._transfers.receive(message, resharder)
+        wanted = OperandSharding(self._view(stage).layout(tensor).with_partial(()), None)
+        resharding = resharding_of(tensor, message.way.target, wanted)
+        return resharder.reshard(resharding, path_finder.paths(resharding), values, tensor.name)
 
     def _from(self, stage: int, once: bool, trained: bool = False) -> list[Crossing]:
         """Return what a stage sends: of each micro-batch, or once a step; ``trained`` leaves out what has no gradient.
@@ -268,7 +283,7 @@ class PipelineEmission:
         for stage, step in reversed(steps.items()):
             given = self._receive_back(self._from(stage, once=True, trained=True))
             if stage in ahead:
-                given = _summed(given, ahead[stage].table_gradients(self._receive_rows_back))
+                given = _summed(given, ahead[stage].table_gradients(self._receive_gradient))
             back = {each.tensor: each for each in self._to(stage, once=True, trained=True)}
             results[stage] = step.finish(given, partial(self._send_back_once, back))
         return results
@@ -292,10 +307,6 @@ class PipelineEmission:
     def _send_rows(self, crossing: Crossing, micro_batch: int, values: Values) -> None:
         """Emit the sending of a micro-batch's rows that were looked up ahead."""
         self._transfers.send(self._message(crossing, micro_batch, False), values, self._resharders[crossing.source])
-
-    def _receive_rows_back(self, crossing: Crossing, micro_batch: int) -> Values:
-        """Emit the reception of the gradient of such rows."""
-        return self._transfers.receive(self._message(crossing, micro_batch, True), self._resharders[crossing.source])
 
     def _loss(self, stage: int) -> Tensor | None:
         """Return the loss, in the stage that computes it."""

@@ -97,7 +97,9 @@ def execute_staged(
                 index: _engine(plan, index, view, EmulatedBackend(view.whole.strategy.mesh), initial_value, display)
                 for index, view in enumerate(views)
             }
-        return StagedExecution(plan, StagedEngine(stages, views, plan.orders, engines, EmulatedTransfers), processes)
+        one_machine = (0,) * plan.parallelism
+        engine = StagedEngine(stages, views, plan.orders, engines, EmulatedTransfers, one_machine)
+        return StagedExecution(plan, engine, processes)
     check_available_memory(plan.memory_bytes, processes.local_size)
     return StagedExecution(plan, *_of_rank(plan, stages, views, initial_value, processes, display))
 
@@ -168,6 +170,7 @@ def _of_rank(
             plan.orders,
             {index: engine},
             lambda: MpiTransfers(messages, part.waiting[CRITICAL], sending),
+            tuple(part.hosts.index(host) for host in part.hosts),
             share,
             agree,
             part.begin_collective,

@@ -74,6 +74,7 @@ class StagedEngine:
         share: gives all processes what the first rank of a stage fetched, given the stage's number.
         agree: called with a text ahead of each function's first run; raises if the ranks of all stages don't come with the
             same one.
+        machine_of: for each device the number of its machine.
         begin: called when a step begins, so that a rank which waits in it can be told from one that hasn't come.
     """
 
@@ -82,6 +83,7 @@ class StagedEngine:
     orders: Orders
     engines: Mapping[int, Engine]
     transfers: Callable[[], Transfers]
+    machine_of: tuple[int, ...]
     share: Share = lambda stage, values: values or ()
     agree: Callable[[str], None] = lambda text: None
     begin: Callable[[], None] = lambda: None
