@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from .plan.frontier_file import SavedFrontier
     from .plan.plan import Plan
     from .plan.scaling_curve import Curve
@@ -337,6 +339,24 @@ def local(value: Any) -> Any:
     from .session.feeds_and_fetches import Local
 
     return Local(value)
+
+
+def place(devices: Sequence[int]) -> AbstractContextManager[None]:
+    """Place the operators that are recorded inside of ``with tensoropt.place(devices=[0, 1]):`` on some of the devices.
+
+    The model is then cut into stages, of which one has just these devices; ``force={"MatMul_1": {"devices": [0, 1]}}`` says
+    the same of one operator, and counts before it.
+
+    Args:
+        devices: their numbers, which are consecutive. What comes first in the program is on the first devices.
+
+    Raises:
+        InputError: ``devices`` isn't a list of consecutive numbers, or nothing is being recorded.
+    """
+    from .plan.placement import checked_devices
+    from .session.session import current_session
+
+    return current_session().recording_for("place").place(checked_devices(devices, "tensoropt.place"))
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ of gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -53,6 +53,7 @@ class Recording:
         self.taken: list[Taken] = []
         self._by_hand: tf.Operation | None = None
         self._replaced: list[Taken] = []
+        self._placed: dict[str, tuple[int, ...]] = {}
         self._entered = ExitStack()
         self.reopen()
         # Every rank draws the same random numbers, so that all have shards of the same values.
@@ -89,6 +90,18 @@ class Recording:
         finally:
             if was_open:
                 self.reopen()
+
+    @contextmanager
+    def place(self, devices: tuple[int, ...]) -> Iterator[None]:
+        """Place the operators that are recorded for as long as the context lasts, but for those of an inner context."""
+        first = len(self.graph.get_operations())
+        yield
+        for op in self.graph.get_operations()[first:]:
+            self._placed.setdefault(op.name, devices)
+
+    def placed_in(self, operators: Container[str]) -> dict[str, tuple[int, ...]]:
+        """Return the devices of those operators that are placed, by name."""
+        return {name: devices for name, devices in self._placed.items() if name in operators}
 
     def has(self, value: object) -> bool:
         """Return whether a tensor or operation was recorded here."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from ..ir.graph import SOURCES, Graph
 from ..profiling.hardware import Hardware
 from ..sharding.model import Model
 from ..sharding.stages import Stages
+from .placement import elsewhere, why_not_placed
 from .stage_times import OperatorTimes, TimesBySize, estimated_us, way_back_and_forth_us
 from .submeshes import Block, Choices
 
@@ -27,6 +29,7 @@ MOST_TRIED = 48
 """The most cuts that are predicted, over all of a model's."""
 FEWEST_TRIED = 6
 """The fewest places that are tried for each cut."""
+NOTHING: Mapping[str, Block] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,16 +51,19 @@ class Cut:
         return tuple(block.size for block in self.blocks)
 
 
-def balanced(model: Model, hardware: Hardware, choices: Choices, times: TimesBySize) -> Cut:
+def balanced(
+    model: Model, hardware: Hardware, choices: Choices, times: TimesBySize, placed: Mapping[str, Block] = NOTHING
+) -> Cut:
     """Return a model cut such that a step is predicted to take the least time of the cuts that are tried.
 
     Args:
         choices: for each stage the devices that it may have; each device has one stage.
+        placed: the devices of the operators that a user placed, by name.
 
     Raises:
-        InputError: there are fewer places to cut at than stages need.
+        InputError: there are fewer places to cut at than stages need, or none with which operators are as they are placed.
     """
-    places = _Places.of(times, hardware, choices)
+    places = _Places.of(times, hardware, choices, placed)
     at, blocks = places.shortest_longest(choices)
     sizes = [block.size for block in blocks]
     of_stages = times.of(sizes)
@@ -66,6 +72,8 @@ def balanced(model: Model, hardware: Hardware, choices: Choices, times: TimesByS
         stages = Stages(model, tuple(places.names[place] for place in at))
         try:
             if not all(places.variables & members for members in stages.members):
+                return math.inf
+            if why_not_placed(stages, blocks, placed) is not None:
                 return math.inf
             return estimated_us(stages, hardware, sizes, of_stages)
         except InputError:
@@ -78,7 +86,11 @@ def balanced(model: Model, hardware: Hardware, choices: Choices, times: TimesByS
             time_us = predicted_us(moved)
             if time_us < least_us:
                 at, least_us = moved, time_us
-    return Cut(Stages(model, tuple(places.names[place] for place in at)), blocks, least_us)
+    stages = Stages(model, tuple(places.names[place] for place in at))
+    why = why_not_placed(stages, blocks, placed) if placed else None
+    if why is not None:
+        raise InputError(why)
+    return Cut(stages, blocks, least_us)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +104,7 @@ class _Places:
         us_per_byte: by the number of a stage's first device, how long a byte takes there and its gradient back.
         trained: how many variables are used up to each place, int64[N + 1].
         variables: the names of the variables that are trained.
+        placed: the devices of the operators that a user placed, by name.
     """
 
     names: Sequence[str]
@@ -100,9 +113,12 @@ class _Places:
     us_per_byte: Mapping[int, float]
     trained: np.ndarray
     variables: frozenset[str]
+    placed: Mapping[str, Block] = NOTHING
 
     @classmethod
-    def of(cls, times: TimesBySize, hardware: Hardware, choices: Choices) -> _Places:
+    def of(
+        cls, times: TimesBySize, hardware: Hardware, choices: Choices, placed: Mapping[str, Block] = NOTHING
+    ) -> _Places:
         blocks = {block for of_stage in choices for block in of_stage}
         sizes, n_devices = sorted({block.size for block in blocks}), max(block.end for block in blocks)
         average = max(1, n_devices // len(choices))
@@ -112,14 +128,21 @@ class _Places:
         time_us = {size: _time_up_to(graph, names, used_first, times[size]) for size in sizes}
         trained = np.cumsum([0, *(len(each) for each in used_first)])
         variables = frozenset(name for each in used_first for name in each)
-        return cls(names, time_us, np.array([0.0, *crossings]), {0: 0.0, n_devices: 0.0, **rates}, trained, variables)
+        us_per_byte = {0: 0.0, n_devices: 0.0, **rates}
+        return cls(names, time_us, np.array([0.0, *crossings]), us_per_byte, trained, variables, placed)
 
     def own_us(self, block: Block, start: np.ndarray | int, end: np.ndarray | int) -> np.ndarray:
-        """Return the time of a stage on some devices, of the operators between two places, with what crosses at its ends."""
+        """Return the time of a stage on some devices, of the operators between two places, with what crosses at its ends.
+
+        It is infinite where one of them is placed on others.
+        """
         passes = self.time_us[block.size]
         before = self.us_per_byte[block.first] * self.crossing_bytes[start]
         own: np.ndarray = passes[end] - passes[start] + before + self.us_per_byte[block.end] * self.crossing_bytes[end]
-        return own
+        if not self.placed:
+            return own
+        others = elsewhere(self.names, self.placed, block)
+        return np.where(others[end] > others[start], np.inf, own)
 
     def longest_us(self, at: Sequence[int], blocks: Sequence[Block]) -> float:
         """Return the time of the longest stage."""
@@ -150,9 +173,10 @@ class _Places:
             steps.append(found)
         ((used, least),) = best.items()
         if math.isinf(least[n]):
+            where = " where operators are placed" if self.placed else ""
             raise InputError(
-                f"the model can't be cut into {len(choices)} stages: each needs a variable that is trained; ask for fewer "
-                "stages"
+                f"the model can't be cut into {len(choices)} stages{where}: each needs a variable that is trained; ask for "
+                f"fewer stages{', or place fewer operators' if self.placed else ''}"
             )
         at, cuts, blocks = n, list[int](), list[Block]()
         for found in reversed(steps):

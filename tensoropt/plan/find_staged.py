@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..common.errors import InputError, short
@@ -20,12 +20,13 @@ from ..search.problem.objectives import MEMORY_TIME
 from ..sharding.model import Model
 from .cuts import Cut, balanced
 from .memory_cuts import least_memory
+from .placement import allowed, fewest_stages, of_stage, placement
 from .request import Request, fastest_that_fits, searched
 from .stage_points import SearchedStages
 from .stage_times import TimesBySize, beside, transfers, works
 from .staged_frontier import StagedFrontier, StagedPoint, minimal_points
 from .staged_plan import StagedPlan
-from .submeshes import choices, equal_blocks
+from .submeshes import Block, choices, equal_blocks
 
 MICRO_BATCHES_PER_STAGE = (1, 2, 4)
 """Without a number of micro-batches so many for each stage are searched, where the batch can be divided so."""
@@ -52,9 +53,11 @@ def find_staged(request: Request, parallelism: int, n_stages: object, schedule: 
 
 
 def find_with_stages(
-    request: Request, parallelism: int, counts: Sequence[int], schedule: str | None = None
+    request: Request, parallelism: int, counts: Sequence[int] | None, schedule: str | None = None
 ) -> StagedFrontier:
     """Return the minimal points of all plans with these numbers of stages, of which 1 stands for plans without.
+
+    None stands for as few as a placement takes. Of other numbers those are taken that go with it.
 
     They needn't be within the memory limit, see :func:`why_too_large`. A number that isn't possible beside others that are
     is left out; the frontier says so.
@@ -62,16 +65,17 @@ def find_with_stages(
     Raises:
         InputError: none of the numbers is possible, or the request has what can't be combined with stages.
     """
-    counts = _allowed(request, counts)
+    placed = placement(request.model.graph, request.placed, request.hardware, parallelism)
+    counts = _allowed(request, counts, fewest_stages(placed, parallelism) if placed else 1)
     schedule = schedule or ONE_FORWARD_ONE_BACKWARD
     if schedule not in SCHEDULES:
         raise InputError(f"unknown schedule {short(schedule)}; expected {' or '.join(map(repr, SCHEDULES))}")
-    unstaged = fastest_that_fits(request, parallelism)[1] if 1 in counts else []
+    unstaged = fastest_that_fits(replace(request, placed={}), parallelism)[1] if 1 in counts else []
     found: list[SearchedStages] = []
     left_out: list[str] = []
     for count in sorted({*counts} - {1}):
         try:
-            found += _searched(request, parallelism, count, schedule)
+            found += _searched(request, placed, parallelism, count, schedule)
         except InputError as error:
             left_out.append(str(error))
     if not found and not unstaged:
@@ -110,20 +114,25 @@ def checked_stages(given: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(several))
 
 
-def _allowed(request: Request, counts: Sequence[int]) -> tuple[int, ...]:
+def _allowed(request: Request, counts: Sequence[int] | None, fewest: int) -> tuple[int, ...]:
     """Return the numbers of stages that a request allows.
+
+    Args:
+        fewest: in how many a placement is at least.
 
     Raises:
         InputError: it has what can't be combined with stages.
     """
+    counts = (fewest,) if counts is None else counts
+    if fewest > 1 and set(counts) == {1}:
+        raise InputError(f"stages=1 is asked for, and operators are placed in {fewest} stages; leave one of the two")
+    counts = [count for count in counts if count > 1 or fewest == 1]
     asked = f"stages={counts[0] if len(counts) == 1 else tuple(counts)}"
     if STAGES in request.without:
         if 1 not in counts:
             raise InputError(f"{asked} is asked for, and to do without '{STAGES}'; leave one of the two")
         return (1,)
     if max(counts) > 1:
-        if request.force:
-            raise InputError("force= and stages= can't be combined; leave one of the two")
         if request.objectives != MEMORY_TIME:
             raise InputError(
                 f"{asked} trades memory and time, got the objectives {','.join(request.objectives)}; leave one of the two"
@@ -137,7 +146,9 @@ def _allowed(request: Request, counts: Sequence[int]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _searched(request: Request, parallelism: int, count: int, schedule: str) -> list[SearchedStages]:
+def _searched(
+    request: Request, placed: Mapping[str, Block], parallelism: int, count: int, schedule: str
+) -> list[SearchedStages]:
     """Return all cuts into a number of stages that are searched, in all numbers of micro-batches that a request allows.
 
     Raises:
@@ -152,14 +163,15 @@ def _searched(request: Request, parallelism: int, count: int, schedule: str) -> 
         raise InputError(f"stages={count} need several micro-batches, got micro_batches=1; give 2 or more")
     model, hardware = request.model, request.hardware
     slices = [request.micro_batches] if request.micro_batches else _micro_batches(model, count)
-    cuts = list(_cut(request, parallelism, count, slices))
+    cuts = list(_cut(request, placed, parallelism, count, slices))
     # Together all stages are refined as long as a model without.
     budget = request.budget or BY_DEFAULT
     budget = replace(budget, seconds=budget.seconds / (count * len(cuts)))
     found = []
     for n, cut, times, bound_us in cuts:
         stages, sizes, of_stages = cut.stages, cut.sizes, times.of(cut.sizes)
-        requests = (replace(request, model=each, micro_batches=n, budget=budget) for each in stages.models)
+        own = replace(request, micro_batches=n, budget=budget, placed={})
+        requests = (replace(own, model=each, force=of_stage(model.graph, each.graph, own.force)) for each in stages.models)
         frontiers = tuple(searched(each, size) for each, size in zip(requests, sizes, strict=True))
         others = beside(stages, hardware, sizes, of_stages)
         on_the_way = transfers(stages, hardware, sizes, n)
@@ -172,7 +184,7 @@ def _searched(request: Request, parallelism: int, count: int, schedule: str) -> 
 
 
 def _cut(
-    request: Request, parallelism: int, count: int, slices: Sequence[int]
+    request: Request, placed: Mapping[str, Block], parallelism: int, count: int, slices: Sequence[int]
 ) -> Iterator[tuple[int, Cut, TimesBySize, float]]:
     """Yield the cuts that are searched, with numbers of micro-batches, the operators' times and the bound of a step's time.
 
@@ -180,21 +192,23 @@ def _cut(
     WORTH_UNEQUAL of a step; the largest, which needs the least memory, also the cut of least memory.
     """
     model, hardware = request.model, request.hardware
-    all_choices = choices(hardware, parallelism, count)
+    all_choices = allowed(choices(hardware, parallelism, count, tries_all=bool(placed)), placed, parallelism)
     sizes = {block.size for blocks in all_choices for block in blocks}
     equal = equal_blocks(hardware, parallelism, count)
+    if equal is not None and not set(placed.values()) <= set(equal):
+        equal = None
     for n in slices:
         times = TimesBySize(model, hardware, n)
         bound_us = times.bound_us(sizes, count, parallelism)
-        fastest = balanced(model, hardware, all_choices, times)
+        fastest = balanced(model, hardware, all_choices, times, placed)
         found = [fastest]
         if equal is not None and fastest.blocks != equal:
-            found = [balanced(model, hardware, [[block] for block in equal], times)]
+            found = [balanced(model, hardware, [[block] for block in equal], times, placed)]
             if fastest.time_us < (1 - WORTH_UNEQUAL) * found[0].time_us:
                 found.append(fastest)
         for each in found:
             yield n, each, times, bound_us
-    least = least_memory(model, found[0].sizes, slices[-1])
+    least = least_memory(model, found[0].blocks, slices[-1], placed)
     if least is not None and all(least.cuts != each.stages.cuts for each in found):
         yield slices[-1], replace(found[0], stages=least), times, bound_us
 

@@ -6,7 +6,7 @@ earlier stages have more in flight. All of it is counted as split over the stage
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,8 @@ from ..ir.graph import SOURCES, Graph
 from ..program.schedule import least_in_flight
 from ..sharding.model import Model
 from ..sharding.stages import Stages
+from .placement import elsewhere, why_not_placed
+from .submeshes import Block
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,23 +35,31 @@ class _Places:
     trained: np.ndarray
 
 
-def least_memory(model: Model, sizes: Sequence[int], n_micro_batches: int) -> Stages | None:
-    """Return a model cut such that the device that needs the most memory needs the least; None if it has too few variables.
+def least_memory(
+    model: Model, blocks: Sequence[Block], n_micro_batches: int, placed: Mapping[str, Block]
+) -> Stages | None:
+    """Return a model cut such that the device that needs the most memory needs the least.
+
+    It is None if the model has too few variables, or if operators wouldn't be as they are placed.
 
     O(stages N^2) for N operators.
 
     Args:
-        sizes: for each stage the number of its devices.
+        blocks: for each stage its devices.
+        placed: the devices of the operators that a user placed, by name.
     """
-    places, n_stages = _places(model, n_micro_batches), len(sizes)
+    places, n_stages = _places(model, n_micro_batches), len(blocks)
     n, in_flight = len(places.names), least_in_flight(n_stages, n_micro_batches)
-    most = np.where(places.trained > 0, (places.held + in_flight[0] * places.saved) / sizes[0], np.inf)
+    others = [elsewhere(places.names, placed, block)[1:] for block in blocks]
+    is_first = (places.trained > 0) & (others[0] == 0)
+    most = np.where(is_first, (places.held + in_flight[0] * places.saved) / blocks[0].size, np.inf)
     before = []
     for stage in range(1, n_stages):
         # By start (row) and end (column) of a stage: the operators after start, up to end.
         of_stage = places.held + in_flight[stage] * places.saved
-        own = (of_stage[None] - of_stage[:, None]) / sizes[stage]
+        own = (of_stage[None] - of_stage[:, None]) / blocks[stage].size
         trains = places.trained[None] > places.trained[:, None]
+        trains &= others[stage][None] == others[stage][:, None]
         costs = np.where(trains, np.maximum(own, most[:, None]), np.inf)
         before.append(costs.argmin(axis=0))
         most = costs.min(axis=0)
@@ -60,7 +70,8 @@ def least_memory(model: Model, sizes: Sequence[int], n_micro_batches: int) -> St
     for starts in reversed(before):
         at = int(starts[at])
         cuts.insert(0, places.names[at])
-    return Stages(model, tuple(cuts))
+    stages = Stages(model, tuple(cuts))
+    return stages if why_not_placed(stages, blocks, placed) is None else None
 
 
 def _places(model: Model, n_micro_batches: int) -> _Places:

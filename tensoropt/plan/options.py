@@ -19,6 +19,7 @@ from ..sharding.model import Model
 from .batch_size import batch_of
 from .find_frontier import ModelFrontier
 from .infeasible import least_needed, nothing_fits, time_for_more
+from .placement import by_operator, split_force
 from .plan import Plan
 from .request import OF_CURVE, Request, fastest_that_fits
 from .scaling_curve import Curve, CurvePoint
@@ -48,7 +49,7 @@ def request_of(
 
     Args:
         memory: the memory limit per device; None for the default limit of the hardware's device.
-        force: degrees by factor by operator.
+        force: degrees by factor by operator, and the devices that operators are placed on.
         without: the choices that strategies must not use.
         micro_batches: the number of micro-batches; None leaves it open.
 
@@ -57,7 +58,8 @@ def request_of(
             in so many micro-batches.
     """
     limit = limit_of(memory, hardware)
-    forced, left_out = checked_force(force), checked_choices(without)
+    degrees, placed = split_force(force)
+    forced, left_out = checked_force(degrees), checked_choices(without)
     slices = checked_micro_batches(model, micro_batches, left_out)
     if model.graph.is_sequential:
         # What a later pass computes again would have to be told from what the first one does.
@@ -70,6 +72,7 @@ def request_of(
         assumptions(hardware),
         without=left_out,
         micro_batches=slices,
+        placed={**model.placed, **by_operator(model.graph, placed)},
     )
 
 

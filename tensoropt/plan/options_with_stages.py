@@ -22,13 +22,13 @@ def find_answer_with_stages(
     option: str,
     request: Request,
     parallelism: int | Sequence[int] | None,
-    stages: Sequence[int],
+    stages: Sequence[int] | None,
     schedule: str | None = None,
 ) -> Plan | StagedPlan | Curve:
     """Return the answer to one of the options among plans with some numbers of stages: a plan with its frontier, or a curve.
 
     Args:
-        stages: the numbers, of which 1 stands for plans without stages.
+        stages: the numbers, of which 1 stands for plans without stages; None for as few as a placement takes.
         schedule: the order of the stages' passes; None for the default.
 
     Raises:
@@ -54,7 +54,7 @@ def find_answer_with_stages(
 
 
 def _on_fewest_devices(
-    request: Request, parallelisms: Sequence[int], stages: Sequence[int], schedule: str | None
+    request: Request, parallelisms: Sequence[int], stages: Sequence[int] | None, schedule: str | None
 ) -> StagedFrontier:
     """Return the frontier at the least parallelism at which any plan fits.
 
@@ -88,7 +88,9 @@ def _fastest(frontier: StagedFrontier, option: str, request: Request) -> Plan | 
     return plan
 
 
-def _curve(request: Request, parallelisms: Sequence[int], stages: Sequence[int], schedule: str | None) -> Curve:
+def _curve(
+    request: Request, parallelisms: Sequence[int], stages: Sequence[int] | None, schedule: str | None
+) -> Curve:
     """Return the least time within the memory limit for each parallelism that can have any of the numbers of stages.
 
     Raises:

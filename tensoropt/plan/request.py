@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -52,6 +52,7 @@ class Request:
             if the memory limit requires it.
         wants_frontier: whether the frontier of the answer has all points. If not, strategies that rematerialize, which are
             never faster, are searched only where the fastest of the others doesn't fit.
+        placed: the devices that operators are placed on, by name, as only plans with stages have them.
     """
 
     model: Model
@@ -68,6 +69,7 @@ class Request:
     without: frozenset[str] = frozenset()
     micro_batches: int | None = None
     wants_frontier: bool = True
+    placed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def searched(request: Request, parallelism: int) -> ModelFrontier:
@@ -75,8 +77,13 @@ def searched(request: Request, parallelism: int) -> ModelFrontier:
 
     Raises:
         InputError: as :func:`.find_frontier.find_frontier`; or no strategy is possible, for example because ``force`` asks
-            for too much.
+            for too much; or operators are placed on devices.
     """
+    if request.placed:
+        raise InputError(
+            f"'{next(iter(request.placed))}' is placed on devices, which plans in stages of recorded models alone have "
+            "(tensoropt.find_strategy, tensoropt search); leave the placement"
+        )
     try:
         return find_frontier(
             model=request.model,

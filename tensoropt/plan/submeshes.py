@@ -55,11 +55,14 @@ def equal_blocks(hardware: Hardware, parallelism: int, n_stages: int) -> tuple[B
     return blocks if all(is_submesh(hardware, block) for block in blocks) else None
 
 
-def choices(hardware: Hardware, parallelism: int, n_stages: int) -> Choices:
-    """Return for each stage the blocks that it has in some way to give each device to one stage, of those that are tried."""
+def choices(hardware: Hardware, parallelism: int, n_stages: int, tries_all: bool = False) -> Choices:
+    """Return for each stage the blocks that it has in some way to give each device to one stage, of those that are tried.
+
+    Args:
+        tries_all: whether all are tried on many devices too.
+    """
     average = parallelism / n_stages
-    few = parallelism <= FEW_DEVICES
-    low, high = (1, parallelism) if few else (average / 2, average * 2)
+    low, high = (1, parallelism) if tries_all or parallelism <= FEW_DEVICES else (average / 2, average * 2)
     allowed = [
         Block(first, size)
         for first in range(parallelism)

@@ -23,7 +23,7 @@ def unsplit_if_as_fast(plan: Plan, request: Request) -> Plan:
     """
     frontier = plan.frontier
     assert isinstance(frontier, ModelFrontier)
-    is_open = not request.force and request.algorithm not in OTHERS and request.objectives == MEMORY_TIME
+    is_open = not (request.force or request.placed) and request.algorithm not in OTHERS and request.objectives == MEMORY_TIME
     loads_shares = any(rule_of(op).spread for op in frontier.model.graph.step_operators)
     if plan.parallelism == 1 or not (is_open and loads_shares) or request.hardware.measured is None:
         return plan

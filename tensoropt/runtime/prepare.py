@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from ..common.dump import dump
 from ..ir.graph import Graph
@@ -14,10 +16,14 @@ from ..sharding.model import Model
 from .context import Context
 
 logger = logging.getLogger("tensoropt")
+NOTHING_PLACED: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
 
-def model_of(graph: Graph, context: Context) -> Model:
+def model_of(graph: Graph, context: Context, placed: Mapping[str, tuple[int, ...]] = NOTHING_PLACED) -> Model:
     """Return the model of a graph, ready for the search. Every rank must call it.
+
+    Args:
+        placed: the devices that operators are placed on, by name.
 
     Raises:
         InputError: the ranks recorded different models, or a training step has nothing to train.
@@ -28,7 +34,7 @@ def model_of(graph: Graph, context: Context) -> Model:
     _report_replicated(graph, context)
     if context.processes.rank == 0:
         dump("model", graph)
-    return Model(graph, analyse(graph))
+    return Model(graph, analyse(graph), placed=placed)
 
 
 def _report_replicated(graph: Graph, context: Context) -> None:

@@ -120,7 +120,7 @@ class Session:
             graph = import_graph(recording.graph, steps, taken=taken)
             if self._model is None or self._model.graph.agreement != graph.agreement:
                 self._initializers = initializer_names(recording.graph)
-                self._model = model_of(graph, self.context)
+                self._model = model_of(graph, self.context, recording.placed_in(graph.operators))
         return self._model
 
     # Planning
@@ -147,13 +147,15 @@ class Session:
             request = request_of(self.model(), hardware, memory, force, without, micro_batches)
             request = replace(request, progress=self._display.update)
             counts = (1,) if stages is None else checked_stages(stages)
-            if schedule is not None and max(counts) == 1:
+            if schedule is not None and max(counts) == 1 and not request.placed:
                 raise InputError(f"schedule={schedule!r} is the order in which stages run; give stages=2 or more with it")
-            if max(counts) > 1:
+            if max(counts) > 1 or request.placed:
                 if profile_budget is not None:
                     raise InputError("stages= and profile_budget= can't be combined; leave one of the two")
                 found = self.context.on_first_rank(
-                    lambda: find_answer_with_stages(option, request, parallelism, counts, schedule)
+                    lambda: find_answer_with_stages(
+                        option, request, parallelism, None if stages is None else counts, schedule
+                    )
                 )
             elif profile_budget is None:
                 found = self.context.on_first_rank(lambda: find_answer(option, request, parallelism))

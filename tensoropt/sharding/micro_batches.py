@@ -109,7 +109,7 @@ def checked_count(given: object) -> int:
 
 
 def _refused(n: int, why: str) -> InputError:
-    return InputError(f"a step of this model can't be taken in {n} micro-batches: {why}; use micro_batches=1")
+    return InputError(f"a step of this model can't be taken in {n} micro-batches: {why}; use micro_batches=1, and no stages")
 
 
 def _batch(graph: Graph, n: int) -> int:
@@ -123,7 +123,12 @@ def _batch(graph: Graph, n: int) -> int:
         raise _refused(n, "it isn't fed a batch")
     batch = fed[0].result.shape[0]
     if batch % n:
-        raise _refused(n, f"its batch, {fed[0].where()}, has {batch} samples, which {n} doesn't divide")
+        divisors = [k for k in range(1, batch + 1) if batch % k == 0]
+        near = {max((k for k in divisors if k < n), default=1), min((k for k in divisors if k > n), default=batch)}
+        raise InputError(
+            f"a step of this model can't be taken in {n} micro-batches: its batch, {fed[0].where()}, has {batch} samples, "
+            f"which {n} doesn't divide; give a divisor of {batch}, such as {' or '.join(map(str, sorted(near)))}"
+        )
     return batch
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ..ir.gradient_info import Backward
 from ..ir.graph import Graph
@@ -12,10 +13,15 @@ from .strategy import Strategy, StrategyView
 
 @dataclass(frozen=True)
 class Model:
-    """A graph, and which tensors its backward pass reads and gives gradients to."""
+    """A graph, and which tensors its backward pass reads and gives gradients to.
+
+    Attributes:
+        placed: the devices that the script placed operators on, by name.
+    """
 
     graph: Graph
     backward: Backward
+    placed: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, kw_only=True)
 
     def view(self, strategy: Strategy) -> StrategyView:
         """Return a view of the strategy on this model's graph."""

@@ -122,7 +122,7 @@ def record(
     graph = import_graph(recording.graph, steps, taken=taken)
     if os.environ.get("TENSOROPT_CHECK") == "1":
         check_graph(graph)
-    model = Model(graph, analyse(graph))
+    model = Model(graph, analyse(graph), placed=recording.placed_in(graph.operators))
     dump("model", graph)
     seconds = {"record": recorded - started, "import": time.perf_counter() - recorded}
     optimizers = tuple(dict.fromkeys(str(step.optimizer) for step in steps))

@@ -213,7 +213,7 @@ def test_wrong_numbers_of_micro_batches_are_refused(given: object) -> None:
 
 
 def test_numbers_that_do_not_divide_the_batch_are_refused() -> None:
-    with pytest.raises(InputError, match="has 64 samples, which 3 doesn't divide; use micro_batches=1"):
+    with pytest.raises(InputError, match="has 64 samples, which 3 doesn't divide; give a divisor of 64, such as 2 or 4"):
         lenet().in_micro_batches(3)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tensoropt.ir.graph import SOURCES
 from tensoropt.plan.memory_cuts import least_memory
+from tensoropt.plan.submeshes import blocks_of
 from tensoropt.sharding.model import Model
 
 
@@ -55,11 +56,11 @@ def test_no_other_cut_needs_less(name: str, n_stages: int) -> None:
     model = models.recorded(name, "adam").model
     operators = [op.name for op in model.graph.step_operators if op.type not in SOURCES and op.updates is None]
     all_cuts = [cuts for cuts in itertools.combinations(operators[:-1], n_stages - 1) if trains_everywhere(model, cuts)]
-    found = least_memory(model, (1,) * n_stages, 4)
+    found = least_memory(model, blocks_of((1,) * n_stages), 4, {})
     assert found is not None and found.cuts in all_cuts
     least = min(most_bytes(model, 4, cuts) for cuts in all_cuts)
     assert most_bytes(model, 4, found.cuts) == least
 
 
 def test_a_model_of_too_few_variables_has_none() -> None:
-    assert least_memory(models.recorded("dropping_out", "sgd").model, (1,) * 5, 4) is None
+    assert least_memory(models.recorded("dropping_out", "sgd").model, blocks_of((1,) * 5), 4, {}) is None

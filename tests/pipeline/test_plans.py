@@ -109,7 +109,6 @@ def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
         ((), {}, "stages is empty"),
         (2, {"micro_batches": 1}, "stages=2 need several micro-batches"),
         (2, {"micro_batches": 3}, "8 samples, which 3 doesn't divide"),
-        (2, {"force": {"MatMul": {"m": 2}}}, "can't be combined"),
         (2, {"without": frozenset(["stages"])}, "stages=2 is asked for, and to do without 'stages'"),
         (2, {"without": frozenset(["accumulate"])}, "stages=2 takes micro-batches, and to do without 'accumulate' is asked"),
         (2, {"algorithm": "optcnn"}, "algorithm 'optcnn' knows no stages"),

@@ -55,7 +55,7 @@ def main() -> None:
         messages.PACKET_BYTES = 256
     if stages != "1":
         # So that rows of the table cross, wherever a step would be fastest.
-        find_staged.balanced = lambda model, _, choices, __: Cut(
+        find_staged.balanced = lambda model, _, choices, *__: Cut(
             Stages(model, ("Tanh_1",)), tuple(blocks[0] for blocks in choices), 0.0
         )
         find_staged.least_memory = lambda *_: None

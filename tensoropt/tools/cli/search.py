@@ -243,6 +243,7 @@ def _search(arguments: argparse.Namespace) -> bool:
             budget=budget,
             without=without,
             micro_batches=micro_batches,
+            placed=recorded.model.placed,
         )
         found = _find(arguments, request, counts, stages)
     print(any_text(setup, found))
@@ -306,8 +307,9 @@ def _find(
         from ...tuning.profile_guided import find_measured
 
         return find_measured(arguments.option, request, counts, arguments.profile_budget, current_processes())
-    if max(stages) > 1:
-        return find_answer_with_stages(arguments.option, request, counts, stages, arguments.schedule)
+    if max(stages) > 1 or request.placed:
+        asked = None if arguments.stages is None else stages
+        return find_answer_with_stages(arguments.option, request, counts, asked, arguments.schedule)
     if arguments.option == "profiling":
         return profiling(request, counts)
     return mini_parallelism(request, counts) if arguments.option == "mini_parallelism" else mini_time(request, counts[0])
