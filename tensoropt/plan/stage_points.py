@@ -6,7 +6,7 @@ matter are the bytes of the stages' points. Each limit gives one combination of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -16,11 +16,11 @@ import numpy as np
 from ..costs.resharding_costs import shard_bytes
 from ..ft.pareto import reduce_unsorted
 from ..ir.graph import Operator
-from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, Times, tried_in_flight
+from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, Times, most_waiting, tried_in_flight
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface
 from ..sharding.model import Model
-from ..sharding.stages import StageModel, Stages
+from ..sharding.stages import Crossing, StageModel, Stages
 from .find_frontier import ModelFrontier
 from .stage_times import PassTimes, Transfers, runs_in_order, step_us
 
@@ -106,8 +106,8 @@ class SearchedStages:
     def _combined(self, in_flight: tuple[int, ...]) -> StageCombinations:
         """Return all combinations in which each stage has its fastest point within some bytes."""
         minimal = []
-        for costs, most in zip(self._of_stages, in_flight, strict=True):
-            n_bytes = costs.bytes_of(most)
+        for stage, costs in enumerate(self._of_stages):
+            n_bytes = costs.bytes_of(stage, in_flight, self.micro_batches)
             kept = reduce_unsorted(n_bytes, costs.time_ns)
             minimal.append((kept, n_bytes[kept], costs.time_ns[kept]))
         least = max(int(n_bytes[0]) for _, n_bytes, _ in minimal)
@@ -153,30 +153,73 @@ class StageCosts:
         time_ns: of all micro-batches, int64[P].
         mem_bytes: with one micro-batch in flight, int64[P].
         saved_bytes: what each further one in flight saves for its backward pass, int64[P].
+        received_bytes: by stage what it sends of each micro-batch, int64[P].
+        ahead_bytes: the rows of each micro-batch that are sent to it ahead of all passes, int64[P].
+        returned_bytes: the gradients of a micro-batch that are sent back to it, int64[P].
     """
 
     time_ns: np.ndarray
     mem_bytes: np.ndarray
     saved_bytes: np.ndarray
+    received_bytes: Mapping[int, np.ndarray]
+    ahead_bytes: np.ndarray
+    returned_bytes: np.ndarray
 
     @classmethod
-    def of(cls, frontier: ModelFrontier) -> StageCosts:
-        """Return the costs of a stage's points."""
-        costs, points = frontier.costs, np.arange(len(frontier))
-        n_bytes = costs.mem_bytes + _ahead_bytes(frontier.model) + late_bytes(frontier, points)
-        return cls(costs.time_ns, n_bytes, saved_bytes(frontier, points))
+    def of(cls, frontier: ModelFrontier, points: np.ndarray | None = None) -> StageCosts:
+        """Return the costs of a stage's points.
 
-    def bytes_of(self, in_flight: int) -> np.ndarray:
-        """Return the bytes of each point with so many micro-batches in flight."""
-        n_bytes: np.ndarray = self.mem_bytes + (in_flight - 1) * self.saved_bytes
+        Args:
+            points: the numbers of points, int64[P]; None for all.
+        """
+        points = np.arange(len(frontier)) if points is None else points
+        n_bytes = frontier.costs.mem_bytes[points] + _ahead_bytes(frontier.model) + late_bytes(frontier, points)
+        model = frontier.model
+        assert isinstance(model, StageModel)
+        crossings = [each for each in model.stages.crossings if model.graph.n_runs(each.tensor) > 1]
+        received = [each for each in crossings if each.target == model.index]
+        returned = [each for each in crossings if each.source == model.index and each.has_gradient and not each.is_ahead]
+        by_source = {
+            source: _crossing_bytes(frontier, points, [each for each in received if each.source == source])
+            for source in sorted({each.source for each in received if not each.is_ahead})
+        }
+        return cls(
+            frontier.costs.time_ns[points],
+            n_bytes,
+            saved_bytes(frontier, points),
+            by_source,
+            _crossing_bytes(frontier, points, [each for each in received if each.is_ahead]),
+            _crossing_bytes(frontier, points, returned),
+        )
+
+    def bytes_of(self, stage: int, in_flight: Sequence[int], n_micro_batches: int) -> np.ndarray:
+        """Return the bytes of each point with so many micro-batches in flight in each stage.
+
+        Beside what those in flight save these are the messages that may wait for the stage in the memory of MPI.
+        """
+        n_bytes: np.ndarray = self.mem_bytes + (in_flight[stage] - 1) * (self.saved_bytes + self.returned_bytes)
+        n_bytes = n_bytes + (n_micro_batches - in_flight[stage]) * self.ahead_bytes
+        for source, received in self.received_bytes.items():
+            n_bytes = n_bytes + most_waiting(in_flight, source, stage)[0] * received
         return n_bytes
 
 
-def needed_bytes(frontier: ModelFrontier, point: int, in_flight: int) -> int:
-    """Return the peak of a stage: that of one micro-batch, and what the others in flight save for the backward pass."""
-    points = np.array([point])
-    saved, late = int(saved_bytes(frontier, points)[0]), int(late_bytes(frontier, points)[0])
-    return frontier.needed_bytes(point) + late + (in_flight - 1) * saved + _ahead_bytes(frontier.model)
+def needed_bytes(frontier: ModelFrontier, point: int, stage: int, in_flight: Sequence[int]) -> int:
+    """Return the peak of a stage: that of one micro-batch, and what others in flight save, and have sent to it."""
+    costs = StageCosts.of(frontier, np.array([point]))
+    n_bytes = int(costs.bytes_of(stage, in_flight, frontier.model.graph.n_micro_batches)[0])
+    return frontier.needed_bytes(point) + n_bytes - int(frontier.costs.mem_bytes[point])
+
+
+def _crossing_bytes(frontier: ModelFrontier, points: np.ndarray, crossings: Sequence[Crossing]) -> np.ndarray:
+    """Return the bytes of a device's shards of tensors that a stage sends or is sent, of a micro-batch, int64[points]."""
+    names = {each.tensor for each in crossings}
+
+    def of_results(op: Operator, config: Config, interface: Interface) -> int:
+        results = zip(op.outputs, interface.results, strict=True)
+        return sum(shard_bytes(tensor, layout) for tensor, layout in results if tensor.name in names)
+
+    return _summed(frontier, points, lambda op: any(tensor.name in names for tensor in op.outputs), of_results)
 
 
 def _ahead_bytes(model: Model) -> int:

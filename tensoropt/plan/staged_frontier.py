@@ -92,8 +92,8 @@ class StagedPoint:
     @cached_property
     def stage_bytes(self) -> tuple[int, ...]:
         """The peak of each stage, to which memory limits apply."""
-        chosen = zip(self.searched.frontiers, self.numbers, self.in_flight, strict=True)
-        return tuple(needed_bytes(frontier, number, in_flight) for frontier, number, in_flight in chosen)
+        chosen = enumerate(zip(self.searched.frontiers, self.numbers, strict=True))
+        return tuple(needed_bytes(frontier, number, stage, self.in_flight) for stage, (frontier, number) in chosen)
 
     @property
     def n_bytes(self) -> int:

@@ -6,6 +6,10 @@
 
 A stage runs its passes in its own order, each as soon as it has what the neighbouring stages send. So no order that
 :func:`merged` accepts can end in a deadlock: that is one order of all passes in which each comes after those that it needs.
+
+What is in flight in a stage is its number of registers, in OneFlow's words (section 4.2): it starts no further forward pass
+before a backward pass has freed one. So what it has sent and its neighbour hasn't taken is bounded too
+(:func:`most_waiting`), and nobody has to wait to send.
 """
 
 from __future__ import annotations
@@ -56,6 +60,21 @@ def tried_in_flight(n_stages: int, n_micro_batches: int) -> list[tuple[int, ...]
         for each in range(MOST_MORE_IN_FLIGHT + 1)
     )
     return list(dict.fromkeys(more))
+
+
+def most_waiting(in_flight: Sequence[int], source: int, target: int) -> tuple[int, int]:
+    """Return how many micro-batches' messages may wait at most for two stages of which one sends to the other.
+
+    All that is sent is of micro-batches in flight in the source: those waiting at the target, those in flight there, and
+    those whose gradients wait at the source.
+
+    Args:
+        in_flight: for each stage, how many micro-batches are in flight at most.
+
+    Returns:
+        Those that wait at the target beside as many as it has in flight, and gradients that wait at the source.
+    """
+    return max(0, in_flight[source] - in_flight[target]), in_flight[source]
 
 
 def pass_orders(schedule: str, n_micro_batches: int, in_flight: Sequence[int]) -> Orders:

@@ -167,7 +167,7 @@ def test_memory_holds_the_gradients_that_wait_where_ranks_run_in_order() -> None
         hardware = slow_link(1e8, measured=Origin("2026-11-26", "2.21.0", threads))
         request = Request(Stages(model, ("Tanh",)).models[1], hardware, None, micro_batches=N)
         frontier = searched(request, 1)
-        found[threads] = needed_bytes(frontier, 0, 1) - frontier.needed_bytes(0)
+        found[threads] = needed_bytes(frontier, 0, 1, (1, 1)) - frontier.needed_bytes(0)
     graph = model.in_micro_batches(N).graph
     members = Stages(model, ("Tanh",)).members[1]
     of_weights = (op for op in graph.operators.values() if op.name in members and op.type in ("MatMul", "Mul"))

@@ -7,9 +7,20 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from helpers.large import first
 
 from tensoropt.common.errors import InputError
-from tensoropt.program.schedule import Pass, least_in_flight, makespan, merged, needs, pass_orders, tried_in_flight
+from tensoropt.program.schedule import (
+    Orders,
+    Pass,
+    least_in_flight,
+    makespan,
+    merged,
+    most_waiting,
+    needs,
+    pass_orders,
+    tried_in_flight,
+)
 
 
 def in_flight(order: tuple[Pass, ...]) -> int:
@@ -33,6 +44,78 @@ def test_random_orders_run_each_pass_once_after_those_it_needs(seed: int) -> Non
     assert len(done) == 2 * n_stages * n
     for stage, order in enumerate(found):
         assert in_flight(order) == (n if schedule == "gpipe" else min(asked[: stage + 1]))
+
+
+class _Machine:
+    """Stages that run their passes with random durations and send what they have made: nobody waits to send.
+
+    Attributes:
+        saved: for each stage the bytes that a micro-batch in flight saves.
+        sent: for each stage those of a message to the next one, and of its gradient.
+        waiting: the passes whose messages have been sent and not been taken.
+        most: for each stage the most bytes that it held at once, of both.
+    """
+
+    def __init__(self, orders: Orders, rng: random.Random) -> None:
+        self.orders, self.rng = orders, rng
+        self.saved, self.sent = [rng.randint(5, 9) for _ in orders], [rng.randint(1, 5) for _ in orders]
+        self.waiting: set[Pass] = set()
+        self.in_flight = [0] * len(orders)
+        self.most = [0] * len(orders)
+
+    def run(self) -> int:
+        """Run all passes; return how many ran."""
+        at, running, clock, n_run = [0] * len(self.orders), {}, 0.0, 0
+        while True:
+            for stage, order in enumerate(self.orders):
+                if stage not in running and at[stage] < len(order) and self._takes(order[at[stage]]):
+                    running[stage] = clock + self.rng.expovariate(1.0)
+            if not running:
+                return n_run
+            stage = min(running, key=running.get)  # type: ignore[arg-type]
+            clock = running.pop(stage)
+            self._send(self.orders[stage][at[stage]])
+            at[stage], n_run = at[stage] + 1, n_run + 1
+
+    def _takes(self, each: Pass) -> bool:
+        """Begin a pass if what it needs of other stages has been sent; then that doesn't wait any more."""
+        needed = {need for need in needs(each, len(self.orders)) if need.stage != each.stage}
+        if not needed <= self.waiting:
+            return False
+        self.waiting -= needed
+        self.in_flight[each.stage] += not each.is_backward
+        self._note()
+        return True
+
+    def _send(self, each: Pass) -> None:
+        self.in_flight[each.stage] -= each.is_backward
+        if each.is_backward and each.stage or not each.is_backward and each.stage + 1 < len(self.orders):
+            self.waiting.add(each)
+        self._note()
+
+    def _note(self) -> None:
+        for stage in range(len(self.orders)):
+            there = [each for each in self.waiting if each.stage == stage + (1 if each.is_backward else -1)]
+            held = self.in_flight[stage] * self.saved[stage]
+            held += sum(self.sent[stage if each.is_backward else each.stage] for each in there)
+            self.most[stage] = max(self.most[stage], held)
+
+
+@pytest.mark.parametrize("seed", first(60, range(1000)))
+def test_random_durations_and_registers_never_stop_all_and_keep_the_quota(seed: int) -> None:
+    rng = random.Random(seed)
+    n_stages, n = rng.randint(1, 6), rng.randint(1, 9)
+    schedule, asked = rng.choice(["1f1b", "gpipe"]), [rng.randint(1, n) for _ in range(n_stages)]
+    registers = [n if schedule == "gpipe" else min(asked[: stage + 1]) for stage in range(n_stages)]
+    machine = _Machine(pass_orders(schedule, n, asked), rng)
+    assert machine.run() == 2 * n_stages * n and not machine.waiting
+    for stage in range(n_stages):
+        quota = registers[stage] * machine.saved[stage]
+        if stage:
+            quota += most_waiting(registers, stage - 1, stage)[0] * machine.sent[stage - 1]
+        if stage + 1 < n_stages:
+            quota += most_waiting(registers, stage, stage + 1)[1] * machine.sent[stage]
+        assert machine.most[stage] <= quota
 
 
 @pytest.mark.parametrize(("n_stages", "n"), [(1, 1), (2, 4), (3, 3), (4, 8), (4, 2)])
