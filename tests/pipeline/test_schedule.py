@@ -89,7 +89,7 @@ class _Machine:
 
     def _send(self, each: Pass) -> None:
         self.in_flight[each.stage] -= each.is_backward
-        if each.is_backward and each.stage or not each.is_backward and each.stage + 1 < len(self.orders):
+        if (each.is_backward and each.stage) or (not each.is_backward and each.stage + 1 < len(self.orders)):
             self.waiting.add(each)
         self._note()
 
