@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .plan.frontier_file import SavedFrontier
     from .plan.plan import Plan
     from .plan.scaling_curve import Curve
+    from .plan.staged_frontier_file import SavedStagedFrontier
     from .plan.staged_plan import StagedPlan
     from .profiling.hardware import Hardware
     from .session.session import Session
@@ -284,15 +285,15 @@ def load_plan(file: str | os.PathLike[str]) -> Plan | StagedPlan:
     return load_any(file)
 
 
-def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier:
+def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier | SavedStagedFrontier:
     """Load a frontier that ``plan.frontier.save`` wrote, with every plan of it, without a search and without the model.
 
     Raises:
         InputError: the file is missing, cut off, changed, or not a frontier.
     """
-    from .plan.frontier_file import SavedFrontier
+    from .plan.staged_frontier_file import load_any_frontier
 
-    return SavedFrontier.load(file)
+    return load_any_frontier(file)
 
 
 def build_execution_graph(

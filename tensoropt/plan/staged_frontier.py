@@ -30,12 +30,11 @@ from .find_frontier import ModelFrontier
 from .frontier import PlanFrontier, thinned
 from .plan import Plan
 from .stage_points import SearchedStages, needed_bytes
+from .staged_frontier_file import NOT_SHOWN, save_with_stages
 from .staged_plan import PlannedStage, StagedPlan
 
 MOST_EVALUATED = 16
 """The most points in stages whose peaks are replayed, apart from those next to a memory limit."""
-NOT_SAVED = "a frontier with stages isn't written as a whole; save plans of its points: frontier.plan(0).save('plan.json')"
-NOT_SHOWN = "a report doesn't show plans with stages yet; print(plan) does"
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,13 +264,19 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
         ]
         return "; ".join(told)
 
-    def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
-        """Refuse to write the frontier.
+    def save(
+        self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None
+    ) -> None:
+        """Write the frontier to a file; see :class:`PlanFrontier`.
 
-        Raises:
-            InputError: always; plans of its points can be saved.
+        Args:
+            chosen: the number of the point that was chosen; None for the fastest one.
         """
-        raise InputError(NOT_SAVED)
+        of_points = [
+            {"stages": point.n_stages, "micro_batches": point.micro_batches, "idle_share": point.idle_share}
+            for point in self.points_of
+        ]
+        save_with_stages(file, self, of_points, self.bound_us, chosen)
 
     def report_rows(self, chosen: int | None = None, model: str = "") -> FrontierRows:
         """Refuse to show the frontier in a report.

@@ -97,6 +97,11 @@ class FrontierRows:
         stored: Row | None = details.get("views", {}).get(str(point), {}).get("memory")
         return stored or details.get("peaks", {}).get(str(point))
 
+    @property
+    def has_stages(self) -> bool:
+        """Whether the points have a plan each, with stages or without."""
+        return any("plan" in point for point in self.points)
+
     @cached_property
     def columns(self) -> Sequence[np.ndarray]:
         """The choice of each point, int[P], by number of the column."""

@@ -67,6 +67,19 @@ def read_explained(file: File) -> PlanRows | StageRows | FrontierRows:
     return rows
 
 
+def refuse_stages(rows: object, file: File) -> None:
+    """Refuse a frontier with stages, of which a command can't tell.
+
+    Raises:
+        InputError: it is one.
+    """
+    if isinstance(rows, FrontierRows) and rows.has_stages:
+        raise InputError(
+            f"frontier '{cut(file)}' has plans with stages; tensoropt plans lists them, and tensoropt explain {cut(file)} "
+            "--point N tells of one"
+        )
+
+
 def read_frontier(file: File) -> FrontierRows:
     """Read a frontier; see :func:`read_rows`."""
     frontier = read_rows(file, "frontier")

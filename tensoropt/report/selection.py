@@ -53,6 +53,7 @@ def point_row(frontier: FrontierRows, number: int, least_us: float) -> dict[str,
         "peak_bytes": point.get("peak_bytes"),
         "slower": point["time_us"] / least_us - 1 if least_us else 0.0,
         "is_turning_point": number == frontier.turning_point,
+        **{key: point[key] for key in ("stages", "micro_batches", "idle_share") if key in point},
     }
 
 
@@ -74,12 +75,14 @@ def selected_text(told: dict[str, Any]) -> str:
             "" if row["peak_bytes"] is None else memory_text(row["peak_bytes"]),
             *(f"{row[key]:,.1f}" for key in ("time_us", "compute_time_us", "network_time_us")),
             f"{row['slower']:+.1%}",
+            *([f"{row['stages']}, {row['micro_batches']} micro-batches"] if "stages" in row else []),
             "turning point" if row["is_turning_point"] else "",
         ]
         for row in told["plans"]
     ]
-    headers = ("point", "memory per device", "peak", "time (us)", "compute (us)", "network (us)", "slower", "")
-    table = tabulate(rows, headers, disable_numparse=True, colalign=(*("right",) * 7, "left"))
+    stages = ["stages"] * any("stages" in row for row in told["plans"])
+    headers = ("point", "memory per device", "peak", "time (us)", "compute (us)", "network (us)", "slower", *stages, "")
+    table = tabulate(rows, headers, disable_numparse=True, colalign=(*("right",) * (7 + len(stages)), "left"))
     limit = told["memory_limit_bytes"]
     within = "" if limit is None else f" within {memory_text(limit)} per device"
     return f"{table}\n{len(rows)} of {told['fitting']} points{within}; {told['summary']}"

@@ -6,7 +6,7 @@ It doesn't import TensorFlow.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...common.errors import InputError, cut, short
 from ...common.files import reading_value
@@ -14,7 +14,10 @@ from ...common.memory_units import parse_memory
 from .answers import add_json_argument, answer, check_json_path
 
 if TYPE_CHECKING:
+    from ...report.explanation import PlanFacts
     from ...report.frontier_rows import FrontierRows
+    from ...report.plan_rows import PlanRows
+    from ...report.stage_rows import StageRows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,25 +44,29 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(rows, (PlanRows, StageRows)) and (arguments.point is not None or limit is not None):
         raise InputError(f"--point and --memory choose a point of a frontier, but '{cut(arguments.file)}' is one plan")
     with reading_value("file", arguments.file):
+        facts = PlanFacts()
+        if not isinstance(rows, (PlanRows, StageRows)):
+            rows, facts = _of_point(rows, arguments.point, limit)
         if isinstance(rows, StageRows):
             told = stages_explanation(rows)
             text = stages_text(told)
         else:
-            told = (
-                explanation(rows, PlanFacts()) if isinstance(rows, PlanRows) else _of_point(rows, arguments.point, limit)
-            )
+            told = explanation(rows, facts)
             text = explanation_text(told)
     return answer(arguments, told, text)
 
 
-def _of_point(frontier: FrontierRows, number: str | None, limit_bytes: int | None) -> dict[str, Any]:
-    """Return the explanation of a point: that of a number, or the fastest within a limit, or the chosen one.
+def _of_point(
+    frontier: FrontierRows, number: str | None, limit_bytes: int | None
+) -> tuple[PlanRows | StageRows, PlanFacts]:
+    """Return the plan of a point and what is known beside it: of a number, the fastest within a limit, or the chosen one.
 
     Raises:
         InputError: there is no such point, or none fits.
     """
-    from ...report.explanation import explanation
+    from ...report.plan_rows import PlanRows
     from ...report.selection import nothing_fits_text
+    from ...report.stage_rows import StageRows
 
     if number is not None:
         if not number.isdecimal() or not 1 <= int(number) <= len(frontier):
@@ -70,4 +77,8 @@ def _of_point(frontier: FrontierRows, number: str | None, limit_bytes: int | Non
     if point is None:
         assert limit_bytes is not None
         raise InputError(nothing_fits_text(frontier, limit_bytes))
-    return explanation(frontier.plan(point), frontier.facts_of(point))
+    facts = frontier.facts_of(point)
+    if not frontier.has_stages:
+        return frontier.plan(point), facts
+    plan = frontier.points[point]["plan"]
+    return (StageRows(plan) if "stages" in plan else PlanRows(plan)), facts

@@ -39,7 +39,7 @@ def _report(arguments: argparse.Namespace) -> int:
     from ...report.page import write_report
     from ...report.page_data import frontier_of_plan, report_data
     from ...report.plan_rows import PlanRows
-    from ...report.reading import read_explained, read_rows
+    from ...report.reading import read_explained, read_rows, refuse_stages
     from ...report.stage_rows import StageRows
 
     file = Path(arguments.file)
@@ -50,6 +50,7 @@ def _report(arguments: argparse.Namespace) -> int:
     check_apart(output, "-o", arguments.measured, arguments.curve)
     check_json_path(arguments, file, output, arguments.measured, arguments.curve)
     rows, title = read_explained(file), file.name
+    refuse_stages(rows, file)
     if isinstance(rows, StageRows):
         number = rows.number_of(arguments.stage, str(file))
         title = f"{file.name}, stage {number + 1} of {len(rows.plans)}"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tensoropt
+from tensoropt.common.errors import InputError
 from tensoropt.common.memory_units import memory_text
 from tensoropt.ft import Budget
 from tensoropt.plan.find_staged import find_with_stages
@@ -42,6 +43,38 @@ def test_one_frontier_is_printed_and_written(tmp_path: Path, capsys: pytest.Capt
     assert isinstance(plan, StagedPlan if chosen["stages"] > 1 else Plan)
     assert (plan.peak_bytes, plan.time_us) == (chosen["peak_bytes"], pytest.approx(chosen["time_us"]))
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_frontier_with_stages_is_kept_and_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, plan_file = tmp_path / "frontier.json", tmp_path / "plan.json"
+    asked = ("--stages", "1,2", "--micro-batches", "4", "--frontier", str(file), "--plan", str(plan_file))
+    assert main([*SEARCH, *asked]) == 0
+    found = tensoropt.load_frontier(str(file))
+    capsys.readouterr()
+    assert main(["plans", str(file), "--top", "100", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["plans"]
+    assert {row["stages"] for row in told} <= {1, 2} and len(told) == len(found)
+    for row in told:
+        plan, number = found.plan(row["point"]), row["point"]
+        assert isinstance(plan, StagedPlan if row["stages"] > 1 else Plan) and plan.point == number
+        assert (plan.time_us, plan.peak_bytes) == (pytest.approx(row["time_us"]), row["peak_bytes"])
+        assert main(["explain", str(file), "--point", str(number + 1), "--json"]) == 0
+        explained = json.loads(capsys.readouterr().out)
+        assert ("stages" in explained) == (row["stages"] > 1)
+        assert explained["time_us"] == pytest.approx(row["time_us"])
+    chosen = tensoropt.load_plan(str(plan_file))
+    assert found.fastest().to_json()["time_us"] == pytest.approx(chosen.time_us)
+    assert found.at(found.smallest().peak_bytes).peak_bytes == found.smallest().peak_bytes
+    assert main(["plans", str(file)]) == 0
+    assert "micro-batches" in capsys.readouterr().out
+    found.save(tmp_path / "again.json")
+    assert tensoropt.load_frontier(tmp_path / "again.json").value == found.value
+    for command in (["report", str(file)], ["diff", str(file), str(file)]):
+        assert main(command) == 2
+        assert "has plans with stages; tensoropt plans lists them" in capsys.readouterr().err
+    file.write_text(file.read_text().replace('"stages": 2', '"stages": 3'))
+    with pytest.raises(InputError, match="was changed since it was saved"):
+        tensoropt.load_frontier(file)
 
 
 def test_so_many_stages_as_asked_for_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +122,7 @@ def test_a_plan_that_its_devices_cannot_hold_is_noted() -> None:
         (["--stages", "8"], "8 stages on 4 devices: each takes one at least; give 4 or fewer"),
         (["--schedule", "gpipe"], "--schedule is the order in which stages run; give --stages 2 or more with it"),
         (["--stages", "2", "--micro-batches", "7"], "which 7 doesn't divide; give a divisor of 64, such as 4 or 8"),
-        (["--stages", "2", "--frontier", "f.json"], "--frontier is of plans without stages; leave it, or --stages"),
+        (["--stages", "2", "--report", "f.html"], "--report is of plans without stages; leave it, or --stages"),
         (["--stages", "2", "--option", "profiling", "--parallelism", "1"], "2 stages on 1 device: each takes one at least"),
         (["--stages", "2", "--without", "stages"], "stages=2 is asked for, and to do without 'stages'"),
         (["--stages", "2", "--memory", "1kB"], "no plan fits 1,000 bytes (1 kB) per device: in 2 stages and "),
