@@ -38,7 +38,8 @@ class Cut:
 
     Attributes:
         blocks: for each stage its devices.
-        time_us: the predicted time of a step, with each operator split as it is fastest.
+        time_us: the predicted time of a step, with each operator split as it is fastest; not a number where it wasn't
+            predicted.
     """
 
     stages: Stages

@@ -6,6 +6,7 @@ points of all make one frontier.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -210,7 +211,7 @@ def _cut(
             yield n, each, times, bound_us
     least = least_memory(model, found[0].blocks, slices[-1], placed)
     if least is not None and all(least.cuts != each.stages.cuts for each in found):
-        yield slices[-1], replace(found[0], stages=least), times, bound_us
+        yield slices[-1], Cut(least, found[0].blocks, math.nan), times, bound_us
 
 
 def _micro_batches(model: Model, n_stages: int) -> list[int]:

@@ -92,6 +92,6 @@ def _searched_curve(arguments: argparse.Namespace, limit: int) -> dict[str, Any]
     with display.phase("search for a plan"):
         request = Request(
             model=recorded.model, hardware=hardware, limit_bytes=limit, force={}, assumed=assumptions(hardware),
-            algorithm="ft-ldp", progress=display.update,
+            algorithm="ft-ldp", progress=display.update, placed=recorded.model.placed,
         )  # fmt: skip
         return profiling(request, list(hardware.parallelisms())).to_json()
