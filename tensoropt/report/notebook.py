@@ -38,7 +38,7 @@ def plan_html(told: dict[str, Any]) -> str:
 def stages_html(told: dict[str, Any]) -> str:
     """Return the explanation of a plan with stages as HTML: its stages, and what each one costs."""
     rows = [
-        [str(number + 1), ", ".join(map(str, stage["devices"])), memory_text(stage["memory_bytes"]),
+        [str(number), ", ".join(map(str, stage["devices"])), memory_text(stage["memory_bytes"]),
          time_text(stage["explanation"]["time_us"]), f"{stage['idle_share']:.0%}"]
         for number, stage in enumerate(told["stages"])
     ]  # fmt: skip

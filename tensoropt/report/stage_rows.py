@@ -70,7 +70,7 @@ def stages_text(told: dict[str, Any]) -> str:
     stages = told["stages"]
     table = [
         [
-            number + 1,
+            number,
             ", ".join(map(str, stage["devices"])),
             stage["last_operator"] or "(the end)",
             stage["in_flight"],
@@ -83,5 +83,5 @@ def stages_text(told: dict[str, Any]) -> str:
     headers = ("stage", "devices", "ends with", "in flight", "memory", "time (us)", "idle")
     parts = [told["summary"], tabulate(table, headers, disable_numparse=True)]
     for number, stage in enumerate(stages):
-        parts.append(f"stage {number + 1} of {len(stages)}, alone\n{explanation_text(stage['explanation'])}")
+        parts.append(f"stage {number}, alone\n{explanation_text(stage['explanation'])}")
     return "\n\n".join(parts)

@@ -157,7 +157,7 @@ function drawStep() {
   const memory = view.memory;
   byId("timeline-chart").parentElement.hidden = !view.timeline;
   byId("step-lead").textContent = (view.timeline
-    ? `Simulated on ${data.hardware}: ${timeText(view.timeline.makespan_ns / 1e3)} from begin to end. `
+    ? `${whole.stages ? "This stage by itself, simulated" : "Simulated"} on ${data.hardware}: ${timeText(view.timeline.makespan_ns / 1e3)} from begin to end. `
     : whole.stages ? "When the stage runs is drawn above, with all others. " : "A model with several passes isn't simulated. ") +
     `Most memory is alive at instruction ${memory.peak_instruction + 1} of ${memory.instructions}` + (memory.peak_runs ? `, ${memory.peak_runs}.` : ".");
   // The two large charts are drawn after the rest is on the screen, so that a click is answered at once.
@@ -247,7 +247,7 @@ function limitTo(limit) {
 
 function drawNames() {
   byId("title").textContent = data.model || data.title;
-  byId("subtitle").textContent = (whole.stages ? `stage ${whole.stages.findIndex((stage) => stage.report === data) + 1} of ${whole.stages.length}, on ` : "") +
+  byId("subtitle").textContent = (whole.stages ? `stage ${whole.stages.findIndex((stage) => stage.report === data)}, one of ${whole.stages.length}, on ` : "") +
     `${data.devices} device${data.devices > 1 ? "s" : ""} ${data.mesh} of ${data.hardware}` +
     (data.micro_batches > 1 ? `, ${data.micro_batches} micro-batches` : "") + `; ${data.title}`;
   byId("frontier-lead").textContent = data.summary;

@@ -9,7 +9,7 @@ function drawStages(whole, shown, onSelect) {
   }
   head.append(line);
   const buttons = whole.stages.map((stage, number) => {
-    const row = element("tr"), name = element("td"), button = element("button", `stage ${number + 1}`, {type: "button"});
+    const row = element("tr"), name = element("td"), button = element("button", `stage ${number}`, {type: "button"});
     button.setAttribute("aria-pressed", String(number === shown));
     button.addEventListener("click", () => onSelect(number));
     name.append(button);
