@@ -87,7 +87,7 @@ function drawCards() {
     marks.push(`Data parallelism: ${timeText(time)}, peak ${memoryText(peak)}: ${beside(time, peak)}.`);
   }
   if (count < 2) marks.splice(has && neededBytes(at) > has ? 1 : 0, marks.length, whole.stages
-    ? "This is one stage by itself, all its micro-batches one after the other; what it waits for is drawn above."
+    ? "This is one stage by itself, its micro-batches one after the other: its time has no waiting, and its peak is that of one micro-batch. What those in flight need together is in the table above."
     : "This report is of one plan; a frontier's has all plans to choose from.");
   if (data.views[at]) marks.push(data.views[at].sentences[0]);
   byId("around").replaceChildren(...marks.map((text) => element("li", text)));
@@ -251,6 +251,7 @@ function drawNames() {
     `${data.devices} device${data.devices > 1 ? "s" : ""} ${data.mesh} of ${data.hardware}` +
     (data.micro_batches > 1 ? `, ${data.micro_batches} micro-batches` : "") + `; ${data.title}`;
   byId("frontier-lead").textContent = data.summary;
+  if (whole.stages) byId("frontier-title").textContent = "The chosen stage";
   const assumed = Object.entries(data.assumed).flatMap(([key, value]) => typeof value === "object" && value !== null && key === "provenance"
     ? Object.entries(value) : [[key, typeof value === "object" ? JSON.stringify(value) : String(value)]]);
   byId("assumptions").replaceChildren(...assumed.flatMap(([key, value]) => [element("dt", key.replaceAll("_", " ")), element("dd", String(value))]));
@@ -277,7 +278,7 @@ function start() {
     const limit = parseMemory(byId("limit-text").value);
     if (limit === null) drawLimit("write an amount such as 16 GB or 15 GiB"); else limitTo(limit);
   });
-  byId("axis").hidden = !hasPeaks;
+  byId("axis").hidden = !hasPeaks || count < 2;
   for (const one of document.getElementsByName("axis")) one.addEventListener("change", () => {
     state.axis = one.value;
     drawFrontier(data, state);
