@@ -176,7 +176,7 @@ function drawOperator(data, state, row) {
     const tell = () => {
       held.textContent = row.shape
         ? `rank ${state.rank} holds [${heldBy(data.axes, layout, row.shape, state.rank - data.first_rank).map(([from, to]) => `${from}:${to}`).join(", ")}]`
-        : "the file doesn't tell the shape";
+        : "this file doesn't tell the shape; the report of a frontier does";
     };
     choose.addEventListener("input", () => {
       const rank = Math.trunc(Number(choose.value));
