@@ -125,7 +125,7 @@ class StagedPoint:
         ):  # fmt: skip
             devices = tuple(range(first, first + frontier.mesh.n_devices))
             first += frontier.mesh.n_devices
-            plan = frontier.plan(number, "mini_time")
+            plan = replace(frontier, assumed=assumed).plan(number, "mini_time")
             planned.append(PlannedStage(devices, last_operator, in_flight, plan, n_bytes, idle_share))
         return StagedPlan(
             stages=tuple(planned),
@@ -135,6 +135,7 @@ class StagedPoint:
             model_digest=stages.whole.graph.digest,
             option=option,
             assumed=dict(assumed),
+            timeline=self.searched.timeline(self.numbers, self.in_flight),
         )
 
 

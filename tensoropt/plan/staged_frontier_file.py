@@ -29,10 +29,7 @@ from .plan import Plan
 from .staged_plan import StagedPlan
 
 FORMAT, VERSION = FRONTIER
-NOT_SHOWN = (
-    "a report doesn't show plans with stages yet; tensoropt plans and explain --point tell of them, and a report of "
-    "one stage of a plan: plan.save('plan.json'), then tensoropt report plan.json --stage N"
-)
+NOT_SHOWN = "a report shows one plan with stages, not a frontier of them: frontier.plan(0).report('plan.html')"
 COSTS = ("memory_bytes", "time_us", "compute_time_us", "network_time_us", "overlap_time_us", "exact")
 
 

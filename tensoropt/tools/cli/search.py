@@ -216,13 +216,11 @@ def _search(arguments: argparse.Namespace) -> bool:
     from ...plan.find_frontier import ModelFrontier
     from ...plan.options import Request, assumptions, checked_micro_batches
     from ...plan.plan import Plan
-    from ...plan.scaling_curve import Curve
-    from ...plan.staged_frontier import StagedFrontier
     from ...plan.staged_plan import StagedPlan
     from ...search.problem.splittable import check_usable
     from ..offline import record_named
     from .search_report import SearchSetup, introduction, plot
-    from .staged_report import any_json, any_text
+    from .staged_report import any_json, any_text, write_outputs
 
     with display.phase("recording of the model"):
         recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
@@ -253,9 +251,8 @@ def _search(arguments: argparse.Namespace) -> bool:
         found.save(arguments.plan)
     if isinstance(found, Plan) and isinstance(found.frontier, ModelFrontier):
         write_frontier(arguments, found.frontier, found.point, display)
-    elif arguments.frontier is not None and not isinstance(found, Curve) and isinstance(found.frontier, StagedFrontier):
-        with display.phase("writing of the frontier"):
-            found.frontier.save(arguments.frontier, display.update, found.point)
+    else:
+        write_outputs(found, arguments.frontier, arguments.report, display)
     if arguments.json is not None:
         write_json(arguments.json, any_json(setup, found), "result")
     if arguments.plot is not None:
@@ -293,11 +290,8 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...]:
         if arguments.schedule is not None:
             raise InputError("--schedule is the order in which stages run; give --stages 2 or more with it")
         return stages
-    for name, given in {
-        "--report": arguments.report, "--profile-budget": arguments.profile_budget,
-    }.items():  # fmt: skip
-        if given is not None:
-            raise InputError(f"{name} is of plans without stages; leave it, or --stages")
+    if arguments.profile_budget is not None:
+        raise InputError("--profile-budget is of plans without stages; leave it, or --stages")
     return stages
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ...common.memory_units import default_limit, memory_text
+from ...common.progress import Display
 from ...plan.plan import Plan
 from ...plan.scaling_curve import Curve
 from ...plan.staged_frontier import StagedFrontier
@@ -26,6 +28,18 @@ def any_json(setup: SearchSetup, found: Plan | StagedPlan | Curve) -> dict[str, 
         return _json(setup, found, found.frontier)
     assert not isinstance(found, StagedPlan), "a plan that was just found has its frontier"
     return result_json(setup, found)
+
+
+def write_outputs(found: Plan | StagedPlan | Curve, file: Path | None, report: Path | None, display: Display) -> None:
+    """Write the frontier of plans with stages and without, and the report of the chosen one, where they are asked for."""
+    if isinstance(found, Curve):
+        return
+    if file is not None and isinstance(found.frontier, StagedFrontier):
+        with display.phase("writing of the frontier"):
+            found.frontier.save(file, display.update, found.point)
+    if report is not None:
+        with display.phase("report"):
+            found.report(report)
 
 
 def _text(setup: SearchSetup, found: Plan | StagedPlan, frontier: StagedFrontier) -> str:
