@@ -86,7 +86,7 @@ def test_degrees_are_forced_inside_of_stages() -> None:
     name = products("mlp")[0]
     plan = plan_of(request("mlp", {name: {"devices": [0, 1], "n": 2}}))
     (operator,) = (op for stage in plan.stages for op in stage.plan.operators if op.name == name)
-    assert "n" in str(operator.degrees) and devices_of(plan, name) == (0, 1)
+    assert operator.config.degree("n") == 2 and devices_of(plan, name) == (0, 1)
 
 
 def record(devices: list[list[int]]) -> tuple[object, object, object]:
