@@ -6,6 +6,7 @@ matter are the bytes of the stages' points. Each limit gives one combination of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -165,7 +166,7 @@ class StageCosts:
         saved_bytes: what each further one in flight saves for its backward pass, int64[P].
         received_bytes: by stage what it sends of each micro-batch, int64[P].
         ahead_bytes: the rows of each micro-batch that are sent to it ahead of all passes, int64[P].
-        returned_bytes: the gradients of a micro-batch that are sent back to it, int64[P].
+        sent_bytes: what it sends of each micro-batch, int64[P].
     """
 
     time_ns: np.ndarray
@@ -173,7 +174,7 @@ class StageCosts:
     saved_bytes: np.ndarray
     received_bytes: Mapping[int, np.ndarray]
     ahead_bytes: np.ndarray
-    returned_bytes: np.ndarray
+    sent_bytes: np.ndarray
 
     @classmethod
     def of(cls, frontier: ModelFrontier, points: np.ndarray | None = None) -> StageCosts:
@@ -188,7 +189,7 @@ class StageCosts:
         assert isinstance(model, StageModel)
         crossings = [each for each in model.stages.crossings if model.graph.n_runs(each.tensor) > 1]
         received = [each for each in crossings if each.target == model.index]
-        returned = [each for each in crossings if each.source == model.index and each.has_gradient and not each.is_ahead]
+        sent = [each for each in crossings if each.source == model.index and not each.is_ahead]
         by_source = {
             source: _crossing_bytes(frontier, points, [each for each in received if each.source == source])
             for source in sorted({each.source for each in received if not each.is_ahead})
@@ -199,15 +200,16 @@ class StageCosts:
             saved_bytes(frontier, points),
             by_source,
             _crossing_bytes(frontier, points, [each for each in received if each.is_ahead]),
-            _crossing_bytes(frontier, points, returned),
+            _crossing_bytes(frontier, points, sent),
         )
 
     def bytes_of(self, stage: int, in_flight: Sequence[int], n_micro_batches: int) -> np.ndarray:
         """Return the bytes of each point with so many micro-batches in flight in each stage.
 
-        Beside what those in flight save these are the messages that may wait for the stage in the memory of MPI.
+        Beside what those in flight save these are messages: of each micro-batch in flight its own waits to leave, or its
+        gradient to be taken; and those of micro-batches that other stages have in flight wait to be taken.
         """
-        n_bytes: np.ndarray = self.mem_bytes + (in_flight[stage] - 1) * (self.saved_bytes + self.returned_bytes)
+        n_bytes: np.ndarray = self.mem_bytes + (in_flight[stage] - 1) * (self.saved_bytes + self.sent_bytes)
         n_bytes = n_bytes + (n_micro_batches - in_flight[stage]) * self.ahead_bytes
         for source, received in self.received_bytes.items():
             n_bytes = n_bytes + most_waiting(in_flight, source, stage)[0] * received
@@ -223,13 +225,13 @@ def needed_bytes(frontier: ModelFrontier, point: int, stage: int, in_flight: Seq
 
 def _crossing_bytes(frontier: ModelFrontier, points: np.ndarray, crossings: Sequence[Crossing]) -> np.ndarray:
     """Return the bytes of a device's shards of tensors that a stage sends or is sent, of a micro-batch, int64[points]."""
-    names = {each.tensor for each in crossings}
+    times = Counter(each.tensor for each in crossings)
 
     def of_results(op: Operator, config: Config, interface: Interface) -> int:
         results = zip(op.outputs, interface.results, strict=True)
-        return sum(shard_bytes(tensor, layout) for tensor, layout in results if tensor.name in names)
+        return sum(times[tensor.name] * shard_bytes(tensor, layout) for tensor, layout in results)
 
-    return _summed(frontier, points, lambda op: any(tensor.name in names for tensor in op.outputs), of_results)
+    return _summed(frontier, points, lambda op: any(tensor.name in times for tensor in op.outputs), of_results)
 
 
 def _ahead_bytes(model: Model) -> int:

@@ -65,14 +65,14 @@ def tried_in_flight(n_stages: int, n_micro_batches: int) -> list[tuple[int, ...]
 def most_waiting(in_flight: Sequence[int], source: int, target: int) -> tuple[int, int]:
     """Return how many micro-batches' messages may wait at most for two stages of which one sends to the other.
 
-    All that is sent is of micro-batches in flight in the source: those waiting at the target, those in flight there, and
-    those whose gradients wait at the source.
+    All that is sent is of micro-batches in flight in the source: those whose message waits at the source or the target,
+    those in flight in the target, and those whose gradient waits at the target or the source.
 
     Args:
         in_flight: for each stage, how many micro-batches are in flight at most.
 
     Returns:
-        Those that wait at the target beside as many as it has in flight, and gradients that wait at the source.
+        Those whose messages and gradients wait at the target beside as many as it has in flight, and at the source.
     """
     return max(0, in_flight[source] - in_flight[target]), in_flight[source]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 from itertools import pairwise
 
@@ -47,58 +48,65 @@ def test_random_orders_run_each_pass_once_after_those_it_needs(seed: int) -> Non
 
 
 class _Machine:
-    """Stages that run their passes with random durations and send what they have made: nobody waits to send.
+    """Stages that run passes with random durations, and messages that leave after random times: nobody waits to send.
 
     Attributes:
         saved: for each stage the bytes that a micro-batch in flight saves.
         sent: for each stage those of a message to the next one, and of its gradient.
-        waiting: the passes whose messages have been sent and not been taken.
-        most: for each stage the most bytes that it held at once, of both.
+        waiting: by the pass that sent it, the stage that has a message: the sender until it has left, then the receiver.
+        most: for each stage the most bytes that it held at once.
     """
 
     def __init__(self, orders: Orders, rng: random.Random) -> None:
         self.orders, self.rng = orders, rng
         self.saved, self.sent = [rng.randint(5, 9) for _ in orders], [rng.randint(1, 5) for _ in orders]
-        self.waiting: set[Pass] = set()
+        self.waiting: dict[Pass, int] = {}
         self.in_flight = [0] * len(orders)
         self.most = [0] * len(orders)
 
     def run(self) -> int:
         """Run all passes; return how many ran."""
-        at, running, clock, n_run = [0] * len(self.orders), {}, 0.0, 0
+        at, running, n_run = [0] * len(self.orders), set[int](), 0
+        events: list[tuple[float, bool, Pass]] = []  # when a pass ends, or its message arrives
+        clock = 0.0
         while True:
             for stage, order in enumerate(self.orders):
                 if stage not in running and at[stage] < len(order) and self._takes(order[at[stage]]):
-                    running[stage] = clock + self.rng.expovariate(1.0)
-            if not running:
+                    running.add(stage)
+                    heapq.heappush(events, (clock + self.rng.expovariate(1.0), False, order[at[stage]]))
+            if not events:
                 return n_run
-            stage = min(running, key=running.get)  # type: ignore[arg-type]
-            clock = running.pop(stage)
-            self._send(self.orders[stage][at[stage]])
-            at[stage], n_run = at[stage] + 1, n_run + 1
+            clock, arrives, each = heapq.heappop(events)
+            if arrives:
+                self.waiting[each] = self._target(each)
+            else:
+                running.discard(each.stage)
+                at[each.stage], n_run = at[each.stage] + 1, n_run + 1
+                self.in_flight[each.stage] -= each.is_backward
+                if 0 <= self._target(each) < len(self.orders):
+                    self.waiting[each] = each.stage
+                    heapq.heappush(events, (clock + self.rng.expovariate(0.5), True, each))
+            self._note()
+
+    def _target(self, each: Pass) -> int:
+        return each.stage + (-1 if each.is_backward else 1)
 
     def _takes(self, each: Pass) -> bool:
-        """Begin a pass if what it needs of other stages has been sent; then that doesn't wait any more."""
-        needed = {need for need in needs(each, len(self.orders)) if need.stage != each.stage}
-        if not needed <= self.waiting:
+        """Begin a pass if what it needs of other stages has arrived; then that doesn't wait any more."""
+        needed = [need for need in needs(each, len(self.orders)) if need.stage != each.stage]
+        if any(self.waiting.get(need) != each.stage for need in needed):
             return False
-        self.waiting -= needed
+        for need in needed:
+            del self.waiting[need]
         self.in_flight[each.stage] += not each.is_backward
         self._note()
         return True
 
-    def _send(self, each: Pass) -> None:
-        self.in_flight[each.stage] -= each.is_backward
-        if (each.is_backward and each.stage) or (not each.is_backward and each.stage + 1 < len(self.orders)):
-            self.waiting.add(each)
-        self._note()
-
     def _note(self) -> None:
-        for stage in range(len(self.orders)):
-            there = [each for each in self.waiting if each.stage == stage + (1 if each.is_backward else -1)]
-            held = self.in_flight[stage] * self.saved[stage]
-            held += sum(self.sent[stage if each.is_backward else each.stage] for each in there)
-            self.most[stage] = max(self.most[stage], held)
+        held = [count * saved for count, saved in zip(self.in_flight, self.saved, strict=True)]
+        for each, stage in self.waiting.items():
+            held[stage] += self.sent[min(each.stage, self._target(each))]
+        self.most = list(map(max, self.most, held))
 
 
 @pytest.mark.parametrize("seed", first(60, range(1000)))

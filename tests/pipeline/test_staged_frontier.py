@@ -146,12 +146,12 @@ def saved_by_plan(of_stage: object, number: int) -> int:
 
 
 def crossing_by_plan(of_stage: object, number: int, received: bool) -> int:
-    """What a device is sent of a micro-batch, or of gradients of what it sends, by the plan's layouts."""
+    """What a device is sent of a micro-batch, or sends of it to the one other stage, by the plan's layouts."""
     model = of_stage.model  # type: ignore[attr-defined]
     view = model.view(of_stage.plan(number).strategy)  # type: ignore[attr-defined]
     crossings = [each for each in model.stages.crossings if model.graph.n_runs(each.tensor) > 1]
     own = [each for each in crossings if (each.target if received else each.source) == model.index]
-    tensors = {each.tensor: model.graph.tensors[each.tensor] for each in own if received or each.has_gradient}
+    tensors = {each.tensor: model.graph.tensors[each.tensor] for each in own}
     return sum(
         math.prod(view.layout(tensor).largest_local_shape(tensor.shape)) * tensor.item_bytes for tensor in tensors.values()
     )
