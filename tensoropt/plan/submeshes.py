@@ -69,7 +69,8 @@ def choices(hardware: Hardware, parallelism: int, n_stages: int, tries_all: bool
         for size in range(1, parallelism - first + 1)
         if low <= size <= high and is_submesh(hardware, Block(first, size))
     ]
-    return reachable([allowed] * n_stages, parallelism)
+    found = reachable([allowed] * n_stages, parallelism)
+    return found if tries_all or all(found) else choices(hardware, parallelism, n_stages, tries_all=True)
 
 
 def reachable(of_stages: Choices, parallelism: int) -> Choices:
