@@ -159,7 +159,10 @@ def _searched(
     if count > parallelism:
         devices = f"{parallelism} device{'s' * (parallelism > 1)}"
         raise InputError(f"{count} stages on {devices}: each takes one at least; give {parallelism} or fewer")
-    request.hardware.mesh(parallelism)  # says which numbers of devices there are
+    try:
+        request.hardware.mesh(parallelism)
+    except ValueError as error:
+        raise InputError(f"{count} stages: {error}") from error
     if request.micro_batches == 1:
         raise InputError(f"stages={count} need several micro-batches, got micro_batches=1; give 2 or more")
     model, hardware = request.model, request.hardware

@@ -104,6 +104,8 @@ def test_devices_of_three_are_shared_one_and_two() -> None:
     assert all(point.time_us >= found.bound_us for point in found.points)
     with pytest.raises(InputError, match="4 stages on 3 devices: each takes one at least; give 3 or fewer"):
         find_with_stages(asked, 3, (4,))
+    with pytest.raises(InputError, match="2 stages: parallelism 3 is not possible on v100-2x2"):
+        find_with_stages(request("mlp", "v100-2x2"), 3, (2,))
 
 
 def test_a_link_is_that_of_the_smaller_stage() -> None:
