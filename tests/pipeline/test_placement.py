@@ -55,11 +55,11 @@ def devices_of(plan: StagedPlan, operator: str) -> tuple[int, ...]:
     first(
         4,
         [
-            ({0: [0]}, None, (1, 3)),
-            ({0: [0, 1, 2], 1: [3]}, None, (3, 1)),
-            ({1: [2, 3]}, None, (2, 2)),
-            ({1: [1, 2]}, (3,), (1, 2, 1)),
-            ({0: [0, 1]}, (2,), (2, 2)),
+            ({1: [0]}, None, (1, 3)),
+            ({1: [0, 1, 2], 2: [3]}, None, (3, 1)),
+            ({2: [2, 3]}, None, (2, 2)),
+            ({2: [1, 2]}, (3,), (1, 2, 1)),
+            ({1: [0, 1]}, (2,), (2, 2)),
             ({-1: [3]}, (2, 3), None),
         ],
     ),
@@ -83,10 +83,10 @@ def test_the_stages_have_the_devices_and_operators_that_are_placed(
 
 
 def test_degrees_are_forced_inside_of_stages() -> None:
-    name = products("mlp")[0]
-    plan = plan_of(request("mlp", {name: {"devices": [0, 1], "n": 2}}))
+    name = products("mlp")[-1]
+    plan = plan_of(request("mlp", {name: {"devices": [2, 3], "n": 2}}))
     (operator,) = (op for stage in plan.stages for op in stage.plan.operators if op.name == name)
-    assert operator.config.degree("n") == 2 and devices_of(plan, name) == (0, 1)
+    assert operator.config.degree("n") == 2 and devices_of(plan, name) == (2, 3)
 
 
 def record(devices: list[list[int]]) -> tuple[object, object, object]:
