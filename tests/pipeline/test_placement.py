@@ -183,7 +183,7 @@ def test_devices_of_two_machines_that_are_not_whole_are_refused() -> None:
 
 
 def test_a_variable_is_where_it_is_used_first() -> None:
-    """The table of the tied model is used by the first operators and by the last ones."""
+    """Placed away from that, it is refused, as operators in another order are."""
     asked = request("mlp", {products("mlp")[-1]: {"devices": [0, 1]}, products("mlp")[0]: {"devices": [2, 3]}})
     with pytest.raises(InputError, match="comes before it"):
         find_with_stages(asked, 4, None)
