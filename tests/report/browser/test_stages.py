@@ -75,7 +75,7 @@ def test_names_of_stages_that_are_html_are_shown_as_text(browser, plan, tmp_path
     page = opened.page
     page.on("dialog", lambda dialog: opened.said.append(f"dialog {dialog.message}"))
     assert HOSTILE in page.inner_text("#stages-table") and HOSTILE in page.inner_text("#stages-lead")
-    page.locator("#stages-chart").hover(position={"x": 90, "y": 30})
-    page.wait_for_function("document.querySelectorAll('#stages-chart .hoverlayer text').length > 0")
+    page.evaluate("Plotly.Fx.hover('stages-chart', [{curveNumber: 0, pointNumber: 0}])")
+    assert HOSTILE in (page.text_content("#stages-chart .hoverlayer") or "")
     assert page.evaluate("document.querySelectorAll('img').length") == 0
     opened.close()
