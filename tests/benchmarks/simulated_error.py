@@ -7,8 +7,8 @@
 all plans of a model exist side by side and take a few steps each, again and again; a plan's step is the median of its steps.
 Plans, their predictions and ``--hardware``, ``--budget`` are those of ``cost_error.py``.
 
-*Error* is the mean of |predicted - measured| / measured, *tau* Kendall's. *Again* is the tau between the medians of the first
-and of the second half of the turns: no prediction can be expected to keep an order that the machine itself doesn't.
+*Error* is the mean of |predicted - measured| / measured, *tau* Kendall's. *Again* is the tau between the medians of the
+first and of the second half of the turns: no prediction can be expected to keep an order that the machine itself doesn't.
 *Apart* is the tau of the pairs of plans whose measured steps are more than 2 % apart, and how many pairs that are.
 """
 
