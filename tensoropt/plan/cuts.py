@@ -114,7 +114,7 @@ class _Places:
     us_per_byte: Mapping[int, float]
     trained: np.ndarray
     variables: frozenset[str]
-    placed: Mapping[str, Block] = NOTHING
+    placed: Mapping[str, Block]
 
     @classmethod
     def of(
