@@ -117,11 +117,13 @@ def _report(progress: Progress | None, done: int, total: int) -> None:
 def _columns(peaks: Peaks, built: StrategyProblem, states: np.ndarray) -> Columns:
     """Return strategies, int32[P, nodes], as columns of numbers."""
     rows, configs, rematerialized = peaks.rows, {}, {}
+    known: dict[int, np.ndarray] = {}  # by the identity of an operator's configs, which equal layers share
     for i, (node, of_node) in enumerate(built.nodes):
         column = states[:, i]
         for op, of_op, index in zip(node.operators, of_node.configs, of_node.index, strict=True):
-            numbers = np.array([rows.config_number(config) for config in of_op], np.int32)
-            configs[op.name] = numbers[index[column]]
+            if id(of_op) not in known:
+                known[id(of_op)] = np.array([rows.config_number(config) for config in of_op], np.int32)
+            configs[op.name] = known[id(of_op)][index[column]]
         for k in of_node.rematerialized:
             rematerialized[node.operators[k].name] = of_node.rematerializes[column].astype(np.int32)
     shared = {
