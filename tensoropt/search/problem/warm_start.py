@@ -117,7 +117,8 @@ def _transient_bytes(built: StrategyProblem, edge: int) -> np.ndarray | None:
     """Return an edge's transient bytes, summed over all rematerialization segments; None where there are none."""
     segments = built.transient.segments if built.transient is not None else ()
     parts = [segment.edges[edge] for segment in segments if edge in segment.edges]
-    return np.sum(parts, axis=0) if parts else None
+    # Mostly there is one part, an array that equal layers share: a sum would be a new one for each edge.
+    return parts[0] if len(parts) == 1 else np.sum(parts, axis=0) if parts else None
 
 
 def _cheapest(own: Node, node: int, edges: Sequence[_AdjacentEdge], meant: np.ndarray, states: np.ndarray) -> int:
