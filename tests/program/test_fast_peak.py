@@ -49,7 +49,7 @@ def equal_layers(api: Any = tf.compat.v1) -> zoo.Built:
         hidden = api.tanh(api.matmul(stream, api.get_variable(f"w{layer}", [12, 12], api.float64)))
         stream = stream + hidden * api.sigmoid(hidden)
     values = np.random.default_rng(0).normal(size=(zoo.N_BATCHES, 8, 12))
-    return zoo.Built(api.reduce_mean(stream * stream), {x: tuple(values)})
+    return zoo.Built(api.reduce_mean(stream * stream), {x: tuple(values)}, ())
 
 
 def test_rows_of_one_layer_count_the_peaks_of_equal_ones() -> None:
