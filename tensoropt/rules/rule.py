@@ -221,6 +221,10 @@ class Config:
     mesh: Mesh
     assignment: tuple[str, ...]
 
+    def __hash__(self) -> int:
+        # Configs are looked up in their thousands, hardly ever those of several meshes together: the mesh isn't hashed.
+        return hash(self.assignment)
+
     def axes_of(self, name: str) -> Axes:
         """Return the axes that are assigned to a factor or a linear group, outermost first."""
         return tuple(axis for axis, given in enumerate(self.assignment) if given == name)
