@@ -22,7 +22,7 @@ WORTH_LOADING = 1_500
 """So many operators, over all points, take longer to replay than the compiled kernels take to load."""
 MOST_REPLAYED = 6_000
 """The most operators, over all points, that are replayed where the kernels can't count; it takes about a second."""
-AT_ONCE = 256
+AT_ONCE = 1_024
 """The rows of so many points are held in memory at once."""
 
 
