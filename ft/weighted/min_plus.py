@@ -128,9 +128,3 @@ def less(whole: Floats, part: Floats, result: Floats) -> Floats:
         np.subtract(whole, part, out=result)
     result[np.isinf(part)] = np.inf
     return result
-
-
-def below_mean(of_buckets: Sequence[Floats]) -> list[Floats]:
-    """Return how far the marginals of all buckets but the first are below their mean, state by state."""
-    mean = np.mean(of_buckets, axis=0)
-    return [less(mean, each, np.empty_like(each)) for each in of_buckets[1:]]

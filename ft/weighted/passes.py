@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,9 +21,10 @@ import numpy.typing as npt
 
 from ..problem import INFEASIBLE, InfeasibleError, Problem
 from .best_states import best_states
+from .cost_tables import TableCosts
 from .elimination_plan import EliminationPlan
 from .elimination_steps import Bucket, EliminationStep, Input
-from .min_plus import Floats, Pool, added, below_mean, expand, least_of_classes, least_of_expanded, less, turned
+from .min_plus import Floats, Pool, added, expand, least_of_classes, least_of_expanded, less, turned
 
 EXACT = 1 << 52
 """Integers up to this, and sums and differences of two, are exact in float64."""
@@ -102,6 +103,12 @@ class _Back:
     of_inputs: tuple[Floats, ...]
 
 
+def _moves(of_buckets: Sequence[Floats]) -> list[Floats]:
+    """Return how far the marginals of all buckets but the first are below their mean, state by state."""
+    mean = np.mean(of_buckets, axis=0)
+    return [less(mean, each, np.empty_like(each)) for each in of_buckets[1:]]
+
+
 def _is_sample(number: int, of: int, samples: int) -> bool:
     """Return whether the one with this number, from 0, is among ``samples`` evenly spread ones."""
     return number == 0 or number * samples // of > (number - 1) * samples // of
@@ -117,7 +124,6 @@ class Setting:
         deadline: by ``time.monotonic``.
         product: the matrix product, by compiled code or in NumPy.
         pool: the pool that arrays come from.
-        floats: by the number of a table of the problem, its memory, infinite where it is forbidden, and its time.
     """
 
     problem: Problem
@@ -127,7 +133,6 @@ class Setting:
     deadline: float
     product: Callable[[Floats, Floats], Floats]
     pool: Pool = field(default_factory=Pool)
-    floats: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)
 
 
 class WeightedPass:
@@ -152,8 +157,9 @@ class WeightedPass:
         self.found: Least | None = None
         self.setting, self.plan, self.weights = setting, setting.plan, weights
         self.tables: list[Floats] = [np.empty(0)] * len(self.plan.shapes)
-        for number, same in enumerate(self.plan.same[: len(self.plan.given)]):
-            self.tables[number] = self.tables[same] if same < number else self._weighted(number)
+        for number, costs in enumerate(self.plan.given):
+            same = self.plan.same[number]
+            self.tables[number] = self.tables[same] if same < number else self._weighted(costs)
         self.own: dict[int, list[Floats]] = {}  # by variable, each bucket's share of its own cost
         for step in self.plan.steps:
             self._eliminate(step)
@@ -163,21 +169,13 @@ class WeightedPass:
         if math.isinf(self.total):
             raise InfeasibleError("no strategy is allowed: every combination of states is infeasible")
 
-    def _weighted(self, number: int) -> Floats:
-        """Return the weighted costs of one of the problem's tables, infinite where it is forbidden."""
-        of_mem, of_time = map(float, self.weights)
-        costs, floats, pool = self.plan.given[number], self.setting.floats, self.setting.pool
-        if number not in floats:
-            floats[number] = np.where(costs.forbidden, np.inf, costs.mem), costs.time.astype(np.float64)
-        mem, time_ns = floats[number]
-        table = np.multiply(time_ns, of_time, out=pool.take(mem.shape))
-        if not of_mem:  # infinity times zero isn't infinite
-            table[costs.forbidden] = np.inf
-            return table
-        weighted = np.multiply(mem, of_mem, out=pool.take(mem.shape))
-        np.add(weighted, table, out=weighted)
-        pool.put_back(table)
-        return weighted
+    def _weighted(self, costs: TableCosts) -> Floats:
+        """Return the weighted costs of a table, infinite where it is forbidden."""
+        table = self.setting.pool.take(costs.mem.shape)
+        np.multiply(costs.mem, float(self.weights[0]), out=table)
+        table += costs.time * float(self.weights[1])
+        table[costs.forbidden] = np.inf
+        return table
 
     def _margin(self, shared: float) -> float:
         """Return how much rounding can have added to any number, given the largest sum of shares.
@@ -312,7 +310,7 @@ class WeightedPass:
                     outside.update(zip(made, back.of_inputs, strict=True))
                 of_buckets.append(of_state)
             if len(of_buckets) > 1:
-                self.moves[step.variable] = below_mean(of_buckets)
+                self.moves[step.variable] = _moves(of_buckets)
             nodes[step.variable] = np.max(of_buckets, axis=0)
             for number in step.own:
                 if number >= given:
