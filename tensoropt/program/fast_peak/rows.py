@@ -143,8 +143,8 @@ class Rows:
         number = {tensor.name: k for k, tensor in enumerate(outline.tensors)}
         for i, kind in enumerate(of_operators):
             kinds[first + i] = OPERATOR, kind
-        for k, kind in enumerate(made_by):
-            kinds[n + k] = SHARED, kind
+        for k, of_result in enumerate(made_by):
+            kinds[n + k] = SHARED, of_result
         for entry, (i, position, tensor) in enumerate(outline.operands):
             if outline.operators[i].type != VARIABLE:  # whose operands are gradients that it is given
                 kinds[2 * n + entry] = OPERAND, of_operators[i], position, made_by[number[tensor.name]]

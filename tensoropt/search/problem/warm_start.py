@@ -75,7 +75,8 @@ def _distinct_rows(rows: np.ndarray) -> tuple[list[int], list[int]]:
     # There are few kinds, so that a dictionary takes less time than NumPy's ``unique``, which sorts all rows.
     keys = np.ascontiguousarray(rows).view(f"V{rows.itemsize * rows.shape[1]}").reshape(-1).tolist()
     numbers: dict[bytes, int] = {}
-    first, kinds = [], []
+    first: list[int] = []
+    kinds: list[int] = []
     for row, key in enumerate(keys):
         number = numbers.setdefault(key, len(numbers))
         if number == len(first):
