@@ -57,11 +57,11 @@ def test_a_frontier_with_stages_is_kept_and_asked(tmp_path: Path, capsys: pytest
     for row in told:
         plan, number = found.plan(row["point"]), row["point"]
         assert isinstance(plan, StagedPlan if row["stages"] > 1 else Plan) and plan.point == number
-        assert (plan.time_us, plan.peak_bytes) == (pytest.approx(row["time_us"]), row["peak_bytes"])
+        assert (round(plan.time_us * 1e3), plan.peak_bytes) == (round(row["time_us"] * 1e3), row["peak_bytes"])
         assert main(["explain", str(file), "--point", str(number + 1), "--json"]) == 0
         explained = json.loads(capsys.readouterr().out)
         assert ("stages" in explained) == (row["stages"] > 1)
-        assert explained["time_us"] == pytest.approx(row["time_us"])
+        assert explained["time_us"] == plan.time_us
     chosen = tensoropt.load_plan(str(plan_file))
     assert found.fastest().to_json()["time_us"] == pytest.approx(chosen.time_us)
     assert found.at(found.smallest().peak_bytes).peak_bytes == found.smallest().peak_bytes
