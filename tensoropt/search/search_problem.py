@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,6 +59,14 @@ class ProblemSearch:
         budget = self.budget if is_last else replace(self.budget, seconds=SHARE * self.budget.seconds)
         return self._found(problem_for(built, self.objectives), built.overlap, budget)
 
+    def at_once(self, rematerializing: StrategyProblem) -> Frontier | None:
+        """Return the exact frontier of a small problem with rematerialization; None where finding it would take much.
+
+        It has all strategies, those without rematerialization too, so that no other search is needed.
+        """
+        nothing = np.zeros((0, len(rematerializing.problem.nodes)), np.int32)
+        return self._within(rematerializing, nothing, {}, LITTLE, 0.0)
+
     def with_rematerialization(
         self, plain: StrategyProblem, kept: Frontier, seconds: float, rematerializing: StrategyProblem
     ) -> Frontier:
@@ -73,7 +81,7 @@ class ProblemSearch:
         assert transient is not None
         problem = problem_for(rematerializing, self.objectives)
         kept = replace(kept, strategies=adopted(rematerializing, plain, kept.strategies))
-        exact = self._within(rematerializing, kept, LITTLE, 0.0)
+        exact = self._within(rematerializing, kept.strategies, kept.eliminations, LITTLE, 0.0)
         if exact is not None:
             return exact
         began = time.monotonic()
@@ -117,26 +125,30 @@ class ProblemSearch:
             epsilon = max(epsilon / NEARER, self.budget.gap)
             if epsilon < LEAST_EPSILON:
                 epsilon = 0.0
-            found = self._within(built, best, Effort(MOST_ARCS, math.inf, deadline), epsilon)
+            effort = Effort(MOST_ARCS, math.inf, deadline)
+            found = self._within(built, best.strategies, best.eliminations, effort, epsilon)
             if found is None:
                 break
             best = agreed(best, found)
         return best
 
-    def _within(self, built: StrategyProblem, known: Frontier, effort: Effort, epsilon: float) -> Frontier | None:
+    def _within(
+        self, built: StrategyProblem, known: np.ndarray, before: Mapping[str, int], effort: Effort, epsilon: float
+    ) -> Frontier | None:
         """Return the frontier of a problem with rematerialization, by segment; None where finding it would take too much.
 
         Args:
-            known: points that were found before, in the problem's states.
+            known: strategies that were found before, int32[P, nodes], in the problem's states.
+            before: the number of eliminations of each kind that they took.
             epsilon: how near the points must be, as a gap; 0 for the exact frontier.
         """
         if built.transient is None or built.overlap is not None or self.algorithm == "exhaustive":
             return None
         problem = problem_for(built, self.objectives)
-        solved = frontier_within(problem, built.transient, known.strategies, effort, epsilon)
+        solved = frontier_within(problem, built.transient, known, effort, epsilon)
         if solved is None:
             return None
-        counts = {kind: number + solved.counts.get(kind, 0) for kind, number in known.eliminations.items()}
+        counts = {kind: before.get(kind, 0) + solved.counts.get(kind, 0) for kind in {**before, **solved.counts}}
         found = solved.found
         return Frontier(found.mem, found.time, found.strategies, counts, self.algorithm, solved.bound)
 
