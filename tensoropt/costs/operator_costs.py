@@ -164,7 +164,12 @@ class OperatorCosting:
 
         It is the time that the operator's forward pass takes.
         """
-        return self.compute_time_ns(op, rule, config, interface) - self.backward_time_ns(op, rule, config, interface)
+        if op.type in COMPOSITES or op.type == VARIABLE:
+            return self.compute_time_ns(op, rule, config, interface) - self.backward_time_ns(op, rule, config, interface)
+        work = self.work(op, rule, config, interface)
+        if work is None:
+            return 0
+        return (self.compute.time_ns(work) - self.compute.backward_ns(work)) * self.graph.n_runs(op.result.name)
 
     def saved_inside_bytes(self, op: Operator, config: Config) -> int:
         """Return the bytes that a composite operator saves inside of its body for its backward pass."""

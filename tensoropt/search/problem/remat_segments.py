@@ -222,7 +222,7 @@ def _chosen(cuts: Sequence[_Cut], saved_bytes: Sequence[int], gathered: Sequence
     n_bytes = [cut.n_bytes for cut in cuts]
     smallest = np.diff(ends, prepend=0).max(axis=1)
     divisions = {(), tuple(range(len(cuts)))}
-    for limits in product(*(_limits(int(low), int(high)) for low, high in zip(smallest, ends[:, -1], strict=True))):
+    for limits in product(*(_limits(int(low), of) for low, of in zip(smallest, ends, strict=True))):
         divisions.add(_within(n_bytes, ends, limits))
     of_results, of_all = ({taken: _cost(taken, n_bytes, of) for taken in divisions} for of in (ends[:1], ends))
     most_of_results = (1 + SLACK_OF_RESULTS) * min(of_results.values())
@@ -239,8 +239,15 @@ def _cost(taken: tuple[int, ...], n_bytes: Sequence[int], ends: np.ndarray) -> i
     return int(np.diff(ends[:, [*taken, -1]], prepend=0).max(axis=1).sum()) + sum(n_bytes[i] for i in taken)
 
 
-def _limits(low: int, high: int) -> list[int]:
-    return np.unique(np.geomspace(max(1, low), max(1, high), LIMITS).astype(np.int64)).tolist()
+def _limits(low: int, ends: np.ndarray) -> list[int]:
+    """Return at most LIMITS sizes of the largest segment to try, from ``low`` bytes to all, of those that a segment can have.
+
+    A limit between two of these allows what the lower one does, so that a short program has few.
+    """
+    before = np.concatenate([[0], ends])
+    sizes = np.unique(before[None, :] - before[:, None])
+    limits = np.geomspace(max(1, low), max(1, int(ends[-1])), LIMITS).astype(np.int64)
+    return np.unique(sizes[np.searchsorted(sizes, limits, side="right") - 1]).tolist()
 
 
 def _within(n_bytes: Sequence[int], ends: np.ndarray, limits: Sequence[int]) -> tuple[int, ...]:

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 from ...common.errors import InputError, short
 from ...common.files import check_writable
 from ...common.progress import Display
+from ...ft import ALGORITHMS
 from ...search.baselines import OTHERS
+from ...search.problem.objectives import MEMORY_TIME
 
 if TYPE_CHECKING:
     from ...plan.find_frontier import ModelFrontier
+    from ...plan.plan import Plan
 
 OUTPUTS = MappingProxyType({"--plan": "plan", "--frontier": "frontier", "--json": "result", "--plot": "picture",
                             "--report": "report"})  # fmt: skip
@@ -52,6 +55,18 @@ def baselines_of(arguments: argparse.Namespace) -> tuple[str, ...]:
         if name not in OTHERS:
             raise InputError(f"--baselines takes names of {', '.join(OTHERS)}, or none; got {short(name)}")
     return names
+
+
+def shows_baselines(arguments: argparse.Namespace, plan: Plan) -> bool:
+    """Return whether a frontier is written whose points can be compared with baselines: of peak memory and time."""
+    from ...plan.find_frontier import ModelFrontier
+
+    frontier, names = plan.frontier, baselines_of(arguments)
+    is_written = arguments.frontier is not None or arguments.report is not None
+    if not (is_written and names and isinstance(frontier, ModelFrontier)):
+        return False
+    is_whole_batch = frontier.model.graph.full_batch is frontier.model.graph
+    return is_whole_batch and frontier.objectives == MEMORY_TIME and frontier.found.algorithm in ALGORITHMS
 
 
 def check_report() -> None:

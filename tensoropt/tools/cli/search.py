@@ -24,7 +24,14 @@ from ...search.baselines import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
 from ...search.problem.choices import CHOICES, checked_choices
 from ...search.problem.config_space import SPACES
 from ...search.problem.objectives import MEMORY_TIME, PAIRS, parse_objectives
-from .frontier_outputs import add_baselines, add_report_argument, baselines_of, check_outputs, write_frontier
+from .frontier_outputs import (
+    add_baselines,
+    add_report_argument,
+    baselines_of,
+    check_outputs,
+    shows_baselines,
+    write_frontier,
+)
 
 if TYPE_CHECKING:
     from ...plan.options import Request
@@ -245,11 +252,19 @@ def _search(arguments: argparse.Namespace) -> bool:
             micro_batches=micro_batches,
         )
         found = _find(arguments, request, counts, stages)
+    compared = None
+    if isinstance(found, Plan) and shows_baselines(arguments, found):
+        from ...plan.compare import beside_baselines
+
+        with display.phase("search of baselines"):
+            found, compared = beside_baselines(found, baselines_of(arguments), limit, display.update)
     print(any_text(setup, found))
+    for note in () if compared is None else compared.notes():
+        print(f"note      {note}")
     if arguments.plan is not None and isinstance(found, (Plan, StagedPlan)):
         found.save(arguments.plan)
     if isinstance(found, Plan) and isinstance(found.frontier, ModelFrontier):
-        write_frontier(arguments, found.frontier, found.point, display)
+        write_frontier(arguments, found.frontier, found.point, display, compared and compared.baselines)
     if arguments.json is not None:
         write_json(arguments.json, any_json(setup, found), "result")
     if arguments.plot is not None:
