@@ -107,12 +107,13 @@ class Comparison:
 
     def notes(self) -> list[str]:
         """Return notes on the rows, a sentence each: a baseline's own note, or why its points are below the frontier."""
-        found = [f"{name}: {why}" for name, why in self.failed.items()]
-        found += [f"{name}: {each.note}" for name, each in self.baselines.items() if each.note]
-        for name, each in self.baselines.items():
-            if self.is_below(each).any():
-                found.append(f"{name}: {self._why_below(each)}")
-        return found
+        own = [f"{name}: {each.note}" for name, each in self.baselines.items() if each.note]
+        return [*(f"{name}: {why}" for name, why in self.failed.items()), *own, *self.notes_below()]
+
+    def notes_below(self) -> list[str]:
+        """Return why points of baselines are below the frontier, a sentence for each baseline that has such points."""
+        below = ((name, each) for name, each in self.baselines.items() if self.is_below(each).any())
+        return [f"{name}: {self._why_below(each)}" for name, each in below]
 
     def above(self, each: ModelFrontier) -> list[float | None]:
         """Return for each point the fraction by which it is slower than the frontier's fastest point of no more memory.

@@ -181,6 +181,7 @@ class FoundPoints:
         if len(better):
             among = np.concatenate([among, better])
             kept = among[least_peaks(counted[among], mem[among], time_ns[among])]
+        kept = kept[kept < n_own]  # a baseline's strategies stay as they are
         strategies[kept], counted[kept] = self._least_of_equal(strategies[kept], counted[kept])
         kept = among[least_peaks(counted[among], mem[among], time_ns[among])]
         found = replace(self.found, mem_bytes=mem[kept], time_ns=time_ns[kept], strategies=strategies[kept])

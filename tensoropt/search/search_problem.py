@@ -11,7 +11,7 @@ import numpy as np
 
 from ..ft import Budget, Frontier, Problem, search, search_overlapping
 from ..ft.nonadditive.exact.frontiers import Effort
-from ..ft.nonadditive.exact.search import LITTLE, frontier_within
+from ..ft.nonadditive.exact.search import LITTLE, Lined, Solved, frontier_within, lines_within
 from ..ft.nonadditive.local_search import Descent
 from ..ft.nonadditive.overlap import Overlap
 from ..ft.nonadditive.segment_memory import Transient, agreed, joined, with_more
@@ -104,14 +104,36 @@ class ProblemSearch:
         deadline = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
         descent = Descent(problem, transient, deadline)
         best = improved(joined(kept, transient.at_true_memory(problem, again)), again.strategies)
+        lined = self._lined(rematerializing, best, deadline)
+        best = best if lined is None else agreed(best, self._of_solved(lined.solved, best.eliminations))
         nearer = [] if again.worst_gap <= self.budget.gap else [transient]
-        for charge in (*nearer, *transient.other_charges()):
+        for charge in (*nearer, *(transient.other_charges() if lined is None else ())):
             now = time.monotonic()
             if best.worst_gap <= self.budget.gap or 2 * now - began > deadline:
                 break
             began, again = now, searched(charge, self.budget.gap)
             best = improved(agreed(best, charge.at_true_memory(problem, again)), again.strategies)
         return self._nearer(rematerializing, best, deadline)
+
+    def _lined(self, built: StrategyProblem, best: Frontier, deadline: float) -> Lined | None:
+        """Return what weighted sums by segment prove of a problem's strategies; None where it would take too much.
+
+        Their bound is above those of all charges, since each corner has weights of its own.
+
+        Args:
+            best: points of the problem.
+            deadline: by ``time.monotonic``.
+        """
+        if best.worst_gap <= self.budget.gap or time.monotonic() > deadline or not self._has_sums(built):
+            return None
+        assert built.transient is not None
+        problem = problem_for(built, self.objectives)
+        effort = Effort(MOST_ARCS, math.inf, deadline)
+        return lines_within(problem, built.transient, best.strategies, effort, self.budget.gap)
+
+    def _has_sums(self, built: StrategyProblem) -> bool:
+        """Return whether memory is the largest of several sums, and time a sum."""
+        return built.transient is not None and built.overlap is None and self.algorithm != "exhaustive"
 
     def _nearer(self, built: StrategyProblem, best: Frontier, deadline: float) -> Frontier:
         """Return a problem's frontier with what searches by segment add while there is time, each nearer than the last.
@@ -142,12 +164,19 @@ class ProblemSearch:
             before: the number of eliminations of each kind that they took.
             epsilon: how near the points must be, as a gap; 0 for the exact frontier.
         """
-        if built.transient is None or built.overlap is not None or self.algorithm == "exhaustive":
+        if not self._has_sums(built):
             return None
+        assert built.transient is not None
         problem = problem_for(built, self.objectives)
         solved = frontier_within(problem, built.transient, known, effort, epsilon)
-        if solved is None:
-            return None
+        return None if solved is None else self._of_solved(solved, before)
+
+    def _of_solved(self, solved: Solved, before: Mapping[str, int]) -> Frontier:
+        """Return what a search by segment found as a frontier.
+
+        Args:
+            before: the number of eliminations of each kind that came before.
+        """
         counts = {kind: before.get(kind, 0) + solved.counts.get(kind, 0) for kind in {**before, **solved.counts}}
         found = solved.found
         return Frontier(found.mem, found.time, found.strategies, counts, self.algorithm, solved.bound)

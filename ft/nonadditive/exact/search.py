@@ -29,6 +29,7 @@ from ...weighted.lagrangian import Found
 from ...weighted.reduced_cost_pruning import scaled_costs
 from ..segment_memory import Transient
 from .bounds import (
+    ROUNDING,
     Corners,
     Floats,
     backward,
@@ -37,8 +38,9 @@ from .bounds import (
     promising_arcs,
     weights_of,
 )
-from .eliminations import Eliminations
+from .eliminations import FIRST, MEM, TIME, Eliminations
 from .frontiers import Bounding, Effort, TooMuchError, frontier_points
+from .lines import Lines
 
 MAX_SEGMENTS = 8
 PAIRS_OF_ARC = 4
@@ -67,22 +69,43 @@ class Solved:
     counts: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Lined:
+    """What weighted sums prove of a problem's strategies, see :mod:`.lines`.
+
+    Attributes:
+        solved: strategies, and the lower bound.
+        eliminations: the problem's.
+        weights: of the sums, float64[L, FIRST + segments].
+    """
+
+    solved: Solved
+    eliminations: Eliminations
+    weights: Floats
+
+
 def frontier_within(
-    problem: Problem, transient: Transient, known: States, effort: Effort = LITTLE, epsilon: float = 0.0
+    problem: Problem,
+    transient: Transient,
+    known: States,
+    effort: Effort = LITTLE,
+    epsilon: float = 0.0,
+    lined: Lined | None = None,
 ) -> Solved | None:
     """Return the frontier of a problem with transient memory; None where finding it would take too much.
 
     Args:
         known: strategies, int32[P, nodes]; there may be none.
         epsilon: every strategy is within 1 plus this of one that is found, in both costs; 0 for the exact frontier.
+        lined: what is proven already; its weights then bound cells, arcs and points.
 
     Raises:
         InfeasibleError: no strategy is allowed.
     """
     if not _is_small(problem, transient, effort):
         return None
-    eliminations = Eliminations.of(problem, transient, effort.max_arcs)
-    if eliminations is None or time.monotonic() + SECONDS_OF_ARC * eliminations.n_arcs > effort.deadline:
+    eliminations = Eliminations.of(problem, transient, effort.max_arcs) if lined is None else lined.eliminations
+    if eliminations is None or lined is None and _takes_too_long(eliminations, effort):
         return None
     counts = eliminations.counts
     found = _costed(problem, transient, known)
@@ -96,10 +119,10 @@ def frontier_within(
     directions = _directions(found)
     parts = np.zeros((len(directions), len(transient.segments)))
     parts[:, sorted(transient.large)] = 1 / len(transient.large)
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS if lined is None else 1):
         if time.monotonic() > effort.deadline:
             return None
-        weights = weights_of(directions, parts)
+        weights = weights_of(directions, parts) if lined is None else lined.weights
         least = forward(eliminations, weights)
         strategies = best_strategies(eliminations, least)[:, : len(problem.nodes)]
         found = found.with_others(_costed(problem, transient, strategies))
@@ -107,9 +130,12 @@ def frontier_within(
         if left is None:
             return _solved(found, NO_SLACK, epsilon / 2, counts)
         eliminations = left
-        parts = (parts + _of_largest(transient.by_segment(problem, strategies))) / 2
+        if lined is not None and _takes_too_long(eliminations, effort):
+            return None
+        if lined is None:
+            parts = (parts + _of_largest(transient.by_segment(problem, strategies))) / 2
     # The other half of memory's weight goes to what is the largest segment so far.
-    weights = weights_of(_directions(found), parts / 2)
+    weights = weights_of(_directions(found), parts / 2) if lined is None else lined.weights
     least = forward(eliminations, weights)
     corners = _corners(eliminations, weights, least, found, epsilon / 2)
     if not len(corners):
@@ -122,6 +148,36 @@ def frontier_within(
         return None
     strategies = others.strategies[:, : len(problem.nodes)]
     return _solved(found.with_others(replace(others, strategies=strategies)), slack, epsilon / 2, counts)
+
+
+def lines_within(problem: Problem, transient: Transient, known: States, effort: Effort, gap: float) -> Lined | None:
+    """Return known strategies, those that weighted sums find, and what these sums prove; None where it would take too much.
+
+    Args:
+        known: allowed strategies, int32[P, nodes], at least one.
+        gap: how near to the bound the strategies are to be.
+
+    Raises:
+        InfeasibleError: no strategy is allowed.
+    """
+    if not _has_few_pairs(problem, effort) or not _has_positive(transient):
+        return None
+    eliminations = Eliminations.of(problem, transient, effort.max_arcs)
+    found = _costed(problem, transient, known)
+    if eliminations is None or not len(found):
+        return None
+    of_all = eliminations
+
+    def weighted(weights: Floats) -> tuple[Floats, States]:
+        least = forward(of_all, weights)
+        strategies = best_strategies(of_all, least)[:, : len(problem.nodes)]
+        return least[of_all.steps[-1].result][:, 0] * (1 - ROUNDING), strategies
+
+    lines = Lines(weighted, lambda strategies: _rows(problem, transient, strategies), found, gap)
+    lines.search(effort.deadline)
+    if not len(lines.least):
+        return None
+    return Lined(Solved(lines.found, lines.bound, of_all.counts), of_all, lines.weights)
 
 
 def _narrowed(
@@ -151,12 +207,23 @@ def _solved(found: Found, slack: Slack, epsilon: float, counts: Mapping[str, int
 
 def _is_small(problem: Problem, transient: Transient, effort: Effort) -> bool:
     """Return whether a problem is small enough to be tried, and has no negative transient memory."""
+    return _has_few_pairs(problem, effort) and len(transient.segments) <= MAX_SEGMENTS and _has_positive(transient)
+
+
+def _has_few_pairs(problem: Problem, effort: Effort) -> bool:
+    """Return whether a problem's pairs of states are few enough for the arcs that may be looked at."""
+    return sum(edge.mem_bytes.size for edge in problem.edges) <= PAIRS_OF_ARC * effort.max_arcs
+
+
+def _takes_too_long(eliminations: Eliminations, effort: Effort) -> bool:
+    """Return whether eliminations would hardly be done by the deadline."""
+    return time.monotonic() + SECONDS_OF_ARC * eliminations.n_arcs > effort.deadline
+
+
+def _has_positive(transient: Transient) -> bool:
+    """Return whether no transient memory is negative, as bounds by weighted sums need."""
     arrays = [array for each in transient.segments for array in (*each.nodes.values(), *each.edges.values())]
-    return (
-        sum(edge.mem_bytes.size for edge in problem.edges) <= PAIRS_OF_ARC * effort.max_arcs
-        and len(transient.segments) <= MAX_SEGMENTS
-        and all(int(array.min()) >= 0 for array in arrays)
-    )
+    return all(int(array.min()) >= 0 for array in arrays)
 
 
 def _lowest(problem: Problem) -> tuple[int, int]:
@@ -168,15 +235,22 @@ def _lowest(problem: Problem) -> tuple[int, int]:
 
 def _costed(problem: Problem, transient: Transient, strategies: States) -> Found:
     """Return the Pareto-minimal ones of strategies that are allowed, with their costs, the largest segment's included."""
-    mem, time_ns = transient.most_bytes(problem, strategies), np.zeros(len(strategies), np.int64)
+    rows = _rows(problem, transient, strategies)
+    mem, time_ns = rows[MEM] + rows[FIRST:].max(axis=0), rows[TIME]
+    allowed = np.maximum(mem, time_ns) < INFEASIBLE
+    return Found.of(mem[allowed], time_ns[allowed], strategies[allowed])
+
+
+def _rows(problem: Problem, transient: Transient, strategies: States) -> Ints:
+    """Return strategies' saved memory, time and transient memory by segment: int64[FIRST + segments, P]."""
+    mem, time_ns = np.zeros((2, len(strategies)), np.int64)
     for number, node in enumerate(problem.nodes):
         mem = mem + node.mem_bytes[strategies[:, number]]
         time_ns = time_ns + node.time_ns[strategies[:, number]]
     for edge in problem.edges:
         pair = strategies[:, edge.source], strategies[:, edge.target]
         mem, time_ns = mem + edge.mem_bytes[pair], time_ns + edge.time_ns[pair]
-    allowed = np.maximum(mem, time_ns) < INFEASIBLE
-    return Found.of(mem[allowed], time_ns[allowed], strategies[allowed])
+    return np.concatenate([[mem, time_ns], transient.by_segment(problem, strategies)])
 
 
 def _directions(found: Found) -> Floats:

@@ -259,7 +259,7 @@ def _search(arguments: argparse.Namespace) -> bool:
         with display.phase("search of baselines"):
             found, compared = beside_baselines(found, baselines_of(arguments), limit, display.update)
     print(any_text(setup, found))
-    for note in () if compared is None else compared.notes():
+    for note in () if compared is None else compared.notes_below():
         print(f"note      {note}")
     if arguments.plan is not None and isinstance(found, (Plan, StagedPlan)):
         found.save(arguments.plan)

@@ -10,7 +10,8 @@ import pytest
 from helpers.large import first
 
 from tensoropt.ft import Budget, Frontier
-from tensoropt.plan.compare import compare
+from tensoropt.ft.nonadditive.equal_costs import equal_neighbours
+from tensoropt.plan.compare import beside_baselines, compare
 from tensoropt.plan.find_frontier import ModelFrontier, find_baseline, find_frontier
 from tensoropt.plan.found_points import least_peaks, longest_ascending
 from tensoropt.profiling.hardware import named
@@ -58,6 +59,39 @@ def test_what_a_baseline_finds_becomes_a_point_at_its_own_costs(algorithm: str) 
     assert joined.built.strategy(joined.found.strategies[1]).configs == meant.configs
 
 
+@pytest.mark.parametrize("name", first(2, ["lenet5", "transformer", "rnn", "vgg16"]))
+def test_no_strategy_beside_a_point_has_its_costs_and_a_smaller_peak(name: str) -> None:
+    quick = Budget(max_points=20, seconds=0.0)
+    frontier = find_frontier(model_of(name), named("v100-1x4"), 4, space="full", budget=quick)
+    built, found = frontier.built, frontier.found
+    origin, others = equal_neighbours(built.problem, built.transient, found.strategies)
+    assert len(others) < 500, "so many were looked at"
+    n_looked_at = 0
+    for number, states in zip(origin.tolist(), others, strict=True):
+        costs = built.problem.cost(states.tolist())
+        of_all = costs[0] + built.missing_bytes(states[None])[0], costs[1] - built.overlap_ns(states[None])[0]
+        assert of_all == (found.mem_bytes[number], found.time_ns[number])
+        at_it = replace(found, mem_bytes=found.mem_bytes[:1], time_ns=found.time_ns[:1], strategies=states[None])
+        assert replace(frontier, found=at_it, searched=None, _peaks={}).peak(0).n_bytes >= frontier.peak(number).n_bytes
+        n_looked_at += 1
+    assert n_looked_at
+
+
+def test_a_plan_is_chosen_again_where_a_baseline_gives_a_point() -> None:
+    frontier = frontier_of("lenet5", "full")
+    whole = frontier.plan(len(frontier) - 1, "mini_time")
+    assert beside_baselines(whole, ["data-parallel"], None)[0] is whole
+    slowest = Frontier(*(each[:1] for each in (frontier.found.mem_bytes, frontier.found.time_ns)),
+                       frontier.found.strategies[:1], {}, "ft-ldp")  # fmt: skip
+    alone = replace(frontier, found=slowest, searched=slowest, _peaks={}, _simulated={})
+    baseline = find_baseline(frontier, "data-parallel")
+    plan, compared = beside_baselines(alone.plan(0, "mini_time"), ["data-parallel"], None)
+    assert plan.frontier is compared.frontier and (plan.point, len(compared.frontier)) == (1, 2)
+    assert plan.time_us == baseline.points[0].time_us
+    within, _ = beside_baselines(alone.plan(0, "mini_time"), ["data-parallel"], baseline.peak(0).n_bytes - 1)
+    assert within.point == 0 and within.peak_bytes == alone.peak(0).n_bytes
+
+
 def test_what_the_space_does_not_have_stays_out() -> None:
     frontier = frontier_of("rnn", "compact")
     tofu = find_baseline(frontier, "tofu")
@@ -65,6 +99,9 @@ def test_what_the_space_does_not_have_stays_out() -> None:
         frontier.built.states_of(tofu.built.strategy(tofu.found.strategies[0]))
     joined = frontier.joined([tofu])
     assert np.array_equal(joined.found.strategies, frontier.found.strategies)
+    _, compared = beside_baselines(frontier.plan(0), ["tofu"], None)
+    assert compared.is_below(compared.baselines["tofu"]).any()
+    assert "points are below the frontier, since the space that was searched, compact" in " ".join(compared.notes_below())
 
 
 @pytest.mark.parametrize("seed", range(30))
