@@ -11,7 +11,7 @@ import numpy as np
 
 from ..ft import Budget, Frontier, Problem, search, search_overlapping
 from ..ft.nonadditive.exact.frontiers import Effort
-from ..ft.nonadditive.exact.search import LITTLE, Lined, Solved, frontier_within, lines_within
+from ..ft.nonadditive.exact.search import LITTLE, Lined, Solved, corners_within, frontier_within, lines_within
 from ..ft.nonadditive.local_search import Descent
 from ..ft.nonadditive.overlap import Overlap
 from ..ft.nonadditive.segment_memory import Transient, agreed, joined, with_more
@@ -26,7 +26,7 @@ and a larger gap than is asked for, a second search goes nearer.
 """
 MOST_ARCS = 1 << 20
 """The size up to which a problem is searched exactly while there is time (:mod:`..ft.nonadditive.exact.eliminations`)."""
-MOST_EPSILON, LEAST_EPSILON, NEARER = 0.25, 1e-3, 4.0
+MOST_EPSILON, LEAST_EPSILON, NEARER = 0.25, 1e-3, 1.4
 """The largest gap that a search by segment can aim at, one below which it is exact, and how much nearer the next goes."""
 SHARE = 0.5
 """The share of the seconds that the search without rematerialization may take where one with it follows, and the share that
@@ -105,7 +105,7 @@ class ProblemSearch:
         descent = Descent(problem, transient, deadline)
         best = improved(joined(kept, transient.at_true_memory(problem, again)), again.strategies)
         lined = self._lined(rematerializing, best, deadline)
-        best = best if lined is None else agreed(best, self._of_solved(lined.solved, best.eliminations))
+        best = best if lined is None else agreed(best, self._of_solved(lined.solved(), best.eliminations))
         nearer = [] if again.worst_gap <= self.budget.gap else [transient]
         for charge in (*nearer, *(transient.other_charges() if lined is None else ())):
             now = time.monotonic()
@@ -113,7 +113,7 @@ class ProblemSearch:
                 break
             began, again = now, searched(charge, self.budget.gap)
             best = improved(agreed(best, charge.at_true_memory(problem, again)), again.strategies)
-        return self._nearer(rematerializing, best, deadline)
+        return best if lined is None else self._nearer(rematerializing, best, lined, deadline)
 
     def _lined(self, built: StrategyProblem, best: Frontier, deadline: float) -> Lined | None:
         """Return what weighted sums by segment prove of a problem's strategies; None where it would take too much.
@@ -135,27 +135,38 @@ class ProblemSearch:
         """Return whether memory is the largest of several sums, and time a sum."""
         return built.transient is not None and built.overlap is None and self.algorithm != "exhaustive"
 
-    def _nearer(self, built: StrategyProblem, best: Frontier, deadline: float) -> Frontier:
+    def _nearer(self, built: StrategyProblem, best: Frontier, lined: Lined, deadline: float) -> Frontier:
         """Return a problem's frontier with what searches by segment add while there is time, each nearer than the last.
 
         Args:
             best: points of the problem, with a lower bound of it.
+            lined: what weighted sums prove.
             deadline: by ``time.monotonic``.
         """
-        epsilon = min(best.worst_gap, MOST_EPSILON)
+        problem, epsilon = problem_for(built, self.objectives), MOST_EPSILON
         while best.worst_gap > self.budget.gap and time.monotonic() < deadline:
-            epsilon = max(epsilon / NEARER, self.budget.gap)
-            if epsilon < LEAST_EPSILON:
-                epsilon = 0.0
-            effort = Effort(MOST_ARCS, math.inf, deadline)
-            found = self._within(built, best.strategies, best.eliminations, effort, epsilon)
-            if found is None:
-                break
-            best = agreed(best, found)
+            epsilon = max(min(best.worst_gap, epsilon) / NEARER, self.budget.gap)
+            epsilon = epsilon if epsilon >= LEAST_EPSILON else 0.0
+            is_near = False
+            if epsilon:
+                solved, is_near = corners_within(lined, problem, epsilon, deadline)
+                best = agreed(best, self._of_solved(solved, best.eliminations))
+            if not is_near:  # all corners together, as long as there is time
+                effort = Effort(MOST_ARCS, math.inf, deadline)
+                found = self._within(built, best.strategies, best.eliminations, effort, epsilon, lined)
+                if found is None:
+                    break
+                best = agreed(best, found)
         return best
 
     def _within(
-        self, built: StrategyProblem, known: np.ndarray, before: Mapping[str, int], effort: Effort, epsilon: float
+        self,
+        built: StrategyProblem,
+        known: np.ndarray,
+        before: Mapping[str, int],
+        effort: Effort,
+        epsilon: float,
+        lined: Lined | None = None,
     ) -> Frontier | None:
         """Return the frontier of a problem with rematerialization, by segment; None where finding it would take too much.
 
@@ -163,12 +174,13 @@ class ProblemSearch:
             known: strategies that were found before, int32[P, nodes], in the problem's states.
             before: the number of eliminations of each kind that they took.
             epsilon: how near the points must be, as a gap; 0 for the exact frontier.
+            lined: what weighted sums prove.
         """
         if not self._has_sums(built):
             return None
         assert built.transient is not None
         problem = problem_for(built, self.objectives)
-        solved = frontier_within(problem, built.transient, known, effort, epsilon)
+        solved = frontier_within(problem, built.transient, known, effort, epsilon, lined)
         return None if solved is None else self._of_solved(solved, before)
 
     def _of_solved(self, solved: Solved, before: Mapping[str, int]) -> Frontier:

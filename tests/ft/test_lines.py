@@ -11,8 +11,17 @@ from helpers.large import first
 from scipy.optimize import linprog
 
 from tensoropt.ft import INFEASIBLE
+from tensoropt.ft.nonadditive.exact import below_corners
 from tensoropt.ft.nonadditive.exact.lines import NEAR, Lines
-from tensoropt.ft.nonadditive.exact.search import LITTLE, _costed, _rows, frontier_within, lines_within
+from tensoropt.ft.nonadditive.exact.search import (
+    LITTLE,
+    Solved,
+    _costed,
+    _rows,
+    corners_within,
+    frontier_within,
+    lines_within,
+)
 from tensoropt.ft.nonadditive.segment_memory import Transient
 from tensoropt.ft.problem import Problem
 from tensoropt.ft.weighted.lagrangian import Found
@@ -29,6 +38,17 @@ def enumerated(seed: int) -> tuple[Problem, Transient, np.ndarray] | None:
     return None if len(strategies) == 20_000 or not len(allowed) else (problem, transient, allowed)
 
 
+def check_bound(problem: Problem, transient: Transient, strategies: np.ndarray, solved: Solved) -> None:
+    """No strategy is below the bound, and what was found are strategies."""
+    bound, found = solved.bound, solved.found
+    assert bound is not None
+    mem, time_ns = costs_of(problem, transient, strategies)
+    assert ((bound.mem_bytes <= mem[:, None]) & (bound.time_ns <= time_ns[:, None])).any(axis=1).all()
+    found_mem, found_time = costs_of(problem, transient, found.strategies)
+    np.testing.assert_array_equal(found.mem, found_mem)
+    np.testing.assert_array_equal(found.time, found_time)
+
+
 @pytest.mark.parametrize("seed", first(60, range(2_000)))
 def test_no_strategy_is_below_the_bound(seed: int) -> None:
     drawn_case = enumerated(seed)
@@ -38,18 +58,52 @@ def test_no_strategy_is_below_the_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     known = strategies[rng.choice(len(strategies), min(len(strategies), 3), replace=False)]
     lined = lines_within(problem, transient, known, LITTLE, float(rng.choice([0.0, 0.01, 0.1])))
-    assert lined is not None and lined.solved.bound is not None
-    bound, found = lined.solved.bound, lined.solved.found
-    mem, time_ns = costs_of(problem, transient, strategies)
-    assert ((bound.mem_bytes <= mem[:, None]) & (bound.time_ns <= time_ns[:, None])).any(axis=1).all()
-    found_mem, found_time = costs_of(problem, transient, found.strategies)
-    np.testing.assert_array_equal(found.mem, found_mem)
-    np.testing.assert_array_equal(found.time, found_time)
+    assert lined is not None
+    check_bound(problem, transient, strategies, lined.solved())
     # The weights drop nothing that a search by segment needs.
     exact, of_lined = frontier_within(problem, transient, known), frontier_within(problem, transient, known, lined=lined)
     assert exact is not None and of_lined is not None and of_lined.bound is None
     np.testing.assert_array_equal(exact.found.mem, of_lined.found.mem)
     np.testing.assert_array_equal(exact.found.time, of_lined.found.time)
+
+
+@pytest.mark.parametrize("seed", first(60, range(2_000)))
+def test_what_is_below_corners_is_found_and_the_rest_excluded(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn_case = enumerated(seed + 10**4)
+    if drawn_case is None:
+        return
+    problem, transient, strategies = drawn_case
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr(below_corners, "ROUNDS", int(rng.integers(1, 3)))
+    known = strategies[rng.choice(len(strategies), min(len(strategies), 3), replace=False)]
+    lined = lines_within(problem, transient, known, LITTLE, 0.2)
+    assert lined is not None
+    gap = float(rng.choice([0.0, 0.01, 0.1]))
+    solved, is_near = corners_within(lined, problem, gap, math.inf)
+    check_bound(problem, transient, strategies, solved)
+    assert is_near and solved.bound is not None
+    exact = frontier_within(problem, transient, known)
+    assert exact is not None
+    factor = (1 + gap) * (1 + 1e-9)
+    found = solved.found
+    as_near = (found.mem <= factor * exact.found.mem[:, None]) & (found.time <= factor * exact.found.time[:, None])
+    assert as_near.any(axis=1).all()
+    if not gap:
+        np.testing.assert_array_equal(found.mem, exact.found.mem)
+        np.testing.assert_array_equal(found.time, exact.found.time)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_takes_too_much_leaves_a_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(below_corners, "MOST_CANDIDATES", 0)
+    drawn_case = enumerated(seed)
+    if drawn_case is None:
+        return
+    problem, transient, strategies = drawn_case
+    lined = lines_within(problem, transient, strategies[:1], LITTLE, 0.0)
+    assert lined is not None
+    solved, _ = corners_within(lined, problem, 0.0, math.inf)
+    check_bound(problem, transient, strategies, solved)
 
 
 @pytest.mark.parametrize("seed", first(40, range(1_000)))
@@ -73,7 +127,7 @@ def test_a_corner_is_excluded_where_any_weights_exclude_it(seed: int) -> None:
     lines.search(math.inf)
     tried = [(mem, time_ns) for mem, time_ns in lines._tried if mem > 1 and time_ns > 1]
     for mem, time_ns in tried:
-        reached = float(lines._reached(np.array([mem]), np.array([time_ns]))[0])
+        reached = float(lines.reached(np.array([mem]), np.array([time_ns]))[0])
         inverse = np.append(np.full(len(of_all) - 1, 1 / mem), 1 / time_ns)
         costs = (of_all * inverse[:, None]).T
         best = linprog(
@@ -93,5 +147,5 @@ def test_more_strategies_are_found_than_were_known() -> None:
             problem, transient, strategies = drawn_case
             lined = lines_within(problem, transient, strategies[:1], LITTLE, 0.0)
             assert lined is not None
-            n_more += len(lined.solved.found) > len(Found.of(*costs_of(problem, transient, strategies[:1]), strategies[:1]))
+            n_more += len(lined.lines.found) > len(Found.of(*costs_of(problem, transient, strategies[:1]), strategies[:1]))
     assert n_more > 5

@@ -43,7 +43,7 @@ NEAR = 2e-4
 ROWS = 64
 """Strategies that a linear program has: those nearest to its corner, and as many of the newest."""
 _SCALE = 2.0**58
-"""What a line's least is about, as an integer."""
+"""The largest number of a line, as integers, is about this."""
 
 Weighted = Callable[[Floats], tuple[Floats, States]]
 """For weights of the rows of costs, float64[W, FIRST + segments]: what no strategy is below, float64[W], and strategies of
@@ -81,32 +81,33 @@ class Lines:
     def search(self, deadline: float) -> None:
         """Add bounds until every corner is excluded or was tried, or a deadline by ``time.monotonic`` is over."""
         while len(self.least) < MOST_LINES and time.monotonic() < deadline:
-            mem, time_ns = self._corners()
-            reached = self._reached(mem, time_ns)
+            mem, time_ns = self.corners()
+            reached = self.reached(mem, time_ns)
             reached[self._is_tried(mem, time_ns)] = np.inf
             corner = int(reached.argmin())
             if reached[corner] > 1:
                 break
-            self._exclude(float(mem[corner]), float(time_ns[corner]))
+            self._tried.append((float(mem[corner]), float(time_ns[corner])))
+            self.exclude(*self._tried[-1])
 
     @property
     def bound(self) -> LowerBound:
         """Return the lower bound that all of them prove."""
         lines = []
         for weights, least in zip(self.weights, self.least, strict=True):
-            scale = _SCALE / max(float(least), 1e-9)
-            mem, time_ns = (math.ceil(float(weights[row]) * scale) for row in (MEM, TIME))
-            if mem or time_ns:
+            if least > 0:
+                scale = _SCALE / max(float(least), *weights[[MEM, TIME]].tolist())
+                mem, time_ns = (math.ceil(float(weights[row]) * scale) for row in (MEM, TIME))
                 lines.append(Line(mem, time_ns, math.floor(float(least) * scale)))
         found = staircase(lines)
         return LowerBound(found.mem_bytes, found.time_ns, "weighted sums by segment")
 
-    def _corners(self) -> tuple[Floats, Floats]:
+    def corners(self) -> tuple[Floats, Floats]:
         """Return the corners between what is within the gap of known strategies, both ends included: float64[C] each."""
         mem, time_ns = scaled_costs(self.found, self.gap)
         return np.append(mem - 1.0, np.inf), np.insert(time_ns - 1.0, 0, np.inf)
 
-    def _reached(self, mem: Floats, time_ns: Floats) -> Floats:
+    def reached(self, mem: Floats, time_ns: Floats) -> Floats:
         """Return for each corner the largest part of its weighted cost that a bound comes to: above 1 excludes it."""
         reached = np.zeros(len(mem))
         for weights, least in zip(self.weights, self.least, strict=True):
@@ -125,28 +126,49 @@ class Lines:
             near |= is_near
         return near
 
-    def _exclude(self, mem: float, time_ns: float) -> None:
-        """Add bounds for a corner until one excludes it, or none can."""
-        self._tried.append((mem, time_ns))
-        inverse = np.append(np.full(len(self._costs) - 1, 1 / max(mem, 1.0)), 1 / max(time_ns, 1.0))
+    def exclude(self, mem: float, time_ns: float) -> Floats | None:
+        """Add bounds for a corner until one excludes it, or none can.
+
+        Returns:
+            None if it is excluded; else the parts of saved memory, of each segment's and of time that come nearest to it.
+        """
+        inverse = _inverse(len(self._costs), mem, time_ns)
         n_known = self._costs.shape[1]
+        best, nearest = np.zeros(len(inverse)), -math.inf
         for _ in range(ROUNDS):
             parts, promised = self._best_parts(inverse, n_known)
-            scaled = parts * inverse
-            weights = np.zeros((1, len(scaled)))
-            weights[0, MEM], weights[0, TIME], weights[0, FIRST:] = scaled[:-1].sum(), scaled[-1], scaled[1:-1]
+            weights = self.weights_for(parts[None], mem, time_ns)
             least, strategies = self.weighted(weights)
             self.weights, self.least = np.concatenate([self.weights, weights]), np.concatenate([self.least, least])
-            self._add(strategies)
-            if least[0] > 1 or promised - least[0] < NEAR:
+            self.add(strategies)
+            if least[0] > 1:
+                return None
+            if least[0] > nearest:
+                best, nearest = parts, least[0]
+            if promised - least[0] < NEAR:
                 break
+        return best
 
-    def _add(self, strategies: States) -> None:
+    @staticmethod
+    def weights_for(parts: Floats, mem: float, time_ns: float) -> Floats:
+        """Return the weights of the rows of costs by which a corner costs 1: float64[W, FIRST + segments].
+
+        Args:
+            parts: float64[W, 1 + segments + 1], the parts of saved memory, of each segment's and of time.
+        """
+        scaled = parts * _inverse(parts.shape[1], mem, time_ns)
+        weights = np.zeros_like(scaled)
+        weights[:, MEM], weights[:, TIME], weights[:, FIRST:] = scaled[:, :-1].sum(axis=1), scaled[:, -1], scaled[:, 1:-1]
+        return weights
+
+    def add(self, strategies: States) -> tuple[Ints, Ints]:
+        """Add strategies to those that are known; return the memory and time of those that are allowed."""
         rows = self.rows_of(strategies)
         self._costs = np.concatenate([self._costs, _with_segments(rows)], axis=1)
         mem, time_ns = rows[MEM] + rows[FIRST:].max(axis=0), rows[TIME]
         allowed = np.maximum(mem, time_ns) < INFEASIBLE
         self.found = self.found.with_others(Found.of(mem[allowed], time_ns[allowed], strategies[allowed]))
+        return mem[allowed], time_ns[allowed]
 
     def _best_parts(self, inverse: Floats, n_known: int) -> tuple[Floats, float]:
         """Return the parts of each row of costs, which add up to 1, for which the least of known strategies is largest.
@@ -181,3 +203,8 @@ class Lines:
 def _with_segments(rows: Ints) -> Floats:
     """Return strategies' saved memory, with each segment's on top, and time: float64[FIRST + segments, P]."""
     return np.concatenate([rows[MEM : MEM + 1], rows[MEM] + rows[FIRST:], rows[TIME : TIME + 1]]).astype(np.float64)
+
+
+def _inverse(n_rows: int, mem: float, time_ns: float) -> Floats:
+    """Return what memories and the time are divided by for a corner to have 1 of each: 0 for what is infinite."""
+    return np.append(np.full(n_rows - 1, 1 / max(mem, 1.0)), 1 / max(time_ns, 1.0))

@@ -28,6 +28,7 @@ from ...tables.table import NO_SLACK, Slack, States
 from ...weighted.lagrangian import Found
 from ...weighted.reduced_cost_pruning import scaled_costs
 from ..segment_memory import Transient
+from .below_corners import search_corners
 from .bounds import (
     ROUNDING,
     Corners,
@@ -74,14 +75,21 @@ class Lined:
     """What weighted sums prove of a problem's strategies, see :mod:`.lines`.
 
     Attributes:
-        solved: strategies, and the lower bound.
+        lines: the weighted sums, and strategies.
         eliminations: the problem's.
-        weights: of the sums, float64[L, FIRST + segments].
     """
 
-    solved: Solved
+    lines: Lines
     eliminations: Eliminations
-    weights: Floats
+
+    def solved(self, beside: LowerBound | None = None) -> Solved:
+        """Return the strategies with what is proven of all.
+
+        Args:
+            beside: what is proven beside the weighted sums.
+        """
+        bound = self.lines.bound if beside is None else self.lines.bound.tightened(beside)
+        return Solved(self.lines.found, bound, self.eliminations.counts)
 
 
 def frontier_within(
@@ -122,7 +130,7 @@ def frontier_within(
     for _ in range(ROUNDS if lined is None else 1):
         if time.monotonic() > effort.deadline:
             return None
-        weights = weights_of(directions, parts) if lined is None else lined.weights
+        weights = weights_of(directions, parts) if lined is None else lined.lines.weights
         least = forward(eliminations, weights)
         strategies = best_strategies(eliminations, least)[:, : len(problem.nodes)]
         found = found.with_others(_costed(problem, transient, strategies))
@@ -135,7 +143,7 @@ def frontier_within(
         if lined is None:
             parts = (parts + _of_largest(transient.by_segment(problem, strategies))) / 2
     # The other half of memory's weight goes to what is the largest segment so far.
-    weights = weights_of(_directions(found), parts / 2) if lined is None else lined.weights
+    weights = weights_of(_directions(found), parts / 2) if lined is None else lined.lines.weights
     least = forward(eliminations, weights)
     corners = _corners(eliminations, weights, least, found, epsilon / 2)
     if not len(corners):
@@ -175,9 +183,22 @@ def lines_within(problem: Problem, transient: Transient, known: States, effort: 
 
     lines = Lines(weighted, lambda strategies: _rows(problem, transient, strategies), found, gap)
     lines.search(effort.deadline)
-    if not len(lines.least):
-        return None
-    return Lined(Solved(lines.found, lines.bound, of_all.counts), of_all, lines.weights)
+    return Lined(lines, of_all) if len(lines.least) else None
+
+
+def corners_within(lined: Lined, problem: Problem, gap: float, deadline: float) -> tuple[Solved, bool]:
+    """Return the strategies that are found below corners that no weighted sum excludes, and what is proven of all.
+
+    Args:
+        lined: gets further weighted sums and strategies.
+        gap: how near to the bound the strategies are to be.
+        deadline: by ``time.monotonic``.
+
+    Returns:
+        The strategies, and whether they are as near as that.
+    """
+    beside, is_near = search_corners(lined.lines, lined.eliminations, len(problem.nodes), gap, deadline)
+    return lined.solved(beside), is_near
 
 
 def _narrowed(
