@@ -35,7 +35,7 @@ a second or two.
 """
 
 MOST_EQUAL = 500
-"""At most so many strategies of the same memory and time as some point are looked at for smaller peaks: a tenth of a second."""
+"""At most so many strategies of the same memory and time as some point have their peaks counted: a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,7 +34,8 @@ def test_they_are_those_of_enumeration(seed: int, has_segments: bool) -> None:
             is_equal = (costs(others) == own).all(axis=1) & (others[:, i] != strategy[i])
             expected += [(number, *other) for other in others[is_equal].tolist()]
     origin, found = equal_neighbours(problem, transient if has_segments else None, strategies)
-    assert sorted((number, *other) for number, other in zip(origin.tolist(), found.tolist(), strict=True)) == sorted(expected)
+    of_origin = [(number, *other) for number, other in zip(origin.tolist(), found.tolist(), strict=True)]
+    assert sorted(of_origin) == sorted(expected)
 
 
 def test_the_drawn_problems_have_such_strategies() -> None:

@@ -1,4 +1,4 @@
-"""Bounds by weighted sums of segments, corner by corner: against all strategies, and linear programs that have all of them."""
+"""Bounds by weighted sums of segments, corner by corner: against all strategies, and linear programs that have them all."""
 
 from __future__ import annotations
 

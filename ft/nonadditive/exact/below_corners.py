@@ -1,8 +1,8 @@
 """Prove that no strategy is below a corner, or find those that are, one corner after the other.
 
-What no weighted sum excludes (:mod:`.lines`) is searched with frontiers of points (:mod:`.frontiers`). For all corners together
-that takes too much, as what one of them needs isn't bounded by what is best for another. For one corner, its own weights, and
-these mixed with all weight on a single cost, drop nearly all arcs, and often all of them.
+What no weighted sum excludes (:mod:`.lines`) is searched with frontiers of points (:mod:`.frontiers`). For all corners
+together that takes too much, as what one of them needs isn't bounded by what is best for another. For one corner, its own
+weights, and these mixed with all weight on a single cost, drop nearly all arcs, and often all of them.
 
 Neighbouring corners are joined where they are nearer to each other than a third of the gap, so that few are searched.
 
@@ -101,15 +101,16 @@ def _strategies_below(
     of_all = np.stack([parts, *((1 - part) * parts + part * each for part in MIXED for each in single)])
     weights = Lines.weights_for(of_all, *corner)
     corners = Corners(np.array([corner[0]]), np.array([corner[1]]))
-    left: Eliminations | None = eliminations
     for _ in range(ROUNDS):
-        least = forward(left, weights)
-        left = left.with_arcs(promising_arcs(left, least, backward(left, least), corners, weights))
+        least = forward(eliminations, weights)
+        kept = promising_arcs(eliminations, least, backward(eliminations, least), corners, weights)
+        left = eliminations.with_arcs(kept)
         if left is None:
             return np.zeros((0, eliminations.n_variables), np.int32)
-    bounding = Bounding(weights, backward(left, forward(left, weights)), corners)
+        eliminations = left
+    bounding = Bounding(weights, backward(eliminations, forward(eliminations, weights)), corners)
     try:
-        found, _ = frontier_points(left, bounding, Effort(left.n_arcs, MOST_CANDIDATES, deadline))
+        found, _ = frontier_points(eliminations, bounding, Effort(eliminations.n_arcs, MOST_CANDIDATES, deadline))
     except TooMuchError:
         return None
     return found.strategies

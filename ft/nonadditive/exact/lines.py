@@ -1,6 +1,7 @@
 """Bound the frontier by weighted sums whose weights are chosen for one corner after the other.
 
-A corner lies between two known strategies (:mod:`.bounds`), and all strategies cost more than corner (m, t) if for some weights
+A corner lies between two known strategies (:mod:`.bounds`), and all strategies cost more than corner (m, t) if for some
+weights
 
     a saved + sum over segments of w transient + b time  >  a m + b t,    w >= 0, w adding up to at most a
 

@@ -113,7 +113,7 @@ def frontier_within(
     if not _is_small(problem, transient, effort):
         return None
     eliminations = Eliminations.of(problem, transient, effort.max_arcs) if lined is None else lined.eliminations
-    if eliminations is None or lined is None and _takes_too_long(eliminations, effort):
+    if eliminations is None or (lined is None and _takes_too_long(eliminations, effort)):
         return None
     counts = eliminations.counts
     found = _costed(problem, transient, known)

@@ -240,7 +240,7 @@ def _cost(taken: tuple[int, ...], n_bytes: Sequence[int], ends: np.ndarray) -> i
 
 
 def _limits(low: int, ends: np.ndarray) -> list[int]:
-    """Return at most LIMITS sizes of the largest segment to try, from ``low`` bytes to all, of those that a segment can have.
+    """Return at most LIMITS sizes of the largest segment to try, from ``low`` bytes on, of those that a segment can have.
 
     A limit between two of these allows what the lower one does, so that a short program has few.
     """
