@@ -34,6 +34,7 @@ from ...weighted.lagrangian import Found, Line, staircase
 from ...weighted.reduced_cost_pruning import scaled_costs
 from .bounds import Floats
 from .eliminations import FIRST, MEM, TIME
+from .matrix_game import best_parts
 
 MOST_LINES = 96
 """The most weighted searches; rarely as many are needed."""
@@ -181,24 +182,10 @@ class Lines:
         Returns:
             The parts, and the least.
         """
-        from scipy.optimize import linprog  # loading it takes a while, and small models don't need it
-
         costs = self._costs * inverse[:, None]
         nearest = np.argsort(costs.max(axis=0), kind="stable")[:ROWS]
         newest = np.arange(max(n_known - ROWS, 0), costs.shape[1])
-        costs = costs[:, np.union1d(nearest, newest)]
-        n_rows, n_strategies = costs.shape
-        found = linprog(
-            np.append(np.zeros(n_rows), -1.0),
-            A_ub=np.column_stack([-costs.T, np.ones(n_strategies)]),
-            b_ub=np.zeros(n_strategies),
-            A_eq=np.append(np.ones(n_rows), 0.0)[None],
-            b_eq=[1.0],
-            bounds=[(0, None)] * n_rows + [(None, None)],
-            method="highs",
-        )
-        parts = np.maximum(found.x[:-1], 0.0)
-        return parts / parts.sum(), float(found.x[-1])
+        return best_parts(costs[:, np.union1d(nearest, newest)])
 
 
 def _with_segments(rows: Ints) -> Floats:
