@@ -1,9 +1,9 @@
 """Find the parts, which add up to 1, of some costs for which the cheapest of some strategies is as dear as can be.
 
 That is the matrix game  max over parts  min over strategies  parts x costs,  and a linear program: where all costs are
-positive, its value is 1 / max sum(y) for y >= 0 with costs x y <= 1, and the prices of these constraints are the parts. There
-are few constraints and y = 0 is allowed, so that the simplex method in its simplest form does it, with a tableau of a row for
-each cost.
+positive, its value is 1 / max sum(y) for y >= 0 with costs x y <= 1, and the prices of these constraints are the parts.
+There are few constraints and y = 0 is allowed, so that the simplex method in its simplest form does it, with a tableau of a
+row for each cost.
 
 Complexity: O(costs x strategies) for each step, of which there are about as many as costs.
 """
