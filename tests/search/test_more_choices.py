@@ -74,3 +74,15 @@ def test_the_exact_frontier_is_not_above_the_one_of_charged_segments(monkeypatch
     assert bound is not None, "a maximum over segments is no sum"
     as_low = (bound.mem_bytes <= exact.mem_bytes[:, None]) & (bound.time_ns <= exact.time_ns[:, None])
     assert as_low.any(axis=1).all()  # the other search's bound holds for all of it
+
+
+def test_a_search_at_once_finds_what_one_after_a_search_without_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = record(zoo.lenet5, "lenet5").model
+    at_once = find_frontier(model, HARDWARE, 4, budget=Budget(seconds=0.0))
+    monkeypatch.setattr("tensoropt.plan.find_frontier.FEW_CONFIGS", 0)
+    after = find_frontier(model, HARDWARE, 4, budget=Budget(seconds=0.0))
+    assert at_once.certified.exact and after.certified.exact
+    np.testing.assert_array_equal(at_once.certified.mem_bytes, after.certified.mem_bytes)
+    np.testing.assert_array_equal(at_once.certified.time_ns, after.certified.time_ns)
+    # Of equal costs each search keeps some strategy; those of least peaks are as good.
+    np.testing.assert_array_equal(at_once.all_peaks, after.all_peaks)
