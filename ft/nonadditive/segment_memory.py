@@ -141,6 +141,18 @@ class Transient:
         )
 
 
+def summed(problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
+    """Return the problem's memory and time of strategies, int[P, nodes]: int64[2, P]."""
+    mem, time_ns = np.zeros((2, len(strategies)), np.int64)
+    for number, node in enumerate(problem.nodes):
+        mem = mem + node.mem_bytes[strategies[:, number]]
+        time_ns = time_ns + node.time_ns[strategies[:, number]]
+    for edge in problem.edges:
+        pair = strategies[:, edge.source], strategies[:, edge.target]
+        mem, time_ns = mem + edge.mem_bytes[pair], time_ns + edge.time_ns[pair]
+    return np.stack([mem, time_ns])
+
+
 def joined(one: Frontier, other: Frontier) -> Frontier:
     """Return the frontier of the points of two searches of one problem.
 

@@ -13,7 +13,7 @@ import numpy as np
 from ..common.progress import Progress
 from ..costs.operator_costs import OperatorCosting
 from ..ft import Frontier
-from ..ft.nonadditive.equal_costs import equal_neighbours
+from ..ft.nonadditive.equal_costs import equal_beside
 from ..ft.pareto import reduce_unsorted
 from ..profiling.hardware import Hardware
 from ..program.fast_peak import Peaks
@@ -201,7 +201,9 @@ class FoundPoints:
         """
         strategies, peaks, changed, left = strategies.copy(), peaks.copy(), np.arange(len(strategies)), MOST_EQUAL
         while len(changed):
-            origin, others = equal_neighbours(self.built.problem, self.built.transient, strategies[changed])
+            origin, others = equal_beside(
+                self.built.problem, self.built.transient, len(self.built.nodes), strategies[changed]
+            )
             origin = changed[origin]
             as_fast = np.flatnonzero(self.built.overlap_ns(others) == self.built.overlap_ns(strategies)[origin])[:left]
             origin, others, left = origin[as_fast], others[as_fast], left - len(as_fast)

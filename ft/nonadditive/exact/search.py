@@ -27,7 +27,7 @@ from ...problem import INFEASIBLE, Ints, Problem
 from ...tables.table import NO_SLACK, Slack, States
 from ...weighted.lagrangian import Found
 from ...weighted.reduced_cost_pruning import scaled_costs
-from ..segment_memory import Transient
+from ..segment_memory import Transient, summed
 from .below_corners import search_corners
 from .bounds import (
     ROUNDING,
@@ -264,14 +264,7 @@ def _costed(problem: Problem, transient: Transient, strategies: States) -> Found
 
 def _rows(problem: Problem, transient: Transient, strategies: States) -> Ints:
     """Return strategies' saved memory, time and transient memory by segment: int64[FIRST + segments, P]."""
-    mem, time_ns = np.zeros((2, len(strategies)), np.int64)
-    for number, node in enumerate(problem.nodes):
-        mem = mem + node.mem_bytes[strategies[:, number]]
-        time_ns = time_ns + node.time_ns[strategies[:, number]]
-    for edge in problem.edges:
-        pair = strategies[:, edge.source], strategies[:, edge.target]
-        mem, time_ns = mem + edge.mem_bytes[pair], time_ns + edge.time_ns[pair]
-    return np.concatenate([[mem, time_ns], transient.by_segment(problem, strategies)])
+    return np.concatenate([summed(problem, strategies), transient.by_segment(problem, strategies)])
 
 
 def _directions(found: Found) -> Floats:

@@ -10,7 +10,7 @@ import pytest
 from helpers.large import first
 
 from tensoropt.ft import Budget, Frontier
-from tensoropt.ft.nonadditive.equal_costs import equal_neighbours
+from tensoropt.ft.nonadditive.equal_costs import equal_beside
 from tensoropt.plan.compare import beside_baselines, compare
 from tensoropt.plan.find_frontier import ModelFrontier, find_baseline, find_frontier
 from tensoropt.plan.found_points import least_peaks, longest_ascending
@@ -64,7 +64,7 @@ def test_no_strategy_beside_a_point_has_its_costs_and_a_smaller_peak(name: str) 
     quick = Budget(max_points=20, seconds=0.0)
     frontier = find_frontier(model_of(name), named("v100-1x4"), 4, space="full", budget=quick)
     built, found = frontier.built, frontier.found
-    origin, others = equal_neighbours(built.problem, built.transient, found.strategies)
+    origin, others = equal_beside(built.problem, built.transient, len(built.nodes), found.strategies)
     assert len(others) < 500, "so many were looked at"
     n_looked_at = 0
     for number, states in zip(origin.tolist(), others, strict=True):
