@@ -18,7 +18,7 @@ from ..problem import INFEASIBLE, Ints, Problem
 from ..tables.table import States
 from .segment_memory import Transient, summed
 
-MOST_PAIRS = 1 << 24
+MOST_PAIRS = 1 << 23
 """The most pairs of states, over all points, that are looked at."""
 
 
@@ -72,6 +72,7 @@ class _Beside:
 
     @property
     def n_pairs(self) -> int:
+        """Return the pairs of states of operators and of copies beside them, over all strategies."""
         of_copies = (edge for edge in self.problem.edges if max(edge.source, edge.target) >= self.n_operators)
         return len(self.strategies) * sum(edge.mem_bytes.size for edge in of_copies)
 

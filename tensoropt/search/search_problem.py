@@ -24,7 +24,7 @@ FIRST_GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000
 frontiers: its lower bound is that of a weighted sum, so that nearer to it there is often little to gain. While there is time
 and a larger gap than is asked for, a second search goes nearer.
 """
-MOST_ARCS = 1 << 20
+MOST_ARCS = 1 << 19
 """The size up to which a problem is searched exactly while there is time (:mod:`..ft.nonadditive.exact.eliminations`)."""
 MOST_EPSILON, LEAST_EPSILON, NEARER = 0.25, 1e-3, 1.4
 """The largest gap that a search by segment can aim at, one below which it is exact, and how much nearer the next goes."""

@@ -51,6 +51,8 @@ LITTLE = Effort(1 << 16, 1e6)
 SECONDS_OF_ARC = 2e-5
 """The time before a deadline, for each arc, from which a problem isn't tried: it would hardly be enough."""
 ROUNDS = 4
+MOST_SUMS = 1 << 24
+"""The most weighted sums of arcs that are held in memory at once."""
 DIRECTIONS = 8
 """Directions of memory and time that are weighted, beside each of both alone."""
 
@@ -91,6 +93,12 @@ class Lined:
         bound = self.lines.bound if beside is None else self.lines.bound.tightened(beside)
         return Solved(self.lines.found, bound, self.eliminations.counts)
 
+    def weights(self) -> Floats:
+        """Return the weights of so many sums as can be looked at for all arcs at once, evenly chosen."""
+        n_lines = len(self.lines.weights)
+        n_chosen = max(1, min(n_lines, MOST_SUMS // max(1, self.eliminations.n_arcs)))
+        return self.lines.weights[np.linspace(0, n_lines - 1, n_chosen).round().astype(np.intp)]
+
 
 def frontier_within(
     problem: Problem,
@@ -127,10 +135,11 @@ def frontier_within(
     directions = _directions(found)
     parts = np.zeros((len(directions), len(transient.segments)))
     parts[:, sorted(transient.large)] = 1 / len(transient.large)
-    for _ in range(ROUNDS if lined is None else 1):
+    of_lines = None if lined is None else lined.weights()
+    for _ in range(ROUNDS if of_lines is None else 1):
         if time.monotonic() > effort.deadline:
             return None
-        weights = weights_of(directions, parts) if lined is None else lined.lines.weights
+        weights = weights_of(directions, parts) if of_lines is None else of_lines
         least = forward(eliminations, weights)
         strategies = best_strategies(eliminations, least)[:, : len(problem.nodes)]
         found = found.with_others(_costed(problem, transient, strategies))
@@ -138,12 +147,12 @@ def frontier_within(
         if left is None:
             return _solved(found, NO_SLACK, epsilon / 2, counts)
         eliminations = left
-        if lined is not None and _takes_too_long(eliminations, effort):
-            return None
-        if lined is None:
+        if of_lines is None:
             parts = (parts + _of_largest(transient.by_segment(problem, strategies))) / 2
+        elif _takes_too_long(eliminations, effort):
+            return None
     # The other half of memory's weight goes to what is the largest segment so far.
-    weights = weights_of(_directions(found), parts / 2) if lined is None else lined.lines.weights
+    weights = weights_of(_directions(found), parts / 2) if of_lines is None else of_lines
     least = forward(eliminations, weights)
     corners = _corners(eliminations, weights, least, found, epsilon / 2)
     if not len(corners):
