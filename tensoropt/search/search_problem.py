@@ -30,7 +30,7 @@ MOST_EPSILON, LEAST_EPSILON, NEARER = 0.25, 1e-3, 1.4
 """The largest gap that a search by segment can aim at, one below which it is exact, and how much nearer the next goes."""
 SHARE = 0.5
 """The share of the seconds that the search without rematerialization may take where one with it follows, and the share that
-is left for changes where first results took all seconds.
+is left for changes, and for bounds by segment, where what came before took all seconds.
 """
 
 
@@ -104,7 +104,8 @@ class ProblemSearch:
         deadline = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
         descent = Descent(problem, transient, deadline)
         best = improved(joined(kept, transient.at_true_memory(problem, again)), again.strategies)
-        lined = self._lined(rematerializing, best, deadline)
+        until = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
+        lined = self._lined(rematerializing, best, until)
         best = best if lined is None else agreed(best, self._of_solved(lined.solved(), best.eliminations))
         nearer = [] if again.worst_gap <= self.budget.gap else [transient]
         for charge in (*nearer, *(transient.other_charges() if lined is None else ())):
@@ -113,7 +114,7 @@ class ProblemSearch:
                 break
             began, again = now, searched(charge, self.budget.gap)
             best = improved(agreed(best, charge.at_true_memory(problem, again)), again.strategies)
-        return best if lined is None else self._nearer(rematerializing, best, lined, deadline)
+        return best if lined is None else self._nearer(rematerializing, best, lined, until)
 
     def _lined(self, built: StrategyProblem, best: Frontier, deadline: float) -> Lined | None:
         """Return what weighted sums by segment prove of a problem's strategies; None where it would take too much.
