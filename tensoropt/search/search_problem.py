@@ -11,7 +11,15 @@ import numpy as np
 
 from ..ft import Budget, Frontier, Problem, search, search_overlapping
 from ..ft.nonadditive.exact.frontiers import Effort
-from ..ft.nonadditive.exact.search import LITTLE, Lined, Solved, corners_within, frontier_within, lines_within
+from ..ft.nonadditive.exact.search import (
+    LITTLE,
+    PAIRS_OF_ARC,
+    Lined,
+    Solved,
+    corners_within,
+    frontier_within,
+    lines_within,
+)
 from ..ft.nonadditive.local_search import Descent
 from ..ft.nonadditive.overlap import Overlap
 from ..ft.nonadditive.segment_memory import Transient, agreed, joined, with_more
@@ -26,6 +34,8 @@ and a larger gap than is asked for, a second search goes nearer.
 """
 MOST_ARCS = 1 << 19
 """The size up to which a problem is searched exactly while there is time (:mod:`..ft.nonadditive.exact.eliminations`)."""
+FAR = 0.04
+"""The gap from which bounds by segment are looked for in a larger problem, each of which takes some tenths of a second."""
 MOST_EPSILON, LEAST_EPSILON, NEARER = 0.25, 1e-3, 1.4
 """The largest gap that a search by segment can aim at, one below which it is exact, and how much nearer the next goes."""
 SHARE = 0.5
@@ -108,13 +118,13 @@ class ProblemSearch:
         lined = self._lined(rematerializing, best, until)
         best = best if lined is None else agreed(best, self._of_solved(lined.solved(), best.eliminations))
         nearer = [] if again.worst_gap <= self.budget.gap else [transient]
-        for charge in (*nearer, *(transient.other_charges() if lined is None else ())):
+        for charge in (*nearer, *(transient.other_charges() if lined is None or lined.eliminations is None else ())):
             now = time.monotonic()
             if best.worst_gap <= self.budget.gap or 2 * now - began > deadline:
                 break
             began, again = now, searched(charge, self.budget.gap)
             best = improved(agreed(best, charge.at_true_memory(problem, again)), again.strategies)
-        return best if lined is None else self._nearer(rematerializing, best, lined, until)
+        return best if lined is None or lined.eliminations is None else self._nearer(rematerializing, best, lined, until)
 
     def _lined(self, built: StrategyProblem, best: Frontier, deadline: float) -> Lined | None:
         """Return what weighted sums by segment prove of a problem's strategies; None where it would take too much.
@@ -126,6 +136,9 @@ class ProblemSearch:
             deadline: by ``time.monotonic``.
         """
         if best.worst_gap <= self.budget.gap or time.monotonic() > deadline or not self._has_sums(built):
+            return None
+        n_pairs = sum(edge.mem_bytes.size for edge in built.problem.edges)
+        if n_pairs > PAIRS_OF_ARC * MOST_ARCS and best.worst_gap < FAR:
             return None
         assert built.transient is not None
         problem = problem_for(built, self.objectives)

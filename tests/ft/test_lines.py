@@ -12,6 +12,7 @@ from scipy.optimize import linprog
 
 from tensoropt.ft import INFEASIBLE
 from tensoropt.ft.nonadditive.exact import below_corners
+from tensoropt.ft.nonadditive.exact.frontiers import Effort
 from tensoropt.ft.nonadditive.exact.lines import NEAR, Lines
 from tensoropt.ft.nonadditive.exact.search import (
     LITTLE,
@@ -60,6 +61,9 @@ def test_no_strategy_is_below_the_bound(seed: int) -> None:
     lined = lines_within(problem, transient, known, LITTLE, float(rng.choice([0.0, 0.01, 0.1])))
     assert lined is not None
     check_bound(problem, transient, strategies, lined.solved())
+    by_passes = lines_within(problem, transient, known, Effort(0, 0.0), 0.01)
+    assert by_passes is not None and by_passes.eliminations is None
+    check_bound(problem, transient, strategies, by_passes.solved())
     # The weights drop nothing that a search by segment needs.
     exact, of_lined = frontier_within(problem, transient, known), frontier_within(problem, transient, known, lined=lined)
     assert exact is not None and of_lined is not None and of_lined.bound is None

@@ -140,6 +140,8 @@ class Lines:
         for _ in range(ROUNDS):
             parts, promised = self._best_parts(inverse, n_known)
             weights = self.weights_for(parts[None], mem, time_ns)
+            if not weights.any():
+                break  # a corner without a limit on what costs anything
             least, strategies = self.weighted(weights)
             self.weights, self.least = np.concatenate([self.weights, weights]), np.concatenate([self.least, least])
             self.add(strategies)

@@ -16,17 +16,20 @@ than MAX_SEGMENTS, or that would take more than an :class:`.Effort`, is given up
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...interning import interned
 from ...lower_bound import LowerBound
 from ...problem import INFEASIBLE, Ints, Problem
 from ...tables.table import NO_SLACK, Slack, States
 from ...weighted.lagrangian import Found
 from ...weighted.reduced_cost_pruning import scaled_costs
+from ...weighted.weighted_search import TimeIsUpError, WeightedSearch
 from ..segment_memory import Transient, summed
 from .below_corners import search_corners
 from .bounds import (
@@ -41,7 +44,7 @@ from .bounds import (
 )
 from .eliminations import FIRST, MEM, TIME, Eliminations
 from .frontiers import Bounding, Effort, TooMuchError, frontier_points
-from .lines import Lines
+from .lines import NEAR, Lines, Weighted
 
 MAX_SEGMENTS = 8
 PAIRS_OF_ARC = 4
@@ -51,6 +54,8 @@ LITTLE = Effort(1 << 16, 1e6)
 SECONDS_OF_ARC = 2e-5
 """The time before a deadline, for each arc, from which a problem isn't tried: it would hardly be enough."""
 ROUNDS = 4
+MOST_CELLS = 1 << 16
+"""The most cells of a table in a weighted search of a large problem."""
 MOST_SUMS = 1 << 24
 """The most weighted sums of arcs that are held in memory at once."""
 DIRECTIONS = 8
@@ -78,11 +83,11 @@ class Lined:
 
     Attributes:
         lines: the weighted sums, and strategies.
-        eliminations: the problem's.
+        eliminations: the problem's; None if it is large.
     """
 
     lines: Lines
-    eliminations: Eliminations
+    eliminations: Eliminations | None
 
     def solved(self, beside: LowerBound | None = None) -> Solved:
         """Return the strategies with what is proven of all.
@@ -91,12 +96,12 @@ class Lined:
             beside: what is proven beside the weighted sums.
         """
         bound = self.lines.bound if beside is None else self.lines.bound.tightened(beside)
-        return Solved(self.lines.found, bound, self.eliminations.counts)
+        return Solved(self.lines.found, bound, {} if self.eliminations is None else self.eliminations.counts)
 
-    def weights(self) -> Floats:
-        """Return the weights of so many sums as can be looked at for all arcs at once, evenly chosen."""
+    def weights(self, n_arcs: int) -> Floats:
+        """Return the weights of so many sums as can be looked at for all of so many arcs at once, evenly chosen."""
         n_lines = len(self.lines.weights)
-        n_chosen = max(1, min(n_lines, MOST_SUMS // max(1, self.eliminations.n_arcs)))
+        n_chosen = max(1, min(n_lines, MOST_SUMS // max(1, n_arcs)))
         return self.lines.weights[np.linspace(0, n_lines - 1, n_chosen).round().astype(np.intp)]
 
 
@@ -135,7 +140,7 @@ def frontier_within(
     directions = _directions(found)
     parts = np.zeros((len(directions), len(transient.segments)))
     parts[:, sorted(transient.large)] = 1 / len(transient.large)
-    of_lines = None if lined is None else lined.weights()
+    of_lines = None if lined is None else lined.weights(eliminations.n_arcs)
     for _ in range(ROUNDS if of_lines is None else 1):
         if time.monotonic() > effort.deadline:
             return None
@@ -172,40 +177,70 @@ def lines_within(problem: Problem, transient: Transient, known: States, effort: 
 
     Args:
         known: allowed strategies, int32[P, nodes], at least one.
+        effort: where there are more arcs, weighted searches of the whole problem take the place of sums along arcs.
         gap: how near to the bound the strategies are to be.
 
     Raises:
         InfeasibleError: no strategy is allowed.
     """
-    if not _has_few_pairs(problem, effort) or not _has_positive(transient):
-        return None
-    eliminations = Eliminations.of(problem, transient, effort.max_arcs)
     found = _costed(problem, transient, known)
-    if eliminations is None or not len(found):
+    if len(transient.segments) > MAX_SEGMENTS or not len(found) or not _has_positive(transient):
         return None
-    of_all = eliminations
+    is_small = _has_few_pairs(problem, effort)
+    eliminations = Eliminations.of(problem, transient, effort.max_arcs) if is_small else None
+    if eliminations is None:
+        weighted = _by_passes(problem, transient, effort.deadline)
+    else:
+        weighted = _along_arcs(eliminations, len(problem.nodes))
+    lines = Lines(weighted, lambda strategies: _rows(problem, transient, strategies), found, gap)
+    with contextlib.suppress(TimeIsUpError):
+        lines.search(effort.deadline)
+    return Lined(lines, eliminations) if len(lines.least) else None
+
+
+def _along_arcs(eliminations: Eliminations, n_nodes: int) -> Weighted:
+    """Return weighted sums along the arcs of a small problem."""
 
     def weighted(weights: Floats) -> tuple[Floats, States]:
-        least = forward(of_all, weights)
-        strategies = best_strategies(of_all, least)[:, : len(problem.nodes)]
-        return least[of_all.steps[-1].result][:, 0] * (1 - ROUNDING), strategies
+        least = forward(eliminations, weights)
+        bound: Floats = least[eliminations.steps[-1].result][:, 0] * (1 - ROUNDING)
+        return bound, best_strategies(eliminations, least)[:, :n_nodes]
 
-    lines = Lines(weighted, lambda strategies: _rows(problem, transient, strategies), found, gap)
-    lines.search(effort.deadline)
-    return Lined(lines, of_all) if len(lines.least) else None
+    return weighted
+
+
+def _by_passes(problem: Problem, transient: Transient, deadline: float) -> Weighted:
+    """Return weighted searches of a large problem, whose memory then has parts of the segments' (:mod:`...weighted`).
+
+    They raise TimeIsUpError once the deadline has passed.
+    """
+
+    def weighted(weights: Floats) -> tuple[Floats, States]:
+        (mem, time_ns), of_segments = weights[0, :FIRST].tolist(), weights[0, FIRST:]
+        whole = interned(transient.weighted(problem, of_segments / mem if mem else np.zeros_like(of_segments)))
+        search = WeightedSearch(whole, MOST_CELLS, deadline)
+        integers = search.integer_weights(mem, time_ns)
+        found = search.tightened(integers, near=NEAR)
+        scale = min(weight / integer for weight, integer in zip((mem, time_ns), integers, strict=True) if integer)
+        strategies = [each.strategy for each in found if each.strategy is not None]
+        bound = np.array([found[-1].bound * scale * (1 - ROUNDING)])
+        return bound, np.array(strategies, np.int32).reshape(-1, len(problem.nodes))
+
+    return weighted
 
 
 def corners_within(lined: Lined, problem: Problem, gap: float, deadline: float) -> tuple[Solved, bool]:
     """Return the strategies that are found below corners that no weighted sum excludes, and what is proven of all.
 
     Args:
-        lined: gets further weighted sums and strategies.
+        lined: gets further weighted sums and strategies; of a small problem.
         gap: how near to the bound the strategies are to be.
         deadline: by ``time.monotonic``.
 
     Returns:
         The strategies, and whether they are as near as that.
     """
+    assert lined.eliminations is not None
     beside, is_near = search_corners(lined.lines, lined.eliminations, len(problem.nodes), gap, deadline)
     return lined.solved(beside), is_near
 
