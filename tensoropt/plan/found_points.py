@@ -204,11 +204,13 @@ class FoundPoints:
             origin, others = equal_beside(
                 self.built.problem, self.built.transient, len(self.built.nodes), strategies[changed]
             )
+            if not len(others):
+                break
             origin = changed[origin]
             as_fast = np.flatnonzero(self.built.overlap_ns(others) == self.built.overlap_ns(strategies)[origin])[:left]
             origin, others, left = origin[as_fast], others[as_fast], left - len(as_fast)
             counted = self._counter.peaks_of(others)
-            if counted is None or not len(counted):
+            if counted is None:
                 break
             order = np.lexsort((counted, origin))
             first = order[np.diff(origin[order], prepend=-1) > 0]
