@@ -133,7 +133,7 @@ function viewButtons(id, what) {
   const place = byId(id);
   place.replaceChildren(element("p", stored.length
     ? `${what} stored for ${stored.length} of ${count} points; the nearest are:`
-    : `${what} not in this file; search --frontier stores it, and plan.report of a plan that was just found.`, {className: "lead"}));
+    : `${what} not in this file; search ${whole.stages ? "--stages N --report OUT.html shows it" : "--frontier stores it"}, and plan.report of a plan that was just found.`, {className: "lead"}));
   const near = [...stored].sort((a, b) => Math.abs(a - state.point) - Math.abs(b - state.point)).slice(0, 4).sort((a, b) => a - b);
   for (const point of near) {
     const button = element("button", `point ${point + 1}: ${memoryText(data.points.memory_bytes[point])}, ${timeText(data.points.time_us[point])}`, {type: "button"});

@@ -6,12 +6,16 @@ import accumulate.models as models
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from report.browser.opened import AXE, Opened
+from report.test_report import HOSTILE
 
 from tensoropt.common.memory_units import memory_text
 from tensoropt.plan.find_staged import find_staged
 from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import named
+from tensoropt.report.page import write_report
 from tensoropt.report.sentences import time_text
+from tensoropt.report.stage_rows import StageRows
+from tensoropt.report.staged_page_data import stages_report
 
 
 @pytest.fixture(scope="module")
@@ -59,4 +63,19 @@ def test_the_step_of_all_stages_is_drawn_and_each_stage_can_be_chosen(browser, p
         page.click("#scheme")
     page.set_viewport_size({"width": 400, "height": 900})
     page.wait_for_function("document.documentElement.scrollWidth <= 400")  # charts follow a little later
+    opened.close()
+
+
+def test_names_of_stages_that_are_html_are_shown_as_text(browser, plan, tmp_path):
+    value = plan.to_json()
+    value["option"] = value["stages"][0]["last_operator"] = HOSTILE
+    value["timeline"] = {**value["timeline"], "operators": [HOSTILE] * len(value["timeline"]["operators"])}
+    write_report(stages_report(StageRows(value), HOSTILE), tmp_path / "hostile.html")
+    opened = Opened(browser, tmp_path / "hostile.html")
+    page = opened.page
+    page.on("dialog", lambda dialog: opened.said.append(f"dialog {dialog.message}"))
+    assert HOSTILE in page.inner_text("#stages-table") and HOSTILE in page.inner_text("#stages-lead")
+    page.evaluate("Plotly.Fx.hover('stages-chart', [{curveNumber: 0, pointNumber: 0}])")
+    assert HOSTILE in (page.text_content("#stages-chart .hoverlayer") or "")
+    assert page.evaluate("document.querySelectorAll('img').length") == 0
     opened.close()
