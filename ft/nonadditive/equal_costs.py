@@ -91,7 +91,7 @@ class _Beside:
                 of_pairs, of_mem = self._with_copy(node, number, copy)
                 following[copy] = states = _least(*((of_pairs, of_mem) if by_time else (of_mem, of_pairs)))
                 time_ns = time_ns + np.take_along_axis(of_pairs, states[:, :, None], axis=2)[:, :, 0]
-                kept_ns = kept_ns + of_pairs[(*now, self.strategies[:, copy])]
+                kept_ns = kept_ns + of_pairs[now[0], now[1], self.strategies[:, copy]]
             is_other = np.arange(time_ns.shape[1]) != self.strategies[:, node, None]
             origin, state = np.nonzero((time_ns == kept_ns[:, None]) & (time_ns < INFEASIBLE) & is_other)
             found = self.strategies[origin]
@@ -134,4 +134,5 @@ class _Beside:
 def _least(first: Ints, second: Ints) -> Ints:
     """Return the index of the least along the last axis by one cost, then by another."""
     least = first.min(axis=-1, keepdims=True)
-    return np.where(first == least, second, np.iinfo(np.int64).max).argmin(axis=-1)
+    result: Ints = np.where(first == least, second, np.iinfo(np.int64).max).argmin(axis=-1)
+    return result

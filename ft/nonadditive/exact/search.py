@@ -102,7 +102,8 @@ class Lined:
         """Return the weights of so many sums as can be looked at for all of so many arcs at once, evenly chosen."""
         n_lines = len(self.lines.weights)
         n_chosen = max(1, min(n_lines, MOST_SUMS // max(1, n_arcs)))
-        return self.lines.weights[np.linspace(0, n_lines - 1, n_chosen).round().astype(np.intp)]
+        chosen: Floats = self.lines.weights[np.linspace(0, n_lines - 1, n_chosen).round().astype(np.intp)]
+        return chosen
 
 
 def frontier_within(

@@ -265,7 +265,8 @@ def _search(arguments: argparse.Namespace) -> bool:
     if arguments.plan is not None and isinstance(found, (Plan, StagedPlan)):
         found.save(arguments.plan)
     if isinstance(found, Plan) and isinstance(found.frontier, ModelFrontier):
-        write_frontier(arguments, found.frontier, found.point, display, compared and compared.baselines)
+        baselines = None if compared is None else compared.baselines
+        write_frontier(arguments, found.frontier, found.point, display, baselines)
     elif arguments.report is not None and not isinstance(found, Curve):
         with display.phase("report"):
             found.report(arguments.report)
