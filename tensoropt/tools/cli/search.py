@@ -29,7 +29,7 @@ from .frontier_outputs import (
     add_report_argument,
     baselines_of,
     check_outputs,
-    shows_baselines,
+    with_baselines,
     write_frontier,
 )
 
@@ -254,11 +254,8 @@ def _search(arguments: argparse.Namespace) -> bool:
         )
         found = _find(arguments, request, counts, stages)
     compared = None
-    if isinstance(found, Plan) and shows_baselines(arguments, found):
-        from ...plan.compare import beside_baselines
-
-        with display.phase("search of baselines"):
-            found, compared = beside_baselines(found, baselines_of(arguments), limit, display.update)
+    if isinstance(found, Plan):
+        found, compared = with_baselines(arguments, found, limit, display)
     print(any_text(setup, found))
     for note in () if compared is None else compared.notes_below():
         print(f"note      {note}")
