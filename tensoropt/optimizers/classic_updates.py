@@ -173,10 +173,12 @@ class RunningClassic:
         for name, tensor, layout in zip(shards.names, shards.tensors, shards.layouts, strict=True):
             for slot in SLOTS[self._optimizer.kind]:
                 per_rank = tuple(self._slots[name, slot])
-                entries.append(StateEntry(f"{step}/{name}/{slot}", tensor.shape, tensor.dtype, layout, per_rank, name, step))
+                key = f"{step}/{name}/{slot}"
+                entries.append(StateEntry(key, tensor.shape, tensor.dtype, layout, per_rank, shards.ranks, name, step))
         for power, variables in self._powers.items():
             replicated = Layout.replicated(shards.layouts[0].mesh, 0)
-            entries.append(StateEntry(f"{step}/{power}_power", (), "float32", replicated, tuple(variables), None, step))
+            per_rank = tuple(variables)
+            entries.append(StateEntry(f"{step}/{power}_power", (), "float32", replicated, per_rank, shards.ranks, None, step))
         return tuple(entries)
 
     def reset(self) -> None:

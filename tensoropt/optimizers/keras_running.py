@@ -108,7 +108,7 @@ class RunningKeras:
             if index is not None:
                 of, shape, layout = shards.names[index], shards.tensors[index].shape, self._layouts[index]
             per_rank = tuple(on.made[k].variable.value for on in self._on)
-            entries[key] = StateEntry(key, shape, variable.dtype, layout, per_rank, of, shards.step)
+            entries[key] = StateEntry(key, shape, variable.dtype, layout, per_rank, shards.ranks, of, shards.step)
         return tuple(entries.values())
 
     def _name(self, variable: Any) -> str:

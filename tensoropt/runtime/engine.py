@@ -118,7 +118,12 @@ class Engine:
         """Return all variables in a fixed order: the model's, then those of each training step's optimizer."""
         entries = [
             StateEntry(
-                op.name, op.result.shape, op.result.dtype, self.view.layout(op.result), tuple(self.variables[op.name])
+                op.name,
+                op.result.shape,
+                op.result.dtype,
+                self.view.layout(op.result),
+                tuple(self.variables[op.name]),
+                tuple(self.backend.ranks),
             )
             for op in self.graph.variables
         ]

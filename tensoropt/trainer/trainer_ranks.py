@@ -16,6 +16,7 @@ from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 import numpy as np
+import tensorflow as tf
 
 from ..common.errors import InputError, TensorOptError
 from ..ir.graph import PLACEHOLDER
@@ -202,16 +203,16 @@ class TrainerRanks:
         """Yield each variable's key and global value, on every rank; while rank 0 leads, only there."""
         for key in keys:
             entry = self.state[key]
-            full = self._gather(key, not self.leads) if entry.layout.split_axes else entry.variables[0].numpy()
+            full = self._gather(key, not self.leads) if not entry.is_whole_here else entry.variables[0].numpy()
             assert full is not None
             yield key, full
 
     @everywhere
     def _gather(self, key: str, to_all: bool) -> np.ndarray | None:
-        entry, ranks = self.state[key], self.execution.engine.backend.ranks
+        entry = self.state[key]
         held: Any = {
             rank: shard.numpy()
-            for rank, shard in zip(ranks, entry.variables, strict=True)
+            for rank, shard in zip(entry.ranks, entry.variables, strict=True)
             if holders_of(entry.layout, rank)[0] == rank
         }
         found = self.processes.gather((key, held)) if to_all else self.processes.collect((key, held), 0)
@@ -223,7 +224,7 @@ class TrainerRanks:
                     f"rank 0 reads '{found[0][0]}' where rank {rank} reads '{other}': shards are gathered from all ranks, "
                     "so that every rank must read the same, in the same order"
                 )
-        full = np.empty(entry.shape, entry.variables[0].dtype.as_numpy_dtype)
+        full = np.empty(entry.shape, tf.as_dtype(entry.dtype).as_numpy_dtype)
         for _, shards in found:
             for rank, shard in shards.items():
                 full[shard_slices(entry.layout, entry.shape, rank)] = shard
@@ -243,8 +244,7 @@ class TrainerRanks:
                 "of the variable's whole shape"
             )
         self.changed.add(key)
-        for rank, variable in zip(self.execution.engine.backend.ranks, entry.variables, strict=True):
-            variable.assign(np.asarray(value)[shard_slices(entry.layout, entry.shape, rank)])
+        entry.assign(value)
 
     def assign_same(self, checked: Callable[[], Mapping[str, np.ndarray]]) -> None:
         """Assign global values to variables, once they are found valid and equal on all ranks.
@@ -281,15 +281,13 @@ class TrainerRanks:
     def save(self, path: str, content: Mapping[str, Any], max_to_keep: int | None) -> None:
         """Save a checkpoint in which each rank writes its shards, with JSON content beside them."""
         objects = self.objects() if self.rank == 0 else None
-        ranks = self.execution.engine.backend.ranks
-        save(path, self._kept, ranks, self.processes, content, objects=objects, max_to_keep=max_to_keep)
+        save(path, self._kept, self.processes, content, objects=objects, max_to_keep=max_to_keep)
 
     @everywhere
     def restore(self, path: str) -> Mapping[str, Any]:
         """Assign a checkpoint's values to all variables. Return the JSON content that was saved beside them."""
         self.changed |= self.state.keys()
-        ranks = self.execution.engine.backend.ranks
-        return restore(path, self._kept, ranks, self.processes, self.objects()).content
+        return restore(path, self._kept, self.processes, self.objects()).content
 
 
 def _digest(value: np.ndarray) -> bytes:

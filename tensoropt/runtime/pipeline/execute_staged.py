@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -155,9 +156,9 @@ def _of_rank(
     agree = same_on_all(part)
     agree(f"the plan {hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest()[:16]}")
 
-    def share(stage: int, values: Sequence[np.ndarray] | None) -> Sequence[np.ndarray]:
+    def of_stage(what: str, stage: int, value: Any) -> Any:
         first = plan.stages[stage].devices[0]
-        found = part.gather(values if part.rank == first else None, "what a step returns")[first]
+        found = part.gather(value if part.rank == first else None, what)[first]
         assert found is not None
         return found
 
@@ -168,7 +169,8 @@ def _of_rank(
             plan.orders,
             {index: engine},
             lambda: MpiTransfers(messages, part.waiting[CRITICAL], sending),
-            share,
+            partial(of_stage, "what a step returns"),
+            partial(of_stage, "the description of a stage"),
             agree,
             part.begin_collective,
         ),

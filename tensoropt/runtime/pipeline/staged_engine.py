@@ -29,9 +29,16 @@ from ..functions import Feed, Fetch, names, operators_of, structure_digest
 from ..process_limit import check_memory_left
 from ..step_errors import RefusedValues, only_step
 from .emission import PipelineEmission, StagePart, StageView
+from .staged_state import StageState, state_of_all
 from .transfers import Transfers
 
 Share = Callable[[int, Sequence[np.ndarray] | None], Sequence[np.ndarray]]
+
+
+def _own(stage: int, state: StageState | None) -> StageState:
+    """Return the description of a stage's state, where this process builds all stages."""
+    assert state is not None
+    return state
 
 
 class _Argument(NamedTuple):
@@ -72,6 +79,7 @@ class StagedEngine:
         engines: by number, the stages that this process builds, with their variables and optimizers.
         transfers: returns what carries messages between the stages of one function.
         share: gives all processes what the first rank of a stage fetched, given the stage's number.
+        describe: gives all processes the description of a stage's state, given the stage's number.
         agree: called with a text ahead of each function's first run; raises if the ranks of all stages don't come with the
             same one.
         begin: called when a step begins, so that a rank which waits in it can be told from one that hasn't come.
@@ -83,9 +91,13 @@ class StagedEngine:
     engines: Mapping[int, Engine]
     transfers: Callable[[], Transfers]
     share: Share = lambda stage, values: values or ()
+    describe: Callable[[int, StageState | None], StageState] = _own
     agree: Callable[[str], None] = lambda text: None
     begin: Callable[[], None] = lambda: None
     _functions: dict[tuple[Fetch, tuple[Feed, ...]], _Function] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self._described  # which all processes exchange now
 
     @property
     def graph(self) -> Graph:
@@ -113,8 +125,18 @@ class StagedEngine:
             engine.initialize()
 
     def state(self) -> tuple[StateEntry, ...]:
-        """Return all variables of the stages that this process builds, in a fixed order."""
-        return tuple(entry for _, engine in sorted(self.engines.items()) for entry in engine.state())
+        """Return all variables in a fixed order, the same in all processes; those of other stages have no shards here."""
+        stages = [self._state_of(stage) if stage in self.engines else each for stage, each in enumerate(self._described)]
+        return state_of_all(stages, sum(len(view.devices) for view in self.views))
+
+    def _state_of(self, stage: int) -> StageState:
+        return StageState(self.views[stage].devices[0], self.engines[stage].state())
+
+    @cached_property
+    def _described(self) -> list[StageState]:
+        """The states of all stages, without shards."""
+        own = {stage: self._state_of(stage).described for stage in self.engines}
+        return [self.describe(stage, own.get(stage)) for stage in range(self.stages.n)]
 
     @property
     def local_parameter_bytes(self) -> list[int]:

@@ -40,7 +40,7 @@ def hold(folder: Path, **changes: object) -> Path:
 
 
 def save_one(folder: Path, value: float) -> None:
-    save(folder / "ckpt", state_of(value), RANKS, ALONE)
+    save(folder / "ckpt", state_of(value), ALONE)
 
 
 def assert_refused(folder: Path, said: str) -> None:
