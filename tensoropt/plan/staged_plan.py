@@ -147,6 +147,11 @@ class StagedPlan:
             f"memory: {memory_text(self.memory_bytes)} per device at most"
         )
 
+    def explained(self) -> str:
+        """Return the table of the frontier, where the plan comes with it, and those of the stages, as text."""
+        tables = [] if self.frontier is None else [self.frontier.table(self.point)]
+        return "\n\n".join([*tables, repr(self)])
+
     def table(self) -> str:
         """Return a table of the stages as text."""
         rows = [

@@ -97,6 +97,17 @@ def of_micro_batches(graph: Graph, n: int, n_devices: int = 1) -> Graph:
     return replace(graph, operators=operators, micro_batching=micro_batching)
 
 
+def as_one_micro_batch(graph: Graph, like: MicroBatching) -> Graph:
+    """Return the graph of a batch that isn't divided, as that of the only micro-batch.
+
+    Args:
+        like: how another batch of the same program is divided.
+    """
+    forms = {name: form for name, form in like.forms.items() if name in graph.tensors}
+    after = like.after & graph.operators.keys()
+    return replace(graph, micro_batching=MicroBatching(1, graph, _batch(graph, 1), forms, like.once, after))
+
+
 def checked_count(given: object) -> int:
     """Return the number of micro-batches that a user gave.
 

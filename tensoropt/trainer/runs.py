@@ -27,6 +27,7 @@ from ..profiling.hardware import Hardware
 from ..reschedule.layout import block_bounds
 from ..runtime.execute import Execution
 from ..runtime.functions import Feed, Fetch
+from ..runtime.pipeline.execute_staged import StagedExecution
 from ..runtime.other_programs import execute_beside, peak_beside
 from ..runtime.step_errors import RefusedValues
 from ..sharding.model import Model
@@ -55,7 +56,7 @@ class Run:
     """A captured program with the execution that runs it."""
 
     captured: Captured
-    execution: Execution
+    execution: Execution | StagedExecution
 
     def __call__(self, leaves: Sequence[Any], is_share: bool) -> Any:
         """Run the program once; a training program takes one step.
@@ -188,7 +189,7 @@ class Runs:
         return self._others[key]
 
     @property
-    def executions(self) -> tuple[Execution, ...]:
+    def executions(self) -> tuple[Execution | StagedExecution, ...]:
         """The executions of all programs that there are, that of the planned step first."""
         return (self.planned.execution, *(run.execution for run in self._others.values() if run is not self.planned))
 
@@ -265,7 +266,7 @@ class Runs:
         """
         peaks: dict[int, int] = {}
         for n in self._micro_batches(kind, n_samples):
-            peaks[n] = peak_beside(self.planned.execution.plan, model, self.limit.hardware, n)
+            peaks[n] = peak_beside(self.planned.execution, model, self.limit.hardware, n)
             if peaks[n] <= self.limit.n_bytes:
                 return n, peaks[n]
         return min(peaks.items(), key=lambda each: each[1])

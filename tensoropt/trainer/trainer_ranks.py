@@ -22,9 +22,12 @@ from ..common.errors import InputError, TensorOptError
 from ..ir.graph import PLACEHOLDER
 from ..lowering.variables import StateEntry
 from ..optimizers.keras_running import RunningKeras
+from ..plan.staged_plan import StagedPlan
 from ..runtime.checkpoint import Objects, restore, save
 from ..runtime.checkpoint.parts import holders_of
 from ..runtime.execute import Execution
+from ..runtime.pipeline.execute_staged import StagedExecution
+from ..runtime.pipeline.staged_optimizer import StagedOptimizer
 from ..runtime.ranks import Processes
 from ..sharding.local_shapes import shard_slices
 from .batch import Batch
@@ -62,7 +65,7 @@ class TrainerRanks:
         leads: whether this is rank 0 within :meth:`lead`, with the other ranks waiting.
     """
 
-    execution: Execution
+    execution: Execution | StagedExecution
     runs: Runs
 
     def __init__(self, processes: Processes, objects: Callable[[], Objects | None] = lambda: None) -> None:
@@ -72,7 +75,7 @@ class TrainerRanks:
         self.leads = False
         self._all_state: tuple[int, Mapping[str, StateEntry]] = (0, {})
 
-    def start(self, execution: Execution, runs: Runs) -> None:
+    def start(self, execution: Execution | StagedExecution, runs: Runs) -> None:
         """Make the ranks that a plan needs ready to run its programs."""
         self.execution, self.runs, self.processes = execution, runs, execution.processes
 
@@ -89,21 +92,24 @@ class TrainerRanks:
     @cached_property
     def least_shared(self) -> int:
         """The fewest samples of a batch of which each rank takes a share: one each, or none if the plan splits no batch."""
-        fed = (op for op in self.execution.plan.operators if op.type == PLACEHOLDER and op.results[0].splits)
+        plan = self.execution.plan
+        if isinstance(plan, StagedPlan):
+            return sys.maxsize  # its stages have devices of their own, and take the samples of a micro-batch
+        fed = (op for op in plan.operators if op.type == PLACEHOLDER and op.results[0].splits)
         is_split = any(op.config.used_axes for op in fed)
         return self.processes.size if is_split else sys.maxsize
 
     @property
-    def optimizer(self) -> RunningKeras:
+    def optimizer(self) -> RunningKeras | StagedOptimizer:
         """The optimizer of the training step, or the first that it applies."""
         return self.optimizers[TRAIN]
 
     @cached_property
-    def optimizers(self) -> dict[str, RunningKeras]:
+    def optimizers(self) -> dict[str, RunningKeras | StagedOptimizer]:
         """The optimizers of the training step, by the name of the step that applies each first."""
         first = [step.name for step in self.runs.planned.captured.graph.train_steps.values() if not step.of]
         found = {name: self.execution.engine.optimizers[name] for name in first}
-        return {name: running for name, running in found.items() if isinstance(running, RunningKeras)}
+        return {name: running for name, running in found.items() if isinstance(running, (RunningKeras, StagedOptimizer))}
 
     def lead(self, action: Callable[[], Value]) -> Value:
         """Have rank 0 run an action. Return its result (picklable) or raise its exception, on every rank.

@@ -30,6 +30,7 @@ from ..ranks import Processes, cores_of_a_rank
 from .emission import StageView
 from .staged_engine import StagedEngine
 from .transfers import EmulatedTransfers
+from .values_in_step import ValuesInStep
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,13 @@ def execute_staged(
     processes: Processes,
     collectives: str,
     display: Display = NOT_SHOWN,
+    values_are_exchanged: bool = False,
 ) -> StagedExecution:
     """Build the engine of a plan with stages. A rank without work ends here.
 
     Args:
         initial_value: returns the global initial value of a variable, given by its operator's name.
+        values_are_exchanged: whether all processes must ask for the same initial values in the same order.
 
     Raises:
         InputError: the plan is for another model or for more devices than there are, or Horovod is asked for.
@@ -100,7 +103,13 @@ def execute_staged(
             }
         return StagedExecution(plan, StagedEngine(stages, views, plan.orders, engines, EmulatedTransfers), processes)
     check_available_memory(plan.memory_bytes, processes.local_size)
-    return StagedExecution(plan, *_of_rank(plan, stages, views, initial_value, processes, display))
+    names = [op.name for op in model.graph.variables] if values_are_exchanged else []
+    values = ValuesInStep(initial_value, names) if names else initial_value
+    engine, part = _of_rank(plan, stages, views, values, processes, display)
+    if isinstance(values, ValuesInStep):
+        values.finish()
+    engine.initial_value = initial_value
+    return StagedExecution(plan, engine, part)
 
 
 def _engine(

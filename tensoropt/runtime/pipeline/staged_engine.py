@@ -21,6 +21,7 @@ from ...ir.micro_batching import MicroBatch
 from ...lowering.operators import Values
 from ...lowering.resharding.reshard import Backend, Collective, Resharder
 from ...lowering.variables import StateEntry
+from ...optimizers.running_optimizer import RunningOptimizer
 from ...program.schedule import Orders
 from ...sharding.stages import Crossing, Stages
 from ..engine import Engine
@@ -30,6 +31,7 @@ from ..process_limit import check_memory_left
 from ..step_errors import RefusedValues, only_step
 from .emission import PipelineEmission, StagePart, StageView
 from .staged_state import StageState, state_of_all
+from .staged_optimizer import StagedOptimizer
 from .transfers import Transfers
 
 Share = Callable[[int, Sequence[np.ndarray] | None], Sequence[np.ndarray]]
@@ -119,6 +121,19 @@ class StagedEngine:
         for engine in self.engines.values():
             engine.initial_value = value
 
+    @cached_property
+    def optimizers(self) -> dict[str, StagedOptimizer]:
+        """The optimizer of each training step, over all stages, by the step's name."""
+        steps = next(iter(self.engines.values())).optimizers
+        return {step: StagedOptimizer(step, self.state, self._averages, self._running(step)) for step in steps}
+
+    def _running(self, step: str) -> tuple[RunningOptimizer, ...]:
+        return tuple(engine.optimizers[step] for _, engine in sorted(self.engines.items()))
+
+    @property
+    def _averages(self) -> tuple[tuple[str, str], ...]:
+        return tuple(pair for stage in self._described for pair in stage.averages)
+
     def initialize(self) -> None:
         """Reset all variables, the optimizers' too, to their initial values."""
         for engine in self.engines.values():
@@ -130,7 +145,10 @@ class StagedEngine:
         return state_of_all(stages, sum(len(view.devices) for view in self.views))
 
     def _state_of(self, stage: int) -> StageState:
-        return StageState(self.views[stage].devices[0], self.engines[stage].state())
+        engine = self.engines[stage]
+        running = dict.fromkeys(engine.optimizers.values())
+        averages = tuple(pair for each in running for pair in getattr(each, "averages", ()))
+        return StageState(self.views[stage].devices[0], engine.state(), averages)
 
     @cached_property
     def _described(self) -> list[StageState]:
@@ -151,10 +169,12 @@ class StagedEngine:
 
     @cached_property
     def micro_batches(self) -> tuple[tuple[MicroBatch, ...], ...]:
-        """The micro-batches of each stage; they take the same samples in all stages, however many devices these have."""
-        graphs = (view.per_micro_batch.graph for view in self.views)
-        found = [graph.micro_batching for graph in graphs if graph.micro_batching is not None]
-        return tuple(tuple(MicroBatch(each, index, 1) for index in range(each.n)) for each in found)
+        """The micro-batches of each stage, none where the program doesn't train.
+
+        They take the same samples in all stages, however many devices these have.
+        """
+        found = [view.per_micro_batch.graph.micro_batching for view in self.views]
+        return tuple(() if each is None else tuple(MicroBatch(each, i, 1) for i in range(each.n)) for each in found)
 
     def run(self, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]) -> list[list[np.ndarray]]:
         """Run the function for these fetches and feeds once.

@@ -21,10 +21,12 @@ class StageState:
 
     Attributes:
         first_device: the number of its first device.
+        averages: the keys of each parameter and of its moving average, where an optimizer keeps such.
     """
 
     first_device: int
     entries: tuple[StateEntry, ...]
+    averages: tuple[tuple[str, str], ...] = ()
 
     @property
     def described(self) -> StageState:
