@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+from helpers.mpirun import run_ranks
 from helpers.strategies import assert_close
+from pipeline.keras_models import BATCH, compiled, data, network
 
 import tensoropt
 from tensoropt.plan.staged_plan import StagedPlan
 
-BATCH, WORDS = 16, 60
-
-
-def network() -> keras.Model:
-    """A tied table, a penalty, normalisation and dropout."""
-    keras.utils.set_random_seed(3)
-    words = keras.Input((5,), dtype="int32", name="words")
-    table = keras.layers.ReversibleEmbedding(WORDS, 12, name="table")
-    x = keras.layers.GlobalAveragePooling1D()(table(words))
-    for _ in range(3):
-        y = keras.layers.Dense(12, activation="silu", kernel_regularizer=keras.regularizers.L2(0.01))(x)
-        x = keras.layers.LayerNormalization()(keras.layers.Dropout(0.25)(y) + x)
-    return keras.Model(words, table(x, reverse=True))
-
-
-def compiled(optimizer: Any = None) -> dict[str, Any]:
-    return {
-        "optimizer": optimizer or keras.optimizers.AdamW(1e-2, global_clipnorm=0.1),
-        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        "metrics": ["accuracy"],
-    }
-
-
-def data(n: int = 40) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return rng.integers(0, WORDS, (n, 5)), rng.integers(0, WORDS, n)
+WORKER = Path(__file__).parent / "keras_worker.py"
 
 
 def parallelized(stages: Any = 2, n_devices: int = 4, optimizer: Any = None, **options: Any) -> Any:
@@ -77,3 +55,33 @@ def test_a_fit_is_that_of_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     other = parallelized(1, 2)
     other.load(tmp_path)
     assert_same_weights(other.get_weights(), plain.get_weights())
+
+
+def told_by_ranks(n_ranks: int, folder: Path, epochs: int) -> dict[str, Any]:
+    done = run_ranks(n_ranks, WORKER, str(folder), str(epochs), env={"TENSOROPT_RANDOM": "one_device"})
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    assert "2 stages" in told["plan"]
+    return told
+
+
+@pytest.mark.usefixtures("float64")
+def test_real_ranks_fit_as_keras_does(tmp_path: Path) -> None:
+    """Two ranks train two epochs and save; four go on with a third. A callback evaluates, and sets the learning rate."""
+    (x, y), plain, seen = data(), network(), []
+    plain.compile(**compiled())
+
+    def at_end(epoch: int, logs: object) -> None:
+        seen.append(plain.evaluate(x[:7], y[:7], verbose=0)[0])
+        plain.optimizer.learning_rate = 5e-3
+
+    for n_ranks, epochs in ((2, 2), (4, 3)):
+        callback, first = keras.callbacks.LambdaCallback(on_epoch_end=at_end), len(seen)
+        fitting = {"epochs": epochs, "shuffle": False, "verbose": 0, "validation_data": (x[:11], y[:11])}
+        expected = plain.fit(x, y, batch_size=BATCH, initial_epoch=first, callbacks=[callback], **fitting)
+        told = told_by_ranks(n_ranks, tmp_path, epochs)
+        assert told["epochs"] == expected.epoch
+        assert_same(told["history"], expected.history)
+        assert_same_weights([np.asarray(weight) for weight in told["weights"]], plain.get_weights())
+        assert_close(np.asarray(told["seen"]), np.asarray(seen[first:]), 1e-9, "what the callback evaluated")
+        assert_close(np.asarray(told["predicted"]), plain.predict(x[:13], verbose=0), 1e-9, "predictions")
