@@ -106,8 +106,6 @@ def execute_staged(
     names = [op.name for op in model.graph.variables] if values_are_exchanged else []
     values = ValuesInStep(initial_value, names) if names else initial_value
     engine, part = _of_rank(plan, stages, views, values, processes, display)
-    if isinstance(values, ValuesInStep):
-        values.finish()
     engine.initial_value = initial_value
     return StagedExecution(plan, engine, part)
 
@@ -161,6 +159,8 @@ def _of_rank(
     in_order = part.broadcast(cores_of_a_rank(processes.local_size) == 1)
     with display.phase("first values of the variables"):
         engine = _engine(plan, index, views[index], backend, initial_value, display, Agreement(own, prepare), in_order)
+        if isinstance(initial_value, ValuesInStep):
+            initial_value.finish()
     sending, messages = Sending(), part.comm.Dup()
     agree = same_on_all(part)
     agree(f"the plan {hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest()[:16]}")
