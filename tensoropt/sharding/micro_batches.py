@@ -120,7 +120,7 @@ def checked_count(given: object) -> int:
 
 
 def _refused(n: int, why: str) -> InputError:
-    return InputError(f"a step of this model can't be taken in {n} micro-batches: {why}; use micro_batches=1")
+    return InputError(f"a step of this model can't be taken in {n} micro-batches: {why}; use micro_batches=1, without stages")
 
 
 def _batch(graph: Graph, n: int) -> int:
