@@ -177,8 +177,8 @@ class RunningClassic:
                 entries.append(StateEntry(key, tensor.shape, tensor.dtype, layout, per_rank, shards.ranks, name, step))
         for power, variables in self._powers.items():
             replicated = Layout.replicated(shards.layouts[0].mesh, 0)
-            per_rank = tuple(variables)
-            entries.append(StateEntry(f"{step}/{power}_power", (), "float32", replicated, per_rank, shards.ranks, None, step))
+            key, per_rank = f"{step}/{power}_power", tuple(variables)
+            entries.append(StateEntry(key, (), "float32", replicated, per_rank, shards.ranks, None, step))
         return tuple(entries)
 
     def reset(self) -> None:

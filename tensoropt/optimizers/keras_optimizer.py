@@ -176,8 +176,8 @@ class KerasOptimizer:
         fault = mixing_of(self.inner)
         if fault:
             raise InputError(
-                f"optimizer {type(self.inner).__name__} can't update the parameters of each stage by themselves: {fault}; use "
-                "stages=1, or another optimizer"
+                f"optimizer {type(self.inner).__name__} can't update the parameters of each stage by themselves: {fault}; "
+                "use stages=1, or another optimizer"
             )
         return KerasOptimizer(self.source, tuple(self.parameters[index] for index in indices), is_part=True)
 

@@ -24,13 +24,16 @@ from .execute import Execution
 from .pipeline.beside import execute_staged_beside, peak_staged_beside
 from .pipeline.execute_staged import StagedExecution
 
+AnyExecution = Execution | StagedExecution
+"""A plan with the engine that runs it, with stages or without."""
+
 
 def execute_beside(
-    execution: Execution | StagedExecution,
+    execution: AnyExecution,
     model: Model,
     initial_value: Callable[[str], np.ndarray],
     micro_batches: int = 1,
-) -> Execution | StagedExecution:
+) -> AnyExecution:
     """Build an engine for another program of the same model, which shares the variables of the first engine.
 
     Args:
@@ -57,7 +60,7 @@ def execute_beside(
 
 
 def peak_beside(
-    execution: Execution | StagedExecution, model: Model, hardware: Hardware, micro_batches: int = 1
+    execution: AnyExecution, model: Model, hardware: Hardware, micro_batches: int = 1
 ) -> int:
     """Return the most memory that is alive at once on a device while :func:`execute_beside` runs a program.
 

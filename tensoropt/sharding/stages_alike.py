@@ -1,8 +1,8 @@
 """Cut another program of a model into stages as its planned training step is cut.
 
-An evaluation, a prediction, or a step on another batch uses the variables where the planned step has them. Its operators have
-the stages of those of the same name; others follow those before them in program order. An operator that needs what a later
-stage has is in that stage, and so are all after it.
+An evaluation, a prediction, or a step on another batch uses the variables where the planned step has them. Its operators
+have the stages of those of the same name; others follow those before them in program order. An operator that needs what a
+later stage has is in that stage, and so are all after it.
 """
 
 from __future__ import annotations

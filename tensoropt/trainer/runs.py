@@ -25,10 +25,8 @@ from ..ir.graph import Tensor
 from ..lowering.gradient_analysis import analyse
 from ..profiling.hardware import Hardware
 from ..reschedule.layout import block_bounds
-from ..runtime.execute import Execution
 from ..runtime.functions import Feed, Fetch
-from ..runtime.pipeline.execute_staged import StagedExecution
-from ..runtime.other_programs import execute_beside, peak_beside
+from ..runtime.other_programs import AnyExecution, execute_beside, peak_beside
 from ..runtime.step_errors import RefusedValues
 from ..sharding.model import Model
 from .batch import Batch
@@ -56,7 +54,7 @@ class Run:
     """A captured program with the execution that runs it."""
 
     captured: Captured
-    execution: Execution | StagedExecution
+    execution: AnyExecution
 
     def __call__(self, leaves: Sequence[Any], is_share: bool) -> Any:
         """Run the program once; a training program takes one step.
@@ -189,7 +187,7 @@ class Runs:
         return self._others[key]
 
     @property
-    def executions(self) -> tuple[Execution | StagedExecution, ...]:
+    def executions(self) -> tuple[AnyExecution, ...]:
         """The executions of all programs that there are, that of the planned step first."""
         return (self.planned.execution, *(run.execution for run in self._others.values() if run is not self.planned))
 

@@ -23,8 +23,7 @@ from ..plan.frontier import PlanFrontier
 from ..plan.plan import Plan
 from ..plan.staged_plan import StagedPlan
 from ..runtime.checkpoint import read_metadata
-from ..runtime.execute import Execution
-from ..runtime.pipeline.execute_staged import StagedExecution
+from ..runtime.other_programs import AnyExecution
 from ..runtime.ranks import current_processes
 from .batch import Batch
 from .batch_checks import check_labels, check_size
@@ -86,7 +85,7 @@ class Trainer(LiveModel):
             self.deferred.capture(seen())
         return self.ranks.runs.expected
 
-    def start(self, execution: Execution | StagedExecution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
+    def start(self, execution: AnyExecution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
         """Make the trainer ready to run, once its training step is captured and planned.
 
         Optimizers are given by the name of the training step that applies each first.

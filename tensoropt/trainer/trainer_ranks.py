@@ -25,8 +25,7 @@ from ..optimizers.keras_running import RunningKeras
 from ..plan.staged_plan import StagedPlan
 from ..runtime.checkpoint import Objects, restore, save
 from ..runtime.checkpoint.parts import holders_of
-from ..runtime.execute import Execution
-from ..runtime.pipeline.execute_staged import StagedExecution
+from ..runtime.other_programs import AnyExecution
 from ..runtime.pipeline.staged_optimizer import StagedOptimizer
 from ..runtime.ranks import Processes
 from ..sharding.local_shapes import shard_slices
@@ -65,7 +64,7 @@ class TrainerRanks:
         leads: whether this is rank 0 within :meth:`lead`, with the other ranks waiting.
     """
 
-    execution: Execution | StagedExecution
+    execution: AnyExecution
     runs: Runs
 
     def __init__(self, processes: Processes, objects: Callable[[], Objects | None] = lambda: None) -> None:
@@ -75,7 +74,7 @@ class TrainerRanks:
         self.leads = False
         self._all_state: tuple[int, Mapping[str, StateEntry]] = (0, {})
 
-    def start(self, execution: Execution | StagedExecution, runs: Runs) -> None:
+    def start(self, execution: AnyExecution, runs: Runs) -> None:
         """Make the ranks that a plan needs ready to run its programs."""
         self.execution, self.runs, self.processes = execution, runs, execution.processes
 

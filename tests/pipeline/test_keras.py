@@ -103,14 +103,16 @@ def test_class_weights_four_stages_and_clipping_by_each_norm(monkeypatch: pytest
     for model in (plain, trainer):
         model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, class_weight=weights)
         model.optimizer.learning_rate = 0.1
-    assert_same(trainer.train_on_batch(x[:BATCH], y[:BATCH], return_dict=True), plain.train_on_batch(x[:BATCH], y[:BATCH], return_dict=True))
+    found, expected = (model.train_on_batch(x[:BATCH], y[:BATCH], return_dict=True) for model in (trainer, plain))
+    assert_same(found, expected)
     assert_same_weights(trainer.get_weights(), plain.get_weights())
     assert [len(stage.devices) for stage in trainer.plan.stages] == [1, 1, 1, 1]
 
 
 @pytest.mark.usefixtures("float64")
 def test_a_captured_function_is_trained_in_stages_by_its_plan(tmp_path: Path) -> None:
-    first, second = (tf.Variable(np.linspace(-1, 1, 12).reshape(shape), name=f"w{i}") for i, shape in enumerate(((3, 4), (4, 3))))
+    values = np.linspace(-1, 1, 12)
+    first, second = tf.Variable(values.reshape(3, 4), name="first"), tf.Variable(values.reshape(4, 3), name="second")
     started = [variable.numpy() for variable in (first, second)]
 
     def loss(x: tf.Tensor) -> tf.Tensor:

@@ -261,8 +261,8 @@ class PipelineEmission:
                 tuple(each.tensor for each in self._to(stage, once=True, trained=True)),
             )
             steps[stage] = MicroBatchedStep(
-                part.fetch, self._fed[stage], part.needed, outside, micro_batches, view.whole, engine._lookup, engine.begin_update,
-                engine.lag if engine.in_order else None, exchanged,
+                part.fetch, self._fed[stage], part.needed, outside, micro_batches, view.whole, engine._lookup,
+                engine.begin_update, engine.lag if engine.in_order else None, exchanged,
             )  # fmt: skip
             for crossing in self._from(stage, once=True):
                 self._send(crossing, outside)

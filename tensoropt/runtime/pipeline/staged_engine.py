@@ -30,8 +30,8 @@ from ..functions import Feed, Fetch, names, operators_of, structure_digest
 from ..process_limit import check_memory_left
 from ..step_errors import RefusedValues, only_step
 from .emission import PipelineEmission, StagePart, StageView
-from .staged_state import StageState, state_of_all
 from .staged_optimizer import StagedOptimizer
+from .staged_state import StageState, state_of_all
 from .transfers import Transfers
 
 Share = Callable[[int, Sequence[np.ndarray] | None], Sequence[np.ndarray]]

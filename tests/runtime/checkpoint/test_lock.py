@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import pytest
 from runtime.checkpoint.states import ALONE
-from runtime.checkpoint.test_files import RANKS, saved_value, state_of
+from runtime.checkpoint.test_files import saved_value, state_of
 
 from tensoropt.common.errors import TensorOptError
 from tensoropt.runtime.checkpoint import lock, save, saving
