@@ -1,7 +1,8 @@
 """Run other programs of a model in stages beside its training step: evaluations, predictions, steps on other batches.
 
-An evaluation or a prediction runs the stages one after the other on the whole batch. A step on another batch takes one
-micro-batch after the other, so that it needs no more memory than one of them.
+An evaluation or a prediction runs the stages one after the other on the whole batch. A step on a batch of another size takes
+one micro-batch after the other, so that it needs no more memory than one of them; one on a batch of the planned size, with
+sample weights say, has as many in flight as planned.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...costs.model_costs import costing_of
+from ...ir.graph import PLACEHOLDER
 from ...lowering.resharding.backends import EmulatedBackend
 from ...profiling.hardware import Hardware
 from ...program.peak import peak_of
@@ -63,9 +65,17 @@ def execute_staged_beside(
     }
     if not is_emulated:
         values.finish()
-    orders = pass_orders(plan.schedule, micro_batches, [1] * stages.n)
+    orders = pass_orders(plan.schedule, micro_batches, _in_flight(execution, model, micro_batches))
     beside = replace(first, stages=stages, views=views, orders=orders, engines=engines, _functions={})
     return replace(execution, engine=beside)
+
+
+def _in_flight(execution: StagedExecution, model: Model, micro_batches: int) -> list[int]:
+    """Return, for each stage, how many micro-batches are in flight: as planned if they are as large as planned ones."""
+    planned, plan = execution.engine.stages.whole.graph.operators, execution.plan
+    fed = [op for op in model.graph.operators.values() if op.type == PLACEHOLDER and op.name in planned]
+    is_as_large = bool(fed) and all(op.result.shape == planned[op.name].result.shape for op in fed)
+    return [stage.in_flight if is_as_large and micro_batches == plan.micro_batches else 1 for stage in plan.stages]
 
 
 def peak_staged_beside(execution: StagedExecution, model: Model, hardware: Hardware, micro_batches: int = 1) -> int:
