@@ -37,6 +37,7 @@ def main(folder: Path, epochs: int) -> None:
     if "FAULT" in os.environ:
         trainer.train_on_batch(x[:BATCH], y[:BATCH])
         if RANK == 1:
+            print(f"fault at {time.time()}", flush=True)
             FAULTS[os.environ["FAULT"]]()
         trainer.train_on_batch(x[:BATCH], y[:BATCH])
     if any(folder.iterdir()):
