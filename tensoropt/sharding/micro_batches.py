@@ -101,11 +101,9 @@ def as_one_micro_batch(graph: Graph, like: MicroBatching) -> Graph:
     """Return the graph of a batch that isn't divided, as that of the only micro-batch.
 
     Args:
-        like: how another batch of the same program is divided.
+        like: how a larger batch of the same program is divided.
     """
-    forms = {name: form for name, form in like.forms.items() if name in graph.tensors}
-    after = like.after & graph.operators.keys()
-    return replace(graph, micro_batching=MicroBatching(1, graph, _batch(graph, 1), forms, like.once, after))
+    return replace(graph, micro_batching=replace(like, n=1, full_batch=graph, batch=_batch(graph, 1)))
 
 
 def checked_count(given: object) -> int:

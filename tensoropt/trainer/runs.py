@@ -10,7 +10,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any
 
@@ -21,14 +21,16 @@ from ..common.errors import InputError, cut
 from ..common.memory_units import memory_text
 from ..common.source_lines import running_line
 from ..frontend.tracing.capture import VariableNames
-from ..ir.graph import Tensor
+from ..ir.graph import MicroBatching, Tensor
 from ..lowering.gradient_analysis import analyse
 from ..profiling.hardware import Hardware
 from ..reschedule.layout import block_bounds
 from ..runtime.functions import Feed, Fetch
 from ..runtime.other_programs import AnyExecution, execute_beside, peak_beside
+from ..runtime.pipeline.execute_staged import StagedExecution
 from ..runtime.step_errors import RefusedValues
 from ..sharding.model import Model
+from ..sharding.undivided import MaybeUndivided
 from .batch import Batch
 from .programs import TRAIN, Captured
 from .signature import Signature
@@ -221,7 +223,16 @@ class Runs:
                 f"the model can't take batches ({running_line()}) of {_shapes_text(signature)}, the plan was made for "
                 f"{_shapes_text(self.signature)}; give batches that it takes: {cut(error)}"
             ) from error
-        return captured, Model(captured.graph, analyse(captured.graph))
+        model = Model(captured.graph, analyse(captured.graph))
+        if kind == TRAIN and isinstance(self.planned.execution, StagedExecution):
+            model = MaybeUndivided(model.graph, model.backward, partial(self._divided, signature))
+        return captured, model
+
+    def _divided(self, signature: Signature) -> MicroBatching:
+        """Return how a training step on batches of a signature would be divided if they had two samples."""
+        graph = self._captured(TRAIN, signature.resized(2))[1].in_micro_batches(2).graph
+        assert graph.micro_batching is not None
+        return graph.micro_batching
 
     def _say_once(self, signature: Signature) -> None:
         if self.planned.execution.processes.rank == 0 and all(len(shapes) == 1 for shapes in self._shapes.values()):

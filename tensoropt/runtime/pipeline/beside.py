@@ -18,7 +18,6 @@ from ...lowering.resharding.backends import EmulatedBackend
 from ...profiling.hardware import Hardware
 from ...program.peak import peak_of
 from ...program.schedule import pass_orders
-from ...sharding.micro_batches import as_one_micro_batch
 from ...sharding.model import Model
 from ...sharding.propagation import inherited
 from ...sharding.resharding import PlainCosts
@@ -99,10 +98,6 @@ def _parts(execution: StagedExecution, model: Model, micro_batches: int) -> tupl
     """
     planned = execution.engine.stages
     stages, graph = StagesAlike(model, planned.cuts, planned), model.graph
-    if graph.train_steps and micro_batches == 1:
-        micro_batching = planned.whole.in_micro_batches(execution.plan.micro_batches).graph.micro_batching
-        assert micro_batching is not None
-        graph = as_one_micro_batch(graph, micro_batching)
-    elif graph.train_steps:
+    if graph.train_steps:
         graph = model.in_micro_batches(micro_batches).graph
     return stages, [(part, replace(part, graph=stages.graph_of(part.index, graph))) for part in stages.models]
