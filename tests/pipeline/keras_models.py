@@ -16,7 +16,7 @@ def network() -> keras.Model:
     words = keras.Input((5,), dtype="int32", name="words")
     table = keras.layers.ReversibleEmbedding(WORDS, 12, name="table")
     x = keras.layers.GlobalAveragePooling1D()(table(words))
-    for _ in range(3):
+    for _ in range(2):
         y = keras.layers.Dense(12, activation="silu", kernel_regularizer=keras.regularizers.L2(0.01))(x)
         x = keras.layers.LayerNormalization()(keras.layers.Dropout(0.25)(y) + x)
     return keras.Model(words, table(x, reverse=True))
@@ -30,6 +30,6 @@ def compiled(optimizer: Any = None) -> dict[str, Any]:
     }
 
 
-def data(n: int = 40) -> tuple[np.ndarray, np.ndarray]:
+def data(n: int = 24) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     return rng.integers(0, WORDS, (n, 5)), rng.integers(0, WORDS, n)

@@ -40,6 +40,7 @@ def main(folder: Path, epochs: int) -> None:
             print(f"fault at {time.time()}", flush=True)
             FAULTS[os.environ["FAULT"]]()
         trainer.train_on_batch(x[:BATCH], y[:BATCH])
+    print(RANK, "built", time.time(), flush=True) if "TRACE" in os.environ else None
     if any(folder.iterdir()):
         trainer.load(folder)
     seen = []
@@ -47,16 +48,15 @@ def main(folder: Path, epochs: int) -> None:
     class Own(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
             assert logs is not None
-            evaluated = self.model.evaluate(x[:7], y[:7], verbose=0)[0]
+            evaluated = self.model.evaluate(x[:8], y[:8], verbose=0)[0]
             seen.append((dict(logs), evaluated, len(self.model.get_weights())))
             self.model.optimizer.learning_rate = 5e-3
 
     callbacks = [Own()] if RANK == 0 else []
-    history = trainer.fit(
-        x, y, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks, validation_data=(x[:11], y[:11])
-    )
+    fitting = {"epochs": epochs, "shuffle": False, "verbose": 0, "validation_data": (x[:8], y[:8])}
+    history = trainer.fit(x, y, callbacks=callbacks, **fitting)
     trainer.save(folder / "ckpt")
-    predicted, weights = trainer.predict(x[:13], batch_size=BATCH, verbose=0), trainer.get_weights()
+    predicted, weights = trainer.predict(x[:8], batch_size=BATCH, verbose=0), trainer.get_weights()
     trainer.export_to(model)
     assert all((one == other).all() for one, other in zip(model.get_weights(), weights, strict=True))
     if RANK == 0:
