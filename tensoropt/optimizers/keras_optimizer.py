@@ -34,12 +34,13 @@ class KerasOptimizer:
     Attributes:
         source: the user's optimizer, which is never built or changed here.
         parameters: the trained variables, in the training step's order.
-        is_part: whether the step trains other parameters too, in other stages.
+        slots_of_part: for each parameter, the number of its slots, where the step trains other parameters too, in other
+            stages; else None.
     """
 
     source: KerasBase
     parameters: tuple[Parameter, ...]
-    is_part: bool = False
+    slots_of_part: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, optimizer: KerasBase, variables: Sequence[Any]) -> KerasOptimizer:
@@ -132,6 +133,8 @@ class KerasOptimizer:
     @cached_property
     def _slots(self) -> tuple[int, ...]:
         """Return, for each parameter, the number of variables of its shape that the optimizer keeps."""
+        if self.slots_of_part is not None:
+            return self.slots_of_part
         with tf.init_scope():
             return slots_of(self.source, self.parameters)
 
@@ -162,6 +165,11 @@ class KerasOptimizer:
         return len(self.parameters) if self.inner.clipnorm else 1 if self.inner.global_clipnorm else 0
 
     @property
+    def is_part(self) -> bool:
+        """Return whether the step trains other parameters too, in other stages."""
+        return self.slots_of_part is not None
+
+    @property
     def sums_over_stages(self) -> bool:
         """Return whether the first sum is one over the parameters of all stages: the square of the global norm."""
         return self.is_part and bool(self.n_clipping) and not self.inner.clipnorm
@@ -179,7 +187,8 @@ class KerasOptimizer:
                 f"optimizer {type(self.inner).__name__} can't update the parameters of each stage by themselves: {fault}; "
                 "use stages=1, or another optimizer"
             )
-        return KerasOptimizer(self.source, tuple(self.parameters[index] for index in indices), is_part=True)
+        parameters, slots = (tuple(each[index] for index in indices) for each in (self.parameters, self._slots))
+        return KerasOptimizer(self.source, parameters, slots)
 
     def imported(self, convert: Callable[[tf.Tensor], Tensor]) -> KerasOptimizer:
         """Return the same optimizer: it holds no recorded tensors."""

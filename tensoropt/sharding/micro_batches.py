@@ -97,15 +97,6 @@ def of_micro_batches(graph: Graph, n: int, n_devices: int = 1) -> Graph:
     return replace(graph, operators=operators, micro_batching=micro_batching)
 
 
-def as_one_micro_batch(graph: Graph, like: MicroBatching) -> Graph:
-    """Return the graph of a batch that isn't divided, as that of the only micro-batch.
-
-    Args:
-        like: how a larger batch of the same program is divided.
-    """
-    return replace(graph, micro_batching=replace(like, n=1, full_batch=graph, batch=_batch(graph, 1)))
-
-
 def checked_count(given: object) -> int:
     """Return the number of micro-batches that a user gave.
 

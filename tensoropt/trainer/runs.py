@@ -10,7 +10,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
@@ -21,16 +21,15 @@ from ..common.errors import InputError, cut
 from ..common.memory_units import memory_text
 from ..common.source_lines import running_line
 from ..frontend.tracing.capture import VariableNames
-from ..ir.graph import MicroBatching, Tensor
+from ..ir.graph import Tensor
 from ..lowering.gradient_analysis import analyse
+from ..plan.staged_plan import StagedPlan
 from ..profiling.hardware import Hardware
 from ..reschedule.layout import block_bounds
 from ..runtime.functions import Feed, Fetch
 from ..runtime.other_programs import AnyExecution, execute_beside, peak_beside
-from ..runtime.pipeline.execute_staged import StagedExecution
 from ..runtime.step_errors import RefusedValues
 from ..sharding.model import Model
-from ..sharding.undivided import MaybeUndivided
 from .batch import Batch
 from .programs import TRAIN, Captured
 from .signature import Signature
@@ -223,16 +222,7 @@ class Runs:
                 f"the model can't take batches ({running_line()}) of {_shapes_text(signature)}, the plan was made for "
                 f"{_shapes_text(self.signature)}; give batches that it takes: {cut(error)}"
             ) from error
-        model = Model(captured.graph, analyse(captured.graph))
-        if kind == TRAIN and isinstance(self.planned.execution, StagedExecution):
-            model = MaybeUndivided(model.graph, model.backward, partial(self._divided, signature))
-        return captured, model
-
-    def _divided(self, signature: Signature) -> MicroBatching:
-        """Return how a training step on batches of a signature would be divided if they had two samples."""
-        graph = self._captured(TRAIN, signature.resized(2))[1].in_micro_batches(2).graph
-        assert graph.micro_batching is not None
-        return graph.micro_batching
+        return captured, Model(captured.graph, analyse(captured.graph))
 
     def _say_once(self, signature: Signature) -> None:
         if self.planned.execution.processes.rank == 0 and all(len(shapes) == 1 for shapes in self._shapes.values()):
@@ -281,12 +271,24 @@ class Runs:
         return min(peaks.items(), key=lambda each: each[1])
 
     def _micro_batches(self, kind: str, n_samples: int) -> list[int]:
-        """Return in how many micro-batches so many samples may be taken: first in such as aren't larger than planned."""
-        planned = self.planned.execution.plan.micro_batches
+        """Return in how many micro-batches so many samples may be taken: first in such as aren't larger than planned.
+
+        Raises:
+            InputError: the plan has stages, which take several, and there is no such number.
+        """
+        plan = self.planned.execution.plan
+        planned = plan.micro_batches
         if kind != TRAIN or planned == 1:
             return [1]
         most = self.signature.batch_size // planned
-        counts = [n for n in range(1, MOST_DIVIDED * -(-n_samples // most) + 1) if n_samples % n == 0]
+        least, most_counted = 2 if isinstance(plan, StagedPlan) else 1, MOST_DIVIDED * -(-n_samples // most)
+        counts = [n for n in range(least, most_counted + 1) if n_samples % n == 0]
+        if not counts:
+            raise InputError(
+                f"a batch of {n_samples} sample{'s' * (n_samples > 1)} ({running_line()}) can't be taken in 2 to {most_counted} "
+                "micro-batches, as a plan with stages takes it; leave out what is left of the data, as by dataset.batch(size, "
+                "drop_remainder=True), or give batches that can be divided so"
+            )
         return sorted(counts, key=lambda n: (n_samples // n > most, n if n_samples // n <= most else -n))
 
     def _largest_that_fits(self, kind: str, signature: Signature) -> Signature | None:

@@ -40,7 +40,6 @@ def main(folder: Path, epochs: int) -> None:
             print(f"fault at {time.time()}", flush=True)
             FAULTS[os.environ["FAULT"]]()
         trainer.train_on_batch(x[:BATCH], y[:BATCH])
-    print(RANK, "built", time.time(), flush=True) if "TRACE" in os.environ else None
     if any(folder.iterdir()):
         trainer.load(folder)
     seen = []

@@ -91,7 +91,7 @@ def test_real_ranks_fit_as_keras_does(tmp_path: Path, everything: bool) -> None:
 
 @pytest.mark.usefixtures("float64")
 def test_class_weights_four_stages_and_clipping_by_each_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All forward passes first; a last batch of three samples is one micro-batch; the learning rate is set on the way."""
+    """All forward passes first; a last batch of three samples, then of one, which can't be divided; the rate is set."""
     monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
 
     def optimizer() -> keras.optimizers.Optimizer:
@@ -107,6 +107,8 @@ def test_class_weights_four_stages_and_clipping_by_each_norm(monkeypatch: pytest
     found, expected = (model.train_on_batch(x[:BATCH], y[:BATCH], return_dict=True) for model in (trainer, plain))
     assert_same(found, expected)
     assert_same_weights(trainer.get_weights(), plain.get_weights())
+    with pytest.raises(tensoropt.InputError, match=r"a batch of 1 sample .* can't be taken in 2 to 4 micro-batches"):
+        trainer.train_on_batch(x[:1], y[:1])
     assert [len(stage.devices) for stage in trainer.plan.stages] == [1, 1, 1, 1]
 
 
