@@ -285,9 +285,9 @@ class Runs:
         counts = [n for n in range(least, most_counted + 1) if n_samples % n == 0]
         if not counts:
             raise InputError(
-                f"a batch of {n_samples} sample{'s' * (n_samples > 1)} ({running_line()}) can't be taken in 2 to {most_counted} "
-                "micro-batches, as a plan with stages takes it; leave out what is left of the data, as by dataset.batch(size, "
-                "drop_remainder=True), or give batches that can be divided so"
+                f"a batch of {n_samples} sample{'s' * (n_samples > 1)} ({running_line()}) can't be taken in 2 to "
+                f"{most_counted} micro-batches, as a plan with stages takes it; leave out what is left of the data, as by "
+                "dataset.batch(size, drop_remainder=True), or give batches that can be divided so"
             )
         return sorted(counts, key=lambda n: (n_samples // n > most, n if n_samples // n <= most else -n))
 
