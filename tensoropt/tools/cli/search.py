@@ -216,6 +216,7 @@ def _search(arguments: argparse.Namespace) -> bool:
     from ...plan.find_frontier import ModelFrontier
     from ...plan.options import Request, assumptions, checked_micro_batches
     from ...plan.plan import Plan
+    from ...plan.scaling_curve import Curve
     from ...plan.staged_plan import StagedPlan
     from ...search.problem.splittable import check_usable
     from ..offline import record_named
@@ -250,6 +251,9 @@ def _search(arguments: argparse.Namespace) -> bool:
         found.save(arguments.plan)
     if isinstance(found, Plan) and isinstance(found.frontier, ModelFrontier):
         write_frontier(arguments, found.frontier, found.point, display)
+    elif arguments.report is not None and not isinstance(found, Curve):
+        with display.phase("report"):
+            found.report(arguments.report)
     if arguments.json is not None:
         write_json(arguments.json, any_json(setup, found), "result")
     if arguments.plot is not None:
@@ -287,9 +291,7 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...]:
         if arguments.schedule is not None:
             raise InputError("--schedule is the order in which stages run; give --stages 2 or more with it")
         return stages
-    for name, given in {
-        "--frontier": arguments.frontier, "--report": arguments.report, "--profile-budget": arguments.profile_budget,
-    }.items():  # fmt: skip
+    for name, given in {"--frontier": arguments.frontier, "--profile-budget": arguments.profile_budget}.items():
         if given is not None:
             raise InputError(f"{name} is of plans without stages; leave it, or --stages")
     return stages
