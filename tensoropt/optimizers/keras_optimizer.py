@@ -187,8 +187,10 @@ class KerasOptimizer:
                 f"optimizer {type(self.inner).__name__} can't update the parameters of each stage by themselves: {fault}; "
                 "use stages=1, or another optimizer"
             )
-        parameters, slots = (tuple(each[index] for index in indices) for each in (self.parameters, self._slots))
-        return KerasOptimizer(self.source, parameters, slots)
+        slots = self._slots
+        return KerasOptimizer(
+            self.source, tuple(self.parameters[index] for index in indices), tuple(slots[index] for index in indices)
+        )
 
     def imported(self, convert: Callable[[tf.Tensor], Tensor]) -> KerasOptimizer:
         """Return the same optimizer: it holds no recorded tensors."""
