@@ -44,8 +44,8 @@ def request(name: str, link: float = 1e-3, **changed: object) -> Request:
 
 
 @cache
-def frontier(name: str, counts: tuple[int, ...], link: float = 1e-3) -> StagedFrontier:
-    return find_with_stages(request(name, link, micro_batches=4), 4, counts)
+def frontier(name: str, counts: tuple[int, ...]) -> StagedFrontier:
+    return find_with_stages(request(name, micro_batches=4), 4, counts)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_frontier_with_stages_is_nowhere_above_the_one_without(name: str, li
 
 
 def test_stages_are_on_the_frontier_over_a_slow_link() -> None:
-    found = frontier("NAME", (1, 2), LINK)
+    found = frontier("mlp", (1, 2))
     counts = [point.n_stages for point in found.points_of]
     assert isinstance(found.plan(counts.index(1)), Plan) and isinstance(found.plan(counts.index(2)), StagedPlan)
     assert found.smallest().peak_bytes == found.costs.mem_bytes[0]
