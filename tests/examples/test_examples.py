@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from helpers.kept import kept
 from helpers.large import first
-from helpers.mpirun import run_ranks
+from helpers.mpirun import forked, run_command, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS, LISTING, PLAIN = (
@@ -88,8 +87,8 @@ def test_the_demo_learns_the_digits(tmp_path: Path) -> None:
 
 def test_listing_1_gives_the_losses_of_plain_tensorflow(tmp_path: Path) -> None:
     log = tmp_path / "plain.json"
-    command = [sys.executable, str(PLAIN), "--steps", str(STEPS), "--json", str(log)]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    done = run_command([sys.executable, *forked(PLAIN, "--steps", STEPS, "--json", log)], timeout=120)
+    assert done.returncode == 0, done.stderr
     plain = json.loads(log.read_text())["losses"]
     for n_ranks in (1, 2):
         ours, _ = train(LISTING, n_ranks)

@@ -1,4 +1,7 @@
-"""What processes of one run of the tests share: a folder, in which the first that computes something keeps it for all."""
+"""What processes of one run of the tests share: a folder, in which the first that computes something keeps it for all.
+
+``kept.py COMMAND ...`` runs a command whose runs of pytest are one run to this.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import hashlib
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -65,3 +70,16 @@ def kept(name: str | None, compute: Callable[[], Any]) -> Any:
         own.write_bytes(pickle.dumps(value))
         own.replace(file)
     return value
+
+
+def main() -> int:
+    """Run a command with a folder for all that it starts; return how it ended."""
+    close = open_folder()
+    try:
+        return subprocess.run(sys.argv[1:], check=False).returncode
+    finally:
+        close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,8 +2,8 @@
 
 By default all configs on the mesh (2), and on (3), (2,2) and (2,3) up to a number of configs a case, drawn with a fixed
 seed. Of cases whose rule is the same data and whose lowering is the same function, only the first is on all these meshes:
-the others, of which only TensorFlow's own operator and its gradient differ, have three configs on (2). ``pytest tests/rules --all`` leaves
-none out, which takes several times as long.
+the others, of which only TensorFlow's own operator and its gradient differ, have three configs on (2).
+``pytest tests/rules --all`` leaves none out, which takes several times as long.
 """
 
 from __future__ import annotations

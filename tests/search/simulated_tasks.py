@@ -19,6 +19,8 @@ from tensoropt.program.simulator import StepActions, network_of
 from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, Assignments, states_of
+from tensoropt.search.problem.fusion_groups import FusionGroup
+from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.search.simulated_position import Neighbours, Position
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PathFinder
@@ -45,7 +47,7 @@ def task_of(name: str, hardware: Hardware, seed: int | None = None, most: int = 
         return task
     possible: dict[str, Assignments] = {}
 
-    def build(chosen: Mapping[str, Assignments]) -> BuiltProblem:
+    def build(chosen: Mapping[str, Assignments]) -> StrategyProblem:
         def few(node: FusionGroup) -> Assignments:
             key = node.operators[0].name
             if key not in possible:
