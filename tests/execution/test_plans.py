@@ -25,7 +25,7 @@ from tensoropt.search.problem.config_space import COMPACT, FULL
 from tensoropt.sharding.resharding import PlainCosts
 
 # All points are costed again; of a longer frontier so many are executed, evenly spread, both ends among them.
-MOST_POINTS, MOST_BY_DEFAULT = 8, 3
+MOST_POINTS, MOST_BY_DEFAULT = 8, 2
 
 
 @pytest.mark.usefixtures("graphs_as_built")
