@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from helpers import zoo
 from helpers.kept import FOLDER, kept, name_of, open_folder
+from helpers.mpirun import child_environment
 
 
-def _asked(file: str) -> list[int]:
-    """Compute a value, and note in a file that it was computed."""
+ASKS = """
+import sys
+from helpers.kept import kept
 
-    def compute() -> list[int]:
-        with open(file, "a") as noted:
-            noted.write("once ")
-        return [1, 2]
+def compute():
+    print("computed", file=sys.stderr)
+    return [1, 2]
 
-    return kept("a value", compute)
+print(kept("a value", compute))
+"""
 
 
 def test_processes_compute_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path))
-    noted = tmp_path / "noted"
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
-        assert pool.map(_asked, [str(noted)] * 6) == [[1, 2]] * 6
-    assert noted.read_text() == "once "
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    asking = [subprocess.Popen([sys.executable, "-c", ASKS], **pipes, text=True, env=child_environment()) for _ in range(3)]
+    said = [process.communicate(timeout=60) for process in asking]
+    assert [out for out, _ in said] == ["[1, 2]\n"] * 3
+    assert "".join(error for _, error in said) == "computed\n"
     assert kept(None, lambda: 3) == 3 and kept("a value", lambda: 3) == [1, 2]
     assert kept("a value", lambda: 3) is not kept("a value", lambda: 3)
 
