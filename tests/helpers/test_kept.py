@@ -14,7 +14,6 @@ from helpers import zoo
 from helpers.kept import FOLDER, kept, name_of, open_folder
 from helpers.mpirun import child_environment
 
-
 ASKS = """
 import sys
 from helpers.kept import kept
