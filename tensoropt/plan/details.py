@@ -10,6 +10,7 @@ from typing import Any
 from ..common.progress import Progress
 from ..costs.held_bytes import least_held_bytes
 from ..ft import InfeasibleError
+from ..ir.graph import Graph
 from ..report.frontier_rows import FrontierRows
 from .compress import compressed
 from .decisions import decisions, user_source
@@ -74,22 +75,40 @@ def details_of(
     for done, point in enumerate(points):
         if progress is not None:
             progress("steps", done, len(points))
-        views[str(point)] = {**step_view(frontier, point), "decisions": decisions(frontier, point)}
+        views[str(point)] = _view(frontier, point)
     found = []
     for done, name in enumerate(baselines if graph is frontier.model.graph else ()):
         if progress is not None:
             progress("baselines", done, len(baselines))
         with contextlib.suppress(InfeasibleError):  # a baseline may have no strategy
             found.append(_baseline(name, (known or {}).get(name) or frontier.baseline(name)))
-    own = [op for op in graph.operators.values() if op.updates is None]
     return {
         "model": model,
         "chosen": chosen,
         "views": views,
         "baselines": found,
+        **_of_operators(graph),
+        "least_peak_bytes": least_held_bytes(graph, frontier.mesh.n_devices),
+    }
+
+
+def details_of_plan(plan: Plan) -> dict[str, Any] | None:
+    """Return the details of one plan, for a report of that plan alone; None if its model isn't at hand."""
+    if not isinstance(plan.frontier, DetailedFrontier) or plan.point is None:
+        return None
+    return {"views": {"0": _view(plan.frontier, plan.point)}, **_of_operators(plan.frontier.model.graph.full_batch)}
+
+
+def _view(frontier: DetailedFrontier, point: int) -> dict[str, Any]:
+    return {**step_view(frontier, point), "decisions": decisions(frontier, point)}
+
+
+def _of_operators(graph: Graph) -> dict[str, Any]:
+    """Return the user's lines, and the shapes of results, by operator."""
+    own = [op for op in graph.operators.values() if op.updates is None]
+    return {
         "sources": {op.name: user_source(op) for op in own if user_source(op)},
         "shapes": {op.name: list(op.result.shape) for op in own if op.outputs},
-        "least_peak_bytes": least_held_bytes(graph, frontier.mesh.n_devices),
     }
 
 

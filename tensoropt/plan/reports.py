@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ..common.errors import InputError, TensorOptError
+from ..common.errors import TensorOptError
 from ..common.progress import Display
 from ..report.page import ASKED
 from .plan import Plan
@@ -25,10 +25,6 @@ def write_asked_report(plan: Plan | StagedPlan, display: Display) -> None:
     if not file:
         return
     try:
-        if isinstance(plan, StagedPlan):
-            raise InputError(
-                "a page shows one stage of a plan with stages; save the plan, then run tensoropt report PLAN.json --stage N"
-            )
         with display.phase("report"):
             plan.report(file)
     except TensorOptError as error:

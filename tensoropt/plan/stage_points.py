@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from ..rules.rule import Config, Interface
 from ..sharding.model import Model
 from ..sharding.stages import StageModel, Stages
 from .find_frontier import ModelFrontier
+from .stage_timeline import stage_timeline
 from .stage_times import PassTimes, Transfers, runs_in_order, step_us
 
 WORTH_MEMORY = 0.01
@@ -91,9 +92,18 @@ class SearchedStages:
 
     def busy_us(self, points: Sequence[int]) -> list[float]:
         """Return for a point of each stage the time of all that it does in a step."""
+        return [each.total(self.micro_batches) for each in self._times_of(points)]
+
+    def timeline(self, points: Sequence[int], in_flight: Sequence[int]) -> dict[str, Any]:
+        """Return when each stage does what with a point of each stage; see :func:`.stage_timeline.stage_timeline`."""
+        sizes = [frontier.mesh.n_devices for frontier in self.frontiers]
+        return stage_timeline(
+            self._times_of(points), self.transfers, self.schedule, self.micro_batches, in_flight, sizes
+        )
+
+    def _times_of(self, points: Sequence[int]) -> list[PassTimes]:
         chosen = zip(self.frontiers, points, strict=True)
-        times = self._times([float(frontier.costs.time_ns[point]) / 1e3 for frontier, point in chosen])
-        return [each.total(self.micro_batches) for each in times]
+        return self._times([float(frontier.costs.time_ns[point]) / 1e3 for frontier, point in chosen])
 
     def step_us(self, searched_us: Sequence[Times], in_flight: Sequence[int]) -> Times:
         """Return the time of a step, given the time of each stage as it was searched, of all micro-batches."""

@@ -74,18 +74,23 @@ class Transfers(NamedTuple):
     last: list[float]
 
 
-def step_us(times: Sequence[PassTimes], on_the_way: Transfers, schedule: str, n: int, in_flight: Sequence[int]) -> Times:
-    """Return the predicted time of a step in ``n`` micro-batches, or the times of many plans."""
+def first_passes_us(times: Sequence[PassTimes], on_the_way: Transfers) -> list[Times]:
+    """Return for each stage when what its first pass needs is there."""
     begins = [each.before for each in times]
     for stage, way in enumerate(on_the_way.first):
         if way:
             begins[stage] = np.maximum(begins[stage], way + reduce(np.maximum, [each.before for each in times]))
+    return begins
+
+
+def step_us(times: Sequence[PassTimes], on_the_way: Transfers, schedule: str, n: int, in_flight: Sequence[int]) -> Times:
+    """Return the predicted time of a step in ``n`` micro-batches, or the times of many plans."""
     return makespan(
         pass_orders(schedule, n, in_flight),
         [each.forward for each in times],
         [each.backward for each in times],
         on_the_way.each,
-        begins,
+        first_passes_us(times, on_the_way),
         on_the_way.last,
         [each.after for each in times],
         [each.late for each in times],

@@ -35,7 +35,7 @@ from .staged_plan import PlannedStage, StagedPlan
 MOST_EVALUATED = 16
 """The most points in stages whose peaks are replayed, apart from those next to a memory limit."""
 NOT_SAVED = "a frontier with stages isn't written as a whole; save plans of its points: frontier.plan(0).save('plan.json')"
-NOT_SHOWN = "a report doesn't show plans with stages yet; print(plan) does"
+NOT_SHOWN = "a report shows one plan with stages, not a frontier of them: frontier.plan(0).report('plan.html')"
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,7 @@ class StagedPoint:
         ):  # fmt: skip
             devices = tuple(range(first, first + frontier.mesh.n_devices))
             first += frontier.mesh.n_devices
-            plan = frontier.plan(number, "mini_time")
+            plan = replace(frontier, assumed=assumed).plan(number, "mini_time")
             planned.append(PlannedStage(devices, last_operator, in_flight, plan, n_bytes, idle_share))
         return StagedPlan(
             stages=tuple(planned),
@@ -136,6 +136,7 @@ class StagedPoint:
             model_digest=stages.whole.graph.digest,
             option=option,
             assumed=dict(assumed),
+            timeline=self.searched.timeline(self.numbers, self.in_flight),
         )
 
 

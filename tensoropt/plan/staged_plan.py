@@ -13,8 +13,14 @@ from ..common.files import read_json, reading_value, write_json
 from ..common.memory_units import memory_text
 from ..ir.graph import Graph
 from ..program.schedule import SCHEDULES, Orders, pass_orders
+from ..report.notebook import bundle, stages_html
+from ..report.page import report_name, write_report
+from ..report.stage_rows import StageRows, stages_explanation, stages_text
+from ..report.staged_page_data import stages_report
+from ..report.timelines import checked_timeline
 from ..sharding.model import Model
 from ..sharding.stages import Stages
+from .details import details_of_plan
 from .frontier import PlanFrontier
 from .plan import FORMAT, VERSION, Plan
 
@@ -76,6 +82,7 @@ class StagedPlan:
         micro_batches: the number of micro-batches in which a training step processes its batch.
         time_us: the time of a training step: that of the schedule, with each stage's time for a micro-batch.
         model_digest: the digest of the model that the plan is for.
+        timeline: when each stage is predicted to do what, as a JSON value; see :mod:`.stage_timeline`.
         assumed: the hardware, the provenance of costs, the TensorFlow version.
         frontier: the frontier that the plan was chosen from, in the process that searched it; None where it was loaded.
         point: the number of the plan's point on it.
@@ -86,6 +93,7 @@ class StagedPlan:
     micro_batches: int
     time_us: float
     model_digest: str
+    timeline: dict[str, Any]
     option: str = "mini_time"
     assumed: dict[str, Any] = field(default_factory=dict)
     frontier: PlanFrontier[Any] | None = field(default=None, repr=False)
@@ -147,6 +155,25 @@ class StagedPlan:
             f"memory: {memory_text(self.memory_bytes)} per device at most"
         )
 
+    def explain(self) -> str:
+        """Return tables of the stages, and of what the time and memory of each are spent on."""
+        return stages_text(self.explanation())
+
+    def explanation(self) -> dict[str, Any]:
+        """Return the numbers of :meth:`explain` as a JSON value."""
+        return stages_explanation(StageRows(self.to_json()))
+
+    def report(self, file: str | os.PathLike[str]) -> None:
+        """Write an HTML file on the step of all stages, and on the plan of each, which opens in a browser without a network;
+        needs Plotly.
+
+        Raises:
+            InputError: the file can't be written, or Plotly isn't installed.
+        """
+        name = report_name(file)
+        details = [details_of_plan(stage.plan) for stage in self.stages]
+        write_report(stages_report(StageRows(self.to_json()), name, details), file)
+
     def table(self) -> str:
         """Return a table of the stages as text."""
         rows = [
@@ -169,6 +196,12 @@ class StagedPlan:
         tables = [f"stage {number}\n{stage.plan.table()}" for number, stage in enumerate(self.stages)]
         return "\n\n".join([self.brief(), self.table(), *tables])
 
+    def _repr_html_(self) -> str:
+        return stages_html(self.explanation())
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return bundle(self)
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON value that the plan's file holds."""
         return {
@@ -181,6 +214,7 @@ class StagedPlan:
             "time_us": self.time_us,
             "memory_bytes": self.memory_bytes,
             "assumed": dict(self.assumed),
+            "timeline": self.timeline,
             "stages": [stage.to_json() for stage in self.stages],
         }
 
@@ -193,6 +227,7 @@ class StagedPlan:
             micro_batches=int(value["micro_batches"]),
             time_us=float(value["time_us"]),
             model_digest=str(value["model_digest"]),
+            timeline=checked_timeline(value["timeline"]),
             option=str(value["option"]),
             assumed=dict(value["assumed"]),
         )

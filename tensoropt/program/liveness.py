@@ -104,57 +104,82 @@ def peak_of_program(program: Sequence[Instruction], observer: Observer | None = 
         observer: called at each instruction.
     """
     dying, given = _lifetimes(program)
-    alive: Counter[str] = Counter()
-    size = {id(buffer): buffer.n_bytes for each in program for buffer in (*each.writes, *each.reads)}
-    python_s = {id(buffer) for each in program for buffer in each.writes if buffer.is_python_s}
-    there: dict[int, Buffer] = {}
-    for buffer in given:
-        alive[buffer.use] += buffer.n_bytes
-        there[id(buffer)] = buffer
-    peak, at_peak = Peak(alive.total(), Counter(alive)), dict(there)
+    memory = _Memory(program, given)
+    peak, at_peak = Peak(memory.alive.total(), Counter(memory.alive)), dict(memory.there)
     held: list[Buffer] = []  # Python's buffers that died since the last call of Python
     leaving: list[Buffer] = []  # Python's buffers that died before that call: it frees them
-
-    def give_back(buffers: Iterable[Buffer]) -> None:
-        for buffer in buffers:
-            alive[buffer.use] -= size[id(buffer)]
-            there.pop(id(buffer), None)
-
     for i, each in enumerate(program):
         if each.calls_python or (i and set(program[i - 1].writes) & set(each.reads)):
-            give_back(leaving)
+            memory.give_back(leaving)
             leaving = []
+        memory.write(each, dying[i])
+        if observer is not None:
+            observer(i, memory.alive)
+        total = memory.alive.total() + each.scratch_bytes
+        if total > peak.n_bytes:
+            by_use = +(memory.alive + Counter({SCRATCH: each.scratch_bytes}))
+            peak, at_peak = Peak(total, by_use, i), dict(memory.there)
+        memory.give_back(leaving)
+        memory.give_back(buffer for buffer in dying[i] if id(buffer) not in memory.python_s)
+        died = [buffer for buffer in dying[i] if id(buffer) in memory.python_s]
+        leaving, held = (held, died) if each.calls_python else ([], held + died)
+    for key, buffer in at_peak.items():
+        if buffer.of:
+            peak.by_tensor[buffer.of] += memory.size[key]
+    runs = made_text(program[peak.instruction]) if program else ""
+    return replace(peak, runs=runs, n_instructions=len(program))
+
+
+class _Memory:
+    """The buffers that are alive while a program runs, by their identity.
+
+    Attributes:
+        alive: the bytes that are alive, by use.
+        there: the buffers that are alive.
+        size: the bytes that each buffer keeps alive; of one that is written over another one, those of the other.
+        python_s: the buffers that Python allocated, and those written over them.
+    """
+
+    def __init__(self, program: Sequence[Instruction], given: Iterable[Buffer]) -> None:
+        self.alive: Counter[str] = Counter()
+        self.there: dict[int, Buffer] = {}
+        self.size = {id(buffer): buffer.n_bytes for each in program for buffer in (*each.writes, *each.reads)}
+        self.python_s = {id(buffer) for each in program for buffer in each.writes if buffer.is_python_s}
+        for buffer in given:
+            self._take(buffer)
+
+    def write(self, each: Instruction, dying: list[Buffer]) -> None:
+        """Take the buffers that an instruction writes.
+
+        Args:
+            dying: the buffers that it is the last to use; those that it writes over are taken out.
+        """
         # Python's memory is overwritten only through a view of a part of it.
         free = [
             (b, seen)
             for b, seen in dict.fromkeys(each.overwrites)
-            if b in dying[i] and (seen < size[id(b)] or id(b) not in python_s)
+            if b in dying and (seen < self.size[id(b)] or id(b) not in self.python_s)
         ]
         for buffer in each.writes:
             over = next((other for other, seen in free if seen == buffer.n_bytes), None)
             if over is not None:
                 free = [(b, seen) for b, seen in free if b is not over]
-                dying[i].remove(over)
-                give_back([over])
-                size[id(buffer)] = size[id(over)]
-                if id(over) in python_s:
-                    python_s.add(id(buffer))
-            alive[buffer.use] += size[id(buffer)]
-            there[id(buffer)] = buffer
-        if observer is not None:
-            observer(i, alive)
-        total = alive.total() + each.scratch_bytes
-        if total > peak.n_bytes:
-            peak, at_peak = Peak(total, +(alive + Counter({SCRATCH: each.scratch_bytes})), i), dict(there)
-        give_back(leaving)
-        give_back(buffer for buffer in dying[i] if id(buffer) not in python_s)
-        died = [buffer for buffer in dying[i] if id(buffer) in python_s]
-        leaving, held = (held, died) if each.calls_python else ([], held + died)
-    for key, buffer in at_peak.items():
-        if buffer.of:
-            peak.by_tensor[buffer.of] += size[key]
-    runs = made_text(program[peak.instruction]) if program else ""
-    return replace(peak, runs=runs, n_instructions=len(program))
+                dying.remove(over)
+                self.give_back([over])
+                self.size[id(buffer)] = self.size[id(over)]
+                if id(over) in self.python_s:
+                    self.python_s.add(id(buffer))
+            self._take(buffer)
+
+    def give_back(self, buffers: Iterable[Buffer]) -> None:
+        """Free buffers."""
+        for buffer in buffers:
+            self.alive[buffer.use] -= self.size[id(buffer)]
+            self.there.pop(id(buffer), None)
+
+    def _take(self, buffer: Buffer) -> None:
+        self.alive[buffer.use] += self.size[id(buffer)]
+        self.there[id(buffer)] = buffer
 
 
 def made_text(instruction: Instruction) -> str:

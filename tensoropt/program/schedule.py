@@ -114,6 +114,30 @@ def merged(of_stages: Orders) -> list[Pass]:
     return found
 
 
+def pass_ends(
+    of_stages: Orders,
+    forward: Sequence[Times],
+    backward: Sequence[Times],
+    transfer: Sequence[float],
+    first: Sequence[Times] | None = None,
+    late: Sequence[Times] | None = None,
+) -> tuple[dict[Pass, Times], list[Times]]:
+    """Return when each pass ends, and when the last pass of each stage does; see :func:`makespan`."""
+    ended: dict[Pass, Times] = {}
+    free: list[Times] = [time + 0.0 * forward[0] for time in first or [0.0] * len(of_stages)]
+    for each in merged(of_stages):
+        ready = free[each.stage]
+        for needed in needs(each, len(of_stages)):
+            way: Times = 0.0 * forward[0]
+            if needed.stage != each.stage:
+                sent_before = late[needed.stage] if late and needed.is_backward else way
+                way = transfer[min(each.stage, needed.stage)] - sent_before
+            ready = np.maximum(ready, ended[needed] + way)
+        takes = backward if each.is_backward else forward
+        ended[each] = free[each.stage] = ready + takes[each.stage]
+    return ended, free
+
+
 def makespan(
     of_stages: Orders,
     forward: Sequence[Times],
@@ -137,18 +161,7 @@ def makespan(
         late: for each stage, how long its backward passes still take when what an earlier stage waits for has been sent;
             None: nothing.
     """
-    ended: dict[Pass, Times] = {}
-    free: list[Times] = [time + 0.0 * forward[0] for time in first or [0.0] * len(of_stages)]
-    for each in merged(of_stages):
-        ready = free[each.stage]
-        for needed in needs(each, len(of_stages)):
-            way: Times = 0.0 * forward[0]
-            if needed.stage != each.stage:
-                sent_before = late[needed.stage] if late and needed.is_backward else way
-                way = transfer[min(each.stage, needed.stage)] - sent_before
-            ready = np.maximum(ready, ended[needed] + way)
-        takes = backward if each.is_backward else forward
-        ended[each] = free[each.stage] = ready + takes[each.stage]
+    _, free = pass_ends(of_stages, forward, backward, transfer, first, late)
     after, last = after or [0.0 * forward[0]] * len(free), last or [0.0] * len(free)
     # Of two stages the one that doesn't send back is the one that waits; of more it may be any.
     waits = reduce(np.maximum, after)

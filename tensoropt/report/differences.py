@@ -164,7 +164,7 @@ def _stages_text(told: dict[str, Any]) -> list[str]:
     parts = [f"{len(told['stages'])} stages by {schedule}", _totals_text(told)]
     for number, stage in enumerate(told["stages"]):
         ends = " > ".join(dict.fromkeys(name or "(the end)" for name in stage["last_operator"]))
-        parts += [f"stage {number + 1}, which ends with {ends}", *_plans_text(stage)]
+        parts += [f"stage {number}, which ends with {ends}", *_plans_text(stage)]
     return parts
 
 

@@ -9,9 +9,9 @@ from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from .frontier_rows import FrontierRows
 from .plan_rows import Row
+from .timelines import checked_timeline
 
 COMPARED = ("step_us", "compute_us", "network_us", "memory_bytes")
-_NUMBERS_OF_A_TASK = 6
 
 
 def measured_at(frontier: FrontierRows, check: Row, file: str) -> dict[str, Any]:
@@ -27,13 +27,7 @@ def measured_at(frontier: FrontierRows, check: Row, file: str) -> dict[str, Any]
     told = {key: {what: check[key][what] for what in ("name", "predicted", "measured")} for key in COMPARED}
     if not all(math.isfinite(row["predicted"]) and math.isfinite(row["measured"]) for row in told.values()):
         raise ValueError("a cost isn't finite")
-    timeline = {key: check["timeline"][key] for key in ("makespan_ns", "devices", "operators", "kinds", "tasks")}
-    for text in filter(None, timeline["tasks"].split(";")):
-        numbers = [int(number) for number in text.split(",")]
-        if len(numbers) != _NUMBERS_OF_A_TASK:
-            raise ValueError(f"a task has {len(numbers)} numbers, expected {_NUMBERS_OF_A_TASK}")
-        for column, key in ((0, "devices"), (4, "operators"), (5, "kinds")):
-            _ = timeline[key][numbers[column]]
+    timeline = checked_timeline(check["timeline"])
     predicted_us = told["step_us"]["predicted"]
     fits = [i for i, point in enumerate(frontier.points) if math.isclose(point["time_us"], predicted_us, rel_tol=1e-9)]
     if not fits:

@@ -35,6 +35,17 @@ def plan_html(told: dict[str, Any]) -> str:
     )
 
 
+def stages_html(told: dict[str, Any]) -> str:
+    """Return the explanation of a plan with stages as HTML: its stages, and what each one costs."""
+    rows = [
+        [str(number), ", ".join(map(str, stage["devices"])), memory_text(stage["memory_bytes"]),
+         time_text(stage["explanation"]["time_us"]), f"{stage['idle_share']:.0%}"]
+        for number, stage in enumerate(told["stages"])
+    ]  # fmt: skip
+    table = _table(rows, ("stage", "devices", "memory per device", "time", "idle"))
+    return f"<p>{html.escape(told['summary'])}</p>{table}"
+
+
 def frontier_html(summary: str, points: Sequence[Any], marked: dict[str, int], shown: Sequence[int]) -> str:
     """Return a frontier as HTML: a picture of time against memory, and a table of some points.
 

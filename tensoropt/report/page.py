@@ -51,7 +51,7 @@ def page(data: dict[str, Any]) -> bytes:
         b"style": _part("page.css"),
         b"library": library(),
         b"data": embedded(data),
-        b"script": b"\n".join(_part(name) for name in ("amounts.js", "charts.js", "table.js", "page.js")),
+        b"script": b"\n".join(_part(name) for name in ("amounts.js", "charts.js", "table.js", "stages.js", "page.js")),
     }
     pieces = _PLACE.split(_part("page.html"))
     return b"".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))

@@ -32,12 +32,17 @@ from .plan_rows import PlanRows, Row
 from .sentences import PointSentences
 from .sums import Sums
 
-FORMAT, VERSION = "tensoropt/report", 3
+FORMAT, VERSION = "tensoropt/report", 4
 _TIMES = ("time_us", "compute_time_us", "network_time_us", "overlap_time_us")
 
 
 def report_data(
-    frontier: FrontierRows, title: str, chosen: int | None = None, measured: Row | None = None, curve: Row | None = None
+    frontier: FrontierRows,
+    title: str,
+    chosen: int | None = None,
+    measured: Row | None = None,
+    curve: Row | None = None,
+    first_rank: int = 0,
 ) -> dict[str, Any]:
     """Return the data of a report.
 
@@ -46,6 +51,7 @@ def report_data(
         chosen: the number of the point that is shown first; the file's own choice or the fastest one by default.
         measured: what a check measured, see :mod:`.measured`, which is shown beside what was predicted.
         curve: the JSON value of a curve over device counts.
+        first_rank: the number of the first of the devices, which isn't 0 in a stage that others come before.
     """
     value, details = frontier.value, frontier.value.get("details", {})
     rows = frontier.plan(0)
@@ -61,6 +67,7 @@ def report_data(
         "model": details.get("model", ""),
         "hardware": value["hardware"],
         "devices": mesh.n_devices,
+        "first_rank": first_rank,
         "mesh": str(mesh),
         "axes": [
             {"name": AXIS_NAMES[axis], "size": size, "level": mesh.levels[mesh.level_of_axis[axis]].name}
@@ -92,8 +99,12 @@ def report_data(
     }
 
 
-def frontier_of_plan(plan: PlanRows) -> FrontierRows:
-    """Return a plan as a frontier of one point."""
+def frontier_of_plan(plan: PlanRows, details: Row | None = None) -> FrontierRows:
+    """Return a plan as a frontier of one point.
+
+    Args:
+        details: what a report shows beside the plan, if it is known; see the details of a frontier's file.
+    """
     value = plan.value
     common = ("name", "type")
     operators = [
@@ -116,7 +127,7 @@ def frontier_of_plan(plan: PlanRows) -> FrontierRows:
         "columns": ["0"],
         "operators": operators,
         "reshardings": [{"column": 0, "choices": [list(range(len(plan.reshardings)))], "pool": list(plan.reshardings)}],
-        "details": {"peaks": {} if plan.peak is None else {"0": plan.peak}},
+        "details": {"peaks": {} if plan.peak is None else {"0": plan.peak}, **(details or {})},
     })
 
 

@@ -15,6 +15,7 @@ from .checksum import check_signed
 from .frontier_rows import FrontierRows
 from .plan_rows import PlanRows, device_bytes_of
 from .stage_rows import StageRows
+from .timelines import checked_timeline
 
 _KINDS = {"plan": PLAN, "frontier": FRONTIER, "curve": CURVE}
 File = str | os.PathLike[str]
@@ -61,6 +62,7 @@ def read_explained(file: File) -> PlanRows | StageRows | FrontierRows:
         staged = StageRows(value)
         with reading_value(kind, file):
             _ = [(plan.mesh, plan.operators, plan.reshardings, plan.device_bytes, plan.peak) for plan in staged.plans]
+            checked_timeline(value["timeline"])
         return staged
     rows = _rows(kind, value, file)
     assert not isinstance(rows, dict)

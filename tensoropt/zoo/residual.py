@@ -64,7 +64,7 @@ def wide_resnet(
 
 
 def _basic(x: tf.Tensor, width: int, stride: int, name: str) -> tf.Tensor:
-    """Normalisation and ReLU come before each of two convolutions, and before a shortcut that is convolved."""
+    """Return a basic block: normalisation and ReLU come before each of two convolutions, and before a convolved shortcut."""
     with v1.variable_scope(name):
         active = tf.nn.relu(batch_norm(x, "norm"))
         y = normalised_convolution(active, 3, width, "first", stride)

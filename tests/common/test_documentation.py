@@ -1,4 +1,4 @@
-"""What the pages of `docs/` name is there: tests, benchmarks, other pages."""
+"""What the pages of `docs/` name is there: tests, benchmarks, other pages and their headings, packages."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 SCRIPT = re.compile(r"\b(?:tests|examples)/[\w/]+\.(?:py|sh)\b")
 TEST = re.compile(r"(tests/[\w/]+\.py)?::(test_\w+)")
-LINK = re.compile(r"\]\(([^)\s#]+\.md)(?:#[\w-]*)?\)")
+LINK = re.compile(r"\]\(([^)\s#]*)(?:#([\w-]*))?\)")
+CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+PACKAGE = re.compile(r"^\| `(?:tensoropt/)?(\w+)/` \|", re.MULTILINE)
 
 
 def missing(page: Path, text: str) -> list[str]:
-    """Return the scripts, tests and pages that a page names and that aren't there."""
+    """Return the scripts, tests, files and headings that a page names and that aren't there."""
     gone = [name for name in SCRIPT.findall(text) if not (ROOT / name).exists()]
-    gone += [link for link in LINK.findall(text) if "://" not in link and not (page.parent / link).exists()]
+    for link, heading in LINK.findall(text):
+        target = page.parent / link if link else page
+        if "://" in link:
+            continue
+        if not target.exists():
+            gone.append(link)
+        elif heading and heading not in headings(text if target == page else target.read_text()):
+            gone.append(f"{link}#{heading}")
     path = ""
     for match in TEST.finditer(text):
         path = match[1] or path
@@ -26,16 +35,31 @@ def missing(page: Path, text: str) -> list[str]:
     return gone
 
 
+def headings(text: str) -> set[str]:
+    """Return the names by which links lead to a page's headings."""
+    titles = re.findall(r"^#+ (.*)$", CODE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_names_is_there(page: Path) -> None:
     assert not missing(page, page.read_text())
 
 
 def test_what_is_not_there_is_seen() -> None:
-    text = "`tests/common/test_documentation.py::test_nothing`, `::test_neither`, [a](no.md), tests/no/such.py"
+    named = "`tests/common/test_documentation.py::test_nothing`, `::test_neither`, tests/no/such.py"
+    text = f"{named}, [a](no.md), [b](docs/README.md#no)"
     assert missing(ROOT / "README.md", text) == [
         "tests/no/such.py",
         "no.md",
+        "docs/README.md#no",
         "tests/common/test_documentation.py::test_nothing",
         "tests/common/test_documentation.py::test_neither",
     ]
+
+
+def test_the_tables_of_packages_are_the_tree_in_one_order() -> None:
+    pages = [(ROOT / page).read_text() for page in ("README.md", "CONTRIBUTING.md")]
+    tables = [PACKAGE.findall(page.partition("| package | what it does |")[2].partition("\n\n")[0]) for page in pages]
+    assert tables[0] == tables[1]
+    assert sorted(tables[0]) == sorted(path.parent.name for path in ROOT.glob("tensoropt/*/__init__.py"))

@@ -19,6 +19,8 @@ from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.plan.staged_plan import StagedPlan, load_any
 from tensoropt.profiling.hardware import named
+from tensoropt.report.page import DATA_ID
+from tensoropt.report.stage_rows import stages_text
 from tensoropt.runtime.pipeline.execute_staged import execute_staged
 from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.stages import Stages
@@ -30,6 +32,11 @@ TRAIN = Path(__file__).parent / "train.py"
 def plan_of(name: str, n_stages: object, parallelism: int = 4, schedule: str | None = None, **changed: object) -> StagedPlan:
     request = Request(models.recorded(name, "adam").model, named("v100-1x4"), None, **changed)
     return find_staged(request, parallelism, n_stages, schedule)
+
+
+def embedded_in(page: Path) -> str:
+    """Return the data of a report's page as text."""
+    return page.read_text().partition(f'id="{DATA_ID}">')[2].partition("</script>")[0]
 
 
 def read_answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
@@ -47,6 +54,7 @@ def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
     plan = load_any(tmp_path / "plan.json")
     assert isinstance(plan, StagedPlan) and plan.to_json() == found.to_json()
     assert plan.parallelism == 4 and len(plan.stages) == n_stages
+    assert all(stage.plan.assumed == plan.assumed for stage in plan.stages)
     told = read_answer(capsys, "explain", tmp_path / "plan.json", "--json")
     assert (told["time_us"], told["memory_bytes"], told["schedule"]) == (plan.time_us, plan.memory_bytes, plan.schedule)
     for stage, planned in zip(told["stages"], plan.stages, strict=True):
@@ -57,11 +65,19 @@ def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
     same = read_answer(capsys, "diff", tmp_path / "plan.json", tmp_path / "plan.json", "--json")
     assert same["totals"]["time_us"] == [plan.time_us] * 2 and len(same["stages"]) == n_stages
     assert [stage["operators"] for stage in same["stages"]] == [[]] * n_stages
-    page = read_answer(capsys, "report", tmp_path / "plan.json", "--stage", n_stages, "--json")
-    assert page["points"]["time_us"] == [plan.stages[-1].plan.time_us]
-    assert page["title"] == f"plan.json, stage {n_stages} of {n_stages}"
-    assert main(["report", str(tmp_path / "plan.json"), "--stage", str(n_stages + 1)]) == 2
-    assert f"from 1 to {n_stages}, got '{n_stages + 1}'" in capsys.readouterr().err
+    page = read_answer(capsys, "report", tmp_path / "plan.json", "--json")
+    assert (page["time_us"], page["memory_bytes"], page["timeline"]) == (plan.time_us, plan.memory_bytes, plan.timeline)
+    for stage, planned in zip(page["stages"], plan.stages, strict=True):
+        assert stage["report"]["points"]["time_us"] == [planned.plan.time_us]
+        assert stage["report"]["first_rank"] == planned.devices[0] and stage["memory_bytes"] == planned.memory_bytes
+    found.report(tmp_path / "found.html")
+    at_hand = json.loads(embedded_in(tmp_path / "found.html"))
+    for stage, of_file, planned in zip(at_hand["stages"], page["stages"], found.stages, strict=True):
+        assert stage["report"]["points"] == of_file["report"]["points"]
+        view = stage["report"]["views"]["0"]
+        assert view["memory"]["peak_bytes"] == planned.plan.peak_bytes
+        assert view["decisions"] or len(planned.devices) == 1
+    assert found.explain() == stages_text(told) and told["summary"] in found._repr_html_()
     assert f"{n_stages} stages on 4 devices" in text and text.count("where the time goes") == n_stages
     execution = execute_staged(
         plan, model.model, lambda variable: model.first_values[variable], Processes(0, 1, ("here",)), "emulated"
@@ -94,10 +110,15 @@ def test_more_micro_batches_are_in_flight_over_a_slow_link_where_they_fit() -> N
 
 def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
     value = plan_of("mlp", 2).to_json()
-    value["stages"][1]["devices"] = [0, 1]
-    (tmp_path / "plan.json").write_text(json.dumps(value))
-    with pytest.raises(InputError, match=r"damaged.*don't fit together"):
-        load_any(tmp_path / "plan.json")
+    for change, why in (
+        (lambda: value["stages"][1].update(devices=[0, 1]), r"damaged.*don't fit together"),
+        (lambda: value["timeline"].update(tasks="0,0,0,1,0"), r"damaged.*a task has 5 numbers, expected 6"),
+        (lambda: value.pop("timeline"), r"damaged.*timeline"),
+    ):
+        change()
+        (tmp_path / "plan.json").write_text(json.dumps(value))
+        with pytest.raises(InputError, match=why):
+            load_any(tmp_path / "plan.json")
 
 
 @pytest.mark.parametrize(

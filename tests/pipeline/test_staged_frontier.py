@@ -97,7 +97,7 @@ def test_a_plan_without_stages_is_explained_beside_its_own_frontier() -> None:
     assert plan.explanation() == {**alone, "frontier": found.table(number).splitlines()}
     with pytest.raises(InputError, match="isn't written as a whole"):
         found.save("frontier.json")
-    with pytest.raises(InputError, match="a report doesn't show plans with stages"):
+    with pytest.raises(InputError, match="a report shows one plan with stages"):
         found.report("report.html")
 
 

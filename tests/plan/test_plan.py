@@ -82,8 +82,8 @@ def test_saving_leaves_one_whole_file(planned, tmp_path):
         ("\x80", "is not whole JSON"),
         ("[1]", "is not a plan: got format 'list', expected 'tensoropt/plan'"),
         ('{"format": "tensoropt/curve", "version": 1}', "got format 'tensoropt/curve', expected 'tensoropt/plan'"),
-        ('{"format": "tensoropt/plan", "version": 3}', "has version 3, expected 4"),
-        ('{"format": "tensoropt/plan", "version": 4}', "is damaged"),
+        ('{"format": "tensoropt/plan", "version": 4}', "has version 4, expected 5"),
+        ('{"format": "tensoropt/plan", "version": 5}', "is damaged"),
     ],
 )
 def test_files_that_are_no_plans(tmp_path, text, said):

@@ -1,8 +1,10 @@
 // The page: what is selected, and what is drawn of it. Everything comes from the JSON in the page.
 
-const data = JSON.parse(document.getElementById("tensoropt-data").textContent);
+const whole = JSON.parse(document.getElementById("tensoropt-data").textContent);
+// Of a plan with stages the sections show one stage, each a plan of its own.
+let data = whole.stages ? whole.stages[0].report : whole;
 const state = {
-  point: data.chosen, limit: null, search: "", sort: {key: "time", down: true}, open: new Set(), allOpen: false, rank: 0, rows: [],
+  point: data.chosen, limit: null, search: "", sort: {key: "time", down: true}, open: new Set(), allOpen: false, rank: data.first_rank, rows: [],
 };
 const byId = (id) => document.getElementById(id);
 const count = data.points.time_us.length;
@@ -84,7 +86,9 @@ function drawCards() {
     const {time_us: time, peak_bytes: peak} = parallel.points[0];
     marks.push(`Data parallelism: ${timeText(time)}, peak ${memoryText(peak)}: ${beside(time, peak)}.`);
   }
-  if (count < 2) marks.splice(has && neededBytes(at) > has ? 1 : 0, marks.length, "This report is of one plan; a frontier's has all plans to choose from.");
+  if (count < 2) marks.splice(has && neededBytes(at) > has ? 1 : 0, marks.length, whole.stages
+    ? "This is one stage by itself, its micro-batches one after the other: its time has no waiting, and its peak is that of one micro-batch. What those in flight need together is in the table above."
+    : "This report is of one plan; a frontier's has all plans to choose from.");
   if (data.views[at]) marks.push(data.views[at].sentences[0]);
   byId("around").replaceChildren(...marks.map((text) => element("li", text)));
 }
@@ -129,7 +133,7 @@ function viewButtons(id, what) {
   const place = byId(id);
   place.replaceChildren(element("p", stored.length
     ? `${what} stored for ${stored.length} of ${count} points; the nearest are:`
-    : `${what} not in this file; search --frontier stores it, and plan.report of a plan that was just found.`, {className: "lead"}));
+    : `${what} not in this file; search ${whole.stages ? "--stages N --report OUT.html shows it" : "--frontier stores it"}, and plan.report of a plan that was just found.`, {className: "lead"}));
   const near = [...stored].sort((a, b) => Math.abs(a - state.point) - Math.abs(b - state.point)).slice(0, 4).sort((a, b) => a - b);
   for (const point of near) {
     const button = element("button", `point ${point + 1}: ${memoryText(data.points.memory_bytes[point])}, ${timeText(data.points.time_us[point])}`, {type: "button"});
@@ -153,8 +157,8 @@ function drawStep() {
   const memory = view.memory;
   byId("timeline-chart").parentElement.hidden = !view.timeline;
   byId("step-lead").textContent = (view.timeline
-    ? `Simulated on ${data.hardware}: ${timeText(view.timeline.makespan_ns / 1e3)} from begin to end. `
-    : "A model with several passes isn't simulated. ") +
+    ? `${whole.stages ? "This stage by itself, simulated" : "Simulated"} on ${data.hardware}: ${timeText(view.timeline.makespan_ns / 1e3)} from begin to end. `
+    : whole.stages ? "When the stage runs is drawn above, with all others. " : "A model with several passes isn't simulated. ") +
     `Most memory is alive at instruction ${memory.peak_instruction + 1} of ${memory.instructions}` + (memory.peak_runs ? `, ${memory.peak_runs}.` : ".");
   // The two large charts are drawn after the rest is on the screen, so that a click is answered at once.
   delete document.documentElement.dataset.step;
@@ -241,11 +245,30 @@ function limitTo(limit) {
   if (point === null) moveSelection(state); else select(point);
 }
 
-function start() {
+function drawNames() {
   byId("title").textContent = data.model || data.title;
-  byId("subtitle").textContent = `${data.devices} device${data.devices > 1 ? "s" : ""} ${data.mesh} of ${data.hardware}` +
+  byId("subtitle").textContent = (whole.stages ? `stage ${whole.stages.findIndex((stage) => stage.report === data)}, one of ${whole.stages.length}, on ` : "") +
+    `${data.devices} device${data.devices > 1 ? "s" : ""} ${data.mesh} of ${data.hardware}` +
     (data.micro_batches > 1 ? `, ${data.micro_batches} micro-batches` : "") + `; ${data.title}`;
   byId("frontier-lead").textContent = data.summary;
+  if (whole.stages) byId("frontier-title").textContent = "The chosen stage";
+  const assumed = Object.entries(data.assumed).flatMap(([key, value]) => typeof value === "object" && value !== null && key === "provenance"
+    ? Object.entries(value) : [[key, typeof value === "object" ? JSON.stringify(value) : String(value)]]);
+  byId("assumptions").replaceChildren(...assumed.flatMap(([key, value]) => [element("dt", key.replaceAll("_", " ")), element("dd", String(value))]));
+}
+
+function showStage(number) {
+  data = whole.stages[number].report;
+  Object.assign(state, {point: data.chosen, rank: data.first_rank, shown: null, open: new Set()});
+  byId("operator").hidden = true;
+  drawStages(whole, number, showStage);
+  drawNames();
+  select(state.point);
+}
+
+function start() {
+  drawNames();
+  if (whole.stages) drawStages(whole, 0, showStage);
   byId("controls").hidden = count < 2;
   byId("frontier-chart").parentElement.hidden = count < 2;
   byId("point").max = count - 1;
@@ -255,7 +278,7 @@ function start() {
     const limit = parseMemory(byId("limit-text").value);
     if (limit === null) drawLimit("write an amount such as 16 GB or 15 GiB"); else limitTo(limit);
   });
-  byId("axis").hidden = !hasPeaks;
+  byId("axis").hidden = !hasPeaks || count < 2;
   for (const one of document.getElementsByName("axis")) one.addEventListener("change", () => {
     state.axis = one.value;
     drawFrontier(data, state);
@@ -268,9 +291,6 @@ function start() {
     drawTable(data, state);
   });
   byId("scheme").addEventListener("click", () => setScheme(document.documentElement.dataset.scheme === "dark" ? "light" : "dark"));
-  const assumed = Object.entries(data.assumed).flatMap(([key, value]) => typeof value === "object" && value !== null && key === "provenance"
-    ? Object.entries(value) : [[key, typeof value === "object" ? JSON.stringify(value) : String(value)]]);
-  byId("assumptions").replaceChildren(...assumed.flatMap(([key, value]) => [element("dt", key.replaceAll("_", " ")), element("dd", String(value))]));
   drawHeadings(data, state);
   drawLimit();
   setScheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
@@ -284,6 +304,7 @@ function setScheme(scheme) {
   document.documentElement.dataset.scheme = scheme;
   byId("scheme").textContent = scheme === "dark" ? "Light" : "Dark";
   if (count > 1) drawFrontier(data, state);
+  if (whole.stages) drawTimeline("stages-chart", whole.timeline, whole.timeline.makespan_ns);
   drawCurve(data);
   select(state.point);
   document.documentElement.dataset.drawn = "yes";

@@ -139,8 +139,8 @@ function gridOf(data, layout, rank) {
   const [down, across] = split.map((each) => each[1]).sort((a, b) => a - b);
   const table = element("table", null, {className: "grid"});
   const cells = new Map();
-  const own = (of) => [down, across].map((dim) => dim === undefined ? 0 : indexAlong(data.axes, layout.splits[dim], of)).join("/");
-  for (let each = 0; each < data.devices; each++) cells.set(own(each), [...(cells.get(own(each)) || []), each]);
+  const own = (of) => [down, across].map((dim) => dim === undefined ? 0 : indexAlong(data.axes, layout.splits[dim], of - data.first_rank)).join("/");
+  for (let each = data.first_rank; each < data.first_rank + data.devices; each++) cells.set(own(each), [...(cells.get(own(each)) || []), each]);
   const rows = down === undefined ? 1 : counts[down];
   const columns = across === undefined ? 1 : counts[across];
   for (let r = 0; r < Math.min(rows, 16); r++) {
@@ -171,16 +171,16 @@ function drawOperator(data, state, row) {
     if (layout.partial.length) left.append(element("div", `a sum over ${layout.partial.join("")} is still to be added up`, {className: "note"}));
     const right = element("div");
     const label = element("label", "rank ", {htmlFor: "rank"});
-    const choose = element("input", null, {id: "rank", type: "number", min: 0, max: data.devices - 1, value: state.rank});
+    const choose = element("input", null, {id: "rank", type: "number", min: data.first_rank, max: data.first_rank + data.devices - 1, value: state.rank});
     const held = element("div", null, {id: "held"});
     const tell = () => {
       held.textContent = row.shape
-        ? `rank ${state.rank} holds [${heldBy(data.axes, layout, row.shape, state.rank).map(([from, to]) => `${from}:${to}`).join(", ")}]`
-        : "the file doesn't tell the shape";
+        ? `rank ${state.rank} holds [${heldBy(data.axes, layout, row.shape, state.rank - data.first_rank).map(([from, to]) => `${from}:${to}`).join(", ")}]`
+        : "this file doesn't tell the shape; the report of a frontier does";
     };
     choose.addEventListener("input", () => {
       const rank = Math.trunc(Number(choose.value));
-      if (choose.value === "" || rank < 0 || rank >= data.devices) return;
+      if (choose.value === "" || rank < data.first_rank || rank >= data.first_rank + data.devices) return;
       state.rank = rank;
       grid.replaceChildren(...gridOf(data, layout, rank)[0].children);
       tell();

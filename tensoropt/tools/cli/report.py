@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import gc
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ...common.errors import InputError
 from ...common.files import check_writable, read_json, reading_value
 from ...common.formats import CHECK
 from .answers import PRINTED, add_json_argument, answer, check_apart, check_json_path
+
+if TYPE_CHECKING:
+    from ...report.frontier_rows import FrontierRows
+    from ...report.plan_rows import PlanRows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="OUT.html", help="default: FILE.html, beside FILE.json")
     parser.add_argument("--measured", metavar="CHECK.json", help="what check --json wrote, shown beside the predictions")
     parser.add_argument("--curve", metavar="CURVE.json", help="a curve over device counts, shown beside the frontier")
-    parser.add_argument("--stage", metavar="N", help="the stage to show of a plan with stages, from 1 up")
     add_json_argument(parser)
 
 
@@ -35,12 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from ...report.measured import measured_at
     from ...report.page import write_report
-    from ...report.page_data import frontier_of_plan, report_data
-    from ...report.plan_rows import PlanRows
-    from ...report.reading import read_explained, read_rows
+    from ...report.reading import read_explained
     from ...report.stage_rows import StageRows
+    from ...report.staged_page_data import stages_report
 
     file = Path(arguments.file)
     output = arguments.output or file.with_suffix(".html")
@@ -49,13 +51,31 @@ def _report(arguments: argparse.Namespace) -> int:
     check_writable(output, "report")
     check_apart(output, "-o", arguments.measured, arguments.curve)
     check_json_path(arguments, file, output, arguments.measured, arguments.curve)
-    rows, title = read_explained(file), file.name
+    rows = read_explained(file)
     if isinstance(rows, StageRows):
-        number = rows.number_of(arguments.stage, str(file))
-        title = f"{file.name}, stage {number + 1} of {len(rows.plans)}"
-        rows = rows.plans[number]
-    elif arguments.stage is not None:
-        raise InputError(f"--stage chooses a stage of a plan with stages, but '{file}' has none; leave it")
+        for name, given in (("--measured", arguments.measured), ("--curve", arguments.curve)):
+            if given is not None:
+                raise InputError(f"{name} is shown beside plans without stages, and '{file}' has stages; leave it")
+        with reading_value("file", file):
+            data, n_points = stages_report(rows, file.name), 1
+    else:
+        data, n_points = _without_stages(arguments, rows)
+    write_report(data, output)
+    size = output.stat().st_size / 1e6
+    told = f"wrote {output}: {n_points} point{'s' * (n_points > 1)}, {size:.1f} MB; open it in a browser"
+    if arguments.json == PRINTED:
+        return answer(arguments, data, "")
+    return answer(arguments, data, told)
+
+
+def _without_stages(arguments: argparse.Namespace, rows: PlanRows | FrontierRows) -> tuple[dict[str, Any], int]:
+    """Return the data of the report of a plan without stages or a frontier, and the number of its points."""
+    from ...report.measured import measured_at
+    from ...report.page_data import frontier_of_plan, report_data
+    from ...report.plan_rows import PlanRows
+    from ...report.reading import read_rows
+
+    file = Path(arguments.file)
     check = None if arguments.measured is None else read_json(arguments.measured, "check", *CHECK)
     curve = None if arguments.curve is None else read_rows(arguments.curve, "curve")
     with reading_value("file", file):
@@ -64,10 +84,4 @@ def _report(arguments: argparse.Namespace) -> int:
     with reading_value("check", arguments.measured or ""):
         measured = None if check is None else measured_at(frontier, check, arguments.measured)
     with reading_value("file", file):
-        data = report_data(frontier, title, measured=measured, curve=curve)
-    write_report(data, output)
-    n_points, size = len(frontier), output.stat().st_size / 1e6
-    told = f"wrote {output}: {n_points} point{'s' * (n_points > 1)}, {size:.1f} MB; open it in a browser"
-    if arguments.json == PRINTED:
-        return answer(arguments, data, "")
-    return answer(arguments, data, told)
+        return report_data(frontier, file.name, measured=measured, curve=curve), len(frontier)

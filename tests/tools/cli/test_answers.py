@@ -225,21 +225,25 @@ def test_bad_input_gets_one_sentence(folder, tmp_path, capsys):
     cut = tmp_path / "cut.json"
     cut.write_text((folder / "plan.json").read_text()[:500])
     newer = tmp_path / "newer.json"
-    newer.write_text((folder / "plan.json").read_text().replace('"version": 4', '"version": 9'))
+    newer.write_text((folder / "plan.json").read_text().replace('"version": 5', '"version": 9'))
     damaged = tmp_path / "damaged.json"
     damaged.write_text((folder / "plan.json").read_text().replace('"config"', '"confog"'))
     staged = tmp_path / "staged.json"
-    staged.write_text('{"format": "tensoropt/plan", "version": 4, "stages": []}')
+    staged.write_text('{"format": "tensoropt/plan", "version": 5, "stages": []}')
+    in_stages = tmp_path / "in_stages.json"
+    timeline = '{"makespan_ns": 0, "devices": [], "operators": [], "kinds": [], "tasks": ""}'
+    in_stages.write_text(staged.read_text().replace("[]", f'[], "timeline": {timeline}'))
     changed = tmp_path / "changed.json"
     changed.write_text((folder / "frontier.json").read_text().replace('"hardware": "v100', '"hardware": "k80'))
     for arguments, sentence in [
         (["explain", cut], "is not whole JSON"),
-        (["explain", newer], "has version 9, expected 4"),
+        (["explain", newer], "has version 9, expected 5"),
         (["explain", damaged], "is damaged (KeyError: 'config')"),
-        (["explain", staged], "is damaged (KeyError: 'option')"),
-        (["diff", staged, folder / "plan.json"], "a plan with 0 stages and a plan can't be compared"),
-        (["report", staged], "has 0 stages, and a page shows one: --stage takes its number"),
-        (["report", folder / "plan.json", "--stage", "1"], "--stage chooses a stage of a plan with stages"),
+        (["explain", in_stages], "is damaged (KeyError: 'option')"),
+        (["diff", in_stages, folder / "plan.json"], "a plan with 0 stages and a plan can't be compared"),
+        (["report", staged], "is damaged (KeyError: 'timeline')"),
+        (["report", in_stages, "--curve", folder / "curve.json"], "--curve is shown beside plans without stages"),
+        (["report", in_stages, "--measured", tmp_path / "check.json"], "--measured is shown beside plans without stages"),
         (["explain", folder / "curve.json"], "is not a plan or a frontier"),
         (["explain", tmp_path / "none.json"], "can't be read: No such file"),
         (["plans", folder / "plan.json"], "is not a frontier"),

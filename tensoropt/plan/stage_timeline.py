@@ -1,0 +1,86 @@
+"""Write out when the stages of a plan run their passes, and when what they send is on its way, as a report draws it.
+
+The times are those of :func:`.stage_times.step_us`: a step ends when the last of these tasks does, or later where it isn't
+known which of three or more stages waits for what another sends back at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..program.schedule import Pass, needs, pass_ends, pass_orders
+from .stage_times import PassTimes, Transfers, first_passes_us, step_us
+from .step_views import COMPUTE_LANE, NETWORK_LANE, tasks_text
+
+BEFORE, FORWARD, BACKWARD, UPDATE = "before", "forward", "backward", "update"
+SENT_ON, SENT_BACK = "sent_on", "sent_back"
+AT_BEGIN, AT_END = "before the first pass", "after the last pass"
+
+
+def stage_timeline(
+    times: Sequence[PassTimes], on_the_way: Transfers, schedule: str, n: int, in_flight: Sequence[int], sizes: Sequence[int]
+) -> dict[str, Any]:
+    """Return a step in stages as a JSON value; see :func:`.step_views.timeline_view`. Each stage is a class of devices.
+
+    What is sent stands in the lane of the stage that sends it; what is there before the first pass, where it is awaited.
+
+    Args:
+        sizes: the number of devices of each stage.
+    """
+    first = first_passes_us(times, on_the_way)
+    ended, free = pass_ends(
+        pass_orders(schedule, n, in_flight),
+        [each.forward for each in times],
+        [each.backward for each in times],
+        on_the_way.each,
+        first,
+        [each.late for each in times],
+    )
+    rows = _Rows()
+    for stage, (each, way) in enumerate(zip(times, on_the_way.first, strict=True)):
+        rows.add(stage, COMPUTE_LANE, 0.0, each.before, AT_BEGIN, BEFORE)
+        rows.add(stage, NETWORK_LANE, float(first[stage]) - way, way, AT_BEGIN, SENT_ON)
+    for run, end in ended.items():
+        _add_pass(rows, run, float(end), times, on_the_way)
+    sent_back = [end + way for end, way in zip(free, on_the_way.last, strict=True) if way]
+    for stage, (end, way, each) in enumerate(zip(free, on_the_way.last, times, strict=True)):
+        rows.add(stage, NETWORK_LANE, float(end), way, AT_END, SENT_BACK)
+        begin = end if way else max([end, *sent_back])
+        rows.add(stage, COMPUTE_LANE, float(begin), each.after, AT_END, UPDATE)
+    starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
+    return {
+        "makespan_ns": round(float(step_us(times, on_the_way, schedule, n, in_flight)) * 1e3),
+        "devices": [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)],
+        "operators": list(rows.operators),
+        "kinds": list(rows.kinds),
+        "tasks": tasks_text(sorted(rows.rows)),
+    }
+
+
+def _add_pass(rows: _Rows, run: Pass, end: float, times: Sequence[PassTimes], on_the_way: Transfers) -> None:
+    """Add a pass, and the message for the pass of another stage that needs it."""
+    stage, each, name = run.stage, times[run.stage], f"micro-batch {run.micro_batch + 1}"
+    took = each.backward if run.is_backward else each.forward
+    rows.add(stage, COMPUTE_LANE, end - took, took, name, BACKWARD if run.is_backward else FORWARD)
+    other = run._replace(stage=stage - 1 if run.is_backward else stage + 1)
+    if 0 <= other.stage < len(times) and run in needs(other, len(times)):
+        sent = end - each.late if run.is_backward else end
+        way = on_the_way.each[min(stage, other.stage)]
+        rows.add(stage, NETWORK_LANE, sent, way, name, SENT_BACK if run.is_backward else SENT_ON)
+
+
+class _Rows:
+    """The rows of tasks, with the names and kinds that their numbers stand for."""
+
+    def __init__(self) -> None:
+        self.operators: dict[str, int] = {}
+        self.kinds: dict[str, int] = {}
+        self.rows: list[list[int]] = []
+
+    def add(self, stage: int, lane: int, start_us: float, duration_us: float, operator: str, kind: str) -> None:
+        """Add a task; nothing if it takes no time."""
+        start_ns, end_ns = round(start_us * 1e3), round((start_us + duration_us) * 1e3)
+        if end_ns > start_ns:
+            numbers = self.operators.setdefault(operator, len(self.operators)), self.kinds.setdefault(kind, len(self.kinds))
+            self.rows.append([stage, lane, start_ns, end_ns - start_ns, *numbers])

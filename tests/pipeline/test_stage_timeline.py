@@ -1,0 +1,81 @@
+"""The timeline of a step in stages: each pass when it may run, as long as it takes, and all of it as long as the step."""
+
+from __future__ import annotations
+
+import random
+from itertools import chain, pairwise
+
+import pytest
+from helpers.timelines import tasks_of
+
+from tensoropt.plan.stage_timeline import AT_END, BACKWARD, BEFORE, FORWARD, SENT_BACK, SENT_ON, UPDATE, stage_timeline
+from tensoropt.plan.stage_times import PassTimes, Transfers, step_us
+from tensoropt.plan.step_views import COMPUTE_LANE, NETWORK_LANE
+from tensoropt.program.schedule import Pass, needs
+
+Task = tuple[float, float]
+"""Begin and end, in microseconds."""
+
+
+def random_times(rng: random.Random, n_stages: int) -> tuple[list[PassTimes], Transfers]:
+    """Return whole microseconds, so that sums are exact; in some places nothing."""
+    def some(most: int) -> float:
+        return float(rng.choice([0, rng.randint(1, most)]))
+
+    times = [PassTimes(rng.randint(1, 9), rng.randint(5, 20), some(4), some(6), some(4)) for _ in range(n_stages)]
+    # The last stage alone sends rows that it looked up, and is sent their gradients' way back.
+    first, last = [0.0] * n_stages, [0.0] * n_stages
+    first[0], last[-1] = some(5), some(5)
+    return times, Transfers([some(7) for _ in range(n_stages - 1)], first, last)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_passes_run_when_they_may_and_fill_the_step(seed: int) -> None:
+    rng = random.Random(seed)
+    n_stages, n = rng.randint(2, 4), rng.randint(1, 6)
+    schedule, in_flight = rng.choice(["1f1b", "gpipe"]), [rng.randint(1, n) for _ in range(n_stages)]
+    times, on_the_way = random_times(rng, n_stages)
+    sizes = [rng.randint(1, 3) for _ in range(n_stages)]
+    timeline = stage_timeline(times, on_the_way, schedule, n, in_flight, sizes)
+    assert [len(ranks) for ranks in timeline["devices"]] == sizes
+    assert list(chain(*timeline["devices"])) == list(range(sum(sizes)))
+    assert timeline["makespan_ns"] == 1e3 * step_us(times, on_the_way, schedule, n, in_flight)
+
+    tasks: dict[tuple[int, str, str], Task] = {}
+    lanes: dict[tuple[int, int], list[Task]] = {}
+    for stage, lane, start_ns, duration_ns, operator, kind in tasks_of(timeline):
+        span = start_ns / 1e3, (start_ns + duration_ns) / 1e3
+        key = stage, timeline["operators"][operator], timeline["kinds"][kind]
+        assert key not in tasks
+        tasks[key] = span
+        lanes.setdefault((stage, lane), []).append(span)
+        assert (lane == COMPUTE_LANE) == (key[2] in (BEFORE, FORWARD, BACKWARD, UPDATE))
+    for stage, each in enumerate(times):
+        spans = sorted(lanes[stage, COMPUTE_LANE])
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+        assert sum(end - begin for begin, end in spans) == each.total(n)
+    ends = [end for spans in lanes.values() for _, end in spans]
+    assert max(ends) <= timeline["makespan_ns"] / 1e3
+    if not any(on_the_way.last):
+        assert max(ends) == timeline["makespan_ns"] / 1e3
+
+    def span_of(each: Pass) -> Task:
+        return tasks[each.stage, f"micro-batch {each.micro_batch + 1}", BACKWARD if each.is_backward else FORWARD]
+
+    for stage in range(n_stages):
+        for each in (Pass(stage, index, is_backward) for index in range(n) for is_backward in (False, True)):
+            begin, _ = span_of(each)
+            for needed in needs(each, n_stages):
+                end = span_of(needed)[1]
+                if needed.stage == stage:
+                    assert begin >= end
+                    continue
+                sent = end - times[needed.stage].late * needed.is_backward
+                way = on_the_way.each[min(stage, needed.stage)]
+                assert begin >= sent + way
+                kind = SENT_BACK if needed.is_backward else SENT_ON
+                message = tasks.get((needed.stage, f"micro-batch {each.micro_batch + 1}", kind))
+                assert message == ((sent, sent + way) if way else None)
+    last = n_stages - 1
+    if on_the_way.last[last]:
+        assert (last, NETWORK_LANE) in lanes and tasks[last, AT_END, SENT_BACK][1] <= timeline["makespan_ns"] / 1e3

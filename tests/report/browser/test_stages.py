@@ -1,0 +1,81 @@
+"""A report of a plan with stages in a real browser: the step of all stages, and the plan of the one that is chosen."""
+
+from __future__ import annotations
+
+import accumulate.models as models
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from report.browser.opened import AXE, Opened
+from report.test_report import HOSTILE
+
+from tensoropt.common.memory_units import memory_text
+from tensoropt.plan.find_staged import find_staged
+from tensoropt.plan.request import Request
+from tensoropt.profiling.hardware import named
+from tensoropt.report.page import write_report
+from tensoropt.report.sentences import time_text
+from tensoropt.report.stage_rows import StageRows
+from tensoropt.report.staged_page_data import stages_report
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return find_staged(Request(models.recorded("mlp", "adam").model, named("v100-1x4"), None), 4, 2, None)
+
+
+def test_the_step_of_all_stages_is_drawn_and_each_stage_can_be_chosen(browser, plan, tmp_path):
+    plan.report(tmp_path / "plan.html")
+    opened = Opened(browser, tmp_path / "plan.html")
+    page = opened.page
+    assert page.inner_text("#stages-lead").startswith("mini_time: 2 stages on 4 devices")
+    drawn = page.evaluate("document.getElementById('stages-chart').data.map((trace) => [trace.name, trace.x.length / 4])")
+    n = plan.micro_batches
+    assert {"forward": 2 * n, "backward": 2 * n}.items() <= dict(drawn).items()
+    lanes = page.evaluate("document.getElementById('stages-chart').layout.yaxis.ticktext")
+    assert {"compute 0..1", "compute 2..3"} <= set(lanes)
+    rows = [row.split("\t") for row in page.locator("#stages-table tbody tr").all_inner_texts()]
+    for row, stage in zip(rows, plan.stages, strict=True):
+        assert row[1].strip() == "..".join(map(str, stage.devices)) and row[4].strip() == memory_text(stage.memory_bytes)
+        assert row[5].strip() == time_text(stage.plan.time_us)
+    for number, stage in enumerate(plan.stages):
+        page.focus(f"#stages-table tbody tr:nth-child({number + 1}) button")
+        page.keyboard.press("Enter")
+        assert page.get_attribute("#stages-table button:focus", "aria-pressed") == "true"
+        assert f"stage {number}, one of 2" in page.inner_text("#subtitle")
+        assert opened.card("time-per-step") == time_text(stage.plan.time_us)
+        assert opened.card("peak-of-a-step") == memory_text(stage.plan.peak_bytes)
+        kernel = next(op for op in stage.plan.operators if op.type == "Variable")
+        page.fill("#search", kernel.name)
+        page.locator("#rows .inner button").first.click()
+        bounds = {}
+        for rank in stage.devices:
+            page.fill("#rank", str(rank))
+            bounds[rank] = page.inner_text("#held").removeprefix(f"rank {rank} holds ")
+        shape = next(each.result.shape for each in stage.plan.frontier.model.graph.variables if each.name == kernel.name)
+        for local, rank in enumerate(stage.devices):
+            held = kernel.results[0].bounds(shape, local)
+            assert bounds[rank] == f"[{', '.join(f'{begin}:{end}' for begin, end in held)}]"
+        assert page.is_visible("#memory-chart") and page.locator("#decisions tbody tr").count() > 0
+    for scheme in ("light", "dark"):
+        assert page.get_attribute("html", "data-scheme") == scheme
+        found = Axe().run(page, options=AXE).response["violations"]
+        assert [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found] == []
+        page.click("#scheme")
+    page.set_viewport_size({"width": 400, "height": 900})
+    page.wait_for_function("document.documentElement.scrollWidth <= 400")  # charts follow a little later
+    opened.close()
+
+
+def test_names_of_stages_that_are_html_are_shown_as_text(browser, plan, tmp_path):
+    value = plan.to_json()
+    value["option"] = value["stages"][0]["last_operator"] = HOSTILE
+    value["timeline"] = {**value["timeline"], "operators": [HOSTILE] * len(value["timeline"]["operators"])}
+    write_report(stages_report(StageRows(value), HOSTILE), tmp_path / "hostile.html")
+    opened = Opened(browser, tmp_path / "hostile.html")
+    page = opened.page
+    page.on("dialog", lambda dialog: opened.said.append(f"dialog {dialog.message}"))
+    assert HOSTILE in page.inner_text("#stages-table") and HOSTILE in page.inner_text("#stages-lead")
+    page.evaluate("Plotly.Fx.hover('stages-chart', [{curveNumber: 0, pointNumber: 0}])")
+    assert HOSTILE in (page.text_content("#stages-chart .hoverlayer") or "")
+    assert page.evaluate("document.querySelectorAll('img').length") == 0
+    opened.close()
