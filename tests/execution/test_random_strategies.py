@@ -78,7 +78,7 @@ def test_six_devices_give_one_device_numbers(function: str, everything: bool) ->
         check(function, Mesh.of(2, 3), seed)
 
 
-@pytest.mark.parametrize(("mesh", "n_seeds"), [(Mesh.of(4), 6), (Mesh.of(2, 3), 4)], ids=str)
+@pytest.mark.parametrize(("mesh", "n_seeds"), first(1, [(Mesh.of(4), 6), (Mesh.of(2, 3), 4)]), ids=str)
 def test_fused_batch_normalisation_in_float32(mesh: Mesh, n_seeds: int, everything: bool) -> None:
     for seed in range(n_seeds if everything else n_seeds // 2):
         check("fused_cnn", mesh, seed, FLOAT32)

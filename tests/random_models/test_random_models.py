@@ -90,6 +90,7 @@ def test_faults_are_seen() -> None:
         assert outcome.kind == WRONG, f"{fault}: {outcome}"
 
 
+@pytest.mark.large
 def test_what_is_the_same_in_float64_is_rounding() -> None:
     """A fault differs there too, and what is off by rounding doesn't."""
     with mock.patch.dict(running.TOLERANCES, float32=1e-12), mock.patch.dict(running.FLOORS, float32=0.0):
@@ -100,6 +101,7 @@ def test_what_is_the_same_in_float64_is_rounding() -> None:
         assert outcome.kind == WRONG, str(outcome)
 
 
+@pytest.mark.large
 def test_a_zero_gradient_is_no_fault() -> None:
     """Lion takes the sign of gradients that are zero but for rounding; faults elsewhere are seen still."""
     outcome = _held(keras.optimizers.Lion(0.1))
