@@ -175,7 +175,7 @@ def with_own_step() -> keras.Model:
 @pytest.mark.parametrize(
     ("model", "optimizer", "changed", "said"),
     [
-        (dense, "sgd", {"stages": 3}, "3 stages on 4 devices"),
+        (dense, "sgd", {"stages": 5}, "5 stages on 4 devices: each takes one at least"),
         (dense, "sgd", {"stages": "two"}, r"stages takes whole numbers from 1 up, .* got 'two'"),
         (dense, "sgd", {"stages": 1, "schedule": "gpipe"}, "schedule='gpipe' is the order in which stages run"),
         (dense, "sgd", {"profile_budget": 1}, "stages= and profile_budget= can't be combined"),
