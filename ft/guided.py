@@ -117,7 +117,9 @@ class Guide:
     def _tracked(self, kept: list[Ints]) -> Tracked:
         """Run Frontier-Tracking on the states ``kept`` alone; strategies are returned as indices into ``kept``."""
         restricted = self.problem.restricted(kept)
-        thinning = Thinning.of(restricted, max(EPSILON, self.gap / 2), self.max_points)
+        assert self.bound is not None
+        least = int(self.bound.mem_bytes[0]), int(self.bound.time_ns[-1])
+        thinning = Thinning.of(restricted, max(EPSILON, self.gap / 2), self.max_points, least)
         reduced = without_replaceable(restricted)
         states = states_that_matter(reduced)
         tracked = track(reduced.restricted(states), self.use_ldp, thinning, _RESTRICTED, self.report)

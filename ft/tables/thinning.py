@@ -52,10 +52,15 @@ class Thinning:
     max_points: int
 
     @classmethod
-    def of(cls, problem: Problem, epsilon: float, max_points: int) -> Thinning:
-        """Return the rule that keeps the frontier within a factor 1 + epsilon of every strategy, but for ``max_points``."""
-        parts = [*problem.nodes, *problem.edges]
-        least_mem, least_time = (sum(int(getattr(part, name).min()) for part in parts) for name in ("mem_bytes", "time_ns"))
+    def of(cls, problem: Problem, epsilon: float, max_points: int, least: tuple[int, int] | None = None) -> Thinning:
+        """Return the rule that keeps the frontier within a factor 1 + epsilon of every strategy, but for ``max_points``.
+
+        Args:
+            least: memory and time that every strategy is known to need; None for the sums of the least of all parts.
+        """
+        parts = [*problem.nodes, *problem.edges] if least is None else []
+        sums = (sum(int(getattr(part, name).min()) for part in parts) for name in ("mem_bytes", "time_ns"))
+        least_mem, least_time = least or sums
         part = epsilon / (1 + epsilon)  # a fraction of a point's cost, since the bound lies below the point
         return cls(Slack(int(least_mem * part), int(least_time * part)), len(problem.nodes), max_points)
 

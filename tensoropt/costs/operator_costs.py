@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Protocol
 
-from ..ir.body import BODY, COMPOSITES, VALUE_SHAPED
+from ..ir.body import BODY, COMPOSITES, FORM, VALUE_SHAPED
 from ..ir.gradient_info import NO_BACKWARD, Backward
 from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from ..ir.views import ALIASES, viewed_operand
@@ -30,7 +30,7 @@ from ..sharding.resharding import Resharding, differentiated_operands, halo_resh
 from ..sharding.update_resharding import row_reshardings, update_reshardings
 from .loop_costs import BodyCosting
 from .resharding_costs import ReshardingCosting, shard_bytes
-from .work_items import work_of
+from .work_items import attributes_key, work_of
 
 
 class ComputeCosts(Protocol):
@@ -114,6 +114,29 @@ class OperatorCosting:
             producer = self.graph.producers[name]
         return name
 
+    def signature(self, op: Operator, rule: Rule) -> tuple[object, ...]:
+        """Return what is equal for two operators of the graph only if all of their costs are, in every config."""
+        backward, graph = self.backward, self.graph
+
+        def form(tensor: Tensor | None) -> object:
+            return tensor and (tensor.shape, tensor.dtype)
+
+        return (
+            op.type,
+            (rule.operands, rule.results, tuple(rule.extents.items()), rule.fixed, rule.even, rule.inner),
+            (rule.completed, rule.linear, tuple(rule.halos.items()), rule.flops_per_point),
+            tuple(str(op.attrs[key]) for key in (BODY, FORM) if key in op.attrs),
+            attributes_key(op),
+            tuple(form(tensor) for tensor in op.inputs),
+            tuple((form(tensor), tensor.name in self.charged) for tensor in op.outputs),
+            tuple((op.name, i) in backward.gradients for i, _ in op.operands),
+            tuple((op.name, i) in backward.residual_operands for i, _ in op.operands),
+            graph.updates.get(op.name),
+            op.name in graph.lookup_operators,
+            self.found_bytes(op),
+            graph.n_runs(op.result.name),
+        )
+
     def _body(self, op: Operator) -> BodyCosting:
         """Return the costs of the body of a composite operator."""
         if op.name not in self._bodies:
@@ -164,7 +187,8 @@ class OperatorCosting:
 
         It is the time that the operator's forward pass takes.
         """
-        return self.compute_time_ns(op, rule, config, interface) - self.backward_time_ns(op, rule, config, interface)
+        time_ns, backward_ns = self.both_times_ns(op, rule, config, interface)
+        return time_ns - backward_ns
 
     def saved_inside_bytes(self, op: Operator, config: Config) -> int:
         """Return the bytes that a composite operator saves inside of its body for its backward pass."""
@@ -180,8 +204,7 @@ class OperatorCosting:
         """
         if op.type in COMPOSITES:
             return self._body(op).time_ns(config)
-        work = self.work(op, rule, config, interface)
-        return 0 if work is None else self.compute.time_ns(work) * self.graph.n_runs(op.result.name)
+        return self.both_times_ns(op, rule, config, interface)[0]
 
     def backward_time_ns(self, op: Operator, rule: Rule, config: Config, interface: Interface) -> int:
         """Return the part of :meth:`compute_time_ns` that is the backward pass.
@@ -190,10 +213,18 @@ class OperatorCosting:
         """
         if op.type in COMPOSITES:
             return self._body(op).backward_ns(config)
+        return self.both_times_ns(op, rule, config, interface)[1]
+
+    def both_times_ns(self, op: Operator, rule: Rule, config: Config, interface: Interface) -> tuple[int, int]:
+        """Return :meth:`compute_time_ns` and :meth:`backward_time_ns`; describing the work, which both need, takes long."""
+        if op.type in COMPOSITES:
+            return self._body(op).time_ns(config), self._body(op).backward_ns(config)
         work = self.work(op, rule, config, interface)
-        if work is None or op.type == VARIABLE:
-            return 0
-        return self.compute.backward_ns(work) * self.graph.n_runs(op.result.name)
+        if work is None:
+            return 0, 0
+        backward_ns = 0 if op.type == VARIABLE else self.compute.backward_ns(work)
+        n_runs = self.graph.n_runs(op.result.name)
+        return self.compute.time_ns(work) * n_runs, backward_ns * n_runs
 
     def work(self, op: Operator, rule: Rule, config: Config, interface: Interface) -> WorkItem | None:
         """Return the work of one operator, forward and backward, or of a variable's update; None if there is none.

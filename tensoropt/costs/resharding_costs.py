@@ -267,12 +267,14 @@ class ReshardingCosting:
             of_back = [table.index[d.layout.with_partial(d.unreduced)] for d in shardings if d.unreduced is not None]
             to_source = [table.index[source.layout.with_partial(source.unreduced or ())] for source in sources]
             time_ns[:, returning] = table.time_ns[np.ix_(of_back, to_source)].T
+        alike: dict[Layout, list[int]] = {}  # the variable's sources by their layouts
         for i, source in enumerate(sources if of_variable else ()):
-            for j, sharding in enumerate(shardings):
-                if sharding.unreduced is not None and sharding.layout == source.layout:
-                    resharding = resharding_of(tensor, source.layout, sharding, source.unreduced, of_variable=True)
-                    if resharding.in_bucket:
-                        time_ns[i, j] = bucket_share_ns(resharding, self.steps)
+            alike.setdefault(source.layout, []).append(i)
+        for j, sharding in enumerate(shardings):
+            for i in alike.get(sharding.layout, ()) if sharding.unreduced is not None else ():
+                resharding = resharding_of(tensor, sharding.layout, sharding, sources[i].unreduced, of_variable=True)
+                if resharding.in_bucket:
+                    time_ns[i, j] = bucket_share_ns(resharding, self.steps)
         return time_ns
 
 
@@ -286,7 +288,14 @@ def accumulator_bytes(tensor: Tensor, source: Layout, sharding: OperandSharding)
 
 def _views(sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:
     """Return whether each target is a view of each source, bool[sources, targets]."""
-    return np.array([[is_view(source, target) for target in targets] for source in sources], bool)
+    found = np.zeros((len(sources), len(targets)), bool)
+    by_rest: dict[object, list[int]] = {}  # a view differs from its source in how the first dimension is split alone
+    for j, target in enumerate(targets):
+        by_rest.setdefault((target.partial, target.splits[1:]), []).append(j)
+    for i, source in enumerate(sources):
+        for j in by_rest.get((source.partial, source.splits[1:]), ()):
+            found[i, j] = is_view(source, targets[j])
+    return found
 
 
 def _bits(axes: Iterable[int]) -> int:

@@ -22,7 +22,7 @@ WORTH_LOADING = 1_500
 """So many operators, over all points, take longer to replay than the compiled kernels take to load."""
 MOST_REPLAYED = 6_000
 """The most operators, over all points, that are replayed where the kernels can't count; it takes about a second."""
-AT_ONCE = 256
+AT_ONCE = 1_024
 """The rows of so many points are held in memory at once."""
 
 
@@ -117,11 +117,13 @@ def _report(progress: Progress | None, done: int, total: int) -> None:
 def _columns(peaks: Peaks, built: StrategyProblem, states: np.ndarray) -> Columns:
     """Return strategies, int32[P, nodes], as columns of numbers."""
     rows, configs, rematerialized = peaks.rows, {}, {}
+    known: dict[int, np.ndarray] = {}  # by the identity of an operator's configs, which equal layers share
     for i, (node, of_node) in enumerate(built.nodes):
         column = states[:, i]
         for op, of_op, index in zip(node.operators, of_node.configs, of_node.index, strict=True):
-            numbers = np.array([rows.config_number(config) for config in of_op], np.int32)
-            configs[op.name] = numbers[index[column]]
+            if id(of_op) not in known:
+                known[id(of_op)] = np.array([rows.config_number(config) for config in of_op], np.int32)
+            configs[op.name] = known[id(of_op)][index[column]]
         for k in of_node.rematerialized:
             rematerialized[node.operators[k].name] = of_node.rematerializes[column].astype(np.int32)
     shared = {

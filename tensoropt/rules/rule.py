@@ -221,13 +221,21 @@ class Config:
     mesh: Mesh
     assignment: tuple[str, ...]
 
+    def __hash__(self) -> int:
+        # Configs are looked up in their thousands, hardly ever those of several meshes together: the mesh isn't hashed.
+        return hash(self.assignment)
+
     def axes_of(self, name: str) -> Axes:
         """Return the axes that are assigned to a factor or a linear group, outermost first."""
         return tuple(axis for axis, given in enumerate(self.assignment) if given == name)
 
     def degree(self, name: str) -> int:
         """Return the number of blocks into which a factor is split."""
-        return self.mesh.size_of(self.axes_of(name))
+        sizes, blocks = self.mesh.sizes, 1
+        for axis, given in enumerate(self.assignment):
+            if given == name:
+                blocks *= sizes[axis]
+        return blocks
 
     @property
     def used_axes(self) -> Axes:
@@ -297,8 +305,10 @@ class Interface:
 def interface_of(rule: Rule, config: Config) -> Interface:
     """Return the operand shardings and produced layouts that a config gives an operator; the module docstring says how."""
     mesh, used = config.mesh, config.used_axes
-    axes = {name: config.axes_of(name) for name in rule.extents}
-    groups = [config.axes_of(f"+{i}") for i in range(len(rule.linear))]
+    axes: dict[str, Axes] = dict.fromkeys(rule.extents, ())
+    for axis in used:
+        axes[config.assignment[axis]] = (*axes.get(config.assignment[axis], ()), axis)
+    groups = [axes.get(f"+{i}", ()) for i in range(len(rule.linear))]
 
     def splits(dims: Dims) -> tuple[Axes, ...]:
         return tuple(tuple(axis for name in names for axis in axes[name]) for names in dims)

@@ -62,7 +62,9 @@ class Walk:
         start_ns: the cost of the seed.
         best_ns: the least cost of a strategy that fits; None if none did.
         n_proposals, n_accepted: how many proposals there were, and were accepted.
-        improved_at: the number of proposals at which the best was found.
+        improved_at: the number of proposals at which the best was found; of a walk that doesn't fit the limit, that of the
+            least memory.
+        least_bytes: the least memory of a strategy that it came to; None before the first.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Walk:
     n_proposals: int = 0
     n_accepted: int = 0
     improved_at: int = 0
+    least_bytes: int | None = None
 
     @property
     def is_over(self) -> bool:
@@ -193,12 +196,15 @@ class _Search:
     def _meet(self, walk: Walk, position: Position) -> None:
         """Remember a strategy if it is the best so far, or if none fits yet and it needs the least memory."""
         limit, states = self.limits.memory_bytes, tuple(position.states)
+        fits = limit is None or position.mem_bytes <= limit
         least = position.mem_bytes, position.cost_ns
         if self.smallest is None or least < self.smallest[:2]:
             self.smallest = (*least, states)
-            if limit is not None and position.mem_bytes > limit:
+        if walk.least_bytes is None or position.mem_bytes < walk.least_bytes:
+            walk.least_bytes = position.mem_bytes
+            if not fits:
                 walk.improved_at = walk.n_proposals
-        if limit is not None and position.mem_bytes > limit:
+        if not fits:
             return
         if walk.best_ns is None or position.cost_ns < walk.best_ns:
             walk.best_ns, walk.improved_at = position.cost_ns, walk.n_proposals

@@ -1,8 +1,9 @@
 """Trace a step of random strategies on each rank, and hold what ran against the step program, for ``test_executed.py``.
 
 TensorFlow's graph optimizer is off, so that each operator of the graph runs under its own name. What needs no kernel leaves
-no trace: views, and gradients that are another gradient (an addition's) or a constant (a sum's). A rank that finds a
-difference raises, which ends all ranks.
+no trace: views, and gradients that are another gradient (an addition's) or a constant (a sum's). Of operators that have a
+kernel for each task and each operand's gradient, kernels are counted; others are held to have run, and nothing else. A rank
+that finds a difference raises, which ends all ranks.
 """
 
 from __future__ import annotations
@@ -34,8 +35,21 @@ from tensoropt.sharding.strategy import StrategyView
 
 COMM = MPI.COMM_WORLD
 MODELS = (zoo.mlp, zoo.cnn, zoo.attention)
-COMPUTED = ("BatchMatMulV2", "BiasAdd", "Conv2D", "Einsum", "MatMul", "MaxPool", "Relu", "Rsqrt", "Sigmoid", "Tanh")
-"""Types whose gradients have a kernel of their own, whatever the shapes."""
+GRADIENT_KERNELS = {
+    "BatchMatMulV2": ("BatchMatMulV2",),
+    "BiasAdd": ("BiasAddGrad",),
+    "Conv2D": ("Conv2DBackpropFilter", "Conv2DBackpropInput"),
+    "Einsum": ("Einsum",),
+    "MatMul": ("MatMul",),
+    "MaxPool": ("MaxPoolGrad",),
+    "Relu": ("ReluGrad",),
+    "Rsqrt": ("RsqrtGrad",),
+    "Sigmoid": ("SigmoidGrad",),
+    "Tanh": ("TanhGrad",),
+}
+"""Types whose gradients have a kernel of their own for each operand, whatever the shapes, and the types of these kernels."""
+Kernels = Counter[tuple[str, str]]
+"""How many kernels ran, by the model's operator and their type."""
 _SCOPE = r"gradients/(?:(?:gradients/)?rematerialized(?:_\d+)?/)?"
 _GRADIENT, _AGAIN = re.compile(_SCOPE + "(.+?)_grad/"), re.compile(r"gradients/rematerialized(?:_\d+)?/(.+)")
 
@@ -47,9 +61,9 @@ def operator_of(name: str, operators: Container[str]) -> str | None:
     return name or None
 
 
-def ran(events: tuple[OperatorEvent, ...], view: StrategyView) -> dict[str, Counter[str]]:
+def ran(events: tuple[OperatorEvent, ...], view: StrategyView) -> dict[str, Kernels]:
     """How many kernels ran for each operator, by direction."""
-    found: dict[str, Counter[str]] = {way: Counter() for way in (FORWARD, BACKWARD, REMATERIALIZED)}
+    found: dict[str, Kernels] = {way: Counter() for way in (FORWARD, BACKWARD, REMATERIALIZED)}
     operators = {op.name for op in view.graph.step_operators if op.updates is None}
     for event in events:
         gradient, again = _GRADIENT.match(event.name), _AGAIN.match(event.name)
@@ -57,7 +71,7 @@ def ran(events: tuple[OperatorEvent, ...], view: StrategyView) -> dict[str, Coun
         match = gradient or again
         name = operator_of(match[1] if match else event.name, operators)
         if name is not None:
-            found[way][name] += 1
+            found[way][name, event.type] += 1
     return found
 
 
@@ -72,6 +86,17 @@ def expected(program: StepProgram, view: StrategyView, way: str) -> Counter[str]
         if (task.work, task.direction) == (COMPUTE, way) and view.graph.operators[task.site.name].type not in ALIASES:
             found[task.site.name] += 1
     return found
+
+
+def n_gradients(program: StepProgram, view: StrategyView) -> Counter[str]:
+    """How many kernels compute the gradients of each operator whose type is in ``GRADIENT_KERNELS``."""
+    found: Counter[str] = Counter()
+    for task in program.tasks:
+        if (task.work, task.direction) == (COMPUTE, BACKWARD):
+            kind = view.graph.operators[task.site.name].type
+            # An addition's gradient is its result's; that of the bias is a sum.
+            found[task.site.name] += sum(kind != "BiasAdd" or value.site.position == 1 for value in task.writes)
+    return Counter({name: n for name, n in found.items() if view.graph.operators[name].type in GRADIENT_KERNELS})
 
 
 def is_written_out(name: str, view: StrategyView) -> bool:
@@ -103,14 +128,20 @@ def check(model: zoo.Recorded, mesh: Mesh, backend: CommunicatingBackend, seed: 
     engine.run(training_fetch(model), feeds)
     events = traced_step(lambda: engine.run(training_fetch(model), feeds)).operators
     program, found = step_program(view, path_finder), ran(events, view)
+    names = {way: {name for name, _ in kernels} for way, kernels in found.items()}
     for way in (FORWARD, REMATERIALIZED):
         wanted = expected(program, view, way)
-        missing = {name for name in wanted if name not in found[way] and not is_written_out(name, view)}
-        assert set(found[way]) <= set(wanted) and not missing, (seed, way, set(found[way]) - set(wanted), missing)
+        missing = {name for name in wanted if name not in names[way] and not is_written_out(name, view)}
+        assert names[way] <= set(wanted) and not missing, (seed, way, names[way] - set(wanted), missing)
+        own = {name: view.graph.operators[name].type for name in wanted}
+        twice = {name: found[way][name, own[name]] for name in wanted if own[name] in GRADIENT_KERNELS}
+        assert twice == {name: wanted[name] for name in twice}, (seed, way, twice)
     gradients = expected(program, view, BACKWARD)
-    assert set(found[BACKWARD]) <= set(gradients), (seed, set(found[BACKWARD]) - set(gradients))
-    computed = {name for name in gradients if view.graph.operators[name].type in COMPUTED}
-    assert computed <= set(found[BACKWARD]), (seed, computed - set(found[BACKWARD]))
+    assert names[BACKWARD] <= set(gradients), (seed, names[BACKWARD] - set(gradients))
+    for name, number in n_gradients(program, view).items():
+        kinds = GRADIENT_KERNELS[view.graph.operators[name].type]
+        got = sum(found[BACKWARD][name, kind] for kind in kinds)
+        assert got == number, (seed, name, got, number)
     types = Counter(event.type for event in events)
     counts = {
         "collectives": (types["PyFunc"], n_collectives(program, view, path_finder)),
@@ -124,7 +155,7 @@ def check(model: zoo.Recorded, mesh: Mesh, backend: CommunicatingBackend, seed: 
     has_sums_inside = any(is_written_out(name, view) for name in gradients)
     for what, (got, number) in counts.items():
         assert got == number or (what == "sums" and has_sums_inside and got > number), (seed, what, got, number)
-    numbers = [f"{len(found[way])} {way}" for way in found] + [f"{got} {what}" for what, (got, _) in counts.items()]
+    numbers = [f"{len(names[way])} {way}" for way in names] + [f"{got} {what}" for what, (got, _) in counts.items()]
     return ", ".join(numbers)
 
 

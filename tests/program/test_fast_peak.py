@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import composite.models
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers import zoo
 from helpers.large import first
 from helpers.strategies import random_router, random_strategy
@@ -37,6 +39,30 @@ def test_random_strategies_have_the_peak_of_their_program(function: Callable[[],
             assert peaks.is_quick
             for _ in range(2):  # with new rows, and with known ones
                 assert peaks.quick_bytes(view) == peak_of(view, costing, peaks.path_finder).n_bytes, (seed, hardware.name)
+
+
+def equal_layers(api: Any = tf.compat.v1) -> zoo.Built:
+    """Four equal layers on a residual stream, whose tensors have several consumers."""
+    x = api.placeholder(api.float64, [8, 12], name="x")
+    stream = x
+    for layer in range(4):
+        hidden = api.tanh(api.matmul(stream, api.get_variable(f"w{layer}", [12, 12], api.float64)))
+        stream = stream + hidden * api.sigmoid(hidden)
+    values = np.random.default_rng(0).normal(size=(zoo.N_BATCHES, 8, 12))
+    return zoo.Built(api.reduce_mean(stream * stream), {x: tuple(values)}, ())
+
+
+def test_rows_of_one_layer_count_the_peaks_of_equal_ones() -> None:
+    """Each layer has choices of its own, and takes the rows that another layer with these choices has made."""
+    model = zoo.record(equal_layers, "adam")
+    mesh = HARDWARE[1].mesh(4)
+    costing = costing_of(model.model, HARDWARE[1], mesh)
+    counter = Peaks(model.model, costing, random_router(0))
+    for seed in range(24):
+        view = random_strategy(model, mesh, seed, None, *SHARES[seed % len(SHARES)])
+        assert counter.quick_bytes(view) == peak_of(view, costing, counter.path_finder).n_bytes, seed
+    tables = {id(table) for table in counter.rows._known}
+    assert len(tables) < 0.6 * counter.rows.outline.n_sites
 
 
 def test_what_the_memory_of_an_arena_held_before_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,10 @@ def test_where_nothing_fits_the_least_memory_that_was_met_is_told():
     task = task_of("lenet5", named("p100-1x4"))
     found = found_by(task, named("p100-1x4"), SearchLimits(LONG, 1000))
     assert len(found.candidates) == 1 and all(walk.best_ns is None for walk in found.walks)
+    # Each walk goes on for as long as it comes to less memory itself, whatever the others needed.
+    least = [walk.least_bytes for walk in found.walks]
+    assert min(least) == task.full_problem().problem.cost(found.candidates[0][1])[0]
+    assert all(walk.improved_at > 0 and walk.is_over for walk in found.walks)
 
 
 def test_ctrl_c_keeps_the_best_so_far():

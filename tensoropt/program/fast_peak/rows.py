@@ -1,7 +1,7 @@
 """Compute the rows that the kernels read: what a strategy's choices around an operator, an operand or a copy mean there.
 
 A row depends on few choices: an operator's config; a resharding's ends, and what is shared, regathered and rematerialized
-around it. So each is made once, whatever the strategies that have it.
+around it. So each is made once, whatever the strategies that have it, and once for all layers that are equal.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import numpy as np
 from ...costs.operator_costs import OperatorCosting
 from ...costs.resharding_costs import shard_bytes
 from ...ir.body import COMPOSITES, VALUE_SHAPED
-from ...ir.graph import SOURCES, Operator, Tensor
+from ...ir.graph import SOURCES, VARIABLE, Operator, Tensor
 from ...reschedule.path import Path
+from ...rules.registry import rule_of
 from ...rules.rule import Config, OperandSharding
 from ...sharding.consumers import LOSS
 from ...sharding.resharding import PathFinder, halo_resharding
 from ...sharding.strategy import Copy, StrategyView
 from ..buffers import WHICH_CLASS, TaskBuffers
 from ..instructions import Instructions, moved_bytes, views_operand, workspaces
-from ..tasks import OPERAND, RESULT, SHARED, Site
+from ..tasks import OPERAND, OPERATOR, RESULT, SHARED, Site
 from . import columns as c
 from .outline import Outline
 
@@ -96,7 +97,7 @@ class Rows:
     def __post_init__(self) -> None:
         outline, n = self.outline, len(self.outline.tensors)
         first = outline.first_operator
-        self._known = [{} for _ in range(outline.n_sites)]
+        self._known = self._tables_of_rows()
         self._tensors = {tensor.name for tensor in outline.tensors}
         # The operator whose config counts: for a write to a variable, or a read after it, the variable.
         self._owners = [op.updates or op.name for op in outline.operators]
@@ -123,6 +124,32 @@ class Rows:
             (first + i, [(output, offset) for offset, output in enumerate(outputs, 1)])
             for i, outputs in enumerate(outline.outputs)
         ]
+
+    def _tables_of_rows(self) -> list[dict[Any, int]]:
+        """Return, for each site, the rows that are known by choices: one table for all sites at which choices mean the same.
+
+        They do at the sites of operators whose costs are equal, as those of equal layers are.
+        """
+        outline = self.outline
+        n, first = len(outline.tensors), outline.first_operator
+        kinds: list[object] = list(range(outline.n_sites))  # sites that aren't named below have tables of their own
+        numbers: dict[object, int] = {}
+        signatures = [
+            i if op.updates or op.type in (*COMPOSITES, VALUE_SHAPED) else self.costing.signature(op, rule_of(op))
+            for i, op in enumerate(outline.operators)
+        ]
+        of_operators = [numbers.setdefault(signature, len(numbers)) for signature in signatures]
+        made_by = [(of_operators[i], k - outline.outputs[i].start) for k, i in enumerate(outline.producers)]
+        number = {tensor.name: k for k, tensor in enumerate(outline.tensors)}
+        for i, kind in enumerate(of_operators):
+            kinds[first + i] = OPERATOR, kind
+        for k, of_result in enumerate(made_by):
+            kinds[n + k] = SHARED, of_result
+        for entry, (i, position, tensor) in enumerate(outline.operands):
+            if outline.operators[i].type != VARIABLE:  # whose operands are gradients that it is given
+                kinds[2 * n + entry] = OPERAND, of_operators[i], position, made_by[number[tensor.name]]
+        tables: dict[object, dict[Any, int]] = {}
+        return [tables.setdefault(kind, {}) for kind in kinds]
 
     @property
     def n_buckets(self) -> int:

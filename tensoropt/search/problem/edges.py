@@ -108,6 +108,7 @@ class EdgeBuilder:
         self._of_training_step: dict[tuple[int, int], Choice[OperandSharding]] = {}
         self._left: dict[tuple[int, bool], Choice[OperandSharding]] = {}
         self._copies: dict[tuple[int, ...], Choice[OperandSharding]] = {}
+        self._unread: dict[tuple[int, ...], tuple[np.ndarray, object, object]] = {}  # with what has the identities
         self._first_edges: dict[int, tuple[EdgeCosts, Edge]] = {}  # by the identity of their costs
 
     def _program_positions(self) -> list[int]:
@@ -278,9 +279,8 @@ class EdgeBuilder:
         none, everything = np.zeros(0, np.intp), np.arange(len(shared.values))
         regathered = self.arrays.worth_regathering(tensor, made.produced, shared) if can_be_regathered else none
         from_rematerialized = everything if readers and made.may_be_rematerialized else none
-        unread = none if of_copy == ResidualCharge.NOTHING else may_be_unread(shared, readers)
-        if readers and varies:
-            unread = everything
+        no_unread = of_copy == ResidualCharge.NOTHING and not (readers and varies)
+        unread = none if no_unread else everything if readers and varies else self._may_be_unread(shared, readers)
         by_policy = {SAVED: everything, REGATHERED: regathered, REMATERIALIZED: from_rematerialized, UNCHARGED: unread}
         index = np.concatenate(list(by_policy.values()))
         policy = np.repeat(list(by_policy), [len(indices) for indices in by_policy.values()])
@@ -298,6 +298,13 @@ class EdgeBuilder:
         for consumer in consumers:
             costs = self.arrays.by_state(tensor, copy, consumer.end, of_shared(of_consumer))
             self._add_edge(number, consumer.node, costs, made.node)
+
+    def _may_be_unread(self, shared: Choice[OperandSharding], readers: list[ConsumerEnd]) -> np.ndarray:
+        """Return what :func:`may_be_unread` does: computed once for equal layers, whose choices are the same objects."""
+        key = id(shared), *(id(reader.shardings) for reader in readers)
+        if key not in self._unread:
+            self._unread[key] = may_be_unread(shared, readers), shared, [reader.shardings for reader in readers]
+        return self._unread[key][0]
 
     def _take_together(self, made: ProducedTensor, consumers: list[ConsumerEnd]) -> None:
         """Connect a tensor to several consumers that are one node.

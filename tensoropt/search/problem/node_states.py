@@ -15,9 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ...costs.operator_costs import OperatorCosting
-from ...costs.work_items import attributes_key
-from ...ir.body import BODY, FORM
-from ...ir.graph import Operator, Tensor
+from ...ir.graph import Operator
 from ...reschedule.layout import Layout
 from ...reschedule.mesh import Mesh
 from ...rules.rule import Config, Interface, OperandSharding, Rule, interface_of
@@ -118,6 +116,7 @@ class Evaluation:
     mesh: Mesh
     _states: dict[tuple[object, ...], States] = field(default_factory=dict)
     _costs: dict[tuple[object, ...], _Costed] = field(default_factory=dict)
+    _forward_ns: dict[tuple[object, ...], int] = field(default_factory=dict)  # of what has _costs: rematerialization's time
     _rematerializing: dict[tuple[object, ...], tuple[States, States]] = field(default_factory=dict)
 
     def states(self, node: FusionGroup, assignments: Callable[[], Assignments], distinguishing: object) -> States:
@@ -138,26 +137,7 @@ class Evaluation:
         return tuple(self._of_operator(op) for op in node.operators), wiring
 
     def _of_operator(self, op: Operator) -> tuple[object, ...]:
-        rule, backward = self.rules[op.name], self.costing.backward
-
-        def form(tensor: Tensor | None) -> object:
-            return tensor and (tensor.shape, tensor.dtype)
-
-        return (
-            op.type,
-            (rule.operands, rule.results, tuple(rule.extents.items()), rule.fixed, rule.even, rule.inner),
-            (rule.completed, rule.linear, tuple(rule.halos.items()), rule.flops_per_point),
-            tuple(str(op.attrs[key]) for key in (BODY, FORM) if key in op.attrs),
-            attributes_key(op),
-            tuple(form(tensor) for tensor in op.inputs),
-            tuple((form(tensor), tensor.name in self.costing.charged) for tensor in op.outputs),
-            tuple((op.name, i) in backward.gradients for i, _ in op.operands),
-            tuple((op.name, i) in backward.residual_operands for i, _ in op.operands),
-            self.costing.graph.updates.get(op.name),
-            op.name in self.costing.graph.lookup_operators,
-            self.costing.found_bytes(op),
-            self.costing.graph.n_runs(op.result.name),
-        )
+        return self.costing.signature(op, self.rules[op.name])
 
     def _evaluated(self, node: FusionGroup, assignments: Assignments) -> States:
         distinct, indices, interfaces = [], [], []
@@ -197,9 +177,9 @@ class Evaluation:
             can_be &= np.array([is_rematerializable(costing.graph, op, rule, each, gradients) for each in configs], bool)[
                 index
             ]
-            interfaces = states.interfaces[i]
+            interfaces, signature = states.interfaces[i], self._of_operator(op)
             freed += np.array([costing.saved_result_bytes(op, interface) for interface in interfaces], np.int64)[index]
-            times = [costing.rematerialization_ns(op, rule, *each) for each in zip(configs, interfaces, strict=True)]
+            times = [self._forward_ns[signature, config.assignment] for config in configs]
             rematerialization_ns += np.array(times, np.int64)[index]
         (twins,) = np.nonzero(can_be)
         both = np.concatenate([np.arange(states.n_states), twins])
@@ -225,9 +205,10 @@ class Evaluation:
         new = [config for config in configs if (signature, config.assignment) not in self._costs]
         for config, (within_ns, updating_ns) in zip(new, costing.inner_times_ns(op, rule, new), strict=True):
             interface = interface_of(rule, config)
-            compute_ns = costing.compute_time_ns(op, rule, config, interface)
+            compute_ns, backward_ns = costing.both_times_ns(op, rule, config, interface)
             mem_bytes = costing.mem_bytes(op, rule, config, interface)
-            backward_ns = costing.backward_time_ns(op, rule, config, interface) if costing.reshardings.overlaps else 0
-            costs = mem_bytes, compute_ns, within_ns + updating_ns, backward_ns, updating_ns
+            overlapped_ns = backward_ns if costing.reshardings.overlaps else 0
+            costs = mem_bytes, compute_ns, within_ns + updating_ns, overlapped_ns, updating_ns
             self._costs[signature, config.assignment] = (interface, *costs)
+            self._forward_ns[signature, config.assignment] = compute_ns - backward_ns
         return [self._costs[signature, config.assignment] for config in configs]

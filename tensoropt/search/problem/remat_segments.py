@@ -14,12 +14,12 @@ every square root of their number). Results count by the bytes of a device's sha
 divisions that are about as good the finest is taken: the smaller a segment, the less memory gradients and other transient
 tensors take at once, and the faster and closer to their bounds searches are.
 
-Complexity: O(operators + cuts x LIMITS^2).
+Complexity: O(operators + cuts^2 x LIMITS^2), the square in arrays.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -222,8 +222,8 @@ def _chosen(cuts: Sequence[_Cut], saved_bytes: Sequence[int], gathered: Sequence
     n_bytes = [cut.n_bytes for cut in cuts]
     smallest = np.diff(ends, prepend=0).max(axis=1)
     divisions = {(), tuple(range(len(cuts)))}
-    for limits in product(*(_limits(int(low), int(high)) for low, high in zip(smallest, ends[:, -1], strict=True))):
-        divisions.add(_within(n_bytes, ends, limits))
+    limits = product(*(_limits(int(low), int(high)) for low, high in zip(smallest, ends[:, -1], strict=True)))
+    divisions |= _within(n_bytes, ends, np.array(list(limits), np.int64))
     of_results, of_all = ({taken: _cost(taken, n_bytes, of) for taken in divisions} for of in (ends[:1], ends))
     most_of_results = (1 + SLACK_OF_RESULTS) * min(of_results.values())
     good = [taken for taken in divisions if of_results[taken] <= most_of_results and of_results[taken] < of_results[()]]
@@ -243,27 +243,32 @@ def _limits(low: int, high: int) -> list[int]:
     return np.unique(np.geomspace(max(1, low), max(1, high), LIMITS).astype(np.int64)).tolist()
 
 
-def _within(n_bytes: Sequence[int], ends: np.ndarray, limits: Sequence[int]) -> tuple[int, ...]:
-    """Return the indices of the cuts with the fewest bytes in all that make no segment exceed the limits.
+def _within(n_bytes: Sequence[int], ends: np.ndarray, limits: np.ndarray) -> set[tuple[int, ...]]:
+    """Return the indices of the cuts with the fewest bytes in all that make no segment exceed the limits, for each limits.
 
-    ``ends``, int64[limits, cuts + 1], holds the bytes before each cut and before the program's end, a row for each limit.
-    A dynamic program over the cuts: each is preceded by the cheapest cut within the limits before it; a queue holds the
-    candidates, cheapest first.
+    A dynamic program over the cuts, for all limits together: each cut is preceded by the cheapest one from which the segment
+    is within the limits, of equal ones by the last; where none is, by the one next to it.
+
+    Args:
+        ends: int64[rows, cuts + 1], the bytes before each cut and before the program's end, for each kind of bytes.
+        limits: int64[L, rows], the most bytes of a segment.
     """
-    cost, origin = [0], [-1]  # of the division up to the start, and up to each cut
-    rows = ends.T.tolist()
-    starts, queue = [[0] * len(limits), *rows[:-1]], deque([0])
-    for i, end in enumerate(rows):
-        while queue and any(e - s > limit for e, s, limit in zip(end, starts[queue[0]], limits, strict=True)):
-            queue.popleft()
-        position = queue[0] if queue else i
-        cost.append(cost[position] + (n_bytes[i] if i < len(n_bytes) else 0))
-        origin.append(position)
-        while queue and cost[queue[-1]] >= cost[-1]:
-            queue.pop()
-        queue.append(i + 1)
-    found, position = [], origin[-1]
-    while position > 0:
-        found.append(position - 1)
-        position = origin[position]
-    return tuple(found[::-1])
+    starts = np.concatenate([np.zeros((len(ends), 1), np.int64), ends[:, :-1]], axis=1)
+    first = np.zeros((ends.shape[1], len(limits)), np.int64)  # the first place from which a segment up to each end may go
+    for start, end, most in zip(starts, ends, limits.T, strict=True):
+        np.maximum(first, np.searchsorted(start, end[:, None] - most), out=first)
+    first = np.unique(np.minimum(first, np.arange(len(first))[:, None]), axis=1)
+    cost, origin = np.zeros((2, len(first) + 1, first.shape[1]), np.int64)  # up to each place, which is behind a cut
+    for i, lowest in enumerate(first):
+        low = int(lowest.min())
+        among = np.where(np.arange(low, i + 1)[:, None] >= lowest, cost[low : i + 1], np.iinfo(np.int64).max)
+        origin[i + 1] = i - among[::-1].argmin(axis=0)
+        cost[i + 1] = np.take_along_axis(cost, origin[i + 1 : i + 2], axis=0)[0] + (n_bytes[i] if i < len(n_bytes) else 0)
+    found = set()
+    for of_limits in origin.T.tolist():
+        taken, place = [], of_limits[-1]
+        while place > 0:
+            taken.append(place - 1)
+            place = of_limits[place]
+        found.add(tuple(taken[::-1]))
+    return found

@@ -61,13 +61,28 @@ def adopted(built: StrategyProblem, other: StrategyProblem, strategies: np.ndarr
         node = meaning.node
         others = [each.edge.target if each.edge.source == node else each.edge.source for each in edges[node]]
         context = np.concatenate([found[:, others], meaning.of_strategy[:, None]], axis=1)
-        _, first, member = np.unique(context, axis=0, return_index=True, return_inverse=True)
+        first, member = _distinct_rows(context)
         states = [
             _cheapest(problem.nodes[node], node, edges[node], meaning.states[meaning.of_strategy[row]], found[row])
-            for row in first.tolist()
+            for row in first
         ]
-        found[:, node] = np.array(states, np.int32)[member.reshape(-1)]
+        found[:, node] = np.array(states, np.int32)[member]
     return found
+
+
+def _distinct_rows(rows: np.ndarray) -> tuple[list[int], list[int]]:
+    """Return the index of the first of each kind of equal rows, and the kind of each row."""
+    # There are few kinds, so that a dictionary takes less time than NumPy's ``unique``, which sorts all rows.
+    keys = np.ascontiguousarray(rows).view(f"V{rows.itemsize * rows.shape[1]}").reshape(-1).tolist()
+    numbers: dict[bytes, int] = {}
+    first: list[int] = []
+    kinds: list[int] = []
+    for row, key in enumerate(keys):
+        number = numbers.setdefault(key, len(numbers))
+        if number == len(first):
+            first.append(row)
+        kinds.append(number)
+    return first, kinds
 
 
 def _meanings(built: StrategyProblem, other: StrategyProblem, strategies: np.ndarray) -> Iterator[_Meaning]:
@@ -103,7 +118,8 @@ def _transient_bytes(built: StrategyProblem, edge: int) -> np.ndarray | None:
     """Return an edge's transient bytes, summed over all rematerialization segments; None where there are none."""
     segments = built.transient.segments if built.transient is not None else ()
     parts = [segment.edges[edge] for segment in segments if edge in segment.edges]
-    return np.sum(parts, axis=0) if parts else None
+    # Mostly there is one part, an array that equal layers share: a sum would be a new one for each edge.
+    return parts[0] if len(parts) == 1 else np.sum(parts, axis=0) if parts else None
 
 
 def _cheapest(own: Node, node: int, edges: Sequence[_AdjacentEdge], meant: np.ndarray, states: np.ndarray) -> int:

@@ -33,15 +33,17 @@ def divisions(n_bytes: list[int], segments: np.ndarray) -> list[tuple[int, np.nd
     return found
 
 
-@given(programs(), st.tuples(st.floats(1, 4), st.floats(1, 4)))
-def test_no_division_within_limits_cuts_through_less(program: Program, slack: tuple[float, float]) -> None:
+@given(programs(), st.lists(st.tuples(st.floats(1, 4), st.floats(1, 4)), min_size=1, max_size=4))
+def test_no_division_within_limits_cuts_through_less(program: Program, slacks: list[tuple[float, float]]) -> None:
     n_bytes, segments = program
-    limits = (segments.max(axis=1) * slack).astype(int)
+    all_limits = [(segments.max(axis=1) * slack).astype(np.int64) for slack in slacks]
     ends = np.cumsum(segments, axis=1)
-    taken = _within(n_bytes, ends, limits.tolist())
-    assert (np.diff(ends[:, [*taken, -1]], prepend=0) <= limits[:, None]).all()
-    allowed = [cost for cost, sizes in divisions(n_bytes, segments) if (sizes <= limits).all()]
-    assert sum(n_bytes[i] for i in taken) == min(allowed)
+    found = _within(n_bytes, ends, np.array(all_limits))
+    assert len(found) <= len(slacks)
+    for limits in all_limits:
+        least = min(cost for cost, sizes in divisions(n_bytes, segments) if (sizes <= limits).all())
+        within = [taken for taken in found if (np.diff(ends[:, [*taken, -1]], prepend=0) <= limits[:, None]).all()]
+        assert min(sum(n_bytes[i] for i in taken) for taken in within) == least
 
 
 @given(programs())

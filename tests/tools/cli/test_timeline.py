@@ -79,6 +79,39 @@ def test_ranks_trace_a_plan(plan, tmp_path):
         assert {name for each in forward for name in each.split(" + ")} <= planned
         assert "Conv2D (backward)" in backward and {name.removesuffix(" (backward)") for name in backward} <= planned
         assert any(event["ph"] == "C" and event["args"]["bytes"] > 0 for event in events)
+    simulated_beside_measured(plan, both, tmp_path / "simulated.json")
+
+
+def simulated_beside_measured(plan: Path, measured: list[dict], file: Path) -> None:
+    """Hold the simulated trace of a plan against a measured one: what opens side by side has the same form and names."""
+    assert main(["simulate", MODEL, "--plan", str(plan), "--cluster", "v100-1x2", "--trace", str(file)]) == 0
+    simulated = json.loads(file.read_text())["traceEvents"]
+    of_rank = [[event for event in events if event["pid"] == 0] for events in (measured, simulated)]
+
+    def rows(events: list[dict]) -> dict[int, str]:
+        named = [event for event in events if event["name"] == "thread_name"]
+        return {event["tid"]: event["args"]["name"].split(",")[0] for event in named}
+
+    assert [rows(events) for events in of_rank] == [{1: "steps", 2: "collectives", 4: "operators"}] * 2
+    complete = [[event for event in events if event["ph"] == "X"] for events in of_rank]
+    # What the model doesn't have, TensorFlow's calls of Python and its own operators, is in the measured one alone.
+    forms = [{(*event, event["tid"], event["cat"]) for event in events} for events in complete]
+    assert {form for form in forms[0] if form[-1] not in ("call", "other")} == forms[1]
+    durations_us = [[event["dur"] for event in events if event["cat"] == "step"] for events in complete]
+    assert len(durations_us[1]) == 1 and all(1 < each < 60e6 for each in (*durations_us[0], *durations_us[1]))
+    # Each operator and collective that ran and takes time is in the simulated step, in the same row and part of the step.
+    # Updates have TensorFlow's names where it ran them, and a bucket is measured once, and simulated as its parts.
+    names = [
+        {
+            (event["tid"], event["cat"], name)
+            for event in events
+            if event["cat"] in ("forward", "backward", "collective")
+            if event["args"].get("planned us, both ways", 1.0) > 0
+            for name in event["name"].split(" + ")
+        }
+        for events in complete
+    ]
+    assert len(names[0]) > 10 and names[0] <= names[1], names[0] - names[1]
 
 
 def test_one_device_alone_and_what_is_refused(tmp_path, capsys):
