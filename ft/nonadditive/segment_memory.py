@@ -23,9 +23,10 @@ Complexity: O(points x nodes and edges of all segments).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,7 @@ from ..lower_bound import LowerBound
 from ..pareto import reduce_unsorted
 from ..problem import Ints, Problem, identity
 
+Number = TypeVar("Number", int, float)
 MOST_SEGMENTS = 3
 """The most segments of which all subsets are charged."""
 
@@ -98,20 +100,39 @@ class Transient:
 
         Arrays that were identical stay identical.
         """
+        return self._added(problem, dict.fromkeys(self.large, len(self.large)), lambda n_bytes, size: n_bytes // size)
+
+    def weighted(self, problem: Problem, parts: npt.NDArray[np.float64]) -> Problem:
+        """Return the problem with parts of the segments' memory added to its memory, each rounded down.
+
+        Args:
+            parts: float64[segments].
+        """
+        of_segments = {index: part for index, part in enumerate(parts.tolist()) if part > 0}
+        return self._added(problem, of_segments, lambda n_bytes, part: np.floor(n_bytes * part).astype(np.int64))
+
+    def _added(self, problem: Problem, numbers: Mapping[int, Number], part_of: Callable[[Ints, Number], Ints]) -> Problem:
+        """Return the problem with something of segments' memory added to its memory; identical arrays stay identical.
+
+        Args:
+            numbers: a number for each of these segments, by its index.
+            part_of: returns what to add, given bytes and the segment's number.
+        """
         known: dict[tuple[object, ...], Ints] = {}
         nodes, edges = list(problem.nodes), list(problem.edges)
 
-        def with_part(mem: Ints, part: Ints) -> Ints:
-            key = identity(mem), identity(part)
+        def with_part(mem: Ints, n_bytes: Ints, number: Number) -> Ints:
+            key = identity(mem), identity(n_bytes), number
             if key not in known:
-                known[key] = mem + part // len(self.large)
+                known[key] = mem + part_of(n_bytes, number)
             return known[key]
 
-        for segment in (self.segments[index] for index in self.large):
+        for index, number in numbers.items():
+            segment = self.segments[index]
             for i, n_bytes in segment.nodes.items():
-                nodes[i] = replace(nodes[i], mem_bytes=with_part(nodes[i].mem_bytes, n_bytes))
+                nodes[i] = replace(nodes[i], mem_bytes=with_part(nodes[i].mem_bytes, n_bytes, number))
             for i, n_bytes in segment.edges.items():
-                edges[i] = replace(edges[i], mem_bytes=with_part(edges[i].mem_bytes, n_bytes))
+                edges[i] = replace(edges[i], mem_bytes=with_part(edges[i].mem_bytes, n_bytes, number))
         return Problem(tuple(nodes), tuple(edges))
 
     def other_charges(self) -> Iterator[Transient]:
@@ -139,6 +160,18 @@ class Transient:
         return settled(
             replace(found, mem_bytes=mem[kept], time_ns=found.time_ns[kept], strategies=strategies, bound=bound)
         )
+
+
+def summed(problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
+    """Return the problem's memory and time of strategies, int[P, nodes]: int64[2, P]."""
+    mem, time_ns = np.zeros((2, len(strategies)), np.int64)
+    for number, node in enumerate(problem.nodes):
+        mem = mem + node.mem_bytes[strategies[:, number]]
+        time_ns = time_ns + node.time_ns[strategies[:, number]]
+    for edge in problem.edges:
+        pair = strategies[:, edge.source], strategies[:, edge.target]
+        mem, time_ns = mem + edge.mem_bytes[pair], time_ns + edge.time_ns[pair]
+    return np.stack([mem, time_ns])
 
 
 def joined(one: Frontier, other: Frontier) -> Frontier:

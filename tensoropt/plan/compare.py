@@ -6,8 +6,8 @@ at the peak, as limits do, where all peaks are counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,12 @@ from tabulate import tabulate
 
 from ..common.memory_units import memory_text
 from ..common.progress import Progress
+from ..ft import InfeasibleError
 from ..search.baselines import BASELINES
 from ..search.baselines import SPACES as BASELINE_SPACES
 from ..search.problem.config_space import FULL, described
 from .find_frontier import ModelFrontier, find_baseline
+from .plan import Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,11 +50,13 @@ class Comparison:
         frontier: the model's frontier.
         baselines: the points that each baseline found, by its name.
         limit_bytes: the memory limit per device; None without a limit.
+        failed: why others found nothing, by name.
     """
 
     frontier: ModelFrontier
     baselines: dict[str, ModelFrontier]
     limit_bytes: int | None = None
+    failed: Mapping[str, str] = field(default_factory=dict)
 
     def all(self) -> dict[str, ModelFrontier]:
         """Return the frontier and all baselines by the name of their algorithm, the frontier first."""
@@ -103,11 +107,13 @@ class Comparison:
 
     def notes(self) -> list[str]:
         """Return notes on the rows, a sentence each: a baseline's own note, or why its points are below the frontier."""
-        found = [f"{name}: {each.note}" for name, each in self.baselines.items() if each.note]
-        for name, each in self.baselines.items():
-            if self.is_below(each).any():
-                found.append(f"{name}: {self._why_below(each)}")
-        return found
+        own = [f"{name}: {each.note}" for name, each in self.baselines.items() if each.note]
+        return [*(f"{name}: {why}" for name, why in self.failed.items()), *own, *self.notes_below()]
+
+    def notes_below(self) -> list[str]:
+        """Return why points of baselines are below the frontier, a sentence for each baseline that has such points."""
+        below = ((name, each) for name, each in self.baselines.items() if self.is_below(each).any())
+        return [f"{name}: {self._why_below(each)}" for name, each in below]
 
     def above(self, each: ModelFrontier) -> list[float | None]:
         """Return for each point the fraction by which it is slower than the frontier's fastest point of no more memory.
@@ -260,13 +266,41 @@ def compare(
         limit_bytes: the memory limit per device; None without a limit.
         progress: called with ("algorithm, phase", done, total) now and then.
     """
-    baselines = {}
+    baselines, failed = {}, {}
     for name in algorithms:
         told = None if progress is None else _named(progress, name)
-        baselines[name] = find_baseline(frontier, name, told)
-        if frontier.all_peaks is not None:
-            baselines[name] = baselines[name].of_least_peaks(told)
-    return Comparison(frontier.joined(baselines.values(), progress), baselines, limit_bytes)
+        try:
+            found = find_baseline(frontier, name, told)
+        except InfeasibleError as error:
+            failed[name] = str(error)
+            continue
+        baselines[name] = found if frontier.all_peaks is None else found.of_least_peaks(told)
+    return Comparison(frontier.joined(baselines.values(), progress), baselines, limit_bytes, failed)
+
+
+def beside_baselines(
+    plan: Plan, algorithms: Sequence[str], limit_bytes: int | None, progress: Progress | None = None
+) -> tuple[Plan, Comparison]:
+    """Compare a plan's frontier with baselines, and return the plan that is chosen where the points that beat others count.
+
+    That is the plan itself where no baseline beats a point of the frontier; else the fastest plan of the joined frontier
+    that fits.
+
+    Args:
+        plan: the fastest plan of its frontier that fits, or an unsplit one beside its frontier.
+        algorithms, limit_bytes, progress: as in :func:`compare`.
+    """
+    frontier = plan.frontier
+    assert isinstance(frontier, ModelFrontier)
+    compared = compare(frontier, algorithms, limit_bytes, progress)
+    joined = compared.frontier
+    if np.array_equal(joined.found.strategies, frontier.found.strategies):
+        return plan, replace(compared, frontier=frontier)
+    if plan.point is None:
+        return replace(plan, frontier=joined, frontier_text=joined.table(None, with_peaks=False)), compared
+    point = joined.fastest_within(limit_bytes, progress)
+    assert point is not None, "for each point there is one of no larger peak"
+    return joined.plan(point, plan.option), compared
 
 
 def _named(progress: Progress, name: str) -> Progress:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -44,6 +44,8 @@ from .details import DetailedFrontier
 from .found_points import Candidates
 from .plan import Plan
 
+FEW_CONFIGS = 4_096
+"""The most configs of a model whose frontier with rematerialization is tried to be found exactly before any other."""
 NO_REMAT = "without rematerialization, as the fastest plan fits without it"
 
 
@@ -149,14 +151,15 @@ def find_frontier(
         InputError: the hardware doesn't have this parallelism, ``force`` can't be satisfied, the algorithm doesn't support
             the arguments, or the batch can't be divided into so many micro-batches.
     """
-    started = time.perf_counter()
-    try:
-        mesh = hardware.mesh(parallelism)
-    except ValueError as error:
-        raise InputError(str(error)) from error
-    model = model.in_micro_batches(micro_batches, mesh.n_devices)
-    costing = costing_of(model, hardware, mesh, known)
-    space = space or space_for(model.graph, mesh)
+    phases = _Phases()
+    with phases.taking("costs"):
+        try:
+            mesh = hardware.mesh(parallelism)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        model = model.in_micro_batches(micro_batches, mesh.n_devices)
+        costing = costing_of(model, hardware, mesh, known)
+        space = space or space_for(model.graph, mesh)
     if algorithm in OTHERS:
         _refuse_for_others(algorithm, micro_batches, objectives, force)
         task = BaselineTask(costing, mesh, space, None, progress)
@@ -165,33 +168,51 @@ def find_frontier(
     is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
     choices = Choices(REUSE not in without, ZERO not in without)
     builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices)
-    plain = builder.build()
-    if micro_batches > 1:
-        plain = _of_whole_batch(plain, model, mesh.n_devices, micro_batches)
-    costed = time.perf_counter()
     searching = ProblemSearch(objectives, algorithm, of_search, budget or BY_DEFAULT)
-    found = _searched(searching, plain, algorithm, not is_remat)
-    phases = {"costs": costed - started, "search": time.perf_counter() - costed}
 
-    def finished(built: StrategyProblem, note: str = "") -> ModelFrontier:
-        of_all = ModelFrontier(model, hardware, built, costing, found, phases, note=note, objectives=objectives)
-        return _of_least_peaks(of_all, progress)
+    def of_all(built: StrategyProblem, found: Frontier, note: str = "") -> ModelFrontier:
+        return ModelFrontier(model, hardware, built, costing, found, phases.seconds, note=note, objectives=objectives)
 
+    rematerializing = None
+    if is_remat and is_enough is None:
+        with phases.taking("costs"):
+            rematerializing = builder.build_rematerializing() if builder.n_configs <= FEW_CONFIGS else None
+        if rematerializing is not None:
+            with phases.taking("search"):
+                exact = searching.at_once(rematerializing)
+            if exact is not None:
+                return _of_least_peaks(of_all(rematerializing, exact), progress)
+    with phases.taking("costs"):
+        plain = builder.build()
+        if micro_batches > 1:
+            plain = _of_whole_batch(plain, model, mesh.n_devices, micro_batches)
+    with phases.taking("search"):
+        found = _searched(searching, plain, algorithm, not is_remat)
     if not is_remat:
-        return finished(plain)
-    if is_enough is not None:
-        frontier = ModelFrontier(model, hardware, plain, costing, found, phases, note=NO_REMAT, objectives=objectives)
-        if is_enough(frontier):
-            return finished(plain, NO_REMAT)
-    again = time.perf_counter()
-    rematerializing = builder.build_rematerializing()
-    costed = time.perf_counter()
-    phases["costs"] += costed - again
+        return _of_least_peaks(of_all(plain, found), progress)
+    if is_enough is not None and is_enough(of_all(plain, found, NO_REMAT)):
+        return _of_least_peaks(of_all(plain, found, NO_REMAT), progress)
+    with phases.taking("costs"):
+        rematerializing = rematerializing or builder.build_rematerializing()
     if rematerializing is None or rematerializing.transient is None:
-        return finished(plain)
-    found = searching.with_rematerialization(plain, found, phases["search"], rematerializing)
-    phases["search"] += time.perf_counter() - costed
-    return finished(rematerializing)
+        return _of_least_peaks(of_all(plain, found), progress)
+    with phases.taking("search"):
+        found = searching.with_rematerialization(plain, found, phases.seconds["search"], rematerializing)
+    return _of_least_peaks(of_all(rematerializing, found), progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Phases:
+    """The seconds that each phase has taken so far, by its name."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def taking(self, name: str) -> Iterator[None]:
+        """Count what is done inside for a phase."""
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
 
 def _of_other(

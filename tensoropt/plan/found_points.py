@@ -13,6 +13,7 @@ import numpy as np
 from ..common.progress import Progress
 from ..costs.operator_costs import OperatorCosting
 from ..ft import Frontier
+from ..ft.nonadditive.equal_costs import equal_beside
 from ..ft.pareto import reduce_unsorted
 from ..profiling.hardware import Hardware
 from ..program.fast_peak import Peaks
@@ -32,6 +33,9 @@ MOST_COUNTED, MOST_OPERATORS_COUNTED = 1_200, 1_000_000
 """Of a search's points at most so many have their peaks counted, or those with so many operators together if they are more:
 a second or two.
 """
+
+MOST_EQUAL = 500
+"""At most so many strategies of the same memory and time as some point have their peaks counted: a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,12 +176,48 @@ class FoundPoints:
         mem, time_ns, strategies = pool.mem_bytes, pool.time_ns, pool.strategies
         n_own = len(own.mem_bytes)
         kept = least_peaks(counted[:n_own], mem[:n_own], time_ns[:n_own])
+        among = np.arange(n_own)
         better = n_own + _that_beat(counted[n_own:], time_ns[n_own:], counted[kept], time_ns[kept])
         if len(better):
-            among = np.concatenate([np.arange(n_own), better])
+            among = np.concatenate([among, better])
             kept = among[least_peaks(counted[among], mem[among], time_ns[among])]
+        kept = kept[kept < n_own]  # a baseline's strategies stay as they are
+        strategies[kept], counted[kept] = self._least_of_equal(strategies[kept], counted[kept])
+        kept = among[least_peaks(counted[among], mem[among], time_ns[among])]
         found = replace(self.found, mem_bytes=mem[kept], time_ns=time_ns[kept], strategies=strategies[kept])
         return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
+
+    def _least_of_equal(self, strategies: np.ndarray, peaks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return strategies, each changed to others of the same memory and time as long as its peak gets smaller.
+
+        A search keeps one strategy of each pair of costs, whatever its peak. At most MOST_EQUAL others are looked at.
+
+        Args:
+            strategies: int32[P, nodes].
+            peaks: theirs, int64[P].
+
+        Returns:
+            The strategies and their peaks.
+        """
+        strategies, peaks, changed, left = strategies.copy(), peaks.copy(), np.arange(len(strategies)), MOST_EQUAL
+        while len(changed):
+            origin, others = equal_beside(
+                self.built.problem, self.built.transient, len(self.built.nodes), strategies[changed]
+            )
+            if not len(others):
+                break
+            origin = changed[origin]
+            as_fast = np.flatnonzero(self.built.overlap_ns(others) == self.built.overlap_ns(strategies)[origin])[:left]
+            origin, others, left = origin[as_fast], others[as_fast], left - len(as_fast)
+            counted = self._counter.peaks_of(others)
+            if counted is None:
+                break
+            order = np.lexsort((counted, origin))
+            first = order[np.diff(origin[order], prepend=-1) > 0]
+            first = first[counted[first] < peaks[origin[first]]]
+            changed = origin[first]
+            strategies[changed], peaks[changed] = others[first], counted[first]
+        return strategies, peaks
 
     @property
     def replayed(self) -> Mapping[int, Peak]:

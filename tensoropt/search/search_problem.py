@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..ft import Budget, Frontier, Problem, search, search_overlapping
 from ..ft.nonadditive.exact.frontiers import Effort
-from ..ft.nonadditive.exact.search import LITTLE, frontier_within
+from ..ft.nonadditive.exact.search import (
+    LITTLE,
+    PAIRS_OF_ARC,
+    Lined,
+    Solved,
+    corners_within,
+    frontier_within,
+    lines_within,
+)
 from ..ft.nonadditive.local_search import Descent
 from ..ft.nonadditive.overlap import Overlap
 from ..ft.nonadditive.segment_memory import Transient, agreed, joined, with_more
@@ -24,13 +32,15 @@ FIRST_GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000
 frontiers: its lower bound is that of a weighted sum, so that nearer to it there is often little to gain. While there is time
 and a larger gap than is asked for, a second search goes nearer.
 """
-MOST_ARCS = 1 << 20
+MOST_ARCS = 1 << 19
 """The size up to which a problem is searched exactly while there is time (:mod:`..ft.nonadditive.exact.eliminations`)."""
-MOST_EPSILON, LEAST_EPSILON, NEARER = 0.25, 1e-3, 4.0
+FAR = 0.04
+"""The gap from which bounds by segment are looked for in a larger problem, each of which takes some tenths of a second."""
+MOST_EPSILON, LEAST_EPSILON, NEARER = 0.25, 1e-3, 1.4
 """The largest gap that a search by segment can aim at, one below which it is exact, and how much nearer the next goes."""
 SHARE = 0.5
 """The share of the seconds that the search without rematerialization may take where one with it follows, and the share that
-is left for changes where first results took all seconds.
+is left for changes, and for bounds by segment, where what came before took all seconds.
 """
 
 
@@ -59,6 +69,14 @@ class ProblemSearch:
         budget = self.budget if is_last else replace(self.budget, seconds=SHARE * self.budget.seconds)
         return self._found(problem_for(built, self.objectives), built.overlap, budget)
 
+    def at_once(self, rematerializing: StrategyProblem) -> Frontier | None:
+        """Return the exact frontier of a small problem with rematerialization; None where finding it would take much.
+
+        It has all strategies, those without rematerialization too, so that no other search is needed.
+        """
+        nothing = np.zeros((0, len(rematerializing.problem.nodes)), np.int32)
+        return self._within(rematerializing, nothing, {}, LITTLE, 0.0)
+
     def with_rematerialization(
         self, plain: StrategyProblem, kept: Frontier, seconds: float, rematerializing: StrategyProblem
     ) -> Frontier:
@@ -73,7 +91,7 @@ class ProblemSearch:
         assert transient is not None
         problem = problem_for(rematerializing, self.objectives)
         kept = replace(kept, strategies=adopted(rematerializing, plain, kept.strategies))
-        exact = self._within(rematerializing, kept, LITTLE, 0.0)
+        exact = self._within(rematerializing, kept.strategies, kept.eliminations, LITTLE, 0.0)
         if exact is not None:
             return exact
         began = time.monotonic()
@@ -96,47 +114,96 @@ class ProblemSearch:
         deadline = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
         descent = Descent(problem, transient, deadline)
         best = improved(joined(kept, transient.at_true_memory(problem, again)), again.strategies)
+        until = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
+        lined = self._lined(rematerializing, best, until)
+        best = best if lined is None else agreed(best, self._of_solved(lined.solved(), best.eliminations))
         nearer = [] if again.worst_gap <= self.budget.gap else [transient]
-        for charge in (*nearer, *transient.other_charges()):
+        for charge in (*nearer, *(transient.other_charges() if lined is None or lined.eliminations is None else ())):
             now = time.monotonic()
             if best.worst_gap <= self.budget.gap or 2 * now - began > deadline:
                 break
             began, again = now, searched(charge, self.budget.gap)
             best = improved(agreed(best, charge.at_true_memory(problem, again)), again.strategies)
-        return self._nearer(rematerializing, best, deadline)
+        return best if lined is None or lined.eliminations is None else self._nearer(rematerializing, best, lined, until)
 
-    def _nearer(self, built: StrategyProblem, best: Frontier, deadline: float) -> Frontier:
+    def _lined(self, built: StrategyProblem, best: Frontier, deadline: float) -> Lined | None:
+        """Return what weighted sums by segment prove of a problem's strategies; None where it would take too much.
+
+        Their bound is above those of all charges, since each corner has weights of its own.
+
+        Args:
+            best: points of the problem.
+            deadline: by ``time.monotonic``.
+        """
+        if best.worst_gap <= self.budget.gap or time.monotonic() > deadline or not self._has_sums(built):
+            return None
+        n_pairs = sum(edge.mem_bytes.size for edge in built.problem.edges)
+        if n_pairs > PAIRS_OF_ARC * MOST_ARCS and best.worst_gap < FAR:
+            return None
+        assert built.transient is not None
+        problem = problem_for(built, self.objectives)
+        effort = Effort(MOST_ARCS, math.inf, deadline)
+        return lines_within(problem, built.transient, best.strategies, effort, self.budget.gap)
+
+    def _has_sums(self, built: StrategyProblem) -> bool:
+        """Return whether memory is the largest of several sums, and time a sum."""
+        return built.transient is not None and built.overlap is None and self.algorithm != "exhaustive"
+
+    def _nearer(self, built: StrategyProblem, best: Frontier, lined: Lined, deadline: float) -> Frontier:
         """Return a problem's frontier with what searches by segment add while there is time, each nearer than the last.
 
         Args:
             best: points of the problem, with a lower bound of it.
+            lined: what weighted sums prove.
             deadline: by ``time.monotonic``.
         """
-        epsilon = min(best.worst_gap, MOST_EPSILON)
+        problem, epsilon = problem_for(built, self.objectives), MOST_EPSILON
         while best.worst_gap > self.budget.gap and time.monotonic() < deadline:
-            epsilon = max(epsilon / NEARER, self.budget.gap)
-            if epsilon < LEAST_EPSILON:
-                epsilon = 0.0
-            found = self._within(built, best, Effort(MOST_ARCS, math.inf, deadline), epsilon)
-            if found is None:
-                break
-            best = agreed(best, found)
+            epsilon = max(min(best.worst_gap, epsilon) / NEARER, self.budget.gap)
+            epsilon = epsilon if epsilon >= LEAST_EPSILON else 0.0
+            is_near = False
+            if epsilon:
+                solved, is_near = corners_within(lined, problem, epsilon, deadline)
+                best = agreed(best, self._of_solved(solved, best.eliminations))
+            if not is_near:  # all corners together, as long as there is time
+                effort = Effort(MOST_ARCS, math.inf, deadline)
+                found = self._within(built, best.strategies, best.eliminations, effort, epsilon, lined)
+                if found is None:
+                    break
+                best = agreed(best, found)
         return best
 
-    def _within(self, built: StrategyProblem, known: Frontier, effort: Effort, epsilon: float) -> Frontier | None:
+    def _within(
+        self,
+        built: StrategyProblem,
+        known: np.ndarray,
+        before: Mapping[str, int],
+        effort: Effort,
+        epsilon: float,
+        lined: Lined | None = None,
+    ) -> Frontier | None:
         """Return the frontier of a problem with rematerialization, by segment; None where finding it would take too much.
 
         Args:
-            known: points that were found before, in the problem's states.
+            known: strategies that were found before, int32[P, nodes], in the problem's states.
+            before: the number of eliminations of each kind that they took.
             epsilon: how near the points must be, as a gap; 0 for the exact frontier.
+            lined: what weighted sums prove.
         """
-        if built.transient is None or built.overlap is not None or self.algorithm == "exhaustive":
+        if not self._has_sums(built):
             return None
+        assert built.transient is not None
         problem = problem_for(built, self.objectives)
-        solved = frontier_within(problem, built.transient, known.strategies, effort, epsilon)
-        if solved is None:
-            return None
-        counts = {kind: number + solved.counts.get(kind, 0) for kind, number in known.eliminations.items()}
+        solved = frontier_within(problem, built.transient, known, effort, epsilon, lined)
+        return None if solved is None else self._of_solved(solved, before)
+
+    def _of_solved(self, solved: Solved, before: Mapping[str, int]) -> Frontier:
+        """Return what a search by segment found as a frontier.
+
+        Args:
+            before: the number of eliminations of each kind that came before.
+        """
+        counts = {kind: before.get(kind, 0) + solved.counts.get(kind, 0) for kind in {**before, **solved.counts}}
         found = solved.found
         return Frontier(found.mem, found.time, found.strategies, counts, self.algorithm, solved.bound)
 

@@ -100,7 +100,9 @@ def _sums(step: Step, least: list[Floats]) -> Floats:
 
 def _begins(ascending: Ints) -> Ints:
     """Return the indices at which a new number begins."""
-    return np.flatnonzero(np.diff(ascending, prepend=-1))
+    begins = np.ones(len(ascending), np.bool_)
+    np.not_equal(ascending[1:], ascending[:-1], out=begins[1:])
+    return np.flatnonzero(begins)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 from ...costs.operator_costs import OperatorCosting
 from ...ft.problem import Problem
@@ -49,7 +49,6 @@ class ProblemBuilder:
     progress: Callable[[int, int], None] | None = None
     states: Callable[[FusionGroup], Assignments] | None = None
     choices: Choices = field(default_factory=Choices)
-    _nodes: list[tuple[FusionGroup, States]] = field(default_factory=list, init=False)
 
     def build(self) -> StrategyProblem:
         """Return the Problem of all operators that a training step runs, without rematerialization.
@@ -57,13 +56,22 @@ class ProblemBuilder:
         Raises:
             InputError: ``force`` names what isn't there, or asks for a split that an operator can't have.
         """
-        self._nodes = self._evaluated()
         return self._connected(self._nodes, NO_SEGMENTS)
 
-    def build_rematerializing(self) -> StrategyProblem | None:
-        """Return the Problem with rematerialization, once :meth:`build` has returned the one without.
+    @property
+    def n_configs(self) -> int:
+        """Return the number of states of all operators' nodes, without rematerialization.
 
-        It is None where rematerialization can't save any memory.
+        Raises:
+            InputError: as :meth:`build`.
+        """
+        return sum(states.n_states for _, states in self._nodes)
+
+    def build_rematerializing(self) -> StrategyProblem | None:
+        """Return the Problem with rematerialization; None where that can't save any memory.
+
+        Raises:
+            InputError: as :meth:`build`.
         """
         nodes = self._nodes
         segments = segments_of([node for node, _ in nodes], self.costing, self.mesh.n_devices)
@@ -93,7 +101,9 @@ class ProblemBuilder:
             ),
         )
 
-    def _evaluated(self) -> list[tuple[FusionGroup, States]]:
+    @cached_property
+    def _nodes(self) -> list[tuple[FusionGroup, States]]:
+        """The operators' nodes with their states, which both problems begin with."""
         self.force = force_by_name(self.graph, self.force)
         self.rules = {op.name: rule_of(op) for op in self.graph.step_operators}
         self._evaluation = evaluation = Evaluation(self.costing, self.rules, self.mesh)

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING
 from ...common.errors import InputError, short
 from ...common.files import check_writable
 from ...common.progress import Display
+from ...ft import ALGORITHMS
 from ...search.baselines import OTHERS
+from ...search.problem.objectives import MEMORY_TIME
 
 if TYPE_CHECKING:
+    from ...plan.compare import Comparison
     from ...plan.find_frontier import ModelFrontier
+    from ...plan.plan import Plan
 
 OUTPUTS = MappingProxyType({"--plan": "plan", "--frontier": "frontier", "--json": "result", "--plot": "picture",
                             "--report": "report"})  # fmt: skip
@@ -52,6 +56,27 @@ def baselines_of(arguments: argparse.Namespace) -> tuple[str, ...]:
         if name not in OTHERS:
             raise InputError(f"--baselines takes names of {', '.join(OTHERS)}, or none; got {short(name)}")
     return names
+
+
+def with_baselines(
+    arguments: argparse.Namespace, plan: Plan, limit_bytes: int | None, display: Display
+) -> tuple[Plan, Comparison | None]:
+    """Return a plan whose frontier has what baselines found in place of points that they beat, and the comparison.
+
+    The plan stays, and there is no comparison, where no frontier is written or it has other points than of peak and time.
+    """
+    from ...plan.compare import beside_baselines
+    from ...plan.find_frontier import ModelFrontier
+
+    frontier, names = plan.frontier, baselines_of(arguments)
+    is_written = arguments.frontier is not None or arguments.report is not None
+    if not (is_written and names and isinstance(frontier, ModelFrontier)):
+        return plan, None
+    is_whole_batch = frontier.model.graph.full_batch is frontier.model.graph
+    if not is_whole_batch or frontier.objectives != MEMORY_TIME or frontier.found.algorithm not in ALGORITHMS:
+        return plan, None
+    with display.phase("search of baselines"):
+        return beside_baselines(plan, names, limit_bytes, display.update)
 
 
 def check_report() -> None:

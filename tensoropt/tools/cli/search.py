@@ -24,7 +24,14 @@ from ...search.baselines import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
 from ...search.problem.choices import CHOICES, checked_choices
 from ...search.problem.config_space import SPACES
 from ...search.problem.objectives import MEMORY_TIME, PAIRS, parse_objectives
-from .frontier_outputs import add_baselines, add_report_argument, baselines_of, check_outputs, write_frontier
+from .frontier_outputs import (
+    add_baselines,
+    add_report_argument,
+    baselines_of,
+    check_outputs,
+    with_baselines,
+    write_frontier,
+)
 
 if TYPE_CHECKING:
     from ...plan.options import Request
@@ -246,11 +253,17 @@ def _search(arguments: argparse.Namespace) -> bool:
             micro_batches=micro_batches,
         )
         found = _find(arguments, request, counts, stages)
+    compared = None
+    if isinstance(found, Plan):
+        found, compared = with_baselines(arguments, found, limit, display)
     print(any_text(setup, found))
+    for note in () if compared is None else compared.notes_below():
+        print(f"note      {note}")
     if arguments.plan is not None and isinstance(found, (Plan, StagedPlan)):
         found.save(arguments.plan)
     if isinstance(found, Plan) and isinstance(found.frontier, ModelFrontier):
-        write_frontier(arguments, found.frontier, found.point, display)
+        baselines = None if compared is None else compared.baselines
+        write_frontier(arguments, found.frontier, found.point, display, baselines)
     elif arguments.report is not None and not isinstance(found, Curve):
         with display.phase("report"):
             found.report(arguments.report)

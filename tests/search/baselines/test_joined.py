@@ -10,7 +10,8 @@ import pytest
 from helpers.large import first
 
 from tensoropt.ft import Budget, Frontier
-from tensoropt.plan.compare import compare
+from tensoropt.ft.nonadditive.equal_costs import equal_beside
+from tensoropt.plan.compare import Comparison, beside_baselines, compare
 from tensoropt.plan.find_frontier import ModelFrontier, find_baseline, find_frontier
 from tensoropt.plan.found_points import least_peaks, longest_ascending
 from tensoropt.profiling.hardware import named
@@ -31,6 +32,13 @@ def beaten(frontier: ModelFrontier, by: ModelFrontier) -> list[tuple[int, int]]:
     ]  # fmt: skip
 
 
+def slowest_of(frontier: ModelFrontier) -> ModelFrontier:
+    """The frontier as if a search had found its slowest point alone."""
+    found = frontier.found
+    slowest = Frontier(found.mem_bytes[:1], found.time_ns[:1], found.strategies[:1], {}, "ft-ldp")
+    return replace(frontier, found=slowest, searched=slowest, _peaks={}, _simulated={})
+
+
 @pytest.mark.parametrize("name", first(2, ["rnn", "vgg16", "transformer", "lenet5", "wide_resnet", "alexnet", "bert_large"]))
 @pytest.mark.parametrize("without", first(1, ["", "remat", "remat reuse zero"]))
 def test_no_point_is_beaten(name: str, without: str) -> None:
@@ -47,15 +55,44 @@ def test_no_point_is_beaten(name: str, without: str) -> None:
 @pytest.mark.parametrize("algorithm", ["data-parallel", "optcnn"])
 def test_what_a_baseline_finds_becomes_a_point_at_its_own_costs(algorithm: str) -> None:
     frontier = frontier_of("lenet5", "full")
-    slowest = Frontier(*(each[:1] for each in (frontier.found.mem_bytes, frontier.found.time_ns)),
-                       frontier.found.strategies[:1], {}, "ft-ldp")  # fmt: skip
-    alone = replace(frontier, found=slowest, searched=slowest, _peaks={}, _simulated={})
+    alone = slowest_of(frontier)
     baseline = find_baseline(frontier, algorithm)
     joined = alone.joined([baseline])
     assert len(joined) == 2 and points(joined)[1:] == points(baseline)
     assert joined.found.mem_bytes[1] == baseline.found.mem_bytes[0]
     meant = baseline.built.strategy(baseline.found.strategies[0])
     assert joined.built.strategy(joined.found.strategies[1]).configs == meant.configs
+
+
+@pytest.mark.parametrize("name", first(2, ["lenet5", "transformer", "rnn", "vgg16"]))
+def test_no_strategy_beside_a_point_has_its_costs_and_a_smaller_peak(name: str) -> None:
+    quick = Budget(max_points=20, seconds=0.0)
+    frontier = find_frontier(model_of(name), named("v100-1x4"), 4, space="full", budget=quick)
+    built, found = frontier.built, frontier.found
+    origin, others = equal_beside(built.problem, built.transient, len(built.nodes), found.strategies)
+    assert len(others) < 500, "so many were looked at"
+    n_looked_at = 0
+    for number, states in zip(origin.tolist(), others, strict=True):
+        costs = built.problem.cost(states.tolist())
+        of_all = costs[0] + built.missing_bytes(states[None])[0], costs[1] - built.overlap_ns(states[None])[0]
+        assert of_all == (found.mem_bytes[number], found.time_ns[number])
+        at_it = replace(found, mem_bytes=found.mem_bytes[:1], time_ns=found.time_ns[:1], strategies=states[None])
+        assert replace(frontier, found=at_it, searched=None, _peaks={}).peak(0).n_bytes >= frontier.peak(number).n_bytes
+        n_looked_at += 1
+    assert n_looked_at
+
+
+def test_a_plan_is_chosen_again_where_a_baseline_gives_a_point() -> None:
+    frontier = frontier_of("lenet5", "full")
+    whole = frontier.plan(len(frontier) - 1, "mini_time")
+    assert beside_baselines(whole, ["data-parallel"], None)[0] is whole
+    alone = slowest_of(frontier)
+    baseline = find_baseline(frontier, "data-parallel")
+    plan, compared = beside_baselines(alone.plan(0, "mini_time"), ["data-parallel"], None)
+    assert plan.frontier is compared.frontier and (plan.point, len(compared.frontier)) == (1, 2)
+    assert plan.time_us == baseline.points[0].time_us
+    within, _ = beside_baselines(alone.plan(0, "mini_time"), ["data-parallel"], baseline.peak(0).n_bytes - 1)
+    assert within.point == 0 and within.peak_bytes == alone.peak(0).n_bytes
 
 
 def test_what_the_space_does_not_have_stays_out() -> None:
@@ -65,6 +102,9 @@ def test_what_the_space_does_not_have_stays_out() -> None:
         frontier.built.states_of(tofu.built.strategy(tofu.found.strategies[0]))
     joined = frontier.joined([tofu])
     assert np.array_equal(joined.found.strategies, frontier.found.strategies)
+    slower = replace(frontier, found=replace(frontier.found, time_ns=frontier.found.time_ns + 10**12))
+    (note,) = Comparison(slower, {"tofu": tofu}).notes_below()
+    assert note.startswith("tofu: ") and "below the frontier, since the space that was searched, compact, doesn't" in note
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -1,0 +1,138 @@
+"""Find strategies of equal memory and time beside given ones.
+
+A search keeps one strategy of each pair of costs, though others may be better in what it doesn't count, such as the peak of
+memory. Looked at are those in which one operator's state differs, and the nodes of copies beside it follow: each takes the
+state that is fastest, or the one of least memory, with the operator's new state and all others as they are.
+
+Complexity: O(points x pairs of states along the edges between operators and copies).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ..problem import INFEASIBLE, Ints, Problem
+from ..tables.table import States
+from .segment_memory import Transient, summed
+
+MOST_PAIRS = 1 << 23
+"""The most pairs of states, over all points, that are looked at."""
+
+
+def equal_beside(
+    problem: Problem, transient: Transient | None, n_operators: int, strategies: States
+) -> tuple[Ints, States]:
+    """Return strategies that cost what one of some feasible strategies does; none where a problem is large.
+
+    Args:
+        transient: the transient memory, of which the largest segment's is a part of a strategy's memory; None if there is
+            none.
+        n_operators: the number of operators, which are the problem's first nodes; the others are copies.
+        strategies: int32[P, nodes].
+
+    Returns:
+        For each strategy the number of the one that it is beside, int64[N], and the strategies, int32[N, nodes].
+    """
+    beside = _Beside(problem, transient, n_operators, strategies)
+    origins, found = [np.empty(0, np.int64)], [np.empty((0, len(problem.nodes)), np.int32)]
+    if beside.n_pairs <= MOST_PAIRS:
+        for node in range(n_operators):
+            for origin, others in beside.as_fast(node):
+                origins.append(origin)
+                found.append(others)
+    origin, others = np.concatenate(origins), np.concatenate(found)
+    is_equal = (_costs(problem, transient, others) == _costs(problem, transient, strategies)[:, origin]).all(axis=0)
+    _, first = np.unique(np.column_stack([origin, others])[is_equal], axis=0, return_index=True)
+    kept = np.flatnonzero(is_equal)[np.sort(first)]
+    return origin[kept], others[kept]
+
+
+def _costs(problem: Problem, transient: Transient | None, strategies: States) -> Ints:
+    """Return the memory and time of strategies, int64[2, P]."""
+    mem, time_ns = summed(problem, strategies)
+    return np.stack([mem if transient is None else mem + transient.most_bytes(problem, strategies), time_ns])
+
+
+class _Beside:
+    """Strategies, int32[P, nodes], and the costs of other states of single nodes in them; arguments as above."""
+
+    def __init__(self, problem: Problem, transient: Transient | None, n_operators: int, strategies: States) -> None:
+        self.problem, self.n_operators, self.strategies = problem, n_operators, strategies
+        self.edges_of: Mapping[int, list[int]] = defaultdict(list)
+        for number, edge in enumerate(problem.edges):
+            self.edges_of[edge.source].append(number)
+            self.edges_of[edge.target].append(number)
+        self.mem = [edge.mem_bytes for edge in problem.edges]  # with transient memory, by which alone a state is chosen
+        for segment in () if transient is None else transient.segments:
+            for number, n_bytes in segment.edges.items():
+                self.mem[number] = self.mem[number] + n_bytes
+
+    @property
+    def n_pairs(self) -> int:
+        """Return the pairs of states of operators and of copies beside them, over all strategies."""
+        of_copies = (edge for edge in self.problem.edges if max(edge.source, edge.target) >= self.n_operators)
+        return len(self.strategies) * sum(edge.mem_bytes.size for edge in of_copies)
+
+    def as_fast(self, node: int) -> Iterator[tuple[Ints, States]]:
+        """Yield strategies that take as long as those given, with other states of an operator: their origins, and they."""
+        to_copies = {number: self._other_end(number, node) for number in self.edges_of[node]}
+        to_copies = {number: copy for number, copy in to_copies.items() if copy >= self.n_operators}
+        others = [number for number in self.edges_of[node] if number not in to_copies]
+        of_node = self._of_states(node, self.problem.nodes[node].time_ns, others, [e.time_ns for e in self.problem.edges])
+        if of_node.shape[1] == 1:
+            return
+        now = np.arange(len(self.strategies)), self.strategies[:, node]
+        for by_time in (True, False) if to_copies else (True,):
+            time_ns, kept_ns, following = of_node, of_node[now], {}
+            for number, copy in to_copies.items():
+                of_pairs, of_mem = self._with_copy(node, number, copy)
+                following[copy] = states = _least(*((of_pairs, of_mem) if by_time else (of_mem, of_pairs)))
+                time_ns = time_ns + np.take_along_axis(of_pairs, states[:, :, None], axis=2)[:, :, 0]
+                kept_ns = kept_ns + of_pairs[now[0], now[1], self.strategies[:, copy]]
+            is_other = np.arange(time_ns.shape[1]) != self.strategies[:, node, None]
+            origin, state = np.nonzero((time_ns == kept_ns[:, None]) & (time_ns < INFEASIBLE) & is_other)
+            found = self.strategies[origin]
+            found[:, node] = state
+            for copy, states in following.items():
+                found[:, copy] = states[origin, state]
+            yield origin, found
+
+    def _with_copy(self, node: int, number: int, copy: int) -> tuple[Ints, Ints]:
+        """Return the time and memory of a copy beside an operator, with the edge to it, int64[P, K operator, K copy].
+
+        Args:
+            number: the number of that edge.
+        """
+        beyond = [other for other in self.edges_of[copy] if other != number]
+        edges, is_source = self.problem.edges, self.problem.edges[number].source == node
+        own = self.problem.nodes[copy]
+        costs = []
+        for of_copy, of_edges in ((own.time_ns, [edge.time_ns for edge in edges]), (own.mem_bytes, self.mem)):
+            between = of_edges[number] if is_source else of_edges[number].T
+            costs.append(self._of_states(copy, of_copy, beyond, of_edges)[:, None, :] + between)
+        return costs[0], costs[1]
+
+    def _other_end(self, number: int, node: int) -> int:
+        edge = self.problem.edges[number]
+        return edge.target if edge.source == node else edge.source
+
+    def _of_states(self, node: int, own: Ints, numbers: Sequence[int], of_edges: Sequence[Ints]) -> Ints:
+        """Return what each state of a node costs with some of its edges, all other nodes as they are: int64[P, K]."""
+        total = np.repeat(own[None], len(self.strategies), axis=0)
+        for number in numbers:
+            edge, costs = self.problem.edges[number], of_edges[number]
+            if edge.source == node:
+                total += costs[:, self.strategies[:, edge.target]].T
+            else:
+                total += costs[self.strategies[:, edge.source]]
+        return total
+
+
+def _least(first: Ints, second: Ints) -> Ints:
+    """Return the index of the least along the last axis by one cost, then by another."""
+    least = first.min(axis=-1, keepdims=True)
+    result: Ints = np.where(first == least, second, np.iinfo(np.int64).max).argmin(axis=-1)
+    return result

@@ -1,0 +1,200 @@
+"""Bound the frontier by weighted sums whose weights are chosen for one corner after the other.
+
+A corner lies between two known strategies (:mod:`.bounds`), and all strategies cost more than corner (m, t) if for some
+weights
+
+    a saved + sum over segments of w transient + b time  >  a m + b t,    w >= 0, w adding up to at most a
+
+for each strategy. What is best there is a linear program: weights that make the least of the left side, divided by the right
+one, as large as possible. Each strategy is a row of it, and there are too many. So it is solved with the strategies that are
+known; for its weights, a weighted search finds the strategy with the least left side, which is a row more; and so on, until
+the search finds nothing below what the program promised ("column generation"). The weights of each search are a bound of all
+strategies, which may exclude many other corners.
+
+Of the corners that no bound excludes, the one that is farthest from it goes first. Where the frontier bulges inwards no
+weights exclude a corner; it isn't looked at again.
+
+Complexity: a weighted search and a linear program of few columns for each bound.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ...lower_bound import LowerBound
+from ...problem import INFEASIBLE, Ints
+from ...tables.table import States
+from ...weighted.lagrangian import Found, Line, staircase
+from ...weighted.reduced_cost_pruning import scaled_costs
+from .bounds import Floats
+from .eliminations import FIRST, MEM, TIME
+from .matrix_game import best_parts
+
+MOST_LINES = 96
+"""The most weighted searches; rarely as many are needed."""
+ROUNDS = 8
+"""The most weighted searches for one corner."""
+NEAR = 2e-4
+"""How near to what the linear program promises a bound must come to be good enough, as a part of the corner's costs."""
+ROWS = 64
+"""Strategies that a linear program has: those nearest to its corner, and as many of the newest."""
+_SCALE = 2.0**58
+"""The largest number of a line, as integers, is about this."""
+
+Weighted = Callable[[Floats], tuple[Floats, States]]
+"""For weights of the rows of costs, float64[W, FIRST + segments]: what no strategy is below, float64[W], and strategies of
+about this cost, int32[W, nodes]."""
+Rows = Callable[[States], Ints]
+"""The costs of strategies by row, int64[FIRST + segments, P]."""
+
+
+@dataclass(eq=False)
+class Lines:
+    """Bounds of all strategies of a problem, and the strategies that were found with them.
+
+    Attributes:
+        weighted: the weighted search.
+        rows_of: returns strategies' costs.
+        found: the strategies that are known, at least one.
+        gap: how near to the bound they are to be.
+        weights: float64[L, FIRST + segments], of each bound.
+        least: float64[L], what no strategy's weighted cost is below.
+    """
+
+    weighted: Weighted
+    rows_of: Rows
+    found: Found
+    gap: float
+    weights: Floats = field(init=False)
+    least: Floats = field(init=False)
+    _costs: Floats = field(init=False)  # of all strategies that are known: saved memory, segments' memory, time
+    _tried: list[tuple[float, float]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._costs = _with_segments(self.rows_of(self.found.strategies))
+        self.weights, self.least, self._tried = np.zeros((0, len(self._costs))), np.zeros(0), []
+
+    def search(self, deadline: float) -> None:
+        """Add bounds until every corner is excluded or was tried, or a deadline by ``time.monotonic`` is over."""
+        while len(self.least) < MOST_LINES and time.monotonic() < deadline:
+            mem, time_ns = self.corners()
+            reached = self.reached(mem, time_ns)
+            reached[self._is_tried(mem, time_ns)] = np.inf
+            corner = int(reached.argmin())
+            if reached[corner] > 1:
+                break
+            self._tried.append((float(mem[corner]), float(time_ns[corner])))
+            self.exclude(*self._tried[-1])
+
+    @property
+    def bound(self) -> LowerBound:
+        """Return the lower bound that all of them prove."""
+        lines = []
+        for weights, least in zip(self.weights, self.least, strict=True):
+            if least > 0:
+                scale = _SCALE / max(float(least), *weights[[MEM, TIME]].tolist())
+                mem, time_ns = (math.ceil(float(weights[row]) * scale) for row in (MEM, TIME))
+                lines.append(Line(mem, time_ns, math.floor(float(least) * scale)))
+        found = staircase(lines)
+        return LowerBound(found.mem_bytes, found.time_ns, "weighted sums by segment")
+
+    def corners(self) -> tuple[Floats, Floats]:
+        """Return the corners between what is within the gap of known strategies, both ends included: float64[C] each."""
+        mem, time_ns = scaled_costs(self.found, self.gap)
+        return np.append(mem - 1.0, np.inf), np.insert(time_ns - 1.0, 0, np.inf)
+
+    def reached(self, mem: Floats, time_ns: Floats) -> Floats:
+        """Return for each corner the largest part of its weighted cost that a bound comes to: above 1 excludes it."""
+        reached = np.zeros(len(mem))
+        for weights, least in zip(self.weights, self.least, strict=True):
+            parts = ((weights[row], costs) for row, costs in ((MEM, mem), (TIME, time_ns)) if weights[row] > 0)
+            limit = sum((weight * costs for weight, costs in parts), np.zeros(len(mem)))
+            np.maximum(reached, least / np.maximum(limit, 1e-300), out=reached)
+        return reached
+
+    def _is_tried(self, mem: Floats, time_ns: Floats) -> npt.NDArray[np.bool_]:
+        """Return which corners are as near to one that was tried as half of the gap."""
+        near = np.zeros(len(mem), np.bool_)
+        for tried in self._tried:
+            is_near = np.ones(len(mem), np.bool_)
+            for costs, of in zip((mem, time_ns), tried, strict=True):
+                is_near &= (costs == of) | (np.maximum(costs, of) <= np.minimum(costs, of) * (1 + self.gap / 2))
+            near |= is_near
+        return near
+
+    def exclude(self, mem: float, time_ns: float) -> Floats | None:
+        """Add bounds for a corner until one excludes it, or none can.
+
+        Returns:
+            None if it is excluded; else the parts of saved memory, of each segment's and of time that come nearest to it.
+        """
+        inverse = _inverse(len(self._costs), mem, time_ns)
+        n_known = self._costs.shape[1]
+        best, nearest = np.zeros(len(inverse)), -math.inf
+        for _ in range(ROUNDS):
+            parts, promised = self._best_parts(inverse, n_known)
+            weights = self.weights_for(parts[None], mem, time_ns)
+            if not weights.any():
+                break  # a corner without a limit on what costs anything
+            least, strategies = self.weighted(weights)
+            self.weights, self.least = np.concatenate([self.weights, weights]), np.concatenate([self.least, least])
+            self.add(strategies)
+            if least[0] > 1:
+                return None
+            if least[0] > nearest:
+                best, nearest = parts, least[0]
+            if promised - least[0] < NEAR:
+                break
+        return best
+
+    @staticmethod
+    def weights_for(parts: Floats, mem: float, time_ns: float) -> Floats:
+        """Return the weights of the rows of costs by which a corner costs 1: float64[W, FIRST + segments].
+
+        Args:
+            parts: float64[W, 1 + segments + 1], the parts of saved memory, of each segment's and of time.
+        """
+        scaled = parts * _inverse(parts.shape[1], mem, time_ns)
+        weights = np.zeros_like(scaled)
+        weights[:, MEM], weights[:, TIME], weights[:, FIRST:] = scaled[:, :-1].sum(axis=1), scaled[:, -1], scaled[:, 1:-1]
+        return weights
+
+    def add(self, strategies: States) -> tuple[Ints, Ints]:
+        """Add strategies to those that are known; return the memory and time of those that are allowed."""
+        rows = self.rows_of(strategies)
+        self._costs = np.concatenate([self._costs, _with_segments(rows)], axis=1)
+        mem, time_ns = rows[MEM] + rows[FIRST:].max(axis=0), rows[TIME]
+        allowed = np.maximum(mem, time_ns) < INFEASIBLE
+        self.found = self.found.with_others(Found.of(mem[allowed], time_ns[allowed], strategies[allowed]))
+        return mem[allowed], time_ns[allowed]
+
+    def _best_parts(self, inverse: Floats, n_known: int) -> tuple[Floats, float]:
+        """Return the parts of each row of costs, which add up to 1, for which the least of known strategies is largest.
+
+        Args:
+            inverse: what each row of costs is multiplied by: 1 over the corner's.
+            n_known: strategies from this number on are new for this corner, and looked at in any case.
+
+        Returns:
+            The parts, and the least.
+        """
+        costs = self._costs * inverse[:, None]
+        nearest = np.argsort(costs.max(axis=0), kind="stable")[:ROWS]
+        newest = np.arange(max(n_known - ROWS, 0), costs.shape[1])
+        return best_parts(costs[:, np.union1d(nearest, newest)])
+
+
+def _with_segments(rows: Ints) -> Floats:
+    """Return strategies' saved memory, with each segment's on top, and time: float64[FIRST + segments, P]."""
+    return np.concatenate([rows[MEM : MEM + 1], rows[MEM] + rows[FIRST:], rows[TIME : TIME + 1]]).astype(np.float64)
+
+
+def _inverse(n_rows: int, mem: float, time_ns: float) -> Floats:
+    """Return what memories and the time are divided by for a corner to have 1 of each: 0 for what is infinite."""
+    return np.append(np.full(n_rows - 1, 1 / max(mem, 1.0)), 1 / max(time_ns, 1.0))
