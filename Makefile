@@ -25,7 +25,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help install demo test test-fast test-all test-hub test-next horovod lint bench clean
+.PHONY: help install demo test test-parts test-fast test-all test-hub test-next horovod lint bench clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -48,6 +48,10 @@ demo: install ## train on handwritten digits with NP=2 ranks
 	$(BIN)/mpirun -n $(NP) $(BIN)/python examples/train_digits.py
 
 test: install ## all tests, those on several ranks too
+	@# One run to what its parts share: recorded models, and servers of ranks.
+	$(BIN)/python tests/helpers/kept.py $(MAKE) test-parts ALL="$(ALL)"
+
+test-parts:
 	@# Two at a time, but for those that measure times; those that mostly wait for ranks come after those that compute.
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone and not deadlines" $(ALL)
 	$(BIN)/python -m pytest -n $(WAITING) --dist worksteal -m deadlines $(call marked,deadlines) $(ALL)

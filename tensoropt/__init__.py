@@ -201,7 +201,7 @@ def parallelize(
     parallelism: int | Sequence[int] | None = None,
     cluster: Hardware | str | None = None,
     force: Force | None = None,
-    plan: Plan | str | None = None,
+    plan: Plan | StagedPlan | str | None = None,
     collectives: str | None = None,
     loss_weights: Any = None,
     weighted_metrics: Any = None,
@@ -212,6 +212,8 @@ def parallelize(
     without: Collection[str] = (),
     micro_batches: int | None = None,
     verbose: int | str | bool = 1,
+    stages: int | Sequence[int] | None = None,
+    schedule: str | None = None,
     **others: Any,
 ) -> Any:
     """Find a plan for a Keras model, or for a captured function, and make it ready to train on all ranks.
@@ -233,7 +235,7 @@ def parallelize(
         data: a dataset of batches, or arrays ``(x, y)``, that shows what inputs, labels and weights are, in place of the
             model and the loss.
         profile_budget: as for :func:`find_strategy`.
-        without, micro_batches, verbose: as for :func:`find_strategy`.
+        without, micro_batches, verbose, stages, schedule: as for :func:`find_strategy`.
         others: must be empty; an argument of ``keras.Model.compile`` that a plan can't follow is refused with a sentence.
 
     Returns:
@@ -254,7 +256,7 @@ def parallelize(
     options = TrainingOptions(
         option=option, memory=memory, parallelism=parallelism, cluster=cluster, force=force, plan=plan,
         collectives=collectives, profile_budget=profile_budget, without=without, micro_batches=micro_batches,
-        verbose=verbose,
+        verbose=verbose, stages=stages, schedule=schedule,
     )
     return parallelized(
         model,

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 
 import pytest
+from helpers import kept
 from hypothesis import settings
 
 # TensorFlow's notices about its build would hide what a test prints.
@@ -95,6 +96,8 @@ def everything(request: pytest.FixtureRequest) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if kept.FOLDER not in os.environ:
+        config.add_cleanup(kept.open_folder())
     settings.load_profile("all" if config.getoption("--all") else "some")
 
 

@@ -70,6 +70,14 @@ class Optimizer(Protocol):
         """Return the update of each of a training step's parameters."""
         ...
 
+    def part(self, indices: Sequence[int]) -> Optimizer:
+        """Return the optimizer of some of the parameters, given by their indices; stages of their own have the others.
+
+        Raises:
+            InputError: an update mixes parameters in a way that stages don't know.
+        """
+        ...
+
     def imported(self, convert: Callable[[Any], Tensor]) -> Optimizer:
         """Return the same optimizer with imported tensors in place of recorded ones."""
         ...

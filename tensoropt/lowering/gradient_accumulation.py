@@ -245,7 +245,9 @@ class Accumulation:
             InputError: ``losses`` aren't those that :meth:`results` returned, since the optimizer scales them.
         """
         if any(loss is not own for loss, own in zip(losses, self._total, strict=True)):
-            raise InputError("a loss that its optimizer scales can't be trained in micro-batches; use micro_batches=1")
+            raise InputError(
+                "a loss that its optimizer scales can't be trained in micro-batches; use micro_batches=1, without stages"
+            )
         reads = [values for values in sites if id(values) not in self._found]
         copies = self._sums | {Site(RESULT, name): values for name, values in given.items()}
         back = iter(self.outside.gradients_from_copies(copies, reads))

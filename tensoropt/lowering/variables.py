@@ -24,10 +24,12 @@ class StateEntry:
         shape: the global shape.
         dtype: TensorFlow's name of the type.
         layout: where its shards are; a rank's shard is ``shard_slices(layout, shape, rank)`` of the global value.
-        variables: the shards of the ranks that this process builds, in the order of ``Engine.backend.ranks``. The next step
-            reads what is assigned to them.
+        variables: the shards that this process holds. The next step reads what is assigned to them.
+        ranks: whose shards these are, by their ranks in the layout's mesh.
         parameter: for an optimizer's variable that belongs to one parameter (a slot), that parameter's key; else None.
         step: for an optimizer's variable, the name of the training step; None for variables of the model.
+        first_device: the number of the mesh's first device; it isn't 0 for a variable of a later stage.
+        is_staged: whether only the devices of one stage hold it; else every process holds shards.
     """
 
     key: str
@@ -35,8 +37,21 @@ class StateEntry:
     dtype: str
     layout: Layout
     variables: tuple[tf.Variable, ...]
+    ranks: tuple[int, ...]
     parameter: str | None = None
     step: str | None = None
+    first_device: int = 0
+    is_staged: bool = False
+
+    @property
+    def is_whole_here(self) -> bool:
+        """Return whether every process holds all of it."""
+        return not self.is_staged and not self.layout.split_axes
+
+    def assign(self, value: np.ndarray) -> None:
+        """Assign a global value, of which each shard that this process holds takes its part."""
+        for rank, variable in zip(self.ranks, self.variables, strict=True):
+            variable.assign(np.asarray(value)[shard_slices(self.layout, self.shape, rank)])
 
 
 def local_variables(

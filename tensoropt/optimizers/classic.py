@@ -56,6 +56,10 @@ class Classic:
         # Adam's averages decay in rows that weren't looked up, too.
         return (ParameterUpdate(len(SLOTS[self.kind]), leaves_rows=self.kind != "adam"),) * len(tensors)
 
+    def part(self, indices: Sequence[int]) -> Classic:
+        """Return the same optimizer: it updates each parameter by itself."""
+        return self
+
     def imported(self, convert: Callable[[Any], Tensor]) -> Classic:
         """Return the same optimizer with imported tensors in place of recorded ones."""
         imported = (

@@ -18,7 +18,7 @@ from ..lowering.operators import Values
 from ..lowering.variables import StateEntry, local_variables
 from ..reschedule.layout import Layout
 from .classic import SLOTS, Classic
-from .running_optimizer import Emission, Shards
+from .running_optimizer import Emission, PendingUpdate, Shards
 from .sparse import Gradient, added_up, places_of, row_gradients
 
 Numbers = Mapping[str, tf.Tensor]
@@ -173,10 +173,12 @@ class RunningClassic:
         for name, tensor, layout in zip(shards.names, shards.tensors, shards.layouts, strict=True):
             for slot in SLOTS[self._optimizer.kind]:
                 per_rank = tuple(self._slots[name, slot])
-                entries.append(StateEntry(f"{step}/{name}/{slot}", tensor.shape, tensor.dtype, layout, per_rank, name, step))
+                key = f"{step}/{name}/{slot}"
+                entries.append(StateEntry(key, tensor.shape, tensor.dtype, layout, per_rank, shards.ranks, name, step))
         for power, variables in self._powers.items():
             replicated = Layout.replicated(shards.layouts[0].mesh, 0)
-            entries.append(StateEntry(f"{step}/{power}_power", (), "float32", replicated, tuple(variables), None, step))
+            key, per_rank = f"{step}/{power}_power", tuple(variables)
+            entries.append(StateEntry(key, (), "float32", replicated, per_rank, shards.ranks, None, step))
         return tuple(entries)
 
     def reset(self) -> None:
@@ -188,13 +190,27 @@ class RunningClassic:
             for variable in variables:
                 variable.assign(self._number(power))
 
-    def train(self, losses: Values, emission: Emission) -> None:
-        """Emit the gradients of the losses, the update of the parameters by them, and that of the running powers."""
+    def finish(self) -> None:
+        """Do nothing: these optimizers have no work at the end of training."""
+
+    def train(self, losses: Values, emission: Emission) -> PendingUpdate:
+        """Emit the gradients of the losses; return the update of the parameters by them and of the running powers."""
         numbers = self._numbers(emission)
         places = places_of(emission)
-        found = iter(emission.gradients(losses, [values for each in places for values in each]))
+        found = emission.gradients(losses, [values for each in places for values in each])
+        return PendingUpdate(None, lambda sums: self._apply(numbers, [len(each) for each in places], found, emission))
+
+    def _apply(
+        self,
+        numbers: Mapping[str, list[Any]],
+        n_places: Sequence[int],
+        gradients_found: Sequence[Values | None],
+        emission: Emission,
+    ) -> None:
+        """Emit the update by gradients, of which each parameter has so many, one after the other."""
+        found = iter(gradients_found)
         for n, (name, variables) in enumerate(zip(self._shards.names, self._shards.variables, strict=True)):
-            of_parameter = [next(found) for _ in places[n]]
+            of_parameter = [next(found) for _ in range(n_places[n])]
             gradients: Sequence[Gradient] | None = of_parameter[0]
             if emission.lookups[n]:
                 gradients = row_gradients(emission.lookups[n], of_parameter, emission, self._shards, n)

@@ -30,6 +30,8 @@ _MAGNITUDES = (1e-3, 1.0, 1e3, 1e6)
 _TAKEN_OVER = ("apply", "_clip_gradients", "_backend_apply_gradients")
 _found: dict[tuple[type, str], str] = {}
 """The results of experiments, by class and configuration."""
+_found_mixing: dict[tuple[type, str], str] = {}
+"""The results of those that update parameters apart."""
 
 
 def is_taken_over(optimizer: KerasBase) -> bool:
@@ -78,6 +80,27 @@ def _experiment(optimizer: KerasBase) -> str:
     return ""
 
 
+def mixing_of(optimizer: KerasBase) -> str:
+    """Return why an optimizer's update of a parameter depends on which others it updates; empty where it doesn't.
+
+    A norm over all gradients that is Keras's own doesn't count, since sums replace it. An experiment is made once for each
+    class and configuration.
+    """
+    if type(optimizer) in _ELEMENTWISE:
+        return ""
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return "it gives parameters to several optimizers"
+    key = type(optimizer), str(sorted(optimizer.get_config().items(), key=str))
+    if key not in _found_mixing:
+        with tf.init_scope():
+            together, n = _updated(optimizer, lambda value: value), len(_SHAPES)
+            apart = [_updated(optimizer, lambda value: value, kept) for kept in (slice(0, 2), slice(2, n))]
+        values = [value for part, kept in zip(apart, (2, n - 2), strict=True) for value in part[:kept]]
+        differs = _differs(together[:n], values)
+        _found_mixing[key] = "its update of a parameter depends on other parameters" if differs else ""
+    return _found_mixing[key]
+
+
 def starts_from_values(optimizer: KerasBase) -> bool:
     """Return whether the first values of the optimizer's variables depend on the values of the parameters."""
     with tf.init_scope():
@@ -105,24 +128,27 @@ def _differs(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> bool:
     return any(a.shape != b.shape or a.tobytes() != b.tobytes() for a, b in zip(expected, got, strict=True))
 
 
-def _updated(optimizer: KerasBase, cut: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray]:
+def _updated(
+    optimizer: KerasBase, cut: Callable[[np.ndarray], np.ndarray], kept: slice = slice(None)
+) -> list[np.ndarray]:
     """Return the parameters and the optimizer's variables after several steps.
 
     Args:
         cut: cuts the parameters, and the gradients of each step.
+        kept: which of the parameters are updated.
     """
     copy = fresh_copy(optimizer)
     if is_taken_over(optimizer):
         copy.clipnorm = copy.global_clipnorm = copy.gradient_accumulation_steps = None
     copy.loss_scale_factor = None
     rng = np.random.default_rng(1)
-    values = [rng.normal(size=shape).astype(np.float32) for shape in _SHAPES]
+    values = [rng.normal(size=shape).astype(np.float32) for shape in _SHAPES][kept]
     parameters = [Parameter(f"experiment/kernel_{value.ndim}", value.shape) for value in values]
     shards = [cut(value) for value in values]
     variables = [ShardVariable(tf.Variable(v), v.shape, each) for v, each in zip(shards, parameters, strict=True)]
     made = build_variables(copy, variables, parameters)
     for gradients in _gradients(rng):
-        copy.apply([tf.constant(cut(gradient)) for gradient in gradients], variables)
+        copy.apply([tf.constant(cut(gradient)) for gradient in gradients[kept]], variables)
     return [np.asarray(variable) for variable in (*variables, *(each.variable for each in made))]
 
 

@@ -42,24 +42,33 @@ class Completing:
     sums: Sums
     emission: Emission
 
+    def seen(self, by_rank: Sequence[Gradients]) -> list[list[Gradient | None]]:
+        """Return gradients as Keras clips them: for each rank those of all parameters, None for one that has none."""
+        return [_as_clipped(on, gradients) for on, gradients in zip(self.on, by_rank, strict=True)]
+
     @contextmanager
-    def completed(self, by_rank: Sequence[Gradients]) -> Iterator[None]:
-        """Return a context in which the copies' updates by these gradients use sums over all shards.
+    def completed(self, seen: Sequence[Gradients], totals: Values | None) -> Iterator[None]:
+        """Return a context in which the copies' updates use sums over all shards.
 
         Args:
-            by_rank: for each rank the gradients of all parameters, None for a parameter that has none.
+            seen: the gradients, as :meth:`seen` returns them.
+            totals: the sums of :meth:`totals`, over all stages.
         """
-        seen = [_as_clipped(on, gradients) for on, gradients in zip(self.on, by_rank, strict=True)]
         with ExitStack() as replaced:
-            if self.optimizer.n_clipping or self.optimizer.scales_dynamically:
-                for on, totals, gradients in zip(self.on, self._totals(seen, by_rank), seen, strict=True):
-                    replaced.enter_context(self._replaced(on, totals, gradients))
+            if totals is not None:
+                for on, of_rank, gradients in zip(self.on, totals, seen, strict=True):
+                    replaced.enter_context(self._replaced(on, of_rank, gradients))
             if self.optimizer.is_lamb:
                 self._give_ratios(seen)
             yield
 
-    def _totals(self, seen: Sequence[Gradients], by_rank: Sequence[Gradients]) -> Values:
-        """Return a vector for each rank: sums of squares for clipping, then the number of elements that aren't finite."""
+    def totals(self, seen: Sequence[Gradients], by_rank: Sequence[Gradients]) -> Values | None:
+        """Return a vector for each rank: sums of squares for clipping, then the number of elements that aren't finite.
+
+        Return None if the update needs none of these. Of a part of the parameters it is their sums alone.
+        """
+        if not self.optimizer.n_clipping and not self.optimizer.scales_dynamically:
+            return None
         vectors = []
         for rank, clipped, raw in zip(self.sums.ranks, seen, by_rank, strict=True):
             parts = []

@@ -16,7 +16,7 @@ from ..common.errors import InputError, short
 from ..ir.optimizer import ParameterUpdate
 from .by_rows import leaves_rows
 from .copies import KerasBase, Parameter, inner_of, slots_of
-from .elementwise_updates import fault_of, is_taken_over, starts_from_values
+from .elementwise_updates import fault_of, is_taken_over, mixing_of, starts_from_values
 
 if TYPE_CHECKING:
     from ..ir.graph import Tensor
@@ -34,10 +34,13 @@ class KerasOptimizer:
     Attributes:
         source: the user's optimizer, which is never built or changed here.
         parameters: the trained variables, in the training step's order.
+        slots_of_part: for each parameter, the number of its slots, where the step trains other parameters too, in other
+            stages; else None.
     """
 
     source: KerasBase
     parameters: tuple[Parameter, ...]
+    slots_of_part: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, optimizer: KerasBase, variables: Sequence[Any]) -> KerasOptimizer:
@@ -130,6 +133,8 @@ class KerasOptimizer:
     @cached_property
     def _slots(self) -> tuple[int, ...]:
         """Return, for each parameter, the number of variables of its shape that the optimizer keeps."""
+        if self.slots_of_part is not None:
+            return self.slots_of_part
         with tf.init_scope():
             return slots_of(self.source, self.parameters)
 
@@ -147,7 +152,7 @@ class KerasOptimizer:
     @cached_property
     def sum_lengths(self) -> tuple[int, ...]:
         """Return the lengths of the vectors that are summed over all devices in each step, in order."""
-        if all(self.is_global):
+        if all(self.is_global) and not self.is_part:
             return ()
         first = self.n_clipping + self.scales_dynamically
         return ((first,) if first else ()) + ((2 * len(self.parameters),) if self.is_lamb else ())
@@ -158,6 +163,34 @@ class KerasOptimizer:
         if not is_taken_over(self.inner):
             return 0
         return len(self.parameters) if self.inner.clipnorm else 1 if self.inner.global_clipnorm else 0
+
+    @property
+    def is_part(self) -> bool:
+        """Return whether the step trains other parameters too, in other stages."""
+        return self.slots_of_part is not None
+
+    @property
+    def sums_over_stages(self) -> bool:
+        """Return whether the first sum is one over the parameters of all stages: the square of the global norm."""
+        return self.is_part and bool(self.n_clipping) and not self.inner.clipnorm
+
+    def part(self, indices: Sequence[int]) -> KerasOptimizer:
+        """Return the optimizer of some of the parameters; see :meth:`..ir.optimizer.Optimizer.part`."""
+        if self.scales_dynamically or self.inner.loss_scale_factor is not None:
+            raise InputError(
+                "a loss that its optimizer scales can't be trained in stages, which take micro-batches; use stages=1, or "
+                "leave the scale"
+            )
+        fault = mixing_of(self.inner)
+        if fault:
+            raise InputError(
+                f"optimizer {type(self.inner).__name__} can't update the parameters of each stage by themselves: {fault}; "
+                "use stages=1, or another optimizer"
+            )
+        slots = self._slots
+        return KerasOptimizer(
+            self.source, tuple(self.parameters[index] for index in indices), tuple(slots[index] for index in indices)
+        )
 
     def imported(self, convert: Callable[[tf.Tensor], Tensor]) -> KerasOptimizer:
         """Return the same optimizer: it holds no recorded tensors."""

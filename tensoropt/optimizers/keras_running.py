@@ -4,14 +4,15 @@ A step goes through
 
 1. gradients of the scaled loss; for parameters that every device updates in full, gradient and value are replicated;
 2. sums over all shards (:mod:`.global_norms`), ahead of the update, of what clipping, loss scaling and LAMB need: the update
-   may be inside of a condition, in which ranks could take different branches, so no collective is ever emitted in there;
+   may be inside of a condition, in which ranks could take different branches, so no collective is ever emitted in there. In
+   a model in stages the global norm is that of all of them, for which the update waits;
 3. for each rank the ``apply`` of Keras itself, in which clipping and the check for finite gradients use the completed sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from .copies import KerasBase, OnRank, OptimizerVariable, ShardVariable, build_v
 from .global_norms import Completing
 from .keras_optimizer import KerasOptimizer
 from .lamb import LambOnShards
-from .running_optimizer import Emission, Shards
+from .running_optimizer import Emission, PendingUpdate, Shards
 from .sparse import Gradient, places_of, row_gradients
 from .sums import Sums
 
@@ -49,7 +50,8 @@ class RunningKeras:
         )
         widest = tf.float64 if any(tensor.dtype == "float64" for tensor in shards.tensors) else tf.float32
         self._sums = Sums(self._layouts, shards.ranks, widest)
-        self._completes = bool(optimizer.sum_lengths) and self._layouts[0].mesh.n_devices > 1
+        is_alone = self._layouts[0].mesh.n_devices == 1 and not optimizer.is_part
+        self._completes = bool(optimizer.sum_lengths) and not is_alone
         self._on = [self._start(i) for i in range(len(shards.ranks))]
 
     def _start(self, i: int) -> OnRank:
@@ -108,7 +110,7 @@ class RunningKeras:
             if index is not None:
                 of, shape, layout = shards.names[index], shards.tensors[index].shape, self._layouts[index]
             per_rank = tuple(on.made[k].variable.value for on in self._on)
-            entries[key] = StateEntry(key, shape, variable.dtype, layout, per_rank, of, shards.step)
+            entries[key] = StateEntry(key, shape, variable.dtype, layout, per_rank, shards.ranks, of, shards.step)
         return tuple(entries.values())
 
     def _name(self, variable: Any) -> str:
@@ -149,16 +151,28 @@ class RunningKeras:
 
     # A step
 
-    def train(self, losses: Values, emission: Emission) -> None:
-        """Emit the gradients of the losses, the sums that the update needs, and the update."""
+    def train(self, losses: Values, emission: Emission) -> PendingUpdate:
+        """Emit the gradients of the losses, and the sums over them that the update needs; return the update."""
         scaled = [on.copy.scale_loss(loss) for on, loss in zip(self._on, losses, strict=True)]
         sources = places_of(emission)
         found = iter(emission.gradients(scaled, [values for each in sources for values in each]))
         self._read_global(emission)
         moved = [self._gradients(n, [next(found) for _ in each], emission) for n, each in enumerate(sources)]
         by_rank = [[group[i] if group else None for group in moved] for i in range(len(self._on))]
+        if not self._completes:
+            return PendingUpdate(None, lambda sums: self._apply(by_rank, nullcontext(), emission))
         completing = Completing(self._optimizer, self._on, self._sums, emission)
-        with completing.completed(by_rank) if self._completes else nullcontext():
+        seen = completing.seen(by_rank)
+        totals = completing.totals(seen, by_rank)
+        if self._optimizer.sums_over_stages:
+            return PendingUpdate(totals, lambda sums: self._apply(by_rank, completing.completed(seen, sums), emission))
+        return PendingUpdate(None, lambda sums: self._apply(by_rank, completing.completed(seen, totals), emission))
+
+    def _apply(
+        self, by_rank: Sequence[Sequence[Gradient | None]], completed: AbstractContextManager[None], emission: Emission
+    ) -> None:
+        """Emit Keras's update on each rank, in a context in which it knows the sums over all shards."""
+        with completed:
             for on, gradients in zip(self._on, by_rank, strict=True):
                 pairs = [(g, shard) for g, shard in zip(gradients, on.updated, strict=True) if g is not None]
                 on.copy.apply(*map(list, zip(*pairs, strict=True)))

@@ -63,6 +63,20 @@ class Emission:
     gradients: Callable[[Values, list[Values]], list[Values | None]]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingUpdate:
+    """An update whose gradients are emitted.
+
+    Attributes:
+        sums: on each rank of this process, sums over the parameters of one stage, which are to be added up over all stages;
+            None where the update needs none.
+        apply: emits the update, given the sums over all stages.
+    """
+
+    sums: Values | None
+    apply: Callable[[Values | None], None]
+
+
 class RunningOptimizer(Protocol):
     """An optimizer's variables and updates on the ranks of one process."""
 
@@ -86,7 +100,11 @@ class RunningOptimizer(Protocol):
         """Give the optimizer's variables their first values again, for the parameters as they are now."""
         ...
 
-    def train(self, losses: Values, emission: Emission) -> None:
-        """Emit the gradients of the losses (replicated, one for each rank) and the update by them."""
+    def finish(self) -> None:
+        """Do what is done when training ends."""
+        ...
+
+    def train(self, losses: Values, emission: Emission) -> PendingUpdate:
+        """Emit the gradients of the losses (replicated, one for each rank); return the update by them."""
         ...
 

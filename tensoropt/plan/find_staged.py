@@ -130,6 +130,8 @@ def _allowed(request: Request, counts: Sequence[int]) -> tuple[int, ...]:
             raise InputError(
                 f"algorithm '{request.algorithm}' knows no stages; leave {asked}, or search with {ALGORITHMS[0]}"
             )
+        if request.model.graph.late:
+            request.model.in_micro_batches(2)  # says why not
         if ACCUMULATE in request.without:
             raise InputError(f"{asked} takes micro-batches, and to do without '{ACCUMULATE}' is asked; leave one of the two")
     return tuple(counts)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..common.dump import dump
 from ..common.errors import InputError
 from .batch_size import batch_of
-from .find_staged import find_with_stages, why_too_large
+from .find_staged import checked_stages, find_with_stages, why_too_large
 from .options import parallelisms
 from .plan import Plan
 from .request import OF_CURVE, Request
@@ -16,6 +16,20 @@ from .scaling_curve import Curve, CurvePoint
 from .staged_frontier import StagedFrontier, UnstagedPoint
 from .staged_plan import StagedPlan
 from .unsplit import unsplit_if_as_fast
+
+
+def stages_asked_for(stages: object, schedule: str | None, profile_budget: object = None) -> tuple[int, ...]:
+    """Return the numbers of stages that a user asks for, of which 1 stands for plans without.
+
+    Raises:
+        InputError: they aren't whole numbers from 1 up, or can't be combined with what else is asked for.
+    """
+    counts = (1,) if stages is None else checked_stages(stages)
+    if schedule is not None and max(counts) == 1:
+        raise InputError(f"schedule={schedule!r} is the order in which stages run; give stages=2 or more with it")
+    if max(counts) > 1 and profile_budget is not None:
+        raise InputError("stages= and profile_budget= can't be combined; leave one of the two")
+    return counts
 
 
 def find_answer_with_stages(

@@ -155,6 +155,11 @@ class StagedPlan:
             f"memory: {memory_text(self.memory_bytes)} per device at most"
         )
 
+    def explained(self) -> str:
+        """Return the table of the frontier, where the plan comes with it, and those of the stages, as text."""
+        tables = [] if self.frontier is None else [self.frontier.table(self.point)]
+        return "\n\n".join([*tables, self.explain(), repr(self)])
+
     def explain(self) -> str:
         """Return tables of the stages, and of what the time and memory of each are spent on."""
         return stages_text(self.explanation())

@@ -24,7 +24,7 @@ from ..lowering.order import put_in_order
 from ..lowering.resharding.reshard import Backend, Collective, Resharder
 from ..lowering.table_lookups import Lookup
 from ..lowering.variables import StateEntry, local_variables
-from ..optimizers.running_optimizer import Emission, RunningOptimizer, Shards
+from ..optimizers.running_optimizer import Emission, PendingUpdate, RunningOptimizer, Shards
 from ..optimizers.start import start_optimizer
 from ..sharding.resharding import PathFinder, Resharding
 from ..sharding.strategy import StrategyView
@@ -118,7 +118,12 @@ class Engine:
         """Return all variables in a fixed order: the model's, then those of each training step's optimizer."""
         entries = [
             StateEntry(
-                op.name, op.result.shape, op.result.dtype, self.view.layout(op.result), tuple(self.variables[op.name])
+                op.name,
+                op.result.shape,
+                op.result.dtype,
+                self.view.layout(op.result),
+                tuple(self.variables[op.name]),
+                tuple(self.backend.ranks),
             )
             for op in self.graph.variables
         ]
@@ -251,13 +256,15 @@ class Engine:
             assert self.per_micro_batch is not None
             outside = LocalModel(self.per_micro_batch, self.path_finder, resharder, sources, self._update, training=True)
             step = MicroBatchedStep(
-                fetch, fed, needed, outside, micro_batches, self.view, self._lookup, self._train,
+                fetch, fed, needed, outside, micro_batches, self.view, self._lookup, self.begin_update,
                 self.lag if self.in_order else None,
             )  # fmt: skip
             for each in micro_batches:
                 step.forward(each.index)
                 step.backward(each.index)
-            return flat(step.finish())
+            results, update = step.finish()
+            update.apply(update.sums)
+            return flat(results)
         steps = StepEmission(self.graph, fetch, needed, self._update, self._train, self._lookups)
         is_training = bool(fetch.train_steps) or any(self.graph.operators[name].type == GRADIENT for name in needed)
         model = LocalModel(self.view, self.path_finder, resharder, sources, steps.update, training=is_training)
@@ -302,13 +309,29 @@ class Engine:
         lookups: list[list[Lookup]],
         gradients: Callable[[Values, list[Values]], list[Values | None]],
     ) -> None:
+        update = self.begin_update(step, losses, model, lookups, gradients)
+        update.apply(update.sums)
+
+    def begin_update(
+        self,
+        step: TrainStep,
+        losses: Values,
+        model: LocalModel,
+        lookups: list[list[Lookup]],
+        gradients: Callable[[Values, list[Values]], list[Values | None]],
+    ) -> PendingUpdate:
+        """Emit the gradients of a training step; return its update."""
         reads = [model.value(self.graph.operators[name].result) for name in step.variables]
         reshard = partial(self._reshard_overlappable, step, model)
         emission = Emission(reads, lookups, reshard, lambda tensor: model.replicated(tensor, step.name), gradients)
-        self.optimizers[step.name].train(losses, emission)
-        if step.step_counter is not None:
-            for variable in self.variables[step.step_counter]:
+        pending = self.optimizers[step.name].train(losses, emission)
+
+        def apply(sums: Values | None) -> None:
+            pending.apply(sums)
+            for variable in self.variables[step.step_counter] if step.step_counter is not None else ():
                 variable.assign_add(tf.ones([], variable.dtype))
+
+        return PendingUpdate(pending.sums, apply)
 
 
 def _add_in_one_order() -> None:

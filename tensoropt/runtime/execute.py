@@ -85,22 +85,7 @@ def checked_collectives(given: str | None) -> str:
     return collectives
 
 
-def loaded_plan(plan: object) -> Plan:
-    """Return a plan without stages, which is given itself or as a file's path.
-
-    Raises:
-        InputError: it is neither, or it has stages.
-    """
-    found = loaded_any(plan)
-    if isinstance(found, StagedPlan):
-        raise InputError(
-            f"a plan with {len(found.stages)} stages runs recorded models alone, by build_execution_graph; a trainer takes "
-            "a plan without stages"
-        )
-    return found
-
-
-def loaded_any(plan: object) -> Plan | StagedPlan:
+def loaded_plan(plan: object) -> Plan | StagedPlan:
     """Return a plan, with stages or without, which is given itself or as a file's path.
 
     Raises:

@@ -20,14 +20,17 @@ from ..lowering.model import LocalModel
 from ..lowering.operators import Values
 from ..lowering.resharding.reshard import Resharder
 from ..lowering.table_lookups import Lookup
+from ..optimizers.running_optimizer import PendingUpdate
 from ..reschedule.layout import Layout
 from ..rules.rule import OperandSharding
 from ..sharding.resharding import PathFinder, resharding_of
 from ..sharding.strategy import StrategyView
 from .feed_shards import comes_in_micro_batches, fed_layout, rows_of, runs_in_micro_batches
 from .functions import Feed, Fetch
-from .step_emission import Train
 
+BeginUpdate = Callable[
+    [TrainStep, Values, LocalModel, list[list[Lookup]], Callable[[Values, list[Values]], list[Values | None]]], PendingUpdate
+]
 FindLookup = Callable[[str, StrategyView, TrainStep, LocalModel], Lookup]
 NOTHING: Mapping[str, Values] = MappingProxyType({})
 
@@ -61,7 +64,7 @@ class MicroBatchedStep:
         micro_batches: Sequence[MicroBatch],
         full_batch: StrategyView,
         find_lookup: FindLookup,
-        train: Train,
+        begin_update: BeginUpdate,
         order_lag: float | None = None,
         exchanged: Exchanged | None = None,
     ) -> None:
@@ -74,7 +77,7 @@ class MicroBatchedStep:
             model: the model of a micro-batch's strategy, which emits what runs once.
             full_batch: the strategy on the graph of the full batch.
             find_lookup: returns a lookup of a table that is updated by rows.
-            train: emits the update.
+            begin_update: emits the gradients, and returns the update.
             order_lag: see :class:`Accumulation`.
             exchanged: what a stage exchanges with others; None for a model that isn't cut.
         """
@@ -83,7 +86,7 @@ class MicroBatchedStep:
         graph, micro_batching = full_batch.graph, micro_batches[0].micro_batching
         self._step = step = graph.train_steps[name]
         self._exchanged = exchanged = exchanged or Exchanged(step.loss)
-        self._train, self._first = train, micro_batches[0]
+        self._begin_update, self._first = begin_update, micro_batches[0]
         operators = [op for op in graph.operators.values() if op.name in needed]
         in_micro_batches = {op.name for op in operators if runs_in_micro_batches(op, micro_batching)}
         model.emit(needed - in_micro_batches - micro_batching.after)
@@ -129,8 +132,8 @@ class MicroBatchedStep:
 
     def finish(
         self, given: Mapping[str, Values] = NOTHING, send_back: Callable[[str, Values], None] | None = None
-    ) -> list[Values]:
-        """Emit what runs after all micro-batches, and the update; return the values of what is fetched.
+    ) -> tuple[list[Values], PendingUpdate]:
+        """Emit what runs after all micro-batches, and the gradients; return the values of what is fetched, and the update.
 
         Args:
             given: the gradients of tensors that are made once a step and that other stages use, by name.
@@ -161,9 +164,13 @@ class MicroBatchedStep:
                 send_back(name, gradient)
             return every[: len(places)]
 
-        self._train(self._step, losses, model, of_variables, gradients)
-        accumulation.order_end()
-        return results
+        pending = self._begin_update(self._step, losses, model, of_variables, gradients)
+
+        def apply(sums: Values | None) -> None:
+            pending.apply(sums)
+            accumulation.order_end()
+
+        return results, PendingUpdate(pending.sums, apply)
 
     def _divisible_shards(self, feed: Feed, values: Values) -> tuple[Layout, Values]:
         """Return a fed tensor's layout and shards such that each rank can cut its rows of each micro-batch from its shard.

@@ -21,17 +21,27 @@ from ..sharding.resharding import PlainCosts
 from ..sharding.strategy import Strategy
 from .engine import Engine
 from .execute import Execution
+from .pipeline.beside import execute_staged_beside, peak_staged_beside
+from .pipeline.execute_staged import StagedExecution
+
+AnyExecution = Execution | StagedExecution
+"""A plan with the engine that runs it, with stages or without."""
 
 
 def execute_beside(
-    execution: Execution, model: Model, initial_value: Callable[[str], np.ndarray], micro_batches: int = 1
-) -> Execution:
+    execution: AnyExecution,
+    model: Model,
+    initial_value: Callable[[str], np.ndarray],
+    micro_batches: int = 1,
+) -> AnyExecution:
     """Build an engine for another program of the same model, which shares the variables of the first engine.
 
     Args:
         initial_value: returns the global initial value of a variable that the first engine doesn't have.
         micro_batches: in how many a training step runs.
     """
+    if isinstance(execution, StagedExecution):
+        return execute_staged_beside(execution, model, initial_value, micro_batches)
     first, plan = execution.engine, execution.plan
     strategy = _strategy(plan, model, micro_batches)
     engine = Engine(
@@ -49,12 +59,17 @@ def execute_beside(
     return replace(execution, engine=engine)
 
 
-def peak_beside(plan: Plan, model: Model, hardware: Hardware, micro_batches: int = 1) -> int:
+def peak_beside(
+    execution: AnyExecution, model: Model, hardware: Hardware, micro_batches: int = 1
+) -> int:
     """Return the most memory that is alive at once on a device while :func:`execute_beside` runs a program.
 
     Raises:
         InputError: the program can't run in so many micro-batches.
     """
+    if isinstance(execution, StagedExecution):
+        return peak_staged_beside(execution, model, hardware, micro_batches)
+    plan = execution.plan
     sliced = model.in_micro_batches(micro_batches, plan.mesh.n_devices)
     view = sliced.view(_strategy(plan, model, micro_batches))
     return peak_of(view, costing_of(sliced, hardware, plan.mesh), plan.path_finder(PlainCosts())).n_bytes

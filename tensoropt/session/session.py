@@ -21,9 +21,8 @@ from ..frontend.importer import import_graph
 from ..frontend.initial_values import FirstValues
 from ..frontend.recorded_graph import initializer_names
 from ..frontend.recording import Recording
-from ..plan.find_staged import checked_stages
 from ..plan.options import check_option, find_answer, request_of
-from ..plan.options_with_stages import find_answer_with_stages
+from ..plan.options_with_stages import find_answer_with_stages, stages_asked_for
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve
 from ..plan.staged_plan import StagedPlan
@@ -31,7 +30,7 @@ from ..profiling.hardware import Hardware
 from ..runtime.context import Context, resolve_cluster
 from ..runtime.engine import Engine
 from ..runtime.error_handling import explain_errors
-from ..runtime.execute import Execution, checked_collectives, execute, loaded_any
+from ..runtime.execute import Execution, checked_collectives, execute, loaded_plan
 from ..runtime.pipeline.execute_staged import StagedExecution, execute_staged
 from ..runtime.pipeline.staged_engine import StagedEngine
 from ..runtime.prepare import model_of
@@ -146,12 +145,8 @@ class Session:
             hardware = self.hardware if cluster is None else resolve_cluster(cluster)
             request = request_of(self.model(), hardware, memory, force, without, micro_batches)
             request = replace(request, progress=self._display.update)
-            counts = (1,) if stages is None else checked_stages(stages)
-            if schedule is not None and max(counts) == 1:
-                raise InputError(f"schedule={schedule!r} is the order in which stages run; give stages=2 or more with it")
+            counts = stages_asked_for(stages, schedule, profile_budget)
             if max(counts) > 1:
-                if profile_budget is not None:
-                    raise InputError("stages= and profile_budget= can't be combined; leave one of the two")
                 found = self.context.on_first_rank(
                     lambda: find_answer_with_stages(option, request, parallelism, counts, schedule)
                 )
@@ -185,7 +180,7 @@ class Session:
         if engine != "tensorflow":
             raise InputError(f"unknown engine {engine!r}; expected 'tensorflow'")
         collectives = checked_collectives(collectives)
-        plan = loaded_any(plan)
+        plan = loaded_plan(plan)
         if plan is not self._reported:
             self.context.report(plan, self._display)
         model = self.model()

@@ -109,7 +109,8 @@ def checked_count(given: object) -> int:
 
 
 def _refused(n: int, why: str) -> InputError:
-    return InputError(f"a step of this model can't be taken in {n} micro-batches: {why}; use micro_batches=1")
+    advice = "use micro_batches=1, without stages"
+    return InputError(f"a step of this model can't be taken in {n} micro-batches: {why}; {advice}")
 
 
 def _batch(graph: Graph, n: int) -> int:

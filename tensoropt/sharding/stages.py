@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, product
 
 from ..common.errors import InputError
 from ..ir.gradient_info import Backward
@@ -88,12 +88,10 @@ class Stages:
         """The stages as models.
 
         Raises:
-            InputError: a stage would train no variable, a variable is updated where it isn't used, or the optimizer adds up
-                something over all gradients.
+            InputError: a stage would train no variable, a variable is updated where it isn't used, or the optimizer mixes
+                parameters.
         """
-        self._check_optimizer()
-        (step,) = self.whole.graph.train_steps.values()
-        for index, members in enumerate(self.members):
+        for step, (index, members) in product(self.whole.graph.train_steps.values(), enumerate(self.members)):
             if not members.intersection(step.variables):
                 raise InputError(
                     f"stage {index} of {self.n} would have no parameters: none is used {self.between(index)}; ask for "
@@ -101,16 +99,6 @@ class Stages:
                 )
         graphs = [self.graph_of(index, self.whole.graph) for index in range(self.n)]
         return tuple(StageModel(graph, self._backward(graph), self, index) for index, graph in enumerate(graphs))
-
-    def _check_optimizer(self) -> None:
-        graph = self.whole.graph
-        for step in graph.train_steps.values():
-            updates = step.optimizer.updates([graph.operators[name].result for name in step.variables])
-            if any(length % len(step.variables) for update in updates for length, _ in update.sums):
-                raise InputError(
-                    "the optimizer adds up something over all gradients (a global norm, or a check for finite values), "
-                    "which stages don't exchange; clip each gradient by itself, or use stages=1"
-                )
 
     def between(self, index: int) -> str:
         """Return in words from where to where in the model a stage goes."""
@@ -154,6 +142,8 @@ class Stages:
                     fed = self._fed(tensor)
                     operators[fed.name] = fed
             operators[op.name] = op
+        if not graph.train_steps:
+            return replace(graph, operators=operators, differentiated=None)
         (step,) = graph.train_steps.values()
         assert step.loss is not None
         loss = step.loss
@@ -164,7 +154,8 @@ class Stages:
             stand_in = sum_of_all(f"{step.name}/stage_{index}", summands)
             operators.update((op.name, op) for op in stand_in)
             loss = stand_in[-1].result
-        variables = tuple(name for name in step.variables if name in members)
+        own_variables = [index for index, name in enumerate(step.variables) if name in members]
+        variables = tuple(step.variables[index] for index in own_variables)
         micro_batching = graph.micro_batching
         if micro_batching is not None:
             whole = self.graph_of(index, micro_batching.full_batch)
@@ -181,7 +172,15 @@ class Stages:
         return replace(
             graph,
             operators=operators,
-            train_steps={step.name: replace(step, loss=loss, variables=variables, controls=controls)},
+            train_steps={
+                step.name: replace(
+                    step,
+                    loss=loss,
+                    variables=variables,
+                    controls=controls,
+                    optimizer=step.optimizer.part(own_variables),
+                )
+            },
             micro_batching=micro_batching,
             differentiated=None,
         )

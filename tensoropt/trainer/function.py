@@ -17,7 +17,8 @@ from ..common.gradient_types import carries_gradient
 from ..frontend.tracing.capture import concrete, own_name
 from ..plan.frontier import PlanFrontier
 from ..plan.plan import Plan
-from ..runtime.execute import Execution
+from ..plan.staged_plan import StagedPlan
+from ..runtime.other_programs import AnyExecution
 from ..runtime.ranks import current_processes, install_error_handling
 from ..runtime.same_data import SameData
 from .accepting import check_eager
@@ -100,7 +101,7 @@ class FunctionTrainer:
     def __init__(self, captured: CapturedFunction) -> None:
         self.captured = captured
 
-    def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
+    def start(self, execution: AnyExecution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
         """Make the trainer ready to run. :func:`tensoropt.parallelize` calls it."""
         self._ranks = TrainerRanks(execution.processes)
         self._ranks.start(execution, runs)
@@ -108,12 +109,12 @@ class FunctionTrainer:
         self.optimizer = RunningRate(self._ranks)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Plan | StagedPlan:
         """The plan that runs."""
         return self._ranks.execution.plan
 
     @property
-    def frontier(self) -> PlanFrontier[Plan] | None:
+    def frontier(self) -> PlanFrontier[Any] | None:
         """All plans that the search found; None on ranks other than 0, which received only the chosen plan."""
         return self.plan.frontier
 

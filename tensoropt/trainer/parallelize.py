@@ -17,12 +17,15 @@ from ..common.source_lines import running_line
 from ..frontend.tracing.capture import VariableNames
 from ..optimizers.keras_optimizer import KerasOptimizer
 from ..plan.options import OPTIONS, find_answer, limit_of, request_of
+from ..plan.options_with_stages import find_answer_with_stages, stages_asked_for
 from ..plan.plan import Plan
+from ..plan.staged_plan import StagedPlan
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context
-from ..runtime.execute import checked_collectives, execute, loaded_plan
+from ..runtime.execute import Execution, checked_collectives, execute, loaded_plan
+from ..runtime.pipeline.execute_staged import StagedExecution, execute_staged
 from ..runtime.prepare import model_of
-from ..runtime.ranks import current_processes, display_here, install_error_handling
+from ..runtime.ranks import Processes, current_processes, display_here, install_error_handling
 from ..sharding.constraints import Force
 from ..sharding.model import Model
 from ..tuning.profile_guided import find_measured
@@ -50,12 +53,14 @@ class TrainingOptions:
     parallelism: int | Sequence[int] | None = None
     cluster: Hardware | str | None = None
     force: Force | None = None
-    plan: Plan | str | None = None
+    plan: Plan | StagedPlan | str | None = None
     collectives: str | None = None
     profile_budget: float | str | None = None
     without: Collection[str] = ()
     micro_batches: int | None = None
     verbose: int | str | bool = 1
+    stages: int | Sequence[int] | None = None
+    schedule: str | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ class _Start:
             else:
                 with display.phase("search for a plan"):
                     plan = _found(model, context, self.options, lambda: first_values(captured), self.collectives)
-            execution = execute(plan, model, first_values(captured), context.processes, self.collectives, display)
+            execution = _executed(plan, model, first_values(captured), context.processes, self.collectives, display)
             expected = opened(signature, self.told, self.has_open_labels) if isinstance(trainer, Trainer) else signature
             limit = Limit(limit_of(self.options.memory, context.hardware), context.hardware)
             runs = Runs(Run(captured, execution), signature, expected, limit, capture, first_values, names)
@@ -147,7 +152,20 @@ def _start_of(
     return _Start(trainer, chosen, told, has_open_labels, options, context, collectives, display)
 
 
-def _given(wanted: Plan | str, context: Context) -> Plan:
+def _executed(
+    plan: Plan | StagedPlan,
+    model: Model,
+    values: Callable[[str], np.ndarray],
+    processes: Processes,
+    collectives: str,
+    display: Display,
+) -> Execution | StagedExecution:
+    if isinstance(plan, StagedPlan):
+        return execute_staged(plan, model, values, processes, collectives, display, values_are_exchanged=True)
+    return execute(plan, model, values, processes, collectives, display)
+
+
+def _given(wanted: Plan | StagedPlan | str, context: Context) -> Plan | StagedPlan:
     plan = loaded_plan(wanted)
     other = context.processes.first_that_differs(json.dumps(plan.to_json(), sort_keys=True))
     if other is not None:
@@ -161,7 +179,8 @@ def _found(
     options: TrainingOptions,
     first_values: Callable[[], Callable[[str], np.ndarray]],
     collectives: str,
-) -> Plan:
+) -> Plan | StagedPlan:
+    counts = stages_asked_for(options.stages, options.schedule, options.profile_budget)
     request = request_of(
         model, context.hardware, options.memory, options.force, options.without, options.micro_batches
     )
@@ -178,8 +197,13 @@ def _found(
             collectives,
         )
     request = replace(request, wants_frontier=False)
-    plan = context.on_first_rank(lambda: find_answer(options.option, request, options.parallelism))
-    assert isinstance(plan, Plan)
+    if max(counts) > 1:
+        plan = context.on_first_rank(
+            lambda: find_answer_with_stages(options.option, request, options.parallelism, counts, options.schedule)
+        )
+    else:
+        plan = context.on_first_rank(lambda: find_answer(options.option, request, options.parallelism))
+    assert isinstance(plan, (Plan, StagedPlan))
     return plan
 
 
@@ -221,8 +245,6 @@ _TAKEN_ELSEWHERE = {
     "jit_compile": "steps run as TensorFlow's graphs; leave it out",
     "run_eagerly": "steps run as TensorFlow's graphs; leave it out",
     "auto_scale_loss": "losses are scaled for mixed_float16 alone, by keras.optimizers.LossScaleOptimizer",
-    "stages": "its plans have no stages; record the model for tensoropt.find_strategy(stages=...), or leave it out",
-    "schedule": "its plans have no stages; record the model for tensoropt.find_strategy(stages=...), or leave it out",
 }
 
 

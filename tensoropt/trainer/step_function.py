@@ -16,8 +16,9 @@ from ..common.errors import InputError, short
 from ..common.source_lines import running_line
 from ..frontend.tracing.capture import own_name
 from ..plan.plan import Plan
+from ..plan.staged_plan import StagedPlan
 from ..runtime.checkpoint import Objects, entry_name
-from ..runtime.execute import Execution
+from ..runtime.other_programs import AnyExecution
 from .function import FunctionTrainer
 from .live import LiveValues
 from .plain_optimizers import plain_optimizers, updated_by
@@ -95,7 +96,7 @@ class StepFunction(FunctionTrainer):
         self._unwatched.pull()
         return None if isinstance(results, tuple) and not results else results
 
-    def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
+    def start(self, execution: AnyExecution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
         """Make the step ready to run, and its checkpoints those of its models and optimizers."""
         super().start(execution, runs, optimizers)
         self._ranks.objects = functools.cache(lambda: self._objects(optimizers))
@@ -133,7 +134,7 @@ class StepFunction(FunctionTrainer):
         return hasattr(self, "_ranks")
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Plan | StagedPlan:
         """The plan that runs.
 
         Raises:

@@ -21,8 +21,9 @@ from ..common.errors import InputError
 from ..common.files import path_text
 from ..plan.frontier import PlanFrontier
 from ..plan.plan import Plan
+from ..plan.staged_plan import StagedPlan
 from ..runtime.checkpoint import read_metadata
-from ..runtime.execute import Execution
+from ..runtime.other_programs import AnyExecution
 from ..runtime.ranks import current_processes
 from .batch import Batch
 from .batch_checks import check_labels, check_size
@@ -84,7 +85,7 @@ class Trainer(LiveModel):
             self.deferred.capture(seen())
         return self.ranks.runs.expected
 
-    def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
+    def start(self, execution: AnyExecution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
         """Make the trainer ready to run, once its training step is captured and planned.
 
         Optimizers are given by the name of the training step that applies each first.
@@ -124,12 +125,12 @@ class Trainer(LiveModel):
             yield
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Plan | StagedPlan:
         """The plan that runs."""
         return self._saving.ranks.execution.plan
 
     @property
-    def frontier(self) -> PlanFrontier[Plan] | None:
+    def frontier(self) -> PlanFrontier[Any] | None:
         """All plans that the search found; None on ranks other than 0, which received only the chosen plan."""
         return self.plan.frontier
 

@@ -16,14 +16,17 @@ from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 import numpy as np
+import tensorflow as tf
 
 from ..common.errors import InputError, TensorOptError
 from ..ir.graph import PLACEHOLDER
 from ..lowering.variables import StateEntry
 from ..optimizers.keras_running import RunningKeras
+from ..plan.staged_plan import StagedPlan
 from ..runtime.checkpoint import Objects, restore, save
 from ..runtime.checkpoint.parts import holders_of
-from ..runtime.execute import Execution
+from ..runtime.other_programs import AnyExecution
+from ..runtime.pipeline.staged_optimizer import StagedOptimizer
 from ..runtime.ranks import Processes
 from ..sharding.local_shapes import shard_slices
 from .batch import Batch
@@ -61,7 +64,7 @@ class TrainerRanks:
         leads: whether this is rank 0 within :meth:`lead`, with the other ranks waiting.
     """
 
-    execution: Execution
+    execution: AnyExecution
     runs: Runs
 
     def __init__(self, processes: Processes, objects: Callable[[], Objects | None] = lambda: None) -> None:
@@ -71,7 +74,7 @@ class TrainerRanks:
         self.leads = False
         self._all_state: tuple[int, Mapping[str, StateEntry]] = (0, {})
 
-    def start(self, execution: Execution, runs: Runs) -> None:
+    def start(self, execution: AnyExecution, runs: Runs) -> None:
         """Make the ranks that a plan needs ready to run its programs."""
         self.execution, self.runs, self.processes = execution, runs, execution.processes
 
@@ -88,21 +91,24 @@ class TrainerRanks:
     @cached_property
     def least_shared(self) -> int:
         """The fewest samples of a batch of which each rank takes a share: one each, or none if the plan splits no batch."""
-        fed = (op for op in self.execution.plan.operators if op.type == PLACEHOLDER and op.results[0].splits)
+        plan = self.execution.plan
+        if isinstance(plan, StagedPlan):
+            return sys.maxsize  # its stages have devices of their own, and take the samples of a micro-batch
+        fed = (op for op in plan.operators if op.type == PLACEHOLDER and op.results[0].splits)
         is_split = any(op.config.used_axes for op in fed)
         return self.processes.size if is_split else sys.maxsize
 
     @property
-    def optimizer(self) -> RunningKeras:
+    def optimizer(self) -> RunningKeras | StagedOptimizer:
         """The optimizer of the training step, or the first that it applies."""
         return self.optimizers[TRAIN]
 
     @cached_property
-    def optimizers(self) -> dict[str, RunningKeras]:
+    def optimizers(self) -> dict[str, RunningKeras | StagedOptimizer]:
         """The optimizers of the training step, by the name of the step that applies each first."""
         first = [step.name for step in self.runs.planned.captured.graph.train_steps.values() if not step.of]
         found = {name: self.execution.engine.optimizers[name] for name in first}
-        return {name: running for name, running in found.items() if isinstance(running, RunningKeras)}
+        return {name: running for name, running in found.items() if isinstance(running, (RunningKeras, StagedOptimizer))}
 
     def lead(self, action: Callable[[], Value]) -> Value:
         """Have rank 0 run an action. Return its result (picklable) or raise its exception, on every rank.
@@ -202,16 +208,16 @@ class TrainerRanks:
         """Yield each variable's key and global value, on every rank; while rank 0 leads, only there."""
         for key in keys:
             entry = self.state[key]
-            full = self._gather(key, not self.leads) if entry.layout.split_axes else entry.variables[0].numpy()
+            full = self._gather(key, not self.leads) if not entry.is_whole_here else entry.variables[0].numpy()
             assert full is not None
             yield key, full
 
     @everywhere
     def _gather(self, key: str, to_all: bool) -> np.ndarray | None:
-        entry, ranks = self.state[key], self.execution.engine.backend.ranks
+        entry = self.state[key]
         held: Any = {
             rank: shard.numpy()
-            for rank, shard in zip(ranks, entry.variables, strict=True)
+            for rank, shard in zip(entry.ranks, entry.variables, strict=True)
             if holders_of(entry.layout, rank)[0] == rank
         }
         found = self.processes.gather((key, held)) if to_all else self.processes.collect((key, held), 0)
@@ -223,7 +229,7 @@ class TrainerRanks:
                     f"rank 0 reads '{found[0][0]}' where rank {rank} reads '{other}': shards are gathered from all ranks, "
                     "so that every rank must read the same, in the same order"
                 )
-        full = np.empty(entry.shape, entry.variables[0].dtype.as_numpy_dtype)
+        full = np.empty(entry.shape, tf.as_dtype(entry.dtype).as_numpy_dtype)
         for _, shards in found:
             for rank, shard in shards.items():
                 full[shard_slices(entry.layout, entry.shape, rank)] = shard
@@ -243,8 +249,7 @@ class TrainerRanks:
                 "of the variable's whole shape"
             )
         self.changed.add(key)
-        for rank, variable in zip(self.execution.engine.backend.ranks, entry.variables, strict=True):
-            variable.assign(np.asarray(value)[shard_slices(entry.layout, entry.shape, rank)])
+        entry.assign(value)
 
     def assign_same(self, checked: Callable[[], Mapping[str, np.ndarray]]) -> None:
         """Assign global values to variables, once they are found valid and equal on all ranks.
@@ -281,15 +286,13 @@ class TrainerRanks:
     def save(self, path: str, content: Mapping[str, Any], max_to_keep: int | None) -> None:
         """Save a checkpoint in which each rank writes its shards, with JSON content beside them."""
         objects = self.objects() if self.rank == 0 else None
-        ranks = self.execution.engine.backend.ranks
-        save(path, self._kept, ranks, self.processes, content, objects=objects, max_to_keep=max_to_keep)
+        save(path, self._kept, self.processes, content, objects=objects, max_to_keep=max_to_keep)
 
     @everywhere
     def restore(self, path: str) -> Mapping[str, Any]:
         """Assign a checkpoint's values to all variables. Return the JSON content that was saved beside them."""
         self.changed |= self.state.keys()
-        ranks = self.execution.engine.backend.ranks
-        return restore(path, self._kept, ranks, self.processes, self.objects()).content
+        return restore(path, self._kept, self.processes, self.objects()).content
 
 
 def _digest(value: np.ndarray) -> bytes:

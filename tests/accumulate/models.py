@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -77,9 +77,9 @@ def tied(api: Any = tf.compat.v1, n_rows: int = 37) -> zoo.Built:
 
 
 FUNCTIONS: dict[str, Callable[[], zoo.Built]] = {
-    "mlp": lambda: zoo.mlp(batch=BATCH),
-    "attention": lambda: zoo.attention(batch=BATCH),
-    "windows": lambda: zoo.windows(batch=BATCH),
+    "mlp": partial(zoo.mlp, batch=BATCH),
+    "attention": partial(zoo.attention, batch=BATCH),
+    "windows": partial(zoo.windows, batch=BATCH),
     "looking_up": looking_up,
     "tied": tied,
     "dropping_out": dropping_out,

@@ -39,7 +39,7 @@ SHAPE = (2048, 2048)
 def state(n_variables: int, layout: Layout, rank: int) -> list[StateEntry]:
     local = layout.local_shape(SHAPE, rank)
     shards = [tf.Variable(tf.random.normal(local)) for _ in range(n_variables)]
-    return [StateEntry(f"w{i}", SHAPE, "float32", layout, (shard,)) for i, shard in enumerate(shards)]
+    return [StateEntry(f"w{i}", SHAPE, "float32", layout, (shard,), (rank,)) for i, shard in enumerate(shards)]
 
 
 def timed(processes: Processes, action: Callable[[], object]) -> float:
@@ -89,8 +89,8 @@ def main() -> None:
     for name, splits in {"rows split": (mesh.axes, ()), "columns split": ((), mesh.axes), "replicated": ((), ())}.items():
         held, prefix = state(arguments.variables, Layout(mesh, splits), rank), str(folder / name.split()[0])
         whose = f"{processes.size} ranks, {name}"
-        actions[f"{whose}: save"] = lambda held=held, prefix=prefix: save(prefix, held, [rank], processes)
-        actions[f"{whose}: load"] = lambda held=held, prefix=prefix: restore(prefix, held, [rank], processes)
+        actions[f"{whose}: save"] = lambda held=held, prefix=prefix: save(prefix, held, processes)
+        actions[f"{whose}: load"] = lambda held=held, prefix=prefix: restore(prefix, held, processes)
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for i in range(arguments.rounds + 1):
         for name, action in actions.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -127,19 +128,20 @@ def decayed(x: Any, w: Any) -> Any:
 
 
 def custom(*functions: Callable[..., Any]) -> Callable[[], Built]:
-    """A model of two layers with custom gradients between them."""
-
-    def model() -> Built:
-        x = tf.compat.v1.placeholder(tf.float64, [BATCH, WIDTH], name="x")
-        y = tf.compat.v1.placeholder(tf.int64, [BATCH], name="y")
-        hidden = x @ tf.compat.v1.get_variable("w", [WIDTH, UNITS], tf.float64)
-        for function in functions:
-            hidden = function(hidden)
-        loss, logits = _classified(hidden, y)
-        return Built(loss, {x: _reals(24, BATCH, WIDTH), y: _classes(25, CLASSES, BATCH)}, (logits,))
-
-    model.__name__ = "_".join(function.__name__ for function in functions)
+    """Return a model of two layers with custom gradients between them."""
+    model = partial(_with_between, *functions)
+    model.__name__ = "_".join(function.__name__ for function in functions)  # type: ignore[attr-defined]
     return model
+
+
+def _with_between(*functions: Callable[..., Any]) -> Built:
+    x = tf.compat.v1.placeholder(tf.float64, [BATCH, WIDTH], name="x")
+    y = tf.compat.v1.placeholder(tf.int64, [BATCH], name="y")
+    hidden = x @ tf.compat.v1.get_variable("w", [WIDTH, UNITS], tf.float64)
+    for function in functions:
+        hidden = function(hidden)
+    loss, logits = _classified(hidden, y)
+    return Built(loss, {x: _reals(24, BATCH, WIDTH), y: _classes(25, CLASSES, BATCH)}, (logits,))
 
 
 def row_scaled(x: Any) -> Any:

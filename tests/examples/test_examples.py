@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.kept import kept
 from helpers.large import first
-from helpers.mpirun import run_ranks
+from helpers.mpirun import forked, run_command, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS, LISTING, PLAIN = (
@@ -23,22 +23,21 @@ RECOMMENDER = ROOT / "examples" / "gallery" / "recommender.py"
 STEPS = 20
 
 
-@pytest.fixture(scope="module")
-def train(tmp_path_factory: pytest.TempPathFactory):
-    """Runs an example on a number of ranks and gives its training log and its output; equal runs only once."""
+def train(example: Path, n_ranks: int, *arguments: str) -> tuple[dict, str]:
+    """Run an example on a number of ranks; return its training log and its output. Equal runs are one."""
 
-    @functools.cache
-    def run(example: Path, n_ranks: int, *arguments: str) -> tuple[dict, str]:
-        log = tmp_path_factory.mktemp("log") / "log.json"
-        done = run_ranks(n_ranks, example, "--steps", str(STEPS), "--json", str(log), *arguments, timeout=240)
-        assert done.returncode == 0, done.stderr
-        return json.loads(log.read_text()), done.stdout
+    def run() -> tuple[dict, str]:
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder, "log.json")
+            done = run_ranks(n_ranks, example, "--steps", str(STEPS), "--json", str(log), *arguments, timeout=240)
+            assert done.returncode == 0, done.stderr
+            return json.loads(log.read_text()), done.stdout
 
-    return run
+    return kept(f"{example.name} {n_ranks} {arguments}", run)
 
 
 @pytest.mark.parametrize("n_ranks", first(2, [2, 4, 3]))
-def test_the_demo_has_the_same_losses_on_any_number_of_ranks(train, n_ranks: int) -> None:
+def test_the_demo_has_the_same_losses_on_any_number_of_ranks(n_ranks: int) -> None:
     """Float32 sums in another order may turn a ReLU or a maximum the other way, from which losses drift apart."""
     alone, _ = train(DIGITS, 1, "--dtype", "float64")
     together, _ = train(DIGITS, n_ranks, "--dtype", "float64")
@@ -48,7 +47,7 @@ def test_the_demo_has_the_same_losses_on_any_number_of_ranks(train, n_ranks: int
 
 
 @pytest.mark.parametrize("n_ranks", first(2, [2, 4, 3]))
-def test_the_demo_chooses_a_plan_that_splits(train, n_ranks: int) -> None:
+def test_the_demo_chooses_a_plan_that_splits(n_ranks: int) -> None:
     log, output = train(DIGITS, n_ranks, "--dtype", "float64")
     assert log["split_operators"] > 0
     assert log["collectives_per_step"] > 0
@@ -57,13 +56,13 @@ def test_the_demo_chooses_a_plan_that_splits(train, n_ranks: int) -> None:
         assert shown in output
 
 
-def test_on_one_device_nothing_is_split(train) -> None:
+def test_on_one_device_nothing_is_split() -> None:
     log, _ = train(DIGITS, 1, "--dtype", "float64")
     assert (log["split_operators"], log["collectives_per_step"]) == (0, 0)
     assert log["parameter_bytes_per_rank"] == [log["parameter_bytes"]]
 
 
-def test_a_limit_that_replication_cannot_meet_splits_parameters(train) -> None:
+def test_a_limit_that_replication_cannot_meet_splits_parameters() -> None:
     """Parameters, gradients and slots alone are three times the model: a limit below that rules replication out."""
     alone, _ = train(DIGITS, 1, "--dtype", "float64")
     whole = alone["parameter_bytes"]
@@ -86,17 +85,17 @@ def test_the_demo_learns_the_digits(tmp_path: Path) -> None:
     assert "samples/s" in done.stderr  # the progress bar
 
 
-def test_listing_1_gives_the_losses_of_plain_tensorflow(train, tmp_path: Path) -> None:
+def test_listing_1_gives_the_losses_of_plain_tensorflow(tmp_path: Path) -> None:
     log = tmp_path / "plain.json"
-    command = [sys.executable, str(PLAIN), "--steps", str(STEPS), "--json", str(log)]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    done = run_command([sys.executable, *forked(PLAIN, "--steps", STEPS, "--json", log)], timeout=120)
+    assert done.returncode == 0, done.stderr
     plain = json.loads(log.read_text())["losses"]
     for n_ranks in (1, 2):
         ours, _ = train(LISTING, n_ranks)
         np.testing.assert_allclose(ours["losses"], plain, rtol=1e-5)
 
 
-def test_a_keras_model_learns_the_same_on_two_ranks_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_keras_model_goes_on_where_it_stopped_and_learns_the_same_on_two_ranks(tmp_path: Path) -> None:
     """Dropout is off: how it draws depends on the plan. In float32 rounding may turn a ReLU the other way."""
 
     def losses(n_ranks: int, epochs: int, *arguments: str) -> tuple[dict, str]:
@@ -109,9 +108,9 @@ def test_a_keras_model_learns_the_same_on_two_ranks_and_goes_on_where_it_stopped
 
     alone, output = losses(1, 2)
     assert re.search(r"^test accuracy: 0\.\d{4}$", output.splitlines()[-1])
-    first, _ = losses(2, 1, "--checkpoint", str(tmp_path / "ckpt"))
+    first, _ = losses(1, 1, "--checkpoint", str(tmp_path / "ckpt"))
     second, _ = losses(2, 2, "--checkpoint", str(tmp_path / "ckpt"))
-    assert first["split_operators"] > 0
+    assert second["split_operators"] > 0
     np.testing.assert_allclose(first["losses"] + second["losses"], alone["losses"], rtol=1e-10)
     np.testing.assert_allclose(first["val_losses"] + second["val_losses"], alone["val_losses"], rtol=1e-10)
 

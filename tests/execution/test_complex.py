@@ -10,6 +10,7 @@ from functools import cache
 
 import pytest
 from helpers import zoo
+from helpers.large import first
 from helpers.strategies import (
     assert_variables,
     engine_of,
@@ -33,7 +34,7 @@ def recorded() -> zoo.Recorded:
     return zoo.record(zoo.fourier, "momentum")
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", first(4, [0, 5, 2, 7, 1, 3, 4, 6]))
 def test_emulated_devices_give_one_device_numbers(seed: int) -> None:
     """Three steps: losses and variables; then metrics. Some copies are regathered, some operators rematerialized."""
     model, mesh = recorded(), MESHES[seed % 4]

@@ -31,9 +31,9 @@ from tensoropt.reschedule.mesh import Mesh
 
 FUNCTIONS = {function.__name__: function for function in (zoo.mlp, zoo.cnn, zoo.attention, zoo.fused_cnn)}
 OPTIMIZERS = tuple(zoo.HYPERPARAMETERS)
-PER_TEST = 10
-# On four devices 30 strategies, and 300 by --all: seeds alternate between the two meshes.
-SEEDS_ON_FOUR = {"mlp": 160, "cnn": 90, "attention": 50}
+PER_TEST = 6
+# On four devices 18 strategies, and 306 by --all: seeds alternate between the two meshes.
+SEEDS_ON_FOUR = {"mlp": 162, "cnn": 90, "attention": 54}
 BY_DEFAULT = 1
 # float32: a statistic is a sum of 150 numbers, and another order of adding may change it by 150 * 2^-24 = 9e-6. After three
 # steps 60 strategies were off by 1.5e-5 at most in a variable (a bias, whose gradient nearly cancels), 2e-7 in the loss.
@@ -78,7 +78,7 @@ def test_six_devices_give_one_device_numbers(function: str, everything: bool) ->
         check(function, Mesh.of(2, 3), seed)
 
 
-@pytest.mark.parametrize(("mesh", "n_seeds"), [(Mesh.of(4), 6), (Mesh.of(2, 3), 4)], ids=str)
+@pytest.mark.parametrize(("mesh", "n_seeds"), first(1, [(Mesh.of(4), 6), (Mesh.of(2, 3), 4)]), ids=str)
 def test_fused_batch_normalisation_in_float32(mesh: Mesh, n_seeds: int, everything: bool) -> None:
     for seed in range(n_seeds if everything else n_seeds // 2):
         check("fused_cnn", mesh, seed, FLOAT32)

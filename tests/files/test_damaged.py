@@ -168,13 +168,13 @@ def test_damaged_checkpoints_are_refused(folder):
     mesh = Mesh.of(1)
     logicals = [Logical("kernel", (6, 4)), Logical("bias", (5,), "float16"), Logical("moment", (6, 4), step="train")]
     layouts = replicated(logicals, mesh)
-    save(folder / "good" / "ckpt", entries(logicals, layouts, [0]), [0], ALONE, {"position": {"epoch": 3}})
+    save(folder / "good" / "ckpt", entries(logicals, layouts, [0]), ALONE, {"position": {"epoch": 3}})
     run = folder / "run"
     shutil.copytree(folder / "good", run)
     state = entries(logicals, layouts, [0], zero=True)
 
     def load() -> None:
-        assert restore(run, state, [0], ALONE).content == {"position": {"epoch": 3}}
+        assert restore(run, state, ALONE).content == {"position": {"epoch": 3}}
         assert_values(logicals, state, [0])
 
     load()
@@ -207,14 +207,14 @@ def test_damaged_keras_files_are_refused(folder, suffix, everything):
 def test_the_list_of_checkpoints_empty_or_no_text(folder):
     mesh, logicals = Mesh.of(1), [Logical("kernel", (6, 4))]
     state = entries(logicals, replicated(logicals, mesh), [0])
-    save(folder / "ckpt", state, [0], ALONE, {})
+    save(folder / "ckpt", state, ALONE, {})
     for content in (b"", b"\x80\xff", b"model_checkpoint_path", b'model_checkpoint_path: ""'):
         (folder / "checkpoint").write_bytes(content)
         with pytest.raises(tensoropt.InputError, match=r"the list of checkpoints '.*checkpoint' is damaged"):
-            restore(folder, state, [0], ALONE)
-        restore(folder / "ckpt", state, [0], ALONE)
-        save(folder / "ckpt", state, [0], ALONE, {}, max_to_keep=2)  # the list is made again
-        restore(folder, state, [0], ALONE)
+            restore(folder, state, ALONE)
+        restore(folder / "ckpt", state, ALONE)
+        save(folder / "ckpt", state, ALONE, {}, max_to_keep=2)  # the list is made again
+        restore(folder, state, ALONE)
 
 
 def test_damaged_stores_are_set_aside(folder):

@@ -51,7 +51,7 @@ def true_and_rough(seeds: range, budget: Budget) -> Iterator[tuple[Frontier, Fro
 
 def test_the_bound_is_below_every_strategy(everything: bool) -> None:
     n_bounds = n_proven = 0
-    for true, rough in true_and_rough(range(300 if everything else 150), ROUGH):
+    for true, rough in true_and_rough(range(300 if everything else 100), ROUGH):
         n_proven += int(rough.exact_points.sum())
         true_points = set(zip(true.mem_bytes.tolist(), true.time_ns.tolist(), strict=True))
         points = list(zip(rough.mem_bytes.tolist(), rough.time_ns.tolist(), strict=True))

@@ -102,7 +102,7 @@ class Fork:
 
 
 def main() -> None:
-    """Serve the socket that the first argument names until standard input, a pipe from the process of the tests, ends."""
+    """Serve the socket that the first argument names until standard input, a pipe from the run of the tests, ends."""
     sys.argv.pop(0)
     listening = socket.socket(fileno=int(sys.argv.pop(0)))
     atexit.register(_keep_modules)  # before all others, so that it is called after them
@@ -176,6 +176,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     os.environ.update(request["environment"])
     sys.meta_path.insert(0, _Again())
     sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    gc.set_threshold(50_000, 10, 10)  # as in tests/conftest.py
     random.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:

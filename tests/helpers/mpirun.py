@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +17,7 @@ from tensoropt.runtime.mpirun import find_mpirun, mpirun_command, mpirun_options
 
 from .calibration import write_calibrations
 from .fork_server import kill_session
+from .kept import ALIVE, FOLDER, open_folder
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -106,40 +107,54 @@ def run_command(
 
 
 @cache
-def _folder() -> str:
-    """Return a folder that goes with this process."""
-    folder = tempfile.mkdtemp(prefix="tensoropt-tests-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+def _folder() -> Path:
+    """Return the folder of this run of the tests; outside of pytest, one that goes with this process."""
+    if FOLDER not in os.environ:
+        atexit.register(open_folder())
+    return Path(os.environ[FOLDER])
 
 
 @cache
 def _calibrations() -> Path:
-    folder = Path(_folder(), "hardware")
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(dir=_folder()))
     write_calibrations(folder)
     return folder
 
 
 @cache
 def fork_servers() -> str:
-    """Start the servers that this process's tests fork ranks from; return their sockets, as the client takes them."""
+    """Return the sockets, as the client takes them, of the servers that ranks are forked from.
+
+    All processes of a run share the servers, which the first of them starts.
+    """
     folder = _folder()
-    sockets = [os.path.join(folder, str(number)) for number in range(N_SERVERS)]
+    sockets = [folder / f"server{number}" for number in range(N_SERVERS)]
+    with open(folder / "starting", "w") as starting:
+        fcntl.flock(starting, fcntl.LOCK_EX)
+        for path in sockets:
+            if not path.exists():
+                _start_server(path)
+    return ":".join(map(str, sockets))
+
+
+def _start_server(path: Path) -> None:
+    """Start a server that listens at a path until the run ends."""
     start = f"import sys; sys.path.insert(0, {str(HERE)!r}); import fork_server; del sys.path[0]; fork_server.main()"
-    # With threads of OpenBLAS the servers couldn't fork.
+    # With threads of OpenBLAS the server couldn't fork.
     environment = child_environment({"OPENBLAS_NUM_THREADS": "1"})
     del environment["PYTHONPATH"]
-    for path in sockets:
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(path)
-            listening.listen()
-            server = subprocess.Popen(
-                [sys.executable, "-c", start, str(listening.fileno())],
-                stdin=subprocess.PIPE,
-                env=environment,
-                pass_fds=[listening.fileno()],
-                start_new_session=True,
-            )
-        atexit.register(server.communicate)
-    return ":".join(sockets)
+    with socket.socket(socket.AF_UNIX) as listening, open(_folder() / ALIVE) as alive:
+        listening.bind(str(path))
+        listening.listen()
+        server = subprocess.Popen(
+            [sys.executable, "-c", start, str(listening.fileno())],
+            stdin=alive,
+            env=environment,
+            pass_fds=[listening.fileno()],
+            start_new_session=True,
+        )
+    SERVERS.append(server)
+
+
+SERVERS: list[subprocess.Popen[bytes]] = []
+"""What this process has started, and doesn't wait for: it may end before the run."""

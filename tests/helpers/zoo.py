@@ -24,6 +24,8 @@ from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.optimizers.classic import Classic
 from tensoropt.sharding.model import Model
 
+from .kept import kept, name_of
+
 N_BATCHES = 3
 HYPERPARAMETERS: dict[str, dict[str, float]] = {
     "sgd": {"learning_rate": 0.1},
@@ -262,8 +264,13 @@ class Recorded:
 def record(function: Callable[[], Built], optimizer: str, seed: int = 1) -> Recorded:
     """Record a model function with one training step ``train``, import it, and train it in plain TensorFlow.
 
-    The result is immutable, and tests of a process share it.
+    The result is immutable, and tests of a process share it. Of a function that has a name it is kept for all processes.
     """
+    name = name_of(function)
+    return kept(name and f"{name} {optimizer} {seed}", lambda: _record(function, optimizer, seed))
+
+
+def _record(function: Callable[[], Built], optimizer: str, seed: int) -> Recorded:
     with tf.Graph().as_default() as recorded:
         tf.compat.v1.set_random_seed(seed)
         built = function()

@@ -23,13 +23,13 @@ from models.catalog import APPLICATIONS, SEQUENCES
 # Strategy of each shallow model: a seed, or a plan. By default those that are unlike each other.
 FAST = (
     ("resnet", "0"),
-    ("mobilenet_v3", "0"),
     ("convnext", "fastest"),
-    ("gpt_of_one_layer", "0"),
     ("encoder_decoder_of_one_layer", "smallest"),
     ("lstm_of_one_layer", "2"),
 )
 ALIKE = (
+    ("mobilenet_v3", "0"),
+    ("gpt_of_one_layer", "0"),
     ("densenet", "fastest"),
     ("bert_of_one_layer", "0"),
     ("resnet_v2", "fastest"),

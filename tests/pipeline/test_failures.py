@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from helpers.mpirun import run_ranks
 
 pytestmark = pytest.mark.deadlines  # which rank is missed first depends on what computes beside
 
-TRAIN = Path(__file__).parent / "train.py"
+TRAIN, KERAS = (Path(__file__).parent / f"{name}.py" for name in ("train", "keras_worker"))
 LIMIT_S = 30.0
 WAITED = r"tensoropt: rank \d has waited for \d+ s "
 LATE = r"rank 1 hasn't come to it and has been in the user's code at train.py:\d+ for \d+ s"
@@ -33,3 +34,17 @@ def test_a_rank_that_ends_or_stands_still_ends_all(fault: str, n_ranks: int, cod
     assert result.returncode == code, result.stderr
     assert "losses" not in result.stdout
     assert len(re.findall(said, result.stderr.replace("\0", ""))) == 1, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [("kill", 137, r"signal 9 \(Killed\)"), ("sleep", 1, f"{WAITED}.*: {LATE.replace('train.py', 'keras_worker.py')}")],
+)
+def test_a_rank_of_a_keras_model_that_ends_or_stands_still_ends_all(
+    fault: str, code: int, said: str, tmp_path: Path
+) -> None:
+    result = run_ranks(2, KERAS, str(tmp_path), "1", env={"FAULT": fault, "TENSOROPT_TIMEOUT": "4"})
+    ended = time.time()
+    assert result.returncode == code, result.stderr
+    assert len(re.findall(said, result.stderr.replace("\0", ""))) == 1, result.stderr
+    assert ended - float(re.findall(r"fault at ([\d.]+)", result.stdout)[0]) < LIMIT_S

@@ -1,5 +1,6 @@
 """A recorded model with a tied table and a penalty, trained under a plan with stages: prints losses as JSON on rank 0.
 
+With a folder in ``CHECKPOINT`` it goes on from the checkpoint there, or saves one after two steps where there is none.
 With ``OTHER_FETCH`` in the environment rank 1 fetches something else; with ``FAULT`` it is killed, stopped, sleeps or ends
 before its third step.
 
@@ -18,6 +19,7 @@ import numpy as np
 
 import tensoropt
 from tensoropt.plan import find_staged
+from tensoropt.runtime.checkpoint import restore, save
 from tensoropt.runtime.pipeline import messages
 from tensoropt.sharding.stages import Stages
 
@@ -70,14 +72,20 @@ def main() -> None:
         session.processes.broadcast(0)
         plan = file[0]
     tensoropt.build_execution_graph(engine="tensorflow", plan=plan, collectives=collectives)
-    rng, losses = np.random.default_rng(7), []
+    rng, losses, folder = np.random.default_rng(7), [], os.environ.get("CHECKPOINT")
+    processes = session.execution.processes
+    begin = restore(folder, session.engine.state(), processes).content["step"] if folder and os.listdir(folder) else 0
     for step in range(4):
         if step == 2 and session.processes.rank == 1 and "FAULT" in os.environ:
             FAULTS[os.environ["FAULT"]]()
         feeds = {words: rng.integers(0, WORDS, (BATCH, 5)), targets: rng.integers(0, WORDS, BATCH)}
+        if step < begin:
+            continue
         is_other = "OTHER_FETCH" in os.environ and session.processes.rank == 1
         value = tensoropt.run([loss] if is_other else [loss, train], feed_dict=feeds)[0]
         losses.append(float(value))
+        if folder and not begin and step == 1:
+            save(f"{folder}/ckpt", session.engine.state(), processes, {"step": 2})
     evaluated = float(tensoropt.run(loss, feed_dict=feeds))
     if session.processes.rank == 0:
         print(json.dumps({"losses": losses, "evaluated": evaluated, "plan": session.plan.brief()}), flush=True)

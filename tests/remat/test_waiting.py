@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import tensorflow as tf
 from helpers import zoo
+from helpers.large import first
 from helpers.strategies import engine_of, feeds_of, random_router, random_strategy, training_fetch
 
 from tensoropt.lowering.order import BackwardRecord
@@ -15,7 +16,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime import engine as engine_module
 
 
-@pytest.mark.parametrize("seed", range(3100, 3104))
+@pytest.mark.parametrize("seed", first(2, range(3100, 3104)))
 @pytest.mark.parametrize("function", [zoo.cnn, zoo.attention])
 def test_rematerialization_waits_for_the_loss_and_for_its_reader(
     function, seed: int, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,9 @@ from tensoropt.frontend.importer import import_graph
 from tensoropt.ir.graph import Operator
 
 FLOAT = np.float64
+SUMMED_EXACTLY = 2.0**-16
+"""Numbers of 32 bits are multiples of this, so that the summands that they come in, which are integers but for the last,
+add up to them exactly. What a box or a shift were off by otherwise, an operator may make many times as much of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Input:
         if self.whole or np.issubdtype(self.dtype, np.integer):
             return np.asarray(rng.integers(int(self.low), int(self.high), self.shape)).astype(self.dtype)
         values = rng.uniform(self.low, self.high, self.shape)
+        if self.dtype is np.float32:
+            values = np.round(values / SUMMED_EXACTLY) * SUMMED_EXACTLY
         if np.issubdtype(self.dtype, np.complexfloating):
             values = values + 1j * rng.uniform(self.low, self.high, self.shape)
         if self.is_distribution:

@@ -21,6 +21,7 @@ WORKER = Path(__file__).with_name("worker.py")
 LATE = Path(__file__).with_name("late_rank.py")
 LATE_CHAINS = Path(__file__).with_name("late_chains.py")
 LATE_CALLS = Path(__file__).with_name("late_calls.py")
+LIVE = Path(__file__).parents[1] / "trainer" / "live_worker.py"
 RECORDED = Path(__file__).with_name("recorded.py")
 LIMIT_S = 30.0
 
@@ -367,3 +368,13 @@ def test_the_mpirun_of_another_mpi_is_named():
 def no_launcher() -> dict[str, str]:
     assert not any(name.endswith("COMM_WORLD_RANK") for name in child_environment())
     return {}
+
+
+def test_two_ranks_and_a_read_of_a_trainer_on_one_alone_which_ends_with_a_sentence():
+    result = run_ranks(2, LIVE, timeout=300)
+    assert result.stdout.count("done") == 2, result.stdout + result.stderr
+    assert result.returncode != 0
+    assert "read alone" not in result.stdout
+    (said,) = [line for line in result.stderr.splitlines() if line.startswith("tensoropt:")]
+    assert "rank 0" in said
+    assert "rank 1, which has ended" in said

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
-from helpers.mpirun import child_environment
+from helpers.mpirun import forked, run_command
 
 PROGRAM = """
 import os, sys
@@ -21,7 +20,6 @@ print(runs_at_once(3), runs_at_once(4))
 
 @pytest.mark.parametrize(("started", "told"), [("early", "False False"), ("late", "True False")])
 def test_what_the_environment_says_after_the_runtime_has_started_is_not_believed(started: str, told: str) -> None:
-    environment = {**child_environment(), "TF_NUM_INTEROP_THREADS": "1"}
-    command = [sys.executable, "-c", PROGRAM, started]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, *forked("-c", PROGRAM, started)]
+    done = run_command(command, timeout=120, env={"TF_NUM_INTEROP_THREADS": "1"})
     assert done.stdout.split("\n")[0] == told, done.stderr

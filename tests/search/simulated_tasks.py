@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -17,7 +18,9 @@ from tensoropt.profiling.hardware import Hardware
 from tensoropt.program.simulator import StepActions, network_of
 from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.search.problem.builder import ProblemBuilder
-from tensoropt.search.problem.config_space import COMPACT, states_of
+from tensoropt.search.problem.config_space import COMPACT, Assignments, states_of
+from tensoropt.search.problem.fusion_groups import FusionGroup
+from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.search.simulated_position import Neighbours, Position
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PathFinder
@@ -42,21 +45,25 @@ def task_of(name: str, hardware: Hardware, seed: int | None = None, most: int = 
     task = BaselineTask(costing, mesh, COMPACT)
     if seed is None:
         return task
-    rng, chosen = random.Random(seed), {}
+    possible: dict[str, Assignments] = {}
 
-    def few(node):
-        key = node.operators[0].name
-        if key not in chosen:
-            every = states_of(COMPACT, node, task.rules, mesh, everything=False)
-            chosen[key] = tuple(rng.sample(every, min(len(every), rng.choice([1, 2, 3]))))
-        return chosen[key]
+    def build(chosen: Mapping[str, Assignments]) -> StrategyProblem:
+        def few(node: FusionGroup) -> Assignments:
+            key = node.operators[0].name
+            if key not in possible:
+                possible[key] = states_of(COMPACT, node, task.rules, mesh, everything=False)
+            return chosen.get(key, possible[key][:1])
 
+        return ProblemBuilder(model.graph, model.backward, costing, mesh, COMPACT, states=few).build()
+
+    build({})  # which tells what states there are
+    rng = random.Random(seed)
     while True:
-        built = ProblemBuilder(model.graph, model.backward, costing, mesh, COMPACT, states=few).build()
-        n = math.prod(node.n_states for node in built.problem.nodes)
-        if most / 20 <= n <= most:
-            return replace(task, built=built)
-        chosen.clear()
+        chosen = {key: tuple(rng.sample(every, min(len(every), rng.choice([1, 2, 3])))) for key, every in possible.items()}
+        if math.prod(map(len, chosen.values())) <= most:  # shared copies multiply that
+            built = build(chosen)
+            if most / 20 <= math.prod(node.n_states for node in built.problem.nodes) <= most:
+                return replace(task, built=built)
 
 
 def enumerated_ns(task: BaselineTask, hardware: Hardware) -> int:

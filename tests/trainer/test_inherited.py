@@ -56,7 +56,6 @@ def test_other_shapes_inherit_all_of_a_plan_and_give_plain_keras_numbers(seed: i
 
     planned, others = trainer.plan.strategy, trainer.ranks.runs._others
     assert planned.shared
-    print("SEED", seed, bool(planned.regathered), bool(planned.rematerialized))
     programs = [(key, run) for key, run in others.items() if key[0] == TRAIN]
     assert len(programs) == 4
     for (_, n_samples, _), run in programs:

@@ -127,7 +127,6 @@ def ragged(n: int = 2 * BATCH) -> tf.RaggedTensor:
         ({"loss": ["mse", "mse"]}, "loss= .* has 2 losses, expected one for each of the model's 1 results"),
         ({"loss": {"other": "mse"}}, "loss= .* has one for 'other', expected one for each of the model's 1 results"),
         ({"metrics": ["mean_squared_eror"]}, "has metrics='mean_squared_eror', which Keras doesn't know; .*squared_error"),
-        ({"stages": 2}, "has no argument 'stages': its plans have no stages; record the model"),
         ({"steps_per_execution": 4}, "has no argument 'steps_per_execution': ranks run one step at a time"),
         ({"epochs": 4}, r"parallelize HERE has no argument 'epochs': it takes model, optimizer, loss"),
         ({"labels": Y, "loss": lambda y, p: tf.reshape(y, [BATCH, 2]) - p[:, :2]}, r"the loss HERE can't be computed for "

@@ -12,7 +12,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.mpirun import run_ranks
 from trainer.models import assert_same_weights, batches, images, network, parallelized, plain
 
 import tensoropt
@@ -21,7 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.shuffle=True. was passed"),
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept"),  # of Keras's variables
 ]
-WORKER = Path(__file__).with_name("live_worker.py")
 
 
 def refuses(said: str):
@@ -299,14 +297,3 @@ def test_weights_that_dont_fit_change_nothing(trainer, what):
     with refuses(f"{LINE} .*{said}"):
         trainer.set_weights(change([each + 1 for each in before]))
     assert_same_weights(trainer.get_weights(), before, 0)
-
-
-@pytest.mark.deadlines
-def test_two_ranks_and_a_read_on_one_alone_which_ends_with_a_sentence():
-    result = run_ranks(2, WORKER, timeout=300)
-    assert result.stdout.count("done") == 2, result.stdout + result.stderr
-    assert result.returncode != 0
-    assert "read alone" not in result.stdout
-    (said,) = [line for line in result.stderr.splitlines() if line.startswith("tensoropt:")]
-    assert "rank 0" in said
-    assert "rank 1, which has ended" in said

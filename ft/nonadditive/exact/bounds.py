@@ -34,6 +34,8 @@ Bits = npt.NDArray[np.uint64]
 ROUNDING = 1e-11
 MAX_CORNERS = 256
 """Corners that are told apart; where there are more, neighbours are joined, at the larger of both costs."""
+AT_ONCE = 1 << 15
+"""Arcs of several steps from which these are looked at together."""
 _WORD = 64
 
 
@@ -181,13 +183,23 @@ def promising_arcs(
     Args:
         least, beyond: the results of ``forward`` and ``backward`` for the weights.
     """
-    costs = [_sums(step, least) + beyond[step.result][:, step.target] for step in eliminations.steps]
-    of_all = np.concatenate(costs, axis=1)
-    tests = corners.tests(weights)
-    bits = tests[0].bits(of_all[0])
-    for test, row in zip(tests[1:], of_all[1:], strict=True):
-        bits &= test.bits(row)
-    return np.split(bits.any(axis=1), np.cumsum([each.shape[1] for each in costs])[:-1])
+    tests, found, waiting = corners.tests(weights), [], list[Floats]()
+
+    def look() -> None:
+        of_all = np.concatenate(waiting, axis=1)
+        bits = tests[0].bits(of_all[0])
+        for test, row in zip(tests[1:], of_all[1:], strict=True):
+            bits &= test.bits(row)
+        found.extend(np.split(bits.any(axis=1), np.cumsum([each.shape[1] for each in waiting])[:-1]))
+        waiting.clear()
+
+    for step in eliminations.steps:
+        waiting.append(_sums(step, least) + beyond[step.result][:, step.target])
+        if sum(each.shape[1] for each in waiting) > AT_ONCE:
+            look()
+    if waiting:
+        look()
+    return found
 
 
 def weights_of(directions: Floats, of_segments: Floats) -> Floats:

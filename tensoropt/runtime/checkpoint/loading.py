@@ -56,7 +56,6 @@ def read_metadata(path: str | os.PathLike[str]) -> Metadata:
 def restore(
     path: str | os.PathLike[str],
     entries: Sequence[StateEntry],
-    ranks: Sequence[int],
     processes: Processes,
     objects: Objects | None = None,
 ) -> Metadata:
@@ -68,7 +67,6 @@ def restore(
     Args:
         path: the prefix, or a folder, of which the latest checkpoint is loaded.
         entries: the state; equal on all ranks except for the shards.
-        ranks: the ranks that this process builds, in the order of the entries' shards.
         processes: the processes that take part.
         objects: the user's objects. If given, the variables of Keras objects are found by their position and not by their
             names, which Keras numbers again when a model is built again.
@@ -83,7 +81,7 @@ def restore(
     location, metadata = on_rank_0(processes, lambda: found_at(path))
     variables = variables_of(entries)
     saved = check_same(location, metadata, variables, renamed(metadata, objects.order() if objects is not None else {}))
-    together(processes, lambda: read_all(location, variables, saved, ranks))
+    together(processes, lambda: read_all(location, variables, saved))
     return metadata
 
 
@@ -133,13 +131,11 @@ def check_same(
 OTHER_MODEL = "load it into the model that it was saved from"
 
 
-def read_all(
-    location: CheckpointLocation, variables: Sequence[Variable], saved: Sequence[Saved], ranks: Sequence[int]
-) -> None:
-    """Read the ranks' shards of these variables from the saved ones, a few at a time."""
+def read_all(location: CheckpointLocation, variables: Sequence[Variable], saved: Sequence[Saved]) -> None:
+    """Read the shards that this process holds of these variables from the saved ones, a few at a time."""
     batch: list[Wanted] = []
     for variable, source in zip(variables, saved, strict=True):
-        for rank, target in zip(ranks, variable.shards, strict=True):
+        for rank, target in zip(variable.ranks, variable.shards, strict=True):
             wanted = _wanted(variable, source.name, rank, target)
             if wanted.n_bytes:
                 batch.append(wanted)

@@ -69,10 +69,11 @@ def slice_spec(shape: Shape, bounds: Bounds) -> str:
     return " ".join(map(str, shape)) + " " + ":".join(slices)
 
 
-def parts_of_rank(variables: Sequence[Variable], rank: int) -> Iterator[VariablePart]:
-    """Yield the parts that a rank writes of those variables that are saved in slices."""
+def parts_of_device(variables: Sequence[Variable], device: int) -> Iterator[VariablePart]:
+    """Yield the parts that a device writes of those variables that are saved in slices."""
     for turn, variable in enumerate(variables):
-        if variable.in_slices:
+        rank = device - variable.first_device
+        if variable.in_slices and 0 <= rank < variable.layout.mesh.n_devices:
             for bounds in _bounds_of_rank(variable, rank, turn):
                 yield VariablePart(variable, bounds)
 

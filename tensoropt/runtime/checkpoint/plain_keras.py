@@ -34,7 +34,7 @@ def load_checkpoint(path: str | os.PathLike[str], model: Any = None, optimizer: 
         optimizer.build(model.trainable_variables)
     pairs = [pair for root, value in roots.items() for pair in _pairs(location, metadata, root, value)]
     variables = [_plain(variable, saved) for variable, saved in pairs]
-    read_all(location, variables, [saved for _, saved in pairs], [0])
+    read_all(location, variables, [saved for _, saved in pairs])
     return metadata
 
 

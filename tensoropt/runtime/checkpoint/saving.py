@@ -32,7 +32,7 @@ from .metadata import ENTRY as METADATA
 from .metadata import Metadata, read_at
 from .objects import COUNTER, Objects, object_graph
 from .objects import ENTRY as OBJECT_GRAPH
-from .parts import VariablePart, holders_of, parts_of_rank, shards
+from .parts import VariablePart, holders_of, parts_of_device, shards
 from .together import on_rank_0, together
 from .variable import Variable, entry_of, variables_of
 
@@ -53,7 +53,6 @@ class Item:
 def save(
     prefix: str | os.PathLike[str],
     entries: Sequence[StateEntry],
-    ranks: Sequence[int],
     processes: Processes,
     metadata: Mapping[str, Any] | None = None,
     *,
@@ -67,7 +66,6 @@ def save(
         prefix: ``folder/name``. The folder is made if it doesn't exist, and must be shared by all machines. An existing
             checkpoint stays complete until the new one takes its place.
         entries: the state; equal on all ranks except for the shards.
-        ranks: the ranks that this process builds, in the order of the entries' shards: one, or all of them.
         processes: the processes that take part.
         metadata: JSON to keep in the checkpoint.
         objects: the user's model and optimizer, for ``tf.train.Checkpoint``; only rank 0's is used.
@@ -92,9 +90,9 @@ def save(
     try:
         on_rank_0(processes, lambda: location.prepare(lock))
         together(processes, lambda: _find_scratch(location, processes))
-        items = _items(variables, ranks, processes)
-        written = together(processes, lambda: [_write_shards(location, rank, items[rank]) for rank in ranks])
-        files = [file for of_process in processes.gather(written) for of_rank in of_process for file in of_rank]
+        items = _items(variables, processes)
+        written = together(processes, lambda: [_write_shards(location, *of_device) for of_device in items.items()])
+        files = [file for of_process in processes.gather(written) for of_device in of_process for file in of_device]
         own = OwnEntries(variables, metadata or {}, objects, 1 if number is None else number)
         on_rank_0(processes, lambda: _join(location, files, own, lock, max_to_keep))
     finally:
@@ -122,21 +120,25 @@ def _find_scratch(location: CheckpointLocation, processes: Processes) -> None:
         )
 
 
-def _items(variables: Sequence[Variable], ranks: Sequence[int], processes: Processes) -> dict[int, list[Item]]:
-    """Return, for each rank of this process, the items that it writes."""
-    items = {rank: [_part_item(part, rank, i) for part in parts_of_rank(variables, rank)] for i, rank in enumerate(ranks)}
+def _items(variables: Sequence[Variable], processes: Processes) -> dict[int, list[Item]]:
+    """Return, for each device of this process, the items that it writes."""
+    devices = {variable.first_device + rank for variable in variables for rank in variable.ranks} | {processes.rank}
+    items = {
+        device: [_part_item(part, device) for part in parts_of_device(variables, device)] for device in sorted(devices)
+    }
     unsliced = [variable for variable in variables if not variable.in_slices]
     for turn, variable in enumerate(unsliced):
         writer = turn % processes.size
-        full = _global_value(variable, ranks, processes, writer)
+        full = _global_value(variable, processes, writer)
         if full is not None:
-            items[ranks[0]].append(Item(entry_of(variable.name), "", variable.n_bytes, full))
+            items[processes.rank].append(Item(entry_of(variable.name), "", variable.n_bytes, full))
     return items
 
 
-def _part_item(part: VariablePart, rank: int, position: int) -> Item:
+def _part_item(part: VariablePart, device: int) -> Item:
     variable = part.variable
-    shard = variable.layout.bounds(variable.shape, rank)
+    rank = device - variable.first_device
+    shard, position = variable.layout.bounds(variable.shape, rank), variable.ranks.index(rank)
 
     def make() -> tf.Tensor:
         value = variable.shards[position].value()
@@ -148,16 +150,16 @@ def _part_item(part: VariablePart, rank: int, position: int) -> Item:
     return Item(entry_of(variable.name), part.spec, part.n_bytes, make)
 
 
-def _global_value(variable: Variable, ranks: Sequence[int], processes: Processes, writer: int) -> Callable[[], Any] | None:
+def _global_value(variable: Variable, processes: Processes, writer: int) -> Callable[[], Any] | None:
     """Return, on the writing process, a function that makes the global value of a variable that can't be saved in slices.
 
     Return None on the other processes.
     """
-    if not variable.layout.split_axes:
+    if not variable.layout.split_axes and not variable.is_staged:
         return variable.shards[0].value if processes.rank == writer else None
     held = {
         rank: shard.numpy()
-        for rank, shard in zip(ranks, variable.shards, strict=True)
+        for rank, shard in zip(variable.ranks, variable.shards, strict=True)
         if holders_of(variable.layout, rank)[0] == rank
     }
     collected = processes.collect(held, writer)
@@ -174,11 +176,11 @@ def _global_value(variable: Variable, ranks: Sequence[int], processes: Processes
     return make
 
 
-def _write_shards(location: CheckpointLocation, rank: int, items: Sequence[Item]) -> list[str]:
-    """Write items into files of this rank, and return the files' prefixes."""
+def _write_shards(location: CheckpointLocation, device: int, items: Sequence[Item]) -> list[str]:
+    """Write items into files of a device, and return the files' prefixes."""
     prefixes = []
     for i, shard in enumerate(shards(items)):
-        prefixes.append(str(location.scratch / f"rank-{rank:05d}-{i:05d}"))
+        prefixes.append(str(location.scratch / f"rank-{device:05d}-{i:05d}"))
         _write(location, prefixes[-1], shard)
     return prefixes
 

@@ -30,7 +30,10 @@ class Variable:
         shape: the global shape.
         dtype: TensorFlow's name of the type.
         layout: the layout of the shards.
-        shards: the shards of the ranks that this process builds.
+        shards: the shards that this process holds.
+        ranks: whose shards these are, by their ranks in the layout's mesh.
+        first_device: the number of the mesh's first device.
+        is_staged: whether only the devices of one stage hold it.
     """
 
     name: str
@@ -38,11 +41,15 @@ class Variable:
     dtype: str
     layout: Layout
     shards: tuple[tf.Variable, ...]
+    ranks: tuple[int, ...] = (0,)
+    first_device: int = 0
+    is_staged: bool = False
 
     @classmethod
     def of(cls, entry: StateEntry) -> Variable:
         """Return the variable of a state entry."""
-        return cls(entry_name(entry), tuple(entry.shape), entry.dtype, entry.layout, entry.variables)
+        of_entry = entry.variables, entry.ranks, entry.first_device, entry.is_staged
+        return cls(entry_name(entry), tuple(entry.shape), entry.dtype, entry.layout, *of_entry)
 
     @property
     def item_bytes(self) -> int:

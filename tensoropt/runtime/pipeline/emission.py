@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Protocol
 
 import tensorflow as tf
@@ -14,6 +14,7 @@ from ...ir.micro_batching import MicroBatch
 from ...lowering.model import LocalModel
 from ...lowering.operators import Values
 from ...lowering.resharding.reshard import Resharder
+from ...optimizers.running_optimizer import PendingUpdate
 from ...program.schedule import Orders, merged
 from ...reschedule.cross_mesh import CrossMesh
 from ...reschedule.layout import Layout
@@ -116,6 +117,11 @@ class PipelineEmission:
 
     # Messages
 
+    @property
+    def _n_numbers(self) -> int:
+        """The number of messages in which a tensor may cross: those of the micro-batches, and one for all."""
+        return max(map(len, self._engine.micro_batches)) + 1
+
     def _message(self, crossing: Crossing, micro_batch: int, is_gradient: bool) -> Message:
         tensor = self._tensor(crossing)
         source, target = (
@@ -129,8 +135,7 @@ class PipelineEmission:
             source = Layout.replicated(source[0].mesh, len(tensor.shape)), source[1]
         ends = (target, source) if is_gradient else (source, target)
         way = CrossMesh(ends[0][0], ends[1][0], tensor.shape, ends[0][1], ends[1][1])
-        n = len(self._engine.micro_batches[0]) + 1
-        number = (self._number[crossing] * n + micro_batch + 1) * 2 + is_gradient
+        number = (self._number[crossing] * self._n_numbers + micro_batch + 1) * 2 + is_gradient
         return Message(crossing.tensor, number, way, tensor.dtype, is_gradient, micro_batch)
 
     def _send(self, crossing: Crossing, model: LocalModel, micro_batch: int = -1) -> None:
@@ -256,22 +261,56 @@ class PipelineEmission:
                 tuple(each.tensor for each in self._to(stage, once=True, trained=True)),
             )
             steps[stage] = MicroBatchedStep(
-                part.fetch, self._fed[stage], part.needed, outside, micro_batches, view.whole, engine._lookup, engine._train,
-                engine.lag if engine.in_order else None, exchanged,
+                part.fetch, self._fed[stage], part.needed, outside, micro_batches, view.whole, engine._lookup,
+                engine.begin_update, engine.lag if engine.in_order else None, exchanged,
             )  # fmt: skip
             for crossing in self._from(stage, once=True):
                 self._send(crossing, outside)
         for each in merged(self._engine.orders):
             if each.stage in steps:
                 self._run(each.stage, each.micro_batch, each.is_backward, steps[each.stage])
-        results = {}
+        results, updates = {}, {}
         for stage, step in reversed(steps.items()):
             given = self._receive_back(self._from(stage, once=True, trained=True))
             if stage in ahead:
                 given = _summed(given, ahead[stage].table_gradients(self._receive_rows_back))
             back = {each.tensor: each for each in self._to(stage, once=True, trained=True)}
-            results[stage] = step.finish(given, partial(self._send_back_once, back))
+            results[stage], updates[stage] = step.finish(given, partial(self._send_back_once, back))
+        self._update(updates)
         return results
+
+    def _update(self, updates: Mapping[int, PendingUpdate]) -> None:
+        """Emit the updates of the stages; what they need summed over all parameters is added up, in the stages' order."""
+        stages = range(self._engine.stages.n)
+        for source, update in updates.items():
+            for target in stages if update.sums is not None else ():
+                if target != source:
+                    assert update.sums is not None
+                    message = self._message_of_sums(source, target, update.sums[0].dtype.name)
+                    self._transfers.send(message, update.sums, self._resharders[source])
+        for target, update in updates.items():
+            if update.sums is None:
+                update.apply(None)
+                continue
+            resharder, dtype = self._resharders[target], update.sums[0].dtype.name
+            of_stages = [
+                update.sums
+                if source == target
+                else self._transfers.receive(self._message_of_sums(source, target, dtype), resharder)
+                for source in stages
+            ]
+            update.apply([reduce(tf.add, each) for each in zip(*of_stages, strict=True)])
+
+    def _message_of_sums(self, source: int, target: int, dtype: str) -> Message:
+        """Return the message by which one stage tells another its part of the global norm."""
+        ends = [
+            (Layout.replicated(view.whole.strategy.mesh, 1), view.devices)
+            for view in (self._engine.views[source], self._engine.views[target])
+        ]
+        way = CrossMesh(ends[0][0], ends[1][0], (1,), ends[0][1], ends[1][1])
+        first = 2 * len(self._crossings) * self._n_numbers + 2
+        number = first + source * self._engine.stages.n + target
+        return Message(f"the global norm, of stage {source}", number, way, dtype, False, -1)
 
     def _send_back_once(self, crossings: Mapping[str, Crossing], name: str, gradients: Values) -> None:
         self._send_back(crossings[name], gradients)

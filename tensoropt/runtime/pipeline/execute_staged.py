@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from ..ranks import Processes, cores_of_a_rank
 from .emission import StageView
 from .staged_engine import StagedEngine
 from .transfers import EmulatedTransfers
+from .values_in_step import ValuesInStep
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,13 @@ def execute_staged(
     processes: Processes,
     collectives: str,
     display: Display = NOT_SHOWN,
+    values_are_exchanged: bool = False,
 ) -> StagedExecution:
     """Build the engine of a plan with stages. A rank without work ends here.
 
     Args:
         initial_value: returns the global initial value of a variable, given by its operator's name.
+        values_are_exchanged: whether all processes must ask for the same initial values in the same order.
 
     Raises:
         InputError: the plan is for another model or for more devices than there are, or Horovod is asked for.
@@ -99,7 +103,11 @@ def execute_staged(
             }
         return StagedExecution(plan, StagedEngine(stages, views, plan.orders, engines, EmulatedTransfers), processes)
     check_available_memory(plan.memory_bytes, processes.local_size)
-    return StagedExecution(plan, *_of_rank(plan, stages, views, initial_value, processes, display))
+    names = [op.name for op in model.graph.variables] if values_are_exchanged else []
+    values = ValuesInStep(initial_value, names) if names else initial_value
+    engine, part = _of_rank(plan, stages, views, values, processes, display)
+    engine.initial_value = initial_value
+    return StagedExecution(plan, engine, part)
 
 
 def _engine(
@@ -151,13 +159,15 @@ def _of_rank(
     in_order = part.broadcast(cores_of_a_rank(processes.local_size) == 1)
     with display.phase("first values of the variables"):
         engine = _engine(plan, index, views[index], backend, initial_value, display, Agreement(own, prepare), in_order)
+        if isinstance(initial_value, ValuesInStep):
+            initial_value.finish()
     sending, messages = Sending(), part.comm.Dup()
     agree = same_on_all(part)
     agree(f"the plan {hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest()[:16]}")
 
-    def share(stage: int, values: Sequence[np.ndarray] | None) -> Sequence[np.ndarray]:
+    def of_stage(what: str, stage: int, value: Any) -> Any:
         first = plan.stages[stage].devices[0]
-        found = part.gather(values if part.rank == first else None, "what a step returns")[first]
+        found = part.gather(value if part.rank == first else None, what)[first]
         assert found is not None
         return found
 
@@ -168,7 +178,8 @@ def _of_rank(
             plan.orders,
             {index: engine},
             lambda: MpiTransfers(messages, part.waiting[CRITICAL], sending),
-            share,
+            partial(of_stage, "what a step returns"),
+            partial(of_stage, "the description of a stage"),
             agree,
             part.begin_collective,
         ),

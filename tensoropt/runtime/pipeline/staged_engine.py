@@ -21,6 +21,7 @@ from ...ir.micro_batching import MicroBatch
 from ...lowering.operators import Values
 from ...lowering.resharding.reshard import Backend, Collective, Resharder
 from ...lowering.variables import StateEntry
+from ...optimizers.running_optimizer import RunningOptimizer
 from ...program.schedule import Orders
 from ...sharding.stages import Crossing, Stages
 from ..engine import Engine
@@ -29,9 +30,17 @@ from ..functions import Feed, Fetch, names, operators_of, structure_digest
 from ..process_limit import check_memory_left
 from ..step_errors import RefusedValues, only_step
 from .emission import PipelineEmission, StagePart, StageView
+from .staged_optimizer import StagedOptimizer
+from .staged_state import StageState, state_of_all
 from .transfers import Transfers
 
 Share = Callable[[int, Sequence[np.ndarray] | None], Sequence[np.ndarray]]
+
+
+def _own(stage: int, state: StageState | None) -> StageState:
+    """Return the description of a stage's state, where this process builds all stages."""
+    assert state is not None
+    return state
 
 
 class _Argument(NamedTuple):
@@ -72,6 +81,7 @@ class StagedEngine:
         engines: by number, the stages that this process builds, with their variables and optimizers.
         transfers: returns what carries messages between the stages of one function.
         share: gives all processes what the first rank of a stage fetched, given the stage's number.
+        describe: gives all processes the description of a stage's state, given the stage's number.
         agree: called with a text ahead of each function's first run; raises if the ranks of all stages don't come with the
             same one.
         begin: called when a step begins, so that a rank which waits in it can be told from one that hasn't come.
@@ -83,9 +93,13 @@ class StagedEngine:
     engines: Mapping[int, Engine]
     transfers: Callable[[], Transfers]
     share: Share = lambda stage, values: values or ()
+    describe: Callable[[int, StageState | None], StageState] = _own
     agree: Callable[[str], None] = lambda text: None
     begin: Callable[[], None] = lambda: None
     _functions: dict[tuple[Fetch, tuple[Feed, ...]], _Function] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self._described  # which all processes exchange now
 
     @property
     def graph(self) -> Graph:
@@ -107,14 +121,40 @@ class StagedEngine:
         for engine in self.engines.values():
             engine.initial_value = value
 
+    @cached_property
+    def optimizers(self) -> dict[str, StagedOptimizer]:
+        """The optimizer of each training step, over all stages, by the step's name."""
+        steps = next(iter(self.engines.values())).optimizers
+        return {step: StagedOptimizer(step, self.state, self._averages, self._running(step)) for step in steps}
+
+    def _running(self, step: str) -> tuple[RunningOptimizer, ...]:
+        return tuple(engine.optimizers[step] for _, engine in sorted(self.engines.items()))
+
+    @property
+    def _averages(self) -> tuple[tuple[str, str], ...]:
+        return tuple(pair for stage in self._described for pair in stage.averages)
+
     def initialize(self) -> None:
         """Reset all variables, the optimizers' too, to their initial values."""
         for engine in self.engines.values():
             engine.initialize()
 
     def state(self) -> tuple[StateEntry, ...]:
-        """Return all variables of the stages that this process builds, in a fixed order."""
-        return tuple(entry for _, engine in sorted(self.engines.items()) for entry in engine.state())
+        """Return all variables in a fixed order, the same in all processes; those of other stages have no shards here."""
+        stages = [self._state_of(stage) if stage in self.engines else each for stage, each in enumerate(self._described)]
+        return state_of_all(stages, sum(len(view.devices) for view in self.views))
+
+    def _state_of(self, stage: int) -> StageState:
+        engine = self.engines[stage]
+        running = dict.fromkeys(engine.optimizers.values())
+        averages = tuple(pair for each in running for pair in getattr(each, "averages", ()))
+        return StageState(self.views[stage].devices[0], engine.state(), averages)
+
+    @cached_property
+    def _described(self) -> list[StageState]:
+        """The states of all stages, without shards."""
+        own = {stage: self._state_of(stage).described for stage in self.engines}
+        return [self.describe(stage, own.get(stage)) for stage in range(self.stages.n)]
 
     @property
     def local_parameter_bytes(self) -> list[int]:
@@ -129,10 +169,12 @@ class StagedEngine:
 
     @cached_property
     def micro_batches(self) -> tuple[tuple[MicroBatch, ...], ...]:
-        """The micro-batches of each stage; they take the same samples in all stages, however many devices these have."""
-        graphs = (view.per_micro_batch.graph for view in self.views)
-        found = [graph.micro_batching for graph in graphs if graph.micro_batching is not None]
-        return tuple(tuple(MicroBatch(each, index, 1) for index in range(each.n)) for each in found)
+        """The micro-batches of each stage, none where the program doesn't train.
+
+        They take the same samples in all stages, however many devices these have.
+        """
+        found = [view.per_micro_batch.graph.micro_batching for view in self.views]
+        return tuple(() if each is None else tuple(MicroBatch(each, i, 1) for i in range(each.n)) for each in found)
 
     def run(self, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]) -> list[list[np.ndarray]]:
         """Run the function for these fetches and feeds once.

@@ -14,7 +14,7 @@ from tensoropt.program.simulator import delta, event_tables, events
 from tensoropt.program.simulator.delta import DeltaSimulation
 
 MODELS = ("lenet5", "rnnlm", "alexnet", "transformer", "inception_v3", "resnet101", "rnntc", "nmt")
-EACH = 10
+EACH = 6
 
 
 def holds(simulated: Simulated, seed: int, n: int) -> None:

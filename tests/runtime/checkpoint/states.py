@@ -41,7 +41,7 @@ def entry(logical: Logical, layout: Layout, ranks: Sequence[int], value: np.ndar
     for rank in ranks:
         cut = tuple(slice(start, end) for start, end in layout.bounds(logical.shape, rank))
         shards.append(tf.Variable(value[cut], dtype=logical.dtype, shape=tf.TensorShape(None)))
-    return StateEntry(logical.key, logical.shape, logical.dtype, layout, tuple(shards), None, logical.step)
+    return StateEntry(logical.key, logical.shape, logical.dtype, layout, tuple(shards), tuple(ranks), None, logical.step)
 
 
 def entries(

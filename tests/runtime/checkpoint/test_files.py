@@ -33,7 +33,7 @@ def state_of(value: float | None = None, variables: list[Logical] = VARIABLES):
 def saved_value(prefix: str) -> float:
     """The value that all elements of all variables have; AssertionError if they differ."""
     state = state_of(0)
-    restore(prefix, state, RANKS, ALONE)
+    restore(prefix, state, ALONE)
     values = {value for held in state for shard in held.variables for value in np.ravel(shard.numpy()).tolist()}
     (value,) = values
     return value
@@ -62,7 +62,7 @@ def cut_at(count: int) -> Callable[[Callable[..., object]], Callable[..., object
 @pytest.mark.parametrize("ending", [None, "number"])
 def test_a_save_that_is_cut_short_anywhere_leaves_a_whole_checkpoint(tmp_path: Path, ending: str | None) -> None:
     """Cut before each sync, rename and removal in turn: what is there is the old checkpoint or the new one, whole."""
-    prefix = save(tmp_path / "ckpt", state_of(1.0), RANKS, ALONE, number=1 if ending else None)
+    prefix = save(tmp_path / "ckpt", state_of(1.0), ALONE, number=1 if ending else None)
     seen, value = [], 1.0
     for count in range(1, 100):
         wrap = cut_at(count)
@@ -75,7 +75,7 @@ def test_a_save_that_is_cut_short_anywhere_leaves_a_whole_checkpoint(tmp_path: P
                 patch.object(location.CheckpointLocation, "discard", lambda self: None),
             ):
                 save(
-                    tmp_path / "ckpt", state_of(value + 1), RANKS, ALONE, number=count + 1 if ending else None, max_to_keep=1
+                    tmp_path / "ckpt", state_of(value + 1), ALONE, number=count + 1 if ending else None, max_to_keep=1
                 )
         except CutShort:
             latest = tf.train.latest_checkpoint(tmp_path)
@@ -86,7 +86,7 @@ def test_a_save_that_is_cut_short_anywhere_leaves_a_whole_checkpoint(tmp_path: P
         break
     assert len(seen) >= 8 and seen == sorted(seen)
     # The next save tidies up what was left behind.
-    last = save(tmp_path / "ckpt", state_of(99.0), RANKS, ALONE, number=100 if ending else None, max_to_keep=1)
+    last = save(tmp_path / "ckpt", state_of(99.0), ALONE, number=100 if ending else None, max_to_keep=1)
     assert saved_value(last) == 99.0
     if not ending:
         n_files = read_metadata(last).n_files
@@ -95,7 +95,7 @@ def test_a_save_that_is_cut_short_anywhere_leaves_a_whole_checkpoint(tmp_path: P
 
 def test_saving_again_and_again_in_the_same_place(tmp_path: Path) -> None:
     for value in range(5):
-        assert save(tmp_path / "ckpt", state_of(value), RANKS, ALONE) == str(tmp_path / "ckpt")
+        assert save(tmp_path / "ckpt", state_of(value), ALONE) == str(tmp_path / "ckpt")
         assert saved_value(str(tmp_path)) == value
         assert len(list(tmp_path.iterdir())) == read_metadata(tmp_path).n_files + 2
 
@@ -103,12 +103,12 @@ def test_saving_again_and_again_in_the_same_place(tmp_path: Path) -> None:
 def test_a_plain_checkpoint_in_that_place_is_replaced(tmp_path: Path) -> None:
     for _ in range(2):
         tf.train.Checkpoint(w=tf.Variable(1.0)).write(str(tmp_path / "ckpt"))
-        save(tmp_path / "ckpt", state_of(2.0), RANKS, ALONE)
+        save(tmp_path / "ckpt", state_of(2.0), ALONE)
         assert saved_value(str(tmp_path / "ckpt")) == 2.0
 
 
 def test_the_newest_are_kept_and_listed_as_tensorflow_does(tmp_path: Path) -> None:
-    prefixes = [save(tmp_path / "ckpt", state_of(n), RANKS, ALONE, number=n, max_to_keep=2) for n in (3, 7, 20)]
+    prefixes = [save(tmp_path / "ckpt", state_of(n), ALONE, number=n, max_to_keep=2) for n in (3, 7, 20)]
     assert tf.train.latest_checkpoint(tmp_path) == prefixes[-1] == str(tmp_path / "ckpt-20")
     assert list(tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths) == prefixes[1:]
     assert not list(tmp_path.glob("ckpt-3.*"))
@@ -119,20 +119,20 @@ def test_the_newest_are_kept_and_listed_as_tensorflow_does(tmp_path: Path) -> No
 
 def test_a_prefix_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert saved_value(save("ckpt", state_of(4.0), RANKS, ALONE)) == 4.0
+    assert saved_value(save("ckpt", state_of(4.0), ALONE)) == 4.0
     assert tf.train.latest_checkpoint(".") == "./ckpt"
 
 
 def test_a_save_that_the_system_refuses_in_the_middle_of_a_file(tmp_path: Path) -> None:
     """A limit on the length of files ends the save: the sentence names the file and its bytes, and nothing is left of it."""
     large = [Logical("large", (1 << 18,))]
-    prefix = save(tmp_path / "ckpt", state_of(1.0), RANKS, ALONE)
+    prefix = save(tmp_path / "ckpt", state_of(1.0), ALONE)
     before = sorted(tmp_path.iterdir())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, hard))
     try:
         with pytest.raises(TensorOptError, match=r"got 'File too large' for file '.*/rank-00000-.*' of 524288 bytes"):
-            save(tmp_path / "ckpt", state_of(variables=large), RANKS, ALONE)
+            save(tmp_path / "ckpt", state_of(variables=large), ALONE)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert saved_value(prefix) == 1.0 and sorted(tmp_path.iterdir()) == before
@@ -148,43 +148,43 @@ def test_a_save_that_the_system_refuses_in_the_middle_of_a_file(tmp_path: Path) 
 )
 def test_places_that_cannot_be_written(prefix: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        save(prefix, state_of(), RANKS, ALONE)
+        save(prefix, state_of(), ALONE)
 
 
 def test_wrong_use(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="metadata must be JSON: got 'Object of type ndarray is not JSON serializable'"):
-        save(tmp_path / "ckpt", state_of(), RANKS, ALONE, {"rate": np.ones(2)})
+        save(tmp_path / "ckpt", state_of(), ALONE, {"rate": np.ones(2)})
     with pytest.raises(InputError, match="max_to_keep counts checkpoints: got 0, expected 1 or more"):
-        save(tmp_path / "ckpt", state_of(), RANKS, ALONE, max_to_keep=0)
+        save(tmp_path / "ckpt", state_of(), ALONE, max_to_keep=0)
     with pytest.raises(InputError, match="got two variables 'model/w'"):
-        save(tmp_path / "ckpt", state_of(variables=[VARIABLES[0]] * 2), RANKS, ALONE)
+        save(tmp_path / "ckpt", state_of(variables=[VARIABLES[0]] * 2), ALONE)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no checkpoint '.*/none': expected a file '.*/none.index'"):
-        restore(tmp_path / "none", state_of(), RANKS, ALONE)
+        restore(tmp_path / "none", state_of(), ALONE)
     with pytest.raises(InputError, match="names no checkpoint"):
-        restore(tmp_path, state_of(), RANKS, ALONE)
+        restore(tmp_path, state_of(), ALONE)
     (tmp_path / "text.index").write_text("no checkpoint at all, but quite a few words of plain text" * 3)
     with pytest.raises(InputError, match="is damaged or not a checkpoint"):
-        restore(tmp_path / "text", state_of(), RANKS, ALONE)
+        restore(tmp_path / "text", state_of(), ALONE)
     tf.train.Checkpoint(w=tf.Variable(1.0)).write(str(tmp_path / "plain"))
     with pytest.raises(InputError, match="wasn't saved by TensorOpt"):
-        restore(tmp_path / "plain", state_of(), RANKS, ALONE)
-    save(tmp_path / "ckpt", state_of(), RANKS, ALONE, number=5)
+        restore(tmp_path / "plain", state_of(), ALONE)
+    save(tmp_path / "ckpt", state_of(), ALONE, number=5)
     with pytest.raises(InputError, match=r"Its folder has '.*/ckpt-5'"):
-        restore(tmp_path / "ckpt", state_of(), RANKS, ALONE)
+        restore(tmp_path / "ckpt", state_of(), ALONE)
 
 
 def test_a_missing_file_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
-    prefix = save(tmp_path / "ckpt", state_of(1.0), RANKS, ALONE)
+    prefix = save(tmp_path / "ckpt", state_of(1.0), ALONE)
     for file in sorted(tmp_path.glob("ckpt.data-*")):
         whole = file.read_bytes()
         file.unlink()
         state = state_of(2.0)
         with pytest.raises(InputError, match=f"ckpt.* (isn't whole|is damaged).*({file.name}|No such file)"):
-            restore(prefix, state, RANKS, ALONE)
+            restore(prefix, state, ALONE)
         assert all((shard.numpy() == 2.0).all() for held in state for shard in held.variables)
         file.write_bytes(whole)
     assert saved_value(prefix) == 1.0
@@ -192,13 +192,13 @@ def test_a_missing_file_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
 
 def test_damage_anywhere_in_the_values_is_found(tmp_path: Path) -> None:
     """A bit that flipped, and a file that was cut off, in each of the data files."""
-    prefix = save(tmp_path / "ckpt", state_of(1.0), RANKS, ALONE)
+    prefix = save(tmp_path / "ckpt", state_of(1.0), ALONE)
     for file in sorted(tmp_path.glob("ckpt.data-*")):
         whole = file.read_bytes()
         for damaged in (bytes([whole[0] ^ 1]) + whole[1:], whole[: len(whole) // 2]):
             file.write_bytes(damaged)
             with pytest.raises(InputError, match="is damaged or not a checkpoint"):
-                restore(prefix, state_of(), RANKS, ALONE)
+                restore(prefix, state_of(), ALONE)
         file.write_bytes(whole)
     assert saved_value(prefix) == 1.0
 
@@ -216,18 +216,18 @@ def test_damage_anywhere_in_the_values_is_found(tmp_path: Path) -> None:
     ],
 )
 def test_another_model_is_refused_before_anything_is_changed(tmp_path: Path, variables, sentence: str) -> None:
-    prefix = save(tmp_path / "ckpt", state_of(1.0), RANKS, ALONE)
+    prefix = save(tmp_path / "ckpt", state_of(1.0), ALONE)
     state = state_of(2.0, variables)
     with pytest.raises(InputError, match=sentence):
-        restore(prefix, state, RANKS, ALONE)
+        restore(prefix, state, ALONE)
     assert all((shard.numpy() == 2.0).all() for held in state for shard in held.variables)
 
 
 def test_weights_load_without_the_optimizer(tmp_path: Path) -> None:
     slot = Logical("train/w/momentum", (50, 3), step="train")
-    prefix = save(tmp_path / "ckpt", state_of(variables=[*VARIABLES, slot]), RANKS, ALONE)
+    prefix = save(tmp_path / "ckpt", state_of(variables=[*VARIABLES, slot]), ALONE)
     state = state_of(0)
-    restore(prefix, state, RANKS, ALONE)
+    restore(prefix, state, ALONE)
     assert_values(VARIABLES, state, RANKS)
     with pytest.raises(InputError, match="got no variable 'optimizer/train/w/velocity'"):
-        restore(prefix, state_of(variables=[Logical("train/w/velocity", (50, 3), step="train")]), RANKS, ALONE)
+        restore(prefix, state_of(variables=[Logical("train/w/velocity", (50, 3), step="train")]), ALONE)

@@ -51,7 +51,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, keras.Model, k
     model, optimizer = trained()
     state, objects = sharded(model, optimizer)
     folder = tmp_path_factory.mktemp("keras")
-    return save(folder / "ckpt", state, RANKS, ALONE, objects=objects, number=7), model, optimizer
+    return save(folder / "ckpt", state, ALONE, objects=objects, number=7), model, optimizer
 
 
 def assert_equal(got: list[keras.Variable], expected: list[keras.Variable]) -> None:
@@ -108,7 +108,7 @@ def test_a_model_that_is_built_again_restores_by_position(saved) -> None:
     prefix, model, _ = saved
     other, other_optimizer = fresh()
     state, objects = sharded(other, other_optimizer)
-    restore(prefix, state, RANKS, ALONE, objects)
+    restore(prefix, state, ALONE, objects)
     for held, expected in zip(state, model.variables, strict=False):
         for rank, shard in zip(RANKS, held.variables, strict=True):
             cut = tuple(slice(start, end) for start, end in held.layout.bounds(held.shape, rank))
@@ -133,7 +133,7 @@ def test_other_optimizers_and_missing_objects_are_refused(saved, tmp_path) -> No
     with pytest.raises(InputError, match="is of another optimizer: got 20 variables, expected 8"):
         load_checkpoint(prefix, built(), keras.optimizers.SGD(momentum=0.9))
     state, _ = sharded(*fresh())
-    without = save(tmp_path / "plain", state, RANKS, ALONE)
+    without = save(tmp_path / "plain", state, ALONE)
     assert not read_metadata(without).objects
     with pytest.raises(InputError, match="has no Keras model"):
         load_checkpoint(without, built())

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import pytest
 from runtime.checkpoint.states import ALONE
-from runtime.checkpoint.test_files import RANKS, saved_value, state_of
+from runtime.checkpoint.test_files import saved_value, state_of
 
 from tensoropt.common.errors import TensorOptError
 from tensoropt.runtime.checkpoint import lock, save, saving
@@ -40,7 +40,7 @@ def hold(folder: Path, **changes: object) -> Path:
 
 
 def save_one(folder: Path, value: float) -> None:
-    save(folder / "ckpt", state_of(value), RANKS, ALONE)
+    save(folder / "ckpt", state_of(value), ALONE)
 
 
 def assert_refused(folder: Path, said: str) -> None:

@@ -20,13 +20,13 @@ WORKER = Path(__file__).with_name("worker.py")
 
 
 def save_alone(prefix: Path) -> None:
-    save(prefix, entries(SMALL, replicated(SMALL, Mesh.of(1)), [0]), [0], ALONE)
+    save(prefix, entries(SMALL, replicated(SMALL, Mesh.of(1)), [0]), ALONE)
 
 
 def assert_it_is_there(prefix: Path) -> None:
     """All variables of SMALL have their values, for us on one process and for plain TensorFlow."""
     state = entries(SMALL, replicated(SMALL, Mesh.of(1)), [0], zero=True)
-    restore(prefix, state, [0], ALONE)
+    restore(prefix, state, ALONE)
     assert_values(SMALL, state, [0])
     for variable in SMALL:
         group = "model" if variable.step is None else "optimizer"

@@ -17,7 +17,7 @@ from runtime.checkpoint.states import ALONE, Logical, assert_values, entries, la
 
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.checkpoint import entry_name, parts, read_metadata, restore, save
-from tensoropt.runtime.checkpoint.parts import parts_of_rank, slice_spec
+from tensoropt.runtime.checkpoint.parts import parts_of_device, slice_spec
 from tensoropt.runtime.checkpoint.variable import variables_of
 
 
@@ -36,9 +36,9 @@ def test_saved_under_one_plan_and_loaded_under_another(data: st.DataObject) -> N
             patch.object(parts, "SHARED_BYTES", shared_bytes),
             patch.object(parts, "SHARD_BYTES", shard_bytes),
         ):
-            prefix = save(f"{folder}/ckpt", entries(variables, saved_layouts, ranks), ranks, ALONE, {"step": 3})
+            prefix = save(f"{folder}/ckpt", entries(variables, saved_layouts, ranks), ALONE, {"step": 3})
         state = entries(variables, loaded_layouts, other_ranks, zero=True)
-        assert restore(prefix, state, other_ranks, ALONE).content == {"step": 3}
+        assert restore(prefix, state, ALONE).content == {"step": 3}
         assert_values(variables, state, other_ranks)
         _assert_plain_tensorflow_reads(prefix, variables)
 
@@ -64,7 +64,7 @@ def test_every_element_is_written_once_and_holders_share_the_work(data: st.DataO
     counts = np.zeros(shape, int)
     with patch.object(parts, "PART_BYTES", data.draw(st.integers(4, 64))), patch.object(parts, "SHARED_BYTES", 1):
         for rank in range(mesh.n_devices):
-            for part in parts_of_rank([variable], rank):
+            for part in parts_of_device([variable], rank):
                 counts[tuple(slice(start, end) for start, end in part.bounds)] += 1
     assert np.all(counts == 1)
 
@@ -75,7 +75,7 @@ def test_replicas_are_shared_out_evenly() -> None:
     large = [Logical("large", (1000, 300))]
     small = [Logical(f"small{i}", (5,)) for i in range(8)]
     state = variables_of(entries(large + small, replicated(large + small, mesh), range(4)))
-    written = Counter({rank: sum(part.n_bytes for part in parts_of_rank(state, rank)) for rank in range(4)})
+    written = Counter({rank: sum(part.n_bytes for part in parts_of_device(state, rank)) for rank in range(4)})
     assert set(written.values()) == {(1000 * 300 + 8 * 5) * 4 // 4}
 
 
@@ -83,7 +83,7 @@ def test_a_part_is_never_longer_than_the_longest_allowed() -> None:
     mesh = Mesh.of(2)
     state = variables_of(entries([Logical("v", (3, 5000))], replicated([Logical("v", (3, 5000))], mesh), range(2)))
     with patch.object(parts, "PART_BYTES", 4000), patch.object(parts, "SHARED_BYTES", 1):
-        lengths = [part.n_bytes for rank in range(2) for part in parts_of_rank(state, rank)]
+        lengths = [part.n_bytes for rank in range(2) for part in parts_of_device(state, rank)]
     assert max(lengths) <= 4000 and sum(lengths) == 3 * 5000 * 4
 
 
@@ -109,7 +109,7 @@ def test_names_are_readable(tmp_path) -> None:
     variables = [Logical("dense/kernel", (3, 2)), Logical("train/dense/kernel/momentum", (3, 2), step="train")]
     state = entries(variables, replicated(variables, Mesh.of(2)), range(2))
     assert [entry_name(held) for held in state] == ["model/dense/kernel", "optimizer/train/dense/kernel/momentum"]
-    prefix = save(tmp_path / "ckpt", state, range(2), ALONE)
+    prefix = save(tmp_path / "ckpt", state, ALONE)
     assert [saved.name for saved in read_metadata(prefix).variables] == [entry_name(held) for held in state]
     assert np.array_equal(
         tf.train.load_variable(prefix, "model/dense/kernel/.ATTRIBUTES/VARIABLE_VALUE"), variables[0].value

@@ -52,7 +52,7 @@ def main(prefix: str, *actions: str) -> None:
         elif action == "other":
             mesh = Mesh.of(processes.size)
             other = [Logical("kernel", (7, 6))]
-            restore(f"{prefix}-plan", entries(other, replicated(other, mesh), [processes.rank]), [processes.rank], processes)
+            restore(f"{prefix}-plan", entries(other, replicated(other, mesh), [processes.rank]), processes)
         else:
             save_one(processes, prefix, action)
         print(f"rank {processes.rank}: {action} done", flush=True)
@@ -60,7 +60,7 @@ def main(prefix: str, *actions: str) -> None:
 
 def load(processes: Processes, prefix: str) -> None:
     state = entries(SMALL, layouts_of(SMALL, Mesh.of(processes.size)), [processes.rank], zero=True)
-    restore(prefix, state, [processes.rank], processes)
+    restore(prefix, state, processes)
     assert_values(SMALL, state, [processes.rank])
 
 
@@ -75,7 +75,7 @@ def save_one(processes: Processes, prefix: str, action: str) -> None:
     sizes = {"PART_BYTES": 4096, "SHARD_BYTES": 8192} if action == "files" else {}
     with patch.multiple(parts, **sizes) if sizes else nullcontext():
         state = entries(variables, layouts, [processes.rank])
-        save(f"{prefix}-{name}", state, [processes.rank], processes, {"epoch": 3})
+        save(f"{prefix}-{name}", state, processes, {"epoch": 3})
 
 
 def part_of(processes: Processes) -> Processes:

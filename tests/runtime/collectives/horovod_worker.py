@@ -150,14 +150,15 @@ def main() -> None:
     # All that is held in one graph would keep TensorFlow's graph optimizer busy for most of the time.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     as_one, as_two = [Mesh.of(COMM.size)], [Mesh.of(2, 2)] * (COMM.size == 4)
-    for mesh in as_one + as_two if "all" in sys.argv else as_two or as_one:
+    everything = "all" in sys.argv
+    for mesh in as_one + as_two if everything else as_two or as_one:
         backend = GraphBackend(mesh, RANK, HorovodCollectives(COMM, mesh, agree))
         kinds = set()
-        for shape in [(7,), (5, 7), (4, 8)]:
+        for shape in [(5, 7), (4, 8), (7,)] if everything else [(5, 7)]:
             kinds |= check_every_step(backend, shape)
         assert kinds == set(COMMUNICATING), kinds
         for shape in [(5, 7), (3, 4, 6)]:
-            check_random_paths(backend, shape, 40)
+            check_random_paths(backend, shape, 40 if everything else 20)
         check_halos(backend)
         check_order_of_sums(backend)
         check_maxima(backend)

@@ -21,7 +21,7 @@ ROOT = WORKER.parents[3]
 @pytest.mark.alone
 @pytest.mark.parametrize("n_ranks", [2, 3, 4])
 def test_ranks_agree_with_the_simulation(n_ranks: int, everything: bool) -> None:
-    """4 ranks are two axes, which together are one, and by --all also one."""
+    """4 ranks are two axes, which together are one, and by --all also one; ranks that nap hold fewer shapes."""
     done = run_ranks(n_ranks, "-m", "mpi4py", WORKER, *(["all"] if everything else []))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == [f"all collectives agree on {n_ranks} ranks"]

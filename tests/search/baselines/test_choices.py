@@ -138,14 +138,16 @@ def test_assignments_are_all_that_have_no_conflict():
     together = {
         pair for of_operator in naming.factors.values() for pair in itertools.combinations([c for c, _ in of_operator], 2)
     }
-    split = dict(enumerate(_members(naming)))
+    fit = [
+        [_fits(task, members, task.mesh.size_of(run)) for run in naming.runs] for members in _members(naming)
+    ]
     expected = set()
     for indices in itertools.product(range(len(naming.runs)), repeat=n_names):
         runs = [naming.runs[index] for index in indices]
         used = sorted({run for run in runs if run})
         overlapping = any(set(a) & set(b) for a, b in itertools.combinations(used, 2))
         meeting = any(runs[a] and runs[a] == runs[b] for a, b in together)
-        fitting = all(_fits(task, split[c], task.mesh.size_of(run)) for c, run in enumerate(runs))
+        fitting = all(fit[c][index] for c, index in enumerate(indices))
         if fitting and not overlapping and not meeting:
             expected.add(indices)
     assert {tuple(row) for row in naming.assigned.tolist()} == expected

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.mpirun import child_environment, forked
 from matplotlib.figure import Figure
 
 from tensoropt.ft import Frontier
@@ -154,9 +155,10 @@ def test_bad_input_gets_one_sentence(capsys, arguments, told):
 
 
 def test_an_interruption_ends_it_and_leaves_no_file(tmp_path):
-    command = [sys.executable, "-m", "tensoropt", "compare", f"{MODELS}:slow", "--devices", "2"]
+    command = [sys.executable, *forked("-m", "tensoropt", "compare", f"{MODELS}:slow", "--devices", "2")]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(
-        [*command, "--json", str(tmp_path / "compared.json")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--json", str(tmp_path / "compared.json")], **pipes, text=True, env=child_environment()
     ) as process:
         assert process.stdout.readline() == "recording\n"
         process.send_signal(signal.SIGINT)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from helpers.mpirun import child_environment, run_ranks
+from helpers.mpirun import child_environment, forked, run_ranks
 
 from tensoropt.common.progress import Display
 from tensoropt.profiling.description_text import hardware_table
@@ -257,7 +257,7 @@ def test_a_file_of_other_collectives_is_told_of(monkeypatch):
 @pytest.mark.alone
 def test_an_interruption_leaves_a_file_of_what_was_measured(tmp_path):
     file = tmp_path / "cut.json"
-    command = mpirun_command(2, ["-m", "tensoropt", "calibrate", "--seconds", "200", "--output", str(file)])
+    command = mpirun_command(2, forked("-m", "tensoropt", "calibrate", "--seconds", "200", "--output", file))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment(),
                                start_new_session=True)
     try:

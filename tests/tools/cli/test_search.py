@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from helpers.mpirun import child_environment, forked
 
 import tensoropt
 from tensoropt.common.errors import InputError
@@ -295,9 +296,10 @@ def test_interrupted_while_searching(tmp_path, capsys, monkeypatch):
 
 
 def test_interrupted_by_a_signal(tmp_path):
-    command = [sys.executable, "-m", "tensoropt", "search", f"{MODELS}:slow", "--devices", "2"]
+    command = [sys.executable, *forked("-m", "tensoropt", "search", f"{MODELS}:slow", "--devices", "2")]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(
-        [*command, "--json", str(tmp_path / "found.json")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--json", str(tmp_path / "found.json")], **pipes, text=True, env=child_environment()
     ) as process:
         assert process.stdout.readline() == "recording\n"
         process.send_signal(signal.SIGINT)

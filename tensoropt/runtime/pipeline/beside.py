@@ -1,0 +1,103 @@
+"""Run other programs of a model in stages beside its training step: evaluations, predictions, steps on other batches.
+
+An evaluation or a prediction runs the stages one after the other on the whole batch. A step on a batch of another size takes
+one micro-batch after the other, so that it needs no more memory than one of them; one on a batch of the planned size, with
+sample weights say, has as many in flight as planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ...costs.model_costs import costing_of
+from ...ir.graph import PLACEHOLDER
+from ...lowering.resharding.backends import EmulatedBackend
+from ...profiling.hardware import Hardware
+from ...program.peak import peak_of
+from ...program.schedule import pass_orders
+from ...sharding.model import Model
+from ...sharding.propagation import inherited
+from ...sharding.resharding import PlainCosts
+from ...sharding.stages_alike import StagesAlike
+from ..engine import Engine
+from .emission import StageView
+from .execute_staged import StagedExecution
+from .values_in_step import ValuesInStep
+
+
+def execute_staged_beside(
+    execution: StagedExecution, model: Model, initial_value: Callable[[str], np.ndarray], micro_batches: int = 1
+) -> StagedExecution:
+    """Build an engine for another program of the same model, which shares the variables of the first engine.
+
+    Args:
+        initial_value: returns the global initial value of a variable that the first engine doesn't have. All processes must
+            ask for the same ones in the same order.
+        micro_batches: in how many a training step runs.
+    """
+    first, plan = execution.engine, execution.plan
+    stages, parts = _parts(execution, model, micro_batches)
+    views = tuple(
+        StageView(whole.view(strategy := inherited(sliced, stage.plan.strategy)), sliced.view(strategy), stage.devices)
+        for (whole, sliced), stage in zip(parts, plan.stages, strict=True)
+    )
+    known = {entry.key for entry in first.state()}
+    values = ValuesInStep(initial_value, [op.name for op in model.graph.variables if op.name not in known])
+    is_emulated = isinstance(first.backend, EmulatedBackend)
+    engines = {
+        index: Engine(
+            views[index].whole,
+            plan.stages[index].plan.path_finder(PlainCosts()),
+            engine.backend,
+            initial_value if is_emulated else values,
+            engine.agree,
+            engine,
+            per_micro_batch=views[index].per_micro_batch if model.graph.train_steps else None,
+            in_order=engine.in_order,
+            lag=engine.lag,
+            display=engine.display,
+        )
+        for index, engine in first.engines.items()
+    }
+    if not is_emulated:
+        values.finish()
+    orders = pass_orders(plan.schedule, micro_batches, _in_flight(execution, model, micro_batches))
+    beside = replace(first, stages=stages, views=views, orders=orders, engines=engines, _functions={})
+    return replace(execution, engine=beside)
+
+
+def _in_flight(execution: StagedExecution, model: Model, micro_batches: int) -> list[int]:
+    """Return, for each stage, how many micro-batches are in flight: as planned if they are as large as planned ones."""
+    planned, plan = execution.engine.stages.whole.graph.operators, execution.plan
+    fed = [op for op in model.graph.operators.values() if op.type == PLACEHOLDER and op.name in planned]
+    is_as_large = bool(fed) and all(op.result.shape == planned[op.name].result.shape for op in fed)
+    return [stage.in_flight if is_as_large and micro_batches == plan.micro_batches else 1 for stage in plan.stages]
+
+
+def peak_staged_beside(execution: StagedExecution, model: Model, hardware: Hardware, micro_batches: int = 1) -> int:
+    """Return the most memory that is alive at once on a device while :func:`execute_staged_beside` runs a program.
+
+    Raises:
+        InputError: the program can't run in so many micro-batches.
+    """
+    peaks = []
+    for (_, sliced), stage in zip(_parts(execution, model, micro_batches)[1], execution.plan.stages, strict=True):
+        view = sliced.view(inherited(sliced, stage.plan.strategy))
+        peaks.append(peak_of(view, costing_of(sliced, hardware, stage.plan.mesh), stage.plan.path_finder(PlainCosts())))
+    return max(peak.n_bytes for peak in peaks)
+
+
+def _parts(execution: StagedExecution, model: Model, micro_batches: int) -> tuple[StagesAlike, list[tuple[Model, Model]]]:
+    """Return a program in stages, and of each the model on the whole batch and that on a micro-batch.
+
+    Raises:
+        InputError: the program can't run in so many micro-batches.
+    """
+    planned = execution.engine.stages
+    stages, graph = StagesAlike(model, planned.cuts, planned), model.graph
+    if graph.train_steps:
+        graph = model.in_micro_batches(micro_batches).graph
+    return stages, [(part, replace(part, graph=stages.graph_of(part.index, graph))) for part in stages.models]

@@ -1,0 +1,70 @@
+"""The state of a model in stages: the entries of all stages, as one state that every process describes alike.
+
+A process holds the shards of its own stages alone. Of the others it knows the entries, without shards. What each stage has
+for itself, such as an optimizer's count of steps, is one entry, replicated on the devices of all stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...common.errors import InputError
+from ...lowering.variables import StateEntry
+from ...reschedule.layout import Layout
+from ...reschedule.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class StageState:
+    """The entries of one stage, as its engine has them.
+
+    Attributes:
+        first_device: the number of its first device.
+        averages: the keys of each parameter and of its moving average, where an optimizer keeps such.
+    """
+
+    first_device: int
+    entries: tuple[StateEntry, ...]
+    averages: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def described(self) -> StageState:
+        """The same without shards, to be sent to other processes."""
+        return replace(self, entries=tuple(replace(each, variables=(), ranks=()) for each in self.entries))
+
+
+def state_of_all(stages: Sequence[StageState], n_devices: int) -> tuple[StateEntry, ...]:
+    """Return the entries of all stages: those of the model first, then those of the optimizers.
+
+    Raises:
+        InputError: what all stages have is split in one of them.
+    """
+    holders: dict[str, list[tuple[StageState, StateEntry]]] = {}
+    for stage in stages:
+        for entry in stage.entries:
+            holders.setdefault(entry.key, []).append((stage, entry))
+    merged = [each for key, held in holders.items() for each in _merged(key, held, len(stages), n_devices)]
+    return tuple(sorted(merged, key=lambda entry: entry.step is not None))
+
+
+def _merged(key: str, held: list[tuple[StageState, StateEntry]], n_stages: int, n_devices: int) -> list[StateEntry]:
+    """Return the entries for what stages have under one key."""
+    _, entry = held[0]
+    if len(held) < n_stages or entry.parameter is not None:
+        # Keras counts equal paths of parameters in each stage for itself: a parameter's own key tells them apart.
+        return [
+            replace(
+                each,
+                key=key if number == 0 else f"{key}_{each.parameter}",
+                first_device=stage.first_device,
+                is_staged=True,
+            )
+            for number, (stage, each) in enumerate(held)
+        ]
+    if any(each.layout.split_axes for _, each in held):
+        raise InputError(f"'{key}', which each stage has, is split over the devices of one; use stages=1")
+    ranks = [stage.first_device + rank for stage, each in held for rank in each.ranks]
+    variables = [variable for _, each in held for variable in each.variables]
+    layout = Layout.replicated(Mesh.of(n_devices), len(entry.shape))
+    return [replace(entry, layout=layout, ranks=tuple(ranks), variables=tuple(variables))]

@@ -1,0 +1,194 @@
+"""Keras models in stages: fitted, evaluated and saved as plain Keras does it on one device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.mpirun import run_ranks
+from helpers.strategies import assert_close
+from pipeline.keras_models import BATCH, WORDS, compiled, data, network
+
+import tensoropt
+from tensoropt.plan.staged_plan import StagedPlan
+
+WORKER = Path(__file__).parent / "keras_worker.py"
+
+
+def parallelized(stages: Any = 2, n_devices: int = 4, optimizer: Any = None, **options: Any) -> Any:
+    given = {"micro_batches": 4, "parallelism": n_devices, "cluster": f"v100-1x{n_devices}", "verbose": 0, **options}
+    return tensoropt.parallelize(
+        network(), **compiled(optimizer), batch_size=BATCH, collectives="emulated", stages=stages, **given
+    )
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        assert_close(np.asarray(found[name]), np.asarray(values), 1e-9, name)
+
+
+def assert_same_weights(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert_close(one, other, 1e-9, f"weight {number}")
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_fit_is_that_of_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
+    (x, y), plain = data(), network()
+    plain.compile(**compiled())
+    fitting = {"epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (x[:8], y[:8])}
+    expected = plain.fit(x, y, batch_size=BATCH, **fitting).history
+    trainer = parallelized()
+    assert isinstance(trainer.plan, StagedPlan)
+    found = trainer.fit(x, y, **fitting).history
+    assert_same(found, expected)
+    assert_same_weights(trainer.get_weights(), plain.get_weights())
+    x, y = x[:8], y[:8]
+    assert_close(trainer.predict(x, verbose=0), plain.predict(x, verbose=0), 1e-9, "predictions")
+    assert_same(trainer.evaluate(x, y, return_dict=True, verbose=0), plain.evaluate(x, y, return_dict=True, verbose=0))
+    trainer.save(tmp_path / "ckpt")
+    other = parallelized(1, 2)
+    other.load(tmp_path)
+    assert_same_weights(other.get_weights(), plain.get_weights())
+
+
+def told_by_ranks(n_ranks: int, folder: Path, epochs: int) -> dict[str, Any]:
+    done = run_ranks(n_ranks, WORKER, str(folder), str(epochs), env={"TENSOROPT_RANDOM": "one_device"})
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    assert "2 stages" in told["plan"]
+    return told
+
+
+@pytest.mark.usefixtures("float64")
+def test_real_ranks_fit_as_keras_does(tmp_path: Path, everything: bool) -> None:
+    """Two ranks train two epochs and save; four go on with a third. A callback evaluates, and sets the learning rate."""
+    (x, y), plain, seen = data(), network(), []
+    plain.compile(**compiled())
+
+    def at_end(epoch: int, logs: object) -> None:
+        seen.append(plain.evaluate(x[:8], y[:8], verbose=0)[0])
+        plain.optimizer.learning_rate = 5e-3
+
+    for n_ranks, epochs in ((2, 2), (4, 3))[: 2 if everything else 1]:
+        callback, first = keras.callbacks.LambdaCallback(on_epoch_end=at_end), len(seen)
+        fitting = {"epochs": epochs, "shuffle": False, "verbose": 0, "validation_data": (x[:8], y[:8])}
+        expected = plain.fit(x, y, batch_size=BATCH, initial_epoch=first, callbacks=[callback], **fitting)
+        told = told_by_ranks(n_ranks, tmp_path, epochs)
+        assert told["epochs"] == expected.epoch
+        assert_same(told["history"], expected.history)
+        assert_same_weights([np.asarray(weight) for weight in told["weights"]], plain.get_weights())
+        assert_close(np.asarray(told["seen"]), np.asarray(seen[first:]), 1e-9, "what the callback evaluated")
+        assert_close(np.asarray(told["predicted"]), plain.predict(x[:8], verbose=0), 1e-9, "predictions")
+
+
+@pytest.mark.usefixtures("float64")
+def test_class_weights_four_stages_and_clipping_by_each_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All forward passes first; a last batch of three samples, then of one, which can't be divided; the rate is set."""
+    monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
+
+    def optimizer() -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.02, weight_decay=1e-3)
+
+    (x, y), plain = data(19), network()
+    plain.compile(**compiled(optimizer()))
+    trainer = parallelized(4, 4, optimizer(), schedule="gpipe", data=data(BATCH))
+    weights = {label: 1 + label / WORDS for label in range(WORDS)}
+    for model in (plain, trainer):
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, class_weight=weights)
+        model.optimizer.learning_rate = 0.1
+    found, expected = (model.train_on_batch(x[:BATCH], y[:BATCH], return_dict=True) for model in (trainer, plain))
+    assert_same(found, expected)
+    assert_same_weights(trainer.get_weights(), plain.get_weights())
+    with pytest.raises(tensoropt.InputError, match=r"a batch of 1 sample .* can't be taken in 2 to 4 micro-batches"):
+        trainer.train_on_batch(x[:1], y[:1])
+    assert [len(stage.devices) for stage in trainer.plan.stages] == [1, 1, 1, 1]
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_captured_function_is_trained_in_stages_by_its_plan(tmp_path: Path) -> None:
+    values = np.linspace(-1, 1, 12)
+    first, second = tf.Variable(values.reshape(3, 4), name="first"), tf.Variable(values.reshape(4, 3), name="second")
+    started = [variable.numpy() for variable in (first, second)]
+
+    def loss(x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean(tf.square(tf.tanh(x @ first) @ second - x))
+
+    x, losses = np.random.default_rng(1).normal(size=(8, 3)), []
+    for plan in (None, tmp_path / "plan.json"):
+        captured = tensoropt.capture(loss, [tf.TensorSpec((8, 3), tf.float64)])
+        optimizer = keras.optimizers.Adam(0.1, global_clipnorm=0.01)
+        where = {"parallelism": 2, "cluster": "v100-1x2", "collectives": "emulated", "verbose": 0}
+        asked = {"stages": 2, "micro_batches": 2} if plan is None else {"plan": plan}
+        trainer = tensoropt.parallelize(captured, optimizer, **where, **asked)
+        losses.append([trainer.step(x) for _ in range(3)])
+        trainer.plan.save(tmp_path / "plan.json")
+    assert losses[0] == losses[1]
+    plain = keras.optimizers.Adam(0.1, global_clipnorm=0.01)
+    for step in range(3):
+        with tf.GradientTape() as tape:
+            value = loss(x)
+        plain.apply(tape.gradient(value, [first, second]), [first, second])
+        assert_close(np.asarray(losses[0][step]), value.numpy(), 1e-9, f"the loss of step {step}")
+    assert any((variable.numpy() != start).any() for variable, start in zip((first, second), started, strict=True))
+
+
+class Mixing(keras.optimizers.SGD):
+    """Divides each gradient by the sum of all."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        total = sum(keras.ops.sum(keras.ops.abs(gradient)) for gradient in grads)
+        super().apply([gradient / total for gradient in grads], trainable_variables)
+
+
+class OwnStep(keras.Model):
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = [2 * gradient for gradient in tape.gradient(loss, self.trainable_variables)]
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+def dense(*between: keras.layers.Layer, kind: type = keras.Model) -> keras.Model:
+    inputs = keras.Input((6,))
+    x = keras.layers.Dense(4)(inputs)
+    for layer in between:
+        x = layer(x)
+    return kind(inputs, keras.layers.Dense(4)(x))
+
+
+def with_own_step() -> keras.Model:
+    model = dense(kind=OwnStep)
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "changed", "said"),
+    [
+        (dense, "sgd", {"stages": 3}, "3 stages on 4 devices"),
+        (dense, "sgd", {"stages": "two"}, r"stages takes whole numbers from 1 up, .* got 'two'"),
+        (dense, "sgd", {"stages": 1, "schedule": "gpipe"}, "schedule='gpipe' is the order in which stages run"),
+        (dense, "sgd", {"profile_budget": 1}, "stages= and profile_budget= can't be combined"),
+        (dense, "sgd", {"collectives": "horovod"}, "a plan with stages runs by collectives='mpi' or 'emulated'"),
+        (dense, Mixing(0.1), {}, "optimizer Mixing can't update the parameters of each stage by themselves"),
+        (dense, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), {}, "a loss that its optimizer scales"),
+        (lambda: dense(keras.layers.BatchNormalization()), "sgd", {}, "batch normalisation.*without stages"),
+        (with_own_step, None, {}, "computes with its gradients.*without stages"),
+    ],
+)
+def test_what_stages_dont_allow_gets_a_sentence(model: Any, optimizer: Any, changed: dict[str, Any], said: str) -> None:
+    where = {"parallelism": 4, "cluster": "v100-1x4", "collectives": "emulated", "verbose": 0}
+    loss = "mse" if optimizer is not None else None
+    given = {"stages": 2, "data": (np.zeros((8, 6)), np.zeros((8, 4))), **where, **changed}
+    with pytest.raises(tensoropt.InputError, match=said):
+        tensoropt.parallelize(model(), optimizer, loss, batch_size=8, **given)
