@@ -173,15 +173,9 @@ def find_frontier(
     def of_all(built: StrategyProblem, found: Frontier, note: str = "") -> ModelFrontier:
         return ModelFrontier(model, hardware, built, costing, found, phases.seconds, note=note, objectives=objectives)
 
-    rematerializing = None
-    if is_remat and is_enough is None:
-        with phases.taking("costs"):
-            rematerializing = builder.build_rematerializing() if builder.n_configs <= FEW_CONFIGS else None
-        if rematerializing is not None:
-            with phases.taking("search"):
-                exact = searching.at_once(rematerializing)
-            if exact is not None:
-                return _of_least_peaks(of_all(rematerializing, exact), progress)
+    rematerializing, exact = _at_once(builder, searching, phases) if is_remat and is_enough is None else (None, None)
+    if rematerializing is not None and exact is not None:
+        return _of_least_peaks(of_all(rematerializing, exact), progress)
     with phases.taking("costs"):
         plain = builder.build()
         if micro_batches > 1:
@@ -213,6 +207,18 @@ class _Phases:
         began = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+
+def _at_once(
+    builder: ProblemBuilder, searching: ProblemSearch, phases: _Phases
+) -> tuple[StrategyProblem | None, Frontier | None]:
+    """Return the problem with rematerialization of a small model, and its exact frontier if that is found at once."""
+    with phases.taking("costs"):
+        problem = builder.build_rematerializing() if builder.n_configs <= FEW_CONFIGS else None
+    if problem is None:
+        return None, None
+    with phases.taking("search"):
+        return problem, searching.at_once(problem)
 
 
 def _of_other(

@@ -74,6 +74,8 @@ class ProblemSearch:
 
         It has all strategies, those without rematerialization too, so that no other search is needed.
         """
+        if self.progress is not None:
+            self.progress(0, 1)
         nothing = np.zeros((0, len(rematerializing.problem.nodes)), np.int32)
         return self._within(rematerializing, nothing, {}, LITTLE, 0.0)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...common.errors import InputError, short
-from ...common.files import write_json
 from ...common.memory_units import parse_memory
 from ...common.tensorflow_import import import_tensorflow
 from ...ft import ALGORITHMS, BY_DEFAULT, Budget
@@ -30,7 +29,6 @@ from .frontier_outputs import (
     baselines_of,
     check_outputs,
     with_baselines,
-    write_frontier,
 )
 
 if TYPE_CHECKING:
@@ -220,14 +218,13 @@ def _search(arguments: argparse.Namespace) -> bool:
     import_tensorflow()
     checked_measurement(hardware, arguments.strict)
     display = display_here()
-    from ...plan.find_frontier import ModelFrontier
     from ...plan.options import Request, assumptions, checked_micro_batches
     from ...plan.plan import Plan
-    from ...plan.staged_plan import StagedPlan
+    from ...plan.scaling_curve import Curve
     from ...search.problem.splittable import check_usable
     from ..offline import record_named
-    from .search_report import SearchSetup, introduction, plot
-    from .staged_report import any_json, any_text, write_outputs
+    from .search_outputs import write_found
+    from .search_report import SearchSetup, introduction
 
     with display.phase("recording of the model"):
         recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
@@ -256,24 +253,8 @@ def _search(arguments: argparse.Namespace) -> bool:
     compared = None
     if isinstance(found, Plan):
         found, compared = with_baselines(arguments, found, limit, display)
-    print(any_text(setup, found))
-    for note in () if compared is None else compared.notes_below():
-        print(f"note      {note}")
-    if arguments.plan is not None and isinstance(found, (Plan, StagedPlan)):
-        found.save(arguments.plan)
-    if isinstance(found, Plan) and isinstance(found.frontier, ModelFrontier):
-        baselines = None if compared is None else compared.baselines
-        write_frontier(arguments, found.frontier, found.point, display, baselines)
-    else:
-        write_outputs(found, arguments.frontier, arguments.report, display)
-    if arguments.json is not None:
-        write_json(arguments.json, any_json(setup, found), "result")
-    if arguments.plot is not None:
-        plot(found, arguments.plot)
-    for written in (arguments.plan, arguments.frontier, arguments.json, arguments.plot, arguments.report):
-        if written is not None:
-            print(f"wrote {written}")
-    return isinstance(found, (Plan, StagedPlan)) and getattr(found.frontier, "is_interrupted", False)
+    write_found(arguments, setup, found, compared, display)
+    return not isinstance(found, Curve) and getattr(found.frontier, "is_interrupted", False)
 
 
 def _whole_number(text: str) -> int:

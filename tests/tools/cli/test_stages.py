@@ -18,6 +18,7 @@ from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import named
+from tensoropt.report.page import DATA_ID
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.cli.search_report import SearchSetup
 from tensoropt.tools.cli.staged_report import any_text
@@ -78,10 +79,14 @@ def test_a_frontier_with_stages_is_kept_and_asked(tmp_path: Path, capsys: pytest
 
 
 def test_so_many_stages_as_asked_for_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan_file = tmp_path / "plan.json"
-    asked = ("--stages", "4", "--schedule", "gpipe", "--micro-batches", "8", "--plan", str(plan_file))
-    assert main([*SEARCH, *asked]) == 0
-    assert "plan      mini_time: 4 stages on 1+1+1+1 devices, 8 micro-batches by gpipe" in capsys.readouterr().out
+    plan_file, page = tmp_path / "plan.json", tmp_path / "page.html"
+    outputs = ("--plan", str(plan_file), "--report", str(page))
+    assert main([*SEARCH, "--stages", "4", "--schedule", "gpipe", "--micro-batches", "8", *outputs]) == 0
+    told = capsys.readouterr().out
+    assert "plan      mini_time: 4 stages on 1+1+1+1 devices, 8 micro-batches by gpipe" in told and f"wrote {page}" in told
+    shown = json.loads(page.read_text().partition(f'id="{DATA_ID}">')[2].partition("</script>")[0])
+    assert [stage["devices"] for stage in shown["stages"]] == [[0], [1], [2], [3]]
+    assert all(set(stage["report"]["views"]) == {"0"} for stage in shown["stages"])
     plan = tensoropt.load_plan(str(plan_file))
     assert isinstance(plan, StagedPlan)
     assert [stage.in_flight for stage in plan.stages] == [8] * 4

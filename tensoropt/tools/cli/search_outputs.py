@@ -1,0 +1,47 @@
+"""Print what ``tensoropt search`` found, and write its files."""
+
+from __future__ import annotations
+
+import argparse
+
+from ...common.files import write_json
+from ...common.progress import Display
+from ...plan.compare import Comparison
+from ...plan.find_frontier import ModelFrontier
+from ...plan.plan import Plan
+from ...plan.scaling_curve import Curve
+from ...plan.staged_plan import StagedPlan
+from .frontier_outputs import write_frontier
+from .search_report import SearchSetup, plot
+from .staged_report import any_json, any_text, write_outputs
+
+
+def write_found(
+    arguments: argparse.Namespace,
+    setup: SearchSetup,
+    found: Plan | StagedPlan | Curve,
+    compared: Comparison | None,
+    display: Display,
+) -> None:
+    """Print what was found, and write the files that are asked for.
+
+    Args:
+        compared: the plan's frontier beside what baselines found; None where none were asked.
+    """
+    print(any_text(setup, found))
+    for note in () if compared is None else compared.notes_below():
+        print(f"note      {note}")
+    if arguments.plan is not None and not isinstance(found, Curve):
+        found.save(arguments.plan)
+    if isinstance(found, Plan) and isinstance(found.frontier, ModelFrontier):
+        baselines = None if compared is None else compared.baselines
+        write_frontier(arguments, found.frontier, found.point, display, baselines)
+    else:
+        write_outputs(found, arguments.frontier, arguments.report, display)
+    if arguments.json is not None:
+        write_json(arguments.json, any_json(setup, found), "result")
+    if arguments.plot is not None:
+        plot(found, arguments.plot)
+    for written in (arguments.plan, arguments.frontier, arguments.json, arguments.plot, arguments.report):
+        if written is not None:
+            print(f"wrote {written}")
