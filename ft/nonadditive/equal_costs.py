@@ -2,9 +2,10 @@
 
 A search keeps one strategy of each pair of costs, though others may be better in what it doesn't count, such as the peak of
 memory. Looked at are those in which one operator's state differs, and the nodes of copies beside it follow: each takes the
-state that is fastest, or the one of least memory, with the operator's new state and all others as they are.
+state that is fastest, or the one of least memory, with the operator's new state and all others as they are. So are those in
+which two nodes differ, of which one costs as much more as the other one costs less: of alike copies others are made again.
 
-Complexity: O(points x pairs of states along the edges between operators and copies).
+Complexity: O(points x pairs of states along the edges between operators and copies), and O(points x states) for two nodes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ from .segment_memory import Transient, summed
 
 MOST_PAIRS = 1 << 23
 """The most pairs of states, over all points, that are looked at."""
+
+MOST_STATES, MOST_EXCHANGES, MOST_ALIKE = 1 << 20, 1 << 15, 8
+"""The most states of nodes, over all points, of which two are looked for; the most such pairs; and the most of either kind
+for each difference in cost: alike layers have many.
+"""
+
+_FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)  # odd, with bits all over
 
 
 def equal_beside(
@@ -50,6 +58,52 @@ def equal_beside(
     return origin[kept], others[kept]
 
 
+def exchanged(
+    problem: Problem, transient: Transient | None, strategies: States, most_alike: int = MOST_ALIKE
+) -> tuple[Ints, States]:
+    """Return strategies that cost what one of some feasible strategies does, in which two nodes differ.
+
+    Alone, the change of each node would cost more of something, or less; together they are even. There are none where a
+    problem is large.
+
+    Args:
+        most_alike: the most changes of one node that cost the same, to either side.
+
+    Returns:
+        As :func:`equal_beside`.
+    """
+    n_states = sum(node.n_states for node in problem.nodes)
+    if not len(strategies) or len(strategies) * n_states > MOST_STATES:
+        return np.empty(0, np.int64), np.empty((0, len(problem.nodes)), np.int32)
+    origin, node, state, mem, time_ns = _Beside(problem, transient, len(problem.nodes), strategies).changes()
+    is_more = np.where(mem != 0, mem, time_ns) > 0
+    costs = np.stack([origin, mem, time_ns]) * np.where(is_more, 1, np.array([[1], [-1], [-1]]))
+    # Equal numbers may stand for different costs, hardly ever; all costs are compared below.
+    numbers = (costs.astype(np.uint64) * _FACTORS[:, None]).sum(axis=0, dtype=np.uint64)
+    more, less = (_few_of_each(np.flatnonzero(side), numbers, most_alike) for side in (is_more, ~is_more))
+    begin, end = (np.searchsorted(numbers[less], numbers[more], side) for side in ("left", "right"))
+    n_of_each = end - begin
+    one = np.repeat(more, n_of_each)
+    other = less[np.arange(len(one)) - np.repeat(np.cumsum(n_of_each) - n_of_each, n_of_each) + np.repeat(begin, n_of_each)]
+    differ = np.flatnonzero(node[one] != node[other])[:MOST_EXCHANGES]
+    one, other = one[differ], other[differ]
+    found = strategies[origin[one]]
+    for change in (one, other):
+        found[np.arange(len(found)), node[change]] = state[change]
+    now = _costs(problem, transient, strategies)[:, origin[one]]
+    is_equal = (_costs(problem, transient, found) == now).all(axis=0)
+    return origin[one][is_equal], found[is_equal]
+
+
+def _few_of_each(which: Ints, numbers: np.ndarray, most: int) -> Ints:
+    """Return some of the indices in the order of their numbers, at most so many of each number."""
+    which = which[np.argsort(numbers[which], kind="stable")]
+    of_each = numbers[which]
+    rank = np.arange(len(which)) - np.searchsorted(of_each, of_each, "left")
+    result: Ints = which[rank < most]
+    return result
+
+
 def _costs(problem: Problem, transient: Transient | None, strategies: States) -> Ints:
     """Return the memory and time of strategies, int64[2, P]."""
     mem, time_ns = summed(problem, strategies)
@@ -75,6 +129,27 @@ class _Beside:
         """Return the pairs of states of operators and of copies beside them, over all strategies."""
         of_copies = (edge for edge in self.problem.edges if max(edge.source, edge.target) >= self.n_operators)
         return len(self.strategies) * sum(edge.mem_bytes.size for edge in of_copies)
+
+    def changes(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+        """Return what a node's other state costs more than its own does, all others as they are, where that is anything.
+
+        Memory is without transient memory.
+
+        Returns:
+            Five times int64[N]: strategy, node, state, memory in bytes, and time in nanoseconds.
+        """
+        found = []
+        for node, own in enumerate(self.problem.nodes):
+            now = np.arange(len(self.strategies)), self.strategies[:, node]
+            numbers = self.edges_of[node]
+            mem = self._of_states(node, own.mem_bytes, numbers, [edge.mem_bytes for edge in self.problem.edges])
+            time_ns = self._of_states(node, own.time_ns, numbers, [edge.time_ns for edge in self.problem.edges])
+            is_feasible = (mem < INFEASIBLE) & (time_ns < INFEASIBLE)
+            mem, time_ns = mem - mem[now][:, None], time_ns - time_ns[now][:, None]
+            origin, state = np.nonzero(is_feasible & ((mem != 0) | (time_ns != 0)))
+            found.append(np.stack([origin, np.full_like(origin, node), state, mem[origin, state], time_ns[origin, state]]))
+        origin, nodes, states, mem, time_ns = np.concatenate(found, axis=1)
+        return origin, nodes, states, mem, time_ns
 
     def as_fast(self, node: int) -> Iterator[tuple[Ints, States]]:
         """Yield strategies that take as long as those given, with other states of an operator: their origins, and they."""

@@ -13,7 +13,7 @@ import numpy as np
 from ..common.progress import Progress
 from ..costs.operator_costs import OperatorCosting
 from ..ft import Frontier
-from ..ft.nonadditive.equal_costs import equal_beside
+from ..ft.nonadditive.equal_costs import equal_beside, exchanged
 from ..ft.pareto import reduce_unsorted
 from ..profiling.hardware import Hardware
 from ..program.fast_peak import Peaks
@@ -157,7 +157,9 @@ class FoundPoints:
         peaks = None if self.searched is None else self.counted()
         return peaks if peaks is not None and (np.diff(peaks) > 0).all() else None
 
-    def of_least_peaks(self: Points, progress: Progress | None = None, others: Candidates | None = None) -> Points:
+    def of_least_peaks(
+        self: Points, progress: Progress | None = None, others: Candidates | None = None, is_baseline: bool = False
+    ) -> Points:
         """Return the points of which no other one has both a smaller peak and less time.
 
         These are in one order by memory, by peak and by time. Where counting all peaks would take long, or memory isn't what
@@ -165,6 +167,8 @@ class FoundPoints:
 
         Args:
             others: further strategies; those that beat a point in peak and time become points.
+            is_baseline: whether strategies stay as they are, since the problem has more of them than the search knows; else
+                each is changed to one of the same memory and time whose peak is smaller.
         """
         own = Candidates.of(self.found)
         most = max(MOST_COUNTED, MOST_OPERATORS_COUNTED // self.built.n_operators)
@@ -175,14 +179,19 @@ class FoundPoints:
             return self
         mem, time_ns, strategies = pool.mem_bytes, pool.time_ns, pool.strategies
         n_own = len(own.mem_bytes)
+        # All points first, since one that is beaten by its peak may have an equal one that isn't; then those that are left,
+        # as of fewer points more is looked at.
+        if not is_baseline:
+            strategies[:n_own], counted[:n_own] = self._least_of_equal(strategies[:n_own], counted[:n_own])
         kept = least_peaks(counted[:n_own], mem[:n_own], time_ns[:n_own])
         among = np.arange(n_own)
         better = n_own + _that_beat(counted[n_own:], time_ns[n_own:], counted[kept], time_ns[kept])
         if len(better):
             among = np.concatenate([among, better])
             kept = among[least_peaks(counted[among], mem[among], time_ns[among])]
-        kept = kept[kept < n_own]  # a baseline's strategies stay as they are
-        strategies[kept], counted[kept] = self._least_of_equal(strategies[kept], counted[kept])
+        kept = kept[kept < n_own]  # the others' strategies stay as they are, too
+        if not is_baseline:
+            strategies[kept], counted[kept] = self._least_of_equal(strategies[kept], counted[kept])
         kept = among[least_peaks(counted[among], mem[among], time_ns[among])]
         found = replace(self.found, mem_bytes=mem[kept], time_ns=time_ns[kept], strategies=strategies[kept])
         return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
@@ -201,14 +210,16 @@ class FoundPoints:
         """
         strategies, peaks, changed, left = strategies.copy(), peaks.copy(), np.arange(len(strategies)), MOST_EQUAL
         while len(changed):
-            origin, others = equal_beside(
-                self.built.problem, self.built.transient, len(self.built.nodes), strategies[changed]
-            )
+            problem, transient = self.built.problem, self.built.transient
+            beside = equal_beside(problem, transient, len(self.built.nodes), strategies[changed])
+            with_two = exchanged(problem, transient, strategies[changed])
+            origin, others = np.concatenate([beside[0], with_two[0]]), np.concatenate([beside[1], with_two[1]])
             if not len(others):
                 break
             origin = changed[origin]
-            as_fast = np.flatnonzero(self.built.overlap_ns(others) == self.built.overlap_ns(strategies)[origin])[:left]
-            origin, others, left = origin[as_fast], others[as_fast], left - len(as_fast)
+            as_fast = np.flatnonzero(self.built.overlap_ns(others) == self.built.overlap_ns(strategies)[origin])
+            looked_at = as_fast[first_of_each(origin[as_fast], left)]
+            origin, others, left = origin[looked_at], others[looked_at], left - len(looked_at)
             counted = self._counter.peaks_of(others)
             if counted is None:
                 break
@@ -262,6 +273,14 @@ class FoundPoints:
             f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
             f"{sum(self.seconds_by_phase.values()):.2f} s" + (f"; {self.note}" if self.note else "")
         )
+
+
+def first_of_each(origin: np.ndarray, most: int) -> np.ndarray:
+    """Return at most so many indices: the first one of each origin, then the second ones, and so on."""
+    order = np.argsort(origin, kind="stable")
+    rank = np.empty(len(origin), np.int64)
+    rank[order] = np.arange(len(origin)) - np.searchsorted(origin[order], origin[order], "left")
+    return np.argsort(rank, kind="stable")[:most]
 
 
 def spread(mem: np.ndarray, time_ns: np.ndarray, most: int) -> np.ndarray:

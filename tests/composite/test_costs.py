@@ -25,6 +25,9 @@ class Flops:
     def time_ns(self, work: WorkItem) -> int:
         return work.flops * (1 + work.n_gradients)
 
+    def backward_ns(self, work: WorkItem) -> int:
+        return work.flops * work.n_gradients
+
 
 def costing_of(model: zoo.Recorded) -> OperatorCosting:
     return OperatorCosting(model.graph, model.model.backward, Flops(), ReshardingCosting(MESH, None))  # type: ignore[arg-type]
