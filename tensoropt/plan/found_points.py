@@ -37,6 +37,9 @@ a second or two.
 MOST_EQUAL = 500
 """At most so many strategies of the same memory and time as some point have their peaks counted: a tenth of a second."""
 
+MOST_CHANGES = 3
+"""How often a strategy is changed to one of the same memory and time, at most."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
@@ -179,10 +182,11 @@ class FoundPoints:
             return self
         mem, time_ns, strategies = pool.mem_bytes, pool.time_ns, pool.strategies
         n_own = len(own.mem_bytes)
-        # All points first, since one that is beaten by its peak may have an equal one that isn't; then those that are left,
-        # as of fewer points more is looked at.
+        # All points first, since one that is beaten by its peak may have an equal one that isn't; where these are too many,
+        # those that are left.
+        n_looked_at = 0
         if not is_baseline:
-            strategies[:n_own], counted[:n_own] = self._least_of_equal(strategies[:n_own], counted[:n_own])
+            strategies[:n_own], counted[:n_own], n_looked_at = self._least_of_equal(strategies[:n_own], counted[:n_own])
         kept = least_peaks(counted[:n_own], mem[:n_own], time_ns[:n_own])
         among = np.arange(n_own)
         better = n_own + _that_beat(counted[n_own:], time_ns[n_own:], counted[kept], time_ns[kept])
@@ -190,14 +194,14 @@ class FoundPoints:
             among = np.concatenate([among, better])
             kept = among[least_peaks(counted[among], mem[among], time_ns[among])]
         kept = kept[kept < n_own]  # the others' strategies stay as they are, too
-        if not is_baseline:
-            strategies[kept], counted[kept] = self._least_of_equal(strategies[kept], counted[kept])
+        if not is_baseline and n_looked_at in (0, MOST_EQUAL):
+            strategies[kept], counted[kept], _ = self._least_of_equal(strategies[kept], counted[kept])
         kept = among[least_peaks(counted[among], mem[among], time_ns[among])]
         found = replace(self.found, mem_bytes=mem[kept], time_ns=time_ns[kept], strategies=strategies[kept])
         return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
 
-    def _least_of_equal(self, strategies: np.ndarray, peaks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return strategies, each changed to others of the same memory and time as long as its peak gets smaller.
+    def _least_of_equal(self, strategies: np.ndarray, peaks: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return strategies, each changed to others of the same memory and time, a few times if its peak gets smaller.
 
         A search keeps one strategy of each pair of costs, whatever its peak. At most MOST_EQUAL others are looked at.
 
@@ -206,14 +210,17 @@ class FoundPoints:
             peaks: theirs, int64[P].
 
         Returns:
-            The strategies and their peaks.
+            The strategies, their peaks, and how many others were looked at.
         """
         strategies, peaks, changed, left = strategies.copy(), peaks.copy(), np.arange(len(strategies)), MOST_EQUAL
-        while len(changed):
+        for number in range(MOST_CHANGES):
+            if not len(changed):
+                break
             problem, transient = self.built.problem, self.built.transient
-            beside = equal_beside(problem, transient, len(self.built.nodes), strategies[changed])
-            with_two = exchanged(problem, transient, strategies[changed])
-            origin, others = np.concatenate([beside[0], with_two[0]]), np.concatenate([beside[1], with_two[1]])
+            origin, others = exchanged(problem, transient, strategies[changed])
+            if number == 0:  # it takes longer, and mostly there are few
+                beside = equal_beside(problem, transient, len(self.built.nodes), strategies[changed])
+                origin, others = np.concatenate([beside[0], origin]), np.concatenate([beside[1], others])
             if not len(others):
                 break
             origin = changed[origin]
@@ -228,7 +235,7 @@ class FoundPoints:
             first = first[counted[first] < peaks[origin[first]]]
             changed = origin[first]
             strategies[changed], peaks[changed] = others[first], counted[first]
-        return strategies, peaks
+        return strategies, peaks, MOST_EQUAL - left
 
     @property
     def replayed(self) -> Mapping[int, Peak]:
