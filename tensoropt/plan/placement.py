@@ -20,7 +20,7 @@ from ..sharding.stages import Stages
 from .submeshes import Block, Choices, is_submesh, reachable
 
 DEVICES = "devices"
-"""What stands for a placement among the degrees of ``force``."""
+"""The key of an operator's devices in ``force``, beside its factors' degrees."""
 
 Placed = Mapping[str, tuple[int, ...]]
 """The devices by the name of an operator."""

@@ -99,7 +99,7 @@ class FrontierRows:
 
     @property
     def has_stages(self) -> bool:
-        """Whether the points have a plan each, with stages or without."""
+        """Whether it is a frontier of plans with stages and without, where each point has a plan of its own."""
         return any("plan" in point for point in self.points)
 
     @cached_property

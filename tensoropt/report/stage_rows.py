@@ -15,7 +15,7 @@ from .explanation_text import explanation_text
 from .plan_rows import PlanRows, Row
 
 OF_A_STAGE = ("devices", "last_operator", "in_flight", "memory_bytes", "idle_share")
-"""What a plan with stages has of each stage beside the stage's own plan."""
+"""The keys of a stage in a plan's file, but for that of the stage's own plan."""
 
 
 @dataclass(frozen=True, eq=False)

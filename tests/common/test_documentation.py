@@ -1,4 +1,4 @@
-"""What the pages of `docs/` name is there: tests, benchmarks, other pages and their headings, packages."""
+"""Tests, benchmarks, packages, pages and headings that the pages of `docs/` name are there."""
 
 from __future__ import annotations
 

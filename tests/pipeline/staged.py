@@ -7,18 +7,21 @@ from collections.abc import Sequence
 
 from accumulate import models
 from helpers import zoo
-from helpers.strategies import random_router, random_strategy
+from helpers.strategies import assert_close, feeds_of, random_router, random_strategy, training_fetch
 
 from tensoropt.common.errors import InputError
 from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.program.schedule import pass_orders
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import why_invalid
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.pipeline.emission import StageView
+from tensoropt.runtime.pipeline.execute_staged import execute_staged
 from tensoropt.runtime.pipeline.staged_engine import StagedEngine
 from tensoropt.runtime.pipeline.transfers import EmulatedTransfers
+from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.stages import StageModel, Stages
 
 
@@ -35,6 +38,16 @@ def random_cuts(model: zoo.Recorded, n_stages: int, seed: int) -> Stages:
                 return stages
         except InputError:
             continue
+
+
+def check_losses(plan: StagedPlan, model: zoo.Recorded) -> None:
+    """Check that a plan's emulated ranks train with one device's losses."""
+    execution = execute_staged(
+        plan, model.model, lambda variable: model.first_values[variable], Processes(0, 1, ("here",)), "emulated"
+    )
+    for step, batch in enumerate(model.batches):
+        ((loss,),) = execution.engine.run(training_fetch(model), feeds_of(model.graph, batch))
+        assert_close(loss, model.reference.losses[step], 1e-10, f"the loss of step {step}")
 
 
 def random_stage_view(stage: StageModel, n: int, mesh: Mesh, seed: int, devices: tuple[int, ...]) -> StageView:

@@ -11,8 +11,7 @@ import accumulate.models as models
 import numpy as np
 import pytest
 from helpers.large import first
-from helpers.strategies import assert_close, feeds_of, training_fetch
-from pipeline.staged import random_cuts
+from pipeline.staged import check_losses, random_cuts
 
 import tensoropt
 from tensoropt.common.errors import InputError
@@ -26,8 +25,6 @@ from tensoropt.plan.stage_times import OperatorTimes, beside, transfers, works
 from tensoropt.plan.staged_frontier import StagedFrontier, StagedPoint, UnstagedPoint
 from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import Hardware, named
-from tensoropt.runtime.pipeline.execute_staged import execute_staged
-from tensoropt.runtime.ranks import Processes
 
 
 @cache
@@ -80,12 +77,7 @@ def test_plans_of_points_have_their_costs_and_one_device_numbers(point: int) -> 
     assert isinstance(plan, StagedPlan) and plan.frontier is found and plan.point == number
     assert (plan.memory_bytes, round(plan.time_us * 1e3)) == (found.costs.mem_bytes[number], found.costs.time_ns[number])
     assert StagedPlan.from_json(plan.to_json()).to_json() == plan.to_json()
-    execution = execute_staged(
-        plan, model.model, lambda variable: model.first_values[variable], Processes(0, 1, ("here",)), "emulated"
-    )
-    for step, batch in enumerate(model.batches):
-        ((loss,),) = execution.engine.run(training_fetch(model), feeds_of(model.graph, batch))
-        assert_close(loss, model.reference.losses[step], 1e-10, f"the loss of step {step}")
+    check_losses(plan, model)
 
 
 def test_a_plan_without_stages_is_explained_beside_its_own_frontier() -> None:

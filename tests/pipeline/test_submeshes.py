@@ -8,8 +8,7 @@ from dataclasses import replace
 import accumulate.models as models
 import pytest
 from helpers.large import first
-from helpers.strategies import assert_close, feeds_of, training_fetch
-from pipeline.staged import random_cuts
+from pipeline.staged import check_losses, random_cuts
 
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
@@ -20,8 +19,6 @@ from tensoropt.plan.stage_times import TimesBySize, estimated_us, transfers
 from tensoropt.plan.staged_frontier import StagedPoint
 from tensoropt.plan.submeshes import Block, blocks_of, choices, equal_blocks, is_submesh
 from tensoropt.profiling.hardware import named
-from tensoropt.runtime.pipeline.execute_staged import execute_staged
-from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.stages import Stages
 
 
@@ -134,12 +131,7 @@ def test_plans_have_one_device_numbers(name: str, cluster: str, n_stages: int, s
     assert sum(devices, ()) == tuple(range(asked.hardware.n_devices))
     assert cluster == "v100-2x3" or len({len(each) for each in devices}) > 1
     assert all(stage.plan.mesh.n_devices == len(stage.devices) for stage in plan.stages)
-    execution = execute_staged(
-        plan, model.model, lambda variable: model.first_values[variable], Processes(0, 1, ("here",)), "emulated"
-    )
-    for step, batch in enumerate(model.batches):
-        ((loss,),) = execution.engine.run(training_fetch(model), feeds_of(model.graph, batch))
-        assert_close(loss, model.reference.losses[step], 1e-10, f"the loss of step {step}")
+    check_losses(plan, model)
 
 
 def test_unequal_stages_are_searched_where_they_save_time() -> None:

@@ -16,14 +16,9 @@ from tensoropt.reschedule.path import all_layouts, cheapest_path
 from tensoropt.reschedule.simulate import gather, scatter, simulate
 from tensoropt.sharding.resharding import PlainCosts
 
-MESHES = (
-    (Mesh.of(2), Mesh.of(2)),
-    (Mesh.of(2, 2), Mesh.of(2, 2)),
-    (Mesh.of(2, 2), Mesh.of(3)),
-    (Mesh.of(4), Mesh.of(1)),
-    (Mesh.of(1), Mesh.of(4)),
-    (Mesh.of(2), Mesh.of(6)),
-)
+from .test_cross_mesh import MESHES
+
+BETWEEN = (*MESHES, (Mesh.of(2), Mesh.of(6)))
 SHAPES = ((5, 7), (12, 12))
 
 
@@ -51,7 +46,7 @@ def machines_of(source: Mesh, target: Mesh, per_machine: int) -> tuple[int, ...]
 
 @pytest.mark.parametrize("per_machine", first(2, [4, 2, 1]))
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("meshes", MESHES, ids=str)
+@pytest.mark.parametrize("meshes", BETWEEN, ids=str)
 def test_the_tensor_arrives_and_crosses_once(meshes: tuple[Mesh, Mesh], shape: tuple[int, ...], per_machine: int) -> None:
     source, target = meshes
     devices = tuple(range(source.n_devices)), tuple(range(source.n_devices, source.n_devices + target.n_devices))

@@ -79,7 +79,7 @@ class Solved:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lined:
-    """What weighted sums prove of a problem's strategies, see :mod:`.lines`.
+    """Lower bounds of a problem's strategies by weighted sums of memory and time; see :mod:`.lines`.
 
     Attributes:
         lines: the weighted sums, and strategies.

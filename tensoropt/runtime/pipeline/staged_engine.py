@@ -101,7 +101,7 @@ class StagedEngine:
     _functions: dict[tuple[Fetch, tuple[Feed, ...]], _Function] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        assert self._described  # which all processes exchange now
+        _ = self._described  # all processes exchange it now, and not whenever one of them first needs it
 
     @property
     def graph(self) -> Graph:
