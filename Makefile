@@ -40,7 +40,9 @@ $(INSTALLED): setup.py
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@# setuptools warns that the folder tensoropt/ is the package: it is meant to be.
-	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable ".[$(TENSORFLOW),demo,plot,report,fast,test,lint]"
+	@# pip compiles with one core; a few files are for Pythons of other versions.
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile --editable ".[$(TENSORFLOW),demo,plot,report,fast,test,lint]"
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	$(BIN)/python -m tensoropt.runtime.mpi_config
 	@touch $@
 

@@ -226,6 +226,7 @@ class BatchShares:
         rank, least = (self._ranks.rank if n_shares > 1 else 0), self._ranks.least_shared
         parts = self.parts
 
+        @tf.autograph.experimental.do_not_convert  # which would take longer than all else of a small epoch
         def cut(number: Any, element: Structure) -> tuple[tf.Tensor, ...]:
             leaves = parts.converted(parts.as_tuple(element))
             n_samples = tf.shape(leaves[0])[0]

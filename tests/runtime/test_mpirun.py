@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.mpirun import child_environment, run_command
+from helpers.mpirun import child_environment, forked, run_command
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,7 +58,9 @@ trainer.plan.save(f"plan-{os.environ['OMPI_COMM_WORLD_RANK']}.json")
 
 def test_run_has_the_script_write_the_report_of_its_plan(tmp_path):
     (tmp_path / "train.py").write_text(TRAINING)
-    command = [*TENSOROPT, "run", "-n", "2", "--report", "out.html", "train.py"]
+    training = [sys.executable, *forked("train.py")]  # each rank would import TensorFlow
+    (tmp_path / "start.py").write_text(f"import os\nos.execv({sys.executable!r}, {training!r})")
+    command = [*TENSOROPT, "run", "-n", "2", "--report", "out.html", "start.py"]
     done = run_command(command, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("tensoropt: wrote out.html") == 1

@@ -4,7 +4,7 @@ mpirun -n 4 worker.py save FOLDER       10 steps, then a checkpoint
 mpirun -n 2 worker.py load FOLDER       10 steps more from it, by another plan; the weights into FOLDER/weights.npz
 mpirun -n 2 worker.py data FOLDER       data that each rank would draw differently, and callbacks that rank 0 alone has
 mpirun -n 2 worker.py data FOLDER unsplit    the same by a plan that splits nothing
-mpirun -n 2 worker.py models            models that differ between the ranks
+mpirun -n 2 worker.py models            models that can't be planned, or differ between the ranks
 mpirun -n 2 worker.py callback          a callback that fails
 mpirun -n 2 worker.py threads           prints how many threads TensorFlow may take
 """
@@ -108,22 +108,31 @@ def data(folder: Path, how: str) -> None:
         (folder / "drawn.json").write_text(json.dumps(told))
 
 
+def unbuilt() -> None:
+    parallelized(keras.Sequential([keras.layers.Dense(3)], name="unbuilt")).explain()
+
+
+def of_unknown_extent() -> None:
+    tensoropt.capture(tf.reduce_sum, [tf.TensorSpec([None], tf.float32)])
+
+
+def numbered_by_rank() -> None:
+    if RANK == 0:
+        keras.layers.Dense(1)  # one more, which Keras counts
+    parallelized()
+
+
 def main() -> None:
     what, *rest = sys.argv[1:]
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     if what == "models":
-        if RANK == 0:
-            keras.layers.Dense(1)  # one more, which Keras counts
-        try:
-            parallelized()
-        except tensoropt.InputError as error:
-            print(f"refused: {error}")
+        for wrong in (unbuilt, of_unknown_extent, numbered_by_rank):
+            try:
+                wrong()
+            except tensoropt.InputError as error:
+                print(f"refused: {error}", flush=True)
         parallelized(network(units=8 + RANK))
-    elif what == "unbuilt":
-        parallelized(keras.Sequential([keras.layers.Dense(3)], name="unbuilt")).explain()
-    elif what == "unknown extent":
-        tensoropt.capture(tf.reduce_sum, [tf.TensorSpec([None], tf.float32)])
     elif what == "callback":
 
         def fail(epoch: int, logs: object) -> None:

@@ -19,12 +19,17 @@ def baseline_trial(tmp_path: Path, *arguments: object):
     return said, done.stderr
 
 
-def test_data_parallelism_is_taken_where_it_is_faster(tmp_path):
+def test_data_parallelism_is_taken_where_it_is_faster_and_earlier_runs_leave_nothing(tmp_path):
+    """Data parallelism itself has no baseline. Whether plans were run before or not, the model starts from its first values."""
     # Small parameters and a long batch: gathering what is split by columns takes many times what the gradients' sums do.
-    said, explained = baseline_trial(tmp_path, 64, 65536, "MatMul:n", "MatMul_1:n", "MatMul_2:n")
+    said, explained = baseline_trial(tmp_path / "columns", 64, 65536, "MatMul:n", "MatMul_1:n", "MatMul_2:n")
     assert said.startswith("data parallelism, 2 built"), said
     assert re.search(r"interleaved steps: .* ms by the plan that was found, .* by data parallelism; chosen: data", explained)
     assert "the plan is none of its frontier's" in explained
+    itself, explained = baseline_trial(tmp_path / "itself", 64, 65536, "MatMul:m", "MatMul_1:m", "MatMul_2:m")
+    assert itself.startswith("None, 0 built"), itself
+    assert "interleaved steps" not in explained
+    assert said.partition(" loss ")[2] == itself.partition(" loss ")[2]
 
 
 def test_the_plan_is_taken_where_that_is_faster(tmp_path):
@@ -32,13 +37,3 @@ def test_the_plan_is_taken_where_that_is_faster(tmp_path):
     said, explained = baseline_trial(tmp_path, 2048, 16, "MatMul:n", "MatMul_1:n", "MatMul_2:n")
     assert said.startswith("plan, 2 built"), said
     assert "chosen: plan" in explained
-
-
-def test_data_parallelism_has_no_baseline_and_earlier_runs_leave_nothing(tmp_path):
-    """Whether plans were run before or not, the model starts from its first values."""
-    itself, explained = baseline_trial(tmp_path / "itself", 64, 65536, "MatMul:m", "MatMul_1:m", "MatMul_2:m")
-    assert itself.startswith("None, 0 built"), itself
-    assert "interleaved steps" not in explained
-    other, _ = baseline_trial(tmp_path / "other", 64, 65536, "MatMul:n", "MatMul_1:n", "MatMul_2:n")
-    assert other.startswith("data parallelism, 2 built"), other
-    assert other.partition(" loss ")[2] == itself.partition(" loss ")[2]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from examples.test_examples import DIGITS, train
 from helpers.large import first
 from helpers.mpirun import ROOT, run_ranks
 
@@ -20,7 +21,6 @@ from tensoropt.runtime.collectives import horovod
 
 HERE = Path(__file__).parent
 EXECUTION_WORKER = ROOT / "tests" / "execution" / "worker.py"
-DIGITS = ROOT / "examples" / "train_digits.py"
 LATE = ROOT / "tests" / "runtime" / "late_rank.py"
 needs_horovod = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None and "CI" not in os.environ, reason="Horovod isn't installed: make horovod"
@@ -61,25 +61,21 @@ def test_local_feeds() -> None:
 
 
 @needs_horovod
-def test_an_example_has_the_losses_of_the_default_collectives(tmp_path: Path) -> None:
-    losses = []
-    for collectives in ("mpi", "horovod"):
-        log = tmp_path / f"{collectives}.json"
-        arguments = ["--steps", "6", "--dtype", "float64", "--json", log, "--collectives", collectives]
-        result = run_ranks(2, DIGITS, *arguments, timeout=120)
-        assert result.returncode == 0, result.stderr
-        losses.append(json.loads(log.read_text())["losses"])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+@pytest.mark.ranks
+def test_an_example_has_the_losses_of_the_default_collectives() -> None:
+    by_mpi, _ = train(DIGITS, 2, "--dtype", "float64")
+    by_horovod, _ = train(DIGITS, 2, "--dtype", "float64", "--collectives", "horovod")
+    assert by_horovod["losses"] == pytest.approx(by_mpi["losses"], rel=1e-12)
 
 
 @pytest.mark.alone
 @needs_horovod
 @pytest.mark.parametrize(
     ("does", "said"),
-    [
+    first(1, [
         ("sleep", r"rank 1 hasn't come to it and has been in the user's code at late_rank.py:\d+ for \d+ s"),
         ("stop", r"rank 1 hasn't answered for \d+ s; it was last known in run at late_rank.py:\d+"),
-    ],
+    ]),
 )
 def test_a_rank_that_does_not_come_is_named(does: str, said: str) -> None:
     environment = {"TENSOROPT_TIMEOUT": "3", "TENSOROPT_COLLECTIVES": "horovod"}
@@ -150,8 +146,8 @@ def test_two_mpi_libraries_are_seen(tmp_path: Path) -> None:
 
 
 def test_one_that_fits_nothing_here_ends_all_ranks_with_one_sentence(tmp_path: Path) -> None:
-    environment = {"PYTHONPATH": f"{a_horovod(tmp_path, '2.3.4')}:{ROOT}"}
-    result = run_ranks(2, DIGITS, "--steps", "1", "--collectives", "horovod", timeout=120, env=environment)
+    environment = {"PYTHONPATH": f"{a_horovod(tmp_path, '2.3.4')}:{ROOT}", "TENSOROPT_COLLECTIVES": "horovod"}
+    result = run_ranks(2, LATE, "nothing", "0", timeout=120, env=environment)
     assert result.returncode == 2
     assert result.stderr.count("tensoropt: Horovod was built for another TensorFlow") == 1, result.stderr
     assert "Traceback" not in result.stderr
