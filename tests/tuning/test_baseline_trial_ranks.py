@@ -20,7 +20,7 @@ def baseline_trial(tmp_path: Path, *arguments: object):
 
 
 def test_data_parallelism_is_taken_where_it_is_faster_and_earlier_runs_leave_nothing(tmp_path):
-    """Data parallelism itself has no baseline. Whether plans were run before or not, the model starts from its first values."""
+    """Data parallelism itself has no baseline. Whatever ran before, a model starts from its first values."""
     # Small parameters and a long batch: gathering what is split by columns takes many times what the gradients' sums do.
     said, explained = baseline_trial(tmp_path / "columns", 64, 65536, "MatMul:n", "MatMul_1:n", "MatMul_2:n")
     assert said.startswith("data parallelism, 2 built"), said
