@@ -43,12 +43,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 
 from ..reschedule.mesh import Mesh
 from .hardware import COMMUNICATING_KINDS, CollectiveTable, Hardware, OperatorRate
-from .operator_model import BACKWARD, FEWEST_TO_FIT, WAYS, Key, amounts, class_of, fitted, samples_of, scaled
+from .operator_model import BACKWARD, FEWEST_TO_FIT, WAYS, Key, amounts, fitted, key_of, samples_of, scaled
 from .work import Measured, WorkItem
 
 KINDS = (*COMMUNICATING_KINDS, "local")
@@ -205,11 +205,12 @@ class OperatorCosts:
 
     1. a model fitted to the measured operators of its class, where there are enough of them;
 
-    2. the hardware's own rates of the class (``Hardware.operators``), times a factor;
+    2. the hardware's own rates of the operator type, else of the class (``Hardware.operators``), times a factor;
 
     3. the roofline ``overhead + max(flops / rate, bytes / bandwidth)``, times a factor.
 
     The factor is the median of measured over predicted times of the few measured operators of the class, 1 without any.
+    Where the hardware has rates of a type, its operators are a class of their own.
 
     A dtype without a rate of its own takes another's: ``float64`` and other 8-byte numbers half of ``float32``'s;
     ``float16`` and ``bfloat16`` each other's; everything else ``float32``'s. The time of integers and the like nearly
@@ -227,8 +228,9 @@ class OperatorCosts:
         self.measured: Mapping[str, Measured] = measured or {}
         self.is_cautious = is_cautious
         self._margin = lru_cache(maxsize=None)(self._margin_of)
-        self._samples = samples_of(self.measured.values())
+        self._samples = samples_of(self.measured.values(), hardware.operators)
         self._rate = lru_cache(maxsize=None)(self._flops_per_s)
+        self._key = lru_cache(maxsize=None)(partial(key_of, rates=hardware.operators))
         self._model = lru_cache(maxsize=None)(self._fitted)
 
     def time_ns(self, work: WorkItem) -> int:
@@ -248,7 +250,7 @@ class OperatorCosts:
 
     def predicted_us(self, work: WorkItem, way: str) -> float:
         """Return the predicted time of one way (forward or backward) of an operator, even if it has been measured."""
-        rate, scale = self._model((class_of(work.type), work.dtype, way))
+        rate, scale = self._model(self._key(work.type, work.dtype, way))
         flops, n_bytes = amounts(work, way)
         unscaled = rate.time_us(flops, n_bytes) if rate is not None else self.roofline_us(flops, n_bytes, work.dtype)
         return scale * unscaled
@@ -257,7 +259,7 @@ class OperatorCosts:
         """Return the time of one way of an operator that wasn't measured, with a margin if cautious and it could be
         measured.
         """
-        margin = self._margin((class_of(work.type), work.dtype, way)) if self.is_cautious and work.key else 1.0
+        margin = self._margin(self._key(work.type, work.dtype, way)) if self.is_cautious and work.key else 1.0
         return margin * self.predicted_us(work, way)
 
     def _margin_of(self, key: Key) -> float:
@@ -284,12 +286,12 @@ class OperatorCosts:
         return device.operator_overhead_us + roofline_s * 1e6
 
     def _fitted(self, key: Key) -> tuple[OperatorRate | None, float]:
-        """Return the model of a class, dtype and way (None for the roofline), and the factor for its predictions."""
+        """Return the model of a class or type, dtype and way (None for the roofline), and the factor for its predictions."""
         samples = self._samples.get(key, [])
         if len(samples) >= FEWEST_TO_FIT:
             return fitted(samples), 1.0
-        of_class, dtype, way = key
-        rate = self.hardware.operators.get(of_class, {}).get(dtype, {}).get(way)
+        name, dtype, way = key
+        rate = self.hardware.operators.get(name, {}).get(dtype, {}).get(way)
         if rate is not None:
             return rate, scaled(samples, [rate.time_us(sample.flops, sample.n_bytes) for sample in samples])
         return None, scaled(samples, [self.roofline_us(sample.flops, sample.n_bytes, dtype) for sample in samples])

@@ -22,6 +22,8 @@ from scipy.optimize import nnls
 
 from .hardware import OperatorRate, Rates
 from .hardware.frozen import freeze
+from .hardware.rates import NO_RATES
+from .operator_classes import class_of
 from .work import Measured, WorkItem
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -29,30 +31,7 @@ WAYS = (FORWARD, BACKWARD)
 FEWEST_TO_FIT = 6
 
 Key = tuple[str, str, str]
-"""Class, dtype, way."""
-
-_TYPES: dict[str, str] = {
-    "convolution": "Conv2D Conv3D Conv2DBackpropInput Conv3DBackpropInputV2",
-    "depthwise convolution": "DepthwiseConv2dNative",
-    "matrix product": "MatMul BatchMatMulV2 BatchMatMulV3 BatchMatMul Einsum",
-    "pooling": "MaxPool AvgPool MaxPool3D AvgPool3D",
-    "reduction": "Sum Mean Max Min Prod All Any ArgMax ArgMin Cumsum",
-    "softmax": "Softmax LogSoftmax SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits",
-    "transcendental": "Exp Expm1 Log Log1p Tanh Sigmoid Erf Erfc Pow Sin Cos Elu Selu Softplus Softsign Sqrt Rsqrt",
-    "copy": "Transpose ConcatV2 Concat Pack Unpack Slice StridedSlice Split SplitV Pad PadV2 MirrorPad Tile GatherV2 "
-    "BroadcastTo ReverseV2 ResizeNearestNeighbor ResizeBilinear",
-    "update": "Variable",
-}
-CLASSES = (*_TYPES, "elementwise")
-_CLASS_OF = {name: of_class for of_class, names in _TYPES.items() for name in names.split()}
-
-
-def class_of(operator_type: str) -> str:
-    """Return the class of an operator type. Operators of a class work at about one rate.
-
-    A type that isn't listed is elementwise: it moves bytes.
-    """
-    return _CLASS_OF.get(operator_type, "elementwise")
+"""Class (or operator type, where the hardware has rates of it), dtype, way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +43,16 @@ class Sample:
     time_us: float
 
 
-def samples_of(measured: Iterable[Measured]) -> dict[Key, list[Sample]]:
-    """Return the samples of both ways of all measured works, by class, dtype and way."""
+def key_of(operator_type: str, dtype: str, way: str, rates: Rates = NO_RATES) -> Key:
+    """Return by what an operator's time one way is predicted: its type, where ``rates`` has that dtype and way of it, or
+    its class.
+    """
+    is_rated = way in rates.get(operator_type, {}).get(dtype, {})
+    return operator_type if is_rated else class_of(operator_type), dtype, way
+
+
+def samples_of(measured: Iterable[Measured], rates: Rates = NO_RATES) -> dict[Key, list[Sample]]:
+    """Return the samples of both ways of all measured works, by :func:`key_of`."""
     found: dict[Key, list[Sample]] = {}
     for each in measured:
         work = each.work
@@ -73,7 +60,7 @@ def samples_of(measured: Iterable[Measured]) -> dict[Key, list[Sample]]:
         for way, times, time_us in ways:
             if times and time_us > 0:
                 sample = Sample(work.flops * times, work.n_bytes * times, time_us)
-                found.setdefault((class_of(work.type), work.dtype, way), []).append(sample)
+                found.setdefault(key_of(work.type, work.dtype, way, rates), []).append(sample)
     return found
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..operator_classes import CLASSES
 from . import checks
 from .frozen import FrozenMapping
 
@@ -81,10 +83,11 @@ class Origin:
 
 
 Rates = Mapping[str, Mapping[str, Mapping[str, OperatorRate]]]
-"""Rates by class of operators, dtype, and way (``forward``, ``backward``)."""
+"""Rates by class of operators or operator type, dtype, and way (``forward``, ``backward``)."""
 
 NO_RATES: Rates = FrozenMapping({})
 _WAYS = ("forward", "backward")
+_TYPE = re.compile(r"[A-Z][A-Za-z0-9]*")
 _NUMBERS = ("overhead_us", "us_per_gflop", "us_per_gb")
 
 
@@ -103,7 +106,11 @@ def rates_from_json(value: object) -> Rates:
         dtypes = checks.mapping(given, where, "an object from dtype to ways")
         return FrozenMapping({dtype: of_ways(ways, f"{where}.{dtype}") for dtype, ways in dtypes.items()})
 
-    classes = checks.mapping(value, "operators", "an object from classes of operators to dtypes")
+    classes = checks.mapping(value, "operators", "an object from classes of operators, or operator types, to dtypes")
+    for name in classes:
+        if name not in CLASSES and not _TYPE.fullmatch(name):
+            expected = f"a class of operators ({', '.join(CLASSES)}) or TensorFlow's name of an operator type"
+            raise checks.fail("operators", name, expected)
     return FrozenMapping({name: of_dtypes(dtypes, f"operators.{name}") for name, dtypes in classes.items()})
 
 

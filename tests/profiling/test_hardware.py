@@ -132,6 +132,7 @@ FAULTS = [
     (("collectives", "all_reduce", "bc", "spread"), [0.1], ["all_reduce.bc.spread: got [0.1]", "2 sizes"]),
     (("collectives", "all_reduce", "bc", "spread"), [0.1, -1], ["all_reduce.bc.spread: got -1"]),
     (("operators",), 1, ["operators: got 1"]),
+    (("operators", "matrix products"), {}, ["operators: got 'matrix products'", "matrix product, ", "operator type"]),
     ((*RATE, "us_per_gflop"), -1.0, ["operators.matrix product.float32.forward.us_per_gflop: got -1.0", "at least 0"]),
     ((*RATE, "us_per_gb"), NAN, ["operators.matrix product.float32.forward.us_per_gb: got nan"]),
     ((*RATE, "overhead_us"), MISSING, ["operators.matrix product.float32.forward.overhead_us: missing"]),
@@ -212,7 +213,7 @@ def test_the_papers_cluster():
 
 
 def test_every_shipped_description_is_the_paper_s_or_an_own_cluster_with_sources():
-    names = ["a100-1x8", "h100-1x8", "k80-16x4", "p100-4x4", "v100-2x8"]
+    names = ["a100-1x8", "h100-1x8", "h100tf32-1x8", "k80-16x4", "p100-4x4", "v100-2x8"]
     assert [described.name for described in shipped().values()] == names
     for described in shipped().values():
         assert named(described.name) == described

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tensoropt.profiling.hardware import Device, Hardware, LinkLevel, OperatorRate
 from tensoropt.profiling.hardware_costs import MARGIN, OperatorCosts
-from tensoropt.profiling.operator_model import FEWEST_TO_FIT, Sample, class_of, fit_all, fitted, scaled
+from tensoropt.profiling.operator_classes import class_of
+from tensoropt.profiling.operator_model import FEWEST_TO_FIT, Sample, fit_all, fitted, scaled
 from tensoropt.profiling.work import Measured, WorkItem
 
 DEVICE = Device("d", 10**9, {"float32": 1e12}, 1e11, operator_overhead_us=2.0)
@@ -130,3 +131,22 @@ def test_a_hardware_s_own_rates_come_before_its_roofline():
     known = Measured(convolution(10**6, "k"), 4.0, 8.0, 0.0)
     costs = OperatorCosts(replace(HARDWARE, operators=rates), {"k": known})
     assert costs.time_ns(convolution(10**9)) == pytest.approx(2 * (1e3 + 2e3) * 1e3 + 2 * 3e3, rel=1e-6)
+
+
+def test_rates_of_an_operator_type_count_before_those_of_its_class():
+    def rates(us: float) -> dict:
+        return {"float32": {way: OperatorRate(us, 0.0, 0.0) for way in ("forward", "backward")}}
+
+    of_relu = {"float32": {"forward": OperatorRate(5.0, 0, 0)}}
+    rated = replace(HARDWARE, operators={"elementwise": rates(1.0), "Relu": of_relu})
+    relu, square = (WorkItem(of_type, "float32", 8, 64, 1, key=of_type) for of_type in ("Relu", "Square"))
+    costs = OperatorCosts(rated)
+    assert [costs.predicted_us(relu, way) for way in ("forward", "backward")] == [5.0, 1.0]
+    assert [costs.predicted_us(square, way) for way in ("forward", "backward")] == [1.0, 1.0]
+    assert costs.predicted_us(replace(relu, dtype="float64"), "forward") == OperatorCosts(HARDWARE).predicted_us(
+        replace(relu, dtype="float64"), "forward"
+    )
+    # What is measured of the type scales the type's rates; of the class it has no part.
+    known = OperatorCosts(rated, {relu.key: Measured(relu, 10.0, 3.0, 0.0)})
+    assert known.predicted_us(relu, "forward") == 10.0
+    assert [known.predicted_us(square, way) for way in ("forward", "backward")] == [1.0, 3.0]
