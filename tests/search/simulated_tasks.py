@@ -14,9 +14,11 @@ from zoo.small import SMALL
 from tensoropt import zoo
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.ft.problem import INFEASIBLE
-from tensoropt.profiling.hardware import Hardware
+from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.simulator import StepActions, network_of
+from tensoropt.search import monte_carlo
 from tensoropt.search.baselines.task import BaselineTask
+from tensoropt.search.monte_carlo import MonteCarloResult, SearchLimits
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, Assignments, states_of
 from tensoropt.search.problem.fusion_groups import FusionGroup
@@ -36,6 +38,13 @@ MOST_LARGE = 20_000
 @cache
 def model_of(name: str) -> Model:
     return record(lambda: zoo.find(name)(**SIZES[name]), name).model
+
+
+@cache
+def walked_lenet5(cluster: str) -> MonteCarloResult:
+    """What FlexFlow's search finds for all of lenet5, which several tests ask for."""
+    hardware = named(cluster)
+    return monte_carlo.search(task_of("lenet5", hardware), network_of(hardware, hardware.mesh()), SearchLimits(LONG))
 
 
 def task_of(name: str, hardware: Hardware, seed: int | None = None, most: int = MOST) -> BaselineTask:

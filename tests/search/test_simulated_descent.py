@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import pytest
 from helpers.large import first
-from search.simulated_tasks import LONG, MOST, MOST_LARGE, SIZES, enumerated_ns, model_of, task_of
+from search.simulated_tasks import LONG, MOST, MOST_LARGE, SIZES, enumerated_ns, model_of, task_of, walked_lenet5
 
 from tensoropt.common.errors import InputError
 from tensoropt.ft import search as search_frontier
@@ -15,7 +16,7 @@ from tensoropt.plan.options import mini_time
 from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.simulator import network_of
-from tensoropt.search import monte_carlo, simulated_descent
+from tensoropt.search import simulated_descent
 from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.search.monte_carlo import SearchLimits
 from tensoropt.search.problem.config_space import COMPACT
@@ -26,6 +27,12 @@ from tensoropt.search.simulated_position import Neighbours
 def found_by(task: BaselineTask, hardware: Hardware, limits: SearchLimits, progress=None) -> DescentResult:
     found = search_frontier(task.full_problem().problem)
     return simulated_descent.search(task, network_of(hardware, task.mesh), found, limits, progress)
+
+
+@cache
+def descended_lenet5(cluster: str) -> DescentResult:
+    hardware = named(cluster)
+    return found_by(task_of("lenet5", hardware), hardware, SearchLimits(LONG))
 
 
 @pytest.mark.parametrize(("name", "cluster", "seed"), first(2, [
@@ -41,9 +48,8 @@ def test_it_finds_the_enumerated_optimum(name, cluster, seed):
 @pytest.mark.parametrize("cluster", ["p100-1x4", "k80-1x4"])
 def test_it_is_no_slower_than_the_frontier_s_fastest_and_flexflow_s_search(cluster):
     hardware = named(cluster)
-    task = task_of("lenet5", hardware)
-    found = found_by(task, hardware, SearchLimits(LONG))
-    walked = monte_carlo.search(task, network_of(hardware, task.mesh), SearchLimits(LONG))
+    task, found = task_of("lenet5", hardware), descended_lenet5(cluster)
+    walked = walked_lenet5(cluster)
     assert found.candidates[0][0] <= min(found.fastest_ns, walked.candidates[0][0])
     assert sum(walk.n_proposals for walk in walked.walks) > 2000
     again = found_by(task, hardware, SearchLimits(LONG))
@@ -105,7 +111,7 @@ def test_a_memory_limit_is_kept():
     hardware = named("p100-1x4")
     task = task_of("lenet5", hardware)
     problem = task.full_problem().problem
-    free = found_by(task, hardware, SearchLimits(LONG))
+    free = descended_lenet5("p100-1x4")
     limit = round(0.85 * problem.cost(free.candidates[0][1])[0])
     found = found_by(task, hardware, SearchLimits(LONG, limit))
     assert all(problem.cost(states)[0] <= limit for _, states in found.candidates)

@@ -46,7 +46,7 @@ def test_strategies_mean_and_cost_the_same(name: str, space: str, is_from_plain:
         assert means.configs == meant.configs and means.shared == meant.shared and not means.rematerialized
 
 
-@pytest.mark.parametrize("name", ["vgg16", "attention", "cnn"])
+@pytest.mark.parametrize("name", first(2, ["cnn", "attention", "vgg16"]))
 def test_without_rematerialization_no_memory_is_transient(name: str) -> None:
     """Adopted strategies mean the same whatever copies are regathered."""
     plain, built = problems(record(SMALL[name], name).model, "full", Choices(reuse=True))
@@ -68,7 +68,7 @@ def test_without_rematerialization_no_memory_is_transient(name: str) -> None:
 def test_no_point_is_above_one_of_a_search_without_rematerialization(name: str) -> None:
     model = record(SMALL[name], name).model
     with_all, without = (
-        find_frontier(model, HARDWARE, 4, budget=Budget(seconds=2.0), without=each).certified for each in ((), ("remat",))
+        find_frontier(model, HARDWARE, 4, budget=Budget(seconds=0.5), without=each).certified for each in ((), ("remat",))
     )
     place = np.searchsorted(with_all.mem_bytes, without.mem_bytes, side="right") - 1
     assert (place >= 0).all()
