@@ -11,7 +11,8 @@ from pipeline.staged import random_engine
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
 
-CASES = [(name, seed) for seed in range(40) for name in models.FUNCTIONS]
+CASES = [(name, (seed + i) % 40) for seed in range(40) for i, name in enumerate(models.FUNCTIONS)]
+"""Of these the first are on all meshes, each model on another."""
 MESHES = (
     (Mesh.of(1), Mesh.of(1)),
     (Mesh.of(2), Mesh.of(2)),
@@ -22,7 +23,7 @@ MESHES = (
 
 
 @pytest.mark.usefixtures("graphs_as_built")
-@pytest.mark.parametrize(("name", "seed"), first(12, CASES))
+@pytest.mark.parametrize(("name", "seed"), first(7, CASES))
 def test_random_strategies_give_one_device_numbers(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
     optimizer = sorted(models.zoo.HYPERPARAMETERS)[seed % len(models.zoo.HYPERPARAMETERS)]
