@@ -204,7 +204,7 @@ def _cut(
     if equal is not None and not set(placed.values()) <= set(equal):
         equal = None
     for n in slices:
-        times = TimesBySize(model, hardware, n)
+        times = TimesBySize(model, hardware, n, request.known)
         bound_us = times.bound_us(sizes, count, parallelism)
         fastest = balanced(model, hardware, all_choices, times, placed)
         found = [fastest]

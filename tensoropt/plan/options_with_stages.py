@@ -9,7 +9,7 @@ from ..common.dump import dump
 from ..common.errors import InputError
 from .batch_size import batch_of
 from .find_staged import checked_stages, find_with_stages, why_too_large
-from .options import parallelisms
+from .options import find_answer, parallelisms
 from .plan import Plan
 from .request import OF_CURVE, Request
 from .scaling_curve import Curve, CurvePoint
@@ -18,10 +18,8 @@ from .staged_plan import StagedPlan
 from .unsplit import unsplit_if_as_fast
 
 
-def stages_asked_for(
-    stages: object, schedule: str | None, profile_budget: object = None, is_placed: bool = False
-) -> tuple[int, ...]:
-    """Return the numbers of stages that a user asks for, of which 1 stands for plans without.
+def stages_asked_for(stages: object, schedule: str | None, is_placed: bool = False) -> tuple[int, ...] | None:
+    """Return the numbers of stages that a user asks for, of which 1 stands for plans without; None if none are asked for.
 
     Args:
         is_placed: whether operators are placed on devices, for which there are stages too.
@@ -29,12 +27,36 @@ def stages_asked_for(
     Raises:
         InputError: they aren't whole numbers from 1 up, or can't be combined with what else is asked for.
     """
-    counts = (1,) if stages is None else checked_stages(stages)
-    if schedule is not None and max(counts) == 1 and not is_placed:
+    counts = None if stages is None else checked_stages(stages)
+    if schedule is not None and max(counts or (1,)) == 1 and not is_placed:
         raise InputError(f"schedule={schedule!r} is the order in which stages run; give stages=2 or more with it")
-    if (max(counts) > 1 or is_placed) and profile_budget is not None:
-        raise InputError("stages= and profile_budget= can't be combined; leave one of the two")
     return counts
+
+
+def asks_for_stages(request: Request, stages: Sequence[int] | None) -> bool:
+    """Return whether plans with stages are asked for: by their numbers, or by a placement of operators."""
+    return bool(request.placed) or max(stages or (1,)) > 1
+
+
+def find_any_answer(
+    option: str,
+    request: Request,
+    parallelism: int | Sequence[int] | None,
+    stages: Sequence[int] | None = None,
+    schedule: str | None = None,
+) -> Plan | StagedPlan | Curve:
+    """Return the answer to one of the options, among plans with stages where these are asked for.
+
+    Args:
+        stages: the numbers of stages, of which 1 stands for plans without; None: none, or as few as a placement takes.
+        schedule: the order of the stages' passes; None for the default.
+
+    Raises:
+        InputError: as :func:`.options.find_answer` and :func:`find_answer_with_stages`.
+    """
+    if asks_for_stages(request, stages):
+        return find_answer_with_stages(option, request, parallelism, stages, schedule)
+    return find_answer(option, request, parallelism)
 
 
 def find_answer_with_stages(

@@ -24,7 +24,7 @@ from ..costs.model_costs import costing_of
 from ..costs.resharding_costs import shard_bytes
 from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator
 from ..profiling.hardware import Hardware
-from ..profiling.work import WorkItem
+from ..profiling.work import NOTHING_KNOWN, MeasuredOperators, WorkItem
 from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, Times, makespan, pass_orders, tried_in_flight
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
@@ -110,11 +110,11 @@ def runs_in_order(hardware: Hardware) -> bool:
 class OperatorTimes:
     """The times of a model's operators on the devices of a stage, each split as it is fastest, of one micro-batch."""
 
-    def __init__(self, model: Model, hardware: Hardware, mesh: Mesh) -> None:
-        """Take the model of one micro-batch, and the devices of a stage."""
+    def __init__(self, model: Model, hardware: Hardware, mesh: Mesh, known: MeasuredOperators = NOTHING_KNOWN) -> None:
+        """Take the model of one micro-batch, the devices of a stage, and what was measured of operators."""
         self.graph: Graph = model.graph
         self._mesh = mesh
-        self._costing = costing_of(model, hardware, mesh)
+        self._costing = costing_of(model, hardware, mesh, known)
         self.sends_early = runs_in_order(hardware)
         computing = (op for op in self.graph.step_operators if op.type not in (PLACEHOLDER, CONSTANT) and op.outputs)
         self.of: Mapping[str, PassTimes] = {op.name: self._of(op) for op in computing}
@@ -153,14 +153,17 @@ class OperatorTimes:
 class TimesBySize:
     """The times of a model's operators on any number of devices, of one micro-batch; found when they are first asked for."""
 
-    def __init__(self, model: Model, hardware: Hardware, n_micro_batches: int) -> None:
-        """Take the model of the full batch."""
-        self._model, self._hardware = model.in_micro_batches(n_micro_batches), hardware
+    def __init__(
+        self, model: Model, hardware: Hardware, n_micro_batches: int, known: MeasuredOperators = NOTHING_KNOWN
+    ) -> None:
+        """Take the model of the full batch, and what was measured of operators."""
+        self._model, self._hardware, self._known = model.in_micro_batches(n_micro_batches), hardware, known
         self._found: dict[int, OperatorTimes] = {}
 
     def __getitem__(self, size: int) -> OperatorTimes:
         if size not in self._found:
-            self._found[size] = OperatorTimes(self._model, self._hardware, self._hardware.mesh(size))
+            mesh = self._hardware.mesh(size)
+            self._found[size] = OperatorTimes(self._model, self._hardware, mesh, self._known)
         return self._found[size]
 
     def of(self, sizes: Sequence[int]) -> list[OperatorTimes]:

@@ -48,6 +48,16 @@ class UnstagedPoint:
     idle_share = 0.0
 
     @property
+    def frontiers(self) -> tuple[ModelFrontier, ...]:
+        """The frontier that it is a point of, as of a single stage."""
+        return (self.frontier,)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The number of the point there."""
+        return (self.number,)
+
+    @property
     def micro_batches(self) -> int:
         return self.frontier.model.graph.n_micro_batches
 
@@ -83,6 +93,11 @@ class StagedPoint:
     @property
     def n_stages(self) -> int:
         return self.searched.stages.n
+
+    @property
+    def frontiers(self) -> tuple[ModelFrontier, ...]:
+        """The frontier of each stage."""
+        return self.searched.frontiers
 
     @property
     def micro_batches(self) -> int:

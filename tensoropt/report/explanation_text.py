@@ -8,7 +8,7 @@ from typing import Any
 from tabulate import tabulate
 
 from ..common.memory_units import memory_text
-from .explanation import COLLECTIVES, INTERLEAVED, NETWORK
+from .explanation import BASELINE_US, COLLECTIVES, INTERLEAVED, NETWORK
 
 MOST_ROWS = 8
 _Rows = Sequence[dict[str, Any]]
@@ -142,10 +142,10 @@ def _assumed(told: dict[str, Any]) -> str:
         lines.append(f"operators: {stats['measured']} measured ({share}), {stats['predicted']} predicted")
     interleaved = assumed.get(INTERLEAVED)
     if isinstance(interleaved, dict):
-        plan_ms, data_parallel_ms = (interleaved[name] / 1e3 for name in ("plan_us", "data_parallel_us"))
+        baselines = [f"{interleaved[key] / 1e3:,.2f} by {name}" for name, key in BASELINE_US.items() if key in interleaved]
         lines.append(
-            f"interleaved steps: {plan_ms:,.2f} ms by the plan that was found, {data_parallel_ms:,.2f} by data parallelism; "
-            f"chosen: {interleaved['chosen']}"
+            f"interleaved steps: {interleaved['plan_us'] / 1e3:,.2f} ms by the plan that was found, "
+            f"{', '.join(baselines)}; chosen: {interleaved['chosen']}"
         )
     return "\n".join(lines)
 

@@ -21,8 +21,8 @@ from ..frontend.importer import import_graph
 from ..frontend.initial_values import FirstValues
 from ..frontend.recorded_graph import initializer_names
 from ..frontend.recording import Recording
-from ..plan.options import check_option, find_answer, request_of
-from ..plan.options_with_stages import find_answer_with_stages, stages_asked_for
+from ..plan.options import check_option, request_of
+from ..plan.options_with_stages import find_any_answer, stages_asked_for
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve
 from ..plan.staged_plan import StagedPlan
@@ -145,15 +145,11 @@ class Session:
             hardware = self.hardware if cluster is None else resolve_cluster(cluster)
             request = request_of(self.model(), hardware, memory, force, without, micro_batches)
             request = replace(request, progress=self._display.update)
-            counts = stages_asked_for(stages, schedule, profile_budget, bool(request.placed))
-            if max(counts) > 1 or request.placed:
+            counts = stages_asked_for(stages, schedule, bool(request.placed))
+            if profile_budget is None:
                 found = self.context.on_first_rank(
-                    lambda: find_answer_with_stages(
-                        option, request, parallelism, None if stages is None else counts, schedule
-                    )
+                    lambda: find_any_answer(option, request, parallelism, counts, schedule)
                 )
-            elif profile_budget is None:
-                found = self.context.on_first_rank(lambda: find_answer(option, request, parallelism))
             else:
                 with self._recording.paused():
                     found = find_measured(
@@ -165,6 +161,8 @@ class Session:
                         self.context.on_first_rank,
                         lambda: FirstValues(self._recording.graph),
                         checked_collectives(None),
+                        counts,
+                        schedule,
                     )
         assert isinstance(found, (Plan, StagedPlan, Curve))
         if not isinstance(found, Curve):

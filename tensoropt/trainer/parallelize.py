@@ -16,8 +16,8 @@ from ..common.progress import Display
 from ..common.source_lines import running_line
 from ..frontend.tracing.capture import VariableNames
 from ..optimizers.keras_optimizer import KerasOptimizer
-from ..plan.options import OPTIONS, find_answer, limit_of, request_of
-from ..plan.options_with_stages import find_answer_with_stages, stages_asked_for
+from ..plan.options import OPTIONS, limit_of, request_of
+from ..plan.options_with_stages import find_any_answer, stages_asked_for
 from ..plan.plan import Plan
 from ..plan.staged_plan import StagedPlan
 from ..profiling.hardware import Hardware
@@ -180,7 +180,7 @@ def _found(
     first_values: Callable[[], Callable[[str], np.ndarray]],
     collectives: str,
 ) -> Plan | StagedPlan:
-    counts = stages_asked_for(options.stages, options.schedule, options.profile_budget)
+    counts = stages_asked_for(options.stages, options.schedule)
     request = request_of(
         model, context.hardware, options.memory, options.force, options.without, options.micro_batches
     )
@@ -195,14 +195,13 @@ def _found(
             context.on_first_rank,
             first_values,
             collectives,
+            counts,
+            options.schedule,
         )
     request = replace(request, wants_frontier=False)
-    if max(counts) > 1:
-        plan = context.on_first_rank(
-            lambda: find_answer_with_stages(options.option, request, options.parallelism, counts, options.schedule)
-        )
-    else:
-        plan = context.on_first_rank(lambda: find_answer(options.option, request, options.parallelism))
+    plan = context.on_first_rank(
+        lambda: find_any_answer(options.option, request, options.parallelism, counts, options.schedule)
+    )
     assert isinstance(plan, (Plan, StagedPlan))
     return plan
 

@@ -13,8 +13,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..plan.plan import Plan
+from ..plan.staged_plan import StagedPlan
 from ..runtime.engine import Engine
 from ..runtime.execute import execute
+from ..runtime.pipeline.execute_staged import execute_staged
+from ..runtime.pipeline.staged_engine import StagedEngine
 from ..runtime.ranks import Processes
 from ..runtime.synthetic_batch import WARM_STEPS, synthetic_step
 from ..sharding.model import Model
@@ -30,7 +33,7 @@ def steps_of(n_turns: int) -> int:
 
 
 def interleaved_seconds(
-    plans: Sequence[Plan],
+    plans: Sequence[Plan | StagedPlan],
     model: Model,
     first_values: Callable[[], FirstValue],
     processes: Processes,
@@ -49,9 +52,14 @@ def interleaved_seconds(
         OutOfMemoryError: there isn't the memory for all plans at once.
     """
     fetch, feeds = synthetic_step(model.graph)
-    engines: list[Engine] = []
+    engines: list[Engine | StagedEngine] = []
     for plan in plans:
-        engines.append(execute(plan, model, first_values(), processes, collectives).engine)
+        if isinstance(plan, StagedPlan):
+            values = first_values()
+            staged = execute_staged(plan, model, values, processes, collectives, values_are_exchanged=True)
+            engines.append(staged.engine)
+        else:
+            engines.append(execute(plan, model, first_values(), processes, collectives).engine)
         for _ in range(WARM_STEPS):
             engines[-1].run(fetch, feeds)
     seconds = np.empty((n_turns * COUNTED, len(plans)))

@@ -20,20 +20,22 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..common.errors import InputError
 from ..plan.find_frontier import ModelFrontier
-from ..plan.options import Request, find_answer
+from ..plan.options_with_stages import asks_for_stages, find_any_answer
 from ..plan.plan import Plan
+from ..plan.request import Request
+from ..plan.scaling_curve import Curve
+from ..plan.staged_plan import StagedPlan
 from ..profiling.cache import cache_folder
 from ..profiling.store import FILE, Store
 from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..profiling.work import Measured, MeasuredOperators, WorkItem
-from ..rules.registry import rule_of
-from ..rules.rule import Config, interface_of
+from ..rules.rule import Config
 from ..runtime.execute import MPI
 from ..runtime.operator_timer import OperatorTimer, OperatorTrial, Timed
 from ..runtime.ranks import Processes
@@ -44,12 +46,23 @@ from ..sharding.model import Model
 from ..sharding.strategy import Strategy
 from .baseline_trial import BaselineTrial
 from .interleaved_timing import FirstValue
+from .planned_parts import PlannedPart, parts_of, parts_of_points, work_of
 
-Search = Callable[[MeasuredOperators], Plan]
+Search = Callable[[MeasuredOperators], Plan | StagedPlan]
 NEGLIGIBLE = 0.01
 """The smallest operators, up to this share of the plan's compute time, are never measured."""
-_Wanted = list[tuple[str, Config, float]]
-"""(operator, config, predicted microseconds)."""
+
+
+class _Operator(NamedTuple):
+    """An operator in a config, of one of so many micro-batches."""
+
+    name: str
+    config: Config
+    micro_batches: int
+
+
+_Wanted = list[tuple[_Operator, float]]
+"""Operators with their predicted microseconds."""
 
 
 def environment(processes: Processes) -> str:
@@ -77,16 +90,16 @@ class MeasuredSearch:
     clock: Callable[[], float] = time.monotonic
     progress: Callable[[str, int, int], None] | None = None
     _failed: set[str] = field(default_factory=set)
-    _work_items: dict[tuple[str, Config], WorkItem] = field(default_factory=dict)
+    _work_items: dict[_Operator, WorkItem] = field(default_factory=dict)
 
-    def find(self, on_first_rank: Callable[[Callable[[], Any]], Any]) -> Plan:
+    def find(self, on_first_rank: Callable[[Callable[[], Any]], Any]) -> Plan | StagedPlan:
         """Return the plan; every rank must call it.
 
         Args:
             on_first_rank: gives the result that rank 0 computes, or its error, to all ranks.
         """
         started, has_measured = self.clock(), False
-        found: list[Plan] = []
+        found: list[Plan | StagedPlan] = []
 
         def is_spent() -> bool:
             return self.clock() - started > self.budget_s
@@ -100,13 +113,13 @@ class MeasuredSearch:
                 found[:] = [self.search(MeasuredOperators(self.store.measured, is_cautious=True))]
             return []
 
-        def result() -> Plan:
+        def result() -> Plan | StagedPlan:
             return replace(found[0], assumed={**found[0].assumed, "operators": self.stats(found[0])})
 
         while wanted := on_first_rank(next_round):
             self._measure_all(wanted, is_spent)
             has_measured = True
-        plan: Plan = on_first_rank(result)
+        plan: Plan | StagedPlan = on_first_rank(result)
         return plan
 
     def measure(self, frontier: ModelFrontier | None, strategies: Iterable[Strategy]) -> None:
@@ -117,91 +130,88 @@ class MeasuredSearch:
         """
         wanted: _Wanted = []
         if frontier is not None and self.processes.rank == 0:
-            in_step = [op.name for op in self.model.graph.step_operators if op.updates is None]
-            pairs = dict.fromkeys((name, strategy.configs[name]) for strategy in strategies for name in in_step)
-            wanted = self._unmeasured(frontier, pairs)
+            wanted = self._unmeasured([PlannedPart(frontier, strategy.configs) for strategy in strategies])
         self._measure_all(self.processes.broadcast(wanted), lambda: False)
 
     def _measure_all(self, wanted: _Wanted, is_spent: Callable[[], bool]) -> None:
         """Measure operators one after the other until the budget is spent by rank 0's clock, but at least one."""
-        for number, (name, config, predicted_us) in enumerate(wanted):
+        for number, (operator, predicted_us) in enumerate(wanted):
             if self.processes.broadcast(number > 0 and is_spent()):
                 break
-            self._measure(name, config, predicted_us)
+            self._measure(operator, predicted_us)
             if self.progress is not None and self.processes.rank == 0:
                 self.progress("operators", number + 1, len(wanted))
 
-    def _measure(self, name: str, config: Config, predicted_us: float) -> None:
-        graph = self.model.graph
-        trial = OperatorTrial.of(graph.operators[name], config, graph, self.model.backward, predicted_us)
+    def _measure(self, operator: _Operator, predicted_us: float) -> None:
+        graph = self.model.in_micro_batches(operator.micro_batches).graph
+        op = graph.operators[operator.name]
+        trial = OperatorTrial.of(op, operator.config, graph, self.model.backward, predicted_us)
         timed = self.processes.gather(self.timer.time(trial))
         if self.processes.rank == 0:
-            work = self._work_items[name, config]
+            work = self._work_items[operator]
             if any(each is None for each in timed):
                 self._failed.add(work.key)
             else:
                 self.store.add([slowest_of(work, [each for each in timed if each is not None])])
 
-    def _wanted(self, plan: Plan, is_first: bool) -> _Wanted:
+    def _wanted(self, plan: Plan | StagedPlan, is_first: bool) -> _Wanted:
         """Return the operators to measure next, largest first: those of the plan, or else those of the frontier.
 
         Args:
             is_first: whether to add those of data parallelism behind the plan's, since no plan should be slower than
                 that.
         """
-        frontier = plan.frontier
-        assert isinstance(frontier, ModelFrontier)
-        least_us = _least_worth_us(frontier, self._pairs(plan))
+        parts = parts_of(plan)
+        least_us = self._least_worth_us(parts)
         of_plan = self._of_plan(plan)
         if is_first:
             known = {work.key for work in self._work_items.values()}
-            others = self._unmeasured(frontier, _of_data_parallelism(frontier), least_us)
-            of_plan += [each for each in others if self._work_items[each[:2]].key not in known]
-        if of_plan:
-            return of_plan
-        pairs = dict.fromkeys(
-            pair for states in frontier.found.strategies for pair in frontier.built.strategy(states).configs.items()
-        )
-        return self._unmeasured(frontier, pairs, least_us)
+            others = self._unmeasured([_of_data_parallelism(part.frontier) for part in parts], least_us)
+            of_plan += [each for each in others if self._work_items[each[0]].key not in known]
+        return of_plan or self._unmeasured(parts_of_points(plan.frontier), least_us)
 
-    def _of_plan(self, plan: Plan) -> _Wanted:
+    def _of_plan(self, plan: Plan | StagedPlan) -> _Wanted:
         """Return the operators of a plan that are still to be measured."""
-        frontier, pairs = plan.frontier, self._pairs(plan)
-        assert isinstance(frontier, ModelFrontier)
-        return self._unmeasured(frontier, pairs, _least_worth_us(frontier, pairs))
+        parts = parts_of(plan)
+        return self._unmeasured(parts, self._least_worth_us(parts))
 
-    def _pairs(self, plan: Plan) -> list[tuple[str, Config]]:
-        configs = plan.strategy.configs
-        return [(op.name, configs[op.name]) for op in self.model.graph.step_operators if op.name in configs]
+    def _unmeasured(self, parts: Iterable[PlannedPart], least_us: float = 0.0) -> _Wanted:
+        wanted: dict[str, tuple[_Operator, float]] = {}
+        for part in parts:
+            for name, config in part.pairs(self.model):
+                operator = _Operator(name, config, part.micro_batches)
+                work = self._work_items.get(operator) or work_of(part.frontier, name, config)
+                if work is None or not work.key or work.key in self._failed:
+                    continue
+                if work.key not in wanted and work.key not in self.store.measured:
+                    predicted_us = part.frontier.costing.compute.time_ns(work) / 1e3
+                    if predicted_us >= least_us:
+                        wanted[work.key] = (operator, predicted_us)
+                        self._work_items[operator] = work
+        return sorted(wanted.values(), key=lambda each: -each[1])
 
-    def _unmeasured(
-        self, frontier: ModelFrontier, pairs: Iterable[tuple[str, Config]], least_us: float = 0.0
-    ) -> _Wanted:
-        wanted: dict[str, tuple[str, Config, float]] = {}
-        for name, config in pairs:
-            work = _work(frontier, name, config)
-            if work is None or not work.key or work.key in self._failed:
-                continue
-            if work.key not in wanted and work.key not in self.store.measured:
-                predicted_us = frontier.costing.compute.time_ns(work) / 1e3
-                if predicted_us >= least_us:
-                    wanted[work.key] = (name, config, predicted_us)
-                    self._work_items[name, config] = work
-        return sorted(wanted.values(), key=lambda each: -each[2])
+    def _least_worth_us(self, parts: Sequence[PlannedPart]) -> float:
+        """Return the least predicted microseconds of an operator that is worth measuring.
 
-    def stats(self, plan: Plan) -> dict[str, Any]:
+        The plan's smaller operators take a negligible share of its compute time together.
+        """
+        items = ((part, work_of(part.frontier, *pair)) for part in parts for pair in part.pairs(self.model))
+        times_us = sorted(part.frontier.costing.compute.time_ns(work) / 1e3 for part, work in items if work is not None)
+        small = np.cumsum(times_us) <= NEGLIGIBLE * sum(times_us)
+        return times_us[int(small.sum())] if times_us else 0.0
+
+    def stats(self, plan: Plan | StagedPlan) -> dict[str, Any]:
         """Return the stats of how much of a plan's compute time was measured."""
-        frontier = plan.frontier
-        assert isinstance(frontier, ModelFrontier)
         measured_ns = total_ns = n_measured = n_predicted = 0
-        for op in self.model.graph.step_operators:
-            work = _work(frontier, op.name, plan.strategy.configs[op.name]) if op.updates is None else None
-            if work is None:
-                continue
-            time_ns = frontier.costing.compute.time_ns(work)
-            is_measured = work.key in self.store.measured
-            n_measured, n_predicted = n_measured + is_measured, n_predicted + (not is_measured)
-            measured_ns, total_ns = measured_ns + time_ns * is_measured, total_ns + time_ns
+        for part in parts_of(plan):
+            for name, config in part.pairs(self.model):
+                work = work_of(part.frontier, name, config)
+                if work is None:
+                    continue
+                time_ns = part.frontier.costing.compute.time_ns(work)
+                is_measured = work.key in self.store.measured
+                n_measured, n_predicted = n_measured + is_measured, n_predicted + (not is_measured)
+                measured_ns, total_ns = measured_ns + time_ns * is_measured, total_ns + time_ns
         return {
             "measured": n_measured,
             "predicted": n_predicted,
@@ -210,34 +220,16 @@ class MeasuredSearch:
         }
 
 
-def _of_data_parallelism(frontier: ModelFrontier) -> list[tuple[str, Config]]:
-    """Return the operators and configs of data parallelism that are in the searched space; forced configs may exclude some.
-    """
+def _of_data_parallelism(frontier: ModelFrontier) -> PlannedPart:
+    """Return data parallelism, as far as it is in the searched space; forced configs may exclude some operators'."""
     batch = data_parallel.configs(BaselineTask(frontier.costing, frontier.mesh, frontier.built.space))
-    return [
-        (op.name, batch[op.name])
+    configs = {
+        op.name: batch[op.name]
         for node, states in frontier.built.nodes
         for op, possible in zip(node.operators, states.configs, strict=True)
         if op.name in batch and batch[op.name] in possible
-    ]
-
-
-def _least_worth_us(frontier: ModelFrontier, pairs: Iterable[tuple[str, Config]]) -> float:
-    """Return the least predicted microseconds of an operator that is worth measuring.
-
-    The plan's smaller operators take a negligible share of its compute time together.
-    """
-    work_items = (_work(frontier, name, config) for name, config in pairs)
-    times_us = sorted(frontier.costing.compute.time_ns(work) / 1e3 for work in work_items if work is not None)
-    small = np.cumsum(times_us) <= NEGLIGIBLE * sum(times_us)
-    return times_us[int(small.sum())] if times_us else 0.0
-
-
-def _work(frontier: ModelFrontier, name: str, config: Config) -> WorkItem | None:
-    """Return the work of an operator; None where it has none that could be timed by itself."""
-    op = frontier.model.graph.operators[name]
-    rule = rule_of(op)
-    return frontier.costing.work(op, rule, config, interface_of(rule, config))
+    }
+    return PlannedPart(frontier, configs)
 
 
 def slowest_of(work: WorkItem, timed: list[Timed]) -> Measured:
@@ -277,11 +269,6 @@ def _refuse_unmeasurable(option: str, request: Request) -> None:
         raise InputError(
             "option 'profiling' compares parallelisms and measures none of their operators; leave the profiling budget"
         )
-    if request.micro_batches is not None and request.micro_batches > 1:
-        raise InputError(
-            f"operators are measured at the whole batch, got micro_batches={request.micro_batches}; leave the "
-            "profiling budget"
-        )
     here, there = TensorFlowEngine().device_name(), request.hardware.device.name
     if here != there:
         raise InputError(
@@ -299,14 +286,17 @@ def find_measured(
     on_first_rank: Callable[[Callable[[], Any]], Any] = lambda compute: compute(),
     first_values: Callable[[], FirstValue] | None = None,
     collectives: str = MPI,
-) -> Plan:
+    stages: Sequence[int] | None = None,
+    schedule: str | None = None,
+) -> Plan | StagedPlan:
     """Return a plan that is found by measured operators; every rank must call it. Measurements are kept, however the
-    search ends.
+    search ends. The number of micro-batches isn't searched, except with stages.
 
     Args:
         budget: see :func:`parse_budget`.
         first_values: returns the function of variables' first values, so that plans can be run; None to run none.
         collectives: the implementation of collectives by which plans run.
+        stages, schedule: see :func:`.options_with_stages.find_any_answer`.
 
     Raises:
         InputError: no budget, a curve is asked for, or the plan is for other devices than these, which can't be measured
@@ -314,11 +304,12 @@ def find_measured(
     """
     budget_s = parse_budget(budget)
     _refuse_unmeasurable(option, request)
-    request = replace(request, without=request.without | {ACCUMULATE})
+    if request.micro_batches is None and not asks_for_stages(request, stages):
+        request = replace(request, without=request.without | {ACCUMULATE})
 
-    def search(known: MeasuredOperators) -> Plan:
-        plan = find_answer(option, replace(request, known=known), parallelism)
-        assert isinstance(plan, Plan)
+    def search(known: MeasuredOperators) -> Plan | StagedPlan:
+        plan = find_any_answer(option, replace(request, known=known), parallelism, stages, schedule)
+        assert not isinstance(plan, Curve)
         return plan
 
     with closing(opened_store(processes)) as store:

@@ -1,10 +1,14 @@
-"""Compare steps in stages with those of the fastest plan without stages and of data parallelism, in turn.
+"""Compare steps in stages with those of the fastest plan without stages, of data parallelism and of the bound, in turn.
 
-    tests/benchmarks/two_machines.sh tests/benchmarks/stages.py [--layers 2] [--rounds 10] [--micro-batches 4,8]
+    tests/benchmarks/two_machines.sh [-n RANKS] tests/benchmarks/stages.py [--models small,deep] [--rounds 10]
+        [--micro-batches 2,4,8]
+    tensoropt run -n 2 tests/benchmarks/stages.py
 
-The model is a Transformer whose embedding and output share their table; one thread a rank. The hardware is measured first.
-The printed table has medians and quartiles; the ratio is of medians, to the fastest plan without stages. Below it stands for
-each stage how long it is predicted to be busy, and the CPU time that its first rank took for a step, naps' looks included.
+One thread a rank. The hardware is measured first. "Bound" trains on the rank's share of the batch in plain TensorFlow and
+never communicates. The printed table has medians and quartiles of the slowest rank; ratios are of medians, to the fastest
+plan without stages and to the bound. What ``stages=(1, 2)`` chooses is the plan of least predicted time but data
+parallelism, and marked. Below stands the mean error of predictions, and for each stage how long it is predicted to be busy,
+and the CPU time that its first rank took for a step, naps' looks included.
 """
 
 from __future__ import annotations
@@ -16,11 +20,14 @@ os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
-from harness import alternate
+import numpy as np
+from harness import Timing, alternate
 from tabulate import tabulate
+from versus_horovod import MODELS, plain_step
 
 from tensoropt import zoo
 from tensoropt.common.progress import NOT_SHOWN
@@ -38,6 +45,15 @@ from tensoropt.runtime.synthetic_batch import synthetic_step
 from tensoropt.tools.offline import record
 from tensoropt.tools.recorded import Recorded
 
+SMALL = {"batch": 16, "length": 64, "layers": 2, "width": 256, "heads": 4, "inner": 1024, "vocabulary": 4096}
+SIZES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
+    **{name: MODELS[name] for name in ("transformer", "vgg16", "transformer_s")},
+    "small": (zoo.find("transformer"), SMALL),
+    "deep": (zoo.find("transformer"), {**SMALL, "layers": 6}),
+}
+
+DATA_PARALLEL = "data parallel"
+
 
 def plans_of(
     recorded: Recorded, hardware: Hardware, processes: Processes, micro_batches: list[int]
@@ -47,7 +63,7 @@ def plans_of(
     if processes.rank == 0:
         frontier = find_frontier(recorded.model, hardware, processes.size)
         fastest = frontier.plan(frontier.found.fastest(), "mini_time")
-        values = {"fastest": fastest.to_json(), "data parallel": find_baseline(frontier, "data-parallel").plan(0).to_json()}
+        values = {"fastest": fastest.to_json(), DATA_PARALLEL: find_baseline(frontier, "data-parallel").plan(0).to_json()}
         for n in micro_batches:
             request = Request(recorded.model, hardware, None, micro_batches=n)
             values[f"2 stages, {n} micro-batches"] = find_staged(request, processes.size, 2, None).to_json()
@@ -89,30 +105,60 @@ def step_of(recorded: Recorded, plan: Plan | StagedPlan, processes: Processes) -
     return partial(execution.engine.run, *synthetic_step(recorded.model.graph))
 
 
+def in_turn(steps: list[Callable[[], object]], processes: Processes, rounds: int) -> list[Timing]:
+    """Return the seconds of steps in turn, which all ranks begin together, of the slowest rank."""
+
+    def together(step: Callable[[], object]) -> None:
+        processes.barrier()
+        step()
+
+    timings = alternate([partial(together, step) for step in steps], rounds)
+    slowest = np.max(processes.gather([timing.seconds for timing in timings]), axis=0)
+    return [Timing(tuple(map(float, seconds))) for seconds in slowest]
+
+
+def compare(name: str, hardware: Hardware, processes: Processes, rounds: int, micro_batches: list[int]) -> None:
+    """Time the plans of a model, and print them on rank 0; every rank must call it."""
+    function, sizes = SIZES[name]
+    recorded = record(lambda: function(**sizes), name, "momentum")
+    plans = plans_of(recorded, hardware, processes, micro_batches)
+    cpu_s: list[list[float]] = [[] for _ in plans]
+    steps = [clocked(step_of(recorded, plan, processes), own) for plan, own in zip(plans.values(), cpu_s, strict=True)]
+    *timings, bound = in_turn([*steps, plain_step(function, sizes, recorded, processes)], processes, rounds)
+    by_rank = processes.gather([statistics.median(own[-rounds:]) for own in cpu_s])
+    if processes.rank:
+        return
+    chosen = min(plans.keys() - {DATA_PARALLEL}, key=lambda each: plans[each].time_us)
+    rows = []
+    for (title, plan), timing in zip(plans.items(), timings, strict=True):
+        ratios = [f"{timing.median / to.median:.3f}" for to in (timings[0], bound)]
+        mark = " (chosen)" * (title == chosen)
+        rows.append([title + mark, f"{plan.time_us / 1e3:,.0f} ms", str(timing), *ratios])
+    rows.append(["bound", "", str(bound), "", ""])
+    print(tabulate(rows, [name, "predicted", "measured", "to the fastest", "to the bound"]))
+    errors = {
+        title: abs(plan.time_us / 1e6 / timing.median - 1)
+        for (title, plan), timing in zip(plans.items(), timings, strict=True)
+    }
+    staged = [error for title, error in errors.items() if isinstance(plans[title], StagedPlan)]
+    of_all = f"{statistics.mean(errors.values()):.1%} of all plans"
+    print(f"mean error of predictions: {statistics.mean(staged):.1%} with stages, {of_all}")
+    for number, (title, plan) in enumerate(plans.items()):
+        if isinstance(plan, StagedPlan):
+            print(f"\n{title}\n{stages_table(plan, [of_rank[number] for of_rank in by_rank])}")
+    print(flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=2, help="of the encoder, and as many of the decoder")
+    parser.add_argument("--models", default="small", help=f"of {', '.join(SIZES)}; default: small")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--micro-batches", default="4,8")
+    parser.add_argument("--micro-batches", default="2,4,8")
     given = parser.parse_args()
     processes = prepared_processes()
     hardware = hardware_here(processes, MPI, NOT_SHOWN)
-    sizes = {"batch": 16, "length": 64, "layers": given.layers, "width": 256, "heads": 4, "inner": 1024, "vocabulary": 4096}
-    recorded = record(lambda: zoo.transformer(**sizes), "transformer", "momentum")
-    plans = plans_of(recorded, hardware, processes, [int(n) for n in given.micro_batches.split(",")])
-    cpu_s: list[list[float]] = [[] for _ in plans]
-    steps = [clocked(step_of(recorded, plan, processes), own) for plan, own in zip(plans.values(), cpu_s, strict=True)]
-    timings = alternate(steps, given.rounds)
-    by_rank = processes.gather([statistics.median(own[-given.rounds :]) for own in cpu_s])
-    if processes.rank == 0:
-        rows = [
-            [name, f"{plan.time_us / 1e3:,.0f} ms", str(timing), f"{timing.median / timings[0].median:.3f}"]
-            for (name, plan), timing in zip(plans.items(), timings, strict=True)
-        ]
-        print(tabulate(rows, ["plan", "predicted", "measured", "ratio"]))
-        for number, (name, plan) in enumerate(plans.items()):
-            if isinstance(plan, StagedPlan):
-                print(f"\n{name}\n{stages_table(plan, [of_rank[number] for of_rank in by_rank])}")
+    for name in given.models.split(","):
+        compare(name, hardware, processes, given.rounds, [int(n) for n in given.micro_batches.split(",")])
 
 
 if __name__ == "__main__":

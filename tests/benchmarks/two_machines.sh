@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Runs a script on two ranks, each on a "machine" of its own: two network namespaces, joined by a link of 1 Gb/s.
+# Runs a script on ranks of two "machines": two network namespaces, joined by a link of 1 Gb/s.
 #
-#   tests/benchmarks/two_machines.sh [RATE] SCRIPT [ARGUMENT ...]
+#   tests/benchmarks/two_machines.sh [RATE] [-n RANKS] SCRIPT [ARGUMENT ...]
 #
 #   tests/benchmarks/two_machines.sh tests/benchmarks/data_parallel.py
 #   tests/benchmarks/two_machines.sh 10gbit -m tensoropt check zoo:lenet5 --plan plan.json
 #
-# RATE is tc's, such as 1gbit (the default) or 100mbit. Each machine has a core and a host name of its own. Needs root, and
-# iproute2 (ip, tc) and util-linux (unshare, taskset). What it makes it removes, also when it is interrupted.
+# RATE is tc's, such as 1gbit (the default) or 100mbit. RANKS are 2, one for each machine, or any even number: half of them run
+# on each. Each machine has a core and a host name of its own. Needs root, and iproute2 (ip, tc) and util-linux (unshare,
+# taskset). What it makes it removes, also when it is interrupted.
 set -euo pipefail
 
 fail() {
@@ -20,7 +21,13 @@ if [[ ${1:-} =~ ^[0-9]+(k|m|g)?bit$ ]]; then
   rate=$1
   shift
 fi
-[[ $# -gt 0 ]] || fail "no script; say what to run: two_machines.sh [RATE] SCRIPT [ARGUMENT ...]"
+ranks=2
+if [[ ${1:-} == -n ]]; then
+  ranks=${2:-}
+  [[ $ranks =~ ^[0-9]+$ && $ranks -gt 0 && $((ranks % 2)) == 0 ]] || fail "-n takes an even number of ranks, got '$ranks'"
+  shift 2
+fi
+[[ $# -gt 0 ]] || fail "no script; say what to run: two_machines.sh [RATE] [-n RANKS] SCRIPT [ARGUMENT ...]"
 [[ $(id -u) == 0 ]] || fail "network namespaces need root, and this is user $(id -un)"
 for tool in ip tc unshare taskset; do
   command -v "$tool" >/dev/null || fail "there is no $tool; install iproute2 and util-linux"
@@ -66,5 +73,5 @@ chmod +x "$agent"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PYTHONUNBUFFERED=1
 export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-3} TF_NUM_INTRAOP_THREADS=${TF_NUM_INTRAOP_THREADS:-1}
 ip netns exec "${spaces[0]}" taskset -c 0 unshare --uts bash -c 'hostname machine0; exec "$@"' bash \
-  "$mpirun" --prtemca plm_ssh_agent "$agent" --host 10.77.0.1:1,10.77.0.2:1 --bind-to none \
+  "$mpirun" --prtemca plm_ssh_agent "$agent" --host 10.77.0.1:$((ranks / 2)),10.77.0.2:$((ranks / 2)) --bind-to none \
   --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include eth0 "$python" "$@"

@@ -29,9 +29,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +154,14 @@ def tensoropt_step(plan: Plan, recorded: Recorded, processes: Processes) -> Step
     return lambda: float(engine.run(fetch, feeds)[0][0])
 
 
-def plain_step(name: str, recorded: Recorded, processes: Processes, reduced: Callable[[Any], Any]) -> Step:
+def plain_step(
+    function: Callable[..., Any],
+    sizes: Mapping[str, Any],
+    recorded: Recorded,
+    processes: Processes,
+    reduced: Callable[[Any], Any] = lambda gradient: gradient,
+) -> Step:
     """Return a training step in plain TensorFlow on this rank's share of the batch; ``reduced`` maps each gradient."""
-    function, sizes = MODELS[name]
     share = sizes["batch"] // processes.size
     with tf.Graph().as_default() as graph:
         loss = function(**{**sizes, "batch": share})
@@ -248,7 +254,7 @@ def columns_of(name: str, processes: Processes, arguments: argparse.Namespace) -
     steps = {
         "mini_time": tensoropt_step(fastest, recorded, processes),
         "data parallel": tensoropt_step(data_parallel, recorded, processes),
-        "bound": plain_step(name, recorded, processes, lambda gradient: gradient),
+        "bound": plain_step(function, sizes, recorded, processes),
     }
     if name in N_POOLS:
         steps[HYBRID] = hybrid_vgg16(recorded, processes, N_POOLS[name], LEARNING_RATE, MOMENTUM)
@@ -256,7 +262,8 @@ def columns_of(name: str, processes: Processes, arguments: argparse.Namespace) -
         import horovod.tensorflow as hvd
 
         hvd.init()
-        steps[HOROVOD] = plain_step(name, recorded, processes, lambda gradient: hvd.allreduce(gradient, op=hvd.Average))
+        averaged = partial(hvd.allreduce, op=hvd.Average)
+        steps[HOROVOD] = plain_step(function, sizes, recorded, processes, averaged)
         hvd.shutdown()
     columns = [Column(title, step, [], []) for title, step in steps.items()]
     for number in range(WARM_STEPS + arguments.rounds):

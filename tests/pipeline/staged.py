@@ -50,12 +50,18 @@ def check_losses(plan: StagedPlan, model: zoo.Recorded) -> None:
         assert_close(loss, model.reference.losses[step], 1e-10, f"the loss of step {step}")
 
 
-def random_stage_view(stage: StageModel, n: int, mesh: Mesh, seed: int, devices: tuple[int, ...]) -> StageView:
-    """Return a random strategy of a stage that its full batch and its micro-batches can have."""
+def random_stage_view(
+    stage: StageModel, n: int, mesh: Mesh, seed: int, devices: tuple[int, ...], *shares: float
+) -> StageView:
+    """Return a random strategy of a stage that its full batch and its micro-batches can have.
+
+    Args:
+        shares: of copies that are regathered, and operators that are rematerialized; see ``random_strategy``.
+    """
     rng, sliced = random.Random(seed), stage.in_micro_batches(n)
     model = zoo.Recorded(sliced, "", (), {}, (), None)  # type: ignore[arg-type]
     while True:
-        view = random_strategy(model, mesh, rng.randrange(10**6))
+        view = random_strategy(model, mesh, rng.randrange(10**6), None, *shares)
         configs = view.strategy.configs
         if not any(why_invalid(rule_of(stage.graph.operators[name]), config) for name, config in configs.items()):
             return StageView(stage.view(view.strategy), view, devices)

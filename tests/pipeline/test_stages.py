@@ -6,10 +6,10 @@ import accumulate.models as models
 import pytest
 from helpers.large import first
 from helpers.strategies import assert_close, evaluate_and_check, feeds_of, training_fetch
+from pipeline.random_programs import check_variables
 from pipeline.staged import random_engine
 
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.simulate import gather
 
 CASES = [(name, (seed + i) % 40) for seed in range(40) for i, name in enumerate(models.FUNCTIONS)]
 """Of these the first are on all meshes, each model on another."""
@@ -33,12 +33,5 @@ def test_random_strategies_give_one_device_numbers(name: str, seed: int, monkeyp
     for step, batch in enumerate(model.batches):
         ((loss,),) = engine.run(fetch, feeds_of(model.graph, batch))
         assert_close(loss, model.reference.losses[step], 1e-10, f"the loss of step {step}")
-    for stage, part in engine.engines.items():
-        for variable, shards in part.variables.items():
-            if variable in model.reference.variables:
-                result = part.graph.operators[variable].result
-                whole = gather([shard.numpy() for shard in shards], part.view.layout(result), result.shape)
-                assert_close(whole, model.reference.variables[variable], 1e-10, f"variable {variable} of stage {stage}")
-    held = {variable for part in engine.engines.values() for variable in part.variables}
-    assert held == {op.name for op in model.graph.variables}
+    check_variables(engine, model)
     evaluate_and_check(engine, model)

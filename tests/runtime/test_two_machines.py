@@ -35,4 +35,5 @@ def test_a_model_trains_on_two_machines_as_on_one_and_goes_on_from_its_checkpoin
 def test_what_the_script_refuses():
     done = run_command([str(SCRIPT), "1gbit"], timeout=20)
     assert done.returncode == 2
-    assert done.stderr == "two_machines.sh: no script; say what to run: two_machines.sh [RATE] SCRIPT [ARGUMENT ...]\n"
+    usage = "two_machines.sh [RATE] [-n RANKS] SCRIPT [ARGUMENT ...]"
+    assert done.stderr == f"two_machines.sh: no script; say what to run: {usage}\n"

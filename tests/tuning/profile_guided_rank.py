@@ -1,8 +1,9 @@
 """One rank of a script that searches by measured operators and trains a step.
 
-Usage: measured_search_rank.py
+Usage: profile_guided_rank.py [STAGES]
 """
 
+import sys
 from dataclasses import replace
 
 from helpers import zoo
@@ -13,9 +14,10 @@ from tensoropt.profiling.hardware import named
 
 described = named("v100-1x2")
 session = tensoropt.init(hardware=replace(described, device=replace(described.device, name=cpu_name())), seed=1)
-built = zoo.mlp(tensoropt)
+built = zoo.mlp(tensoropt, batch=8)
 step = tensoropt.GradientDescentOptimizer().minimize(built.loss)
-plan = tensoropt.find_strategy(profile_budget="3s")
+stages = [int(text) for text in sys.argv[1].split(",")] if sys.argv[1:] else None
+plan = tensoropt.find_strategy(profile_budget="3s", stages=stages)
 told = plan.assumed["operators"]
 tensoropt.build_execution_graph(plan=plan)
 loss = tensoropt.run([step, built.loss], {fed: batches[0] for fed, batches in built.inputs.items()})[1]

@@ -8,13 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tensorflow as tf
+from accumulate import models
 from helpers import zoo
 
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.costs.work_items import largest_operand_shapes
+from tensoropt.ft import Budget
 from tensoropt.plan.find_frontier import ModelFrontier
 from tensoropt.plan.options import Request, mini_time
+from tensoropt.plan.options_with_stages import find_any_answer
+from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.compute import cpu_name
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.profiling.store import FILE, Store
@@ -24,11 +28,11 @@ from tensoropt.runtime.operator_timer import OperatorTimer, OperatorTrial, Timed
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.baselines import data_parallel
 from tensoropt.search.baselines.task import BaselineTask
+from tensoropt.tuning.planned_parts import parts_of, work_of
 from tensoropt.tuning.profile_guided import (
     NEGLIGIBLE,
     MeasuredSearch,
     _of_data_parallelism,
-    _work,
     find_measured,
     parse_budget,
 )
@@ -94,7 +98,7 @@ def test_all_of_the_answer_is_measured_once_and_nothing_twice(model):
     plan = found(searching(model, machine, store))
     told, frontier = plan.assumed["operators"], plan.frontier
     assert isinstance(frontier, ModelFrontier)
-    works = {op.name: _work(frontier, op.name, op.config) for op in plan.operators if op.name in in_step(model)}
+    works = {op.name: work_of(frontier, op.name, op.config) for op in plan.operators if op.name in in_step(model)}
     times_us = {name: frontier.costing.compute.time_ns(work) / 1e3 for name, work in works.items() if work is not None}
     unknown_us = [time_us for name, time_us in times_us.items() if works[name].key and works[name].key not in store.measured]
     assert sum(unknown_us) <= NEGLIGIBLE * sum(times_us.values())
@@ -114,6 +118,48 @@ def test_all_of_the_answer_is_measured_once_and_nothing_twice(model):
     assert again.timed == []
 
 
+@pytest.mark.parametrize("stages", [(2,), (1, 2)])
+def test_all_of_an_answer_with_stages_is_measured_once(stages):
+    model, machine, store = models.recorded("mlp", "momentum").model, Machine(), Store(None, "here")
+
+    def search(known):
+        request = Request(model, here(), None, known=known, micro_batches=4, budget=Budget(seconds=0))
+        return find_any_answer("mini_time", request, DEVICES, stages)
+
+    plan = found(MeasuredSearch(ALONE, model, search, 1e9, store, machine, machine.clock))
+    told = plan.assumed["operators"]
+    assert isinstance(plan, StagedPlan) or 1 in stages
+    works = [(part, work_of(part.frontier, *pair)) for part in parts_of(plan) for pair in part.pairs(model)]
+    times_us = {id(work): part.frontier.costing.compute.time_ns(work) / 1e3 for part, work in works if work is not None}
+    unknown_us = [times_us[id(work)] for _, work in works if work and work.key and work.key not in store.measured]
+    assert told["measured"] > 3 and len(store.measured) <= len(set(machine.timed)) == len(machine.timed)
+    assert sum(unknown_us) <= NEGLIGIBLE * sum(times_us.values())
+    again = Machine()
+    assert found(MeasuredSearch(ALONE, model, search, 1e9, store, again, again.clock)).to_json() == plan.to_json()
+    assert again.timed == []
+
+
+def test_the_times_of_a_stage_are_those_that_were_measured():
+    model = models.recorded("mlp", "momentum").model
+
+    def search(known):
+        request = Request(model, here(), None, known=known, micro_batches=4, budget=Budget(seconds=0))
+        return find_any_answer("mini_time", request, DEVICES, (2,))
+
+    usual, slow = (
+        found(MeasuredSearch(ALONE, model, search, 1e9, Store(None, "here"), machine, machine.clock))
+        for machine in (Machine(), Machine("MatMul"))
+    )
+    assert slow.time_us > 10 * usual.time_us
+    graph = model.in_micro_batches(4).graph
+    for stage in slow.stages:
+        for op in stage.plan.operators:
+            if op.type == "MatMul":
+                trial = OperatorTrial.of(graph.operators[op.name], op.config, graph, model.backward, 0.0)
+                timed = Machine("MatMul").time(trial)
+                assert op.time_us == pytest.approx(4 * (timed.forward_us + timed.backward_us), abs=1e-2)
+
+
 def test_slow_operators_change_the_answer(model):
     usual, odd = (found(searching(model, Machine(slow), Store(None, "here"))) for slow in ("", "MatMul"))
     assert odd.time_us > 10 * usual.time_us
@@ -131,7 +177,7 @@ def test_strategies_that_are_asked_for_are_measured_wholly_whatever_the_budget(m
     search.measure(plan.frontier, [plan.strategy])
     assert len(machine.timed) == measured
     works = [
-        search._work_items[name, config] for name, config in search._work_items if plan.strategy.configs[name] == config
+        work for each, work in search._work_items.items() if plan.strategy.configs[each.name] == each.config
     ]
     assert works and all(work.key in store.measured for work in works)
 
@@ -181,13 +227,13 @@ def test_data_parallelism_comes_behind_the_first_plan(model):
     )
     assert both[: len(alone)] == alone and len(both) > len(alone)
     batch = data_parallel.configs(BaselineTask(frontier.costing, frontier.mesh, frontier.built.space))
-    assert all(batch[name] == config != first.strategy.configs[name] for name, config, _ in both[len(alone) :])
+    assert all(batch[op.name] == op.config != first.strategy.configs[op.name] for op, _ in both[len(alone) :])
     # What is forced keeps out of the space what contradicts it.
     forced = mini_time(Request(model, here(), None, {"MatMul": {"m": 1}}), DEVICES).frontier
     assert isinstance(forced, ModelFrontier)
     products = {op.name for op in model.graph.step_operators if op.type == "MatMul"}
-    assert products & {name for name, _ in _of_data_parallelism(frontier)}
-    assert not products & {name for name, _ in _of_data_parallelism(forced)}
+    assert products & set(_of_data_parallelism(frontier).configs)
+    assert not products & set(_of_data_parallelism(forced).configs)
 
 
 def test_what_cannot_run_by_itself_is_predicted_and_tried_once(model):

@@ -284,8 +284,6 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...]:
         if arguments.schedule is not None:
             raise InputError("--schedule is the order in which stages run; give --stages 2 or more with it")
         return stages
-    if arguments.profile_budget is not None:
-        raise InputError("--profile-budget is of plans without stages; leave it, or --stages")
     return stages
 
 
@@ -293,15 +291,23 @@ def _find(
     arguments: argparse.Namespace, request: Request, counts: list[int], stages: tuple[int, ...]
 ) -> Plan | StagedPlan | Curve:
     from ...plan.options import mini_parallelism, mini_time, profiling
-    from ...plan.options_with_stages import find_answer_with_stages
+    from ...plan.options_with_stages import asks_for_stages, find_answer_with_stages
 
+    asked = None if arguments.stages is None else stages
     if arguments.profile_budget is not None:
         from ...runtime.ranks import current_processes
         from ...tuning.profile_guided import find_measured
 
-        return find_measured(arguments.option, request, counts, arguments.profile_budget, current_processes())
-    if max(stages) > 1 or request.placed:
-        asked = None if arguments.stages is None else stages
+        return find_measured(
+            arguments.option,
+            request,
+            counts,
+            arguments.profile_budget,
+            current_processes(),
+            stages=asked,
+            schedule=arguments.schedule,
+        )
+    if asks_for_stages(request, asked):
         return find_answer_with_stages(arguments.option, request, counts, asked, arguments.schedule)
     if arguments.option == "profiling":
         return profiling(request, counts)
