@@ -22,6 +22,7 @@ from ..search.baselines import SPACES as BASELINE_SPACES
 from ..search.problem.config_space import FULL, described
 from .find_frontier import ModelFrontier, find_baseline
 from .plan import Plan
+from .staged_plan import StagedPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,12 +52,14 @@ class Comparison:
         baselines: the points that each baseline found, by its name.
         limit_bytes: the memory limit per device; None without a limit.
         failed: why others found nothing, by name.
+        placed: the fastest plan in the stages in which the model places its operators; None where it places none.
     """
 
     frontier: ModelFrontier
     baselines: dict[str, ModelFrontier]
     limit_bytes: int | None = None
     failed: Mapping[str, str] = field(default_factory=dict)
+    placed: StagedPlan | None = None
 
     def all(self) -> dict[str, ModelFrontier]:
         """Return the frontier and all baselines by the name of their algorithm, the frontier first."""
@@ -83,10 +86,27 @@ class Comparison:
                 memory = memory_text(at.memory_bytes), memory_text(each.needed_bytes(point))
                 rows.append([name, *memory, *times, told, seconds, marks])
                 name = seconds = ""
+        if self.placed is not None:
+            rows.append(self._placed_row(self.placed))
         headers = ["algorithm", "memory per device", "peak", "time (us)", "simulated (us)", "compute (us)", "network (us)"]
         headers += ["above", "seconds", ""]
         align = ("left", *("right",) * 8, "left")
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=align)
+
+    def _placed_row(self, plan: StagedPlan) -> list[str]:
+        """Return the table's row of the plan that the model's placement leads to."""
+        fits = self.limit_bytes is None or plan.peak_bytes <= self.limit_bytes
+        above = self._above_frontier(plan)
+        told = "less memory" if above is None else f"{above:+.2%}"
+        devices = "+".join(str(len(stage.devices)) for stage in plan.stages)
+        marks = f"{len(plan.stages)} stages on {devices} devices{'' if fits else ', does not fit'}"
+        return ["placed", "", memory_text(plan.peak_bytes), f"{plan.time_us:,.1f}", "", "", "", told, "", marks]
+
+    def _above_frontier(self, plan: StagedPlan) -> float | None:
+        """Return the fraction by which a plan is slower than the frontier; see :meth:`above`."""
+        found = self.points_of(self.frontier)
+        at = found.at(plan.peak_bytes)
+        return None if at is None else plan.time_us * 1e3 / int(found.time_ns[at]) - 1.0
 
     def simulated_us(self, each: ModelFrontier, point: int) -> float | None:
         """Return the simulated time of a point that the table shows; None for others, and where it can't be simulated."""
@@ -158,6 +178,17 @@ class Comparison:
             "turning_point": found.turning_point(),
             "algorithms": [self._algorithm_json(name, each) for name, each in self.all().items()],
             "notes": self.notes(),
+            **({} if self.placed is None else {"placed": self._placed_json(self.placed)}),
+        }
+
+    def _placed_json(self, plan: StagedPlan) -> dict[str, Any]:
+        """Return the JSON value of the plan that the model's placement leads to."""
+        return {
+            "stages": [{"devices": list(stage.devices), "last_operator": stage.last_operator} for stage in plan.stages],
+            "peak_bytes": plan.peak_bytes,
+            "time_us": plan.time_us,
+            "above": self._above_frontier(plan),
+            "fits": self.limit_bytes is None or plan.peak_bytes <= self.limit_bytes,
         }
 
     def _algorithm_json(self, name: str, each: ModelFrontier) -> dict[str, Any]:

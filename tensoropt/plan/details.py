@@ -11,7 +11,6 @@ from ..common.progress import Progress
 from ..costs.held_bytes import least_held_bytes
 from ..ft import InfeasibleError
 from ..ir.graph import Graph
-from ..report.frontier_rows import FrontierRows
 from .compress import compressed
 from .decisions import decisions, user_source
 from .found_points import FoundPoints
@@ -37,9 +36,9 @@ class DetailedFrontier(FoundPoints, PlanFrontier[Plan]):
             progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
         """
 
-    def report_rows(self, chosen: int | None = None, model: str = "") -> FrontierRows:
-        """Return the frontier as its file has it, with its details; see :class:`PlanFrontier`."""
-        return compressed(self, details=details_of(self, model, chosen)).report_rows()
+    def report_value(self, title: str, chosen: int | None = None, model: str = "") -> dict[str, Any]:
+        """Return the data of the frontier's report, with its details; see :class:`PlanFrontier`."""
+        return compressed(self, details=details_of(self, model, chosen)).report_value(title, chosen, model)
 
 
 def viewed_points(n_points: int, wanted: set[int]) -> list[int]:

@@ -20,10 +20,8 @@ from tabulate import tabulate
 from ..common.errors import InputError, short
 from ..common.memory_units import memory_text, parse_memory
 from ..common.progress import Progress
-from ..report.frontier_rows import FrontierRows
 from ..report.notebook import bundle, frontier_html
 from ..report.page import report_name, write_report
-from ..report.page_data import report_data
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
 from .first_fit import ALL_AT_ONCE, first_that_fits, least_of
 from .picture import new_axes, save_picture
@@ -360,11 +358,12 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         return axes
 
     @abstractmethod
-    def report_rows(self, chosen: int | None = None, model: str = "") -> FrontierRows:
-        """Return the frontier as a report reads it: as its file has it, with steps, decisions and baselines if it has them.
+    def report_value(self, title: str, chosen: int | None = None, model: str = "") -> dict[str, Any]:
+        """Return the data of the frontier's report: points and plans, with steps, decisions and baselines if it has them.
 
         Args:
-            chosen: the number of the point that was chosen.
+            title: the name of what is reported, for the page's title.
+            chosen: the number of the point that is shown first.
             model: the model's name.
         """
 
@@ -379,7 +378,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
             InputError: the file can't be written, or Plotly isn't installed.
         """
         name = report_name(file)
-        write_report(report_data(self.report_rows(chosen, model), name, chosen), file)
+        write_report(self.report_value(name, chosen, model), file)
 
     def _repr_html_(self) -> str:
         turning = self.turning_number

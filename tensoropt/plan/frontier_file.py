@@ -27,6 +27,7 @@ from ..ft.lower_bound import LowerBound
 from ..program.liveness import PEAK_KEYS
 from ..report.checksum import check_signed, signed
 from ..report.frontier_rows import FrontierRows, column_of
+from ..report.page_data import report_data
 from ..report.plan_rows import device_bytes_of
 from ..reschedule.mesh import Mesh, mesh_of
 from ..search.problem.objectives import Objectives, StrategyCosts, parse_objectives
@@ -181,9 +182,10 @@ class SavedFrontier(PlanFrontier[Plan]):
         text = signed(_text(frontier_json(self)))
         write_atomically(file, lambda partial: Path(partial).write_text(text, encoding="utf-8"), "frontier")
 
-    def report_rows(self, chosen: int | None = None, model: str = "") -> FrontierRows:
-        """Return the frontier as its file has it; see :class:`PlanFrontier`."""
-        return FrontierRows(json.loads(json.dumps(frontier_json(self))))  # tuples are lists there, and keys are text
+    def report_value(self, title: str, chosen: int | None = None, model: str = "") -> dict[str, Any]:
+        """Return the data of the frontier's report, of all that its file has; see :class:`PlanFrontier`."""
+        rows = FrontierRows(json.loads(json.dumps(frontier_json(self))))  # tuples are lists there, and keys are text
+        return report_data(rows, title, chosen)
 
     @classmethod
     def load(cls, file: str | os.PathLike[str]) -> SavedFrontier:

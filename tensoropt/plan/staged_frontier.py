@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from ..common.progress import Progress
 from ..ft import Frontier
 from ..ft.lower_bound import LowerBound
 from ..ft.pareto import reduce_unsorted
 from ..profiling.hardware import Hardware
-from ..report.frontier_rows import FrontierRows
+from ..report.staged_frontier_page import staged_frontier_report
 from ..reschedule.mesh import Mesh
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
+from .details import details_of_plan
 from .find_frontier import ModelFrontier
 from .frontier import PlanFrontier, thinned
 from .plan import Plan
 from .stage_points import SearchedStages, needed_bytes
-from .staged_frontier_file import NOT_SHOWN, save_with_stages
+from .staged_frontier_file import rows_of_points, save_with_stages
 from .staged_plan import PlannedStage, StagedPlan
 
 MOST_EVALUATED = 16
@@ -288,19 +288,29 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
         Args:
             chosen: the number of the point that was chosen; None for the fastest one.
         """
-        of_points = [
+        save_with_stages(file, self, self._of_points, self.bound_us, chosen)
+
+    @property
+    def _of_points(self) -> list[dict[str, Any]]:
+        """What stages have brought to each point."""
+        return [
             {"stages": point.n_stages, "micro_batches": point.micro_batches, "idle_share": point.idle_share}
             for point in self.points_of
         ]
-        save_with_stages(file, self, of_points, self.bound_us, chosen)
 
-    def report_rows(self, chosen: int | None = None, model: str = "") -> FrontierRows:
-        """Refuse to show the frontier in a report.
-
-        Raises:
-            InputError: always.
-        """
-        raise InputError(NOT_SHOWN)
+    def report_value(self, title: str, chosen: int | None = None, model: str = "") -> dict[str, Any]:
+        """Return the data of the frontier's report, with the step and the decisions of the chosen point's plan."""
+        chosen = self.fastest_within(None) if chosen is None else self.check_point(chosen)
+        plan = self.points_of[chosen].plan("point", self.assumed)
+        parts = [stage.plan for stage in plan.stages] if isinstance(plan, StagedPlan) else [plan]
+        return staged_frontier_report(
+            rows_of_points(self, self._of_points),
+            lambda number: self.plan(number).to_json(),
+            self.summary(),
+            title,
+            chosen,
+            [details_of_plan(part) for part in parts],
+        )
 
     def alone(self, point: int) -> tuple[PlanFrontier[Any], int]:
         """Return the frontier without stages that a point belongs to, and its number there; see :class:`PlanFrontier`."""

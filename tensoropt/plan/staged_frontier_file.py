@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ..common.errors import InputError
 from ..common.files import read_json_of, reading_value, write_atomically
 from ..common.formats import FRONTIER
 from ..common.progress import Progress
@@ -21,6 +20,7 @@ from ..ft.lower_bound import LowerBound
 from ..report.checksum import check_signed, signed
 from ..report.frontier_rows import FrontierRows
 from ..report.plan_rows import device_bytes_of
+from ..report.staged_frontier_page import report_of_file
 from ..reschedule.mesh import Mesh, mesh_of
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
 from .frontier import PlanFrontier
@@ -29,8 +29,15 @@ from .plan import Plan
 from .staged_plan import StagedPlan
 
 FORMAT, VERSION = FRONTIER
-NOT_SHOWN = "a report shows one plan with stages, not a frontier of them: frontier.plan(0).report('plan.html')"
 COSTS = ("memory_bytes", "time_us", "compute_time_us", "network_time_us", "overlap_time_us", "exact")
+
+
+def rows_of_points(frontier: PlanFrontier[Any], of_points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the costs of each point as a file has them, with what stages have brought."""
+    return [
+        {**{key: getattr(point, key) for key in COSTS}, "peak_bytes": frontier.peak_bytes(number), **of_points[number]}
+        for number, point in enumerate(frontier.points)
+    ]
 
 
 def save_with_stages(
@@ -63,13 +70,8 @@ def save_with_stages(
         "bound_time_us": bound_us,
         **({} if chosen is None else {"details": {"chosen": chosen}}),
         "points": [
-            {
-                **{key: getattr(point, key) for key in COSTS},
-                "peak_bytes": frontier.peak_bytes(number),
-                **of_points[number],
-                "plan": {**plan, "frontier": []} if "frontier" in plan else plan,
-            }
-            for number, (point, plan) in enumerate(zip(frontier.points, plans, strict=True))
+            {**point, "plan": {**plan, "frontier": []} if "frontier" in plan else plan}
+            for point, plan in zip(rows_of_points(frontier, of_points), plans, strict=True)
         ],
     }
     text = signed(json.dumps(value))
@@ -141,13 +143,9 @@ class SavedStagedFrontier(PlanFrontier["Plan | StagedPlan"]):
         text = signed(json.dumps(dict(self.value)))
         write_atomically(file, lambda partial: Path(partial).write_text(text, encoding="utf-8"), "frontier")
 
-    def report_rows(self, chosen: int | None = None, model: str = "") -> FrontierRows:
-        """Refuse to show the frontier in a report.
-
-        Raises:
-            InputError: always.
-        """
-        raise InputError(NOT_SHOWN)
+    def report_value(self, title: str, chosen: int | None = None, model: str = "") -> dict[str, Any]:
+        """Return the data of the frontier's report; see :class:`PlanFrontier`."""
+        return report_of_file(FrontierRows(self.value), title, chosen)
 
 
 def _plan(value: dict[str, Any]) -> Plan | StagedPlan:

@@ -139,6 +139,17 @@ def test_the_command_follows_a_models_placement(tmp_path: Path) -> None:
     assert [stage["devices"] for stage in stages] == [[0], [1, 2, 3]]
 
 
+def test_a_placement_is_compared_with_the_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.py").write_text(MODEL.format(first="[0]", second="[1, 2, 3]"))
+    file = tmp_path / "compared.json"
+    where = ("--devices", "4", "--seconds", "0", "--json", str(file))
+    assert main(["compare", f"{tmp_path / 'model.py'}:placed", *where, "--memory", "1kB"]) == 0
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("placed")]
+    placed = json.loads(file.read_text())["placed"]
+    assert [stage["devices"] for stage in placed["stages"]] == [[0], [1, 2, 3]] and not placed["fits"]
+    assert row[3] == f"{placed['time_us']:,.1f}" and " ".join(row[-9:]) == "2 stages on 1+3 devices, does not fit"
+
+
 @pytest.mark.parametrize(
     ("placed", "arguments", "said"),
     [

@@ -88,8 +88,6 @@ def test_a_plan_without_stages_is_explained_beside_its_own_frontier() -> None:
     assert plan.frontier is found and plan.frontier_table() == found.table(number)
     alone = point.frontier.plan(point.number, "point").explanation()
     assert plan.explanation() == {**alone, "frontier": found.table(number).splitlines()}
-    with pytest.raises(InputError, match="a report shows one plan with stages"):
-        found.report("report.html")
 
 
 def searched() -> SearchedStages:

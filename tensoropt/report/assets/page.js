@@ -1,6 +1,9 @@
 // The page: what is selected, and what is drawn of it. Everything comes from the JSON in the page.
 
-const whole = JSON.parse(document.getElementById("tensoropt-data").textContent);
+const root = JSON.parse(document.getElementById("tensoropt-data").textContent);
+// Of a frontier with stages the page shows one plan: that of the point in its address, or of the one that was chosen.
+const shownPoint = root.plans ? pointOfAddress(root) : null;
+const whole = root.plans ? root.plans[shownPoint] : root;
 // Of a plan with stages the sections show one stage, each a plan of its own.
 let data = whole.stages ? whole.stages[0].report : whole;
 const state = {
@@ -88,7 +91,7 @@ function drawCards() {
   }
   if (count < 2) marks.splice(has && neededBytes(at) > has ? 1 : 0, marks.length, whole.stages
     ? "This is one stage by itself, its micro-batches one after the other: its time has no waiting, and its peak is that of one micro-batch. What those in flight need together is in the table above."
-    : "This report is of one plan; a frontier's has all plans to choose from.");
+    : root.plans ? "This plan has no stages." : "This report is of one plan; a frontier's has all plans to choose from.");
   if (data.views[at]) marks.push(data.views[at].sentences[0]);
   byId("around").replaceChildren(...marks.map((text) => element("li", text)));
 }
@@ -268,6 +271,7 @@ function showStage(number) {
 
 function start() {
   drawNames();
+  if (root.plans) drawPoints(root, shownPoint);
   if (whole.stages) drawStages(whole, 0, showStage);
   byId("controls").hidden = count < 2;
   byId("frontier-chart").parentElement.hidden = count < 2;
@@ -304,6 +308,7 @@ function setScheme(scheme) {
   document.documentElement.dataset.scheme = scheme;
   byId("scheme").textContent = scheme === "dark" ? "Light" : "Dark";
   if (count > 1) drawFrontier(data, state);
+  if (root.plans) drawPointsChart(root, shownPoint);
   if (whole.stages) drawTimeline("stages-chart", whole.timeline, whole.timeline.makespan_ns);
   drawCurve(data);
   select(state.point);

@@ -6,7 +6,9 @@ As in ``tensoropt search``, no training step runs and nothing is measured.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...common.errors import InputError
 from ...common.files import write_json
@@ -22,6 +24,12 @@ from .search import (
     hardware_of,
     positive_number,
 )
+
+if TYPE_CHECKING:
+    from ...common.progress import Display
+    from ...ft import Budget
+    from ...plan.staged_plan import StagedPlan
+    from ...sharding.model import Model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +79,8 @@ def _compare(arguments: argparse.Namespace) -> None:
         )
         compared = compare(frontier, limit_bytes=limit, progress=display.update)
         frontier = compared.frontier
+    if recorded.model.placed:
+        compared = replace(compared, placed=_placed_plan(recorded.model, hardware, count, budget, display))
     print(f"\n{compared.table()}\n\nfrontier  {frontier.summary()}")
     for note in compared.notes():
         print(f"note      {note}")
@@ -83,6 +93,24 @@ def _compare(arguments: argparse.Namespace) -> None:
     for written in (arguments.json, arguments.plot, arguments.report):
         if written is not None:
             print(f"wrote {written}")
+
+
+def _placed_plan(
+    model: Model, hardware: Hardware, count: int, budget: Budget | None, display: Display
+) -> StagedPlan | None:
+    """Return the fastest plan in as few stages as the model's placement takes; None where all is in one.
+
+    Raises:
+        InputError: there is no plan whose operators are where they are placed.
+    """
+    from ...plan.options_with_stages import find_answer_with_stages
+    from ...plan.request import Request
+    from ...plan.staged_plan import StagedPlan
+
+    with display.phase("search of the placement"):
+        request = Request(model, hardware, None, progress=display.update, budget=budget, placed=model.placed)
+        plan = find_answer_with_stages("mini_time", request, count, None)
+    return plan if isinstance(plan, StagedPlan) else None
 
 
 def _hardware_and_count(arguments: argparse.Namespace) -> tuple[Hardware, int]:

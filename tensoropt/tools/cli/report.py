@@ -39,9 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    from ...report.frontier_rows import FrontierRows
     from ...report.page import write_report
-    from ...report.reading import read_explained, refuse_stages
+    from ...report.reading import read_explained
     from ...report.stage_rows import StageRows
+    from ...report.staged_frontier_page import report_of_file
     from ...report.staged_page_data import stages_report
 
     file = Path(arguments.file)
@@ -52,13 +54,15 @@ def _report(arguments: argparse.Namespace) -> int:
     check_apart(output, "-o", arguments.measured, arguments.curve)
     check_json_path(arguments, file, output, arguments.measured, arguments.curve)
     rows = read_explained(file)
-    refuse_stages(rows, file)
-    if isinstance(rows, StageRows):
+    if isinstance(rows, StageRows) or (isinstance(rows, FrontierRows) and rows.has_stages):
         for name, given in (("--measured", arguments.measured), ("--curve", arguments.curve)):
             if given is not None:
                 raise InputError(f"{name} is shown beside plans without stages, and '{file}' has stages; leave it")
         with reading_value("file", file):
-            data, n_points = stages_report(rows, file.name), 1
+            if isinstance(rows, StageRows):
+                data, n_points = stages_report(rows, file.name), 1
+            else:
+                data, n_points = report_of_file(rows, file.name), len(rows)
     else:
         data, n_points = _without_stages(arguments, rows)
     write_report(data, output)

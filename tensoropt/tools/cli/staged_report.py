@@ -31,7 +31,7 @@ def any_json(setup: SearchSetup, found: Plan | StagedPlan | Curve) -> dict[str, 
 
 
 def write_outputs(found: Plan | StagedPlan | Curve, file: Path | None, report: Path | None, display: Display) -> None:
-    """Write the frontier of plans with stages and without, and the report of the chosen one, where they are asked for."""
+    """Write the frontier of plans with stages and without, and its report, where they are asked for."""
     if isinstance(found, Curve):
         return
     if file is not None and isinstance(found.frontier, StagedFrontier):
@@ -39,7 +39,10 @@ def write_outputs(found: Plan | StagedPlan | Curve, file: Path | None, report: P
             found.frontier.save(file, display.update, found.point)
     if report is not None:
         with display.phase("report"):
-            found.report(report)
+            if found.frontier is None:
+                found.report(report)
+            else:
+                found.frontier.report(report, found.point)
 
 
 def _text(setup: SearchSetup, found: Plan | StagedPlan, frontier: StagedFrontier) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import accumulate.models as models
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from pipeline.test_staged_frontier import hardware
 from report.browser.opened import AXE, Opened
 from report.test_report import HOSTILE
 
 from tensoropt.common.memory_units import memory_text
-from tensoropt.plan.find_staged import find_staged
+from tensoropt.plan.find_staged import find_staged, find_with_stages
 from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import named
 from tensoropt.report.page import write_report
@@ -63,6 +66,35 @@ def test_the_step_of_all_stages_is_drawn_and_each_stage_can_be_chosen(browser, p
         page.click("#scheme")
     page.set_viewport_size({"width": 400, "height": 900})
     page.wait_for_function("document.documentElement.scrollWidth <= 400")  # charts follow a little later
+    opened.close()
+
+
+def test_a_point_of_a_frontier_with_stages_is_chosen_by_the_pages_address(browser, tmp_path):
+    request = Request(models.recorded("mlp", "adam").model, hardware(1e-3), None, micro_batches=4)
+    found, file = find_with_stages(request, 4, (1, 2)), tmp_path / "frontier.html"
+    found.report(file)
+    opened = Opened(browser, file)
+    page, last = opened.page, len(found) - 1
+    rows = [row.split("\t") for row in page.locator("#points-table tbody tr").all_inner_texts()]
+    numbers = [int(row[0].split()[1].rstrip(",")) - 1 for row in rows]
+    assert {0, last} <= set(numbers)
+    for row, number in zip(rows, numbers, strict=True):
+        point = found.points_of[number]
+        assert row[1].strip() == ("none" if point.n_stages == 1 else str(point.n_stages))
+        assert [row[3].strip(), row[4].strip()] == [memory_text(point.n_bytes), time_text(point.costs_ns[0] / 1e3)]
+    marks = page.evaluate("document.getElementById('points-chart').data.map((trace) => [trace.name, trace.x.length])")
+    counts = Counter(point.n_stages for point in found.points_of)
+    assert {"without stages": counts[1], "2 stages": counts[2]}.items() <= dict(marks[1:]).items()
+    assert page.inner_text("#points-lead").startswith(f"Point {last + 1} of {last + 1} is shown below")
+    assert not Axe().run(page, options=AXE).response["violations"]
+    for number in (0, last):
+        page.click(f"#points-table a[href='?point={number + 1}']")
+        page.wait_for_selector(f"html[data-drawn] a[aria-current][href='?point={number + 1}']")
+        assert page.get_attribute("#points-table a[aria-current]", "href") == f"?point={number + 1}"
+        is_staged = found.points_of[number].n_stages > 1
+        assert page.is_visible("#stages") == is_staged
+        assert page.locator("#stages-table tbody tr").count() == (2 if is_staged else 0)
+    opened.said = [text for text in opened.said if not text.startswith(file.as_uri())]
     opened.close()
 
 

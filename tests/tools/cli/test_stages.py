@@ -70,9 +70,16 @@ def test_a_frontier_with_stages_is_kept_and_asked(tmp_path: Path, capsys: pytest
     assert "micro-batches" in capsys.readouterr().out
     found.save(tmp_path / "again.json")
     assert tensoropt.load_frontier(tmp_path / "again.json").value == found.value
-    for command in (["report", str(file)], ["diff", str(file), str(file)]):
-        assert main(command) == 2
-        assert "has plans with stages; tensoropt plans lists them" in capsys.readouterr().err
+    assert main(["diff", str(file), str(file)]) == 2
+    assert "has plans with stages; tensoropt plans lists them" in capsys.readouterr().err
+    assert main(["report", str(file), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    points = found.value["points"]
+    assert [point["time_us"] for point in shown["frontier"]] == [row["time_us"] for row in points]
+    for number, report in shown["plans"].items():
+        row = points[int(number)]
+        assert ("stages" in report) == (row["stages"] > 1)
+        assert (report["time_us"] if row["stages"] > 1 else report["points"]["time_us"][0]) == row["plan"]["time_us"]
     file.write_text(file.read_text().replace('"stages": 2', '"stages": 3'))
     with pytest.raises(InputError, match="was changed since it was saved"):
         tensoropt.load_frontier(file)
