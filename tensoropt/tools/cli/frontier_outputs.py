@@ -29,7 +29,7 @@ SHOWN_BASELINES = ("data-parallel", "optcnn", "tofu", "mesh-tensorflow")
 def add_report_argument(parser: argparse.ArgumentParser) -> None:
     """Add ``--report``."""
     parser.add_argument(
-        "--report", type=Path, metavar="OUT.html", help="write a page on the frontier, with stages on the plan; needs Plotly"
+        "--report", type=Path, metavar="OUT.html", help="write a page on the frontier; needs Plotly"
     )
 
 
