@@ -176,8 +176,8 @@ class _Places:
         if math.isinf(least[n]):
             where = " where operators are placed" if self.placed else ""
             raise InputError(
-                f"the model can't be cut into {len(choices)} stages{where}: each needs a variable that is trained; ask for "
-                f"fewer stages{', or place fewer operators' if self.placed else ''}"
+                f"the model can't be cut into {len(choices)} stages{where}: each needs a variable that is trained, and the "
+                f"model has {self.trained[-1]}; ask for fewer stages{', or place fewer operators' if self.placed else ''}"
             )
         at, cuts, blocks = n, list[int](), list[Block]()
         for found in reversed(steps):

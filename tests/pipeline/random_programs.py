@@ -100,7 +100,7 @@ def random_program(seed: int, n_devices: int) -> Program:
     n_trained = sum(op.is_trainable for op in model.graph.variables)
     blocks = _random_blocks(rng, hardware, rng.randint(2, min(MOST_STAGES, n_trained, n_devices)))
     stages = random_cuts(model, len(blocks), rng.randrange(10**6))
-    n, schedule = rng.choice((2, 2, 4, 8)), rng.choice(SCHEDULES)
+    n, schedule = rng.choice((2, 2, 2, 4)), rng.choice(SCHEDULES)
     if seed % 4 == 3:
         return _placed(rng, model, stages, blocks, hardware, n, schedule)
     planned = []

@@ -159,7 +159,8 @@ def test_a_placement_is_compared_with_the_frontier(tmp_path: Path, capsys: pytes
         (("[2]", "[0, 1]"), (), "comes before it: stages have their devices in the order of the program"),
         (("[1]", "[2]"), ("--stages", "2"), "devices [1] and [2] of 4, for which it takes 4"),
         (("[0]", "[1, 2, 3]"), ("--stages", "1"), "stages=1 is asked for, and operators are placed in 2 stages"),
-        (("[0]", "[1, 2]"), (), "the model can't be cut into 3 stages where operators are placed: each needs a variable"),
+        (("[0]", "[1, 2]"), (), "the model can't be cut into 3 stages where operators are placed: each needs a variable "
+            "that is trained, and the model has 2; ask for fewer stages, or place fewer operators"),
         (("0", "[1]"), (), "tensoropt.place takes a list of numbers of devices, such as [0, 1], got 0"),
         (("[0]", "[1, 2, 3]"), ("--memory", "1kB"), "no plan fits 1,000 bytes (1 kB) per device: in 2 stages and "),
         (("[0]", "[1, 2, 3]"), ("--algorithm", "optcnn"), "algorithm 'optcnn' knows no stages"),
