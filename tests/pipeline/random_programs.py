@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,6 @@ from tensoropt.runtime.pipeline.execute_staged import execute_staged
 from tensoropt.runtime.pipeline.staged_engine import StagedEngine
 from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.stages import Stages
-from tensoropt.zoo import language, layers, transformer
 
 BATCH, MOST_STAGES = 8, 4
 NORMALISED = ("wide_resnet", "resnet101", "inception_v3")
@@ -46,15 +46,16 @@ WITHOUT_ADAM = ("sgd", "momentum", "nesterov")
 @contextmanager
 def in_float64() -> Iterator[None]:
     """Have the zoo record in float64."""
-    modules = (layers, language, transformer)
-    before = [module.DTYPE for module in modules]  # type: ignore[attr-defined]
+    # The package has functions of the names of some modules.
+    modules = [importlib.import_module(f"tensoropt.zoo.{name}") for name in ("layers", "language", "transformer")]
+    before = [module.DTYPE for module in modules]
     try:
         for module in modules:
-            module.DTYPE = tf.float64  # type: ignore[attr-defined]
+            module.DTYPE = tf.float64
         yield
     finally:
         for module, dtype in zip(modules, before, strict=True):
-            module.DTYPE = dtype  # type: ignore[attr-defined]
+            module.DTYPE = dtype
 
 
 def small_of_zoo(name: str) -> helped.Built:
@@ -90,8 +91,13 @@ class Program:
     placed: dict[str, tuple[int, ...]]
 
 
+def devices_of(seed: int) -> int:
+    """Return the number of emulated devices of a seed's program."""
+    return (4, 6, 8)[(seed + seed // len(NAMES)) % 3]
+
+
 def random_program(seed: int, n_devices: int) -> Program:
-    """Return the program of a seed: every fourth is searched with some of its operators placed, others are at random."""
+    """Return the program of a seed: one in four is searched with some of its operators placed, others are at random."""
     rng = random.Random(f"program {seed} on {n_devices}")
     name = NAMES[seed % len(NAMES)]
     model = recorded(name, rng.choice(WITHOUT_ADAM if name in OF_ZOO else sorted(helped.HYPERPARAMETERS)))
@@ -101,7 +107,7 @@ def random_program(seed: int, n_devices: int) -> Program:
     blocks = _random_blocks(rng, hardware, rng.randint(2, min(MOST_STAGES, n_trained, n_devices)))
     stages = random_cuts(model, len(blocks), rng.randrange(10**6))
     n, schedule = rng.choice((2, 2, 2, 4)), rng.choice(SCHEDULES)
-    if seed % 4 == 3:
+    if rng.random() < 0.25:
         return _placed(rng, model, stages, blocks, hardware, n, schedule)
     planned = []
     for part, last_operator, block in zip(stages.models, (*stages.cuts, ""), blocks, strict=True):

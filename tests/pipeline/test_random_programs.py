@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from helpers.large import first
 from helpers.mpirun import run_ranks
-from pipeline.random_programs import check_emulated, random_program
+from pipeline.random_programs import check_emulated, devices_of, random_program
 
 WORKER = Path(__file__).with_name("random_programs_worker.py")
-CASES = [(seed, (4, 6, 8)[seed % 3]) for seed in (0, 2, 3, 1, *range(4, 200))]
+CASES = [(seed, devices_of(seed)) for seed in range(200)]
 
 
 @pytest.mark.usefixtures("graphs_as_built")

@@ -1,0 +1,86 @@
+"""Compare plans with stages that the search finds for a GPT-3-like model with Megatron-LM's, under the same costs.
+
+    python tests/benchmarks/megatron.py [--layers 16] [--stages 16] [--micro-batches 96] [--cluster h100-64x8]
+
+Megatron-LM's configuration of 175 billion parameters is tensor 8, pipeline 16, and the rest by batch: 96 layers, batch 1536,
+on 128 nodes of 8 GPUs (``NVIDIA/Megatron-LM``, ``examples/pretrain_gpt3_175B.sh`` at 090e141). Here ``force`` gives products,
+attention and lookups of each stage these degrees: query, key, value and up by columns, output and down by rows, attention by
+heads, the table by words. What else there is, the search chooses; so it may be better than Megatron's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from tabulate import tabulate
+
+from tensoropt import zoo
+from tensoropt.common.memory_units import memory_text
+from tensoropt.ft import Budget
+from tensoropt.ir.graph import Graph
+from tensoropt.plan.find_staged import find_with_stages
+from tensoropt.plan.request import Request
+from tensoropt.plan.staged_frontier import StagedFrontier
+from tensoropt.profiling.hardware import named
+from tensoropt.tools.offline import record
+
+HEADERS = ("plans", "points", "least peak", "its time", "fastest", "its peak", "fastest that fits", "CPU s")
+
+
+def of_megatron(graph: Graph, tensor: int, data: int) -> Mapping[str, Mapping[str, int]]:
+    """Return Megatron-LM's degrees of a GPT-3's operators."""
+    found: dict[str, dict[str, int]] = {}
+    for op in graph.step_operators:
+        if op.type == "MatMul":
+            by_rows = op.name.split("/")[-2:-1] in (["output"], ["down"])
+            found[op.name] = {"m": data, "k" if by_rows else "n": tensor}
+        elif op.type == "Einsum":
+            found[op.name] = {"b": data, "h": tensor}
+        elif op.type == "GatherV2":
+            found[op.name] = {"i0": data, "rows": tensor}
+    return found
+
+
+def row(title: str, found: StagedFrontier, cpu_s: float) -> list[str]:
+    """Return a line of the table."""
+    device_bytes = int(found.hardware.device.memory_bytes)
+    least, fastest, fitting = found.points_of[0], found.points_of[-1], found.fastest_within(device_bytes)
+    fits = "none" if fitting is None else f"{found.points_of[fitting].costs_ns[0] / 1e6:,.0f} ms"
+    times = [f"{point.costs_ns[0] / 1e6:,.0f} ms" for point in (least, fastest)]
+    peaks = [memory_text(point.n_bytes) for point in (least, fastest)]
+    return [title, str(len(found)), peaks[0], times[0], times[1], peaks[1], fits, f"{cpu_s:.0f}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--stages", default="16", help="several numbers, each a line; default: 16")
+    parser.add_argument("--micro-batches", type=int, default=96)
+    parser.add_argument("--tensor", type=int, default=8)
+    parser.add_argument("--cluster", default="h100-64x8")
+    given = parser.parse_args()
+    model = record(lambda: zoo.gpt3(layers=given.layers), "gpt3", "adam").model
+    request = Request(
+        model, named(given.cluster), None, budget=Budget(seconds=0), micro_batches=given.micro_batches, wants_frontier=False
+    )
+    rows = []
+    for count in map(int, given.stages.split(",")):
+        per_stage = request.hardware.n_devices // count
+        force = of_megatron(model.graph, given.tensor, per_stage // given.tensor)
+        ways = {f"{count} stages": {}, f"{count} stages, tensor {given.tensor}, data {per_stage // given.tensor}": force}
+        for title, forced in ways.items():
+            start = time.process_time()
+            found = find_with_stages(replace(request, force=forced), request.hardware.n_devices, (count,))
+            rows.append(row(title, found, time.process_time() - start))
+            print(tabulate(rows[-1:], HEADERS, disable_numparse=True), flush=True)
+    print(f"\n{tabulate(rows, HEADERS, disable_numparse=True)}")
+
+
+if __name__ == "__main__":
+    main()
