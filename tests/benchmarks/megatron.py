@@ -3,8 +3,8 @@
     python tests/benchmarks/megatron.py [--layers 16] [--stages 16] [--micro-batches 96] [--cluster h100-64x8]
 
 Megatron-LM's configuration of 175 billion parameters is tensor 8, pipeline 16, and the rest by batch: 96 layers, batch 1536,
-on 128 nodes of 8 GPUs (``NVIDIA/Megatron-LM``, ``examples/pretrain_gpt3_175B.sh`` at 090e141). Here ``force`` gives products,
-attention and lookups of each stage these degrees: query, key, value and up by columns, output and down by rows, attention by
+on 128 nodes of 8 GPUs (``NVIDIA/Megatron-LM``, ``examples/pretrain_gpt3_175B.sh`` at 090e141). Here ``force`` gives
+products, attention and lookups of each stage these degrees: query, key, value and up by columns, output and down by rows, attention by
 heads, the table by words. What else there is, the search chooses; so it may be better than Megatron's own.
 """
 
