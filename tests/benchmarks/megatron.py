@@ -4,8 +4,8 @@
 
 Megatron-LM's configuration of 175 billion parameters is tensor 8, pipeline 16, and the rest by batch: 96 layers, batch 1536,
 on 128 nodes of 8 GPUs (``NVIDIA/Megatron-LM``, ``examples/pretrain_gpt3_175B.sh`` at 090e141). Here ``force`` gives
-products, attention and lookups of each stage these degrees: query, key, value and up by columns, output and down by rows, attention by
-heads, the table by words. What else there is, the search chooses; so it may be better than Megatron's own.
+products, attention and lookups of each stage these degrees: query, key, value and up by columns, output and down by rows,
+attention by heads, the table by words. What else there is, the search chooses; so it may be better than Megatron's own.
 """
 
 from __future__ import annotations

@@ -91,7 +91,8 @@ def test_so_many_stages_as_asked_for_are_taken(tmp_path: Path, capsys: pytest.Ca
     assert main([*SEARCH, "--stages", "4", "--schedule", "gpipe", "--micro-batches", "8", *outputs]) == 0
     told = capsys.readouterr().out
     assert "plan      mini_time: 4 stages on 1+1+1+1 devices, 8 micro-batches by gpipe" in told and f"wrote {page}" in told
-    shown = json.loads(page.read_text().partition(f'id="{DATA_ID}">')[2].partition("</script>")[0])
+    embedded = json.loads(page.read_text().partition(f'id="{DATA_ID}">')[2].partition("</script>")[0])
+    shown = embedded["plans"][str(embedded["chosen"])]
     assert [stage["devices"] for stage in shown["stages"]] == [[0], [1], [2], [3]]
     assert all(set(stage["report"]["views"]) == {"0"} for stage in shown["stages"])
     plan = tensoropt.load_plan(str(plan_file))
