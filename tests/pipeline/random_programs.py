@@ -34,9 +34,9 @@ from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.stages import Stages
 
 BATCH, MOST_STAGES = 8, 4
-NORMALISED = ("wide_resnet", "resnet101", "inception_v3")
-"""Models with batch normalisation in training, which can't be taken in micro-batches."""
-OF_ZOO = tuple(name for name in SMALL if name not in NORMALISED)
+WHOLE_BATCH = ("wide_resnet", "resnet101", "inception_v3", "bert_large")
+"""Models that can't be taken in micro-batches: for batch normalisation, or for places that are those of the whole batch."""
+OF_ZOO = tuple(name for name in SMALL if name not in WHOLE_BATCH)
 NAMES = (*models.FUNCTIONS, *OF_ZOO)
 NOTHING_SHOWN = {"makespan_ns": 0, "devices": [], "operators": [], "kinds": [], "tasks": ""}
 WITHOUT_ADAM = ("sgd", "momentum", "nesterov")
@@ -197,6 +197,8 @@ def check_variables(engine: StagedEngine, model: helped.Recorded) -> None:
         for variable, shards in part.variables.items():
             result = part.graph.operators[variable].result
             whole = gather([shard.numpy() for shard in shards], part.view.layout(result), result.shape)
-            if variable in model.reference.variables:
+            if variable.endswith("key/bias"):  # whose gradient is zero, since attention is that of differences
+                assert np.abs(whole).max() < 1e-12
+            elif variable in model.reference.variables:
                 assert_close(whole, model.reference.variables[variable], 1e-10, f"variable {variable} of stage {stage}")
     assert sorted(held) == sorted(op.name for op in model.graph.variables)
