@@ -2,7 +2,7 @@
 
     python tests/benchmarks/submeshes.py [--stages 2,3,4] [MODEL[:SIZE=N,...]@CLUSTER ...]
 
-Cuts and devices are chosen as a search does, with each operator split as it is fastest, in 4 micro-batches for each stage;
+Cuts and devices are chosen as a search does, with each operator split as it is fastest, in 8 micro-batches;
 no frontier is searched. Where the number of devices can't be divided, there are no equal stages. CPU seconds are of the cuts
 alone, with the operators' times.
 """
@@ -42,7 +42,7 @@ def timed(model: Model, hardware: Hardware, allowed: Choices, n: int) -> tuple[C
 
 def row(case: str, model: Model, hardware: Hardware, count: int) -> list[str]:
     """Return a line of the table."""
-    devices, n = hardware.n_devices, 4 * count
+    devices, n = hardware.n_devices, 8
     equal = equal_blocks(hardware, devices, count)
     cells, equal_us = ["none", ""], None
     if equal is not None:
