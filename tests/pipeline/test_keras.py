@@ -152,7 +152,7 @@ class AsKeras(keras.Model):
     """Has a training step of its own, which takes gradients and applies them as they are."""
 
     def train_step(self, batch: Any) -> Any:
-        x, y = batch
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
         with tf.GradientTape() as tape:
             predicted = self(x, training=True)
             loss = self.compute_loss(x, y, predicted)
