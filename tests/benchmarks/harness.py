@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from models import BenchmarkModel
+from scipy.stats import binom
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,13 @@ def ratio(numerator: Timing, denominator: Timing) -> str:
     ratios = np.divide(numerator.seconds, denominator.seconds)
     low, middle, high = np.percentile(ratios, [25, 50, 75])
     return f"{middle:.3f} ({low:.3f} to {high:.3f})"
+
+
+def ratio_interval(numerator: Timing, denominator: Timing) -> str:
+    """Return the 95 % confidence interval of the median of the ratios round by round, by their order alone."""
+    ratios = np.sort(np.divide(numerator.seconds, denominator.seconds))
+    below = max(0, int(binom.ppf(0.025, len(ratios), 0.5)) - 1)
+    return f"{ratios[below]:.3f} to {ratios[-1 - below]:.3f}"
 
 
 def plain_step(model: BenchmarkModel, batch: int) -> Callable[[], float]:

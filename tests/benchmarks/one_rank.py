@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Callable
 
 import versus_horovod
-from harness import alternate, plain_step, ratio, tensoropt_step
+from harness import alternate, plain_step, ratio, ratio_interval, tensoropt_step
 from models import DIGITS, SMALL_VGG
 from tabulate import tabulate
 
@@ -45,8 +45,8 @@ def main() -> None:
     rows = []
     for name in arguments.models.split(","):
         timed, reference = alternate(steps_of(name, arguments.batch), arguments.rounds)
-        rows.append([name, str(timed), str(reference), ratio(timed, reference)])
-    print(tabulate(rows, ["model", "TensorOpt, one rank", "plain TensorFlow", "ratio (quartiles)"]))
+        rows.append([name, str(timed), str(reference), ratio(timed, reference), ratio_interval(timed, reference)])
+    print(tabulate(rows, ["model", "TensorOpt, one rank", "plain TensorFlow", "ratio (quartiles)", "95 % of the median"]))
 
 
 if __name__ == "__main__":
