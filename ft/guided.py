@@ -34,6 +34,7 @@ from .presolve.dominated_states import states_that_matter
 from .problem import Ints, Problem, in_states
 from .tables.thinning import Thinning
 from .weighted.lagrangian import Found, Hull, lagrangian
+from .weighted.min_plus import Floats
 from .weighted.weighted_search import WeightedSearch
 
 FIRST_CELLS = 1 << 16
@@ -100,18 +101,29 @@ class Guide:
         Kept are the states of the known strategies, and the states of least reduced costs: ``n_states`` per node on average,
         and no more than twice that for any node.
         """
-        reduced = [np.full(node.n_states, np.inf) for node in self.problem.nodes]
         spread = np.unique(np.linspace(0, len(hull.lines) - 1, WITH_MARGINALS).round().astype(int))
-        for line in (hull.lines[index] for index in spread.tolist()):
-            marginals = hull.search.marginals((line.mem_weight, line.time_weight), samples=SAMPLES)
-            for least, marginal in zip(reduced, marginals.nodes, strict=True):
-                np.minimum(least, marginal / max(line.least, 1) - 1, out=least)
+        lines = [hull.lines[index] for index in spread.tolist()]
+        of_lines = [hull.search.marginals((each.mem_weight, each.time_weight), samples=SAMPLES).nodes for each in lines]
+        by_arrays: dict[tuple[int, ...], Floats] = {}  # nodes of equal layers have the same arrays
+
+        def reduced_cost(marginals: tuple[Floats, ...]) -> Floats:
+            key = tuple(map(id, marginals))
+            if key not in by_arrays:
+                parts = (each / max(line.least, 1) - 1 for each, line in zip(marginals, lines, strict=True))
+                by_arrays[key] = np.minimum.reduce(list(parts))
+            return by_arrays[key]
+
+        reduced = [reduced_cost(marginals) for marginals in zip(*of_lines, strict=True)]
         every = np.sort(np.concatenate(reduced))
         most = every[min(n_states * len(reduced), len(every)) - 1]
+        known_kept: dict[tuple[int, bytes], Ints] = {}
         kept = []
-        for node, costs in enumerate(reduced):
-            best = np.argsort(costs, kind="stable")[: 2 * n_states]
-            kept.append(np.union1d(best[costs[best] <= most], known.strategies[:, node]).astype(np.int64))
+        for costs, states in zip(reduced, np.ascontiguousarray(known.strategies.T), strict=True):
+            choice = id(costs), states.tobytes()
+            if choice not in known_kept:
+                best = np.argsort(costs, kind="stable")[: 2 * n_states]
+                known_kept[choice] = np.union1d(best[costs[best] <= most], states).astype(np.int64)
+            kept.append(known_kept[choice])
         return kept
 
     def _tracked(self, kept: list[Ints]) -> Tracked:

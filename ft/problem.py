@@ -24,21 +24,25 @@ INFEASIBLE = 1 << 55
 
 
 _CHECKED: WeakValueDictionary[int, Ints] = WeakValueDictionary()
-"""The arrays of nodes and edges, by their ids: problems are made of other problems' arrays, which need no second look."""
+"""The arrays of nodes and edges, by their own ids and by those of the read-only arrays that they are views of: problems are
+made of other problems' arrays, and equal layers of the same arrays, which need no second look.
+"""
 
 
 class InfeasibleError(ValueError):
     """Raised where no strategy is allowed; the message names the node or edge that shows it."""
 
 
-def _costs(array: npt.ArrayLike, what: str, owner: str, n_dims: int) -> Ints:
-    """Return ``array`` as a read-only int64 view, checked; ``what`` and ``owner`` name it in errors.
+def _known(given: npt.ArrayLike, n_dims: int) -> Ints | None:
+    """Return the checked view of an array of another node or edge, which must not be changed; None of any other array."""
+    view = _CHECKED.get(id(given))
+    # As long as the view is there, what it is a view of is there too, so that no other array has its id.
+    return view if view is not None and (view is given or view.base is given) and view.ndim == n_dims else None
 
-    An array of another node or edge, which must not be changed, is returned as it is.
-    """
+
+def _costs(array: npt.ArrayLike, what: str, owner: str, n_dims: int) -> Ints:
+    """Return ``array`` as a read-only int64 view, checked; ``what`` and ``owner`` name it in errors."""
     given = np.asarray(array)
-    if _CHECKED.get(id(given)) is given and given.ndim == n_dims:
-        return given
     if not np.issubdtype(given.dtype, np.integer):
         raise TypeError(f"{what} of {owner} must be integers (bytes, nanoseconds), got {given.dtype}; round them first")
     if given.ndim != n_dims or given.size == 0:
@@ -50,16 +54,27 @@ def _costs(array: npt.ArrayLike, what: str, owner: str, n_dims: int) -> Ints:
     result: Ints = given.astype(np.int64, copy=False).view()
     result.flags.writeable = False
     _CHECKED[id(result)] = result
+    if result.base is given and not given.flags.writeable:
+        _CHECKED[id(given)] = result
     return result
 
 
-def _set_costs(owner: Node | Edge, label: str, n_dims: int) -> None:
+def _label(owner: Node | Edge) -> str:
+    """Return what a node or an edge is called in messages."""
+    return f"node {owner.name!r}" if isinstance(owner, Node) else f"edge {owner.source} -> {owner.target}"
+
+
+def _set_costs(owner: Node | Edge, n_dims: int) -> None:
     """Check the owner's two cost arrays and replace them with read-only views."""
-    mem_bytes = _costs(owner.mem_bytes, "mem_bytes", label, n_dims)
-    time_ns = _costs(owner.time_ns, "time_ns", label, n_dims)
+    mem_bytes = _known(owner.mem_bytes, n_dims)
+    if mem_bytes is None:
+        mem_bytes = _costs(owner.mem_bytes, "mem_bytes", _label(owner), n_dims)
+    time_ns = _known(owner.time_ns, n_dims)
+    if time_ns is None:
+        time_ns = _costs(owner.time_ns, "time_ns", _label(owner), n_dims)
     if mem_bytes.shape != time_ns.shape:
         shapes = mem_bytes.shape, time_ns.shape
-        raise ValueError(f"mem_bytes and time_ns of {label} must have one shape, got {shapes}")
+        raise ValueError(f"mem_bytes and time_ns of {_label(owner)} must have one shape, got {shapes}")
     object.__setattr__(owner, "mem_bytes", mem_bytes)
     object.__setattr__(owner, "time_ns", time_ns)
 
@@ -79,7 +94,7 @@ class Node:
     time_ns: Ints
 
     def __post_init__(self) -> None:
-        _set_costs(self, f"node {self.name!r}", 1)
+        _set_costs(self, 1)
 
     @property
     def n_states(self) -> int:
@@ -104,7 +119,7 @@ class Edge:
     def __post_init__(self) -> None:
         if self.source == self.target:
             raise ValueError(f"an edge joins two nodes, got {self.source} twice; add its diagonal to the node's costs")
-        _set_costs(self, f"edge {self.source} -> {self.target}", 2)
+        _set_costs(self, 2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,11 +140,12 @@ class Problem:
         object.__setattr__(self, "edges", tuple(self.edges))
         if not self.nodes:
             raise ValueError("a problem needs at least one node, got none")
+        sizes = [node.n_states for node in self.nodes]
         for index, edge in enumerate(self.edges):
             for end in (edge.source, edge.target):
-                if not 0 <= end < len(self.nodes):
-                    raise ValueError(f"edge {index} names node {end}, but there are {len(self.nodes)} nodes")
-            expected = (self.nodes[edge.source].n_states, self.nodes[edge.target].n_states)
+                if not 0 <= end < len(sizes):
+                    raise ValueError(f"edge {index} names node {end}, but there are {len(sizes)} nodes")
+            expected = sizes[edge.source], sizes[edge.target]
             if edge.mem_bytes.shape != expected:
                 raise ValueError(f"costs of edge {self.edge_name(edge)} must be {expected}, got {edge.mem_bytes.shape}")
 
@@ -143,21 +159,22 @@ class Problem:
         Args:
             states: for each node the indices of its states to keep, in their new order; at least one.
         """
+        numbers: dict[bytes, int] = {}  # of each different choice of states
+        number_of = [numbers.setdefault(kept.tobytes(), len(numbers)) for kept in states]
         known: dict[tuple[object, ...], Ints] = {}  # what was one array stays one where the same states are kept
 
-        def part(costs: Ints, *kept: Ints) -> Ints:
-            key = identity(costs), *(each.tobytes() for each in kept)
+        def part(costs: Ints, *ends: int) -> Ints:
+            key = identity(costs), *(number_of[end] for end in ends)
             if key not in known:
-                known[key] = costs[np.ix_(*kept)]
+                known[key] = costs[np.ix_(*(states[end] for end in ends))]
+                known[key].flags.writeable = False
             return known[key]
 
-        nodes = [
-            Node(n.name, part(n.mem_bytes, kept), part(n.time_ns, kept)) for n, kept in zip(self.nodes, states, strict=True)
+        nodes = [Node(n.name, part(n.mem_bytes, i), part(n.time_ns, i)) for i, n in enumerate(self.nodes)]
+        edges = [
+            Edge(e.source, e.target, part(e.mem_bytes, e.source, e.target), part(e.time_ns, e.source, e.target))
+            for e in self.edges
         ]
-        edges = []
-        for edge in self.edges:
-            kept = states[edge.source], states[edge.target]
-            edges.append(Edge(edge.source, edge.target, part(edge.mem_bytes, *kept), part(edge.time_ns, *kept)))
         return Problem(tuple(nodes), tuple(edges))
 
     def cost(self, strategy: Sequence[int]) -> tuple[int, int]:

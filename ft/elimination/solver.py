@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ..problem import InfeasibleError
 from .ldp import linear_dynamic_programming
-from .linear_graph import cut_vertices, linear_graphs
+from .linear_graph import held_variables, linear_graphs
 from .table_graph import Effort, TableGraph, TooLargeError
 
 Report = Callable[[TableGraph], None]
@@ -92,7 +92,7 @@ class Solver:
 
     def _free(self, graph: TableGraph) -> set[int]:
         """Return the variables that may be eliminated now: with LDP those that are neither marked nor cut vertices."""
-        held = cut_vertices(graph).union(*linear_graphs(graph)) if self.use_ldp else set()
+        held = held_variables(graph) if self.use_ldp else set()
         return {variable for variable in graph.variables if variable not in held}
 
     def _eliminate_among(self, graph: TableGraph, free: set[int], magnitude: int) -> None:

@@ -11,7 +11,7 @@ such free node takes another state. Of all strategies that such changes give, th
 until nothing gets better.
 
 What a change of a node costs depends only on the states around it, its *context*, which most points have in common. It is
-computed once for all points with the same context.
+computed once for all points with the same context, and for all nodes that are alike, as those of equal layers.
 
 Complexity: O(rounds x POINTS x changes of all nodes x segments).
 """
@@ -20,43 +20,20 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from ..interning import folds
 from ..pareto import reduce_unsorted
-from ..problem import INFEASIBLE, Edge, Ints, Node, Problem, identity
+from ..problem import INFEASIBLE, Ints, Problem, identity
 from .segment_memory import Transient
+from .state_changes import Changes, Options, States, Sum, minimal
 
 POINTS = 256
 """The largest number of new points that are changed in one round; they are spread evenly along the frontier."""
 ROUNDS = 64
-
-States = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Changes:
-    """The changes that may be made at one node in one context: C changes.
-
-    Attributes:
-        nodes: int[N], the nodes that get other states.
-        states: int32[C, N], the states that they get.
-        mem, time: int64[C], the differences in the problem's memory and time.
-        segments: int[M], the indices of the rematerialization segments that change.
-        in_segments: int64[M, C], the differences in these segments' memory.
-    """
-
-    nodes: Ints
-    states: States
-    mem: Ints
-    time: Ints
-    segments: Ints
-    in_segments: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,66 +66,16 @@ class _Points:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Options:
-    """The costs of a node's states, int64[K], where its neighbours' states are given.
+class _Around:
+    """What the changes of a node depend on beside the states of its context.
 
     Attributes:
-        numbers: the indices of the rematerialization segments that these states take memory in.
-        segments: int64[len(numbers), K], the bytes that each state takes in each of these segments.
-        allowed: the states whose memory and time are feasible.
+        kind: a number that is equal for nodes whose changes are equal where the states of their contexts are.
+        segments: the indices of the rematerialization segments that they may change, ascending.
     """
 
-    mem: Ints
-    time: Ints
-    numbers: Ints
+    kind: int
     segments: Ints
-    allowed: Ints
-    _best: dict[tuple[bool, int], int] = field(default_factory=dict)
-
-    def best(self, by_time: bool, n_large: int) -> int:
-        """Return the allowed state of least time, or else of least memory with the mean of the large segments added."""
-        key = by_time, n_large
-        if key not in self._best:
-            mem = (self.mem + self.segments.sum(axis=0) // n_large)[self.allowed]
-            time_ns = self.time[self.allowed]
-            self._best[key] = int(self.allowed[np.lexsort((mem, time_ns) if by_time else (time_ns, mem))[0]])
-        return self._best[key]
-
-
-@dataclass(slots=True)
-class _Sum:
-    """The differences that a change makes to memory, to time and to the memory of rematerialization segments."""
-
-    mem: int = 0
-    time: int = 0
-    segments: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-
-    def copy(self) -> _Sum:
-        return _Sum(self.mem, self.time, self.segments.copy())
-
-    def add(self, options: _Options, state: int, sign: int = 1) -> None:
-        """Add the costs of one state of a node, or subtract them with ``sign`` -1."""
-        self.mem += sign * int(options.mem[state])
-        self.time += sign * int(options.time[state])
-        for index, n_bytes in zip(options.numbers.tolist(), options.segments[:, state].tolist(), strict=True):
-            self.segments[index] += sign * n_bytes
-
-    def add_difference(self, costs: Node | Edge, parts: Sequence[tuple[int, Ints]], then: Any, now: Any) -> None:
-        """Add the difference that a node or an edge makes between one state (or pair of states) and another."""
-        self.mem += int(costs.mem_bytes[then] - costs.mem_bytes[now])
-        self.time += int(costs.time_ns[then] - costs.time_ns[now])
-        for index, n_bytes in parts:
-            self.segments[index] += int(n_bytes[then] - n_bytes[now])
-
-
-def _minimal(costs: Ints) -> Ints:
-    """Return the indices of the Pareto-minimal columns; of equal columns, the first."""
-    _, first = np.unique(costs, axis=1, return_index=True)
-    first = np.sort(first)
-    costs = costs[:, first]
-    does_as_well = (costs[:, :, None] <= costs[:, None, :]).all(axis=0)
-    kept: Ints = first[does_as_well.sum(axis=0) == 1]
-    return kept
 
 
 def _groups(rows: States) -> Iterator[tuple[States, Ints]]:
@@ -193,10 +120,12 @@ class Descent:
         self._free = {node for node in free if not free & set(self._adjacent(node))}
         self._movable = sorted(self._free | set(transient.others))
         self._context = {node: self._context_of(node) for node in self._movable}
-        self._known: dict[tuple[int, bytes], _Changes | None] = {}
-        self._known_options: dict[tuple[int, ...], _Options] = {}
+        self._known: dict[tuple[int, bytes], Changes | None] = {}
+        self._known_options: dict[tuple[int, ...], Options] = {}
         self._kinds: dict[int, int] = {}
         self._kind_numbers: dict[tuple[object, ...], int] = {}
+        self._arounds: dict[int, _Around] = {}
+        self._first: dict[tuple[int, bytes], int] = {}  # by kind of surroundings and states, the first node that had them
         self._numbers: dict[int, Ints] = {}  # by node the indices of the segments that its states take memory in
 
     def _adjacent(self, node: int) -> Iterator[int]:
@@ -245,9 +174,11 @@ class Descent:
 
     def _changed(self, points: _Points, best: _Points) -> _Points:
         """Return the changed points that are Pareto-minimal among all changed points and the best ones so far."""
-        found: list[tuple[Ints, _Changes]] = []
+        found: list[tuple[Ints, Changes]] = []
         mem, time_ns = [best.true_mem], [best.time]
         for node in self._movable:
+            if time.monotonic() > self.deadline:
+                break  # of a deep model a round takes seconds
             for states, which in _groups(points.strategies[:, self._context[node]]):
                 changes = self._changes(node, states)
                 if changes is None:
@@ -277,7 +208,7 @@ class Descent:
             result.segments[changes.segments, i] += changes.in_segments[:, change]
         return result
 
-    def _changes(self, node: int, states: States) -> _Changes | None:
+    def _changes(self, node: int, states: States) -> Changes | None:
         """Return the possible changes of a node in a context, or None if there are none.
 
         Args:
@@ -285,11 +216,51 @@ class Descent:
         """
         key = node, states.tobytes()
         if key not in self._known:
-            at = dict(zip(self._context[node].tolist(), states.tolist(), strict=True))
-            self._known[key] = self._alone(node, at) if node in self._free else self._other(node, at)
+            around = self._around(node)
+            first = self._first.setdefault((around.kind, key[1]), node)
+            if first == node:
+                at = dict(zip(self._context[node].tolist(), states.tolist(), strict=True))
+                self._known[key] = self._alone(node, at) if node in self._free else self._other(node, at)
+            else:
+                self._known[key] = self._renamed(self._known[first, key[1]], first, node)
         return self._known[key]
 
-    def _alone(self, node: int, at: Mapping[int, int]) -> _Changes | None:
+    def _renamed(self, changes: Changes | None, first: int, node: int) -> Changes | None:
+        """Return the changes of one node as those of another one of its kind."""
+        if changes is None:
+            return None
+        position = {other: i for i, other in enumerate(self._context[first].tolist())}
+        nodes = self._context[node][[position[other] for other in changes.nodes.tolist()]]
+        ranks = np.searchsorted(self._around(first).segments, changes.segments)
+        return replace(changes, nodes=nodes, segments=self._around(node).segments[ranks])
+
+    def _around(self, node: int) -> _Around:
+        """Return what the changes of a movable node depend on beside the states of its context."""
+        if node in self._arounds:
+            return self._arounds[node]
+        position = {other: i for i, other in enumerate(self._context[node].tolist())}
+        following = [] if node in self._free else sorted(self._free & set(self._adjacent(node)))
+        kinds = [self._kind_of(each) for each in (node, *following)]
+        segments = sorted({index for each in (node, *following) for index in self._numbers[each].tolist()})
+        key: tuple[object, ...] = (
+            identity(self.transient.others[node]) if node in self.transient.others else None,
+            node in self._free,
+            *(
+                (
+                    kind,
+                    position[each],
+                    *np.searchsorted(segments, self._numbers[each]).tolist(),
+                    *(position[other] for other in self._adjacent(each)),
+                    *(other in self._free for other in self._adjacent(each)),
+                )
+                for kind, each in zip(kinds, (node, *following), strict=True)
+            ),
+        )
+        kind = self._kind_numbers.setdefault(key if folds() else (node, "around"), len(self._kind_numbers))
+        self._arounds[node] = _Around(kind, np.array(segments, np.intp))
+        return self._arounds[node]
+
+    def _alone(self, node: int, at: Mapping[int, int]) -> Changes | None:
         """Return the changes of a free node alone: its other states that improve at least one cost."""
         options, before = self._options(node, at), at[node]
         states = options.allowed
@@ -299,11 +270,11 @@ class Descent:
         if not is_better.any():
             return None
         states, mem, time_ns, segments = states[is_better], mem[is_better], time_ns[is_better], segments[:, is_better]
-        kept = _minimal(np.concatenate([[mem, time_ns], segments]))
+        kept = minimal(np.concatenate([[mem, time_ns], segments]))
         changed = states[kept, None].astype(np.int32)
-        return _Changes(np.array([node]), changed, mem[kept], time_ns[kept], options.numbers, segments[:, kept])
+        return Changes(np.array([node]), changed, mem[kept], time_ns[kept], options.numbers, segments[:, kept])
 
-    def _other(self, node: int, at: Mapping[int, int]) -> _Changes | None:
+    def _other(self, node: int, at: Mapping[int, int]) -> Changes | None:
         """Return the changes of a node to the other state of its pair, which differs only in what is rematerialized.
 
         The neighbouring free nodes follow: each takes its state of least memory, or each its state of least time.
@@ -311,7 +282,7 @@ class Descent:
         after = int(self.transient.others[node][at[node]])
         if after < 0:
             return None
-        changed, own = {**at, node: after}, _Sum()
+        changed, own = {**at, node: after}, Sum()
         own.add_difference(self.problem.nodes[node], self._of_nodes[node], after, at[node])
         for number in self._edges[node]:
             edge = self.problem.edges[number]
@@ -335,7 +306,7 @@ class Descent:
                 total.add(old, at[each], -1)
             sums.append(total)
         numbers = sorted({index for total in sums for index in total.segments})
-        return _Changes(
+        return Changes(
             np.array([node, *following]),
             np.array([[after, *states] for states in ways], np.int32),
             np.array([total.mem for total in sums], np.int64),
@@ -344,7 +315,7 @@ class Descent:
             np.array([[total.segments[index] for total in sums] for index in numbers], np.int64).reshape(-1, len(sums)),
         )
 
-    def _options(self, node: int, at: Mapping[int, int]) -> _Options:
+    def _options(self, node: int, at: Mapping[int, int]) -> Options:
         """Return the costs of a node's states, given the states of its neighbours: once for nodes that are alike."""
         key = self._kind_of(node), *(at[other] for other in self._adjacent(node))
         if key not in self._known_options:
@@ -368,7 +339,7 @@ class Descent:
             self._kinds[node] = self._kind_numbers.setdefault(key if folds() else (node,), len(self._kind_numbers))
         return self._kinds[node]
 
-    def _computed_options(self, node: int, at: Mapping[int, int]) -> _Options:
+    def _computed_options(self, node: int, at: Mapping[int, int]) -> Options:
         """Do what :meth:`_options` does."""
         own = self.problem.nodes[node]
         mem, time_ns = own.mem_bytes.copy(), own.time_ns.copy()
@@ -385,4 +356,4 @@ class Descent:
         numbers = sorted(parts)
         segments = np.array([parts[index] for index in numbers], np.int64).reshape(len(numbers), len(mem))
         allowed = np.flatnonzero(np.maximum(mem, time_ns) < INFEASIBLE)
-        return _Options(mem, time_ns, np.array(numbers, np.intp), segments, allowed)
+        return Options(mem, time_ns, np.array(numbers, np.intp), segments, allowed)

@@ -87,9 +87,17 @@ def without_replaceable(problem: Problem) -> Problem:
         if key not in cheaper:
             cheaper[key] = costs if given is costs else _cheaper_to_cross(given, costs)
         edges[index] = cheaper[key]
+    both: dict[int, tuple[Ints, Ints]] = {}  # one pair of arrays for all that share their costs
+
+    def of(costs: Ints) -> tuple[Ints, Ints]:
+        if id(costs) not in both:
+            both[id(costs)] = mem, time_ns = costs[0].copy(), costs[1].copy()
+            mem.flags.writeable = time_ns.flags.writeable = False
+        return both[id(costs)]
+
     return Problem(
-        tuple(Node(node.name, *costs) for node, costs in zip(problem.nodes, nodes, strict=True)),
-        tuple(Edge(e.source, e.target, *costs) for e, costs in zip(problem.edges, edges, strict=True)),
+        tuple(Node(node.name, *of(costs)) for node, costs in zip(problem.nodes, nodes, strict=True)),
+        tuple(Edge(e.source, e.target, *of(costs)) for e, costs in zip(problem.edges, edges, strict=True)),
     )
 
 

@@ -146,30 +146,28 @@ class _Effort:
     Attributes:
         tables: the tables of several variables that the elimination adds up.
         partitions: for each variable of these tables, the groups of its states that they distinguish.
+        neighbours: the variables, except the eliminated one, of which the tables distinguish any states.
+        cells: the number of cells of the result.
+        work: the number of sums that the elimination compares.
     """
 
     variable: int
     tables: tuple[int, ...]
     partitions: dict[int, _Partition]
+    neighbours: tuple[int, ...]
+    cells: float
+    work: float
 
-    @property
-    def neighbours(self) -> tuple[int, ...]:
-        """Return the variables, except the eliminated one, of which the tables distinguish any states."""
-        return tuple(v for v, part in sorted(self.partitions.items()) if v != self.variable and len(part) > 1)
-
-    @property
-    def cells(self) -> float:
-        """Return the number of cells of the result."""
-        return math.prod(float(len(self.partitions[v])) for v in self.neighbours)
+    @classmethod
+    def of(cls, variable: int, tables: Sequence[int], partitions: dict[int, _Partition]) -> _Effort:
+        sizes = {v: len(partitions[v]) for v in sorted(partitions)}
+        neighbours = tuple(v for v, size in sizes.items() if v != variable and size > 1)
+        cells = math.prod(float(sizes[v]) for v in neighbours)
+        return cls(variable, tuple(tables), partitions, neighbours, cells, cells * sizes[variable])
 
     def cells_of(self, scope: frozenset[int]) -> float:
         """Return the number of combinations of groups of these variables."""
         return math.prod(float(len(self.partitions[v])) for v in scope)
-
-    @property
-    def work(self) -> float:
-        """Return the number of sums that the elimination compares."""
-        return self.cells * len(self.partitions[self.variable])
 
 
 class _Planner:
@@ -180,6 +178,7 @@ class _Planner:
         efforts: the current estimate for each variable.
         queue: estimates, least first.
         partitions: known partitions, by the identities of the classes that they come from.
+        selectors: known classes of the first states of partitions' groups, by the identities of both.
         done: known eliminations, by key.
     """
 
@@ -192,6 +191,7 @@ class _Planner:
         self.queue: list[tuple[float, float, int, int, _Effort]] = []  # entries no longer in ``efforts`` are void
         self.n_queued = 0
         self.partitions: dict[tuple[int, ...], _Partition] = {}  # by the identities of arrays, all of which are kept
+        self.selectors: dict[tuple[int, int], Ints] = {}
         self.done: dict[tuple[object, ...], EliminationStep] = {}
 
     def run(self) -> None:
@@ -224,7 +224,7 @@ class _Planner:
             shape = self.plan.shapes[table]
             for other, class_of in zip(shape.scope, shape.classes, strict=True):
                 classes.setdefault(other, []).append(class_of)
-        return _Effort(variable, tuple(tables), {v: self._partition(v, those) for v, those in classes.items()})
+        return _Effort.of(variable, tables, {v: self._partition(v, those) for v, those in classes.items()})
 
     def _partition(self, variable: int, classes: Sequence[Ints]) -> _Partition:
         n_states = self.plan.n_states[variable]
@@ -329,9 +329,16 @@ class _Planner:
         shape, parts = self.plan.shapes[table], effort.partitions
         order_of = [v for v in order if v in shape.scope]
         order_of += [v for v in shape.scope if v not in order]  # a neighbour of which no states are distinguished
-        selectors = tuple(shape.of(v)[parts[v].representative] for v in order_of)
+        selectors = tuple(self._selector(shape.of(v), parts[v]) for v in order_of)
         expanded = tuple(len(parts[v]) if v in shape.scope else 1 for v in order)
         return Input(table, tuple(shape.scope.index(v) for v in order_of), selectors, expanded)
+
+    def _selector(self, classes: Ints, part: _Partition) -> Ints:
+        """Return the class of the first state of each group."""
+        key = id(classes), id(part)  # both are kept: by the plan's shapes, and in ``partitions``
+        if key not in self.selectors:
+            self.selectors[key] = classes[part.representative]
+        return self.selectors[key]
 
     def _halves(self, effort: _Effort) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], ...]]:
         """Divide an elimination's tables into two parts that are cheap to add up.

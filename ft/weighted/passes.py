@@ -311,7 +311,7 @@ class WeightedPass:
                 of_buckets.append(of_state)
             if len(of_buckets) > 1:
                 self.moves[step.variable] = _moves(of_buckets)
-            nodes[step.variable] = np.max(of_buckets, axis=0)
+            nodes[step.variable] = of_buckets[0] if len(of_buckets) == 1 else np.max(of_buckets, axis=0)
             for number in step.own:
                 if number >= given:
                     class_of = self.plan.shapes[number].of(step.variable)
@@ -321,7 +321,9 @@ class WeightedPass:
         for array in {id(array): array for array in used_up}.values():
             pool.put_back(array)
         self._backs.clear()
-        return Marginals(self.least(), tuple(each - self.margin for each in nodes), tuple(edges))
+        # Nodes that are alike have one array, so that what follows from it is computed once.
+        lowered = {id(each): each - self.margin for each in nodes} if self.margin else {}
+        return Marginals(self.least(), tuple(lowered.get(id(each), each) for each in nodes), tuple(edges))
 
     def _back(self, bucket: Bucket, own: Floats, beyond: Floats, samples: int | None) -> _Back:
         """Return a bucket's marginals: those of an equal elimination, if the same costs lie beyond both, or of a sample.

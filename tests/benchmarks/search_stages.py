@@ -23,7 +23,7 @@ from tabulate import tabulate
 
 DEFAULT = ("rnn@v100-2x8", "transformer@v100-2x8", "wide_resnet@v100-2x8", "bert_large@v100-2x8", "vgg16@v100-2x8")
 STAGES = {
-    "costs of nodes": "search.problem.builder:ProblemBuilder._evaluated",
+    "costs of nodes": "search.problem.node_states:Evaluation.states",
     "problem without rematerialization": "search.problem.builder:ProblemBuilder.build",
     "problem with it": "search.problem.builder:ProblemBuilder.build_rematerializing",
     "plans of eliminations": "ft.weighted.elimination_plan:EliminationPlan.of",

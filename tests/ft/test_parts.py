@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import networkx as nx  # type: ignore[import-untyped,unused-ignore]
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.ft import INFEASIBLE, Edge, Frontier, Node, Problem
-from tensoropt.ft.elimination.linear_graph import cut_vertices, linear_graphs
+from tensoropt.ft.elimination.linear_graph import held_variables, linear_graphs
 from tensoropt.ft.elimination.table_graph import TableGraph
 from tensoropt.ft.presolve.dominated_states import states_that_matter
 from tensoropt.ft.tables.contract import combine
@@ -145,4 +146,15 @@ def test_the_linear_graph_is_where_every_path_passes() -> None:
     assert linear_graphs(graph_of(*SHAPES["chain"])) == [tuple(range(6))]
     assert linear_graphs(graph_of(*SHAPES["diamond"])) == [(0, 3)]
     assert linear_graphs(graph_of(*SHAPES["parameters first"])) == [(0, 4, 5, 6)]
-    assert cut_vertices(graph_of(*SHAPES["parameters first"])) == {4, 5, 6}
+
+
+@given(st.integers(0, 10_000))
+def test_held_are_the_ends_of_parts_and_the_cut_vertices(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 12))
+    pairs = [(i, j) for i in range(n) for j in range(i + 1, n) if rng.random() < 0.25]
+    graph, known = graph_of(n, pairs), nx.Graph(pairs)
+    known.add_nodes_from(range(n))
+    ends = {end for part in nx.connected_components(known) for end in (min(part), max(part))}
+    assert held_variables(graph) == ends | set(nx.articulation_points(known))
+    assert held_variables(graph).issuperset(each for line in linear_graphs(graph) for each in line)
