@@ -125,7 +125,7 @@ class Descent:
         self._kinds: dict[int, int] = {}
         self._kind_numbers: dict[tuple[object, ...], int] = {}
         self._arounds: dict[int, _Around] = {}
-        self._first: dict[tuple[int, bytes], int] = {}  # by kind of surroundings and states, the first node that had them
+        self._first: dict[tuple[int, bytes], int] = {}  # by kind of context and its states, the first node that had them
         self._numbers: dict[int, Ints] = {}  # by node the indices of the segments that its states take memory in
 
     def _adjacent(self, node: int) -> Iterator[int]:
