@@ -189,8 +189,8 @@ def _is_whole(how: str, blocks: list[np.ndarray], truth: np.ndarray) -> bool:
     if how == SUMMANDS:
         if any(block.shape != truth.shape for block in blocks):
             return False
-        # The maximum of nothing is the lowest number, which has no double.
-        with np.errstate(over="ignore"):
+        # The maximum of nothing is the lowest number, which has no double; results that TensorFlow leaves unwritten are any.
+        with np.errstate(over="ignore", invalid="ignore"):
             together = sum(blocks[1:], blocks[0])
     else:
         d = int(how)
