@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tensoropt.common.errors import InputError, describe
 from tensoropt.runtime import ranks as processes
-from tensoropt.runtime.mpi_start import send_at_once
+from tensoropt.runtime.mpi_start import SOCKET_BYTES, send_at_once
 from tensoropt.runtime.ranks import launched_as, machine_shape
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -108,8 +108,23 @@ def test_messages_to_other_machines_are_sent_at_once_unless_a_limit_is_set():
         (dict(zip(sizes, ("2", "1"), strict=True)), "1048576"),
         ({**dict(zip(sizes, ("2", "1"), strict=True)), limit: "65536"}, "65536"),
     ]:
-        send_at_once(environ)
+        send_at_once(environ, lambda: 0)
         assert environ.get(limit) == expected
+
+
+def test_sockets_to_other_machines_have_large_buffers_where_the_kernel_allows_it():
+    between = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    name = "OMPI_MCA_btl_tcp_sndbuf"
+    for environ, largest, expected in [
+        (between, SOCKET_BYTES - 1, None),
+        (between, SOCKET_BYTES, str(SOCKET_BYTES)),
+        ({**between, name: "65536"}, SOCKET_BYTES, "65536"),
+        (dict.fromkeys(between, "2"), SOCKET_BYTES, None),
+    ]:
+        environ = dict(environ)
+        send_at_once(environ, lambda largest=largest: largest)
+        assert environ.get(name) == expected
+        assert ("OMPI_MCA_btl_tcp_rcvbuf" in environ) == (expected is not None)
 
 
 @pytest.mark.parametrize(("hosts", "cores", "naps"), [(("a", "a"), 1, False), (("a", "b"), 1, True), (("a", "b"), 2, False)])
