@@ -13,33 +13,57 @@ Complexity: O(K_s K_t C) to build.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .problem import Ints
 
 
-def choice_states(mem_bytes: Ints, time_ns: Ints, others: Ints) -> tuple[Ints, Ints, Ints]:
+def choice_states(mem_bytes: Sequence[Ints], time_ns: Sequence[Ints], others: Sequence[Ints]) -> tuple[Ints, Ints, Ints, Ints]:
     """Return the (class of source states, choice) pairs that may matter.
 
     Args:
-        mem_bytes, time_ns: int64[K of source, K of target, C].
-        others: int64[K of source, K of target], something else that must be equal for the states of one class.
+        mem_bytes, time_ns: for each of C choices int64[K of source, K of target], at least 0.
+        others: arrays of the same number of rows and no negative numbers, something else that must be equal for the states
+            of one class.
 
     Returns:
-        The class of each source state, then the class and the choice of each pair.
+        The first source state of each class, the class of each source state, then the class and the choice of each pair.
+        Classes are in ascending order of their costs, read as rows.
     """
-    costs = np.stack([mem_bytes, time_ns], axis=-1)
-    n_source, n_choices = costs.shape[0], costs.shape[2]
-    flat = costs.reshape(n_source, -1)
-    rows, class_of = np.unique(np.concatenate([flat, others], axis=1), axis=0, return_inverse=True)
-    of_choices = rows[:, : flat.shape[1]].reshape(len(rows), costs.shape[1], n_choices, 2)
-    by_choice = of_choices.transpose(0, 2, 1, 3).reshape(len(rows), n_choices, -1)
-    of_class, choice = [], []
-    for index, options in enumerate(by_choice):
-        as_good = (options[:, None] <= options[None]).all(axis=2)  # [i, j]: i is nowhere worse than j
-        first_of_equals = as_good & (~as_good.T | np.tri(n_choices, k=-1, dtype=bool).T)
-        np.fill_diagonal(first_of_equals, False)
-        kept = np.flatnonzero(~first_of_equals.any(axis=0))
-        of_class += [index] * len(kept)
-        choice += kept.tolist()
-    return class_of.reshape(-1).astype(np.int64), np.array(of_class, np.int64), np.array(choice, np.int64)
+    first, class_of = _classes_of_rows(mem_bytes, time_ns, others)
+    of_class, choice = np.nonzero(~_dominated([each[first] for each in mem_bytes], [each[first] for each in time_ns]))
+    return first, class_of, of_class, choice
+
+
+def _classes_of_rows(mem_bytes: Sequence[Ints], time_ns: Sequence[Ints], others: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """Return the first of each kind of equal rows, in the rows' ascending order, and the kind of each row."""
+    n_rows, n_targets = mem_bytes[0].shape
+    # Of non-negative numbers, most significant byte first, the order of the rows is that of their bytes.
+    costs = np.empty((n_rows, n_targets, len(mem_bytes), 2), ">i8")
+    for number, (mem, time) in enumerate(zip(mem_bytes, time_ns, strict=True)):
+        costs[:, :, number, 0], costs[:, :, number, 1] = mem, time
+    rows = np.concatenate([costs.reshape(n_rows, -1), *others], axis=1, dtype=">i8")
+    keys = [row.tobytes() for row in rows]
+    first: dict[bytes, int] = {}
+    for state, key in enumerate(keys):
+        first.setdefault(key, state)
+    ordered = sorted(first)
+    kind = {key: number for number, key in enumerate(ordered)}
+    return np.array([first[key] for key in ordered], np.int64), np.array([kind[key] for key in keys], np.int64)
+
+
+def _dominated(mem_bytes: Sequence[Ints], time_ns: Sequence[Ints]) -> np.ndarray:
+    """Return for each row the choices that another is nowhere worse than, bool[rows, C]; of equal ones the first stays."""
+
+    def is_as_good(one: int, other: int) -> np.ndarray:
+        nowhere_worse: np.ndarray = (mem_bytes[one] <= mem_bytes[other]) & (time_ns[one] <= time_ns[other])
+        return nowhere_worse.all(axis=1)
+
+    n_choices = len(mem_bytes)
+    as_good = {(i, j): is_as_good(i, j) for i in range(n_choices) for j in range(n_choices) if i != j}
+    dominated = np.zeros((len(mem_bytes[0]), n_choices), bool)
+    for (i, j), better_or_equal in as_good.items():
+        dominated[:, j] |= better_or_equal if i < j else better_or_equal & ~as_good[j, i]
+    return dominated

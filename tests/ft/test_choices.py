@@ -16,7 +16,10 @@ def test_no_cost_that_matters_is_left_out(seed: int) -> None:
     costs = rng.integers(0, 3, (2, n_source, n_target, n_choices))
     costs = costs[:, rng.integers(0, n_source, n_source)]  # some states are alike
     beside = rng.integers(0, 2, (n_source, 1))
-    class_of, of_class, choice = choice_states(*costs, beside)
+    by_choice = np.moveaxis(costs, 3, 1)
+    first, class_of, of_class, choice = choice_states(*by_choice, [beside])
+    rows = [(*costs[:, state].transpose(1, 2, 0).ravel().tolist(), *beside[state].tolist()) for state in range(n_source)]
+    assert [rows[state] for state in first.tolist()] == sorted(set(rows))
     for source in range(n_source):
         alike = class_of == class_of[source]
         assert (costs[:, alike] == costs[:, [source]]).all() and (beside[alike] == beside[source]).all()

@@ -287,31 +287,57 @@ class ReshardingArrays:
         """
         key = self._key(tensor, source, target, sum(tables, start=()))
         if key not in self._choosing:
-            of_saved, of_regathered = (self._by_pair(tensor, source, target, table) for table in tables)
-            mem = np.stack([of_saved.mem, of_regathered.mem], axis=2)
-            time_ns = np.stack([of_saved.time_ns, of_regathered.time_ns], axis=2)
-            nothing = np.zeros_like(of_saved.mem)
-            there = [
-                np.stack([nothing if each is None else each for each in by_choice], axis=2)
-                for by_choice in ((of_saved.transient, of_regathered.transient), (of_saved.held, of_regathered.held))
-            ]
-            distinguishing = of_saved.overlappable_ns, *(each.sum(axis=2) for each in there)
-            arrays = [each for each in distinguishing if each is not None]
-            class_of, of_class, choice = choice_states(mem, time_ns, np.concatenate(arrays, axis=1))
-            self._choosing[key] = None
-            if choice.any():
-                member = np.unique(class_of, return_index=True)[1][of_class]
-                (*_, of_source), (*_, of_target) = source.pairs, target.pairs
-                to_choice = np.where(class_of[of_source][:, None] == of_class[None, :], 0, INFEASIBLE)
-                mem, time_ns, *there = (cost[member, :, choice][:, of_target] for cost in (mem, time_ns, *there))
-                overlappable_ns = (
-                    None if of_saved.overlappable_ns is None else of_saved.overlappable_ns[member][:, of_target]
-                )
-                of_choice = EdgeCosts(mem, time_ns, overlappable_ns, *(each if each.any() else None for each in there))
-                self._choosing[key] = ResidualChoice(
-                    choice == 1, np.zeros(len(choice), np.int64), EdgeCosts(np.zeros_like(to_choice), to_choice), of_choice
-                )
+            saved, regathered = (self._by_pair(tensor, source, target, table) for table in tables)
+            self._choosing[key] = _residual_choice(saved, regathered, source, target)
         return self._choosing[key]
+
+
+def _residual_choice(saved: EdgeCosts, regathered: EdgeCosts, source: End, target: End) -> ResidualChoice | None:
+    """Return the choice between saving and regathering a copy, as a node; None where regathering can't pay.
+
+    Args:
+        saved, regathered: the costs of the copy in either case, between the distinct pairs of both ends.
+    """
+    by_choice = saved, regathered
+    for_a_while = (_sum([each.transient for each in by_choice]), _sum([each.held for each in by_choice]))
+    first, class_of, of_class, choice = choice_states(
+        [each.mem for each in by_choice],
+        [each.time_ns for each in by_choice],
+        [each for each in (saved.overlappable_ns, *for_a_while) if each is not None],
+    )
+    if not choice.any():
+        return None
+    (*_, of_source), (*_, of_target) = source.pairs, target.pairs
+    is_regathered, member = choice == 1, first[of_class]
+
+    def chosen(if_saved: np.ndarray, if_regathered: np.ndarray) -> np.ndarray:
+        """Return, for each (class, choice) pair, the row of its choice by the target's states."""
+        rows = np.where(is_regathered[:, None], if_regathered[member], if_saved[member])
+        return rows[:, of_target]
+
+    def chosen_if_any(if_saved: np.ndarray | None, if_regathered: np.ndarray | None) -> np.ndarray | None:
+        if if_saved is None and if_regathered is None:
+            return None
+        nothing = np.zeros_like(saved.mem)
+        rows = chosen(*(nothing if each is None else each for each in (if_saved, if_regathered)))
+        return rows if rows.any() else None
+
+    of_choice = EdgeCosts(
+        chosen(saved.mem, regathered.mem),
+        chosen(saved.time_ns, regathered.time_ns),
+        None if saved.overlappable_ns is None else saved.overlappable_ns[member][:, of_target],
+        chosen_if_any(saved.transient, regathered.transient),
+        chosen_if_any(saved.held, regathered.held),
+    )
+    forbidden = np.where(class_of[of_source][:, None] == of_class[None, :], 0, INFEASIBLE)
+    to_choice = EdgeCosts(np.zeros_like(forbidden), forbidden)
+    return ResidualChoice(is_regathered, np.zeros(len(choice), np.int64), to_choice, of_choice)
+
+
+def _sum(arrays: Iterable[np.ndarray | None]) -> np.ndarray | None:
+    """Return the sum of the arrays that are there; None if none is."""
+    there = [each for each in arrays if each is not None]
+    return sum(there[1:], start=there[0]) if there else None
 
 
 def accumulators_bytes(
