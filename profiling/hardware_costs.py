@@ -233,6 +233,11 @@ class OperatorCosts:
         self._key = lru_cache(maxsize=None)(partial(key_of, rates=hardware.operators))
         self._model = lru_cache(maxsize=None)(self._fitted)
 
+    @property
+    def needs_keys(self) -> bool:
+        """Return whether times depend on a work's key: where some operators were measured, or others count as slower."""
+        return bool(self.measured) or self.is_cautious
+
     def time_ns(self, work: WorkItem) -> int:
         """Return the time of one operator, forward and, where it has a backward pass, backward."""
         known = self.measured.get(work.key) if work.key else None

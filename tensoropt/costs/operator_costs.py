@@ -30,11 +30,16 @@ from ..sharding.resharding import Resharding, differentiated_operands, halo_resh
 from ..sharding.update_resharding import row_reshardings, update_reshardings
 from .loop_costs import BodyCosting
 from .resharding_costs import ReshardingCosting, shard_bytes
-from .work_items import attributes_key, work_of
+from .work_items import attributes_key, work_of, work_of_amounts
 
 
 class ComputeCosts(Protocol):
     """The costs of computing: the interface at which models of operators' time plug in."""
+
+    @property
+    def needs_keys(self) -> bool:
+        """Return whether times depend on a work's key, and not on its type and amounts alone."""
+        ...
 
     def time_ns(self, work: WorkItem) -> int: ...
 
@@ -162,10 +167,7 @@ class OperatorCosting:
                 total += shard * self.graph.n_runs(tensor.name)
             elif op.type == CONSTANT or tensor.name in self.charged:
                 total += shard
-        if op.name in self.graph.lookup_operators:
-            # The indices and the gradient of the rows that were found, global on every device.
-            found = op.result.mem_bytes + sum(tensor.mem_bytes for position, tensor in op.operands if position == 1)
-            total += found * self.graph.n_runs(op.result.name)
+        total += self.looked_up_bytes(op)
         if op.type in (*COMPOSITES, VALUE_SHAPED):
             total += self.saved_inside_bytes(op, config)
         if (op.name, 0) in self.backward.residual_operands and rule.exchanged(config):
@@ -173,6 +175,16 @@ class OperatorCosting:
             assert exchanged.halo is not None
             total += math.prod(exchanged.halo.largest_local_shape(exchanged.shape)) * exchanged.item_bytes
         return total
+
+    def looked_up_bytes(self, op: Operator) -> int:
+        """Return the bytes of the indices, and of the gradient of the rows, of a lookup whose table is updated by rows.
+
+        Every device has both globally.
+        """
+        if op.name not in self.graph.lookup_operators:
+            return 0
+        found = op.result.mem_bytes + sum(tensor.mem_bytes for position, tensor in op.operands if position == 1)
+        return found * self.graph.n_runs(op.result.name)
 
     def saved_result_bytes(self, op: Operator, interface: Interface) -> int:
         """Return the part of :meth:`mem_bytes` that is the operator's results.
@@ -220,18 +232,27 @@ class OperatorCosting:
         if op.type in COMPOSITES:
             return self._body(op).time_ns(config), self._body(op).backward_ns(config)
         work = self.work(op, rule, config, interface)
-        if work is None:
-            return 0, 0
+        return (0, 0) if work is None else self._times_ns(op, work)
+
+    def times_of_amounts_ns(self, op: Operator, flops: int, n_bytes: int) -> tuple[int, int]:
+        """Return :meth:`both_times_ns` from what the forward pass computes and moves, where times need no keys."""
+        return self._times_ns(op, work_of_amounts(op, (flops, n_bytes), self.backward.gradients))
+
+    def _times_ns(self, op: Operator, work: WorkItem) -> tuple[int, int]:
         backward_ns = 0 if op.type == VARIABLE else self.compute.backward_ns(work)
         n_runs = self.graph.n_runs(op.result.name)
         return self.compute.time_ns(work) * n_runs, backward_ns * n_runs
+
+    def has_work(self, op: Operator) -> bool:
+        """Return whether an operator computes by itself: sources don't, and of a composite one its body's operators do."""
+        return not (op.type in (PLACEHOLDER, CONSTANT) or op.type in COMPOSITES or op.updates is not None)
 
     def work(self, op: Operator, rule: Rule, config: Config, interface: Interface) -> WorkItem | None:
         """Return the work of one operator, forward and backward, or of a variable's update; None if there is none.
 
         A composite operator has no work of its own either: the operators of its body have.
         """
-        if op.type in (PLACEHOLDER, CONSTANT) or op.type in COMPOSITES or op.updates is not None:
+        if not self.has_work(op):
             return None
         moved = 0 if op.type in ALIASES else self._bytes_moved(op, interface)
         if op.type == VARIABLE:

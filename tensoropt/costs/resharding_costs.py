@@ -10,7 +10,7 @@ The costs of operators are in :mod:`.operator_costs`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -19,10 +19,13 @@ import numpy as np
 from ..ft.problem import INFEASIBLE
 from ..ir.graph import Tensor
 from ..reschedule.cost_model import StepCosts
-from ..reschedule.layout import Layout, Shape, is_view, needs_communication
+from ..reschedule.layout import Layout, Shape
+from ..reschedule.layout_numbers import LayoutNumbers
 from ..reschedule.mesh import Mesh
-from ..reschedule.path import AllPairs, all_pairs, cheapest_path, size_class
+from ..reschedule.orders import Ints, Mask
+from ..reschedule.path import all_pairs, cheapest_path, size_class
 from ..rules.rule import OperandSharding
+from ..rules.shardings import NO_GRADIENT, Shardings
 from ..sharding.resharding import Resharding, bucket_share_ns, resharding_of
 
 
@@ -52,11 +55,32 @@ class ResidualCharge(Enum):
         return self in (ResidualCharge.COPY, ResidualCharge.REGATHERED)
 
 
+@dataclass(frozen=True, eq=False)
+class TimeTable:
+    """The times of the cheapest paths between some layouts of tensors of one size class.
+
+    Attributes:
+        row: the row and column of each layout's number, int64[numbers]; -1 for those that aren't there.
+        time_ns: int64[layouts, layouts], from row to column.
+    """
+
+    row: Ints
+    time_ns: Ints
+
+    def between(self, sources: Ints, targets: Ints) -> Ints:
+        """Return the times from each source to each target, given by their layouts' numbers, int64[sources, targets]."""
+        rows, columns = self.row[sources], self.row[targets]
+        assert (rows >= 0).all() and (columns >= 0).all(), "every layout was announced"
+        found: Ints = self.time_ns[np.ix_(rows, columns)]
+        return found
+
+
 @dataclass
 class ReshardingCosting:
     """The times of reshardings: shortest paths between the layouts that occur, found once per size class of tensors.
 
     Attributes:
+        numbers: the layouts that occur, numbered.
         exposed_share: the share of a resharding's time that isn't hidden behind the compute beside it; 1 where nothing
             overlaps.
     """
@@ -64,16 +88,17 @@ class ReshardingCosting:
     mesh: Mesh
     steps: StepCosts
     exposed_share: float = 1.0
-    _expected: dict[tuple[object, ...], dict[Layout, None]] = field(default_factory=dict)
-    _tables: dict[tuple[object, ...], AllPairs] = field(default_factory=dict)
+    _expected: dict[tuple[object, ...], dict[int, None]] = field(default_factory=dict)
+    _tables: dict[tuple[object, ...], TimeTable] = field(default_factory=dict)
     _classes: dict[tuple[Shape, int], tuple[object, ...]] = field(default_factory=dict)
     _paths: dict[tuple[Layout, Layout, Shape, int], int] = field(default_factory=dict)
     # Sequences are held with the result, so that no others can get their ids.
-    _pairs: dict[tuple[str, int, int], tuple[np.ndarray, object, object]] = field(default_factory=dict)
-    _local: dict[tuple[int, int], bool] = field(default_factory=dict)
-    _numbers: dict[Layout, int] = field(default_factory=dict)
-    _times: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray, np.ndarray, object, object]] = field(default_factory=dict)
-    _bytes: dict[tuple[Shape, int, int], tuple[np.ndarray, object]] = field(default_factory=dict)
+    _pairs: dict[tuple[str, int, int], tuple[Mask, object, object]] = field(default_factory=dict)
+    _times: dict[tuple[object, ...], tuple[Ints, Ints, Mask, object, object]] = field(default_factory=dict)
+    _bytes: dict[tuple[Shape, int, int], tuple[Ints, object]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.numbers = LayoutNumbers(self.mesh)
 
     @property
     def overlaps(self) -> bool:
@@ -85,26 +110,29 @@ class ReshardingCosting:
         overlappable: np.ndarray = np.floor(time_ns * (1 - self.exposed_share)).astype(np.int64)
         return overlappable
 
-    def expect(self, shape: Shape, item_bytes: int, layouts: Iterable[Layout]) -> None:
-        """Announce layouts of tensors of this shape, whose reshardings will be asked for.
+    def expect(self, shape: Shape, item_bytes: int, layouts: Ints) -> None:
+        """Announce layouts of tensors of this shape, by their numbers, whose reshardings will be asked for.
 
         A size class's table holds the layouts that were announced, and is built when it is first needed.
         """
-        self._expected.setdefault(self._class(shape, item_bytes), {}).update(dict.fromkeys(layouts))
+        self._expected.setdefault(self._class(shape, item_bytes), {}).update(dict.fromkeys(layouts.tolist()))
 
-    def table(self, shape: Shape, item_bytes: int) -> AllPairs:
+    def table(self, shape: Shape, item_bytes: int) -> TimeTable:
         """Return the times between all layouts that were announced for tensors of this size class."""
         key = self._class(shape, item_bytes)
         expected = self._expected[key]
-        if key not in self._tables or len(self._tables[key].layouts) < len(expected):
-            self._tables[key] = all_pairs(self.mesh, shape, item_bytes, self.steps, tuple(expected))
+        if key not in self._tables or len(self._tables[key].time_ns) < len(expected):
+            layouts = tuple(self.numbers.layout(number) for number in expected)
+            row = np.full(len(self.numbers), -1)
+            row[list(expected)] = np.arange(len(expected))
+            self._tables[key] = TimeTable(row, all_pairs(self.mesh, shape, item_bytes, self.steps, layouts).time_ns)
         return self._tables[key]
 
     def expect_resharding(self, resharding: Resharding) -> None:
         """Announce that ``time_ns`` of this resharding, and probably of others like it, will be asked for."""
         if resharding.reduction == "sum" and resharding.halo is None:
             ends = _ends(resharding)
-            self.expect(resharding.shape, resharding.item_bytes, [layout for pair in ends for layout in pair])
+            self.expect(resharding.shape, resharding.item_bytes, self.numbers.of(layout for pair in ends for layout in pair))
 
     def time_ns(self, resharding: Resharding) -> int:
         """Return the time of a resharding: forward and, where a gradient comes back, backward."""
@@ -128,9 +156,9 @@ class ReshardingCosting:
 
     def _path_ns(self, source: Layout, target: Layout, shape: Shape, item_bytes: int) -> int:
         expected = self._expected.get(self._class(shape, item_bytes), {})
-        if source in expected and target in expected:
-            table = self.table(shape, item_bytes)
-            return int(table.time_ns[table.index[source], table.index[target]])
+        ends = self.numbers.of([source, target])
+        if all(number in expected for number in ends.tolist()):
+            return int(self.table(shape, item_bytes).between(ends[:1], ends[1:])[0, 0])
         key = (source, target, shape, item_bytes)
         if key not in self._paths:
             self._paths[key] = cheapest_path(*key, self.steps).time_ns(self.steps, item_bytes)
@@ -139,8 +167,8 @@ class ReshardingCosting:
     def matrix(
         self,
         tensor: Tensor,
-        sources: Sequence[OperandSharding],
-        shardings: Sequence[OperandSharding],
+        sources: Shardings,
+        shardings: Shardings,
         charge: ResidualCharge,
         of_variable: bool = False,
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -163,7 +191,7 @@ class ReshardingCosting:
             return self.are_local(sources, shardings)
 
         def is_source_or_view() -> np.ndarray:
-            return equal | self._of_pairs(_views, sources, shardings)
+            return equal | self.are_views(sources, shardings)
 
         forbidden = np.zeros_like(equal)
         match charge:
@@ -188,91 +216,57 @@ class ReshardingCosting:
         return np.where(forbidden, INFEASIBLE, mem), np.where(forbidden, INFEASIBLE, time_ns)
 
     def _forward_and_all(
-        self, tensor: Tensor, sources: Sequence[OperandSharding], shardings: Sequence[OperandSharding], of_variable: bool
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        self, tensor: Tensor, sources: Shardings, shardings: Shardings, of_variable: bool
+    ) -> tuple[Ints, Ints, Mask]:
         """Return the forward times of the reshardings, all of their times, and whether both ends have one layout.
 
         They are computed once for the same sequences and tensors of one shape.
         """
         key = tensor.shape, tensor.item_bytes, id(sources), id(shardings), of_variable
         if key not in self._times:
-            table = self.table(tensor.shape, tensor.item_bytes)
-            of_source, of_sharding = (
-                np.array([table.index[each.layout] for each in those], np.intp) for those in (sources, shardings)
-            )
-            forward_ns = table.time_ns[np.ix_(of_source, of_sharding)]
+            forward_ns = self.table(tensor.shape, tensor.item_bytes).between(sources.layouts, shardings.layouts)
             time_ns = forward_ns + self.returning_ns(tensor, sources, shardings, of_variable)
-            self._times[key] = forward_ns, time_ns, of_source[:, None] == of_sharding[None, :], sources, shardings
+            equal = sources.layouts[:, None] == shardings.layouts
+            self._times[key] = forward_ns, time_ns, equal, sources, shardings
         return self._times[key][:3]
 
-    def shards(self, tensor: Tensor, shardings: Sequence[OperandSharding]) -> np.ndarray:
+    def shards(self, tensor: Tensor, shardings: Shardings) -> Ints:
         """Return the bytes of the largest shard of a tensor in each layout, int64[shardings]: once for the same sequence."""
         key = tensor.shape, tensor.item_bytes, id(shardings)
         if key not in self._bytes:
-            n_bytes = np.array([shard_bytes(tensor, sharding.layout) for sharding in shardings], np.int64)
+            n_bytes = self.numbers.largest_elements(shardings.layouts, tensor.shape) * tensor.item_bytes
             self._bytes[key] = n_bytes, shardings
         return self._bytes[key][0]
 
-    def _of_pairs(
-        self,
-        of_layouts: Callable[[Sequence[Layout], Sequence[Layout]], np.ndarray],
-        sources: Sequence[OperandSharding],
-        shardings: Sequence[OperandSharding],
-    ) -> np.ndarray:
+    def _of_pairs(self, of_layouts: Callable[[Ints, Ints], Mask], sources: Shardings, shardings: Shardings) -> Mask:
         """Return what holds from each source to each sharding, whatever the tensor: computed once for the same sequences."""
         key = of_layouts.__name__, id(sources), id(shardings)
         if key not in self._pairs:
-            layouts = [source.layout for source in sources], [sharding.layout for sharding in shardings]
-            self._pairs[key] = of_layouts(*layouts), sources, shardings
+            self._pairs[key] = of_layouts(sources.layouts, shardings.layouts), sources, shardings
         return self._pairs[key][0]
 
-    def are_local(self, sources: Sequence[OperandSharding], shardings: Sequence[OperandSharding]) -> np.ndarray:
+    def are_local(self, sources: Shardings, shardings: Shardings) -> Mask:
         """Return whether no communication is needed from each source to each operand sharding, bool[sources, shardings]."""
-        return self._of_pairs(self._local_pairs, sources, shardings)
+        return self._of_pairs(self.numbers.are_local, sources, shardings)
 
-    def _local_pairs(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:
-        """Return whether no communication is needed from each source to each target, bool[sources, targets].
-
-        A cheap test comes first and decides most pairs: the target must keep partial all axes over which the source is
-        partial, and must use all axes that the source uses.
-        """
-        (partial, used), (allowed, known) = (
-            np.array([(_bits(layout.partial), _bits(layout.used_axes)) for layout in layouts], np.int64).T
-            for layouts in (sources, targets)
-        )
-        found: np.ndarray = (partial[:, None] & ~allowed == 0) & (used[:, None] & ~known == 0)
-        of_sources, of_targets = (
-            [self._numbers.setdefault(layout, len(self._numbers)) for layout in layouts] for layouts in (sources, targets)
-        )
-        for i, j in np.argwhere(found).tolist():
-            pair = of_sources[i], of_targets[j]
-            known = self._local.get(pair)
-            if known is None:
-                known = self._local[pair] = not needs_communication(sources[i], targets[j])
-            found[i, j] = known
-        return found
+    def are_views(self, sources: Shardings, shardings: Shardings) -> Mask:
+        """Return whether each operand sharding's layout is a view of each source, bool[sources, shardings]."""
+        return self._of_pairs(self.numbers.are_views, sources, shardings)
 
     def returning_ns(
-        self,
-        tensor: Tensor,
-        sources: Sequence[OperandSharding],
-        shardings: Sequence[OperandSharding],
-        of_variable: bool = False,
-    ) -> np.ndarray:
+        self, tensor: Tensor, sources: Shardings, shardings: Shardings, of_variable: bool = False
+    ) -> Ints:
         """Return the part of :meth:`matrix`'s times that reshards the gradients back, int64[sources, shardings]."""
-        table = self.table(tensor.shape, tensor.item_bytes)
         time_ns = np.zeros((len(sources), len(shardings)), np.int64)
-        returning = np.array([sharding.unreduced is not None for sharding in shardings], bool)
+        returning = shardings.unreduced != NO_GRADIENT
         if returning.any():
-            of_back = [table.index[d.layout.with_partial(d.unreduced)] for d in shardings if d.unreduced is not None]
-            to_source = [table.index[source.layout.with_partial(source.unreduced or ())] for source in sources]
-            time_ns[:, returning] = table.time_ns[np.ix_(of_back, to_source)].T
-        alike: dict[Layout, list[int]] = {}  # the variable's sources by their layouts
-        for i, source in enumerate(sources if of_variable else ()):
-            alike.setdefault(source.layout, []).append(i)
-        for j, sharding in enumerate(shardings):
-            for i in alike.get(sharding.layout, ()) if sharding.unreduced is not None else ():
-                resharding = resharding_of(tensor, sharding.layout, sharding, sources[i].unreduced, of_variable=True)
+            back = self.numbers.with_partial(shardings.layouts[returning], shardings.unreduced[returning])
+            to_source = self.numbers.with_partial(sources.layouts, np.maximum(sources.unreduced, 0))
+            time_ns[:, returning] = self.table(tensor.shape, tensor.item_bytes).between(back, to_source).T
+        if of_variable and returning.any():
+            alike = (sources.layouts[:, None] == shardings.layouts) & (shardings.unreduced > 0)
+            for i, j in np.argwhere(alike).tolist():
+                resharding = resharding_of(tensor, sources[i].layout, shardings[j], sources[i].unreduced, of_variable=True)
                 if resharding.in_bucket:
                     time_ns[i, j] = bucket_share_ns(resharding, self.steps)
         return time_ns
@@ -284,22 +278,6 @@ def accumulator_bytes(tensor: Tensor, source: Layout, sharding: OperandSharding)
     The sum costs nothing where the copy has the layout of its source: a parameter's gradient is counted with its update.
     """
     return 0 if sharding.unreduced is None or source == sharding.layout else shard_bytes(tensor, sharding.layout)
-
-
-def _views(sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:
-    """Return whether each target is a view of each source, bool[sources, targets]."""
-    found = np.zeros((len(sources), len(targets)), bool)
-    by_rest: dict[object, list[int]] = {}  # a view differs from its source in how the first dimension is split alone
-    for j, target in enumerate(targets):
-        by_rest.setdefault((target.partial, target.splits[1:]), []).append(j)
-    for i, source in enumerate(sources):
-        for j in by_rest.get((source.partial, source.splits[1:]), ()):
-            found[i, j] = is_view(source, targets[j])
-    return found
-
-
-def _bits(axes: Iterable[int]) -> int:
-    return sum(1 << axis for axis in axes)
 
 
 def _ends(resharding: Resharding) -> list[tuple[Layout, Layout]]:

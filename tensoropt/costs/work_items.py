@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Container
+from dataclasses import replace
 from functools import lru_cache
 
 from ..ir.body import COMPOSITES
@@ -34,10 +35,19 @@ def work_of(
         amounts: floating-point operations, and bytes read plus written, of the forward pass.
         gradients: (operator, position) of operands to which a gradient comes back.
     """
+    return replace(work_of_amounts(op, amounts, gradients), key=_key(op, rule, config, interface, _positions(op, gradients)))
+
+
+def work_of_amounts(op: Operator, amounts: tuple[int, int], gradients: Container[tuple[str, int]]) -> WorkItem:
+    """Return the work of an operator without a key; see :func:`work_of`."""
     flops, n_bytes = amounts
-    positions = tuple(position for position, _ in op.operands if (op.name, position) in gradients)
     dtype = op.result.dtype if op.outputs else "float32"
-    return WorkItem(op.type, dtype, flops, n_bytes, len(positions), _key(op, rule, config, interface, positions))
+    return WorkItem(op.type, dtype, flops, n_bytes, len(_positions(op, gradients)))
+
+
+def _positions(op: Operator, gradients: Container[tuple[str, int]]) -> tuple[int, ...]:
+    """Return the positions of the operands to which a gradient comes back."""
+    return tuple(position for position, _ in op.operands if (op.name, position) in gradients)
 
 
 def largest_operand_shapes(op: Operator, rule: Rule, config: Config, interface: Interface) -> list[Shape]:

@@ -22,6 +22,8 @@ DOUBLE = 8  # bytes
 class Flops:
     """One nanosecond an operation."""
 
+    needs_keys = False
+
     def time_ns(self, work: WorkItem) -> int:
         return work.flops * (1 + work.n_gradients)
 

@@ -24,6 +24,7 @@ from tensoropt.reschedule.layout import is_view, needs_communication
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_layouts
 from tensoropt.rules.rule import OperandSharding
+from tensoropt.rules.shardings import Shardings
 from tensoropt.tools.offline import record
 
 HARDWARE = named("v100-1x4")
@@ -87,10 +88,13 @@ def test_the_copy_or_its_source_is_saved(case: tuple[Tensor, OperandSharding, Op
         if sharding.unreduced is None
         else [sharding.layout.with_partial(sharding.unreduced), source.layout.with_partial(())]
     )
-    costing.expect(tensor.shape, tensor.item_bytes, [source.layout, sharding.layout, *back])
-    of = {each: [int(cost[0, 0]) for cost in costing.matrix(tensor, [source], [sharding], each)] for each in ResidualCharge}
+    numbers = costing.numbers
+    costing.expect(tensor.shape, tensor.item_bytes, numbers.of([source.layout, sharding.layout, *back]))
+    ends = Shardings.of(numbers, [source]), Shardings.of(numbers, [sharding])
+    of = {each: [int(cost[0, 0]) for cost in costing.matrix(tensor, *ends, each)] for each in ResidualCharge}
     shard, copy = shard_bytes(tensor, source.layout), shard_bytes(tensor, sharding.layout)
-    forward = costing.matrix(tensor, [source], [OperandSharding(sharding.layout, None)], ResidualCharge.NOTHING)[1][0, 0]
+    no_gradient = Shardings.of(numbers, [OperandSharding(sharding.layout, None)])
+    forward = costing.matrix(tensor, ends[0], no_gradient, ResidualCharge.NOTHING)[1][0, 0]
     # Kept: one of the two; a source that is kept anyway costs nothing more.
     assert of[ResidualCharge.NOTHING][0] == 0 and of[ResidualCharge.COPY][0] in (shard, copy)
     assert of[ResidualCharge.COPY_OF_SAVED][0] in (0, of[ResidualCharge.COPY][0])

@@ -15,11 +15,11 @@ from functools import cached_property
 
 import numpy as np
 
-from ...costs.resharding_costs import ReshardingCosting, ResidualCharge, accumulator_bytes
+from ...costs.resharding_costs import ReshardingCosting, ResidualCharge
 from ...ft.edge_choices import choice_states
 from ...ft.problem import INFEASIBLE
 from ...ir.graph import VARIABLE, Graph, Tensor
-from ...rules.rule import OperandSharding
+from ...rules.shardings import NO_GRADIENT, Shardings
 from .node_states import Choice
 
 # Residual policies
@@ -108,7 +108,7 @@ class End:
         is_shared: whether this end is a copy that consumers share.
     """
 
-    choice: Choice[OperandSharding]
+    choice: Choice
     policy: np.ndarray
     is_shared: bool = False
 
@@ -148,8 +148,8 @@ class ReshardingArrays:
     def __init__(self, reshardings: ReshardingCosting, graph: Graph, gathers_parameters: bool = True) -> None:
         self.reshardings, self.graph, self.gathers_parameters = reshardings, graph, gathers_parameters
         self._alive: list[object] = []  # Objects whose id is in a key: they must not be freed.
-        self._equal: dict[tuple[OperandSharding, ...], tuple[OperandSharding, ...]] = {}
-        self._first_equal: dict[int, tuple[OperandSharding, ...]] = {}  # by the identity of a tuple of values
+        self._equal: dict[bytes, Shardings] = {}
+        self._first_equal: dict[int, Shardings] = {}  # by the identity of a sequence of values
         self._expected: set[tuple[object, ...]] = set()
         self._costs: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray]] = {}
         self._returning: dict[tuple[object, ...], np.ndarray] = {}
@@ -158,14 +158,15 @@ class ReshardingArrays:
         self._choosing: dict[tuple[object, ...], ResidualChoice | None] = {}
         self._worth: dict[tuple[object, ...], np.ndarray] = {}
 
-    def expect(self, tensor: Tensor, choices: Iterable[Choice[OperandSharding]]) -> None:
+    def expect(self, tensor: Tensor, choices: Iterable[Choice]) -> None:
         for choice in choices:
             key = tensor.shape, tensor.item_bytes, id(self._values(choice))
             if key not in self._expected:
                 self._expected.add(key)
-                forward = [sharding.layout for sharding in choice.values]
-                backward = [d.layout.with_partial(d.unreduced) for d in choice.values if d.unreduced is not None]
-                self.reshardings.expect(tensor.shape, tensor.item_bytes, [*forward, *backward])
+                layouts, unreduced = choice.values.layouts, choice.values.unreduced
+                returning = unreduced != NO_GRADIENT
+                backward = self.reshardings.numbers.with_partial(layouts[returning], unreduced[returning])
+                self.reshardings.expect(tensor.shape, tensor.item_bytes, np.concatenate([layouts, backward]))
 
     def is_overlappable(self, tensor: Tensor) -> bool:
         """Return whether only an update waits for the tensor's gradient, so that compute may run at the same time.
@@ -174,12 +175,12 @@ class ReshardingArrays:
         """
         return self.reshardings.overlaps and self.graph.n_micro_batches == 1 and tensor.name in self.graph.made_of_variables
 
-    def _values(self, choice: Choice[OperandSharding]) -> tuple[OperandSharding, ...]:
+    def _values(self, choice: Choice) -> Shardings:
         """Return the choice's values: the same object for all choices with equal values, so that its id can be a key."""
         values = choice.values
         if id(values) not in self._first_equal:
             self._alive.append(values)
-            self._first_equal[id(values)] = self._equal.setdefault(values, values)
+            self._first_equal[id(values)] = self._equal.setdefault(values.codes.tobytes(), values)
         return self._first_equal[id(values)]
 
     def _key(self, tensor: Tensor, source: End, target: End, table: Table) -> tuple[object, ...]:
@@ -250,10 +251,18 @@ class ReshardingArrays:
         if key not in self._costs:
             mem, time_ns = self.reshardings.matrix(tensor, produced, wanted, charge, of_variable)
             if self.graph.accumulates(tensor.name):
-                mem = mem + accumulators_bytes(tensor, produced, wanted)
+                mem = mem + self._accumulators_bytes(tensor, produced, wanted)
             n_runs = np.where(time_ns < INFEASIBLE, self.graph.n_runs(tensor.name), 1)
             self._costs[key] = mem, time_ns * n_runs
         return self._costs[key]
+
+    def _accumulators_bytes(self, tensor: Tensor, sources: Shardings, shardings: Shardings) -> np.ndarray:
+        """Return the bytes of the gradients that are accumulated at copies of the tensor, int64[sources, shardings].
+
+        See :func:`...costs.resharding_costs.accumulator_bytes`.
+        """
+        is_summed = (sources.layouts[:, None] != shardings.layouts) & (shardings.unreduced != NO_GRADIENT)
+        return np.where(is_summed, self.reshardings.shards(tensor, shardings), 0)
 
     def _overlappable_ns(self, tensor: Tensor, source: End, target: End) -> np.ndarray | None:
         if not self.is_overlappable(tensor):
@@ -266,7 +275,7 @@ class ReshardingArrays:
         return self._returning[key]
 
     def worth_regathering(
-        self, tensor: Tensor, produced: Choice[OperandSharding], shared: Choice[OperandSharding]
+        self, tensor: Tensor, produced: Choice, shared: Choice
     ) -> np.ndarray:
         """Return the indices of the copies that are larger than some produced shard from which communication makes them."""
         sources, copies = self._values(produced), self._values(shared)
@@ -338,12 +347,3 @@ def _sum(arrays: Iterable[np.ndarray | None]) -> np.ndarray | None:
     """Return the sum of the arrays that are there; None if none is."""
     there = [each for each in arrays if each is not None]
     return sum(there[1:], start=there[0]) if there else None
-
-
-def accumulators_bytes(
-    tensor: Tensor, sources: Sequence[OperandSharding], shardings: Sequence[OperandSharding]
-) -> np.ndarray:
-    """Return the bytes of the gradients that are accumulated at copies of the tensor, int64[sources, shardings]."""
-    return np.array(
-        [[accumulator_bytes(tensor, source.layout, sharding) for sharding in shardings] for source in sources], np.int64
-    )

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...ir.graph import Tensor
-from ...reschedule.layout import Layout, is_view
-from ...rules.rule import OperandSharding
-from ...sharding.consumers import as_copy
+from ...rules.shardings import Shardings
 from .edge_costs import FIXED, REMATERIALIZED, UNREAD, End
 from .node_states import Choice
 
@@ -22,7 +20,7 @@ class ConsumerEnd:
     end: End
 
     @property
-    def shardings(self) -> Choice[OperandSharding]:
+    def shardings(self) -> Choice:
         return self.end.choice
 
     @property
@@ -49,7 +47,7 @@ class ProducedTensor:
     end: End
 
     @property
-    def produced(self) -> Choice[OperandSharding]:
+    def produced(self) -> Choice:
         return self.end.choice
 
     @property
@@ -57,21 +55,22 @@ class ProducedTensor:
         return bool((self.end.policy == REMATERIALIZED).any())
 
 
-def has_gradient(shardings: Choice[OperandSharding]) -> bool:
-    return any(sharding.unreduced is not None for sharding in shardings.values)
-
-
-def may_be_unread(shared: Choice[OperandSharding], readers: list[ConsumerEnd]) -> np.ndarray:
+def may_be_unread(shared: Choice, readers: list[ConsumerEnd]) -> np.ndarray:
     """Return the indices of the shared copies that possibly nobody reads: each reader has its own copy in some state."""
+    numbers, layouts = shared.values.numbers, shared.values.layouts
+    may_be = np.ones(len(layouts), bool)
+    for end in readers:
+        wanted = end.shardings.values.layouts
+        may_be &= ((layouts[:, None] != wanted) & ~numbers.are_views(layouts, wanted)).any(axis=1)
+    return np.flatnonzero(may_be)
 
-    def may_have_its_own(end: ConsumerEnd, layout: Layout) -> bool:
-        return any(layout != sharding.layout and not is_view(layout, sharding.layout) for sharding in end.shardings.values)
 
-    indices = [i for i, d in enumerate(shared.values) if all(may_have_its_own(end, d.layout) for end in readers)]
-    return np.array(indices, np.intp)
+def have_gradient(ends: list[ConsumerEnd]) -> bool:
+    """Return whether a gradient comes back from some consumer."""
+    return any(end.shardings.values.has_gradient for end in ends)
 
 
-def as_copies(ends: list[ConsumerEnd]) -> list[list[OperandSharding]]:
+def as_copies(ends: list[ConsumerEnd]) -> list[Shardings]:
     """Return, for each consumer, its distinct operand shardings as those of a copy that all can share, in their order."""
-    with_gradient = any(has_gradient(end.shardings) for end in ends)
-    return [[as_copy(sharding, with_gradient) for sharding in end.shardings.values] for end in ends]
+    with_gradient = have_gradient(ends)
+    return [end.shardings.values.as_copies(with_gradient) for end in ends]

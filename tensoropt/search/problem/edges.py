@@ -20,13 +20,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...costs.operator_costs import OperatorCosting
-from ...costs.resharding_costs import ResidualCharge, shard_bytes
+from ...costs.resharding_costs import ResidualCharge
 from ...ft.problem import Edge, Node
 from ...ir.gradient_info import Backward
 from ...ir.graph import CONSTANT, SOURCES, VARIABLE, Graph, Tensor
-from ...reschedule.layout import Layout
 from ...reschedule.mesh import Mesh
-from ...rules.rule import OperandSharding, Rule
+from ...rules.config_arrays import ConfigArrays
+from ...rules.rule import Rule
+from ...rules.shardings import Shardings
 from ...sharding.consumers import Consumer, consumers_of, step_sharding
 from ...sharding.strategy import Copy
 from .choices import Choices
@@ -44,7 +45,7 @@ from .edge_costs import (
     End,
     ReshardingArrays,
 )
-from .edge_ends import ConsumerEnd, ProducedTensor, as_copies, has_gradient, may_be_unread
+from .edge_ends import ConsumerEnd, ProducedTensor, as_copies, have_gradient, may_be_unread
 from .fusion_groups import FusionGroup
 from .node_states import Choice, States
 from .overlap_parts import OverlapTimes
@@ -105,9 +106,8 @@ class EdgeBuilder:
         self.edges: list[Edge] = []
         self.shared: list[SharedCopy] = []
         self.choices: list[CopyChoice] = []
-        self._of_training_step: dict[tuple[int, int], Choice[OperandSharding]] = {}
-        self._left: dict[tuple[int, bool], Choice[OperandSharding]] = {}
-        self._copies: dict[tuple[int, ...], Choice[OperandSharding]] = {}
+        self._of_training_step: dict[tuple[int, int], Choice] = {}
+        self._copies: dict[tuple[int, ...], Choice] = {}
         self._unread: dict[tuple[int, ...], tuple[np.ndarray, object, object]] = {}  # with what has the identities
         self._first_edges: dict[int, tuple[EdgeCosts, Edge]] = {}  # by the identity of their costs
 
@@ -136,7 +136,7 @@ class EdgeBuilder:
                 for result, tensor in enumerate(op.outputs):
                     consumers = [self._consumer(tensor, consumer) for consumer in self.consumers.get(tensor.name, ())]
                     if consumers:
-                        produced = self._as_produced(states.layouts(i, result), consumers)
+                        produced = states.produced(i, result, have_gradient(consumers))
                         maker = self.steps.graph.producers[self.steps.costing.viewed(tensor.name)]
                         made_at = self.node_and_index[maker.updates or maker.name]
                         is_regathered = i in states.rematerialized or (
@@ -155,7 +155,8 @@ class EdgeBuilder:
         if consumer.is_step:
             key = len(tensor.shape), consumer.position
             if key not in self._of_training_step:
-                self._of_training_step[key] = Choice.of([step_sharding(self.steps.mesh, tensor, consumer)])
+                sharding = step_sharding(self.steps.mesh, tensor, consumer)
+                self._of_training_step[key] = Choice.of(Shardings.of(self.steps.costing.reshardings.numbers, [sharding]))
             return ConsumerEnd(self.step_node[consumer.name], End(self._of_training_step[key], np.array([UNREAD])))
         n, i = self.node_and_index[consumer.name]
         states, backward = self.of_node[n][1], self.steps.backward
@@ -178,18 +179,9 @@ class EdgeBuilder:
         states, rule = self.of_node[n][1], self.steps.rules[consumer.name]
         if not rule.halos or consumer.position:
             return np.zeros(states.n_states, bool)
-        return np.array([bool(rule.exchanged(config)) for config in states.configs[i]], bool)[states.index[i]]
+        return ConfigArrays.of(rule, states.configs[i]).are_exchanged()[states.index[i]]
 
-    def _as_produced(self, layouts: Choice[Layout], ends: list[ConsumerEnd]) -> Choice[OperandSharding]:
-        """Return the produced layout by the node's state, as an operand sharding: the gradient comes back summed."""
-        with_gradient = any(has_gradient(end.shardings) for end in ends)
-        key = id(layouts), with_gradient
-        if key not in self._left:
-            values = tuple(OperandSharding(layout, () if with_gradient else None) for layout in layouts.values)
-            self._left[key] = Choice(values, layouts.index)
-        return self._left[key]
-
-    def _shared_copies(self, produced: Choice[OperandSharding], ends: list[ConsumerEnd]) -> Choice[OperandSharding] | None:
+    def _shared_copies(self, produced: Choice, ends: list[ConsumerEnd]) -> Choice | None:
         """Return the operand shardings that a tensor's shared copy may have; None where there is nothing to share.
 
         They are the produced layouts (sums completed), and all that more than one consumer asks for.
@@ -198,13 +190,16 @@ class EdgeBuilder:
             return None
         key = id(produced), *(id(end.shardings) for end in ends)
         if key not in self._copies:
-            asked = Counter(copy for each in as_copies(ends) for copy in dict.fromkeys(each))
-            as_produced = dict.fromkeys(OperandSharding(d.layout.with_partial(()), d.unreduced) for d in produced.values)
-            values = dict.fromkeys([*as_produced, *(copy for copy, times in asked.items() if times > 1)])
-            self._copies[key] = Choice(tuple(values), np.arange(len(values)))
+            numbers, values = produced.values.numbers, produced.values
+            asked = Counter(copy for each in as_copies(ends) for copy in dict.fromkeys(each.codes.tolist()))
+            summed = numbers.with_partial(values.layouts, np.zeros_like(values.layouts))
+            as_produced = Shardings(numbers, summed, values.unreduced).codes.tolist()
+            codes = dict.fromkeys([*as_produced, *(copy for copy, times in asked.items() if times > 1)])
+            shared = Shardings.of_codes(numbers, np.array(list(codes), np.int64))
+            self._copies[key] = Choice(shared, np.arange(len(shared)))
         return self._copies[key]
 
-    def _connect(self, made: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice[OperandSharding] | None) -> None:
+    def _connect(self, made: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice | None) -> None:
         producer, tensor = made.node, made.tensor
         outside = [consumer for consumer in consumers if consumer.node != producer]
         if shared is not None and not (self.merges and len(outside) == 1):
@@ -255,7 +250,7 @@ class EdgeBuilder:
         is_saved = viewed in costing.saved_as_produced or self.steps.graph.producers[viewed].type in (VARIABLE, CONSTANT)
         return ResidualCharge.COPY_OF_SAVED if is_saved else ResidualCharge.COPY
 
-    def _share(self, made: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice[OperandSharding]) -> None:
+    def _share(self, made: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice) -> None:
         """Add a node for the shared copy of a tensor, with up to four states for each operand sharding.
 
         In state SAVED the copy is saved. In REGATHERED, offered where it can pay, it is regathered from a saved tensor. In
@@ -288,7 +283,7 @@ class EdgeBuilder:
         zeros = np.zeros(len(index), np.int64)
         self.nodes.append(Node(tensor.name, zeros, zeros))
         self.overlap_times.positions.append(min(self.overlap_times.positions[consumer.node] for consumer in consumers))
-        self.shared.append(SharedCopy(tensor, number, tuple(shared.values[i] for i in index), policy == UNCHARGED))
+        self.shared.append(SharedCopy(tensor, number, shared.values.at(index), policy == UNCHARGED))
         if is_regathered.any() and can_be_regathered:
             self.choices.append(CopyChoice(Copy(tensor.name), number, is_regathered))
         copy = End(Choice(shared.values, index), policy, is_shared=True)
@@ -299,7 +294,7 @@ class EdgeBuilder:
             costs = self.arrays.by_state(tensor, copy, consumer.end, of_shared(of_consumer))
             self._add_edge(number, consumer.node, costs, made.node)
 
-    def _may_be_unread(self, shared: Choice[OperandSharding], readers: list[ConsumerEnd]) -> np.ndarray:
+    def _may_be_unread(self, shared: Choice, readers: list[ConsumerEnd]) -> np.ndarray:
         """Return what :func:`may_be_unread` does: computed once for equal layers, whose choices are the same objects."""
         key = id(shared), *(id(reader.shardings) for reader in readers)
         if key not in self._unread:
@@ -314,23 +309,22 @@ class EdgeBuilder:
         tensor, node, n_states = made.tensor, consumers[0].node, len(consumers[0].shardings.index)
         options = []
         for consumer, copy in zip(consumers, as_copies(consumers), strict=True):
-            choice = Choice(tuple(copy), consumer.shardings.index)
+            choice = Choice(copy, consumer.shardings.index)
             self.arrays.expect(tensor, [choice])
             source = End(choice, np.full(n_states, UNCHARGED), is_shared=True)
             table = direct(ResidualCharge.COPY_OF_SAVED)
             others = [self.arrays.along(tensor, source, other.end, table) for other in consumers]
             options.append((choice, others))
         best = np.argmin([np.sum([other.time_ns for other in others], axis=0) for _, others in options], axis=0)
-        shardings = [options[b][0].values[options[b][0].index[k]] for k, b in enumerate(best.tolist())]
+        codes = np.stack([choice.values.codes[choice.index] for choice, _ in options])[best, np.arange(n_states)]
+        shardings = Shardings.of_codes(options[0][0].values.numbers, codes)
         shared = Choice.of(shardings)
         self.arrays.expect(tensor, [shared])
         # Regathered only where all consumers that read the copy do so without a copy of their own.
         policies = np.stack([consumer.end.policy for consumer in consumers])
-        has_its_own = [
-            [shared.values[shared.index[k]].layout != values[index[k]].layout for k in range(n_states)]
-            for values, index in ((each.shardings.values, each.shardings.index) for each in consumers)
-        ]
-        fixed = ((policies != UNREAD) & ((policies == FIXED) | np.array(has_its_own, bool))).any(axis=0)
+        own = [each.shardings.values.layouts[each.shardings.index] for each in consumers]
+        has_its_own = shardings.layouts != np.stack(own)
+        fixed = ((policies != UNREAD) & ((policies == FIXED) | has_its_own)).any(axis=0)
         policy = np.full(n_states, UNREAD)
         for each in (PASSED, READ, HELD):
             policy[(policies == each).any(axis=0)] = each
@@ -340,7 +334,7 @@ class EdgeBuilder:
         for k, (_, others) in enumerate(options):
             for other in others:
                 self._charge(node, other, best == k)
-        self.shared.append(SharedCopy(tensor, node, tuple(shardings), np.zeros(n_states, bool)))
+        self.shared.append(SharedCopy(tensor, node, shardings, np.zeros(n_states, bool)))
 
     def _add(self, made: ProducedTensor, consumer: ConsumerEnd, charge: ResidualCharge, copy: Copy | None = None) -> None:
         """Charge a tensor's resharding between the states of two nodes, or within one node.
@@ -385,7 +379,7 @@ class EdgeBuilder:
             is_regathered: the states in which the shard is transient, bool[K].
         """
         tensor, produced = made.tensor, made.produced
-        shards = np.array([shard_bytes(tensor, sharding.layout) for sharding in produced.values], np.int64)[produced.index]
+        shards = self.steps.costing.reshardings.shards(tensor, produced.values)[produced.index]
         self._charge(made.node, EdgeCosts(shards * is_paid, np.zeros_like(shards), None, shards * is_regathered))
 
     def _charge(self, node: int, costs: EdgeCosts, where: np.ndarray | bool = True) -> None:

@@ -7,41 +7,39 @@ edges between alike nodes share their arrays too, and the search recognises equa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from ...costs.config_costs import ConfigCosts, communicates_inside, costs_of_configs, saved_result_bytes
 from ...costs.operator_costs import OperatorCosting
 from ...ir.graph import Operator
-from ...reschedule.layout import Layout
 from ...reschedule.mesh import Mesh
-from ...rules.rule import Config, Interface, OperandSharding, Rule, interface_of
-from ...sharding.consumers import Consumer, consumer_sharding
-from ...sharding.rematerializable import is_rematerializable
+from ...rules.config_arrays import ConfigArrays, Interfaces
+from ...rules.rule import Config, Rule
+from ...rules.shardings import NO_GRADIENT, Shardings, first_seen
+from ...sharding.consumers import Consumer
+from ...sharding.rematerializable import may_be_rematerialized_at_all
 from .config_space import Assignments
 from .fusion_groups import FusionGroup
 
 Ints = np.ndarray
-Value = TypeVar("Value", Layout, OperandSharding)
-_Costed = tuple[Interface, int, int, int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Choice(Generic[Value]):
-    """A layout or an operand sharding (OperandSharding) for each state: the distinct ones, and each state's index among
-    them."""
+class Choice:
+    """An operand sharding (OperandSharding) for each state: the distinct ones, and each state's index among them."""
 
-    values: tuple[Value, ...]
+    values: Shardings
     index: Ints
 
     @classmethod
-    def of(cls, values: Iterable[Value]) -> Choice[Value]:
-        indices: dict[Value, int] = {}
-        index = np.array([indices.setdefault(value, len(indices)) for value in values], np.intp)
-        return cls(tuple(indices), index)
+    def of(cls, values: Shardings) -> Choice:
+        """Return the choice of one operand sharding for each state."""
+        first, index = first_seen(values.codes)
+        return cls(values.at(first), index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +50,8 @@ class States:
         configs: the distinct configs of each operator of the node.
         index: each operator's index among those in each state, int[K].
         interfaces: the interface of each distinct config of each operator.
+        forward_ns: the compute time of the forward pass of each distinct config of each operator: what its
+            rematerialization takes.
         mem_bytes, compute_ns, network_ns: int64[K].
         backward_ns: int64[K], the part of the compute time that is in the backward pass.
         overlappable_ns: int64[K], the part of the network time that only updates of variables wait for.
@@ -62,7 +62,8 @@ class States:
 
     configs: tuple[tuple[Config, ...], ...]
     index: tuple[Ints, ...]
-    interfaces: tuple[tuple[Interface, ...], ...]
+    interfaces: tuple[Interfaces, ...]
+    forward_ns: tuple[Ints, ...]
     mem_bytes: Ints
     compute_ns: Ints
     network_ns: Ints
@@ -71,7 +72,7 @@ class States:
     rematerializes: Ints
     transient_bytes: Ints
     rematerialized: tuple[int, ...] = ()
-    _choices: dict[tuple[int, str, int], Choice[Any]] = field(default_factory=dict)
+    _choices: dict[tuple[object, ...], Choice] = field(default_factory=dict)
 
     @property
     def n_states(self) -> int:
@@ -88,22 +89,38 @@ class States:
                 found[[other, state]] = state, other
         return found
 
-    def layouts(self, operator: int, result: int) -> Choice[Layout]:
-        """Return the produced layout of an operator's result, by state; ``operator`` is its index in the node."""
-        return self._choice(operator, "result", result, lambda interface: interface.results[result])
+    def produced(self, operator: int, result: int, with_gradient: bool) -> Choice:
+        """Return the produced layout of an operator's result, by state; ``operator`` is its index in the node.
 
-    def shardings(self, operator: int, consumer: Consumer, gradients: frozenset[tuple[str, int]]) -> Choice[OperandSharding]:
-        """Return the operand sharding that a consumer in the node asks for, by state; ``operator`` is its index there."""
-        kind = "update" if consumer.is_update else "operand"
-        return self._choice(
-            operator, kind, consumer.position, lambda interface: consumer_sharding(interface, consumer, gradients)
-        )
+        As an operand sharding: the gradient comes back summed, where one does.
+        """
+        gradient = 0 if with_gradient else NO_GRADIENT
 
-    def _choice(self, operator: int, kind: str, position: int, value: Callable[[Interface], Value]) -> Choice[Value]:
-        key = operator, kind, position
+        def values(interfaces: Interfaces) -> Shardings:
+            layouts = interfaces.results[result]
+            return Shardings(interfaces.numbers, layouts, np.full_like(layouts, gradient))
+
+        return self._choice((operator, "result", result, with_gradient), values)
+
+    def shardings(self, operator: int, consumer: Consumer, gradients: frozenset[tuple[str, int]]) -> Choice:
+        """Return the operand sharding that a consumer in the node asks for, by state; ``operator`` is its index there.
+
+        It is what :func:`...sharding.consumers.consumer_sharding` says for each interface.
+        """
+
+        def values(interfaces: Interfaces) -> Shardings:
+            asked = None if consumer.is_update else interfaces.operands[consumer.position]
+            if asked is not None and (consumer.name, consumer.position) in gradients:
+                return asked
+            layouts = interfaces.results[0] if asked is None else asked.layouts
+            return Shardings(interfaces.numbers, layouts, np.full_like(layouts, NO_GRADIENT))
+
+        return self._choice((operator, "update" if consumer.is_update else "operand", consumer.position), values)
+
+    def _choice(self, key: tuple[int, str, int] | tuple[int, str, int, bool], values: Callable[[Interfaces], Shardings]) -> Choice:
         if key not in self._choices:
-            distinct = Choice.of(value(interface) for interface in self.interfaces[operator])
-            self._choices[key] = Choice(distinct.values, distinct.index[self.index[operator]])
+            distinct = Choice.of(values(self.interfaces[key[0]]))
+            self._choices[key] = Choice(distinct.values, distinct.index[self.index[key[0]]])
         return self._choices[key]
 
 
@@ -115,8 +132,6 @@ class Evaluation:
     rules: Mapping[str, Rule]
     mesh: Mesh
     _states: dict[tuple[object, ...], States] = field(default_factory=dict)
-    _costs: dict[tuple[object, ...], _Costed] = field(default_factory=dict)
-    _forward_ns: dict[tuple[object, ...], int] = field(default_factory=dict)  # of what has _costs: rematerialization's time
     _rematerializing: dict[tuple[object, ...], tuple[States, States]] = field(default_factory=dict)
 
     def states(self, node: FusionGroup, assignments: Callable[[], Assignments], distinguishing: object) -> States:
@@ -140,20 +155,24 @@ class Evaluation:
         return self.costing.signature(op, self.rules[op.name])
 
     def _evaluated(self, node: FusionGroup, assignments: Assignments) -> States:
-        distinct, indices, interfaces = [], [], []
+        distinct, indices, of_operators = [], [], []
         totals = np.zeros((5, len(assignments)), np.int64)
         for i, op in enumerate(node.operators):
             known: dict[Config, int] = {}
             index = np.array([known.setdefault(configs[i], len(known)) for configs in assignments], np.intp)
-            signature = self._of_operator(op)
-            of_config = self._costed(op, signature, tuple(known))
+            costs = self._costed(op, tuple(known))
             distinct.append(tuple(known))
             indices.append(index)
-            interfaces.append(tuple(each[0] for each in of_config))
-            totals += np.array([each[1:] for each in of_config], np.int64)[index].T
+            of_operators.append(costs)
+            backward_ns = costs.backward_ns if self.costing.reshardings.overlaps else np.zeros_like(costs.backward_ns)
+            network_ns = costs.within_ns + costs.updating_ns
+            of_configs = costs.mem_bytes, costs.compute_ns, network_ns, backward_ns, costs.updating_ns
+            totals += np.stack(of_configs)[:, index]
         keeps, nothing = np.zeros(len(assignments), bool), np.zeros(len(assignments), np.int64)
         mem, compute, network, backward, overlappable = totals
-        of = tuple(distinct), tuple(indices), tuple(interfaces)
+        interfaces = tuple(costs.interfaces for costs in of_operators)
+        forward_ns = tuple(costs.compute_ns - costs.backward_ns for costs in of_operators)
+        of = tuple(distinct), tuple(indices), interfaces, forward_ns
         return States(*of, mem, compute, network, backward, overlappable, keeps, nothing)
 
     def rematerializing(self, node: FusionGroup, states: States, indices: tuple[int, ...]) -> States:
@@ -170,17 +189,13 @@ class Evaluation:
     def _with_rematerialization(self, node: FusionGroup, states: States, indices: tuple[int, ...]) -> States:
         can_be = np.ones(states.n_states, bool)
         freed, rematerialization_ns = np.zeros((2, states.n_states), np.int64)
-        costing, gradients = self.costing, self.costing.backward.gradients
+        costing = self.costing
         for i in indices:
             op, rule, index = node.operators[i], self.rules[node.operators[i].name], states.index[i]
-            configs = states.configs[i]
-            can_be &= np.array([is_rematerializable(costing.graph, op, rule, each, gradients) for each in configs], bool)[
-                index
-            ]
-            interfaces, signature = states.interfaces[i], self._of_operator(op)
-            freed += np.array([costing.saved_result_bytes(op, interface) for interface in interfaces], np.int64)[index]
-            times = [self._forward_ns[signature, config.assignment] for config in configs]
-            rematerialization_ns += np.array(times, np.int64)[index]
+            can_be &= may_be_rematerialized_at_all(costing.graph, op, rule, costing.backward.gradients)
+            can_be &= ~communicates_inside(op, ConfigArrays.of(rule, states.configs[i]))[index]
+            freed += saved_result_bytes(costing, op, states.interfaces[i])[index]
+            rematerialization_ns += states.forward_ns[i][index]
         (twins,) = np.nonzero(can_be)
         both = np.concatenate([np.arange(states.n_states), twins])
         rematerializes = np.arange(len(both)) >= states.n_states
@@ -199,16 +214,5 @@ class Evaluation:
             _choices={},
         )
 
-    def _costed(self, op: Operator, signature: tuple[object, ...], configs: tuple[Config, ...]) -> list[_Costed]:
-        """Return, for each config, the interface and the five costs that :class:`States` adds up."""
-        rule, costing = self.rules[op.name], self.costing
-        new = [config for config in configs if (signature, config.assignment) not in self._costs]
-        for config, (within_ns, updating_ns) in zip(new, costing.inner_times_ns(op, rule, new), strict=True):
-            interface = interface_of(rule, config)
-            compute_ns, backward_ns = costing.both_times_ns(op, rule, config, interface)
-            mem_bytes = costing.mem_bytes(op, rule, config, interface)
-            overlapped_ns = backward_ns if costing.reshardings.overlaps else 0
-            costs = mem_bytes, compute_ns, within_ns + updating_ns, overlapped_ns, updating_ns
-            self._costs[signature, config.assignment] = (interface, *costs)
-            self._forward_ns[signature, config.assignment] = compute_ns - backward_ns
-        return [self._costs[signature, config.assignment] for config in configs]
+    def _costed(self, op: Operator, configs: tuple[Config, ...]) -> ConfigCosts:
+        return costs_of_configs(self.costing, op, ConfigArrays.of(self.rules[op.name], configs))

@@ -12,7 +12,8 @@ from ...ft.nonadditive.segment_memory import Transient
 from ...ft.problem import INFEASIBLE, Node, Problem
 from ...ir.graph import Operator, Tensor
 from ...reschedule.mesh import Mesh
-from ...rules.rule import Config, OperandSharding
+from ...rules.rule import Config
+from ...rules.shardings import Shardings
 from ...sharding.strategy import Copy, Strategy
 from .fusion_groups import FusionGroup
 from .node_states import States
@@ -28,7 +29,7 @@ class SharedCopy:
 
     tensor: Tensor
     node: int
-    shardings: tuple[OperandSharding, ...]
+    shardings: Shardings
     is_unread: np.ndarray
 
 

@@ -99,8 +99,9 @@ def _meanings(built: StrategyProblem, other: StrategyProblem, strategies: np.nda
     shared = [copy for copy in built.shared if copy.node >= len(built.nodes)]
     for copy in shared:
         was = shared_before[copy.tensor.name]
-        number = {sharding: i for i, sharding in enumerate(dict.fromkeys(copy.shardings))}
-        wanted, offered = (np.array([number.get(each, -1) for each in of.shardings], np.intp) for of in (was, copy))
+        number = {code: i for i, code in enumerate(dict.fromkeys(copy.shardings.codes.tolist()))}
+        codes = (of.shardings.in_numbers(copy.shardings.numbers).codes.tolist() for of in (was, copy))
+        wanted, offered = (np.array([number.get(code, -1) for code in each], np.intp) for each in codes)
         is_requested = wanted[:, None] == offered
         is_regathered = regathered.get(copy.node, np.zeros(len(copy.shardings), bool))
         was_regathered = regathered_before.get(was.node, np.zeros(len(was.shardings), bool))

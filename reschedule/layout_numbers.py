@@ -1,0 +1,153 @@
+"""Number the layouts of a mesh, and tell of many of them at once, in arrays, what :mod:`.layout` tells of one.
+
+A layout is a row of *places*, one for each axis of the mesh: the dimension that the axis splits times the number of axes,
+plus the axis's position there (major first); IDLE or PARTIAL where it splits none. What holds between two layouts then
+holds axis by axis:
+
+| | for every axis |
+|---|---|
+| the target is a view of the source (:func:`.layout.is_view`) | its place is the same, or it is idle in the source and splits the first dimension of the target; not all places are the same |
+| no communication is needed (not :func:`.layout.needs_communication`) | it is idle in the source, or partial in the target, or splits a dimension behind the same axes in both |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from .layout import Layout, Shape
+from .mesh import Mesh
+from .orders import Ints, Mask
+
+IDLE, PARTIAL = -1, -2
+
+
+class LayoutNumbers:
+    """The layouts of one mesh that have come up, numbered from 0 in the order in which they did."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.n_axes = len(mesh.sizes)
+        self._number_of_row: dict[bytes, int] = {}
+        self._number_of_layout: dict[Layout, int] = {}
+        self._layouts: dict[int, Layout] = {}
+        self._heads: dict[tuple[int, int], int] = {}  # the number of axes 0..n of a dimension, by that of 0..n-1 and axis n
+        # One row for each number: rank and places; the number of blocks of each dimension; partial and used axes as bits;
+        # for each axis that splits a dimension the number of the axes up to it there, or -1.
+        self._rows = np.zeros((0, 1 + self.n_axes), np.int16)
+        self._blocks = np.ones((0, 0), np.int64)
+        self._bits = np.zeros((0, 2), np.int64)
+        self._head = np.zeros((0, self.n_axes), np.int32)
+
+    def __len__(self) -> int:
+        return len(self._number_of_row)
+
+    def of_places(self, places: np.ndarray, rank: int) -> Ints:
+        """Return the numbers of layouts of tensors of ``rank`` dimensions, given by their places, int[layouts, axes]."""
+        rows = np.empty((len(places), 1 + self.n_axes), np.int16)
+        rows[:, 0], rows[:, 1:] = rank, places
+        known = self._number_of_row
+        n_before = len(known)
+        keys = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).reshape(-1).tolist()
+        found = np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
+        if len(known) > n_before:
+            highest = np.maximum.accumulate(np.concatenate([[n_before - 1], found]))
+            self._add(rows[found > highest[:-1]])
+        return found
+
+    def of(self, layouts: Iterable[Layout]) -> Ints:
+        """Return the numbers of layouts."""
+        return np.array([self._of_one(layout) for layout in layouts], np.int64)
+
+    def layout(self, number: int) -> Layout:
+        """Return the layout of a number."""
+        if number not in self._layouts:
+            rank, *places = self._rows[number].tolist()
+            splits: list[list[int]] = [[] for _ in range(rank)]
+            for place, axis in sorted((place, axis) for axis, place in enumerate(places) if place >= 0):
+                splits[place // self.n_axes].append(axis)
+            partial = tuple(axis for axis, place in enumerate(places) if place == PARTIAL)
+            self._layouts[number] = Layout(self.mesh, tuple(map(tuple, splits)), partial)
+        return self._layouts[number]
+
+    def with_partial(self, numbers: Ints, partial: Ints) -> Ints:
+        """Return layouts of the same splits that are partial over other axes, given as bits; all are of one rank."""
+        if not len(numbers):
+            return numbers
+        rows = self._rows[numbers]
+        places = np.where(rows[:, 1:] >= 0, rows[:, 1:], IDLE)
+        places[partial[:, None] >> np.arange(self.n_axes) & 1 == 1] = PARTIAL
+        return self.of_places(places, int(rows[0, 0]))
+
+    def used_axes(self, numbers: Ints) -> Ints:
+        """Return the axes that split each layout or over which it is partial, as bits."""
+        found: Ints = self._bits[numbers, 1]
+        return found
+
+    def blocks(self, numbers: Ints, shape: Shape) -> Ints:
+        """Return the number of blocks of each dimension, int64[layouts, dims]."""
+        found: Ints = self._blocks[numbers, : len(shape)]
+        return found
+
+    def largest_elements(self, numbers: Ints, shape: Shape) -> Ints:
+        """Return the number of elements of the largest shard that any rank has of a tensor, int64[layouts]."""
+        found: Ints = (-(-np.array(shape, np.int64) // self.blocks(numbers, shape))).prod(axis=1, dtype=np.int64)
+        return found
+
+    def are_local(self, sources: Ints, targets: Ints) -> Mask:
+        """Return whether no communication is needed from each source to each target, bool[sources, targets]."""
+        found = np.ones((len(sources), len(targets)), bool)
+        for axis in range(self.n_axes):
+            is_idle = self._rows[sources, 1 + axis] == IDLE
+            is_partial = self._rows[targets, 1 + axis] == PARTIAL
+            held, wanted = self._head[sources, axis], self._head[targets, axis]
+            found &= (is_idle[:, None] | is_partial) | ((held[:, None] == wanted) & (held >= 0)[:, None])
+        return found
+
+    def are_views(self, sources: Ints, targets: Ints) -> Mask:
+        """Return whether each target is a view of each source, bool[sources, targets]."""
+        found = sources[:, None] != targets
+        for axis in range(self.n_axes):
+            held, wanted = self._rows[sources, 1 + axis], self._rows[targets, 1 + axis]
+            is_first = (wanted >= 0) & (wanted < self.n_axes)
+            found &= (held[:, None] == wanted) | ((held == IDLE)[:, None] & is_first)
+        return found
+
+    def _of_one(self, layout: Layout) -> int:
+        if layout not in self._number_of_layout:
+            places = np.full((1, self.n_axes), IDLE, np.int16)
+            for dim, axes in enumerate(layout.splits):
+                for position, axis in enumerate(axes):
+                    places[0, axis] = dim * self.n_axes + position
+            places[0, list(layout.partial)] = PARTIAL
+            (number,) = self.of_places(places, len(layout.splits)).tolist()
+            self._layouts[number], self._number_of_layout[layout] = layout, number
+        return self._number_of_layout[layout]
+
+    def _add(self, rows: np.ndarray) -> None:
+        """Add the rows of new layouts, of one rank."""
+        rank, places = int(rows[0, 0]), rows[:, 1:]
+        dims = places // max(1, self.n_axes)
+        blocks = np.ones((len(rows), max(rank, self._blocks.shape[1])), np.int64)
+        for dim in range(rank):
+            blocks[:, dim] = np.where((dims == dim) & (places >= 0), np.array(self.mesh.sizes, np.int64), 1).prod(axis=1)
+        bit = 1 << np.arange(self.n_axes, dtype=np.int64)
+        bits = np.stack([np.where(places == PARTIAL, bit, 0).sum(axis=1), np.where(places != IDLE, bit, 0).sum(axis=1)], axis=1)
+        wider = np.ones((len(self._blocks), blocks.shape[1]), np.int64)
+        wider[:, : self._blocks.shape[1]] = self._blocks
+        self._rows = np.concatenate([self._rows, rows])
+        self._blocks = np.concatenate([wider, blocks])
+        self._bits = np.concatenate([self._bits, bits.astype(np.int64)])
+        self._head = np.concatenate([self._head, [self._heads_of(row) for row in places.tolist()]])
+
+    def _heads_of(self, places: list[int]) -> list[int]:
+        """Return for each axis that splits a dimension the number of the axes up to it there; -1 for the others."""
+        found = [-1] * self.n_axes
+        before, dim_before = -1, -1
+        for place, axis in sorted((place, axis) for axis, place in enumerate(places) if place >= 0):
+            dim = place // self.n_axes
+            head = before if dim == dim_before else -1 - dim
+            before = found[axis] = self._heads.setdefault((head, axis), len(self._heads))
+            dim_before = dim
+        return found

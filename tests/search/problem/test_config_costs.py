@@ -1,0 +1,129 @@
+"""The costs of operators in arrays are those of each config by itself, to the byte and the nanosecond."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from composite import models as composite
+from helpers import zoo
+from helpers.large import first
+
+from tensoropt.costs.config_costs import communicates_inside, costs_of_configs, saved_result_bytes
+from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import OperatorCosting
+from tensoropt.ir.optimizer import ParameterUpdate
+from tensoropt.profiling.hardware import named
+from tensoropt.profiling.hardware_costs import OperatorCosts
+from tensoropt.profiling.work import Measured, WorkItem
+from tensoropt.rules.config_arrays import ConfigArrays
+from tensoropt.rules.registry import rule_of
+from tensoropt.rules.rule import configs, interface_of
+from tensoropt.sharding.model import Model
+from tensoropt.sharding.rematerializable import is_rematerializable, may_be_rematerialized_at_all
+
+HARDWARE = named("v100-2x2")
+MOST_CONFIGS = 16
+
+
+def looked_up() -> zoo.Built:
+    """Rows of two tables, one of which is used for nothing else."""
+    api, rng = tf.compat.v1, np.random.default_rng(3)
+    tokens = api.placeholder(tf.int32, [6, 5], name="tokens")
+    rows, tied = (api.get_variable(name, [8, 6], tf.float64) for name in ("rows", "tied"))
+    hidden = tf.tanh(tf.gather(rows, tokens) + tf.gather(tied, tokens))
+    loss = tf.reduce_mean(tf.square(tf.nn.softmax(tf.reshape(hidden, [30, 6]) @ tf.transpose(tied))))
+    return zoo.Built(loss, {tokens: tuple(rng.integers(0, 8, (6, 5)).astype(np.int32) for _ in range(zoo.N_BATCHES))}, ())
+
+
+MODELS: list[tuple[Callable[[], zoo.Built], str]] = [
+    (zoo.fused_cnn, "momentum"),
+    (looked_up, "sgd"),
+    (zoo.windows, "adam"),
+    (composite.plain_loop, "sgd"),
+    (zoo.attention, "adam"),
+    (zoo.cnn, "momentum"),
+    (zoo.broadcasting, "momentum"),
+]
+
+
+class SomeMeasured(OperatorCosts):
+    """Costs of which every other work was measured, whatever its key; measured times differ by the key."""
+
+    needs_keys = True  # type: ignore[assignment]
+
+    def time_ns(self, work: WorkItem) -> int:
+        return super().time_ns(work) + self._by_key(work)
+
+    def backward_ns(self, work: WorkItem) -> int:
+        return super().backward_ns(work) + self._by_key(work) // 3
+
+    @staticmethod
+    def _by_key(work: WorkItem) -> int:
+        return random.Random(work.key).randrange(1000)
+
+
+def assert_equal_costs(costing: OperatorCosting, seed: int) -> None:
+    graph, gradients, mesh = costing.graph, costing.backward.gradients, costing.reshardings.mesh
+    for op in graph.step_operators:
+        if op.updates is not None:
+            continue
+        rule = rule_of(op)
+        chosen = configs(rule, mesh)
+        chosen = tuple(random.Random(seed).sample(chosen, min(MOST_CONFIGS, len(chosen))))
+        arrays = ConfigArrays.of(rule, chosen)
+        found = costs_of_configs(costing, op, arrays)
+        interfaces = [interface_of(rule, config) for config in chosen]
+        each = list(zip(chosen, interfaces, strict=True))
+        times = [costing.both_times_ns(op, rule, *of_one) for of_one in each]
+        assert list(found.interfaces) == interfaces, op.where()
+        assert found.mem_bytes.tolist() == [costing.mem_bytes(op, rule, *of_one) for of_one in each], op.where()
+        assert list(zip(found.compute_ns.tolist(), found.backward_ns.tolist(), strict=True)) == times, op.where()
+        inner = list(zip(found.within_ns.tolist(), found.updating_ns.tolist(), strict=True))
+        assert inner == costing.inner_times_ns(op, rule, chosen), op.where()
+        saved = saved_result_bytes(costing, op, found.interfaces)
+        assert saved.tolist() == [costing.saved_result_bytes(op, interface) for interface in interfaces], op.where()
+        if may_be_rematerialized_at_all(graph, op, rule, gradients):
+            can_be = [is_rematerializable(graph, op, rule, config, gradients) for config in chosen]
+            assert (~communicates_inside(op, arrays)).tolist() == can_be, op.where()
+
+
+@pytest.mark.parametrize("seed", first(1, range(20)))
+@pytest.mark.parametrize(("function", "optimizer"), first(4, MODELS))
+def test_arrays_have_the_costs_of_each_config(function: Callable[[], zoo.Built], optimizer: str, seed: int) -> None:
+    model = zoo.record(function, optimizer).model
+    assert_equal_costs(costing_of(model, HARDWARE, HARDWARE.mesh()), seed)
+
+
+def test_updates_that_need_global_gradients_and_sums() -> None:
+    """As of optimizers that divide by the norms of parameters, or clip by that of all gradients."""
+    model = zoo.record(zoo.mlp, "sgd").model
+    graph = replace(model.graph)
+    names = list(model.graph.updates)
+    vars(graph)["updates"] = {name: (ParameterUpdate(2, i % 2 == 1, ((i + 1, 4),) * (i < 2)),) for i, name in enumerate(names)}
+    costing = costing_of(Model(graph, model.backward), HARDWARE, HARDWARE.mesh())
+    assert_equal_costs(costing, 0)
+    rule = rule_of(graph.operators[names[1]])
+    found = costs_of_configs(costing, graph.operators[names[1]], ConfigArrays.of(rule, configs(rule, HARDWARE.mesh())))
+    assert found.updating_ns.any() and len(set(found.updating_ns.tolist())) > 1
+
+
+def test_measured_operators_are_told_apart_by_their_keys() -> None:
+    model = zoo.record(zoo.fused_cnn, "momentum").model
+    costing = costing_of(model, HARDWARE, HARDWARE.mesh())
+    by_key = OperatorCosting(model.graph, model.backward, SomeMeasured(HARDWARE), costing.reshardings)
+    assert_equal_costs(by_key, 0)
+
+
+def test_micro_batches_and_measured_hardware() -> None:
+    model = zoo.record(zoo.mlp, "momentum").model.in_micro_batches(7, 4)
+    work = WorkItem("MatMul", "float64", 1000, 1000, 2, "something")
+    known = OperatorCosts(HARDWARE, {work.key: Measured(work, 10.0, 20.0, 0.0)}, is_cautious=True)
+    costing = costing_of(model, HARDWARE, HARDWARE.mesh())
+    assert known.needs_keys and not costing.compute.needs_keys
+    assert_equal_costs(costing, 0)
+    assert_equal_costs(OperatorCosting(model.graph, model.backward, known, costing.reshardings), 0)
