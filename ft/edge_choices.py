@@ -20,7 +20,9 @@ import numpy as np
 from .problem import Ints
 
 
-def choice_states(mem_bytes: Sequence[Ints], time_ns: Sequence[Ints], others: Sequence[Ints]) -> tuple[Ints, Ints, Ints, Ints]:
+def choice_states(
+    mem_bytes: Sequence[Ints], time_ns: Sequence[Ints], others: Sequence[Ints]
+) -> tuple[Ints, Ints, Ints, Ints]:
     """Return the (class of source states, choice) pairs that may matter.
 
     Args:

@@ -2,13 +2,13 @@
 
 A layout is a row of *places*, one for each axis of the mesh: the dimension that the axis splits times the number of axes,
 plus the axis's position there (major first); IDLE or PARTIAL where it splits none. What holds between two layouts then
-holds axis by axis:
+holds axis by axis.
 
-| | for every axis |
-|---|---|
-| the target is a view of the source (:func:`.layout.is_view`) | its place is the same, or it is idle in the source and splits the first dimension of the target; not all places are the same |
-| no communication is needed (not :func:`.layout.needs_communication`) | it is idle in the source, or partial in the target, or splits a dimension behind the same axes in both |
-"""  # noqa: E501
+- No communication is needed (:func:`.layout.needs_communication`) where each axis is idle in the source, or partial in the
+  target, or splits the same dimension behind the same axes in both.
+- The target is a view of the source (:func:`.layout.is_view`) where they differ, and each axis has the same place in both,
+  or is idle in the source and splits the first dimension of the target.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class LayoutNumbers:
         self._number_of_layout: dict[Layout, int] = {}
         self._layouts: dict[int, Layout] = {}
         self._heads: dict[tuple[int, int], int] = {}  # the number of axes 0..n of a dimension, by that of 0..n-1 and axis n
-        # One row for each number: rank and places; the number of blocks of each dimension; partial and used axes as bits;
-        # for each axis that splits a dimension the number of the axes up to it there, or -1.
+        # One row for each number: rank and places; the number of blocks of each dimension; the used axes as bits; for
+        # each axis that splits a dimension the number of the axes up to it there, or -1.
         self._rows = np.zeros((0, 1 + self.n_axes), np.int16)
         self._blocks = np.ones((0, 0), np.int64)
-        self._bits = np.zeros((0, 2), np.int64)
+        self._used = np.zeros(0, np.int64)
         self._head = np.zeros((0, self.n_axes), np.int32)
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class LayoutNumbers:
 
     def used_axes(self, numbers: Ints) -> Ints:
         """Return the axes that split each layout or over which it is partial, as bits."""
-        found: Ints = self._bits[numbers, 1]
+        found: Ints = self._used[numbers]
         return found
 
     def blocks(self, numbers: Ints, shape: Shape) -> Ints:
@@ -133,12 +133,12 @@ class LayoutNumbers:
         for dim in range(rank):
             blocks[:, dim] = np.where((dims == dim) & (places >= 0), np.array(self.mesh.sizes, np.int64), 1).prod(axis=1)
         bit = 1 << np.arange(self.n_axes, dtype=np.int64)
-        bits = np.stack([np.where(places == PARTIAL, bit, 0).sum(axis=1), np.where(places != IDLE, bit, 0).sum(axis=1)], axis=1)
+        used = np.where(places != IDLE, bit, 0).sum(axis=1, dtype=np.int64)
         wider = np.ones((len(self._blocks), blocks.shape[1]), np.int64)
         wider[:, : self._blocks.shape[1]] = self._blocks
         self._rows = np.concatenate([self._rows, rows])
         self._blocks = np.concatenate([wider, blocks])
-        self._bits = np.concatenate([self._bits, bits.astype(np.int64)])
+        self._used = np.concatenate([self._used, used])
         self._head = np.concatenate([self._head, [self._heads_of(row) for row in places.tolist()]])
 
     def _heads_of(self, places: list[int]) -> list[int]:

@@ -10,7 +10,7 @@ The costs of operators are in :mod:`.operator_costs`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 

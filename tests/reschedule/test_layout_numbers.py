@@ -58,9 +58,9 @@ def test_axes_behind_other_axes_are_elsewhere() -> None:
     the target's, which the source doesn't use.
     """
     mesh = Mesh.of(2, 2, 2)
-    layouts = [Layout(mesh, ((0, 1),)), Layout(mesh, ((2, 1),), (0,)), Layout(mesh, ((0, 1, 2),)), Layout(mesh, ((0,),), (1,))]
+    splits_and_partial = [((0, 1), ()), ((2, 1), (0,)), ((0, 1, 2), ()), ((0,), (1,))]
     numbers = LayoutNumbers(mesh)
-    found = numbers.of(layouts)
+    found = numbers.of(Layout(mesh, (axes,), partial) for axes, partial in splits_and_partial)
     assert numbers.are_local(found[:1], found).tolist() == [[True, False, True, True]]
     assert numbers.are_views(found[:1], found).tolist() == [[False, False, True, False]]
 

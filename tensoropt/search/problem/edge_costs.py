@@ -9,7 +9,7 @@ SAVED ... HELD, documented in the tables above them. A :data:`Table` maps each p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 

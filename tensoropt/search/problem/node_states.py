@@ -72,7 +72,7 @@ class States:
     rematerializes: Ints
     transient_bytes: Ints
     rematerialized: tuple[int, ...] = ()
-    _choices: dict[tuple[object, ...], Choice] = field(default_factory=dict)
+    _choices: dict[tuple[int, str, int, bool], Choice] = field(default_factory=dict)
 
     @property
     def n_states(self) -> int:
@@ -115,9 +115,9 @@ class States:
             layouts = interfaces.results[0] if asked is None else asked.layouts
             return Shardings(interfaces.numbers, layouts, np.full_like(layouts, NO_GRADIENT))
 
-        return self._choice((operator, "update" if consumer.is_update else "operand", consumer.position), values)
+        return self._choice((operator, "update" if consumer.is_update else "operand", consumer.position, False), values)
 
-    def _choice(self, key: tuple[int, str, int] | tuple[int, str, int, bool], values: Callable[[Interfaces], Shardings]) -> Choice:
+    def _choice(self, key: tuple[int, str, int, bool], values: Callable[[Interfaces], Shardings]) -> Choice:
         if key not in self._choices:
             distinct = Choice.of(values(self.interfaces[key[0]]))
             self._choices[key] = Choice(distinct.values, distinct.index[self.index[key[0]]])

@@ -104,7 +104,8 @@ def test_updates_that_need_global_gradients_and_sums() -> None:
     model = zoo.record(zoo.mlp, "sgd").model
     graph = replace(model.graph)
     names = list(model.graph.updates)
-    vars(graph)["updates"] = {name: (ParameterUpdate(2, i % 2 == 1, ((i + 1, 4),) * (i < 2)),) for i, name in enumerate(names)}
+    updates = [ParameterUpdate(2, i % 2 == 1, ((i + 1, 4),) * (i < 2)) for i in range(len(names))]
+    vars(graph)["updates"] = {name: (update,) for name, update in zip(names, updates, strict=True)}
     costing = costing_of(Model(graph, model.backward), HARDWARE, HARDWARE.mesh())
     assert_equal_costs(costing, 0)
     rule = rule_of(graph.operators[names[1]])
