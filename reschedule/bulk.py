@@ -19,6 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -37,20 +38,32 @@ _WORTH_LOADING = 3e6
 """Edges times sources from which it pays to load compiled code."""
 _WORTH_CALLING = 1e4
 """Edges times sources from which it pays to call compiled code that has been loaded."""
+_MOST_DENSE = 1 << 18
+"""States squared times sources up to which a graph's edges are taken as a matrix."""
 _KEPT_BYTES = 1 << 26
 """The most bytes of weights that are kept for the next search of the same tensor; those that were used last are."""
 # The distance of a state that isn't reached, by dtype: half of the type's range, so that adding a weight doesn't overflow.
 NEVER = {np.dtype(np.int32): (1 << 30) - 1, np.dtype(np.int64): (1 << 62) - 1}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Weighted:
     """A graph of layouts with the costs of its steps for one tensor."""
 
     graph: LayoutGraph
     fits: Mask  # [states]: whether the layout fits the tensor's shape
-    weight: Ints  # [edges], in nanoseconds; NEVER where an end does not fit
+    of_class: Ints  # [classes of edges], in nanoseconds; NEVER where an end does not fit
     classes: tuple[Axes, ...]  # the sets of interchangeable axes, those of more than one
+
+    @cached_property
+    def weight(self) -> Ints:
+        """The weight of each edge, int64[edges], in nanoseconds; NEVER where an end does not fit."""
+        return self.weights(NEVER[np.dtype(np.int64)], np.dtype(np.int64))
+
+    def weights(self, never: int, kind: np.dtype[Any]) -> Ints:
+        """Return the weight of each edge, [edges] of a type, at most ``never``."""
+        found: Ints = np.minimum(self.of_class, never).astype(kind)[self.graph.class_of]
+        return found
 
     @classmethod
     def of(cls, graph: LayoutGraph, steps: StepTimes) -> Weighted:
@@ -58,7 +71,7 @@ class Weighted:
         found = _kept.get((graph, steps))
         if found is None:
             found = cls._built(graph, steps)
-            _kept.put((graph, steps), found, found.weight.nbytes)
+            _kept.put((graph, steps), found, 8 * len(graph.source))
         return found
 
     @classmethod
@@ -68,11 +81,12 @@ class Weighted:
         fits, elements = graph.sizes(axis_sizes, steps.shape)
         sizes, size_of = np.unique(elements, return_inverse=True)
         n_masks, kinds = 1 << len(axis_sizes), (*COMMUNICATING, "local")
-        cost_kind = np.minimum(np.arange(len(KINDS)), len(COMMUNICATING))[graph.kind]
-        of_axes = graph.mask.astype(np.int64) * len(sizes) + size_of[graph.sized_by]
+        edges = graph.first_of_class
+        cost_kind = np.minimum(np.arange(len(KINDS)), len(COMMUNICATING))[graph.kind[edges]]
+        of_axes = graph.mask[edges].astype(np.int64) * len(sizes) + size_of.reshape(-1)[graph.sized_by[edges]]
         query, copy = (number * n_masks * len(sizes) + of_axes for number in (cost_kind, len(COMMUNICATING)))
-        usable = fits[graph.source] & np.repeat(fits, np.diff(graph.start))
-        copied = graph.copied & -(2 << leading_dim(steps.shape))
+        usable = fits[graph.source[edges]] & fits[graph.target[edges]]
+        copied = graph.copied[edges] & -(2 << leading_dim(steps.shape))
         n_copies = (copied != 0).astype(np.int64) + (copied & copied - 1 != 0)  # the number of bits set, of at most two
         is_copied = usable & (n_copies > 0)
         asked = np.zeros(len(kinds) * n_masks * len(sizes), bool)
@@ -81,10 +95,10 @@ class Weighted:
         for number in np.flatnonzero(asked).tolist():
             kind, mask, size = np.unravel_index(number, (len(kinds), n_masks, len(sizes)))
             times[number] = steps.ask(kinds[kind], axes_of_mask(int(mask)), int(sizes[size]))
-        weight = np.where(usable, times[query] + n_copies * np.where(is_copied, times[copy], 0), NEVER[np.dtype(np.int64)])
+        of_class = np.where(usable, times[query] + n_copies * np.where(is_copied, times[copy], 0), NEVER[np.dtype(np.int64)])
         of_all = graph.orders.runs is None  # in a graph of few runs a renamed layout may be missing
         classes = _interchangeable(axis_sizes, times.reshape(-1, n_masks, len(sizes))) if of_all else ()
-        return cls(graph, fits, weight, classes)
+        return cls(graph, fits, of_class, classes)
 
     def times(self, sources: Ints, targets: Ints) -> Ints:
         """Return the nanoseconds from each source state to each target state, int64[sources, targets]."""
@@ -93,12 +107,14 @@ class Weighted:
             return times
         graph = self.graph
         renamed = _first_come_first_named(graph, sources, self.classes)
-        renamings, of_source = np.unique(renamed, axis=0, return_inverse=True)
+        code = renamed @ graph.orders.n_axes ** np.arange(graph.orders.n_axes)
+        _, first, of_source = np.unique(code, return_index=True, return_inverse=True)
         of_source = of_source.reshape(-1)
-        canonical, wanted = np.empty_like(sources), np.empty((len(renamings), len(targets)), np.int64)
-        for number, renaming in enumerate(renamings):
-            canonical[of_source == number] = _renamed(graph, sources[of_source == number], renaming)
-            wanted[number] = _renamed(graph, targets, renaming)
+        order, mask = graph.orders.renamed(renamed[first])
+        canonical = graph.numbers(order[of_source[:, None], graph.dims[sources]], mask[of_source, graph.partial[sources]])
+        n_wanted, rank = len(first) * len(targets), graph.dims.shape[1]
+        everywhere = order[:, graph.dims[targets]].reshape(n_wanted, rank), mask[:, graph.partial[targets]].reshape(n_wanted)
+        wanted = graph.numbers(*everywhere).reshape(len(first), len(targets))
         distinct, row = np.unique(canonical, return_inverse=True)
         each, column = np.unique(wanted, return_inverse=True)
         found = self.search(_Starts.at(distinct), each)
@@ -129,7 +145,7 @@ class Weighted:
         distance = np.full((len(self.fits), starts.n_rows), never, kind)
         if starts.n_rows:
             distance[starts.state, starts.row] = np.minimum(starts.time_ns, never)
-            relaxed(self.graph, np.minimum(self.weight, never).astype(kind), distance)
+            relaxed(self.graph, self.weights(never, kind), distance)
         return distance
 
 
@@ -258,12 +274,26 @@ def is_loaded() -> bool:
 def relaxed(graph: LayoutGraph, weight: Ints, distance: Ints) -> None:
     """Lower ``distance`` [states, sources] in place until no edge can lower it."""
     work = len(weight) * distance.shape[1]
-    if work >= (_WORTH_CALLING if is_loaded() else _WORTH_LOADING) and find_spec("numba") is not None:
+    if len(distance) * distance.size <= _MOST_DENSE:
+        relax_densely(graph, weight, distance, NEVER[distance.dtype])
+    elif work >= (_WORTH_CALLING if is_loaded() else _WORTH_LOADING) and find_spec("numba") is not None:
         from . import path_kernels
 
         path_kernels.relax(graph.start, graph.source, weight, graph.by_splits, distance, NEVER[distance.dtype])
     else:
         relax(graph.start, graph.source, weight, graph.by_splits, distance, NEVER[distance.dtype])
+
+
+def relax_densely(graph: LayoutGraph, weight: Ints, distance: Ints, never: int) -> None:
+    """Do what :func:`relax` does for a small graph, by products in (min, +) with the matrix of its edges."""
+    step = np.full((len(distance), len(distance)), never, distance.dtype)
+    step[graph.target, graph.source] = weight
+    while True:
+        lowered = (step[:, :, None] + distance).min(axis=1, initial=never)
+        np.minimum(lowered, distance, out=lowered)
+        if np.array_equal(lowered, distance):
+            return
+        distance[:] = lowered
 
 
 def relax(start: Ints, source: Any, weight: Ints, order: Ints, distance: Ints, never: int) -> int:
@@ -322,9 +352,3 @@ def _first_come_first_named(graph: LayoutGraph, states: Ints, classes: Sequence[
         appearance = np.argsort(index[:, columns], axis=1)
         np.put_along_axis(names, columns[appearance], np.broadcast_to(columns, appearance.shape), axis=1)
     return names
-
-
-def _renamed(graph: LayoutGraph, states: Ints, names: Ints) -> Ints:
-    """Return the states after axis i is renamed to ``names[i]``."""
-    order, mask = graph.orders.renamed(names)
-    return graph.numbers(order[graph.dims[states]], mask[graph.partial[states]])

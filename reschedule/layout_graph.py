@@ -56,11 +56,15 @@ class LayoutGraph:
     key: Ints  # [states]
     start: Ints  # [states + 1]: state t is reached by edges start[t] to start[t + 1]
     source: npt.NDArray[np.int32]  # [edges]
+    target: npt.NDArray[np.int32]  # [edges]
     kind: npt.NDArray[np.int8]  # [edges], index into KINDS
     mask: npt.NDArray[np.int16]  # [edges], the axes of the step, as bits
     sized_by: npt.NDArray[np.int32]  # [edges]: the state whose largest shard gives the bytes of the step's cost
     copied: npt.NDArray[np.int32]  # [edges], the dimensions along which a collective cuts or joins shards, as bits
     by_splits: Ints  # the states in ascending order of the number of axes that split them
+    # Edges of one class have equal weights for every tensor: their steps are alike but for the order of axes in dimensions.
+    class_of: npt.NDArray[np.int32]  # [edges]
+    first_of_class: Ints  # [classes], an edge of each
 
     @property
     def has_partial(self) -> bool:
@@ -127,6 +131,8 @@ def layout_graph(n_axes: int, rank: int, partial: bool, runs: int | None = None)
     by_result = np.array([name in SIZED_BY_RESULT for name in KINDS])
     changed = dims[source] != dims[target]
     cuts = (kinds < len(COMMUNICATING)) & ((kinds != KINDS.index("all_to_all")) | (changed.sum(axis=1) > 1))
+    copied = np.where(cuts, changed @ (1 << np.arange(rank)), 0)
+    class_of, first_of_class = _classes(known, dims, np.stack([kinds, mask, copied]), source, target)
     return LayoutGraph(
         orders=known,
         dims=dims,
@@ -134,12 +140,33 @@ def layout_graph(n_axes: int, rank: int, partial: bool, runs: int | None = None)
         key=key,
         start=np.searchsorted(target, np.arange(len(key) + 1)),
         source=source.astype(np.int32),
+        target=target.astype(np.int32),
         kind=kinds.astype(np.int8),
         mask=mask.astype(np.int16),
         sized_by=np.where(by_result[kinds], target, source).astype(np.int32),
-        copied=np.where(cuts, changed @ (1 << np.arange(rank)), 0).astype(np.int32),
+        copied=copied.astype(np.int32),
         by_splits=np.argsort(known.length[dims].sum(axis=1), kind="stable"),
+        class_of=class_of.astype(np.int32),
+        first_of_class=first_of_class,
     )
+
+
+def _classes(known: Orders, dims: Ints, step: Ints, source: Ints, target: Ints) -> tuple[Ints, Ints]:
+    """Return the class of each edge and an edge of each class: equal steps between states whose dimensions have equal axes.
+
+    Args:
+        step: int64[3, edges], the kind of each edge's step, its axes, and the dimensions that it copies along.
+    """
+    n_masks = 1 << known.n_axes
+    split = np.zeros(len(dims), np.int64)
+    for column in known.mask[dims].T:
+        split = split * n_masks + column
+    _, split = np.unique(split, return_inverse=True)
+    code = np.zeros(len(source), np.int64)
+    for number in (split.reshape(-1)[source], split.reshape(-1)[target], *step):
+        code = code * (int(number.max(initial=0)) + 1) + number
+    _, first, class_of = np.unique(code, return_index=True, return_inverse=True)
+    return class_of.reshape(-1), first
 
 
 def _states(known: Orders, rank: int, partial: bool) -> tuple[Ints, Ints]:

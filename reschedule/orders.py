@@ -100,17 +100,18 @@ class Orders:
         return bool(self.can_be_partial[mask_of_axes(partial)]) and all(axes in self.number for axes in splits)
 
     def renamed(self, names: Ints) -> tuple[Ints, Ints]:
-        """Return the new number of each order, and each new mask, after axis i is renamed to ``names[i]``.
+        """Return the new number of each order, [renamings, orders], and each new mask, [renamings, masks].
 
-        ``runs`` must be None, so that all orders are there.
+        Args:
+            names: int64[renamings, axes]: axis i is renamed to ``names[:, i]``. ``runs`` must be None, so that all orders
+                are there.
         """
-        code = np.zeros(len(self.axes), np.int64)
-        for axis, name in enumerate(names.tolist()):
+        code, mask = np.zeros((len(names), len(self.axes)), np.int64), np.zeros((len(names), 1 << self.n_axes), np.int64)
+        for axis, name in enumerate(names.T):
             index = self.index[:, axis]
-            code += np.where(index >= 0, (name + 1) * (self.n_axes + 1) ** (self.length - 1 - index).clip(0), 0)
-        mask = np.zeros(1 << self.n_axes, np.int64)
-        for axis, name in enumerate(names.tolist()):
-            mask |= (np.arange(len(mask)) >> axis & 1) << name
+            digit = np.where(index >= 0, (self.n_axes + 1) ** (self.length - 1 - index).clip(0), 0)
+            code += (name[:, None] + 1) * digit
+            mask |= (np.arange(1 << self.n_axes) >> axis & 1) << name[:, None]
         return self._by_code[np.searchsorted(self._code, code, sorter=self._by_code)], mask
 
 

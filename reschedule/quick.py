@@ -211,5 +211,4 @@ def _outward(graph: LayoutGraph) -> _Edges:
     """Return the edges by their sources: where those of each state begin, their targets, and their numbers."""
     by_source = np.argsort(graph.source, kind="stable").astype(np.int32)
     start = np.searchsorted(graph.source[by_source], np.arange(len(graph.start)))
-    targets = np.repeat(np.arange(len(graph.key), dtype=np.int32), np.diff(graph.start))
-    return start, targets[by_source], by_source
+    return start, graph.target[by_source], by_source

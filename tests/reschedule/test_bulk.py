@@ -26,7 +26,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import MOST_LAYOUTS, n_layouts, orders, runs_on_paths
 from tensoropt.reschedule.path import all_layouts, all_pairs, cheapest_path, size_class, step_time_ns
 from tensoropt.reschedule.quick import quick_moves
-from tensoropt.reschedule.steps import Move, State
+from tensoropt.reschedule.steps import Move, State, move_between
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,26 @@ def test_compiled_code_gives_the_same(seed: int, limit: int, rank: int) -> None:
             rounds = relax(graph.start, graph.source, weight, graph.by_splits, distance, never)
             results.append((rounds, distance.tobytes()))
         assert results[0] == results[1]
+        distance = np.full((len(graph.key), len(graph.key)), never, kind)
+        np.fill_diagonal(distance, 0)
+        bulk.relax_densely(graph, weight, distance, never)
+        assert distance.tobytes() == results[0][1]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shape"), [(Mesh.of(2, 4), (9, 3)), (Mesh.of(4), (3, 1, 4)), (Mesh.of(2, 3), (7,))], ids=str
+)
+@pytest.mark.parametrize("runs", [None, 1])
+def test_each_edge_weighs_what_its_step_takes(mesh: Mesh, shape: tuple[int, ...], runs: int | None) -> None:
+    """Edges of one class are weighed together."""
+    steps, graph = step_times(mesh, shape, LevelCosts(1, 10**6, 0)), layout_graph(len(mesh.sizes), len(shape), True, runs)
+    weight, never = Weighted.of(graph, steps).weight.tolist(), bulk.NEVER[np.dtype(np.int64)]
+    ends = [(graph.state(source), graph.state(target)) for source, target in zip(graph.source, graph.target, strict=True)]
+    assert len(set(ends)) == len(ends)
+    for (source, target), found in zip(ends, weight, strict=True):
+        move = move_between(source, target)
+        fits = steps.elements(source) is not None and steps.elements(target) is not None
+        assert move is not None and found == (steps.time_ns(source, move) if fits else never), f"{source} to {target}"
 
 
 def step_times(mesh: Mesh, shape: tuple[int, ...], costs: StepCosts) -> StepTimes:
