@@ -86,7 +86,7 @@ class ProblemBuilder:
     def _connected(self, nodes: list[tuple[FusionGroup, States]], segments: Segments) -> StrategyProblem:
         edge_builder = EdgeBuilder(self._steps, nodes, self.space != FULL, self.choices, segments, self.tell)
         edge_builder.connect()
-        problem = Problem(tuple(edge_builder.nodes), tuple(edge_builder.edges))
+        problem = Problem(edge_builder.nodes.nodes(), tuple(edge_builder.edges))
         return StrategyProblem(
             problem,
             self.mesh,

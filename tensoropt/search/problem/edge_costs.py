@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -119,6 +120,13 @@ class End:
         found, index = np.unique(self.policy.astype(np.int64) * n_values + choice.index, return_inverse=True)
         return found % n_values, found // n_values, index.reshape(-1)
 
+    @cached_property
+    def pairs_by_policy(self) -> list[tuple[int, slice]]:
+        """Return the policies that occur, each with its part of :attr:`pairs`, which are in the order of their policies."""
+        _, policies, _ = self.pairs
+        bounds = np.flatnonzero(np.diff(policies, prepend=-1, append=-1)).tolist()
+        return [(int(policies[start]), slice(start, end)) for start, end in pairwise(bounds)]
+
 
 @dataclass(frozen=True, eq=False)
 class ResidualChoice:
@@ -221,19 +229,18 @@ class ReshardingArrays:
 
     def _by_pair(self, tensor: Tensor, source: End, target: End, table: Table) -> EdgeCosts:
         """Return the costs between the distinct pairs (operand sharding, residual policy) of both ends."""
-        (produced, of_produced, _), (wanted, of_wanted, _) = source.pairs, target.pairs
-        mem, time_ns = np.zeros((2, len(produced), len(wanted)), np.int64)
+        (produced, _, _), (wanted, _, _) = source.pairs, target.pairs
+        mem, time_ns = np.empty((2, len(produced), len(wanted)), np.int64)
         transient, held = np.zeros((2, *mem.shape), np.int64)
-        for policy in np.unique(of_produced):
-            for taken in np.unique(of_wanted):
-                part = np.ix_(of_produced == policy, of_wanted == taken)
-                indices = np.ix_(produced[of_produced == policy], wanted[of_wanted == taken])
-                of_part = [cost[indices] for cost in self._matrix(tensor, source, target, table[policy][taken])]
-                mem[part], time_ns[part] = of_part
+        for policy, rows in source.pairs_by_policy:
+            for taken, columns in target.pairs_by_policy:
+                part, indices = (rows, columns), np.ix_(produced[rows], wanted[columns])
+                of_part = self._matrix(tensor, source, target, table[policy][taken])
+                mem[part], time_ns[part] = of_part[0][indices], of_part[1][indices]
                 if policy == REMATERIALIZED and taken != PASSED:
                     saved = self._matrix(tensor, source, target, table[SAVED][taken])[0][indices]
-                    allowed = (of_part[0] < INFEASIBLE) & (saved < INFEASIBLE)
-                    transient[part] = np.where(allowed, np.maximum(saved - of_part[0], 0), 0)
+                    allowed = (mem[part] < INFEASIBLE) & (saved < INFEASIBLE)
+                    transient[part] = np.where(allowed, np.maximum(saved - mem[part], 0), 0)
                 if taken == HELD and table[policy][taken] in (ResidualCharge.REGATHERED, ResidualCharge.REGATHERED_OF_SAVED):
                     held[part] = self._matrix(tensor, source, target, ResidualCharge.COPY_OF_SAVED)[0][indices]
         if self._stays(tensor):

@@ -21,9 +21,9 @@ import numpy as np
 
 from ...costs.operator_costs import OperatorCosting
 from ...costs.resharding_costs import ResidualCharge
-from ...ft.problem import Edge, Node
+from ...ft.problem import Edge
 from ...ir.gradient_info import Backward
-from ...ir.graph import CONSTANT, SOURCES, VARIABLE, Graph, Tensor
+from ...ir.graph import CONSTANT, VARIABLE, Graph, Tensor
 from ...reschedule.mesh import Mesh
 from ...rules.config_arrays import ConfigArrays
 from ...rules.rule import Rule
@@ -47,12 +47,19 @@ from .edge_costs import (
 )
 from .edge_ends import ConsumerEnd, ProducedTensor, as_copies, have_gradient, may_be_unread
 from .fusion_groups import FusionGroup
+from .node_costs import NodeCosts
 from .node_states import Choice, States
-from .overlap_parts import OverlapTimes
+from .overlap_parts import OverlapTimes, program_positions
 from .remat_segments import Segments
 from .saving_tables import direct, direct_regathered, of_shared, to_shared
 from .strategy_problem import CopyChoice, SharedCopy
 from .transient_memory import Transients
+
+_MAY_BE_REGATHERED, _READ_BY_GRADIENT = (
+    np.array([policy in members for policy in (UNREAD, READ, FIXED, PASSED, HELD)])
+    for members in ((READ, PASSED, HELD), (READ, FIXED, HELD))
+)
+"""By a copy's residual policy: whether it may be regathered, and whether a gradient reads it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,36 +104,25 @@ class EdgeBuilder:
         names = dict.fromkeys([*steps.graph.train_steps, *steps.graph.gradients])
         self.step_node = {name: len(of_node) + i for i, name in enumerate(names)}
         self.transients = Transients(blocks)
-        self.nodes = [Node(_name(node), s.mem_bytes, s.compute_ns + s.network_ns) for node, s in of_node]
-        for i, (_, states) in enumerate(of_node):
+        self.nodes = NodeCosts()
+        for i, (node, states) in enumerate(of_node):
+            self.nodes.add(node.name, states.mem_bytes, states.time_ns)
             self.transients.begin(i, states.transient_bytes)
-        self.nodes += [Node(name, np.zeros(1, np.int64), np.zeros(1, np.int64)) for name in self.step_node]
+        nothing = np.zeros(1, np.int64)
+        for name in self.step_node:
+            self.nodes.add(name, nothing, nothing)
         all_states = [states for _, states in of_node]
-        self.overlap_times = OverlapTimes(steps.costing.reshardings, self._program_positions(), all_states)
+        groups = [node for node, _ in of_node]
+        positions = [*program_positions(steps.graph, groups, self.consumers), *(len(steps.graph.operators) for _ in names)]
+        self.overlap_times = OverlapTimes(steps.costing.reshardings, positions, all_states)
         self.edges: list[Edge] = []
         self.shared: list[SharedCopy] = []
         self.choices: list[CopyChoice] = []
         self._of_training_step: dict[tuple[int, int], Choice] = {}
         self._copies: dict[tuple[int, ...], Choice] = {}
         self._unread: dict[tuple[int, ...], tuple[np.ndarray, object, object]] = {}  # with what has the identities
+        self._of_produced: dict[tuple[object, ...], tuple[EdgeCosts, object]] = {}  # with what has the identity
         self._first_edges: dict[int, tuple[EdgeCosts, Edge]] = {}  # by the identity of their costs
-
-    def _program_positions(self) -> list[int]:
-        """Return, for each node, the index in program order to which the backward pass comes last.
-
-        The backward pass runs from high to low, so that is the index of the node's first operator that isn't a source. A
-        node of sources alone, such as a parameter, has the lowest index among its consumers': its gradient is complete when
-        the backward pass has come there.
-        """
-        program = {name: i for i, name in enumerate(self.steps.graph.operators)}
-        positions = [program[_name(node)] for node, _ in self.of_node] + [len(program)] * len(self.step_node)
-        for n, (node, _) in enumerate(self.of_node):
-            if all(op.type in SOURCES for op in node.operators):
-                consumers = (consumer for op in node.operators for consumer in self.consumers.get(op.result.name, ()))
-                read_by = [each for each in consumers if not (each.is_step or each.is_update)]
-                taken = [positions[self.node_and_index[each.name][0]] for each in read_by]
-                positions[n] = min(taken, default=positions[n])
-        return positions
 
     def connect(self) -> None:
         """Connect all nodes: first collect the layouts that occur for each shape, then cost the reshardings between them."""
@@ -214,7 +210,7 @@ class EdgeBuilder:
 
     def _of_consumer(self, tensor: Tensor, consumer: ConsumerEnd) -> Copy | None:
         """Return the copy of a tensor's single consumer, if it may be regathered in some state; else None."""
-        if not np.isin(consumer.end.policy, (READ, PASSED, HELD)).any():
+        if not _MAY_BE_REGATHERED[consumer.end.policy].any():
             return None
         (only,) = self.consumers[tensor.name]
         return Copy(tensor.name, only.name)
@@ -230,7 +226,7 @@ class EdgeBuilder:
             outside = any((consumer.end.policy != UNREAD).all() for consumer in consumers if consumer.node != made.node)
             is_read = np.logical_or.reduce(inside) | outside
             policy[is_read & (policy == SAVED)] = UNCHARGED
-            by_gradient = [np.isin(each.end.policy, (READ, FIXED, HELD)) for each in consumers if each.node == made.node]
+            by_gradient = [_READ_BY_GRADIENT[each.end.policy] for each in consumers if each.node == made.node]
             is_read = np.logical_or.reduce(by_gradient) | outside
             self._charge_produced_shard(made, policy == UNCHARGED, is_read & (policy == REMATERIALIZED))
         for consumer in consumers:
@@ -281,7 +277,7 @@ class EdgeBuilder:
         policy = np.repeat(list(by_policy), [len(indices) for indices in by_policy.values()])
         is_regathered = np.isin(policy, (REGATHERED, REMATERIALIZED))
         zeros = np.zeros(len(index), np.int64)
-        self.nodes.append(Node(tensor.name, zeros, zeros))
+        self.nodes.add(tensor.name, zeros, zeros)
         self.overlap_times.positions.append(min(self.overlap_times.positions[consumer.node] for consumer in consumers))
         self.shared.append(SharedCopy(tensor, number, shared.values.at(index), policy == UNCHARGED))
         if is_regathered.any() and can_be_regathered:
@@ -329,7 +325,7 @@ class EdgeBuilder:
         for each in (PASSED, READ, HELD):
             policy[(policies == each).any(axis=0)] = each
         policy[fixed] = FIXED
-        copy_made = Copy(tensor.name) if np.isin(policy, (READ, PASSED, HELD)).any() else None
+        copy_made = Copy(tensor.name) if _MAY_BE_REGATHERED[policy].any() else None
         self._add(made, ConsumerEnd(node, End(shared, policy)), self._residual_charge(tensor), copy_made)
         for k, (_, others) in enumerate(options):
             for other in others:
@@ -350,8 +346,8 @@ class EdgeBuilder:
         residual_choice = self.arrays.residual_choice(tensor, *ends, tables) if copy and self._may_regather(tensor) else None
         if copy is not None and residual_choice is not None:
             number = len(self.nodes)
-            name, nothing = f"{tensor.name} to {self.nodes[consumer.node].name}", residual_choice.nothing
-            self.nodes.append(Node(name, nothing, nothing))
+            nothing = residual_choice.nothing
+            self.nodes.add(f"{tensor.name} to {self.nodes.name(consumer.node)}", nothing, nothing)
             self.overlap_times.positions.append(self.overlap_times.positions[consumer.node])
             self.choices.append(CopyChoice(copy, number, residual_choice.is_regathered))
             self._add_edge(made.node, number, residual_choice.to_choice)
@@ -379,16 +375,15 @@ class EdgeBuilder:
             is_regathered: the states in which the shard is transient, bool[K].
         """
         tensor, produced = made.tensor, made.produced
-        shards = self.steps.costing.reshardings.shards(tensor, produced.values)[produced.index]
-        self._charge(made.node, EdgeCosts(shards * is_paid, np.zeros_like(shards), None, shards * is_regathered))
+        key = tensor.shape, tensor.item_bytes, id(produced), is_paid.tobytes(), is_regathered.tobytes()
+        if key not in self._of_produced:
+            shards = self.steps.costing.reshardings.shards(tensor, produced.values)[produced.index]
+            costs = EdgeCosts(shards * is_paid, np.zeros_like(shards), None, shards * is_regathered)
+            self._of_produced[key] = costs, produced
+        self._charge(made.node, self._of_produced[key][0])
 
-    def _charge(self, node: int, costs: EdgeCosts, where: np.ndarray | bool = True) -> None:
-        before, mem, time_ns = self.nodes[node], np.where(where, costs.mem, 0), np.where(where, costs.time_ns, 0)
-        self.nodes[node] = Node(before.name, before.mem_bytes + mem, before.time_ns + time_ns)
-        self.transients.add(node, costs, where)
+    def _charge(self, node: int, costs: EdgeCosts, where: np.ndarray | None = None) -> None:
+        self.nodes.charge(node, costs, where)
+        self.transients.add(node, costs, True if where is None else where)
         if costs.overlappable_ns is not None:
-            self.overlap_times.add(node, np.where(where, costs.overlappable_ns, 0))
-
-
-def _name(node: FusionGroup) -> str:
-    return next((op.name for op in node.operators if op.type not in SOURCES), node.operators[0].name)
+            self.overlap_times.add(node, np.where(True if where is None else where, costs.overlappable_ns, 0))

@@ -41,6 +41,11 @@ class FusionGroup:
     operators: tuple[Operator, ...]
     factors: tuple[tuple[Member, ...], ...]
 
+    @property
+    def name(self) -> str:
+        """The name of the first operator that isn't a source, or else of the first."""
+        return next((op.name for op in self.operators if op.type not in SOURCES), self.operators[0].name)
+
 
 def fusion_groups(
     graph: Graph, rules: Mapping[str, Rule], consumers: Mapping[str, list[Consumer]], apart: frozenset[str]

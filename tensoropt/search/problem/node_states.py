@@ -79,6 +79,11 @@ class States:
         return len(self.mem_bytes)
 
     @cached_property
+    def time_ns(self) -> Ints:
+        """The time of each state, int64[K]: compute and network."""
+        return self.compute_ns + self.network_ns
+
+    @cached_property
     def others(self) -> Ints:
         """Return the state that differs from each state only in rematerialization, int64[K]; -1 where there is none."""
         found = np.full(self.n_states, -1, np.int64)

@@ -5,15 +5,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ...costs.resharding_costs import ReshardingCosting
 from ...ft.nonadditive.overlap import Overlap, OverlapPart
+from ...ir.graph import SOURCES, Graph
+from ...sharding.consumers import Consumer
+from .fusion_groups import FusionGroup
 from .node_states import States
 
 Ints = np.ndarray
+
+
+def program_positions(
+    graph: Graph, nodes: Sequence[FusionGroup], consumers: Mapping[str, Sequence[Consumer]]
+) -> list[int]:
+    """Return, for each node, the index in program order to which the backward pass comes last.
+
+    The backward pass runs from high to low, so that is the index of the node's first operator that isn't a source. A node of
+    sources alone, such as a parameter, has the lowest index among its consumers': its gradient is complete when the backward
+    pass has come there.
+    """
+    program = {name: i for i, name in enumerate(graph.operators)}
+    number = {op.name: n for n, node in enumerate(nodes) for op in node.operators}
+    positions = [program[node.name] for node in nodes]
+    for n, node in enumerate(nodes):
+        if all(op.type in SOURCES for op in node.operators):
+            of_node = (consumer for op in node.operators for consumer in consumers.get(op.result.name, ()))
+            taken = [positions[number[each.name]] for each in of_node if not (each.is_step or each.is_update)]
+            positions[n] = min(taken, default=positions[n])
+    return positions
 
 
 class OverlapTimes:
