@@ -41,16 +41,21 @@ O(log sizes); answers are cached.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
 
+import numpy as np
+import numpy.typing as npt
+
 from ..reschedule.mesh import Mesh
+from ..reschedule.orders import Ints
 from .hardware import COMMUNICATING_KINDS, CollectiveTable, Hardware, OperatorRate
 from .operator_model import BACKWARD, FEWEST_TO_FIT, WAYS, Key, amounts, fitted, key_of, samples_of, scaled
 from .work import Measured, WorkItem
 
+Floats = npt.NDArray[np.float64]
 KINDS = (*COMMUNICATING_KINDS, "local")
 NINE_IN_TEN = 0.9
 MARGIN = 1.5
@@ -153,6 +158,7 @@ class CollectiveCosts:
         self.mesh = mesh
         self._curves = {key: MeasuredCurve.of(table) for key, table in hardware.measured_on(mesh).items()}
         self._line = lru_cache(maxsize=None)(self._modelled)
+        self._lines = lru_cache(maxsize=16)(self._lines_of)
         self._remembered = lru_cache(maxsize=_REMEMBERED)(self._time_ns)
 
     def time_ns(self, kind: str, mesh: Mesh, axes: tuple[int, ...], n_bytes: int) -> int:
@@ -167,9 +173,42 @@ class CollectiveCosts:
         Raises:
             ValueError: another mesh, an unknown kind, an axis that the mesh doesn't have, or fewer than 0 bytes.
         """
+        self._check_mesh(mesh)
+        return self._remembered(kind, axes, n_bytes)
+
+    def times_ns(self, kinds: Sequence[str], mesh: Mesh, subsets: Sequence[tuple[int, ...]], n_bytes: Ints) -> Ints:
+        """Return :meth:`time_ns` of each kind, each set of axes and each number of bytes, int64[kinds, subsets, sizes].
+
+        Raises:
+            ValueError: another mesh.
+        """
+        self._check_mesh(mesh)
+        latency_ns, ns_per_byte, others = self._lines(tuple(kinds), tuple(subsets))
+        found = np.rint(latency_ns[:, :, None] + ns_per_byte[:, :, None] * n_bytes).astype(np.int64)
+        for i, kind in enumerate(kinds):
+            if kind != "local":
+                np.maximum(found[i], 1, out=found[i])
+        for i, j in others:
+            found[i, j] = [self.time_ns(kinds[i], mesh, subsets[j], n) for n in n_bytes.tolist()]
+        return found
+
+    def _check_mesh(self, mesh: Mesh) -> None:
         if mesh is not self.mesh and mesh != self.mesh:
             raise ValueError(f"these costs are for mesh {self.mesh}, got {mesh}: make CollectiveCosts for that one")
-        return self._remembered(kind, axes, n_bytes)
+
+    def _lines_of(
+        self, kinds: tuple[str, ...], subsets: tuple[tuple[int, ...], ...]
+    ) -> tuple[Floats, Floats, list[tuple[int, int]]]:
+        """Return latency and nanoseconds per byte of what is modelled, [kinds, subsets], and the indices of all else."""
+        lines, others = np.zeros((2, len(kinds), len(subsets))), []
+        for i, kind in enumerate(kinds):
+            for j, axes in enumerate(subsets):
+                if self.mesh.size_of(axes) == 1 or self.is_measured(kind, axes):
+                    others.append((i, j))
+                else:
+                    line = self._line(kind, tuple(sorted(axes)))
+                    lines[:, i, j] = line.latency_ns, line.ns_per_byte
+        return lines[0], lines[1], others
 
     def is_measured(self, kind: str, axes: tuple[int, ...]) -> bool:
         """Return whether the time of ``kind`` over ``axes`` comes from a measured table."""

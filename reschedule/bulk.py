@@ -76,7 +76,7 @@ class Weighted:
 
     @classmethod
     def _built(cls, graph: LayoutGraph, steps: StepTimes) -> Weighted:
-        """Build the weighted graph of a tensor. The cost model is asked once per distinct (kind, axes, elements)."""
+        """Build the weighted graph of a tensor; the cost model is asked once per distinct (kind, axes, elements)."""
         axis_sizes = steps.axis_sizes
         fits, elements = graph.sizes(axis_sizes, steps.shape)
         sizes, size_of = np.unique(elements, return_inverse=True)
@@ -92,7 +92,9 @@ class Weighted:
         asked = np.zeros(len(kinds) * n_masks * len(sizes), bool)
         asked[query[usable]] = asked[copy[is_copied]] = True
         times = np.full(len(asked), NEVER[np.dtype(np.int64)])
-        for number in np.flatnonzero(asked).tolist():
+        if steps.ask_all is not None:
+            times[asked] = steps.ask_all(kinds, [axes_of_mask(mask) for mask in range(n_masks)], sizes).reshape(-1)[asked]
+        for number in np.flatnonzero(asked).tolist() if steps.ask_all is None else ():
             kind, mask, size = np.unravel_index(number, (len(kinds), n_masks, len(sizes)))
             times[number] = steps.ask(kinds[kind], axes_of_mask(int(mask)), int(sizes[size]))
         of_class = np.where(usable, times[query] + n_copies * np.where(is_copied, times[copy], 0), NEVER[np.dtype(np.int64)])

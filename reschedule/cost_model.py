@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
 
 from .layout import Axes
 from .mesh import Mesh
@@ -16,4 +19,15 @@ class StepCosts(Protocol):
 
         ``n_bytes`` is the result of :meth:`Step.n_bytes`: the bytes of the rank with the largest shard.
         """
+        ...
+
+
+@runtime_checkable
+class ManyStepCosts(StepCosts, Protocol):
+    """Step costs that can be asked for many times at once, in arrays."""
+
+    def times_ns(
+        self, kinds: Sequence[str], mesh: Mesh, subsets: Sequence[tuple[int, ...]], n_bytes: np.ndarray
+    ) -> np.ndarray:
+        """Return ``time_ns`` of each kind, each set of axes and each number of bytes, int64[kinds, subsets, sizes]."""
         ...

@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from .layout import Axes, Shape
-from .orders import Orders, mask_of_axes, orders
+from .orders import Ints, Orders, mask_of_axes, orders
 from .steps import COMMUNICATING, SIZED_BY_RESULT, Move, State, move_between, moves, n_copies
 
 Ask = Callable[[str, Axes, int], int]
 """A cost model for one tensor: (kind, ascending axes, elements of the largest shard) to nanoseconds."""
+AskAll = Callable[[Sequence[str], Sequence[Axes], Ints], Ints]
+"""The same for each of some kinds, each of some axes, and each of some numbers of elements, int64[kinds, axes, elements]."""
 
 
 class StepTimes:
-    """The times of one tensor's moves. The cost model is asked once for each distinct (kind, axes, elements)."""
+    """The times of one tensor's moves. The cost model is asked once for each distinct (kind, axes, elements).
 
-    def __init__(self, axis_sizes: Axes, shape: Shape, ask: Ask) -> None:
-        self.axis_sizes, self.shape, self._ask = axis_sizes, shape, ask
+    ``ask_all`` asks it for many at once, in arrays; None for cost models that can't be asked so.
+    """
+
+    def __init__(self, axis_sizes: Axes, shape: Shape, ask: Ask, ask_all: AskAll | None = None) -> None:
+        self.axis_sizes, self.shape, self._ask, self.ask_all = axis_sizes, shape, ask, ask_all
         self._elements: dict[State, int | None] = {}
         self._times: dict[tuple[str, Axes, int], int] = {}
 

@@ -21,7 +21,7 @@ from functools import lru_cache
 import numpy as np
 
 from .bulk import times_between
-from .cost_model import StepCosts
+from .cost_model import ManyStepCosts, StepCosts
 from .dijkstra import StepTimes, cheapest_moves, dijkstra_moves
 from .halo import HaloStep
 from .layout import Axes, Layout, Shape
@@ -159,7 +159,13 @@ def _times_of_axes(mesh: Mesh, moved: tuple[Axes, ...], shape: Shape, itemsize: 
         axes = tuple(axis for number in numbers for axis in moved[number])
         return priced.costs.time_ns(kind, mesh, axes, elements * itemsize)
 
-    return StepTimes(tuple(mesh.size_of(axes) for axes in moved), shape, ask)
+    def ask_all(kinds: Sequence[str], subsets: Sequence[Axes], elements: Ints) -> Ints:
+        of_axes = [tuple(axis for number in numbers for axis in moved[number]) for numbers in subsets]
+        assert isinstance(priced.costs, ManyStepCosts)
+        return priced.costs.times_ns(kinds, mesh, of_axes, elements * itemsize)
+
+    sizes = tuple(mesh.size_of(axes) for axes in moved)
+    return StepTimes(sizes, shape, ask, ask_all if isinstance(priced.costs, ManyStepCosts) else None)
 
 
 def _check(source: Layout, target: Layout, shape: Shape) -> None:

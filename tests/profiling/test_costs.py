@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -199,3 +200,17 @@ def test_a_data_parallel_step_of_the_paper_s_cluster_is_of_its_order():
     mesh = hardware.mesh()
     time_ns = CollectiveCosts(hardware, mesh).time_ns("all_reduce", mesh, mesh.axes, 138_357_544 * 4)
     assert 0.03e9 < time_ns < 0.16e9
+
+
+@given(st.booleans(), st.lists(st.integers(0, 1 << 34), min_size=1, max_size=6))
+def test_many_times_at_once_are_the_same(is_measured, sizes):
+    table = CollectiveTable((1000, 2000), (7.0, 9.0))
+    collectives = {"all_gather": {"bc": table, "a": table}, "local": {"b": table}} if is_measured else {}
+    costs = CollectiveCosts(replace(HARDWARE, collectives=collectives), MESH)
+    subsets = [axes for n in range(4) for axes in combinations(MESH.axes, n)]
+    found = costs.times_ns(KINDS, MESH, subsets, np.array(sizes, np.int64))
+    assert found.tolist() == [
+        [[costs.time_ns(kind, MESH, axes, n_bytes) for n_bytes in sizes] for axes in subsets] for kind in KINDS
+    ]
+    with pytest.raises(ValueError, match="these costs are for mesh"):
+        costs.times_ns(KINDS, Mesh.of(2), [(0,)], np.array(sizes, np.int64))

@@ -137,6 +137,8 @@ class Evaluation:
     rules: Mapping[str, Rule]
     mesh: Mesh
     _states: dict[tuple[object, ...], States] = field(default_factory=dict)
+    _kinds: dict[tuple[object, ...], int] = field(default_factory=dict)  # numbers for the operators' signatures
+    _kind_of: dict[str, int] = field(default_factory=dict)
     _rematerializing: dict[tuple[object, ...], tuple[States, States]] = field(default_factory=dict)
 
     def states(self, node: FusionGroup, assignments: Callable[[], Assignments], distinguishing: object) -> States:
@@ -156,8 +158,12 @@ class Evaluation:
         wiring = tuple(tuple(made.get(tensor.name) for _, tensor in op.operands) for op in node.operators)
         return tuple(self._of_operator(op) for op in node.operators), wiring
 
-    def _of_operator(self, op: Operator) -> tuple[object, ...]:
-        return self.costing.signature(op, self.rules[op.name])
+    def _of_operator(self, op: Operator) -> int:
+        """Return a number that is equal for operators of equal signature."""
+        if op.name not in self._kind_of:
+            signature = self.costing.signature(op, self.rules[op.name])
+            self._kind_of[op.name] = self._kinds.setdefault(signature, len(self._kinds))
+        return self._kind_of[op.name]
 
     def _evaluated(self, node: FusionGroup, assignments: Assignments) -> States:
         distinct, indices, of_operators = [], [], []
