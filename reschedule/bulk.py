@@ -104,7 +104,7 @@ class Weighted:
 
     def times(self, sources: Ints, targets: Ints) -> Ints:
         """Return the nanoseconds from each source state to each target state, int64[sources, targets]."""
-        if not self.classes:
+        if not self.classes or len(self.fits) ** 2 * len(sources) <= _MOST_DENSE:
             times: Ints = self.search(_Starts.at(sources), targets).T
             return times
         graph = self.graph

@@ -81,21 +81,23 @@ def states_of(space: str, node: FusionGroup, rules: Mapping[str, Rule], mesh: Me
     else:
         assignments = _runs([(NONE,) * len(of), *names], mesh)
     splittable = [{NONE, *rule.splittable, *(f"+{group}" for group in range(len(rule.linear)))} for rule in of]
-    valid: dict[tuple[int, tuple[str, ...]], bool] = {}
-    found: dict[tuple[Config, ...], None] = {}
-    for assignment in assignments:
-        configs = []
+    known: list[dict[tuple[str, ...], Config | None]] = [{} for _ in of]  # None where no search considers it
+    found: dict[tuple[tuple[str, ...], ...], tuple[Config, ...]] = {}
+    for assignment in dict.fromkeys(assignments):
+        state, configs = [], []
         for i, rule in enumerate(of):
-            given = tuple(each[i] if each[i] in splittable[i] else NONE for each in assignment)
-            config = Config(mesh, given)
-            if (i, given) not in valid:
-                valid[i, given] = not why_unsearched(rule, config)
-            if not valid[i, given]:
+            given = tuple([each[i] if each[i] in splittable[i] else NONE for each in assignment])
+            if given not in known[i]:
+                config = Config(mesh, given)
+                known[i][given] = None if why_unsearched(rule, config) else config
+            possible = known[i][given]
+            if possible is None:
                 break
-            configs.append(config)
+            state.append(given)
+            configs.append(possible)
         else:
-            found.setdefault(tuple(configs))
-    return tuple(found)
+            found.setdefault(tuple(state), tuple(configs))
+    return tuple(found.values())
 
 
 def _later_halos(rule: Rule) -> list[str]:
