@@ -60,8 +60,9 @@ def _dominated(mem_bytes: Sequence[Ints], time_ns: Sequence[Ints]) -> np.ndarray
     """Return for each row the choices that another is nowhere worse than, bool[rows, C]; of equal ones the first stays."""
 
     def is_as_good(one: int, other: int) -> np.ndarray:
-        nowhere_worse: np.ndarray = (mem_bytes[one] <= mem_bytes[other]) & (time_ns[one] <= time_ns[other])
-        return nowhere_worse.all(axis=1)
+        is_worse = (mem_bytes[one] > mem_bytes[other]) | (time_ns[one] > time_ns[other])
+        found: np.ndarray = ~is_worse.any(axis=1)
+        return found
 
     n_choices = len(mem_bytes)
     as_good = {(i, j): is_as_good(i, j) for i in range(n_choices) for j in range(n_choices) if i != j}

@@ -107,7 +107,7 @@ class LayoutNumbers:
 
     def are_views(self, sources: Ints, targets: Ints) -> Mask:
         """Return whether each target is a view of each source, bool[sources, targets]."""
-        found = sources[:, None] != targets
+        found: Mask = sources[:, None] != targets
         for axis in range(self.n_axes):
             held, wanted = self._rows[sources, 1 + axis], self._rows[targets, 1 + axis]
             is_first = (wanted >= 0) & (wanted < self.n_axes)

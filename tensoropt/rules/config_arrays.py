@@ -55,7 +55,7 @@ class ConfigArrays:
     def splits_any(self, names: Iterable[str]) -> Mask:
         """Return whether some axis is assigned to one of the names, bool[K]."""
         numbers = [self.names.index(name) for name in names]
-        found: Mask = np.isin(self.given, numbers).any(axis=1)
+        found: Mask = np.isin(self.given, numbers).max(axis=1, initial=False)
         return found
 
     def local_points(self) -> Ints:
