@@ -60,9 +60,7 @@ def _dominated(mem_bytes: Sequence[Ints], time_ns: Sequence[Ints]) -> np.ndarray
     """Return for each row the choices that another is nowhere worse than, bool[rows, C]; of equal ones the first stays."""
 
     def is_as_good(one: int, other: int) -> np.ndarray:
-        is_worse = (mem_bytes[one] > mem_bytes[other]) | (time_ns[one] > time_ns[other])
-        found: np.ndarray = ~is_worse.any(axis=1)
-        return found
+        return np.asarray(((mem_bytes[one] <= mem_bytes[other]) & (time_ns[one] <= time_ns[other])).all(axis=1))
 
     n_choices = len(mem_bytes)
     as_good = {(i, j): is_as_good(i, j) for i in range(n_choices) for j in range(n_choices) if i != j}
