@@ -205,7 +205,7 @@ def test_a_data_parallel_step_of_the_paper_s_cluster_is_of_its_order():
 @given(st.booleans(), st.lists(st.integers(0, 1 << 34), min_size=1, max_size=6))
 def test_many_times_at_once_are_the_same(is_measured, sizes):
     table = CollectiveTable((1000, 2000), (7.0, 9.0))
-    collectives = {"all_gather": {"bc": table, "a": table}, "local": {"b": table}} if is_measured else {}
+    collectives = {"all_gather": {"bc": table, "a": table}, "all_to_all": {"b": table}} if is_measured else {}
     costs = CollectiveCosts(replace(HARDWARE, collectives=collectives), MESH)
     subsets = [axes for n in range(4) for axes in combinations(MESH.axes, n)]
     found = costs.times_ns(KINDS, MESH, subsets, np.array(sizes, np.int64))
