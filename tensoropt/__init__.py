@@ -110,7 +110,8 @@ def find_strategy(
         stages: cut the model into so many stages, each on its own part of the devices, through which micro-batches pass one
             after the other. ``(1, 2, 4)`` has the search choose: plans with none, 2 and 4 stages are on one frontier,
             ``plan.frontier``. By default there are none.
-        schedule: the order of the stages' passes: ``"1f1b"`` (the default) or ``"gpipe"``.
+        schedule: the order of the stages' passes: ``"1f1b"``, ``"zero-bubble"`` or ``"gpipe"``. By default the faster one of
+            the first two.
 
     Returns:
         A :class:`~tensoropt.plan.plan.Plan`, or a :class:`~tensoropt.plan.staged_plan.StagedPlan` where stages are asked

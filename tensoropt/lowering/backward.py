@@ -10,6 +10,7 @@ import tensorflow as tf
 from ..ir.graph import Operator, Tensor
 from ..ir.micro_batching import MicroBatch
 from ..program.backward import BackwardPass
+from ..program.deferral import divided
 from ..program.tasks import (
     AGAIN,
     COMPUTE,
@@ -79,6 +80,7 @@ class BackwardEmission:
         self._values: dict[Value, Values | None] = {}
         self._again: dict[str, Emitted] = {}
         self._operators: list[tf.Operation] = []
+        self._deferred: list[Task] = []
         self._gates: list[tf.Operation] = []
 
     def run(
@@ -87,6 +89,7 @@ class BackwardEmission:
         given: Mapping[Site, Values],
         losses: Mapping[str, Tensor],
         gates: Sequence[tf.Operation],
+        ends: Collection[Site] | None = None,
     ) -> dict[Site, Values]:
         """Emit a backward pass; return the gradients that nothing passes on.
 
@@ -95,20 +98,34 @@ class BackwardEmission:
             given: the gradients that the pass begins with.
             losses: the loss of each training step, by the name that its operand has.
             gates: operators that rematerialized ones wait for.
+            ends: where gradients are needed; all else is deferred, until :meth:`run_deferred`. None: nothing is.
         """
         self._gates = list(gates)
         self._values.update((Value(site, GRADIENT), values) for site, values in given.items())
         given_values = {site: Value(site, GRADIENT) for site in given}
         tasks = self.program.run(self.forward.sites, starts, given_values, losses)
+        if ends is not None:
+            needed = [value for site, value in self.program.arrived.items() if site in ends]
+            tasks, self._deferred = divided(tasks, needed, self.program.aliases, self.view.graph.operators)
+        return self._run(tasks)
+
+    def run_deferred(self) -> dict[Site, Values]:
+        """Emit what the last pass has deferred; return its gradients that nothing passes on."""
+        tasks, self._deferred = self._deferred, []
+        return self._run(tasks)
+
+    def _run(self, tasks: Sequence[Task]) -> dict[Site, Values]:
+        """Emit tasks; return the gradients that have arrived."""
         graph = tf.compat.v1.get_default_graph()
         start = graph.version
         with tf.name_scope(pull_back.BACKWARD):
             for task in tasks:
                 self._emit(task)
         self.record.passes.append(Created(start, graph.version))
-        found = {site: self._values[value] for site, value in self.program.arrived.items()}
-        self.program.arrived.clear()
-        return {site: values for site, values in found.items() if values is not None}
+        arrived = {site: self._values[value] for site, value in self.program.arrived.items() if value in self._values}
+        for site in arrived:
+            del self.program.arrived[site]
+        return {site: values for site, values in arrived.items() if values is not None}
 
     def _emit(self, task: Task) -> None:
         """Emit a task."""

@@ -154,49 +154,83 @@ class Accumulation:
         self._waits = [*results, *sent] or self._waits
         return model
 
-    def backward(self, index: int, given: Mapping[str, Values] = MappingProxyType({})) -> dict[str, Values]:
+    def backward(
+        self, index: int, given: Mapping[str, Values] = MappingProxyType({}), defers: bool = False
+    ) -> dict[str, Values]:
         """Emit the backward pass of a micro-batch, and add its gradients to the accumulators.
 
         Args:
             given: the gradients of tensors that other stages use, by name.
+            defers: whether it ends with the gradients of what the micro-batch received; the others are those of
+                :meth:`parameters`.
 
         Returns:
             The gradients of the tensors that the micro-batch received.
         """
-        graph, model, request, lookups = _graph(), self._models.pop(index), self.request, self._of_lookups.pop(index)
+        model, request = self._models[index], self.request
         forward = self._forward if self._forward is not None and self._forward.micro_batch == index else None
         self._forward = None
         # Right behind its own forward pass it waits for what that waits for.
         self._waits = self._waits if forward is None else forward.waits
-        start = graph.version
+        start = _graph().version
         with self._behind():
-            losses = self._losses.get(index, [])
-            gradients = model.gradients_of_copies(request.loss, losses, lookups, given, request.received)
-            results = {Site(RESULT, self.view.graph.operators[name].result.name): each for name, each in lookups.items()}
+            gradients = model.gradients_of_copies(
+                request.loss, self._losses.get(index, []), self._of_lookups[index], given, request.received, defers
+            )
             ends = {Site(RESULT, name): name for name in request.received}
-            with tf.name_scope(f"{SCOPE}_{index}/accumulated"):
-                for site, values in gradients.items():
-                    if site not in results and site not in ends:
-                        known = self._sums.get(site)
-                        self._sums[site] = values if known is None else _added([known, values])
-            for site, lookup in results.items():
-                self._found[id(lookup.found)] = gradients.get(site)
-        returned = {name: gradients[site] for site, name in ends.items() if site in gradients}
+            returned = {name: gradients.pop(site) for site, name in ends.items() if site in gradients}
+            self._accumulate(index, gradients)
         first, n_forward = (start, start) if forward is None else (forward.start, forward.end)
         urgent = [value.op for values in returned.values() for value in values]
-        self._last = _Backward(first, n_forward, model.backward.record, urgent)
-        self._n_backward += 1
+        self._emitted(index, _Backward(first, n_forward, model.backward.record, urgent), not defers)
+        self._waits = [*self._waits_behind(index), *(tensor for values in returned.values() for tensor in values)]
+        return returned
+
+    def parameters(self, index: int) -> None:
+        """Emit what the backward pass of a micro-batch has deferred, and add the gradients to the accumulators."""
+        model, start = self._models[index], _graph().version
+        with self._behind():
+            self._accumulate(index, model.backward.run_deferred())
+        self._emitted(index, _Backward(start, start, model.backward.record, []), True)
+        self._waits = self._waits_behind(index)
+
+    def _accumulate(self, index: int, gradients: Mapping[Site, Values]) -> None:
+        """Add gradients of a micro-batch to the accumulators; those of what lookups found are its own."""
+        lookups = self._of_lookups[index]
+        found = {Site(RESULT, self.view.graph.operators[name].result.name): each for name, each in lookups.items()}
+        with tf.name_scope(f"{SCOPE}_{index}/accumulated"):
+            for site, values in gradients.items():
+                if site in found:
+                    self._found[id(found[site].found)] = values
+                    continue
+                known = self._sums.get(site)
+                self._sums[site] = values if known is None else _added([known, values])
+
+    def _emitted(self, index: int, emitted: _Backward, is_last: bool) -> None:
+        """Put a backward pass in order; the last one of all waits for the updates.
+
+        Args:
+            is_last: whether it is the last pass of its micro-batch.
+        """
+        self._last = emitted
+        if is_last:
+            self._n_backward += 1
+            del self._models[index]
+            for lookup in self._of_lookups.pop(index).values():
+                self._found.setdefault(id(lookup.found), None)
         if self.order_lag is not None and self._n_backward < len(self.micro_batches):
-            put_in_order(graph.get_operations(), n_forward, model.backward.record, self.order_lag, first, urgent)
+            operators = _graph().get_operations()
+            put_in_order(operators, emitted.n_forward, emitted.record, self.order_lag, emitted.start, emitted.urgent)
+
+    def _waits_behind(self, index: int) -> list[tf.Tensor]:
+        """Return what all that is emitted next waits for: what a micro-batch's pass has computed beside what is sent."""
         accumulated = [tensor for values in self._found.values() if values for tensor in values]
-        self._waits = [
+        return [
             *self._losses.get(index, ()),
             *(tensor for values in self._sums.values() for tensor in values),
             *accumulated,
             *(tensor for values in self._fetched[index] for tensor in values),
-            *(tensor for values in returned.values() for tensor in values),
         ]
-        return returned
 
     @contextmanager
     def _behind(self) -> Iterator[None]:

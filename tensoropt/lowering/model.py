@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -247,10 +247,14 @@ class LocalModel:
         Returns:
             For each of them the gradients of its local values, or None where the losses don't depend on it.
         """
-        known = {key_of(values[0]): name for name, values in (*self.sources.items(), *self._values.items())}
-        names = [known[key_of(values[0])] for values in at]
+        names = self.names_of(at)
         found = self._back_from_loss(loss, losses, set(names))
         return [found.get(Site(RESULT, name)) for name in names]
+
+    def names_of(self, at: Sequence[Values]) -> list[str]:
+        """Return the names of the tensors that have these local values."""
+        known = {key_of(values[0]): name for name, values in (*self.sources.items(), *self._values.items())}
+        return [known[key_of(values[0])] for values in at]
 
     def gradients_of_copies(
         self,
@@ -258,7 +262,8 @@ class LocalModel:
         losses: Values,
         lookups: Iterable[str],
         given: Mapping[str, Values] = MappingProxyType({}),
-        received: Iterable[str] = (),
+        received: Collection[str] = (),
+        defers: bool = False,
     ) -> dict[Site, Values]:
         """Return a micro-batch's gradients: at the copies that all of them use, at lookups' results and at ``received``.
 
@@ -266,24 +271,49 @@ class LocalModel:
             loss: the loss that is differentiated; None where another stage computes it.
             given: the gradients of tensors that other stages use, by name.
             received: names of tensors that another stage computes.
+            defers: whether only the gradients at ``received`` are needed; the others then come of the backward pass's
+                :meth:`.BackwardEmission.run_deferred`.
         """
         graph = self.view.graph
         found = {graph.operators[name].result.name for name in lookups}
         starts = found | {name for name in graph.tensors if graph.accumulates(name)} | set(received)
+        ends = [Site(RESULT, name) for name in received] if defers else None
+        return self.gradients_of(starts, loss, losses, given, ends)
+
+    def gradients_of(
+        self,
+        starts: set[str],
+        loss: Tensor | None,
+        losses: Values,
+        given: Mapping[str, Values],
+        ends: Collection[Site] | None = None,
+    ) -> dict[Site, Values]:
+        """Return the gradients that arrive at some tensors, by their place, and at copies that accumulate them.
+
+        Args:
+            starts: the names of the tensors.
+            loss, losses: what is differentiated, see :meth:`gradients`; None, and nothing, where another stage computes it.
+            given: the gradients of tensors that other stages use, by name.
+            ends: see :meth:`.BackwardEmission.run`.
+        """
         sites = {Site(RESULT, name): values for name, values in given.items()}
         if loss is not None:
-            return self._back_from_loss(loss, losses, starts, sites)
-        return self.backward.run(starts, sites, {}, [value.op for values in given.values() for value in values])
+            return self._back_from_loss(loss, losses, starts, sites, ends)
+        return self.backward.run(starts, sites, {}, [value.op for values in given.values() for value in values], ends)
 
     def gradients_from_copies(self, copies: Mapping[Site, Values], at: Sequence[Values]) -> list[Values | None]:
         """Return gradients with respect to variables, given those of copies that this model resharded for micro-batches."""
-        known = {key_of(values[0]): name for name, values in (*self.sources.items(), *self._values.items())}
-        names = [known[key_of(values[0])] for values in at]
+        names = self.names_of(at)
         found = self.backward.run(set(names), copies, {}, [])
         return [found.get(Site(RESULT, name)) for name in names]
 
     def _back_from_loss(
-        self, loss: Tensor, losses: Values, starts: set[str], given: Mapping[Site, Values] = MappingProxyType({})
+        self,
+        loss: Tensor,
+        losses: Values,
+        starts: set[str],
+        given: Mapping[Site, Values] = MappingProxyType({}),
+        ends: Collection[Site] | None = None,
     ) -> dict[Site, Values]:
         """Emit a backward pass from a loss, and from given gradients; return the gradients that have arrived at its ends."""
         own, site = self.replicated(loss, loss.name, with_gradient=True), self._losses[loss.name]
@@ -296,7 +326,7 @@ class LocalModel:
                 return {}
             seeds = gradients
         gates = [value.op for value in self.value(loss)]
-        return self.backward.run(starts, {site: seeds, **given}, {site.name: loss}, gates)
+        return self.backward.run(starts, {site: seeds, **given}, {site.name: loss}, gates, ends)
 
     def resharded_for(self, tensor: Tensor, site: Site) -> Values:
         """Return a tensor resharded to an operand of a micro-batch's operator: once, for all micro-batches."""

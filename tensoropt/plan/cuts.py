@@ -19,6 +19,7 @@ import numpy as np
 from ..common.errors import InputError
 from ..ir.graph import SOURCES, Graph
 from ..profiling.hardware import Hardware
+from ..program.schedule import ONE_FORWARD_ONE_BACKWARD
 from ..sharding.model import Model
 from ..sharding.stages import Stages
 from .placement import elsewhere, why_not_placed
@@ -53,13 +54,19 @@ class Cut:
 
 
 def balanced(
-    model: Model, hardware: Hardware, choices: Choices, times: TimesBySize, placed: Mapping[str, Block] = NOTHING
+    model: Model,
+    hardware: Hardware,
+    choices: Choices,
+    times: TimesBySize,
+    placed: Mapping[str, Block] = NOTHING,
+    schedule: str | None = ONE_FORWARD_ONE_BACKWARD,
 ) -> Cut:
     """Return a model cut such that a step is predicted to take the least time of the cuts that are tried.
 
     Args:
         choices: for each stage the devices that it may have; each device has one stage.
         placed: the devices of the operators that a user placed, by name.
+        schedule: the order of the step's passes, see :func:`.tried_orders`.
 
     Raises:
         InputError: there are fewer places to cut at than stages need, or none with which operators are as they are placed.
@@ -76,7 +83,7 @@ def balanced(
                 return math.inf
             if why_not_placed(stages, blocks, placed) is not None:
                 return math.inf
-            return estimated_us(stages, hardware, sizes, of_stages)
+            return estimated_us(stages, hardware, sizes, of_stages, schedule)
         except InputError:
             return math.inf
 

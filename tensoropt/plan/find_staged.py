@@ -15,7 +15,7 @@ from dataclasses import replace
 from ..common.errors import InputError, short
 from ..common.memory_units import memory_text
 from ..ft import ALGORITHMS, BY_DEFAULT
-from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, SCHEDULES
+from ..program.schedule import check_schedule
 from ..search.problem.choices import ACCUMULATE, STAGES
 from ..search.problem.objectives import MEMORY_TIME
 from ..sharding.model import Model
@@ -66,11 +66,10 @@ def find_with_stages(
     Raises:
         InputError: none of the numbers is possible, or the request has what can't be combined with stages.
     """
+    if schedule is not None:
+        check_schedule(schedule)
     placed = placement(request.model.graph, request.placed, request.hardware, parallelism)
     counts = _allowed(request, counts, fewest_stages(placed, parallelism) if placed else 1)
-    schedule = schedule or ONE_FORWARD_ONE_BACKWARD
-    if schedule not in SCHEDULES:
-        raise InputError(f"unknown schedule {short(schedule)}; expected {' or '.join(map(repr, SCHEDULES))}")
     unstaged = fastest_that_fits(replace(request, placed={}), parallelism)[1] if 1 in counts else []
     found: list[SearchedStages] = []
     left_out: list[str] = []
@@ -150,7 +149,7 @@ def _allowed(request: Request, counts: Sequence[int] | None, fewest: int) -> tup
 
 
 def _searched(
-    request: Request, placed: Mapping[str, Block], parallelism: int, count: int, schedule: str
+    request: Request, placed: Mapping[str, Block], parallelism: int, count: int, schedule: str | None
 ) -> list[SearchedStages]:
     """Return all cuts into a number of stages that are searched, in all numbers of micro-batches that a request allows.
 
@@ -169,7 +168,7 @@ def _searched(
         raise InputError(f"stages={count} need several micro-batches, got micro_batches=1; give 2 or more")
     model, hardware = request.model, request.hardware
     slices = [request.micro_batches] if request.micro_batches else _micro_batches(model, count)
-    cuts = list(_cut(request, placed, parallelism, count, slices))
+    cuts = list(_cut(request, placed, parallelism, count, slices, schedule))
     # Together all stages are refined as long as a model without.
     budget = request.budget or BY_DEFAULT
     budget = replace(budget, seconds=budget.seconds / (count * len(cuts)))
@@ -190,7 +189,12 @@ def _searched(
 
 
 def _cut(
-    request: Request, placed: Mapping[str, Block], parallelism: int, count: int, slices: Sequence[int]
+    request: Request,
+    placed: Mapping[str, Block],
+    parallelism: int,
+    count: int,
+    slices: Sequence[int],
+    schedule: str | None,
 ) -> Iterator[tuple[int, Cut, TimesBySize, float]]:
     """Yield the cuts that are searched, with numbers of micro-batches, the operators' times and the bound of a step's time.
 
@@ -206,10 +210,10 @@ def _cut(
     for n in slices:
         times = TimesBySize(model, hardware, n, request.known)
         bound_us = times.bound_us(sizes, count, parallelism)
-        fastest = balanced(model, hardware, all_choices, times, placed)
+        fastest = balanced(model, hardware, all_choices, times, placed, schedule)
         found = [fastest]
         if equal is not None and fastest.blocks != equal:
-            found = [balanced(model, hardware, [[block] for block in equal], times, placed)]
+            found = [balanced(model, hardware, [[block] for block in equal], times, placed, schedule)]
             if fastest.time_us < (1 - WORTH_UNEQUAL) * found[0].time_us:
                 found.append(fastest)
         for each in found:

@@ -7,7 +7,7 @@ matter are the bytes of the stages' points. Each limit gives one combination of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,8 +16,9 @@ import numpy as np
 
 from ..costs.resharding_costs import shard_bytes
 from ..ft.pareto import reduce_unsorted
-from ..ir.graph import Operator
-from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, Times, most_waiting, tried_in_flight
+from ..ir.graph import Graph, Operator
+from ..program.deferral import has_separate_gradients
+from ..program.schedule import StepOrder, Times, most_waiting, tried_orders
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface
 from ..sharding.model import Model
@@ -27,20 +28,20 @@ from .stage_timeline import stage_timeline
 from .stage_times import PassTimes, Transfers, runs_in_order, step_us
 
 WORTH_MEMORY = 0.01
-"""More micro-batches in flight take memory, and so must save this share of a step."""
+"""More micro-batches in flight or deferred take memory, and so must save this share of a step."""
 
 
 class StageCombinations(NamedTuple):
-    """Points of all stages with so many micro-batches in flight, C combinations by ascending bytes.
+    """Points of all stages with one order of the step's passes, C combinations by ascending bytes.
 
     Attributes:
-        in_flight: for each stage, how many micro-batches have run their forward pass and not their backward pass at most.
+        order: the order.
         points: the number of each stage's point in its frontier, int64[stages, C].
         stage_bytes: the bytes per device of each stage, as the searches counted them, int64[stages, C].
         time_us: the time of a step, float64[C].
     """
 
-    in_flight: tuple[int, ...]
+    order: StepOrder
     points: np.ndarray
     stage_bytes: np.ndarray
     time_us: np.ndarray
@@ -57,7 +58,7 @@ class SearchedStages:
     """A model that is cut one way, with the frontier of each stage in a number of micro-batches.
 
     Attributes:
-        schedule: the name of the order of passes, see :mod:`..program.schedule`.
+        schedule: the name of the order of passes, see :mod:`..program.schedule`; None where it is chosen.
         works, beside, transfers: what the times of stages follow from, whatever the points: see :mod:`.stage_times`.
         bound_us: the least time of a step in so many stages and micro-batches, wherever the model is cut.
     """
@@ -65,7 +66,7 @@ class SearchedStages:
     stages: Stages
     frontiers: tuple[ModelFrontier, ...]
     micro_batches: int
-    schedule: str
+    schedule: str | None
     works: tuple[PassTimes, ...]
     beside: tuple[PassTimes, ...]
     transfers: Transfers
@@ -73,21 +74,18 @@ class SearchedStages:
 
     @cached_property
     def combinations(self) -> tuple[StageCombinations, ...]:
-        """The combinations of points, for each number of micro-batches in flight that is tried.
+        """The combinations of points, for each order that is tried.
 
-        Those with more in flight are faster by WORTH_MEMORY than all within as many bytes and with fewer in flight.
+        Those of later orders are faster by WORTH_MEMORY than all within as many bytes of those before.
         """
-        n = self.micro_batches
-        if self.schedule != ONE_FORWARD_ONE_BACKWARD:
-            return (self._combined((n,) * self.stages.n),)
-        fewest, *others = tried_in_flight(self.stages.n, n)
-        found = [self._combined(fewest)]
-        for in_flight in others:
-            combined = self._combined(in_flight)
+        first, *others = tried_orders(self.schedule, self.stages.n, self.micro_batches)
+        found = [self._combined(first)]
+        for order in others:
+            combined = self._combined(order)
             least = np.min([_least_time(each, combined.mem_bytes) for each in found], axis=0)
             kept = np.flatnonzero(combined.time_us < (1 - WORTH_MEMORY) * least)
             found.append(
-                StageCombinations(in_flight, combined.points[:, kept], combined.stage_bytes[:, kept], combined.time_us[kept])
+                StageCombinations(order, combined.points[:, kept], combined.stage_bytes[:, kept], combined.time_us[kept])
             )
         return tuple(found)
 
@@ -95,40 +93,38 @@ class SearchedStages:
         """Return for a point of each stage the time of all that it does in a step."""
         return [each.total(self.micro_batches) for each in self._times_of(points)]
 
-    def timeline(self, points: Sequence[int], in_flight: Sequence[int]) -> dict[str, Any]:
+    def timeline(self, points: Sequence[int], order: StepOrder) -> dict[str, Any]:
         """Return when each stage does what with a point of each stage; see :func:`.stage_timeline.stage_timeline`."""
         sizes = [frontier.mesh.n_devices for frontier in self.frontiers]
-        return stage_timeline(
-            self._times_of(points), self.transfers, self.schedule, self.micro_batches, in_flight, sizes
-        )
+        return stage_timeline(self._times_of(points), self.transfers, order.orders, sizes)
 
     def _times_of(self, points: Sequence[int]) -> list[PassTimes]:
         chosen = zip(self.frontiers, points, strict=True)
         return self._times([float(frontier.costs.time_ns[point]) / 1e3 for frontier, point in chosen])
 
-    def step_us(self, searched_us: Sequence[Times], in_flight: Sequence[int]) -> Times:
+    def step_us(self, searched_us: Sequence[Times], order: StepOrder) -> Times:
         """Return the time of a step, given the time of each stage as it was searched, of all micro-batches."""
-        return step_us(self._times(searched_us), self.transfers, self.schedule, self.micro_batches, in_flight)
+        return step_us(self._times(searched_us), self.transfers, order.orders)
 
     def _times(self, searched_us: Sequence[Times]) -> list[PassTimes]:
         of_stages = zip(self.works, self.beside, searched_us, strict=True)
         return [_taking(time_us, work, self.micro_batches) + other for work, other, time_us in of_stages]
 
-    def _combined(self, in_flight: tuple[int, ...]) -> StageCombinations:
+    def _combined(self, order: StepOrder) -> StageCombinations:
         """Return all combinations in which each stage has its fastest point within some bytes."""
         minimal = []
         for stage, costs in enumerate(self._of_stages):
-            n_bytes = costs.bytes_of(stage, in_flight, self.micro_batches)
+            n_bytes = costs.bytes_of(stage, order)
             kept = reduce_unsorted(n_bytes, costs.time_ns)
             minimal.append((kept, n_bytes[kept], costs.time_ns[kept]))
         least = max(int(n_bytes[0]) for _, n_bytes, _ in minimal)
         limits = np.unique(np.concatenate([n_bytes for _, n_bytes, _ in minimal]))
         limits = limits[limits >= least]
         at = [np.searchsorted(n_bytes, limits, side="right") - 1 for _, n_bytes, _ in minimal]
-        time_us = self.step_us([time_ns[i] / 1e3 for (_, _, time_ns), i in zip(minimal, at, strict=True)], in_flight)
+        time_us = self.step_us([time_ns[i] / 1e3 for (_, _, time_ns), i in zip(minimal, at, strict=True)], order)
         points = np.array([numbers[i] for (numbers, _, _), i in zip(minimal, at, strict=True)])
         stage_bytes = np.array([n_bytes[i] for (_, n_bytes, _), i in zip(minimal, at, strict=True)])
-        return StageCombinations(in_flight, points, stage_bytes, time_us)
+        return StageCombinations(order, points, stage_bytes, time_us)
 
     @cached_property
     def _of_stages(self) -> list[StageCosts]:
@@ -175,6 +171,8 @@ class StageCosts:
     received_bytes: Mapping[int, np.ndarray]
     ahead_bytes: np.ndarray
     sent_bytes: np.ndarray
+    _frontier: ModelFrontier
+    _points: np.ndarray
 
     @classmethod
     def of(cls, frontier: ModelFrontier, points: np.ndarray | None = None) -> StageCosts:
@@ -184,7 +182,7 @@ class StageCosts:
             points: the numbers of points, int64[P]; None for all.
         """
         points = np.arange(len(frontier)) if points is None else points
-        n_bytes = frontier.costs.mem_bytes[points] + _ahead_bytes(frontier.model) + late_bytes(frontier, points)
+        n_bytes = frontier.costs.mem_bytes[points] + _ahead_bytes(frontier.model)
         model = frontier.model
         assert isinstance(model, StageModel)
         crossings = [each for each in model.stages.crossings if model.graph.n_runs(each.tensor) > 1]
@@ -201,25 +199,45 @@ class StageCosts:
             by_source,
             _crossing_bytes(frontier, points, [each for each in received if each.is_ahead]),
             _crossing_bytes(frontier, points, sent),
+            frontier,
+            points,
         )
 
-    def bytes_of(self, stage: int, in_flight: Sequence[int], n_micro_batches: int) -> np.ndarray:
-        """Return the bytes of each point with so many micro-batches in flight in each stage.
+    @cached_property
+    def late_bytes(self) -> np.ndarray:
+        """The gradients that a micro-batch keeps whose parameters' gradients aren't computed yet, int64[P]."""
+        return late_bytes(self._frontier, self._points, with_reads=False)
+
+    @cached_property
+    def deferred_bytes(self) -> np.ndarray:
+        """These gradients, and all that is read beside them, int64[P]."""
+        return late_bytes(self._frontier, self._points, with_reads=True)
+
+    def bytes_of(self, stage: int, order: StepOrder) -> np.ndarray:
+        """Return the bytes of each point with as many micro-batches in flight and deferred in each stage as an order has.
 
         Beside what those in flight save these are messages: of each micro-batch in flight its own waits to leave, or its
-        gradient to be taken; and those of micro-batches that other stages have in flight wait to be taken.
+        gradient to be taken; and those of micro-batches that other stages have in flight wait to be taken. Of those deferred
+        it is what gradients of parameters are made of.
         """
+        in_flight, deferred = order.in_flight, order.deferred[stage]
         n_bytes: np.ndarray = self.mem_bytes + (in_flight[stage] - 1) * (self.saved_bytes + self.sent_bytes)
-        n_bytes = n_bytes + (n_micro_batches - in_flight[stage]) * self.ahead_bytes
+        n_bytes = n_bytes + (order.n_micro_batches - in_flight[stage]) * self.ahead_bytes
+        if deferred:
+            n_bytes = n_bytes + deferred * self.deferred_bytes
+        if deferred or runs_in_order(self._frontier.hardware):
+            n_bytes = n_bytes + self.late_bytes
         for source, received in self.received_bytes.items():
             n_bytes = n_bytes + most_waiting(in_flight, source, stage)[0] * received
         return n_bytes
 
 
-def needed_bytes(frontier: ModelFrontier, point: int, stage: int, in_flight: Sequence[int]) -> int:
-    """Return the peak of a stage: that of one micro-batch, and what others in flight save, and have sent to it."""
+def needed_bytes(frontier: ModelFrontier, point: int, stage: int, order: StepOrder) -> int:
+    """Return the peak of a stage: that of one micro-batch, what others in flight save, and have sent to it, and what is
+    deferred.
+    """
     costs = StageCosts.of(frontier, np.array([point]))
-    n_bytes = int(costs.bytes_of(stage, in_flight, frontier.model.graph.n_micro_batches)[0])
+    n_bytes = int(costs.bytes_of(stage, order)[0])
     return frontier.needed_bytes(point) + n_bytes - int(frontier.costs.mem_bytes[point])
 
 
@@ -259,27 +277,57 @@ def saved_bytes(frontier: ModelFrontier, points: np.ndarray) -> np.ndarray:
     return np.maximum(0, frontier.costs.mem_bytes[points] - once)
 
 
-def late_bytes(frontier: ModelFrontier, points: np.ndarray) -> np.ndarray:
-    """Return the bytes of gradients that a backward pass keeps until it has sent what an earlier stage waits for, at most.
+def late_bytes(frontier: ModelFrontier, points: np.ndarray, with_reads: bool) -> np.ndarray:
+    """Return the bytes that a micro-batch keeps, at most, for the gradients that no earlier stage waits for.
 
-    The gradients of variables are computed after that, from those of the results of the operators that use them.
+    These are made of the gradients of the results of operators that have a gradient of either kind, and of what operators
+    read. Where all gradients of an operator wait, so does that of its result.
 
     Args:
         points: the numbers of points, int64[K].
+        with_reads: whether what is read beside gradients is counted, else what is kept beside what a pass saves anyway.
     """
     model = frontier.model
-    if not runs_in_order(frontier.hardware):
-        return np.zeros(len(points), np.int64)
-    graph, gradients = model.graph, model.backward.gradients
+    assert isinstance(model, StageModel)
+    graph, backward, urgent = model.graph, model.backward, _urgent(model)
 
-    def is_late(op: Operator) -> bool:
-        in_passes = bool(op.outputs) and graph.n_runs(_result(op)) > 1
-        return in_passes and any((op.name, i) in gradients and t.name in graph.made_of_variables for i, t in op.operands)
+    of_gradients = {op.name: [i for i, _ in op.operands if (op.name, i) in backward.gradients] for op in _in_passes(graph)}
+    late = {
+        name: [i for i, tensor in graph.operators[name].operands if i in positions and tensor.name not in urgent]
+        for name, positions in of_gradients.items()
+    }
 
-    def of_results(op: Operator, config: Config, interface: Interface) -> int:
-        return sum(shard_bytes(tensor, layout) for tensor, layout in zip(op.outputs, interface.results, strict=True))
+    def of_operator(op: Operator, config: Config, interface: Interface) -> int:
+        results = list(zip(op.outputs, interface.results, strict=True))
+        operands = [(i, tensor, each.layout) for i, tensor in op.operands if (each := interface.operands[i]) is not None]
+        operands = [each for each in operands if graph.n_runs(each[1].name) > 1]
+        is_divided = len(late[op.name]) < len(of_gradients[op.name])
+        if is_divided and not has_separate_gradients(op):
+            return sum(shard_bytes(tensor, layout) for i, tensor, layout in operands if i in late[op.name])
+        n_bytes = sum(shard_bytes(*each) for each in results) if is_divided else 0
+        if with_reads:
+            read = [(tensor, layout) for i, tensor, layout in operands if (op.name, i) in backward.residual_operands]
+            read += [each for each in results if each[0].name in backward.residual_results]
+            n_bytes += sum(shard_bytes(*each) for each in read)
+        return n_bytes
 
-    return _summed(frontier, points, is_late, of_results)
+    return _summed(frontier, points, lambda op: bool(late.get(op.name)), of_operator)
+
+
+def _in_passes(graph: Graph) -> Iterator[Operator]:
+    """Return the operators that the passes of a step run."""
+    for op in graph.operators.values():
+        if op.outputs and (graph.micro_batching is None or graph.n_runs(_result(op)) > 1):
+            yield op
+
+
+def _urgent(model: StageModel) -> set[str]:
+    """Return the names of the tensors whose gradients lead to one that an earlier stage waits for."""
+    found = {each.tensor for each in model.stages.crossings if each.target == model.index and each.has_gradient}
+    for op in model.graph.operators.values():
+        if any(tensor.name in found for _, tensor in op.operands):
+            found.update(tensor.name for tensor in op.outputs)
+    return found
 
 
 def _summed(

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..program.schedule import Pass, needs, pass_ends, pass_orders
+from ..program.schedule import BACKWARD, FORWARD, PARAMETERS, Orders, Pass, needs, pass_ends
 from .stage_times import PassTimes, Transfers, first_passes_us, step_us
 from .step_views import COMPUTE_LANE, NETWORK_LANE, tasks_text
 
-BEFORE, FORWARD, BACKWARD, UPDATE = "before", "forward", "backward", "update"
+BEFORE, UPDATE = "before", "update"
 SENT_ON, SENT_BACK = "sent_on", "sent_back"
 AT_BEGIN, AT_END = "before the first pass", "after the last pass"
 
 
 def stage_timeline(
-    times: Sequence[PassTimes], on_the_way: Transfers, schedule: str, n: int, in_flight: Sequence[int], sizes: Sequence[int]
+    times: Sequence[PassTimes], on_the_way: Transfers, orders: Orders, sizes: Sequence[int]
 ) -> dict[str, Any]:
     """Return a step in stages as a JSON value; see :func:`.step_views.timeline_view`. Each stage is a class of devices.
 
@@ -30,19 +30,21 @@ def stage_timeline(
     """
     first = first_passes_us(times, on_the_way)
     ended, free = pass_ends(
-        pass_orders(schedule, n, in_flight),
+        orders,
         [each.forward for each in times],
         [each.backward for each in times],
         on_the_way.each,
         first,
         [each.late for each in times],
+        [each.parameters for each in times],
     )
+    deferring = {run.stage for run in ended if run.work == PARAMETERS}
     rows = _Rows()
     for stage, (each, way) in enumerate(zip(times, on_the_way.first, strict=True)):
         rows.add(stage, COMPUTE_LANE, 0.0, each.before, AT_BEGIN, BEFORE)
         rows.add(stage, NETWORK_LANE, float(first[stage]) - way, way, AT_BEGIN, SENT_ON)
     for run, end in ended.items():
-        _add_pass(rows, run, float(end), times, on_the_way)
+        _add_pass(rows, run, float(end), times, on_the_way, run.stage in deferring)
     sent_back = [end + way for end, way in zip(free, on_the_way.last, strict=True) if way]
     for stage, (end, way, each) in enumerate(zip(free, on_the_way.last, times, strict=True)):
         rows.add(stage, NETWORK_LANE, float(end), way, AT_END, SENT_BACK)
@@ -50,7 +52,7 @@ def stage_timeline(
         rows.add(stage, COMPUTE_LANE, float(begin), each.after, AT_END, UPDATE)
     starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
     return {
-        "makespan_ns": round(float(step_us(times, on_the_way, schedule, n, in_flight)) * 1e3),
+        "makespan_ns": round(float(step_us(times, on_the_way, orders)) * 1e3),
         "devices": [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)],
         "operators": list(rows.operators),
         "kinds": list(rows.kinds),
@@ -58,16 +60,26 @@ def stage_timeline(
     }
 
 
-def _add_pass(rows: _Rows, run: Pass, end: float, times: Sequence[PassTimes], on_the_way: Transfers) -> None:
-    """Add a pass, and the message for the pass of another stage that needs it."""
+def _add_pass(
+    rows: _Rows, run: Pass, end: float, times: Sequence[PassTimes], on_the_way: Transfers, defers: bool
+) -> None:
+    """Add a pass, and the message for the pass of another stage that needs it.
+
+    Args:
+        defers: whether the stage computes the gradients of its parameters in passes of their own.
+    """
     stage, each, name = run.stage, times[run.stage], f"micro-batch {run.micro_batch + 1}"
-    took = each.backward if run.is_backward else each.forward
-    rows.add(stage, COMPUTE_LANE, end - took, took, name, BACKWARD if run.is_backward else FORWARD)
-    other = run._replace(stage=stage - 1 if run.is_backward else stage + 1)
+    backward = each.backward - each.parameters if defers else each.backward
+    took = {FORWARD: each.forward, BACKWARD: backward, PARAMETERS: each.parameters}[run.work]
+    rows.add(stage, COMPUTE_LANE, end - took, took, name, run.work)
+    if run.work == PARAMETERS:
+        return
+    is_backward = run.work == BACKWARD
+    other = run._replace(stage=stage - 1 if is_backward else stage + 1)
     if 0 <= other.stage < len(times) and run in needs(other, len(times)):
-        sent = end - each.late if run.is_backward else end
+        sent = end - each.late if is_backward and not defers else end
         way = on_the_way.each[min(stage, other.stage)]
-        rows.add(stage, NETWORK_LANE, sent, way, name, SENT_BACK if run.is_backward else SENT_ON)
+        rows.add(stage, NETWORK_LANE, sent, way, name, SENT_BACK if is_backward else SENT_ON)
 
 
 class _Rows:

@@ -25,7 +25,8 @@ from ..costs.resharding_costs import shard_bytes
 from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator
 from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators, WorkItem
-from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, Times, makespan, pass_orders, tried_in_flight
+from ..program.deferral import has_separate_gradients
+from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, Orders, Times, makespan, tried_orders
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
 from ..rules.rule import configs, interface_of
@@ -42,6 +43,7 @@ class PassTimes:
         before: until its first pass may begin.
         after: when its last pass is over.
         late: the end of a backward pass, when what earlier stages wait for has been sent.
+        parameters: the part of a backward pass that is for gradients of parameters, which a schedule may defer.
     """
 
     forward: Times = 0.0
@@ -49,6 +51,7 @@ class PassTimes:
     before: Times = 0.0
     after: Times = 0.0
     late: Times = 0.0
+    parameters: Times = 0.0
 
     def __add__(self, other: PassTimes) -> PassTimes:
         return PassTimes(*(own + each for own, each in zip(astuple(self), astuple(other), strict=True)))
@@ -85,10 +88,10 @@ def first_passes_us(times: Sequence[PassTimes], on_the_way: Transfers) -> list[T
     return begins
 
 
-def step_us(times: Sequence[PassTimes], on_the_way: Transfers, schedule: str, n: int, in_flight: Sequence[int]) -> Times:
-    """Return the predicted time of a step in ``n`` micro-batches, or the times of many plans."""
+def step_us(times: Sequence[PassTimes], on_the_way: Transfers, orders: Orders) -> Times:
+    """Return the predicted time of a step whose stages run their passes in these orders, or the times of many plans."""
     return makespan(
-        pass_orders(schedule, n, in_flight),
+        orders,
         [each.forward for each in times],
         [each.backward for each in times],
         on_the_way.each,
@@ -96,6 +99,7 @@ def step_us(times: Sequence[PassTimes], on_the_way: Transfers, schedule: str, n:
         on_the_way.last,
         [each.after for each in times],
         [each.late for each in times],
+        [each.parameters for each in times],
     )
 
 
@@ -130,11 +134,14 @@ class OperatorTimes:
         )
         if op.type == VARIABLE:
             return PassTimes(after=all_us)
-        late_us = backward_us * self._late_share(op) if self.sends_early else 0.0
-        return PassTimes(all_us - backward_us, backward_us, late=late_us)
+        parameters_us = backward_us * self._share_of_parameters(op)
+        late_us = parameters_us if self.sends_early else 0.0
+        return PassTimes(all_us - backward_us, backward_us, late=late_us, parameters=parameters_us)
 
-    def _late_share(self, op: Operator) -> float:
+    def _share_of_parameters(self, op: Operator) -> float:
         """Return the share of an operator's backward pass that is for variables, whose gradients no stage waits for."""
+        if not has_separate_gradients(op):
+            return 0.0
         gradients = [tensor.name for i, tensor in op.operands if (op.name, i) in self._costing.backward.gradients]
         return sum(name in self.graph.made_of_variables for name in gradients) / max(1, len(gradients))
 
@@ -237,6 +244,11 @@ def _links(hardware: Hardware, sizes: Sequence[int]) -> list[_Link]:
     return [_link(hardware, blocks, number) for number in range(len(blocks) - 1)]
 
 
+def crosses_in_passes(graph: Graph, tensor: str) -> bool:
+    """Return whether a tensor is sent in passes, not once a step. Where the batch is taken at once, all are."""
+    return graph.micro_batching is None or tensor in graph.micro_batching.forms
+
+
 def _crossed(crossing: Crossing) -> range:
     """Return the numbers of the links that a crossing passes."""
     return range(*sorted((crossing.source, crossing.target)))
@@ -250,16 +262,16 @@ def transfers(stages: Stages, hardware: Hardware, sizes: Sequence[int], n_micro_
     there when these begin.
     """
     graph = stages.whole.in_micro_batches(n_micro_batches).graph
-    forms = graph.micro_batching.forms if graph.micro_batching is not None else {}
     links = _links(hardware, sizes)
     each, first, last = [0.0] * (stages.n - 1), [0.0] * stages.n, [0.0] * stages.n
     for crossing in stages.crossings:
         n_bytes = graph.tensors[crossing.tensor].mem_bytes
         on_links = {number: links[number].latency_us + n_bytes / links[number].bytes_per_us for number in _crossed(crossing)}
-        if crossing.tensor in forms and not crossing.is_ahead:
+        is_in_passes = crosses_in_passes(graph, crossing.tensor)
+        if is_in_passes and not crossing.is_ahead:
             for number, time_us in on_links.items():
                 each[number] += time_us
-        if crossing.is_ahead or crossing.tensor not in forms:
+        if crossing.is_ahead or not is_in_passes:
             first[crossing.target] += sum(on_links.values())
             last[crossing.target] += sum(on_links.values()) if crossing.has_gradient else 0.0
     return Transfers(each, first, last)
@@ -277,7 +289,6 @@ def messages(
 ) -> list[PassTimes]:
     """Return what sending and receiving takes of the cores of each stage's devices."""
     graph = stages.whole.in_micro_batches(n_micro_batches).graph
-    forms = graph.micro_batching.forms if graph.micro_batching is not None else {}
     links = _links(hardware, sizes)
     found = [PassTimes() for _ in range(stages.n)]
     for crossing in stages.crossings:
@@ -288,7 +299,7 @@ def messages(
         )
         back_us = end_us if crossing.has_gradient else 0.0
         in_pass, once = PassTimes(forward=end_us, backward=back_us), PassTimes(before=end_us, after=back_us)
-        is_in_passes = crossing.tensor in forms
+        is_in_passes = crosses_in_passes(graph, crossing.tensor)
         found[crossing.target] += in_pass if is_in_passes else once
         if crossing.is_ahead and is_in_passes:
             once = once.scaled(n_micro_batches)
@@ -301,24 +312,28 @@ def beside(stages: Stages, hardware: Hardware, sizes: Sequence[int], times: Sequ
     sums = []
     for members, of_stage in zip(stages.members, times, strict=True):
         adding_us = sum(each for name, each in of_stage.adding_us.items() if name in members)
-        sums.append(PassTimes(backward=adding_us, late=adding_us if of_stage.sends_early else 0.0))
+        late_us = adding_us if of_stage.sends_early else 0.0
+        sums.append(PassTimes(backward=adding_us, late=late_us, parameters=adding_us))
     found = messages(stages, hardware, sizes, times[0].graph.n_micro_batches)
     return [of_messages + adding for of_messages, adding in zip(found, sums, strict=True)]
 
 
-def estimated_us(stages: Stages, hardware: Hardware, sizes: Sequence[int], times: Sequence[OperatorTimes]) -> float:
-    """Return the time of a step in stages whose operators are each split as they are fastest, by the best of the numbers of
-    micro-batches in flight.
+def estimated_us(
+    stages: Stages,
+    hardware: Hardware,
+    sizes: Sequence[int],
+    times: Sequence[OperatorTimes],
+    schedule: str | None = ONE_FORWARD_ONE_BACKWARD,
+) -> float:
+    """Return the time of a step in stages whose operators are each split as they are fastest, by the best order of passes.
 
     Args:
         sizes: for each stage the number of its devices.
         times: for each stage those of operators on its devices.
+        schedule: see :func:`.tried_orders`.
     """
     n = times[0].graph.n_micro_batches
     others = beside(stages, hardware, sizes, times)
     found = [work + other for work, other in zip(works(stages, times), others, strict=True)]
     on_the_way = transfers(stages, hardware, sizes, n)
-    return min(
-        float(step_us(found, on_the_way, ONE_FORWARD_ONE_BACKWARD, n, in_flight))
-        for in_flight in tried_in_flight(stages.n, n)
-    )
+    return min(float(step_us(found, on_the_way, each.orders)) for each in tried_orders(schedule, stages.n, n))

@@ -22,6 +22,7 @@ from ..ft import Frontier
 from ..ft.lower_bound import LowerBound
 from ..ft.pareto import reduce_unsorted
 from ..profiling.hardware import Hardware
+from ..program.schedule import StepOrder
 from ..report.staged_frontier_page import staged_frontier_report
 from ..reschedule.mesh import Mesh
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
@@ -81,12 +82,12 @@ class StagedPoint:
     """A point in stages: a point of each stage's frontier.
 
     Attributes:
-        in_flight: for each stage, how many micro-batches have run their forward pass and not their backward pass at most.
+        order: the order of the step's passes.
         numbers: for each stage, the number of its point in its frontier.
     """
 
     searched: SearchedStages
-    in_flight: tuple[int, ...]
+    order: StepOrder
     numbers: tuple[int, ...]
     time_us: float
 
@@ -107,7 +108,7 @@ class StagedPoint:
     def stage_bytes(self) -> tuple[int, ...]:
         """The peak of each stage, to which memory limits apply."""
         chosen = enumerate(zip(self.searched.frontiers, self.numbers, strict=True))
-        return tuple(needed_bytes(frontier, number, stage, self.in_flight) for stage, (frontier, number) in chosen)
+        return tuple(needed_bytes(frontier, number, stage, self.order) for stage, (frontier, number) in chosen)
 
     @property
     def n_bytes(self) -> int:
@@ -134,23 +135,23 @@ class StagedPoint:
     def plan(self, option: str, assumed: Mapping[str, Any]) -> StagedPlan:
         stages, first = self.searched.stages, 0
         planned = []
-        for frontier, last_operator, number, in_flight, n_bytes, idle_share in zip(
-            self.searched.frontiers, (*stages.cuts, ""), self.numbers, self.in_flight, self.stage_bytes, self.idle_shares,
-            strict=True,
+        for frontier, last_operator, number, in_flight, deferred, n_bytes, idle_share in zip(
+            self.searched.frontiers, (*stages.cuts, ""), self.numbers, self.order.in_flight, self.order.deferred,
+            self.stage_bytes, self.idle_shares, strict=True,
         ):  # fmt: skip
             devices = tuple(range(first, first + frontier.mesh.n_devices))
             first += frontier.mesh.n_devices
             plan = replace(frontier, assumed=assumed).plan(number, "mini_time")
-            planned.append(PlannedStage(devices, last_operator, in_flight, plan, n_bytes, idle_share))
+            planned.append(PlannedStage(devices, last_operator, in_flight, deferred, plan, n_bytes, idle_share))
         return StagedPlan(
             stages=tuple(planned),
-            schedule=self.searched.schedule,
+            schedule=self.order.schedule,
             micro_batches=self.micro_batches,
             time_us=self.time_us,
             model_digest=stages.whole.graph.digest,
             option=option,
             assumed=dict(assumed),
-            timeline=self.searched.timeline(self.numbers, self.in_flight),
+            timeline=self.searched.timeline(self.numbers, self.order),
         )
 
 
@@ -359,7 +360,7 @@ def _staged_points(searched: Sequence[SearchedStages]) -> list[StagedPoint]:
         of_cut, combined = all_of[number]
         at = i - starts[number]
         numbers = tuple(combined.points[:, at].tolist())
-        found.append(StagedPoint(of_cut, combined.in_flight, numbers, float(combined.time_us[at])))
+        found.append(StagedPoint(of_cut, combined.order, numbers, float(combined.time_us[at])))
     return found
 
 

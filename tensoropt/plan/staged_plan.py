@@ -15,7 +15,7 @@ from ..ir.graph import Graph
 from ..program.schedule import SCHEDULES, Orders, pass_orders
 from ..report.notebook import bundle, stages_html
 from ..report.page import report_name, write_report
-from ..report.stage_rows import StageRows, stages_explanation, stages_text
+from ..report.stage_rows import StageRows, passes_text, stages_explanation, stages_text
 from ..report.staged_page_data import stages_report
 from ..report.timelines import checked_timeline
 from ..sharding.model import Model
@@ -33,14 +33,16 @@ class PlannedStage:
         devices: the numbers of its devices.
         last_operator: the operator that it ends with, in program order; empty for the last stage.
         in_flight: how many micro-batches have run their forward pass and not their backward pass at most.
+        deferred: how many have run that and not the pass of their parameters at most, see :mod:`..program.schedule`.
         plan: the plan of its part of the model, in micro-batches, on its devices.
-        memory_bytes: the memory per device, with what all micro-batches in flight save for the backward pass.
+        memory_bytes: the memory per device, with what all micro-batches in flight or deferred save.
         idle_share: the share of the step in which it waits for other stages.
     """
 
     devices: tuple[int, ...]
     last_operator: str
     in_flight: int
+    deferred: int
     plan: Plan
     memory_bytes: int
     idle_share: float
@@ -51,6 +53,7 @@ class PlannedStage:
             "last_operator": self.last_operator,
             "operators": [op.name for op in self.plan.operators],
             "in_flight": self.in_flight,
+            **({"deferred": self.deferred} if self.deferred else {}),
             "memory_bytes": self.memory_bytes,
             "idle_share": self.idle_share,
             "plan": self.plan.to_json(),
@@ -66,6 +69,7 @@ class PlannedStage:
             devices,
             str(value["last_operator"]),
             int(value["in_flight"]),
+            int(value.get("deferred", 0)),
             plan,
             int(value["memory_bytes"]),
             float(value["idle_share"]),
@@ -120,7 +124,8 @@ class StagedPlan:
     @property
     def orders(self) -> Orders:
         """The order of each stage's passes."""
-        return pass_orders(self.schedule, self.micro_batches, [stage.in_flight for stage in self.stages])
+        in_flight, deferred = ([getattr(stage, name) for stage in self.stages] for name in ("in_flight", "deferred"))
+        return pass_orders(self.schedule, self.micro_batches, in_flight, deferred)
 
     def cut(self, model: Model) -> Stages:
         """Return a model cut into the plan's stages.
@@ -149,7 +154,7 @@ class StagedPlan:
         devices = "+".join(str(len(stage.devices)) for stage in self.stages)
         idle = max(stage.idle_share for stage in self.stages)
         return (
-            f"plan: {len(self.stages)} stages on {devices} devices, {self.micro_batches} micro-batches by {self.schedule}, "
+            f"plan: {len(self.stages)} stages on {devices} devices, {passes_text(self.micro_batches, self.schedule)}, "
             f"{self.n_split_operators} operators split\n"
             f"time: {self.time_us / 1e3:,.3g} ms per step predicted, of which a stage waits for others {idle:.0%} at most\n"
             f"memory: {memory_text(self.memory_bytes)} per device at most"
@@ -188,13 +193,14 @@ class StagedPlan:
                 len(stage.plan.operators),
                 stage.last_operator or "(the end)",
                 stage.in_flight,
+                stage.deferred,
                 memory_text(stage.memory_bytes),
                 f"{stage.plan.time_us:,.0f}",
                 f"{stage.idle_share:.0%}",
             ]
             for number, stage in enumerate(self.stages)
         ]
-        headers = ["stage", "devices", "operators", "ends with", "in flight", "memory", "time (us)", "idle"]
+        headers = ["stage", "devices", "operators", "ends with", "in flight", "deferred", "memory", "time (us)", "idle"]
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True)
 
     def __repr__(self) -> str:

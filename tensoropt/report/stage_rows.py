@@ -38,10 +38,15 @@ class StageRows:
         """Return one line on what was chosen and what it costs."""
         value = self.value
         return (
-            f"{value['option']}: {len(self.plans)} stages on {self.devices} devices, {value['micro_batches']} "
-            f"micro-batches by {value['schedule']}, {memory_text(value['memory_bytes'])} per device at most, "
-            f"{value['time_us']:,.0f} us per step"
+            f"{value['option']}: {len(self.plans)} stages on {self.devices} devices, "
+            f"{passes_text(value['micro_batches'], value['schedule'])}, {memory_text(value['memory_bytes'])} per device at "
+            f"most, {value['time_us']:,.0f} us per step"
         )
+
+
+def passes_text(n_micro_batches: int, schedule: str) -> str:
+    """Return in words in how many passes stages take a batch."""
+    return "the batch at once" if n_micro_batches == 1 else f"{n_micro_batches} micro-batches by {schedule}"
 
 
 def stages_explanation(rows: StageRows) -> dict[str, Any]:
@@ -58,7 +63,11 @@ def stages_explanation(rows: StageRows) -> dict[str, Any]:
         "memory_bytes": value["memory_bytes"],
         "time_us": value["time_us"],
         "stages": [
-            {**{key: stage[key] for key in OF_A_STAGE}, "explanation": explanation(plan, PlanFacts())}
+            {
+                **{key: stage[key] for key in OF_A_STAGE},
+                "deferred": stage.get("deferred", 0),
+                "explanation": explanation(plan, PlanFacts()),
+            }
             for stage, plan in zip(value["stages"], rows.plans, strict=True)
         ],
         "assumed": dict(value["assumed"]),
@@ -74,13 +83,14 @@ def stages_text(told: dict[str, Any]) -> str:
             ", ".join(map(str, stage["devices"])),
             stage["last_operator"] or "(the end)",
             stage["in_flight"],
+            stage["deferred"],
             memory_text(stage["memory_bytes"]),
             f"{stage['explanation']['time_us']:,.1f}",
             f"{stage['idle_share']:.0%}",
         ]
         for number, stage in enumerate(stages)
     ]
-    headers = ("stage", "devices", "ends with", "in flight", "memory", "time (us)", "idle")
+    headers = ("stage", "devices", "ends with", "in flight", "deferred", "memory", "time (us)", "idle")
     parts = [told["summary"], tabulate(table, headers, disable_numparse=True)]
     for number, stage in enumerate(stages):
         parts.append(f"stage {number}, alone\n{explanation_text(stage['explanation'])}")

@@ -110,6 +110,7 @@ class MicroBatchedStep:
         )
         self._accumulation = Accumulation(model, model.view, request, self._feeds(), micro_batches, order_lag)
         self.forward, self.backward = self._accumulation.forward, self._accumulation.backward
+        self.parameters = self._accumulation.parameters
 
     def _feeds(self) -> dict[str, Callable[[MicroBatch], Values]]:
         """Return, for each fed tensor of the batch, a function from a micro-batch to its local values."""

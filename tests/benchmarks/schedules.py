@@ -1,4 +1,4 @@
-"""Compare schedules of a pipeline by the share of a step that stages wait: 1F1B as it runs, interleaved and zero-bubble.
+"""Compare schedules of a pipeline by the share of a step that stages wait: 1F1B and zero-bubble as they run, and others.
 
     python tests/benchmarks/schedules.py [--stages 2,4,8] [--transfer 0,0.5] [MODEL@CLUSTER ...]
 
@@ -10,7 +10,9 @@ parameters. A message is on its way for ``--transfer``, beside the passes.
   ranks of one core do.
 - ``interleaved``: each stage has two parts of the model, in Megatron's order; a part takes half as long, and messages are
   twice as many.
-- ``zero-bubble``: gradients of parameters wait until a stage would, with as many micro-batches in flight as ``first``.
+- ``zero-bubble``: gradients of parameters are deferred, with as many micro-batches in flight and deferred as are fastest of
+  those that are tried.
+- ``filling``: gradients of parameters wait until a stage would, any number of them: no fixed order.
 
 With a model the same is predicted of its operators' times on two groups of devices, cut in two and in four parts.
 """
@@ -24,7 +26,7 @@ from itertools import product
 
 from tabulate import tabulate
 
-from tensoropt.program.schedule import makespan, pass_orders, tried_in_flight
+from tensoropt.program.schedule import BACKWARD, makespan, pass_orders, tried_in_flight, tried_orders
 
 Task = tuple[str, int, int]
 """Kind (F, B for inputs' gradients, W for parameters'), part of the model, micro-batch."""
@@ -77,8 +79,8 @@ def of_passes(n_stages: int, n: int, in_flight: Sequence[int], with_w: bool) -> 
     for order in pass_orders("1f1b", n, in_flight):
         tasks: list[Task] = []
         for each in order:
-            tasks.append(("B" if each.is_backward else "F", each.stage, each.micro_batch))
-            if each.is_backward and with_w:
+            tasks.append(("B" if each.work == BACKWARD else "F", each.stage, each.micro_batch))
+            if each.work == BACKWARD and with_w:
                 tasks.append(("W", each.stage, each.micro_batch))
         found.append(tasks)
     return found
@@ -113,11 +115,17 @@ def compared(n_groups: int, n: int, transfer: float, of_group: Times, of_half: T
     at_once = (
         makespan(pass_orders("1f1b", n, each), forward, backward, [transfer] * (n_groups - 1)) for each in tried
     )
+    parameters = [of_group("W", part) for part in range(n_groups)]
+    deferring = (
+        makespan(each.orders, forward, backward, [transfer] * (n_groups - 1), parameters=parameters)
+        for each in tried_orders("zero-bubble", n_groups, n)
+    )
     return {
         "1f1b": min(map(float, at_once)),
         "first": min(run(of_passes(n_groups, n, each, True), of_group, transfer, n_groups) for each in tried),
         "interleaved": run(interleaved(n_groups, 2, n), of_half, transfer, 2 * n_groups),
-        "zero-bubble": min(run(of_passes(n_groups, n, each, False), of_group, transfer, n_groups, True) for each in tried),
+        "zero-bubble": min(map(float, deferring)),
+        "filling": min(run(of_passes(n_groups, n, each, False), of_group, transfer, n_groups, True) for each in tried),
     }
 
 
@@ -154,7 +162,7 @@ def main() -> None:
     parser.add_argument("--stages", default="2,4,8")
     parser.add_argument("--transfer", default="0,0.5")
     given = parser.parse_args()
-    names = ("1f1b", "first", "interleaved", "zero-bubble")
+    names = ("1f1b", "first", "interleaved", "zero-bubble", "filling")
     rows = []
     for n_stages, transfer in product(map(int, given.stages.split(",")), map(float, given.transfer.split(","))):
         for n in (n_stages, 2 * n_stages, 4 * n_stages):

@@ -1,7 +1,7 @@
 """Compare steps in stages with those of the fastest plan without stages, of data parallelism and of the bound, in turn.
 
     tests/benchmarks/two_machines.sh [-n RANKS] tests/benchmarks/stages.py [--models small,deep] [--rounds 10]
-        [--micro-batches 2,4,8]
+        [--micro-batches 2,4,8] [--schedules 1f1b,zero-bubble]
     tensoropt run -n 2 tests/benchmarks/stages.py
 
 One thread a rank. The hardware is measured first. "Bound" trains on the rank's share of the batch in plain TensorFlow and
@@ -22,6 +22,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ DATA_PARALLEL = "data parallel"
 
 
 def plans_of(
-    recorded: Recorded, hardware: Hardware, processes: Processes, micro_batches: list[int]
+    recorded: Recorded, hardware: Hardware, processes: Processes, micro_batches: list[int], schedules: list[str]
 ) -> dict[str, Plan | StagedPlan]:
     """Return the plans that are compared, the same on all ranks."""
     values = {}
@@ -64,9 +65,10 @@ def plans_of(
         frontier = find_frontier(recorded.model, hardware, processes.size)
         fastest = frontier.plan(frontier.found.fastest(), "mini_time")
         values = {"fastest": fastest.to_json(), DATA_PARALLEL: find_baseline(frontier, "data-parallel").plan(0).to_json()}
-        for n in micro_batches:
+        for n, schedule in product(micro_batches, schedules):
             request = Request(recorded.model, hardware, None, micro_batches=n)
-            values[f"2 stages, {n} micro-batches"] = find_staged(request, processes.size, 2, None).to_json()
+            name = f"2 stages, {n} micro-batches, {schedule}"
+            values[name] = find_staged(request, processes.size, 2, schedule).to_json()
     values = processes.broadcast(values)
     return {
         name: StagedPlan.from_json(value) if "stages" in value else Plan.from_json(value) for name, value in values.items()
@@ -94,8 +96,8 @@ def stages_table(plan: StagedPlan, cpu_s: list[float]) -> str:
     for number, stage in enumerate(plan.stages):
         busy_ms, cpu_ms = (1 - stage.idle_share) * plan.time_us / 1e3, cpu_s[stage.devices[0]] * 1e3
         ends_with = stage.last_operator or "(the end)"
-        rows.append([number, ends_with, stage.in_flight, f"{busy_ms:,.0f} ms", f"{cpu_ms:,.0f} ms"])
-    return tabulate(rows, ["stage", "ends with", "in flight", "predicted busy", "CPU time"])
+        rows.append([number, ends_with, stage.in_flight, stage.deferred, f"{busy_ms:,.0f} ms", f"{cpu_ms:,.0f} ms"])
+    return tabulate(rows, ["stage", "ends with", "in flight", "deferred", "predicted busy", "CPU time"])
 
 
 def step_of(recorded: Recorded, plan: Plan | StagedPlan, processes: Processes) -> Callable[[], object]:
@@ -117,11 +119,13 @@ def in_turn(steps: list[Callable[[], object]], processes: Processes, rounds: int
     return [Timing(tuple(map(float, seconds))) for seconds in slowest]
 
 
-def compare(name: str, hardware: Hardware, processes: Processes, rounds: int, micro_batches: list[int]) -> None:
+def compare(
+    name: str, hardware: Hardware, processes: Processes, rounds: int, micro_batches: list[int], schedules: list[str]
+) -> None:
     """Time the plans of a model, and print them on rank 0; every rank must call it."""
     function, sizes = SIZES[name]
     recorded = record(lambda: function(**sizes), name, "momentum")
-    plans = plans_of(recorded, hardware, processes, micro_batches)
+    plans = plans_of(recorded, hardware, processes, micro_batches, schedules)
     cpu_s: list[list[float]] = [[] for _ in plans]
     steps = [clocked(step_of(recorded, plan, processes), own) for plan, own in zip(plans.values(), cpu_s, strict=True)]
     *timings, bound = in_turn([*steps, plain_step(function, sizes, recorded, processes)], processes, rounds)
@@ -154,11 +158,13 @@ def main() -> None:
     parser.add_argument("--models", default="small", help=f"of {', '.join(SIZES)}; default: small")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--micro-batches", default="2,4,8")
+    parser.add_argument("--schedules", default="1f1b,zero-bubble")
     given = parser.parse_args()
     processes = prepared_processes()
     hardware = hardware_here(processes, MPI, NOT_SHOWN)
+    micro_batches, schedules = [int(n) for n in given.micro_batches.split(",")], given.schedules.split(",")
     for name in given.models.split(","):
-        compare(name, hardware, processes, given.rounds, [int(n) for n in given.micro_batches.split(",")])
+        compare(name, hardware, processes, given.rounds, micro_batches, schedules)
 
 
 if __name__ == "__main__":

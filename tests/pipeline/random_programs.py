@@ -25,7 +25,7 @@ from tensoropt.plan.options_with_stages import find_answer_with_stages
 from tensoropt.plan.staged_plan import PlannedStage, StagedPlan
 from tensoropt.plan.submeshes import Block, blocks_of, is_submesh
 from tensoropt.profiling.hardware import Hardware, named
-from tensoropt.program.schedule import SCHEDULES
+from tensoropt.program.schedule import SCHEDULES, ZERO_BUBBLE
 from tensoropt.reschedule.simulate import gather
 from tensoropt.runtime.execute import EMULATED
 from tensoropt.runtime.pipeline.execute_staged import execute_staged
@@ -115,7 +115,8 @@ def random_program(seed: int, n_devices: int) -> Program:
         shares = (rng.choice((0.0, 0.3)), rng.choice((0.0, 0.3)))
         view = random_stage_view(part, n, mesh, rng.randrange(10**6), block.devices, *shares)
         plan = as_plan(view.per_micro_batch, rng.randrange(1000), part, hardware, n)
-        planned.append(PlannedStage(block.devices, last_operator, rng.randint(1, n), plan, 0, 0.0))
+        in_flight, deferred = rng.randint(1, n), rng.randint(0, n) if schedule == ZERO_BUBBLE else 0
+        planned.append(PlannedStage(block.devices, last_operator, in_flight, deferred, plan, 0, 0.0))
     plan = StagedPlan(
         stages=tuple(planned),
         schedule=schedule,

@@ -71,7 +71,13 @@ def random_engine(
     name: str, optimizer: str, n: int, meshes: Sequence[Mesh], seed: int, schedule: str = "1f1b"
 ) -> tuple[zoo.Recorded, StagedEngine]:
     """Return a model and the emulated engine of a random strategy in stages."""
-    model = models.recorded(name, optimizer)
+    return random_engine_of(models.recorded(name, optimizer), n, meshes, seed, schedule)
+
+
+def random_engine_of(
+    model: zoo.Recorded, n: int, meshes: Sequence[Mesh], seed: int, schedule: str = "1f1b"
+) -> tuple[zoo.Recorded, StagedEngine]:
+    """Return a model and the emulated engine of a random strategy in stages."""
     # Each stage trains a variable at least.
     meshes = meshes[: sum(op.is_trainable for op in model.graph.variables)]
     stages = random_cuts(model, len(meshes), seed)
@@ -91,5 +97,7 @@ def random_engine(
         )
         for index, view in enumerate(views)
     }
-    orders, machine_of = pass_orders(schedule, n, in_flight), sorted(random.Random(seed).choices((0, 1), k=first))
+    deferred = [random.Random(seed - index).randint(0, n) for index in range(len(meshes))]
+    orders = pass_orders(schedule, n, in_flight, deferred)
+    machine_of = sorted(random.Random(seed).choices((0, 1), k=first))
     return model, StagedEngine(stages, tuple(views), orders, engines, EmulatedTransfers, tuple(machine_of))

@@ -26,6 +26,7 @@ from tensoropt.plan.stage_times import (
 )
 from tensoropt.plan.submeshes import Block
 from tensoropt.profiling.hardware import Hardware, LinkLevel, Origin, named
+from tensoropt.program.schedule import StepOrder, pass_orders
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.stages import Stages
 
@@ -112,8 +113,8 @@ def test_messages_take_of_a_measured_rank_what_the_link_takes_by_the_exposed_sha
     (mask,) = (graph.tensors[each.tensor] for each in stages.crossings if not each.has_gradient)
     forward = own + 30.0 + 0.25 * mask.mem_bytes / 100
     # Stage 0 receives rows and sends its result, stage 1 receives it; rows are sent before all passes.
-    assert astuple(first_stage) == pytest.approx((of_rows + forward, of_rows + own, 0.0, 0.0, 0.0))
-    assert astuple(last_stage) == pytest.approx((forward, own, N * of_rows, N * of_rows, 0.0))
+    assert astuple(first_stage) == pytest.approx((of_rows + forward, of_rows + own, 0.0, 0.0, 0.0, 0.0))
+    assert astuple(last_stage) == pytest.approx((forward, own, N * of_rows, N * of_rows, 0.0, 0.0))
 
 
 def test_rows_are_waited_for_and_not_counted_among_what_passes_send() -> None:
@@ -127,7 +128,8 @@ def test_rows_are_waited_for_and_not_counted_among_what_passes_send() -> None:
     assert on_the_way.first == pytest.approx([rows, 0.0]) and on_the_way.last == pytest.approx([rows, 0.0])
     times = [PassTimes(1.0, 2.0), PassTimes(1.0, 2.0, before=5.0, after=3.0)]
     # Before the first pass: the lookups of stage 1, then their way. After the last one: the way back, then the update.
-    assert step_us(times, on_the_way._replace(each=[0.0]), "gpipe", N, (N, N)) == pytest.approx(5 + 2 * rows + 15 + 3)
+    orders = pass_orders("gpipe", N, (N, N))
+    assert step_us(times, on_the_way._replace(each=[0.0]), orders) == pytest.approx(5 + 2 * rows + 15 + 3)
 
 
 def test_a_link_inside_of_a_machine_and_one_between_machines() -> None:
@@ -160,6 +162,26 @@ def test_gradients_of_variables_are_late_where_ranks_run_in_order() -> None:
     assert all(0.0 < each.late < each.backward for each in every[1:])
 
 
+def test_memory_holds_what_deferred_gradients_are_made_of() -> None:
+    model = models.recorded("mlp", "adam").model
+    request = Request(Stages(model, ("Tanh",)).models[1], slow_link(1e8), None, micro_batches=N)
+    frontier = searched(request, 1)
+
+    def needed(*deferred: int) -> int:
+        return needed_bytes(frontier, 0, 1, StepOrder("zero-bubble", N, (1, 1), deferred))
+
+    graph, members = model.in_micro_batches(N).graph, Stages(model, ("Tanh",)).members[1]
+    # A product and a scaling of an activation by a parameter: each reads the activation and the gradient of its result.
+    using = [op for op in graph.operators.values() if op.name in members and op.type in ("MatMul", "Mul")]
+    using = [op for op in using if any(t.name in graph.made_of_variables for _, t in op.operands)]
+    using = [op for op in using if graph.n_runs(op.result.name) > 1]
+    read = [t for op in using for _, t in op.operands if graph.n_runs(t.name) > 1]
+    n_bytes = sum(tensor.mem_bytes for tensor in [*read, *(op.result for op in using)])
+    assert needed(0, 3) - needed(0, 2) == n_bytes > 0
+    # Of the micro-batch whose backward pass ends it has what that reads, and keeps the gradients.
+    assert needed(0, 1) - needed(0, 0) == n_bytes + sum(op.result.mem_bytes for op in using)
+
+
 def test_memory_holds_the_gradients_that_wait_where_ranks_run_in_order() -> None:
     model = models.recorded("mlp", "adam").model
     found = {}
@@ -167,7 +189,7 @@ def test_memory_holds_the_gradients_that_wait_where_ranks_run_in_order() -> None
         hardware = slow_link(1e8, measured=Origin("2026-11-26", "2.21.0", threads))
         request = Request(Stages(model, ("Tanh",)).models[1], hardware, None, micro_batches=N)
         frontier = searched(request, 1)
-        found[threads] = needed_bytes(frontier, 0, 1, (1, 1)) - frontier.needed_bytes(0)
+        found[threads] = needed_bytes(frontier, 0, 1, StepOrder("1f1b", N, (1, 1), (0, 0))) - frontier.needed_bytes(0)
     graph = model.in_micro_batches(N).graph
     members = Stages(model, ("Tanh",)).members[1]
     of_weights = (op for op in graph.operators.values() if op.name in members and op.type in ("MatMul", "Mul"))

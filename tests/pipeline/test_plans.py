@@ -45,7 +45,7 @@ def read_answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[
     return answer
 
 
-@pytest.mark.parametrize(("name", "n_stages", "schedule"), [("mlp", 2, None), ("attention", 4, "gpipe")])
+@pytest.mark.parametrize(("name", "n_stages", "schedule"), [("mlp", 2, None), ("attention", 4, "zero-bubble")])
 def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
     name: str, n_stages: int, schedule: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +106,25 @@ def test_more_micro_batches_are_in_flight_over_a_slow_link_where_they_fit() -> N
     assert slow.time_us > fast.time_us and slow.stages[0].idle_share > fast.stages[0].idle_share
     limited = found(0.01, slow.memory_bytes - 1)
     assert limited.memory_bytes < slow.memory_bytes and limited.time_us >= slow.time_us
+
+
+def test_zero_bubble_is_chosen_where_it_pays_and_fits_the_limit() -> None:
+    model, hardware = models.recorded("windows", "adam").model, named("v100-1x2")
+    levels = tuple(replace(each, bytes_per_s=1e6 * each.bytes_per_s, latency_us=0.0) for each in hardware.levels)
+    hardware = replace(hardware, levels=levels)
+
+    def found(schedule: str | None, limit_bytes: int | None = None) -> StagedPlan:
+        return find_staged(Request(model, hardware, limit_bytes, micro_batches=4), 2, 2, schedule)
+
+    of_name = {schedule: found(schedule) for schedule in ("1f1b", "gpipe", "zero-bubble")}
+    chosen, deferring = found(None), of_name["zero-bubble"]
+    assert chosen.to_json() == deferring.to_json() and chosen.schedule == "zero-bubble"
+    assert chosen.stages[0].deferred == 0 < chosen.stages[1].deferred
+    assert chosen.time_us < 0.99 * min(of_name["1f1b"].time_us, of_name["gpipe"].time_us)
+    assert chosen.memory_bytes > of_name["1f1b"].memory_bytes
+    limited = found(None, chosen.memory_bytes - 1)
+    assert limited.memory_bytes < chosen.memory_bytes and limited.time_us > chosen.time_us
+    assert "deferred" in chosen.table() and "zero-bubble" in chosen.brief()
 
 
 def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
@@ -171,6 +190,13 @@ def test_ranks_of_two_stages_that_fetch_different_things_end_with_a_sentence() -
     assert "ranks 0 and 1 come with different plans, versions or fetches" in done.stderr
 
 
+@pytest.mark.large
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_real_ranks_defer_with_one_device_numbers(n_ranks: int) -> None:
+    one, found = losses(1, 1, 1, "-", "emulated", 1), losses(n_ranks, 2, 8, "zero-bubble", "mpi", n_ranks)
+    assert found["losses"] == pytest.approx(one["losses"], rel=1e-10) and "by zero-bubble" in str(found["plan"])
+
+
 def test_real_ranks_train_in_stages_as_one_device_does(tmp_path: Path) -> None:
     """Two ranks save a checkpoint after two steps, from which four go on."""
     one, folder = losses(1, 1, 1, "-", "emulated", 1), tmp_path / "run"
@@ -180,7 +206,7 @@ def test_real_ranks_train_in_stages_as_one_device_does(tmp_path: Path) -> None:
         assert found["losses"] == pytest.approx(one["losses"][0 if n_ranks == 2 else 2 :], rel=1e-10)
         assert found["evaluated"] == pytest.approx(one["evaluated"], rel=1e-10)
         assert "2 stages" in str(found["plan"])
-    unequal = losses(3, 2, 4, "1f1b", "mpi", 3)
+    unequal = losses(3, 2, 4, "zero-bubble", "mpi", 3)
     assert unequal["losses"] == pytest.approx(one["losses"], rel=1e-10) and "1+2 devices" in str(unequal["plan"])
     # The table is where the product is, which looks up the rows for the first stage: it isn't sent.
     first, last = json.loads((tmp_path / "plan.json").read_text())["stages"]

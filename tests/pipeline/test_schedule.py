@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import random
-from itertools import pairwise
+from functools import cache
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -12,6 +13,10 @@ from helpers.large import first
 
 from tensoropt.common.errors import InputError
 from tensoropt.program.schedule import (
+    BACKWARD,
+    FORWARD,
+    PARAMETERS,
+    SCHEDULES,
     Orders,
     Pass,
     least_in_flight,
@@ -20,6 +25,7 @@ from tensoropt.program.schedule import (
     most_waiting,
     needs,
     pass_orders,
+    tried_deferred,
     tried_in_flight,
 )
 
@@ -27,24 +33,44 @@ from tensoropt.program.schedule import (
 def in_flight(order: tuple[Pass, ...]) -> int:
     alive = most = 0
     for each in order:
-        alive += -1 if each.is_backward else 1
+        alive += {FORWARD: 1, BACKWARD: -1, PARAMETERS: 0}[each.work]
         most = max(most, alive)
     return most
 
 
+def deferred(order: tuple[Pass, ...]) -> int:
+    """Return of how many micro-batches the pass of parameters is still to run, at most, while another one has a pass."""
+    alive = most = 0
+    for each in order:
+        if each.work != PARAMETERS:
+            most = max(most, alive)
+        alive += {FORWARD: 0, BACKWARD: 1, PARAMETERS: -1}[each.work]
+    return most if alive == 0 else 0
+
+
+def random_order(rng: random.Random) -> tuple[Orders, list[int], list[int]]:
+    """Return the orders of random stages, how many micro-batches they have in flight, and how many they defer at most."""
+    n_stages, n = rng.randint(1, 6), rng.randint(1, 9)
+    schedule, asked = rng.choice(SCHEDULES), [rng.randint(1, n) for _ in range(n_stages)]
+    deferred = [rng.randint(0, n) if schedule == "zero-bubble" else 0 for _ in range(n_stages)]
+    registers = [n if schedule == "gpipe" else min(asked[: stage + 1]) for stage in range(n_stages)]
+    return pass_orders(schedule, n, asked, deferred), registers, deferred
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_random_orders_run_each_pass_once_after_those_it_needs(seed: int) -> None:
-    rng = random.Random(seed)
-    n_stages, n = rng.randint(1, 6), rng.randint(1, 9)
-    schedule, asked = rng.choice(["1f1b", "gpipe"]), [rng.randint(1, n) for _ in range(n_stages)]
-    found = pass_orders(schedule, n, asked)
+    found, registers, most_deferred = random_order(random.Random(seed))
+    n_stages, n = len(found), len(found[0]) // (3 if most_deferred[0] else 2)
     done: set[Pass] = set()
     for each in merged(found):
-        assert done.issuperset(needs(each, n_stages))
+        assert done.issuperset(needs(each, n_stages)) and each not in done
         done.add(each)
-    assert len(done) == 2 * n_stages * n
+    assert done == set(chain(*found))
     for stage, order in enumerate(found):
-        assert in_flight(order) == (n if schedule == "gpipe" else min(asked[: stage + 1]))
+        works = (FORWARD, BACKWARD, PARAMETERS) if most_deferred[stage] else (FORWARD, BACKWARD)
+        assert set(order) == {Pass(stage, index, work) for index in range(n) for work in works}
+        assert in_flight(order) == registers[stage]
+        assert deferred(order) <= most_deferred[stage]
 
 
 class _Machine:
@@ -52,6 +78,7 @@ class _Machine:
 
     Attributes:
         saved: for each stage the bytes that a micro-batch in flight saves.
+        kept: for each stage those that one keeps whose parameters' gradients are deferred.
         sent: for each stage those of a message to the next one, and of its gradient.
         waiting: by the pass that sent it, the stage that has a message: the sender until it has left, then the receiver.
         most: for each stage the most bytes that it held at once.
@@ -60,8 +87,10 @@ class _Machine:
     def __init__(self, orders: Orders, rng: random.Random) -> None:
         self.orders, self.rng = orders, rng
         self.saved, self.sent = [rng.randint(5, 9) for _ in orders], [rng.randint(1, 5) for _ in orders]
+        self.kept = [rng.randint(1, 7) for _ in orders]
+        self.defers = [any(each.work == PARAMETERS for each in order) for order in orders]
         self.waiting: dict[Pass, int] = {}
-        self.in_flight = [0] * len(orders)
+        self.in_flight, self.deferred = [0] * len(orders), [0] * len(orders)
         self.most = [0] * len(orders)
 
     def run(self) -> int:
@@ -82,14 +111,16 @@ class _Machine:
             else:
                 running.discard(each.stage)
                 at[each.stage], n_run = at[each.stage] + 1, n_run + 1
-                self.in_flight[each.stage] -= each.is_backward
-                if 0 <= self._target(each) < len(self.orders):
+                self.in_flight[each.stage] -= each.work == BACKWARD
+                if self.defers[each.stage]:
+                    self.deferred[each.stage] += {FORWARD: 0, BACKWARD: 1, PARAMETERS: -1}[each.work]
+                if each.work != PARAMETERS and 0 <= self._target(each) < len(self.orders):
                     self.waiting[each] = each.stage
                     heapq.heappush(events, (clock + self.rng.expovariate(0.5), True, each))
             self._note()
 
     def _target(self, each: Pass) -> int:
-        return each.stage + (-1 if each.is_backward else 1)
+        return each.stage + (-1 if each.work == BACKWARD else 1)
 
     def _takes(self, each: Pass) -> bool:
         """Begin a pass if what it needs of other stages has arrived; then that doesn't wait any more."""
@@ -98,12 +129,13 @@ class _Machine:
             return False
         for need in needed:
             del self.waiting[need]
-        self.in_flight[each.stage] += not each.is_backward
+        self.in_flight[each.stage] += each.work == FORWARD
         self._note()
         return True
 
     def _note(self) -> None:
         held = [count * saved for count, saved in zip(self.in_flight, self.saved, strict=True)]
+        held = [n_bytes + count * kept for n_bytes, count, kept in zip(held, self.deferred, self.kept, strict=True)]
         for each, stage in self.waiting.items():
             held[stage] += self.sent[min(each.stage, self._target(each))]
         self.most = list(map(max, self.most, held))
@@ -112,18 +144,60 @@ class _Machine:
 @pytest.mark.parametrize("seed", first(60, range(1000)))
 def test_random_durations_and_registers_never_stop_all_and_keep_the_quota(seed: int) -> None:
     rng = random.Random(seed)
-    n_stages, n = rng.randint(1, 6), rng.randint(1, 9)
-    schedule, asked = rng.choice(["1f1b", "gpipe"]), [rng.randint(1, n) for _ in range(n_stages)]
-    registers = [n if schedule == "gpipe" else min(asked[: stage + 1]) for stage in range(n_stages)]
-    machine = _Machine(pass_orders(schedule, n, asked), rng)
-    assert machine.run() == 2 * n_stages * n and not machine.waiting
+    orders, registers, most_deferred = random_order(rng)
+    n_stages, machine = len(orders), _Machine(orders, rng)
+    assert machine.run() == sum(map(len, orders)) and not machine.waiting
     for stage in range(n_stages):
-        quota = registers[stage] * machine.saved[stage]
+        quota = registers[stage] * machine.saved[stage] + most_deferred[stage] * machine.kept[stage]
+        if machine.defers[stage]:  # of the micro-batch whose backward pass has just ended
+            quota += machine.kept[stage]
         if stage:
             quota += most_waiting(registers, stage - 1, stage)[0] * machine.sent[stage - 1]
         if stage + 1 < n_stages:
             quota += most_waiting(registers, stage, stage + 1)[1] * machine.sent[stage]
         assert machine.most[stage] <= quota
+
+
+def longest_path(orders: Orders, takes: dict[str, list[float]], transfer: list[float]) -> float:
+    """When the last pass ends, by the longest path through all that each one waits for."""
+    before = {each: pair[0] for order in orders for pair in pairwise(order) for each in pair[1:]}
+
+    @cache
+    def end(each: Pass) -> float:
+        ways = [0.0, *([end(before[each])] if each in before else [])]
+        for needed in needs(each, len(orders)):
+            crosses = needed.stage != each.stage
+            ways.append(end(needed) + (transfer[min(needed.stage, each.stage)] if crosses else 0.0))
+        return max(ways) + takes[each.work][each.stage]
+
+    return max(end(order[-1]) for order in orders)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_time_of_random_orders_is_that_of_their_longest_path(seed: int) -> None:
+    rng = random.Random(seed)
+    orders, _, _ = random_order(rng)
+    forward, inputs, parameters, transfer = ([float(rng.randint(0, 9)) for _ in orders] for _ in range(4))
+    deferring = [any(each.work == PARAMETERS for each in order) for order in orders]
+    whole = [a + b for a, b in zip(inputs, parameters, strict=True)]
+    of_backward = [a if is_divided else b for a, b, is_divided in zip(inputs, whole, deferring, strict=True)]
+    found = makespan(orders, forward, whole, transfer[:-1], parameters=parameters)
+    assert found == longest_path(orders, {FORWARD: forward, BACKWARD: of_backward, PARAMETERS: parameters}, transfer)
+
+
+@pytest.mark.parametrize(("n_stages", "n"), [(2, 2), (2, 8), (4, 8), (8, 16)])
+def test_deferred_parameters_fill_two_thirds_of_the_waits_in_the_memory_of_1f1b(n_stages: int, n: int) -> None:
+    """ZB-H1: of a bubble of (stages - 1) x (F + B + W) there is (stages - 1) x (F + B - W) left, a third where all are 1."""
+    in_flight, most_deferred = least_in_flight(n_stages, n), tried_deferred(n_stages, n)[0]
+    orders = pass_orders("zero-bubble", n, in_flight, most_deferred)
+    one = [1.0] * n_stages
+    time = makespan(orders, one, [2.0] * n_stages, [0.0] * (n_stages - 1), parameters=one)
+    assert time == 3.0 * n + n_stages - 1
+    assert all(a + b <= n_stages for a, b in zip(in_flight, most_deferred, strict=True))
+
+
+def test_zero_bubble_without_deferring_is_1f1b() -> None:
+    assert pass_orders("zero-bubble", 6, [3, 2, 1], [0, 0, 0]) == pass_orders("1f1b", 6, [3, 2, 1])
 
 
 @pytest.mark.parametrize(("n_stages", "n"), [(1, 1), (2, 4), (3, 3), (4, 8), (4, 2)])
@@ -197,5 +271,7 @@ def test_passes_that_wait_for_each_other_are_named() -> None:
 
 
 def test_an_unknown_schedule_is_refused() -> None:
-    with pytest.raises(InputError, match="unknown schedule 'zero'; expected '1f1b' or 'gpipe'"):
+    with pytest.raises(InputError, match="unknown schedule 'zero'; expected '1f1b', 'gpipe' or 'zero-bubble'"):
         pass_orders("zero", 2, [1, 1])
+    with pytest.raises(InputError, match=r"schedule='interleaved' isn't there: .*; choose of 1f1b, gpipe, zero-bubble"):
+        pass_orders("interleaved", 2, [1, 1])

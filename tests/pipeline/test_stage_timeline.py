@@ -8,10 +8,10 @@ from itertools import chain, pairwise
 import pytest
 from helpers.timelines import tasks_of
 
-from tensoropt.plan.stage_timeline import AT_END, BACKWARD, BEFORE, FORWARD, SENT_BACK, SENT_ON, UPDATE, stage_timeline
+from tensoropt.plan.stage_timeline import AT_END, BEFORE, SENT_BACK, SENT_ON, UPDATE, stage_timeline
 from tensoropt.plan.stage_times import PassTimes, Transfers, step_us
 from tensoropt.plan.step_views import COMPUTE_LANE, NETWORK_LANE
-from tensoropt.program.schedule import Pass, needs
+from tensoropt.program.schedule import BACKWARD, FORWARD, PARAMETERS, SCHEDULES, Pass, needs, pass_orders
 
 Task = tuple[float, float]
 """Begin and end, in microseconds."""
@@ -22,7 +22,7 @@ def random_times(rng: random.Random, n_stages: int) -> tuple[list[PassTimes], Tr
     def some(most: int) -> float:
         return float(rng.choice([0, rng.randint(1, most)]))
 
-    times = [PassTimes(rng.randint(1, 9), rng.randint(5, 20), some(4), some(6), some(4)) for _ in range(n_stages)]
+    times = [PassTimes(rng.randint(1, 9), rng.randint(5, 20), some(4), some(6), some(4), some(4)) for _ in range(n_stages)]
     # The last stage alone sends rows that it looked up, and is sent their gradients' way back.
     first, last = [0.0] * n_stages, [0.0] * n_stages
     first[0], last[-1] = some(5), some(5)
@@ -33,13 +33,14 @@ def random_times(rng: random.Random, n_stages: int) -> tuple[list[PassTimes], Tr
 def test_passes_run_when_they_may_and_fill_the_step(seed: int) -> None:
     rng = random.Random(seed)
     n_stages, n = rng.randint(2, 4), rng.randint(1, 6)
-    schedule, in_flight = rng.choice(["1f1b", "gpipe"]), [rng.randint(1, n) for _ in range(n_stages)]
+    in_flight, deferred = ([rng.randint(least, n) for _ in range(n_stages)] for least in (1, 0))
+    orders = pass_orders(rng.choice(SCHEDULES), n, in_flight, deferred)
     times, on_the_way = random_times(rng, n_stages)
     sizes = [rng.randint(1, 3) for _ in range(n_stages)]
-    timeline = stage_timeline(times, on_the_way, schedule, n, in_flight, sizes)
+    timeline = stage_timeline(times, on_the_way, orders, sizes)
     assert [len(ranks) for ranks in timeline["devices"]] == sizes
     assert list(chain(*timeline["devices"])) == list(range(sum(sizes)))
-    assert timeline["makespan_ns"] == 1e3 * step_us(times, on_the_way, schedule, n, in_flight)
+    assert timeline["makespan_ns"] == 1e3 * step_us(times, on_the_way, orders)
 
     tasks: dict[tuple[int, str, str], Task] = {}
     lanes: dict[tuple[int, int], list[Task]] = {}
@@ -49,7 +50,7 @@ def test_passes_run_when_they_may_and_fill_the_step(seed: int) -> None:
         assert key not in tasks
         tasks[key] = span
         lanes.setdefault((stage, lane), []).append(span)
-        assert (lane == COMPUTE_LANE) == (key[2] in (BEFORE, FORWARD, BACKWARD, UPDATE))
+        assert (lane == COMPUTE_LANE) == (key[2] in (BEFORE, FORWARD, BACKWARD, PARAMETERS, UPDATE))
     for stage, each in enumerate(times):
         spans = sorted(lanes[stage, COMPUTE_LANE])
         assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
@@ -59,23 +60,29 @@ def test_passes_run_when_they_may_and_fill_the_step(seed: int) -> None:
     if not any(on_the_way.last):
         assert max(ends) == timeline["makespan_ns"] / 1e3
 
-    def span_of(each: Pass) -> Task:
-        return tasks[each.stage, f"micro-batch {each.micro_batch + 1}", BACKWARD if each.is_backward else FORWARD]
+    def span_of(each: Pass) -> Task | None:
+        return tasks.get((each.stage, f"micro-batch {each.micro_batch + 1}", each.work))
 
-    for stage in range(n_stages):
-        for each in (Pass(stage, index, is_backward) for index in range(n) for is_backward in (False, True)):
-            begin, _ = span_of(each)
-            for needed in needs(each, n_stages):
-                end = span_of(needed)[1]
-                if needed.stage == stage:
-                    assert begin >= end
-                    continue
-                sent = end - times[needed.stage].late * needed.is_backward
-                way = on_the_way.each[min(stage, needed.stage)]
-                assert begin >= sent + way
-                kind = SENT_BACK if needed.is_backward else SENT_ON
-                message = tasks.get((needed.stage, f"micro-batch {each.micro_batch + 1}", kind))
-                assert message == ((sent, sent + way) if way else None)
+    for each in chain(*orders):
+        stage, span = each.stage, span_of(each)
+        if span is None:  # its parameters take no time
+            assert each.work == PARAMETERS and not times[stage].parameters
+            continue
+        for needed in needs(each, n_stages):
+            found = span_of(needed)
+            assert found is not None
+            begin, end = span[0], found[1]
+            if needed.stage == stage:
+                assert begin >= end
+                continue
+            is_backward = needed.work == BACKWARD
+            is_divided = any(other.work == PARAMETERS for other in orders[needed.stage])
+            sent = end - times[needed.stage].late * (is_backward and not is_divided)
+            way = on_the_way.each[min(stage, needed.stage)]
+            assert begin >= sent + way
+            kind = SENT_BACK if is_backward else SENT_ON
+            message = tasks.get((needed.stage, f"micro-batch {each.micro_batch + 1}", kind))
+            assert message == ((sent, sent + way) if way else None)
     last = n_stages - 1
     if on_the_way.last[last]:
         assert (last, NETWORK_LANE) in lanes and tasks[last, AT_END, SENT_BACK][1] <= timeline["makespan_ns"] / 1e3

@@ -25,6 +25,7 @@ from tensoropt.plan.stage_times import OperatorTimes, beside, transfers, works
 from tensoropt.plan.staged_frontier import StagedFrontier, StagedPoint, UnstagedPoint
 from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import Hardware, named
+from tensoropt.program.schedule import StepOrder
 
 
 @cache
@@ -101,12 +102,12 @@ def test_combinations_are_the_fastest_within_their_bytes() -> None:
         all_of = []
         for numbers in itertools.product(*(range(len(each)) for each in of_cut.frontiers)):
             n_bytes = max(
-                each.points[number].memory_bytes + beside_one(each, number, stage, combined.in_flight)
+                each.points[number].memory_bytes + beside_one(each, number, stage, combined.order.in_flight)
                 for stage, (each, number) in enumerate(zip(of_cut.frontiers, numbers, strict=True))
             )
             chosen = zip(of_cut.frontiers, numbers, strict=True)
             searched_us = [each.points[number].time_us for each, number in chosen]
-            all_of.append((n_bytes, of_cut.step_us(searched_us, combined.in_flight)))
+            all_of.append((n_bytes, of_cut.step_us(searched_us, combined.order)))
         for limit, time_us in zip(combined.mem_bytes, combined.time_us, strict=True):
             assert time_us == pytest.approx(min(time for n_bytes, time in all_of if n_bytes <= limit), rel=1e-12)
         assert combined.mem_bytes.min() == min(n_bytes for n_bytes, _ in all_of)
@@ -161,7 +162,8 @@ def test_what_micro_batches_in_flight_save_is_that_of_the_plan() -> None:
         stage = of_stage.model.index
         for in_flight in ((3, 3), (4, 1)):
             beside = beside_one(of_stage, 0, stage, in_flight)
-            assert needed_bytes(of_stage, 0, stage, in_flight) == of_stage.peak(0).n_bytes + beside > 0
+            order = StepOrder("1f1b", 4, in_flight, (0, 0))
+            assert needed_bytes(of_stage, 0, stage, order) == of_stage.peak(0).n_bytes + beside > 0
         assert crossing_by_plan(of_stage, 0, bool(stage)) > 0
 
 

@@ -9,6 +9,7 @@ from helpers.strategies import assert_close, evaluate_and_check, feeds_of, train
 from pipeline.random_programs import check_variables
 from pipeline.staged import random_engine
 
+from tensoropt.program.schedule import SCHEDULES
 from tensoropt.reschedule.mesh import Mesh
 
 CASES = [(name, (seed + i) % 40) for seed in range(40) for i, name in enumerate(models.FUNCTIONS)]
@@ -27,7 +28,7 @@ MESHES = (
 def test_random_strategies_give_one_device_numbers(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
     optimizer = sorted(models.zoo.HYPERPARAMETERS)[seed % len(models.zoo.HYPERPARAMETERS)]
-    meshes, schedule = MESHES[seed % len(MESHES)], ("1f1b", "gpipe")[seed % 2]
+    meshes, schedule = MESHES[seed % len(MESHES)], SCHEDULES[(seed + len(name)) % len(SCHEDULES)]
     model, engine = random_engine(name, optimizer, (2, 4, 8)[seed % 3], meshes, seed, schedule)
     fetch = training_fetch(model)
     for step, batch in enumerate(model.batches):

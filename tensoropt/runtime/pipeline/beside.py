@@ -64,17 +64,21 @@ def execute_staged_beside(
     }
     if not is_emulated:
         values.finish()
-    orders = pass_orders(plan.schedule, micro_batches, _in_flight(execution, model, micro_batches))
+    in_flight, deferred = _held(execution, model, micro_batches)
+    orders = pass_orders(plan.schedule, micro_batches, in_flight, deferred)
     beside = replace(first, stages=stages, views=views, orders=orders, engines=engines, _functions={})
     return replace(execution, engine=beside)
 
 
-def _in_flight(execution: StagedExecution, model: Model, micro_batches: int) -> list[int]:
-    """Return, for each stage, how many micro-batches are in flight: as planned if they are as large as planned ones."""
+def _held(execution: StagedExecution, model: Model, micro_batches: int) -> tuple[list[int], list[int]]:
+    """Return, for each stage, how many micro-batches are in flight and deferred: as planned if they are as large as planned.
+    """
     planned, plan = execution.engine.stages.whole.graph.operators, execution.plan
     fed = [op for op in model.graph.operators.values() if op.type == PLACEHOLDER and op.name in planned]
     is_as_large = bool(fed) and all(op.result.shape == planned[op.name].result.shape for op in fed)
-    return [stage.in_flight if is_as_large and micro_batches == plan.micro_batches else 1 for stage in plan.stages]
+    if is_as_large and micro_batches == plan.micro_batches:
+        return [stage.in_flight for stage in plan.stages], [stage.deferred for stage in plan.stages]
+    return [1] * len(plan.stages), [0] * len(plan.stages)
 
 
 def peak_staged_beside(execution: StagedExecution, model: Model, hardware: Hardware, micro_batches: int = 1) -> int:

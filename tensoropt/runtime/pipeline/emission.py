@@ -15,7 +15,7 @@ from ...lowering.model import LocalModel
 from ...lowering.operators import Values
 from ...lowering.resharding.reshard import Resharder
 from ...optimizers.running_optimizer import PendingUpdate
-from ...program.schedule import Orders, merged
+from ...program.schedule import FORWARD, PARAMETERS, Orders, Pass, merged
 from ...reschedule.between_machines import cheapest_way
 from ...reschedule.cross_mesh import CrossMesh
 from ...reschedule.layout import Layout
@@ -116,7 +116,8 @@ class PipelineEmission:
         return view.per_micro_batch if self._is_training else view.whole
 
     def _in_micro_batches(self, crossing: Crossing) -> bool:
-        return self._is_training and self._engine.micro_batches[crossing.source][0].makes(self._tensor(crossing))
+        micro_batches = self._engine.micro_batches[crossing.source]
+        return self._is_training and bool(micro_batches) and micro_batches[0].makes(self._tensor(crossing))
 
     def _tensor(self, crossing: Crossing) -> Tensor:
         return self._view(crossing.source).graph.tensors[crossing.tensor]
@@ -282,9 +283,10 @@ class PipelineEmission:
             )  # fmt: skip
             for crossing in self._from(stage, once=True):
                 self._send(crossing, outside)
+        self._deferring = {each.stage for order in self._engine.orders for each in order if each.work == PARAMETERS}
         for each in merged(self._engine.orders):
             if each.stage in steps:
-                self._run(each.stage, each.micro_batch, each.is_backward, steps[each.stage])
+                self._run(each, steps[each.stage])
         results, updates = {}, {}
         for stage, step in reversed(steps.items()):
             given = self._receive_back(self._from(stage, once=True, trained=True))
@@ -331,16 +333,20 @@ class PipelineEmission:
     def _send_back_once(self, crossings: Mapping[str, Crossing], name: str, gradients: Values) -> None:
         self._send_back(crossings[name], gradients)
 
-    def _run(self, stage: int, index: int, is_backward: bool, step: MicroBatchedStep) -> None:
+    def _run(self, run: Pass, step: MicroBatchedStep) -> None:
         """Emit a pass of a micro-batch in a stage, with what it receives and sends."""
-        if not is_backward:
+        stage, index = run.stage, run.micro_batch
+        if run.work == FORWARD:
             received = {each.tensor: self._receive(each, index) for each in self._to(stage, once=False)}
             model = step.forward(index, received)
             for crossing in self._from(stage, once=False):
                 self._send(crossing, model, index)
             return
+        if run.work == PARAMETERS:
+            step.parameters(index)
+            return
         given = self._receive_back(self._from(stage, once=False, trained=True), index)
-        returned = step.backward(index, given)
+        returned = step.backward(index, given, stage in self._deferring)
         for crossing in self._to(stage, once=False, trained=True):
             self._send_back(crossing, returned[crossing.tensor], index)
 

@@ -42,7 +42,7 @@ OF_CURVE = 1
 # Copies of those in options.py, offline.py and schedule.py, which import TensorFlow: help and errors are quick without it.
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 OPTIMIZERS = ("sgd", "momentum", "adam")
-SCHEDULES = ("1f1b", "gpipe")
+SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
 INTERRUPTED = 130
 
 
@@ -91,7 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N[,N...]",
         help="cut the model into N stages, each on its own devices; several: whichever is best, 1 for none; default: 1",
     )
-    parser.add_argument("--schedule", choices=SCHEDULES, help=f"the order of stages' passes; default: {SCHEDULES[0]}")
+    parser.add_argument(
+        "--schedule", metavar="NAME", help=f"the order of stages' passes: {', '.join(SCHEDULES)}; default: whichever is best"
+    )
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -284,6 +286,10 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...]:
         if arguments.schedule is not None:
             raise InputError("--schedule is the order in which stages run; give --stages 2 or more with it")
         return stages
+    if arguments.schedule is not None:
+        from ...program.schedule import check_schedule
+
+        check_schedule(arguments.schedule)
     return stages
 
 
