@@ -278,10 +278,7 @@ class Accumulation:
         Raises:
             InputError: ``losses`` aren't those that :meth:`results` returned, since the optimizer scales them.
         """
-        if any(loss is not own for loss, own in zip(losses, self._total, strict=True)):
-            raise InputError(
-                "a loss that its optimizer scales can't be trained in micro-batches; use micro_batches=1, without stages"
-            )
+        refuse_scaled(losses, self._total)
         reads = [values for values in sites if id(values) not in self._found]
         copies = self._sums | {Site(RESULT, name): values for name, values in given.items()}
         back = iter(self.outside.gradients_from_copies(copies, reads))
@@ -330,6 +327,18 @@ class Accumulation:
         layout = self.outside.view.layout(self.view.graph.tensors[tensor.name]).with_partial(())
         ranks = self.outside.resharder.backend.ranks
         return [local_block(value, layout, tensor.shape, rank) for rank, value in zip(ranks, joined, strict=True)]
+
+
+def refuse_scaled(losses: Values, own: Values) -> None:
+    """Refuse losses that an optimizer scales before it takes their gradients.
+
+    Raises:
+        InputError: the losses aren't the model's own.
+    """
+    if any(loss is not each for loss, each in zip(losses, own, strict=True)):
+        raise InputError(
+            "a loss that its optimizer scales can't be trained in micro-batches; use micro_batches=1, without stages"
+        )
 
 
 def _graph() -> tf.Graph:

@@ -80,6 +80,8 @@ def find_with_stages(
             left_out.append(str(error))
     if not found and not unstaged:
         raise InputError(left_out[0])
+    if found and request.micro_batches is None and all(each.micro_batches == 1 for each in found):
+        left_out += _why_at_once(request)
     started = time.perf_counter()
     points = minimal_points(unstaged, found, request.limit_bytes, request.progress)
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -143,8 +145,6 @@ def _allowed(request: Request, counts: Sequence[int] | None, fewest: int) -> tup
             )
         if request.model.graph.late:
             request.model.in_micro_batches(2)  # says why not
-        if ACCUMULATE in request.without:
-            raise InputError(f"{asked} takes micro-batches, and to do without '{ACCUMULATE}' is asked; leave one of the two")
     return tuple(counts)
 
 
@@ -164,10 +164,8 @@ def _searched(
         request.hardware.mesh(parallelism)
     except ValueError as error:
         raise InputError(f"{count} stages: {error}") from error
-    if request.micro_batches == 1:
-        raise InputError(f"stages={count} need several micro-batches, got micro_batches=1; give 2 or more")
     model, hardware = request.model, request.hardware
-    slices = [request.micro_batches] if request.micro_batches else _micro_batches(model, count)
+    slices = [request.micro_batches] if request.micro_batches else _micro_batches(request, count)
     cuts = list(_cut(request, placed, parallelism, count, slices, schedule))
     # Together all stages are refined as long as a model without.
     budget = request.budget or BY_DEFAULT
@@ -223,16 +221,23 @@ def _cut(
         yield slices[-1], Cut(least, found[0].blocks, math.nan), times, bound_us
 
 
-def _micro_batches(model: Model, n_stages: int) -> list[int]:
-    """Return the numbers of micro-batches that are searched, ascending.
+def _micro_batches(request: Request, n_stages: int) -> list[int]:
+    """Return the numbers of micro-batches that are searched, ascending; 1 where several aren't possible or not wanted."""
+    if ACCUMULATE in request.without:
+        return [1]
+    found = {_most_micro_batches(request.model, each * n_stages) for each in MICRO_BATCHES_PER_STAGE} - {1}
+    return sorted(found) or [1]
 
-    Raises:
-        InputError: the model can't be trained in micro-batches.
-    """
-    found = {_most_micro_batches(model, each * n_stages) for each in MICRO_BATCHES_PER_STAGE} - {1}
-    if not found:
-        model.in_micro_batches(2)  # says why not
-    return sorted(found)
+
+def _why_at_once(request: Request) -> list[str]:
+    """Return why stages take the batch at once, where that wasn't asked for."""
+    if ACCUMULATE in request.without:
+        return []
+    try:
+        request.model.in_micro_batches(2)
+    except InputError as error:
+        return [f"stages run one after the other, on the whole batch: {error}"]
+    return []
 
 
 def _most_micro_batches(model: Model, most: int) -> int:

@@ -70,7 +70,8 @@ def of_micro_batches(graph: Graph, n: int, n_devices: int = 1) -> Graph:
     batch = _batch(graph, n)
     (step,) = graph.train_steps.values()
     if graph.late:
-        raise _refused(n, "it computes with its gradients, or reads what it has updated")
+        why = "it computes with its gradients, or reads what it has updated"
+        raise _refused(n, why, "use micro_batches=1, without stages")
     assert step.loss is not None
     forms, configs, after = _Propagation(graph, n, batch).run()
     loss = graph.producers[step.loss.name]
@@ -108,8 +109,7 @@ def checked_count(given: object) -> int:
     return int(given)
 
 
-def _refused(n: int, why: str) -> InputError:
-    advice = "use micro_batches=1, without stages"
+def _refused(n: int, why: str, advice: str = "use micro_batches=1") -> InputError:
     return InputError(f"a step of this model can't be taken in {n} micro-batches: {why}; {advice}")
 
 

@@ -23,7 +23,6 @@ from ..common.source_lines import running_line
 from ..frontend.tracing.capture import VariableNames
 from ..ir.graph import Tensor
 from ..lowering.gradient_analysis import analyse
-from ..plan.staged_plan import StagedPlan
 from ..profiling.hardware import Hardware
 from ..reschedule.layout import block_bounds
 from ..runtime.functions import Feed, Fetch
@@ -271,24 +270,12 @@ class Runs:
         return min(peaks.items(), key=lambda each: each[1])
 
     def _micro_batches(self, kind: str, n_samples: int) -> list[int]:
-        """Return in how many micro-batches so many samples may be taken: first in such as aren't larger than planned.
-
-        Raises:
-            InputError: the plan has stages, which take several, and there is no such number.
-        """
-        plan = self.planned.execution.plan
-        planned = plan.micro_batches
+        """Return in how many micro-batches so many samples may be taken: first in such as aren't larger than planned."""
+        planned = self.planned.execution.plan.micro_batches
         if kind != TRAIN or planned == 1:
             return [1]
         most = self.signature.batch_size // planned
-        least, most_counted = 2 if isinstance(plan, StagedPlan) else 1, MOST_DIVIDED * -(-n_samples // most)
-        counts = [n for n in range(least, most_counted + 1) if n_samples % n == 0]
-        if not counts:
-            raise InputError(
-                f"a batch of {n_samples} sample{'s' * (n_samples > 1)} ({running_line()}) can't be taken in 2 to "
-                f"{most_counted} micro-batches, as a plan with stages takes it; leave out what is left of the data, as by "
-                "dataset.batch(size, drop_remainder=True), or give batches that can be divided so"
-            )
+        counts = [n for n in range(1, MOST_DIVIDED * -(-n_samples // most) + 1) if n_samples % n == 0]
         return sorted(counts, key=lambda n: (n_samples // n > most, n if n_samples // n <= most else -n))
 
     def _largest_that_fits(self, kind: str, signature: Signature) -> Signature | None:

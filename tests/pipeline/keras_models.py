@@ -1,4 +1,4 @@
-"""A small Keras model that is cut into stages, and the data it learns."""
+"""Small Keras models that are cut into stages, and the data they learn."""
 
 from __future__ import annotations
 
@@ -22,6 +22,17 @@ def network() -> keras.Model:
     return keras.Model(words, table(x, reverse=True))
 
 
+def normalised_network() -> keras.Model:
+    """Convolutions with batch normalisation, which trains its moving statistics."""
+    keras.utils.set_random_seed(4)
+    images = keras.Input((6, 6, 2), name="images")
+    x = images
+    for width in (3, 4):
+        x = keras.layers.Conv2D(width, 3, padding="same", use_bias=False)(x)
+        x = keras.layers.ReLU()(keras.layers.BatchNormalization(momentum=0.8)(x))
+    return keras.Model(images, keras.layers.Dense(5)(keras.layers.GlobalAveragePooling2D()(x)))
+
+
 def compiled(optimizer: Any = None) -> dict[str, Any]:
     return {
         "optimizer": optimizer or keras.optimizers.AdamW(1e-2, global_clipnorm=0.1),
@@ -33,3 +44,8 @@ def compiled(optimizer: Any = None) -> dict[str, Any]:
 def data(n: int = 24) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     return rng.integers(0, WORDS, (n, 5)), rng.integers(0, WORDS, n)
+
+
+def images(n: int = 24) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return rng.normal(1.0, 2.0, (n, 6, 6, 2)), rng.integers(0, 5, n)

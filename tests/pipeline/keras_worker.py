@@ -1,5 +1,6 @@
 """One rank of a Keras model in two stages, which rank 0 tells of as JSON: what it learnt, evaluated and predicted.
 
+With ``NORMALISED`` in the environment it is one with batch normalisation, which takes its batch at once.
 Where the folder has a checkpoint, it goes on from there. With ``FAULT`` in the environment rank 1 is killed, or sleeps, in
 its second step.
 
@@ -18,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import keras
-from pipeline.keras_models import BATCH, compiled, data, network
+from pipeline.keras_models import BATCH, compiled, data, images, network, normalised_network
 
 import tensoropt
 
@@ -29,11 +30,12 @@ FAULTS = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "sleep": lambda:
 def main(folder: Path, epochs: int) -> None:
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    model = network()
+    is_normalised = "NORMALISED" in os.environ
+    model, micro_batches = (normalised_network(), 1) if is_normalised else (network(), 4)
     trainer = tensoropt.parallelize(
-        model, **compiled(), batch_size=BATCH, cluster=f"v100-1x{SIZE}", stages=2, micro_batches=4, verbose=0
+        model, **compiled(), batch_size=BATCH, cluster=f"v100-1x{SIZE}", stages=2, micro_batches=micro_batches, verbose=0
     )
-    x, y = data()
+    x, y = images() if is_normalised else data()
     if "FAULT" in os.environ:
         trainer.train_on_batch(x[:BATCH], y[:BATCH])
         if RANK == 1:

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from helpers.mpirun import run_ranks
 from helpers.strategies import assert_close
-from pipeline.keras_models import BATCH, WORDS, compiled, data, network
+from pipeline.keras_models import BATCH, WORDS, compiled, data, images, network, normalised_network
 
 import tensoropt
 from tensoropt.plan.staged_plan import StagedPlan
@@ -20,7 +20,9 @@ from tensoropt.plan.staged_plan import StagedPlan
 WORKER = Path(__file__).parent / "keras_worker.py"
 
 
-def parallelized(stages: Any = 2, n_devices: int = 4, optimizer: Any = None, **options: Any) -> Any:
+def parallelized(
+    stages: Any = 2, n_devices: int = 4, optimizer: Any = None, network: Any = network, **options: Any
+) -> Any:
     given = {"micro_batches": 4, "parallelism": n_devices, "cluster": f"v100-1x{n_devices}", "verbose": 0, **options}
     return tensoropt.parallelize(
         network(), **compiled(optimizer), batch_size=BATCH, collectives="emulated", stages=stages, **given
@@ -59,8 +61,37 @@ def test_a_fit_is_that_of_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert_same_weights(other.get_weights(), plain.get_weights())
 
 
-def told_by_ranks(n_ranks: int, folder: Path, epochs: int) -> dict[str, Any]:
-    done = run_ranks(n_ranks, WORKER, str(folder), str(epochs), env={"TENSOROPT_RANDOM": "one_device"})
+@pytest.mark.usefixtures("float64")
+def test_batch_normalisation_is_that_of_keras() -> None:
+    """The stages take the whole batch at once, and a last one of eight samples; moving statistics are weights."""
+    (x, y), plain = images(), normalised_network()
+    plain.compile(**compiled())
+    fitting = {"epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (x[:8], y[:8])}
+    expected = plain.fit(x, y, batch_size=BATCH, **fitting).history
+    trainer = parallelized(2, 3, network=normalised_network, micro_batches=None)
+    assert isinstance(trainer.plan, StagedPlan) and "the batch at once" in trainer.plan.brief()
+    assert "on the whole batch: a step of this model can't be taken in 2 micro-batches" in trainer.plan.frontier.summary()
+    assert_same(trainer.fit(x, y, **fitting).history, expected)
+    assert_same_weights(trainer.get_weights(), plain.get_weights())
+    assert_close(trainer.predict(x[:8], verbose=0), plain.predict(x[:8], verbose=0), 1e-9, "predictions")
+
+
+@pytest.mark.large
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_batch_normalisation_on_real_ranks_is_that_of_keras(n_ranks: int, tmp_path: Path) -> None:
+    (x, y), plain = images(), normalised_network()
+    plain.compile(**compiled())
+    set_rate = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: setattr(plain.optimizer, "learning_rate", 5e-3))
+    fitting = {"epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (x[:8], y[:8])}
+    expected = plain.fit(x, y, batch_size=BATCH, callbacks=[set_rate], **fitting)
+    told = told_by_ranks(n_ranks, tmp_path, 2, NORMALISED="1")
+    assert_same(told["history"], expected.history)
+    assert_same_weights([np.asarray(weight) for weight in told["weights"]], plain.get_weights())
+
+
+def told_by_ranks(n_ranks: int, folder: Path, epochs: int, **env: str) -> dict[str, Any]:
+    done = run_ranks(n_ranks, WORKER, str(folder), str(epochs), env={"TENSOROPT_RANDOM": "one_device", **env})
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     assert "2 stages" in told["plan"]
@@ -91,7 +122,7 @@ def test_real_ranks_fit_as_keras_does(tmp_path: Path, everything: bool) -> None:
 
 @pytest.mark.usefixtures("float64")
 def test_class_weights_four_stages_and_clipping_by_each_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All forward passes first; a last batch of three samples, then of one, which can't be divided; the rate is set."""
+    """All forward passes first; a last batch of three samples, then of one, which isn't divided; the rate is set."""
     monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
 
     def optimizer() -> keras.optimizers.Optimizer:
@@ -107,8 +138,9 @@ def test_class_weights_four_stages_and_clipping_by_each_norm(monkeypatch: pytest
     found, expected = (model.train_on_batch(x[:BATCH], y[:BATCH], return_dict=True) for model in (trainer, plain))
     assert_same(found, expected)
     assert_same_weights(trainer.get_weights(), plain.get_weights())
-    with pytest.raises(tensoropt.InputError, match=r"a batch of 1 sample .* can't be taken in 2 to 4 micro-batches"):
-        trainer.train_on_batch(x[:1], y[:1])
+    found, expected = (model.train_on_batch(x[:1], y[:1], return_dict=True) for model in (trainer, plain))
+    assert_same(found, expected)
+    assert_same_weights(trainer.get_weights(), plain.get_weights())
     assert [len(stage.devices) for stage in trainer.plan.stages] == [1, 1, 1, 1]
 
 
@@ -210,7 +242,7 @@ def with_own_step() -> keras.Model:
         (dense, "sgd", {"collectives": "horovod"}, "a plan with stages runs by collectives='mpi' or 'emulated'"),
         (dense, Mixing(0.1), {}, "optimizer Mixing can't update the parameters of each stage by themselves"),
         (dense, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), {}, "a loss that its optimizer scales"),
-        (lambda: dense(keras.layers.BatchNormalization()), "sgd", {}, "batch normalisation.*without stages"),
+        (lambda: dense(keras.layers.BatchNormalization()), "sgd", {"micro_batches": 2}, "batch normalisation.*es=1"),
         (with_own_step, None, {}, "computes with its gradients.*without stages"),
     ],
 )

@@ -291,7 +291,7 @@ class PipelineEmission:
         for stage, step in reversed(steps.items()):
             given = self._receive_back(self._from(stage, once=True, trained=True))
             if stage in ahead:
-                given = _summed(given, ahead[stage].table_gradients(self._receive_gradient))
+                given = summed(given, ahead[stage].table_gradients(self._receive_gradient))
             back = {each.tensor: each for each in self._to(stage, once=True, trained=True)}
             results[stage], updates[stage] = step.finish(given, partial(self._send_back_once, back))
         self._update(updates)
@@ -362,7 +362,7 @@ class PipelineEmission:
         return loss if self._engine.stages.home(loss) == stage else None
 
 
-def _summed(first: Mapping[str, Values], second: Mapping[str, Values]) -> dict[str, Values]:
+def summed(first: Mapping[str, Values], second: Mapping[str, Values]) -> dict[str, Values]:
     """Return values by name, those of names in both added."""
     both = {
         name: [tf.add_n(list(pair)) for pair in zip(values, second[name], strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -12,7 +12,7 @@ from ...ir.micro_batching import MicroBatch
 from ...lowering.localise import local_block
 from ...lowering.model import LocalModel
 from ...lowering.operators import Values
-from ...program.tasks import RESULT, Site
+from ...program.tasks import RESULT
 from ...reschedule.layout import Layout
 from ...rules.rule import OperandSharding
 from ...sharding.resharding import resharding_of
@@ -64,17 +64,9 @@ class RowsAhead:
             if crossing.has_gradient:
                 parts = [self._on_all_ranks(crossing.tensor, receive(crossing, each.index)) for each in self.micro_batches]
                 sums.setdefault(crossing.tensor, []).append(self._joined(crossing.tensor, parts))
-        if not sums:
-            return {}
-        given = {
-            Site(RESULT, name): [tf.add_n(list(each)) for each in zip(*parts, strict=True)] for name, parts in sums.items()
-        }
-        graph = self.model.view.graph
-        lookups = [graph.producers[name] for name in sums]
-        tables = {op.inputs[0].name for op in lookups if op.inputs[0] is not None}
-        gates = [value.op for values in given.values() for value in values]
-        found = self.model.backward.run(tables, given, {}, gates)
-        return {site.name: values for site, values in found.items() if site.kind == RESULT and site.name in tables}
+        return gradients_of_tables(
+            self.model, {name: [tf.add_n(list(each)) for each in zip(*parts, strict=True)] for name, parts in sums.items()}
+        )
 
     def _of_batch(self, name: str) -> Tensor:
         return self.model.view.graph.tensors[name]
@@ -99,3 +91,18 @@ class RowsAhead:
             return joined
         ranks = self.model.resharder.backend.ranks
         return [local_block(value, layout, tensor.shape, rank) for rank, value in zip(ranks, joined, strict=True)]
+
+
+def gradients_of_tables(model: LocalModel, given: Mapping[str, Values]) -> dict[str, Values]:
+    """Return the gradients of the tables that a model looks rows up in, by tensor name.
+
+    Args:
+        given: the gradients of the rows, by tensor name.
+    """
+    if not given:
+        return {}
+    graph = model.view.graph
+    lookups = [graph.producers[name] for name in given]
+    tables = {op.inputs[0].name for op in lookups if op.inputs[0] is not None}
+    found = model.gradients_of(tables, None, [], given)
+    return {site.name: values for site, values in found.items() if site.kind == RESULT and site.name in tables}

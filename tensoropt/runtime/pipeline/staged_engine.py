@@ -29,6 +29,7 @@ from ..feed_shards import comes_in_micro_batches, fed_shape, rank_shard
 from ..functions import Feed, Fetch, names, operators_of, structure_digest
 from ..process_limit import check_memory_left
 from ..step_errors import RefusedValues, only_step
+from .at_once_emission import AtOnceEmission
 from .emission import PipelineEmission, StagePart, StageView
 from .staged_optimizer import StagedOptimizer
 from .staged_state import StageState, state_of_all
@@ -250,7 +251,8 @@ class StagedEngine:
             with ExitStack() as stack:
                 for resharder in resharders.values():
                     stack.enter_context(resharder.building())
-                emission = PipelineEmission(self, fetch, parts, fed, fed_whole, resharders)
+                kind = PipelineEmission if any(self.micro_batches) else AtOnceEmission
+                emission = kind(self, fetch, parts, fed, fed_whole, resharders)
                 results = emission.train() if fetch.train_steps else emission.forward()
                 return [tf.identity(values[0]) for _, of_stage in sorted(results.items()) for values in of_stage]
 
