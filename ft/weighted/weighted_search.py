@@ -41,8 +41,8 @@ N_ROUNDS = 8
 """The most rounds of sharing out the costs of split variables."""
 _WORTH_A_ROUND = 0.1
 """The share of the distance between bound and known strategy that a round must gain for another to be worth it."""
-_STEP_OF_MANY, _LEAST_STEP = 2.0**-3, 2.0**-8
-"""The step with which shares of many split variables begin to change, and the least one."""
+_MANY_SPLIT, _STEP_OF_MANY, _LEAST_STEP = 100, 2.0**-3, 2.0**-8
+"""With more split variables than the first, their shares begin to change by the second as a step; and the least step."""
 _FEW_SPLIT = 32
 """The most split variables that all get shares of their own. With more, those that are alike get the same, and the bound is
 hardly lower: deep models then repeat a layer that often."""
@@ -80,7 +80,7 @@ class WeightedSearch:
         is_split = set(self.setting.split)
         self.alike = [those for those in self.plan.alike if those[0] in is_split]
         # Factor on the changes of shares: those of many split variables together go too far.
-        self.step = _STEP_OF_MANY if len(self.setting.split) > _FEW_SPLIT else 1.0
+        self.step = _STEP_OF_MANY if len(self.setting.split) > _MANY_SPLIT else 1.0
         self.shares: dict[tuple[float, float], Shares] = {}  # the best shares found for some weights
 
     def integer_weights(self, mem: float, time: float) -> tuple[int, int]:
