@@ -13,6 +13,9 @@ import pytest
 from helpers import kept
 from hypothesis import settings
 
+# Of TensorFlow's allocators on a CPU only oneDNN's tells its profiler what is allocated, and TensorFlow leaves oneDNN off on CPUs
+# without AVX-512, unless it is asked for.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # TensorFlow's notices about its build would hide what a test prints.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # No test depends on what was measured before it; processes that tests start inherit this.
