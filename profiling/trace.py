@@ -4,8 +4,9 @@ The profiler writes allocations and releases with the requested bytes and their 
 they give the peak of what a step allocates, to the byte, where the allocators' own counters count chunks. Memory that
 was allocated before the trace (variables) isn't in it, but its release within the trace is subtracted: an update may
 copy a parameter and release the old one. On a CPU with oneDNN tensors of less than 256 KiB aren't in it either:
-TensorFlow 2.21 has an allocator for them that reports nothing. Memory that isn't TensorFlow's (received by collectives)
-is reported by the caller.
+TensorFlow 2.21 has an allocator for them that reports nothing. Without oneDNN, which TensorFlow has off on CPUs without
+AVX-512 unless ``TF_ENABLE_ONEDNN_OPTS=1``, none are. Memory that isn't TensorFlow's (received by collectives) is reported by
+the caller.
 """
 
 from __future__ import annotations
@@ -52,10 +53,15 @@ class OperatorEvent:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """The operators that ran in a step and its memory events, in no order; times are the system clock's."""
+    """The operators that ran in a step and its memory events, in no order; times are the system clock's.
+
+    Attributes:
+        reports_memory: whether TensorFlow has reported any allocation or release.
+    """
 
     operators: tuple[OperatorEvent, ...] = ()
     memory: tuple[MemoryEvent, ...] = ()
+    reports_memory: bool = True
 
     @cached_property
     def operators_us(self) -> dict[str, float]:
@@ -118,7 +124,7 @@ def _read(content: bytes, between: Iterable[MemoryEvent]) -> StepTrace:
 
     space = xplane_pb2.XSpace.FromString(content)
     operators: list[OperatorEvent] = []
-    memory = list(between)
+    others, memory = tuple(between), list[MemoryEvent]()
     # The times of events are relative to the start of the trace.
     start_ps = 1000 * max(dict(_stats(plane, plane)).get("profile_start_time", 0) for plane in space.planes)
     for plane in space.planes:
@@ -131,7 +137,7 @@ def _read(content: bytes, between: Iterable[MemoryEvent]) -> StepTrace:
                 elif _is_operator(name):
                     operator, _, kind = name.rpartition(":")
                     operators.append(OperatorEvent(operator, kind, line.id, time_ps, event.duration_ps))
-    return StepTrace(tuple(operators), tuple(memory))
+    return StepTrace(tuple(operators), (*others, *memory), bool(memory))
 
 
 def _is_operator(name: str) -> bool:

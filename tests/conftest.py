@@ -13,8 +13,7 @@ import pytest
 from helpers import kept
 from hypothesis import settings
 
-# Of TensorFlow's allocators on a CPU only oneDNN's tells its profiler what is allocated, and TensorFlow leaves oneDNN off on CPUs
-# without AVX-512, unless it is asked for.
+# On a CPU only oneDNN's allocator reports to TensorFlow's profiler, and without AVX-512 TensorFlow has it off unless it is asked.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # TensorFlow's notices about its build would hide what a test prints.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -82,7 +82,7 @@ class PlanCheck:
     Attributes:
         steps_us: the time of each step on the slowest rank.
         waiting_us: the time that a rank waits for others in a step (from medians); no plan predicts it.
-        memory_bytes: the peak memory of each rank.
+        memory_bytes: the peak memory of each rank; none where TensorFlow reports no allocations.
         collectives: one entry for each kind, device partition and size.
         operators, edges: one entry for each name; an edge has the name of the operator that it leads to.
         timeline: the traced step, as :mod:`.measured_timeline` writes it.
@@ -134,7 +134,7 @@ def check_plan(
     traces = [_traced(trial) for _ in range(TRACED_STEPS)]
     trace, timeline = sorted(traces, key=lambda traced: traced[0].peak_bytes)[TRACED_STEPS // 2]
     state_bytes = _state_bytes(trial.engine)
-    peak_bytes = trace.peak_bytes + state_bytes + trial.workspace_bytes
+    peak_bytes = trace.peak_bytes + state_bytes + trial.workspace_bytes if trace.reports_memory else None
     rank = _Rank(own_s, paths_s, calls, trace.operators_us, peak_bytes, timeline)
     return _compared(plan, model, part.gather(rank), trial.log, hardware)
 
@@ -159,14 +159,15 @@ def _traced(trial: PlanTrial) -> tuple[StepTrace, RankTimeline]:
 class _Rank:
     """The measurements of one rank.
 
-    ``paths_s`` holds the time of the reshardings in each step, collectives and copies included.
+    ``paths_s`` holds the time of the reshardings in each step, collectives and copies included; ``peak_bytes`` is None where
+    TensorFlow reports no allocations.
     """
 
     steps_s: list[float]
     paths_s: list[float]
     calls: list[tuple[TimedCall, ...]]
     operators_us: dict[str, float]
-    peak_bytes: int
+    peak_bytes: int | None
     timeline: RankTimeline
 
     @property
@@ -204,7 +205,8 @@ def _compared(
     in_paths_us = float(np.median([rank.paths_s for rank in ranks])) * 1e6
     compute_us = max(_compute_us(rank, model, plan.overlap_time_us > 0) for rank in ranks)
     in_graph_us = _in_graph_us(plan, hardware, transfers_us.shape[1])
-    memory = [rank.peak_bytes for rank in ranks]
+    peaks = [rank.peak_bytes for rank in ranks]
+    memory = tuple(n_bytes for n_bytes in peaks if n_bytes is not None) if None not in peaks else ()
     each_us = np.median(transfers_us, axis=0)
     return PlanCheck(
         step=Compared("step", plan.time_us, float(np.median(steps_us))),
@@ -212,8 +214,8 @@ def _compared(
         compute=Compared("compute", plan.compute_time_us + in_graph_us, compute_us),
         network=Compared("network", plan.network_time_us - in_graph_us, network_us),
         waiting_us=max(0.0, in_paths_us - network_us),
-        memory=Compared("memory", _peak_bytes(plan, model, hardware), max(memory)),
-        memory_bytes=tuple(memory),
+        memory=Compared("memory", _peak_bytes(plan, model, hardware), max(memory, default=0)),
+        memory_bytes=memory,
         collectives=_collectives(plan.mesh, ranks, each_us, hardware),
         operators=_operators(plan, model, _slowest([rank.operators_us for rank in ranks])),
         edges=_edges(plan, model, log, each_us),

@@ -48,7 +48,7 @@ class Drawn(PlanFrontier):
     """A frontier of which each point needs a given amount of memory."""
 
     mesh = hardware_name = costs = None
-    summary = plan = save = report_rows = None
+    summary = plan = save = report_rows = report_value = None
 
     def __init__(self, needs: list[int]) -> None:
         self.needs = needs

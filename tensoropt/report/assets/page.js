@@ -209,8 +209,8 @@ function drawMeasured() {
   for (const title of ["what", "predicted", "measured", "ratio"]) line.append(element("th", title, {scope: "col", className: title === "what" ? "" : "number"}));
   head.append(line);
   for (const [key, text] of [["step_us", timeText], ["compute_us", timeText], ["network_us", timeText], ["memory_bytes", memoryText]]) {
-    const row = measured[key], cells = element("tr");
-    cells.append(element("td", row.name), ...[text(row.predicted), text(row.measured), row.predicted ? (row.measured / row.predicted).toFixed(2) : ""]
+    const row = measured[key], seen = key !== "memory_bytes" || row.measured, cells = element("tr");
+    cells.append(element("td", row.name), ...[text(row.predicted), seen ? text(row.measured) : "not measured", seen && row.predicted ? (row.measured / row.predicted).toFixed(2) : ""]
       .map((cell) => element("td", cell, {className: "number"})));
     body.append(cells);
   }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..plan_check import Compared, PlanCheck
 
 STEPS, MOST_WRONG, NAME_WIDTH = 20, 5, 60
+UNSEEN = "not measured: TensorFlow reports no allocations on this CPU unless TF_ENABLE_ONEDNN_OPTS=1 is set"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,9 +95,9 @@ def comparison_text(check: PlanCheck) -> str:
         [
             "memory",
             memory_text(round(check.memory.predicted)),
-            memory_text(round(check.memory.measured)),
+            memory_text(round(check.memory.measured)) if check.memory_bytes else "",
             _percent(check.memory),
-            "peak by rank: " + ", ".join(map(memory_text, check.memory_bytes)),
+            "peak by rank: " + ", ".join(map(memory_text, check.memory_bytes)) if check.memory_bytes else UNSEEN,
         ],
     ]
     parts = [tabulate(totals, ("", "predicted", "measured", "error", ""), disable_numparse=True)]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +31,7 @@ from tensoropt.sharding.resharding import PlainCosts
 from tensoropt.tools.cli.check import comparison_text
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.offline import record_named
-from tensoropt.tools.plan_check import UPDATES, Compared, PlanCheck, transfers_s
+from tensoropt.tools.plan_check import UPDATES, Compared, PlanCheck, comparison_json, transfers_s
 
 MODEL = f"{Path(__file__).with_name('check_model.py')}:model"
 PARAMETER_BYTES = (3 * 3 * 3 * 16 + 16 + 4096 * 6) * 4
@@ -152,6 +155,23 @@ def test_the_report_puts_the_most_wrong_first():
     assert "-10%" in text and "+100%" in text and "1 MB" in text
     assert "edges" not in text
     assert Compared("x", 1.0, 0.0).error is None
+    unseen = replace(check, memory=Compared("memory", 2e6, 0.0), memory_bytes=())
+    (row,) = (line for line in comparison_text(unseen).splitlines() if line.startswith("memory"))
+    assert "2 MB" in row and "TF_ENABLE_ONEDNN_OPTS=1" in row and "%" not in row
+    written = comparison_json(unseen)["memory_bytes"]
+    assert written["measured"] == 0 and written["ranks"] == []
+
+
+def test_memory_is_not_measured_where_tensorflow_reports_none():
+    code = (
+        "import tensorflow as tf; from tensoropt.profiling.trace import traced_step;"
+        "x = tf.ones([512, 512]); trace = traced_step(lambda: tf.exp(x));"
+        "print(trace.reports_memory, trace.peak_bytes >= 2**20)"
+    )
+    for is_on, expected in (("0", "False False"), ("1", "True True")):
+        environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": is_on}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == expected
 
 
 def test_synthetic_batches_are_in_range():
