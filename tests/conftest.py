@@ -13,7 +13,7 @@ import pytest
 from helpers import kept
 from hypothesis import settings
 
-# On a CPU only oneDNN's allocator reports to TensorFlow's profiler, and without AVX-512 TensorFlow has it off unless it is asked.
+# On a CPU only oneDNN's allocator reports to TensorFlow's profiler, and TensorFlow has it off without AVX-512 unless asked.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # TensorFlow's notices about its build would hide what a test prints.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
