@@ -171,13 +171,13 @@ def engine_of(program: Program, processes: Processes, collectives: str) -> Stage
     return execute_staged(program.plan, program.model.model, lambda name: values[name], processes, collectives).engine
 
 
-def check_training(engine: StagedEngine, model: helped.Recorded) -> None:
+def check_training(engine: StagedEngine, model: helped.Recorded, tolerance: float = 1e-10) -> None:
     """Check that three steps have one device's losses, and an evaluation after them its metrics."""
     fetch = training_fetch(model)
     for step, batch in enumerate(model.batches):
         ((loss,),) = engine.run(fetch, feeds_of(model.graph, batch))
-        assert_close(loss, model.reference.losses[step], 1e-10, f"the loss of step {step}")
-    evaluate_and_check(engine, model)  # type: ignore[arg-type]
+        assert_close(loss, model.reference.losses[step], tolerance, f"the loss of step {step}")
+    evaluate_and_check(engine, model, tolerance)  # type: ignore[arg-type]
 
 
 def check_emulated(program: Program) -> None:
@@ -186,11 +186,16 @@ def check_emulated(program: Program) -> None:
         (stage,) = (each for each in program.plan.stages if operator in {op.name for op in each.plan.operators})
         assert stage.devices == devices
     engine, model = engine_of(program, Processes(0, 1, ("here",)), EMULATED), program.model
-    check_training(engine, model)
-    check_variables(engine, model)
+    check_numbers(model, engine)
 
 
-def check_variables(engine: StagedEngine, model: helped.Recorded) -> None:
+def check_numbers(model: helped.Recorded, engine: StagedEngine, tolerance: float = 1e-10) -> None:
+    """Check that three steps have one device's losses, variables and metrics, all ranks emulated."""
+    check_training(engine, model, tolerance)
+    check_variables(engine, model, tolerance)
+
+
+def check_variables(engine: StagedEngine, model: helped.Recorded, tolerance: float = 1e-10) -> None:
     """Check that all variables of emulated stages have one device's values, each in one stage."""
     held = []
     for stage, part in engine.engines.items():
@@ -201,5 +206,5 @@ def check_variables(engine: StagedEngine, model: helped.Recorded) -> None:
             if variable.endswith("key/bias"):  # whose gradient is zero, since attention is that of differences
                 assert np.abs(whole).max() < 1e-12
             elif variable in model.reference.variables:
-                assert_close(whole, model.reference.variables[variable], 1e-10, f"variable {variable} of stage {stage}")
+                assert_close(whole, model.reference.variables[variable], tolerance, f"variable {variable} of stage {stage}")
     assert sorted(held) == sorted(op.name for op in model.graph.variables)

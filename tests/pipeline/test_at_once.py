@@ -6,7 +6,8 @@ import pytest
 from accumulate import models
 from helpers import zoo
 from helpers.large import first
-from pipeline.staged import check_numbers, random_engine_of
+from pipeline.random_programs import check_numbers
+from pipeline.staged import random_engine_of
 
 from tensoropt.reschedule.mesh import Mesh
 
