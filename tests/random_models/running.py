@@ -126,7 +126,7 @@ def by_plan(case: Case, training: Training) -> Numbers:
         TensorOptError: it is refused.
     """
     options = case.options
-    with mock.patch.object(parallelizing, "find_answer", partial(_planned, case)):
+    with mock.patch.object(parallelizing, "find_any_answer", partial(_planned, case)):
         trainer = tensoropt.parallelize(
             training.model,
             training.optimizer,
@@ -147,7 +147,7 @@ def by_plan(case: Case, training: Training) -> Numbers:
     return numbers
 
 
-def _planned(case: Case, option: str, request: Any, parallelism: int) -> Any:
+def _planned(case: Case, option: str, request: Any, *_: object) -> Any:
     return plan_of(case.options, case.seed, request, option)
 
 

@@ -24,10 +24,10 @@ def any_plan(seed: int, micro_batches: int | None) -> Any:
     """Have trainers planned by any strategy, that regathers and rematerializes, too."""
     options = CaseOptions("random", "v100-1x2", 2, micro_batches, ())
 
-    def planned(option: str, request: Any, parallelism: int) -> Any:
+    def planned(option: str, request: Any, *_: object) -> Any:
         return plan_of(options, seed, request, option)
 
-    return mock.patch.object(parallelizing, "find_answer", planned)
+    return mock.patch.object(parallelizing, "find_any_answer", planned)
 
 
 def batches(model: Any) -> list[float]:
