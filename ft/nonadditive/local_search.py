@@ -67,7 +67,7 @@ class _Points:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Around:
-    """What the changes of a node depend on beside the states of its context.
+    """A kind of node, and the segments that it may change: nodes that agree in both have equal changes in equal contexts.
 
     Attributes:
         kind: a number that is equal for nodes whose changes are equal where the states of their contexts are.

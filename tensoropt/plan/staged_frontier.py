@@ -293,7 +293,7 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
 
     @property
     def _of_points(self) -> list[dict[str, Any]]:
-        """What stages have brought to each point."""
+        """The stages, micro-batches and idle share of each point's plan, as the frontier's file has them."""
         return [
             {"stages": point.n_stages, "micro_batches": point.micro_batches, "idle_share": point.idle_share}
             for point in self.points_of

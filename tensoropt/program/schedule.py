@@ -31,8 +31,8 @@ from ..common.errors import InputError, short
 ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD, ZERO_BUBBLE = "1f1b", "gpipe", "zero-bubble"
 SCHEDULES = (ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD, ZERO_BUBBLE)
 FORWARD, BACKWARD, PARAMETERS = "forward", "backward", "parameters"
-"""What a pass computes: a micro-batch forward; its gradients, or those that an earlier stage waits for; those of parameters
-that are left."""
+"""The kinds of passes of a micro-batch: the forward pass; the backward pass, which computes all gradients, or those that an
+earlier stage waits for; and the pass that computes the gradients of parameters which the backward pass has left."""
 MOST_MORE_IN_FLIGHT = 4
 """So many more micro-batches in flight are tried at most for each stage that follows."""
 DEFERRED_PER_STAGE = (1, 2, 4)

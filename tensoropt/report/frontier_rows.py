@@ -99,7 +99,7 @@ class FrontierRows:
 
     @property
     def has_stages(self) -> bool:
-        """Whether it is a frontier of plans with stages and without, where each point has a plan of its own."""
+        """Whether the frontier may have plans with stages: each of its points has the whole plan then."""
         return any("plan" in point for point in self.points)
 
     @cached_property

@@ -49,7 +49,7 @@ class Shardings(Sequence[OperandSharding]):
 
     @cached_property
     def has_gradient(self) -> bool:
-        """Whether a gradient comes back from some of them."""
+        """Whether, in one of these shardings at least, a gradient of the operand comes back."""
         return bool((self.unreduced != NO_GRADIENT).any())
 
     def as_copies(self, with_gradient: bool) -> Shardings:
