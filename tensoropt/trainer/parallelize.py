@@ -180,10 +180,10 @@ def _found(
     first_values: Callable[[], Callable[[str], np.ndarray]],
     collectives: str,
 ) -> Plan | StagedPlan:
-    counts = stages_asked_for(options.stages, options.schedule)
     request = request_of(
         model, context.hardware, options.memory, options.force, options.without, options.micro_batches
     )
+    counts = stages_asked_for(options.stages, options.schedule, bool(request.placed))
     request = replace(request, progress=context.display.update)
     if options.profile_budget is not None:
         return find_measured(
