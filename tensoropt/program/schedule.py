@@ -170,8 +170,8 @@ def check_schedule(schedule: object) -> None:
     """
     if schedule == "interleaved":
         raise InputError(
-            "schedule='interleaved' isn't there: twice as many micro-batches, or 'zero-bubble', make stages wait as little; "
-            f"choose of {', '.join(SCHEDULES)}"
+            "schedule='interleaved' isn't supported: twice as many micro-batches, or 'zero-bubble', make stages wait as "
+            f"little; choose one of {', '.join(SCHEDULES)}"
         )
     if schedule not in SCHEDULES:
         names = ", ".join(map(repr, SCHEDULES[:-1]))

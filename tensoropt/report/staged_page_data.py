@@ -21,7 +21,8 @@ def stages_report(rows: StageRows, title: str, details: Sequence[Row | None] | N
     stages = []
     for stage, plan, known in zip(value["stages"], rows.plans, details or [None] * len(rows.plans), strict=True):
         data = report_data(frontier_of_plan(plan, known), title, first_rank=stage["devices"][0])
-        stages.append({**{key: stage[key] for key in OF_A_STAGE}, "report": data})
+        told = {key: stage[key] for key in OF_A_STAGE}
+        stages.append({**told, "deferred": stage.get("deferred", 0), "report": data})
     return {
         "format": FORMAT,
         "version": VERSION,

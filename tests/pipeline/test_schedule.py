@@ -273,5 +273,5 @@ def test_passes_that_wait_for_each_other_are_named() -> None:
 def test_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(InputError, match="unknown schedule 'zero'; expected '1f1b', 'gpipe' or 'zero-bubble'"):
         pass_orders("zero", 2, [1, 1])
-    with pytest.raises(InputError, match=r"schedule='interleaved' isn't there: .*; choose of 1f1b, gpipe, zero-bubble"):
+    with pytest.raises(InputError, match=r"schedule='interleaved' isn't supported: .*; choose one of 1f1b, gpipe"):
         pass_orders("interleaved", 2, [1, 1])

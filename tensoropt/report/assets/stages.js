@@ -66,7 +66,7 @@ function drawStages(whole, shown, onSelect) {
   for (const id of ["stages", "to-stages"]) document.getElementById(id).hidden = false;
   document.getElementById("stages-lead").textContent = whole.summary;
   const head = element("thead"), line = element("tr"), body = element("tbody");
-  for (const [title, isNumber] of [["stage", 0], ["devices", 0], ["ends with", 0], ["micro-batches in flight", 1], ["memory per device", 1], ["time by itself", 1], ["waits", 1]]) {
+  for (const [title, isNumber] of [["stage", 0], ["devices", 0], ["ends with", 0], ["micro-batches in flight", 1], ["deferred", 1], ["memory per device", 1], ["time by itself", 1], ["waits", 1]]) {
     line.append(element("th", title, {scope: "col", className: isNumber ? "number" : ""}));
   }
   head.append(line);
@@ -76,7 +76,7 @@ function drawStages(whole, shown, onSelect) {
     button.addEventListener("click", () => onSelect(number));
     name.append(button);
     row.append(name, element("td", rangeText(stage.devices)), element("td", stage.last_operator || "(the end)"),
-      ...[stage.in_flight, memoryText(stage.memory_bytes), timeText(stage.report.points.time_us[0]), percentText(stage.idle_share)]
+      ...[stage.in_flight, stage.deferred, memoryText(stage.memory_bytes), timeText(stage.report.points.time_us[0]), percentText(stage.idle_share)]
         .map((text) => element("td", String(text), {className: "number"})));
     body.append(row);
     return button;

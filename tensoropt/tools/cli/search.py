@@ -92,7 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cut the model into N stages, each on its own devices; several: whichever is best, 1 for none; default: 1",
     )
     parser.add_argument(
-        "--schedule", metavar="NAME", help=f"the order of stages' passes: {', '.join(SCHEDULES)}; default: whichever is best"
+        "--schedule",
+        metavar="NAME",
+        help=f"the order of stages' passes: {', '.join(SCHEDULES)}; default: the faster of 1f1b and zero-bubble",
     )
 
 
