@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,7 @@ def test_damaged_stores_are_set_aside(folder):
     store.add(Measured(work, 1.5, 2.5, 0.1) for work in works)
     store.add_step_s("plan", 0.5, 0.25)
     store.close()
-    with sqlite3.connect(file) as connection:
+    with closing(sqlite3.connect(file)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     whole = file.read_bytes()
     draw = random.Random(3)
