@@ -116,7 +116,7 @@ def test_a_keras_model_goes_on_where_it_stopped_and_learns_the_same_on_two_ranks
     np.testing.assert_allclose(first["val_losses"] + second["val_losses"], alone["val_losses"], rtol=1e-10)
 
 
-def test_a_recommender_whose_tables_do_not_fit_one_rank_has_one_device_s_loss() -> None:
+def test_a_recommender_whose_tables_do_not_fit_one_rank_has_one_device_s_loss(everything: bool) -> None:
     def said(n_ranks: int, *arguments: str) -> list[str]:
         done = run_ranks(n_ranks, RECOMMENDER, "--cluster", f"v100-1x{n_ranks}", *arguments, timeout=240)
         assert done.returncode == (0 if n_ranks > 1 or not arguments else 2), done.stderr
@@ -125,4 +125,5 @@ def test_a_recommender_whose_tables_do_not_fit_one_rank_has_one_device_s_loss() 
     *_, split, held, loss = said(2, "--memory", "30MB")
     assert split == "tables split: 6 of 6" and held == "parameters per rank: 8.7 MB, 8.7 MB"
     assert said(1)[-1] == loss
-    assert said(1, "--memory", "30MB")[0].startswith("tensoropt: no plan fits 30,000,000 bytes")
+    if everything:
+        assert said(1, "--memory", "30MB")[0].startswith("tensoropt: no plan fits 30,000,000 bytes")

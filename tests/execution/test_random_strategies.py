@@ -32,9 +32,11 @@ from tensoropt.reschedule.mesh import Mesh
 FUNCTIONS = {function.__name__: function for function in (zoo.mlp, zoo.cnn, zoo.attention, zoo.fused_cnn)}
 OPTIMIZERS = tuple(zoo.HYPERPARAMETERS)
 PER_TEST = 6
-# On four devices 18 strategies, and 306 by --all: seeds alternate between the two meshes.
+# On four devices 306 strategies by --all: seeds alternate between the two meshes.
 SEEDS_ON_FOUR = {"mlp": 162, "cnn": 90, "attention": 54}
 BY_DEFAULT = 1
+# Of the first six these: on both meshes, by all optimizers, emitted in both orders, evaluated.
+SEEDS_BY_DEFAULT = {"mlp": (0, 1, 3, 5), "cnn": (2, 5), "attention": (0, 3)}
 # float32: a statistic is a sum of 150 numbers, and another order of adding may change it by 150 * 2^-24 = 9e-6. After three
 # steps 60 strategies were off by 1.5e-5 at most in a variable (a bias, whose gradient nearly cancels), 2e-7 in the loss.
 FLOAT32 = 5e-5
@@ -67,8 +69,8 @@ def starts(counts: dict[str, int]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("function", "start"), starts(SEEDS_ON_FOUR))
-def test_four_devices_give_one_device_numbers(function: str, start: int) -> None:
-    for seed in range(start, start + PER_TEST):
+def test_four_devices_give_one_device_numbers(function: str, start: int, everything: bool) -> None:
+    for seed in range(start, start + PER_TEST) if everything else SEEDS_BY_DEFAULT[function]:
         check(function, (Mesh.of(4), Mesh.of(2, 2))[seed // 2 % 2], seed)
 
 
@@ -80,7 +82,7 @@ def test_six_devices_give_one_device_numbers(function: str, everything: bool) ->
 
 @pytest.mark.parametrize(("mesh", "n_seeds"), first(1, [(Mesh.of(4), 6), (Mesh.of(2, 3), 4)]), ids=str)
 def test_fused_batch_normalisation_in_float32(mesh: Mesh, n_seeds: int, everything: bool) -> None:
-    for seed in range(n_seeds if everything else n_seeds // 2):
+    for seed in range(n_seeds if everything else n_seeds // 3):
         check("fused_cnn", mesh, seed, FLOAT32)
 
 

@@ -107,7 +107,7 @@ ATTENTION = (
     pair((8, 16), (4, 16), "MultiHeadAttention", **_HEADS),
     pair((8, 16), (4, 16), "MultiHeadAttention", **_HEADS, **_WITHOUT),
     pair((8, 16), (4, 16), "MultiHeadAttention", **_HEADS, use_gate=True),
-    default(pair((8, 16), (4, 16), "MultiHeadAttention", **_HEADS, **_WITHOUT, use_gate=True)),
+    pair((8, 16), (4, 16), "MultiHeadAttention", **_HEADS, **_WITHOUT, use_gate=True),
     pair((3, 4, 8), (3, 2, 8), "MultiHeadAttention", **_HEADS, attention_axes=(2,)),
     pair((3, 4, 8), (3, 2, 8), "MultiHeadAttention", **_HEADS, attention_axes=(1, 2)),
     pair((5, 3, 4, 8), (5, 3, 2, 8), "MultiHeadAttention", **_HEADS, attention_axes=(2, 3)),

@@ -7,11 +7,12 @@ from pathlib import Path
 from helpers.mpirun import run_ranks
 
 WORKER = Path(__file__).with_name("worker.py")
-NAMES = ("lamb-clipped", "adafactor", "rows")
+NAMES = ("lamb-clipped", "rows", "adafactor")
 
 
-def test_optimizers_between_processes_give_one_device_numbers() -> None:
+def test_optimizers_between_processes_give_one_device_numbers(everything: bool) -> None:
     """Three ranks, so that shards differ in size."""
-    result = run_ranks(3, "-m", "mpi4py", WORKER, *NAMES, timeout=240)
+    names = NAMES if everything else NAMES[:2]
+    result = run_ranks(3, "-m", "mpi4py", WORKER, *names, timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert f"{len(NAMES)} optimizers on 3 ranks" in result.stdout
+    assert f"{len(names)} optimizers on 3 ranks" in result.stdout

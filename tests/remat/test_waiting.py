@@ -16,7 +16,8 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime import engine as engine_module
 
 
-@pytest.mark.parametrize("seed", first(2, range(3100, 3104)))
+@pytest.mark.usefixtures("graphs_as_built")
+@pytest.mark.parametrize("seed", first(1, range(3100, 3104)))
 @pytest.mark.parametrize("function", [zoo.cnn, zoo.attention])
 def test_rematerialization_waits_for_the_loss_and_for_its_reader(
     function, seed: int, monkeypatch: pytest.MonkeyPatch

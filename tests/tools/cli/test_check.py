@@ -162,13 +162,13 @@ def test_the_report_puts_the_most_wrong_first():
     assert written["measured"] == 0 and written["ranks"] == []
 
 
-def test_memory_is_not_measured_where_tensorflow_reports_none():
+def test_memory_is_not_measured_where_tensorflow_reports_none(everything):
     code = (
         "import tensorflow as tf; from tensoropt.profiling.trace import traced_step;"
         "x = tf.ones([512, 512]); trace = traced_step(lambda: tf.exp(x));"
         "print(trace.reports_memory, trace.peak_bytes >= 2**20)"
     )
-    for is_on, expected in (("0", "False False"), ("1", "True True")):
+    for is_on, expected in (("0", "False False"), ("1", "True True"))[: 2 if everything else 1]:
         environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": is_on}
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == expected
