@@ -64,6 +64,16 @@ def parts_of(plan: Plan | StagedPlan) -> list[PlannedPart]:
     return [PlannedPart(unstaged_frontier(plan), plan.strategy.configs)]
 
 
+def parts_without_stages(plan: Plan | StagedPlan) -> list[PlannedPart]:
+    """Return the fastest plan without stages that was searched beside one with stages; none for another plan."""
+    frontier = plan.frontier
+    if not (isinstance(plan, StagedPlan) and isinstance(frontier, StagedFrontier) and frontier.unstaged):
+        return []
+    fastest = min(frontier.unstaged, key=lambda each: each.points[each.found.fastest()].time_us)
+    states = fastest.found.strategies[fastest.found.fastest()]
+    return [PlannedPart(fastest, fastest.built.strategy(states).configs)]
+
+
 def unstaged_frontier(plan: Plan) -> ModelFrontier:
     """Return the frontier without stages that a plan was found in."""
     frontier = plan.frontier

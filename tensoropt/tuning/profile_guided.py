@@ -46,7 +46,7 @@ from ..sharding.model import Model
 from ..sharding.strategy import Strategy
 from .baseline_trial import BaselineTrial
 from .interleaved_timing import FirstValue
-from .planned_parts import PlannedPart, parts_of, parts_of_points, work_of
+from .planned_parts import PlannedPart, parts_of, parts_of_points, parts_without_stages, work_of
 
 Search = Callable[[MeasuredOperators], Plan | StagedPlan]
 NEGLIGIBLE = 0.01
@@ -155,19 +155,21 @@ class MeasuredSearch:
                 self.store.add([slowest_of(work, [each for each in timed if each is not None])])
 
     def _wanted(self, plan: Plan | StagedPlan, is_first: bool) -> _Wanted:
-        """Return the operators to measure next, largest first: those of the plan, or else those of the frontier.
+        """Return the operators to measure next, largest first: those of the plan, then those of what no plan should be
+        slower than, data parallelism and, beside stages, the fastest plan without; or else those of the frontier.
 
         Args:
-            is_first: whether to add those of data parallelism behind the plan's, since no plan should be slower than
-                that.
+            is_first: whether to add the second behind the first at once.
         """
         parts = parts_of(plan)
         least_us = self._least_worth_us(parts)
         of_plan = self._of_plan(plan)
-        if is_first:
-            known = {work.key for work in self._work_items.values()}
-            others = self._unmeasured([_of_data_parallelism(part.frontier) for part in parts], least_us)
-            of_plan += [each for each in others if self._work_items[each[0]].key not in known]
+        if is_first or not of_plan:
+            wanted = {self._work_items[operator].key for operator, _ in of_plan}
+            without = parts_without_stages(plan)
+            baselines = [_of_data_parallelism(part.frontier) for part in (*parts, *without)]
+            others = self._unmeasured([*without, *baselines], least_us)
+            of_plan += [each for each in others if self._work_items[each[0]].key not in wanted]
         return of_plan or self._unmeasured(parts_of_points(plan.frontier), least_us)
 
     def _of_plan(self, plan: Plan | StagedPlan) -> _Wanted:

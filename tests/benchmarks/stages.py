@@ -1,14 +1,15 @@
 """Compare steps in stages with those of the fastest plan without stages, of data parallelism and of the bound, in turn.
 
     tests/benchmarks/two_machines.sh [-n RANKS] tests/benchmarks/stages.py [--models small,deep] [--rounds 10]
-        [--micro-batches 2,4,8] [--schedules 1f1b,zero-bubble]
+        [--micro-batches 2,4,8] [--schedules 1f1b,zero-bubble] [--profile-budget 60s]
     tensoropt run -n 2 tests/benchmarks/stages.py
 
 One thread a rank. The hardware is measured first. "Bound" trains on the rank's share of the batch in plain TensorFlow and
 never communicates. The printed table has medians and quartiles of the slowest rank; ratios are of medians, to the fastest
 plan without stages and to the bound. What ``stages=(1, 2)`` chooses is the plan of least predicted time but data
-parallelism, and marked. Below stands the mean error of predictions, and for each stage how long it is predicted to be busy,
-and the CPU time that its first rank took for a step, naps' looks included.
+parallelism, and marked. With ``--profile-budget`` there is also what ``stages=(1, 2)`` chooses after it has measured the
+operators of its answers and run its plan beside data parallelism. Below stands the mean error of predictions, and for each
+stage how long it is predicted to be busy, and the CPU time that its first rank took for a step, naps' looks included.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from tabulate import tabulate
 from versus_horovod import MODELS, plain_step
 
 from tensoropt import zoo
-from tensoropt.common.progress import NOT_SHOWN
 from tensoropt.plan.find_frontier import find_baseline, find_frontier
 from tensoropt.plan.find_staged import find_staged
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import Hardware
+from tensoropt.runtime.context import Context
 from tensoropt.runtime.execute import MPI, execute
-from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.pipeline.execute_staged import execute_staged
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.synthetic_batch import synthetic_step
 from tensoropt.tools.offline import record
 from tensoropt.tools.recorded import Recorded
+from tensoropt.tuning.profile_guided import find_measured
 
 SMALL = {"batch": 16, "length": 64, "layers": 2, "width": 256, "heads": 4, "inner": 1024, "vocabulary": 4096}
 SIZES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
@@ -53,7 +54,7 @@ SIZES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "deep": (zoo.find("transformer"), {**SMALL, "layers": 6}),
 }
 
-DATA_PARALLEL = "data parallel"
+DATA_PARALLEL, MEASURED = "data parallel", "measured"
 
 
 def plans_of(
@@ -73,6 +74,13 @@ def plans_of(
     return {
         name: StagedPlan.from_json(value) if "stages" in value else Plan.from_json(value) for name, value in values.items()
     }
+
+
+def measured_plan(recorded: Recorded, context: Context, budget: str) -> Plan | StagedPlan:
+    """Return what a search of one or two stages finds by measured operators; every rank must call it."""
+    request = Request(recorded.model, context.hardware, None)
+    ranks, first_values = context.processes, recorded.first_values
+    return find_measured("mini_time", request, None, budget, ranks, context.on_first_rank, first_values, MPI, (1, 2))
 
 
 def clocked(step: Callable[[], object], cpu_s: list[float]) -> Callable[[], None]:
@@ -120,19 +128,21 @@ def in_turn(steps: list[Callable[[], object]], processes: Processes, rounds: int
 
 
 def compare(
-    name: str, hardware: Hardware, processes: Processes, rounds: int, micro_batches: list[int], schedules: list[str]
+    name: str, context: Context, rounds: int, micro_batches: list[int], schedules: list[str], budget: str | None
 ) -> None:
     """Time the plans of a model, and print them on rank 0; every rank must call it."""
     function, sizes = SIZES[name]
-    recorded = record(lambda: function(**sizes), name, "momentum")
-    plans = plans_of(recorded, hardware, processes, micro_batches, schedules)
+    recorded, processes = record(lambda: function(**sizes), name, "momentum"), context.processes
+    plans = plans_of(recorded, context.hardware, processes, micro_batches, schedules)
+    if budget is not None:
+        plans[MEASURED] = measured_plan(recorded, context, budget)
     cpu_s: list[list[float]] = [[] for _ in plans]
     steps = [clocked(step_of(recorded, plan, processes), own) for plan, own in zip(plans.values(), cpu_s, strict=True)]
     *timings, bound = in_turn([*steps, plain_step(function, sizes, recorded, processes)], processes, rounds)
     by_rank = processes.gather([statistics.median(own[-rounds:]) for own in cpu_s])
     if processes.rank:
         return
-    chosen = min(plans.keys() - {DATA_PARALLEL}, key=lambda each: plans[each].time_us)
+    chosen = min(plans.keys() - {DATA_PARALLEL, MEASURED}, key=lambda each: plans[each].time_us)
     rows = []
     for (title, plan), timing in zip(plans.items(), timings, strict=True):
         ratios = [f"{timing.median / to.median:.3f}" for to in (timings[0], bound)]
@@ -159,12 +169,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--micro-batches", default="2,4,8")
     parser.add_argument("--schedules", default="1f1b,zero-bubble")
+    parser.add_argument("--profile-budget", help="seconds for measuring operators, such as 60s; default: no such plan")
     given = parser.parse_args()
-    processes = prepared_processes()
-    hardware = hardware_here(processes, MPI, NOT_SHOWN)
+    context = Context(None, seed=0)
     micro_batches, schedules = [int(n) for n in given.micro_batches.split(",")], given.schedules.split(",")
     for name in given.models.split(","):
-        compare(name, hardware, processes, given.rounds, micro_batches, schedules)
+        compare(name, context, given.rounds, micro_batches, schedules, given.profile_budget)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,14 @@ import pytest
 import tensorflow as tf
 from accumulate import models
 from helpers import zoo
+from pipeline.test_cuts import slow_link
 
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.costs.work_items import largest_operand_shapes
 from tensoropt.ft import Budget
 from tensoropt.plan.find_frontier import ModelFrontier
+from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.options import Request, mini_time
 from tensoropt.plan.options_with_stages import find_any_answer
 from tensoropt.plan.staged_plan import StagedPlan
@@ -28,7 +30,7 @@ from tensoropt.runtime.operator_timer import OperatorTimer, OperatorTrial, Timed
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.baselines import data_parallel
 from tensoropt.search.baselines.task import BaselineTask
-from tensoropt.tuning.planned_parts import parts_of, work_of
+from tensoropt.tuning.planned_parts import parts_of, parts_without_stages, work_of
 from tensoropt.tuning.profile_guided import (
     NEGLIGIBLE,
     MeasuredSearch,
@@ -137,6 +139,23 @@ def test_all_of_an_answer_with_stages_is_measured_once(stages):
     again = Machine()
     assert found(MeasuredSearch(ALONE, model, search, 1e9, store, again, again.clock)).to_json() == plan.to_json()
     assert again.timed == []
+
+
+def test_the_fastest_plan_without_stages_is_measured_beside_one_with_stages():
+    model, machine = models.recorded("mlp", "momentum").model, Machine()
+
+    request = Request(model, slow_link(1e8), None, micro_batches=4, budget=Budget(seconds=0))
+    frontier = find_with_stages(request, DEVICES, (1, 2))
+    plan = frontier.plan([point.n_stages for point in frontier.points_of].index(2))
+    searching = MeasuredSearch(ALONE, model, lambda known: plan, 1e9, Store(None, "here"), machine)  # type: ignore[arg-type]
+    (without,) = parts_without_stages(plan)
+    graph = without.frontier.model.graph
+    assert {name for name, _ in without.pairs(model)} == {op.name for op in graph.step_operators if op.updates is None}
+    searching._measure_all(searching._wanted(plan, is_first=True), lambda: False)
+    works = [work for pair in without.pairs(model) if (work := work_of(without.frontier, *pair)) and work.key]
+    times_us = {work.key: without.frontier.costing.compute.time_ns(work) / 1e3 for work in works}
+    left_us = sum(time_us for key, time_us in times_us.items() if key not in searching.store.measured)
+    assert left_us <= NEGLIGIBLE * sum(times_us.values())
 
 
 def test_the_times_of_a_stage_are_those_that_were_measured():
