@@ -122,7 +122,7 @@ def test_a_link_is_that_of_the_smaller_stage() -> None:
 
 @pytest.mark.parametrize(
     ("name", "cluster", "n_stages", "schedule"),
-    first(3, [("mlp", "v100-1x3", 2, "1f1b"), ("attention", "v100-1x6", 4, "gpipe"), ("tied", "v100-2x3", 2, "1f1b")]),
+    first(2, [("mlp", "v100-1x3", 2, "1f1b"), ("tied", "v100-2x3", 2, "1f1b"), ("attention", "v100-1x6", 4, "gpipe")]),
 )
 def test_plans_have_one_device_numbers(name: str, cluster: str, n_stages: int, schedule: str) -> None:
     asked, model = request(name, cluster), models.recorded(name, "adam")

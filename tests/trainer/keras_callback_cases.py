@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import keras
-from trainer.keras_cases import IN_ORDER, Case, Use, printed
-from trainer.keras_models import BATCH, FOUR, STRUCTURE, X, Y
+from trainer.keras_cases import IN_ORDER, WHOLE, Case, Use, printed
+from trainer.keras_models import BATCH, FOUR, STRUCTURE, N, X, Y
 
 
 class Recorder(keras.callbacks.Callback):
@@ -60,13 +60,13 @@ def _recorded(model: Any, folder: Path) -> Any:
     return recorder.seen, recorder.params
 
 
-def steered(*make: Callable[[], keras.callbacks.Callback], epochs: int = 5, **named: Any) -> Use:
-    """Train with callbacks and validation; return the history and the rate at the end."""
+def steered(*make: Callable[[], keras.callbacks.Callback], epochs: int = 5, n: int = N, **named: Any) -> Use:
+    """Train with callbacks and validation, on ``n`` samples; return the history and the rate at the end."""
 
     def use(model: Any, folder: Path) -> Any:
         callbacks = [each() for each in make]
         given = {"validation_data": (X[:13], Y[:13]), "epochs": epochs, "verbose": 0, **IN_ORDER, **named}
-        history = model.fit(X, Y, callbacks=callbacks, **given)
+        history = model.fit(X[:n], Y[:n], callbacks=callbacks, **given)
         return history.history, history.epoch, float(model.optimizer.learning_rate)
 
     return use
@@ -196,7 +196,12 @@ CALLBACKS = (
     ),
     Case(
         "averages in place of weights after each epoch",
-        steered(lambda: keras.callbacks.SwapEMAWeights(swap_on_epoch=True), epochs=2),
+        steered(
+            lambda: keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+            epochs=2,
+            n=WHOLE,
+            validation_data=(X[:BATCH], Y[:BATCH]),
+        ),
         "averages",
     ),
 )

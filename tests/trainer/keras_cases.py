@@ -159,7 +159,12 @@ FITTING = (
     Case("in order", fit(*LISTED, **IN_ORDER, validation_split=1 / 3), "in order"),
     Case("in order, weighted", fit(*LISTED, sample_weight=[WEIGHTS[:WHOLE]] * 3, **IN_ORDER), "in order"),
     Case("in order, a generator", fit(generated(*map(tuple, LISTED), n=WHOLE, forever=True), steps_per_epoch=3), "in order"),
-    Case("losses that layers add, metrics with a state", fit(X, BITS, **IN_ORDER, validation_data=(X, BITS)), "bits"),
+    Case(
+        "losses that layers add, metrics with a state",
+        fit(X[:WHOLE], BITS[:WHOLE], **IN_ORDER, validation_data=(X[:WHOLE], BITS[:WHOLE])),
+        "bits",
+    ),
+    Case("losses that layers add to a part of a batch", fit(X, BITS, **IN_ORDER, validation_data=(X, BITS)), "bits"),
     Case("a weight for each step", fit(X, STEPS, sample_weight=OF_STEPS, **IN_ORDER), "steps"),
     Case("inputs in a structure", fit(STRUCTURE, FOUR, **IN_ORDER, validation_split=0.3), "counting"),
     Case("averages of weights", fit(X, Y, **IN_ORDER, validation_data=(X, Y)), "averages"),
@@ -215,10 +220,17 @@ def _each_batch(model: Any, folder: Path) -> Any:
     found.append(model.get_metrics_result())
     found.append(model.train_on_batch(X[:BATCH], Y[:BATCH], class_weight=CLASS_WEIGHTS))
     found.append(model.train_on_batch(X[:BATCH], Y[:BATCH], sample_weight=WEIGHTS[:BATCH], return_dict=True))
-    found.append(model.train_on_batch(X[:3], Y[:3]))
     found.append(model.test_on_batch(X[:BATCH], Y[:BATCH]))
-    found.append(model.test_on_batch(X[:5], Y[:5], sample_weight=WEIGHTS[:5], return_dict=True))
     found.append(model.predict_on_batch(X[:5]))
+    model.reset_metrics()
+    found.append(model.evaluate(X[:WHOLE], Y[:WHOLE], batch_size=BATCH, verbose=0))
+    return found
+
+
+def _each_smaller_batch(model: Any, folder: Path) -> Any:
+    """Steps on single batches of fewer samples than planned."""
+    found: list[Any] = [model.train_on_batch(X[:3], Y[:3])]
+    found.append(model.test_on_batch(X[:5], Y[:5], sample_weight=WEIGHTS[:5], return_dict=True))
     model.reset_metrics()
     found.append(model.evaluate(X, Y, batch_size=BATCH, verbose=0))
     return found
@@ -260,5 +272,6 @@ EVALUATING = (
     Case("predict several steps in an execution", call("predict", X, batch_size=BATCH, verbose=0), "several steps"),
     Case("predict at random", call("predict", X, batch_size=BATCH, verbose=0), "always random"),
     Case("single batches", _each_batch),
+    Case("single batches of fewer samples", _each_smaller_batch),
     Case("what a model says of itself", _described),
 )

@@ -61,7 +61,7 @@ def plain(optimizer: Any = None) -> keras.Model:
 
 
 @cache
-def _plain_and_values() -> tuple[keras.Model, list[np.ndarray]]:
+def _plain_and_values(floatx: str) -> tuple[keras.Model, list[np.ndarray]]:
     model = plain()
     model.optimizer.build(model.trainable_variables)
     return model, [variable.numpy() for variable in [*model.variables, *model.optimizer.variables]]
@@ -69,7 +69,7 @@ def _plain_and_values() -> tuple[keras.Model, list[np.ndarray]]:
 
 def fresh_plain() -> keras.Model:
     """That model by its usual optimizer, as it was before its first step: it is the same one each time, traced once."""
-    model, values = _plain_and_values()
+    model, values = _plain_and_values(keras.config.floatx())
     for variable, value in zip([*model.variables, *model.optimizer.variables], values, strict=True):
         variable.assign(value)
     model._initial_epoch = None
