@@ -77,7 +77,7 @@ def true_times(problem: Problem, overlap: Overlap) -> dict[tuple[int, ...], tupl
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6))
 def test_the_frontier_has_true_times_and_a_bound_below_every_strategy(seed: int) -> None:
     problem = random_problem(seed)

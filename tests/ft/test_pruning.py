@@ -72,17 +72,18 @@ def assert_keeps_the_frontier(problem: Problem, seed: int, epsilon: float, max_c
 
 
 @pytest.mark.parametrize(("epsilon", "max_cells"), [(0.0, 1 << 20), (0.0, 3), (0.05, 1 << 20), (0.3, 4)])
-def test_random_problems_keep_their_frontier(epsilon: float, max_cells: int) -> None:
-    sizes = [assert_keeps_the_frontier(random_problem(seed), seed, epsilon, max_cells) for seed in range(240)]
+def test_random_problems_keep_their_frontier(epsilon: float, max_cells: int, everything: bool) -> None:
+    seeds = range(240 if everything else 80)
+    sizes = [assert_keeps_the_frontier(random_problem(seed), seed, epsilon, max_cells) for seed in seeds]
     before, after = np.array([size for size in sizes if size is not None]).T
-    assert len(before) > 100
+    assert len(before) > 0.4 * len(seeds)
     assert after.sum() < 0.8 * before.sum()
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.02])
-def test_many_corners_are_joined(epsilon: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_corners_are_joined(epsilon: float, monkeypatch: pytest.MonkeyPatch, everything: bool) -> None:
     monkeypatch.setattr(pruning, "MAX_CORNERS", 5)
-    for seed in range(0, 60, 2):
+    for seed in range(0, 60, 2 if everything else 4):
         assert_keeps_the_frontier(random_problem(seed), seed, epsilon, 1 << 20)
 
 
@@ -127,18 +128,18 @@ def test_a_threshold_off_by_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(pruning, "_live_corners", wrong)
     caught = 0
-    for seed in range(120):
+    for seed in range(60):
         try:
             assert_keeps_the_frontier(random_problem(seed), seed, 0.0, 1 << 20)
         except AssertionError:
             caught += 1
-    assert caught > 5
+    assert caught > 2
 
 
 @pytest.mark.parametrize("algorithm", ["ft-ldp", "ft-elimination"])
-def test_what_pruning_leaves_is_solved_exactly(algorithm: str) -> None:
+def test_what_pruning_leaves_is_solved_exactly(algorithm: str, everything: bool) -> None:
     """Small tables do not solve these in one round; what pruning leaves they do."""
-    for seed in range(12):
+    for seed in range(12 if everything else 6):
         rng = np.random.default_rng(seed)
         n, pairs = SHAPES[("clique", "mask", "attention")[seed % 3]]
         problem = build(rng, [4] * n, pairs, Costs(10**6, float(rng.choice([0.0, 0.1]))))

@@ -49,7 +49,7 @@ def test_a_plan_reads_back_as_it_was_written(found: ModelFrontier, tmp_path: Pat
     assert loaded.n_collectives == executed
 
 
-def test_any_strategy_survives_being_a_plan() -> None:
+def test_any_strategy_survives_being_a_plan(everything: bool) -> None:
     """An operator that takes a tensor twice may read two copies of its shared copy, one made by communication, one not."""
 
     def squared() -> tf.Tensor:
@@ -61,7 +61,8 @@ def test_any_strategy_survives_being_a_plan() -> None:
     model, hardware = record(squared, "squared").model, named("v100-1x4")
     frontier = find_frontier(model, hardware, 4, space="full")
     built, rng, n_regathered = frontier.built, np.random.default_rng(0), 0
-    for _ in range(150):
+    n = 150 if everything else 40
+    for _ in range(n):
         states = np.array([rng.integers(node.n_states) for node in built.problem.nodes], np.int32)
         for choice in built.choices:
             states[choice.node] = rng.choice(np.flatnonzero(choice.is_regathered))
@@ -74,7 +75,7 @@ def test_any_strategy_survives_being_a_plan() -> None:
         plan = replace(frontier, found=point).plan(0)
         check_reshardings(model.view(plan.strategy), plan)
         n_regathered += bool(plan.strategy.regathered)
-    assert n_regathered > 50
+    assert n_regathered > n // 5
 
 
 def test_a_plan_says_what_is_regathered_and_its_cost(found: ModelFrontier) -> None:

@@ -151,9 +151,9 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[], Any], Callable[[A
     "train_on_batch": (averaged, lambda: contrastive, by_batches),
     "evaluate first": (averaged, lambda: squared, other_calls_first),
     "predict first": (averaged, lambda: "mse", predicted_first),
+    "an unbuilt model": (unbuilt, lambda: "mse", fitted(X, Y)),
 }
 ON_RANKS = {
-    "an unbuilt model": (unbuilt, lambda: "mse", fitted(X, Y)),
     "batches of several lengths": (averaged, lambda: contrastive, bucketed),
     "a generator": (averaged, lambda: contrastive, generated),
 }

@@ -30,7 +30,7 @@ def refuses(said: str) -> Any:
     return pytest.raises(tensoropt.InputError, match=said.replace("HERE", r"\(?test_deferred.py:\d+\)?"))
 
 
-@pytest.mark.parametrize("case", first(6, sorted(CASES, key="a backbone".__eq__)))
+@pytest.mark.parametrize("case", first(7, sorted(CASES, key="a backbone".__eq__)))
 def test_numbers_are_those_of_plain_keras(case: str):
     compared(case)
 
