@@ -11,7 +11,7 @@ Complexity: O(tables of a step) for a step that is known.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ..tables.table import Table, Trace, unit_table
 
@@ -28,6 +28,8 @@ class _Done:
 
     def with_(self, tables: Sequence[Table], variables: Sequence[int]) -> Table:
         """Return what the same step makes of alike tables of other variables."""
+        if self.result is self.tables[0]:  # a step that leaves tables like this one as they are
+            return tables[0]
         names = dict(zip(self.variables, variables, strict=True))
         traces = {
             id(own.trace): other.trace
@@ -35,7 +37,7 @@ class _Done:
             if own.trace is not None and other.trace is not None
         }
         scope = tuple(names[variable] for variable in self.result.scope)
-        return replace(self.result, scope=scope, trace=_renamed(self.result.trace, traces, names))
+        return self.result.renamed(scope, _renamed(self.result.trace, traces, names))
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ combinations, K^3 for node elimination, each a product of frontiers.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Collection
@@ -41,6 +42,8 @@ from .repeated import UNIT, Repeated
 
 Floats = npt.NDArray[np.float64]
 _WEIGHTS = (0.5, 0.0, 1.0, 0.25, 0.75)
+_Order = tuple[int, int, bool, float, int]
+"""The key by which eliminations are compared, least first; the variable is last."""
 
 
 class TooLargeError(Exception):
@@ -93,7 +96,9 @@ class TableGraph:
     _efforts: dict[int, Effort] = field(default_factory=dict)
     _neighbours: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _scopes: dict[int, dict[tuple[int, ...], None]] = field(default_factory=dict)
-    _orders: dict[int, tuple[int, int, bool, float, int]] = field(default_factory=dict)
+    _orders: dict[int, _Order] = field(default_factory=dict)
+    _queue: list[_Order] = field(default_factory=list)  # a heap; entries no longer in ``_orders`` are void
+    _stale: set[int] = field(default_factory=set)  # variables without an order, and others that are eliminated
     _ordered: Collection[int] = ()
 
     def __post_init__(self) -> None:
@@ -103,7 +108,8 @@ class TableGraph:
     def copy(self) -> TableGraph:
         """Return a graph that can be changed without changing this one."""
         own = ("tables", "left", "fixed", "counts", "_efforts", "_neighbours")
-        return replace(self, **{name: copy(getattr(self, name)) for name in own}, _scopes={}, _orders={}, _ordered=())
+        copies = {name: copy(getattr(self, name)) for name in own}
+        return replace(self, **copies, _scopes={}, _orders={}, _queue=[], _stale=set(), _ordered=())
 
     @property
     def variables(self) -> tuple[int, ...]:
@@ -164,15 +170,22 @@ class TableGraph:
             among: the variables to choose from; the same object from call to call while it only shrinks.
         """
         if among is not self._ordered:
-            self._ordered = among
+            self._ordered, self._stale = among, set(among)
             self._orders.clear()
-        for variable in among:
-            if variable not in self._orders:
-                self._orders[variable] = self._order(variable, among)
-        chosen = min(among, key=self._orders.__getitem__, default=None)
-        return None if chosen is None else self.effort(chosen)
+            self._queue.clear()
+        for variable in self._stale.intersection(among):
+            order = self._orders[variable] = self._order(variable, among)
+            heapq.heappush(self._queue, order)
+        self._stale.clear()
+        while self._queue:
+            order = self._queue[0]
+            *_, variable = order
+            if variable in among and self._orders.get(variable) == order:
+                return self.effort(variable)
+            heapq.heappop(self._queue)
+        return None
 
-    def _order(self, variable: int, among: Collection[int]) -> tuple[int, int, bool, float, int]:
+    def _order(self, variable: int, among: Collection[int]) -> _Order:
         """Return the key by which ``cheapest`` compares variables, least first."""
         effort, scopes = self.effort(variable), self._made(variable)
         result = set(self.neighbours(variable))
@@ -296,9 +309,9 @@ class TableGraph:
     def _forget(self, scope: tuple[int, ...]) -> None:
         """Forget estimates about these variables; the order of their neighbours depends on them too."""
         for variable in scope:
-            for other in self.neighbours(variable):
-                self._orders.pop(other, None)
-            self._orders.pop(variable, None)
+            for other in (variable, *self.neighbours(variable)):
+                if self._orders.pop(other, None) is not None:
+                    self._stale.add(other)
             self._efforts.pop(variable, None)
         for variable in scope:
             self._neighbours.pop(variable, None)

@@ -7,7 +7,7 @@ more promising states. Where frontiers are thinned, the points have slack. :mod:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -115,7 +115,7 @@ def table_graph(problem: Problem, thinning: Thinning, max_work: float = float("i
             graph.repeated.expect(tables[key])
         else:
             tables[key] = dense_table(scope, *_added(of_scope))
-        made[scope] = replace(tables[key], scope=scope)
+        made[scope] = tables[key].renamed(scope, None)
     for table in made.values():  # all that are alike are known by now
         graph.add(table)
     return graph

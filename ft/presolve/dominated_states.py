@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..pareto import reduce_unsorted
-from ..problem import INFEASIBLE, Edge, InfeasibleError, Ints, Problem, identity
+from ..problem import INFEASIBLE, Edge, InfeasibleError, Ints, Node, Problem, identity
 
 Mask = npt.NDArray[np.bool_]
 
@@ -47,34 +47,40 @@ def check_supported(problem: Problem) -> None:
         InfeasibleError: a node or an edge allows nothing; the message names it.
     """
     kept, allowed = _allowed(problem)
-    if not all(mask.all() for mask in (*kept, *allowed)):
+    if not all(mask.all() for mask in {id(mask): mask for mask in (*kept, *allowed)}.values()):
         _drop_unsupported(problem, allowed, kept)
 
 
 def _allowed(problem: Problem) -> tuple[list[Mask], list[Mask]]:
     """Return the states of nodes, and the pairs of states of edges, whose own cost is feasible, as masks."""
-    kept = [(node.mem_bytes < INFEASIBLE) & (node.time_ns < INFEASIBLE) for node in problem.nodes]
-    for node, mask in zip(problem.nodes, kept, strict=True):
-        if not mask.any():
-            raise InfeasibleError(f"no strategy is allowed: every state of node {node.name!r} is infeasible")
-    masks: dict[tuple[object, ...], Mask] = {}  # one for all edges with the same arrays
-    allowed = []
-    for edge in problem.edges:
-        key = identity(edge.mem_bytes), identity(edge.time_ns)
+    masks: dict[tuple[object, ...], Mask] = {}  # one for all nodes, and all edges, with the same arrays
+
+    def mask_of(part: Node | Edge) -> Mask:
+        key = identity(part.mem_bytes), identity(part.time_ns)
         if key not in masks:
-            masks[key] = (edge.mem_bytes < INFEASIBLE) & (edge.time_ns < INFEASIBLE)
-        allowed.append(masks[key])
-    return kept, allowed
+            masks[key] = (part.mem_bytes < INFEASIBLE) & (part.time_ns < INFEASIBLE)
+            if isinstance(part, Node) and not masks[key].any():
+                raise InfeasibleError(f"no strategy is allowed: every state of node {part.name!r} is infeasible")
+        return masks[key]
+
+    return [mask_of(node) for node in problem.nodes], [mask_of(edge) for edge in problem.edges]
 
 
 def _drop_unsupported(problem: Problem, allowed: list[Mask], kept: list[Mask]) -> None:
     """Drop the unsupported states of all nodes in ``kept``; raise an error if a node has no state left."""
-    known: dict[tuple[object, ...], Mask] = {}  # by an edge's mask and what is kept of the other end
+    known: dict[tuple[object, ...], Mask] = {}  # by an edge's mask, what is kept of the other end, and what of this one
+    alive: list[Mask] = []  # no other mask can get the address of one of these
 
-    def supported_by(mask: Mask, others: Mask, axis: int) -> Mask:
-        key = id(mask), others.tobytes(), axis
+    def left(mask: Mask, others: Mask, axis: int, own: Mask) -> Mask:
+        """Return what is left of the states ``own`` of one end: the same object if that is all."""
+        key = id(mask), id(others), axis, id(own)
         if key not in known:
-            known[key] = np.asarray((mask[:, others] if axis else mask[others]).any(axis=axis))
+            content = id(mask), others.tobytes(), axis
+            if content not in known:
+                known[content] = np.asarray((mask[:, others] if axis else mask[others]).any(axis=axis))
+            both = own & known[content]
+            known[key] = own if both.sum() == own.sum() else both
+            alive.extend((others, own))
         return known[key]
 
     changed = True
@@ -82,11 +88,12 @@ def _drop_unsupported(problem: Problem, allowed: list[Mask], kept: list[Mask]) -
         changed = False
         for edge, mask in zip(problem.edges, allowed, strict=True):
             for end, other, axis in ((edge.source, edge.target, 1), (edge.target, edge.source, 0)):
-                supported = supported_by(mask, kept[other], axis)
-                if (kept[end] & ~supported).any():
-                    kept[end] = kept[end] & supported
-                    changed = True
-                if not kept[end].any():
+                of_end = left(mask, kept[other], axis, kept[end])
+                if of_end is kept[end]:
+                    continue
+                kept[end] = of_end
+                changed = True
+                if not of_end.any():
                     raise InfeasibleError(
                         f"no strategy is allowed: no state of {problem.nodes[end].name!r} is left that edge "
                         f"{problem.edge_name(edge)} allows; look at the states that this edge forbids"

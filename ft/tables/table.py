@@ -96,6 +96,10 @@ class Table:
         """Return the state of ``variable`` in each cell: int32[C]."""
         return self.states[:, self.scope.index(variable)]
 
+    def renamed(self, scope: tuple[int, ...], trace: Trace | None) -> Table:
+        """Return the table of other variables, with other back-pointers."""
+        return Table(scope, self.states, self.offsets, self.mem, self.time, trace, self.slack, self.n_summed)
+
     def take(self, cells: Ints, scope: tuple[int, ...], states: States) -> Table:
         """Return a table of some of the cells.
 
