@@ -114,6 +114,11 @@ class End:
     is_shared: bool = False
 
     @cached_property
+    def policies(self) -> frozenset[int]:
+        """The residual policies of all states."""
+        return frozenset(np.unique(self.policy).tolist())
+
+    @cached_property
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the distinct pairs (operand sharding, residual policy), as two arrays of indices, and each state's pair."""
         choice, n_values = self.choice, len(self.choice.values)
@@ -156,6 +161,8 @@ class ReshardingArrays:
     def __init__(self, reshardings: ReshardingCosting, graph: Graph, gathers_parameters: bool = True) -> None:
         self.reshardings, self.graph, self.gathers_parameters = reshardings, graph, gathers_parameters
         self._alive: list[object] = []  # Objects whose id is in a key: they must not be freed.
+        self._ends: dict[int, int] = {}  # by the identity of an end
+        self._numbers: dict[tuple[object, ...], int] = {}
         self._equal: dict[bytes, Shardings] = {}
         self._first_equal: dict[int, Shardings] = {}  # by the identity of a sequence of values
         self._expected: set[tuple[object, ...]] = set()
@@ -192,20 +199,34 @@ class ReshardingArrays:
         return self._first_equal[id(values)]
 
     def _key(self, tensor: Tensor, source: End, target: End, table: Table) -> tuple[object, ...]:
-        ends = (
-            (id(self._values(end.choice)), end.choice.index.tobytes(), end.policy.tobytes()) for end in (source, target)
-        )
-        kind = self._kind(tensor, source)
-        return tensor.shape, tensor.item_bytes, *ends, table, *kind
+        kind = self._kind(tensor, source.is_shared)
+        return tensor.shape, tensor.item_bytes, self._number(source), self._number(target), table, *kind
 
-    def _kind(self, tensor: Tensor, source: End) -> tuple[bool | int, ...]:
-        """Return what else the costs depend on: equal for two tensors of one shape means equal costs."""
+    def _number(self, end: End) -> int:
+        """Return a number that is equal for ends of equal operand shardings and residual policies in all states."""
+        number = self._ends.get(id(end))
+        if number is None:
+            self._alive.append(end)
+            key = id(self._values(end.choice)), end.choice.index.tobytes(), end.policy.tobytes()
+            number = self._ends[id(end)] = self._numbers.setdefault(key, len(self._numbers))
+        return number
+
+    def kind_of_shared(self, tensor: Tensor) -> tuple[object, ...]:
+        """Return what the costs of reshardings from a tensor's shared copy depend on, beside both ends."""
+        return tensor.shape, tensor.item_bytes, *self._kind(tensor, True)
+
+    def _kind(self, tensor: Tensor, is_shared: bool) -> tuple[bool | int, ...]:
+        """Return what else the costs depend on: equal for two tensors of one shape means equal costs.
+
+        Args:
+            is_shared: whether the source is the tensor's shared copy.
+        """
         in_micro_batches = self.graph.n_runs(tensor.name), self.graph.accumulates(tensor.name)
-        return self.is_overlappable(tensor), self._stays(tensor), self._is_variable(tensor, source), *in_micro_batches
+        return self.is_overlappable(tensor), self._stays(tensor), self._is_variable(tensor, is_shared), *in_micro_batches
 
-    def _is_variable(self, tensor: Tensor, source: End) -> bool:
+    def _is_variable(self, tensor: Tensor, is_shared: bool) -> bool:
         """Return whether the source is a variable's own value, not a shared copy of it."""
-        return self.graph.producers[tensor.name].type == VARIABLE and not source.is_shared
+        return self.graph.producers[tensor.name].type == VARIABLE and not is_shared
 
     def _stays(self, tensor: Tensor) -> bool:
         """Return whether the tensor is a parameter that must not be communicated in the forward pass."""
@@ -253,8 +274,8 @@ class ReshardingArrays:
 
     def _matrix(self, tensor: Tensor, source: End, target: End, charge: ResidualCharge) -> tuple[np.ndarray, np.ndarray]:
         produced, wanted = self._values(source.choice), self._values(target.choice)
-        of_variable = self._is_variable(tensor, source)
-        key = tensor.shape, tensor.item_bytes, id(produced), id(wanted), charge, *self._kind(tensor, source)
+        of_variable = self._is_variable(tensor, source.is_shared)
+        key = tensor.shape, tensor.item_bytes, id(produced), id(wanted), charge, *self._kind(tensor, source.is_shared)
         if key not in self._costs:
             mem, time_ns = self.reshardings.matrix(tensor, produced, wanted, charge, of_variable)
             if self.graph.accumulates(tensor.name):
@@ -275,7 +296,7 @@ class ReshardingArrays:
         if not self.is_overlappable(tensor):
             return None
         produced, wanted = self._values(source.choice), self._values(target.choice)
-        of_variable = self._is_variable(tensor, source)
+        of_variable = self._is_variable(tensor, source.is_shared)
         key = tensor.shape, tensor.item_bytes, id(produced), id(wanted), of_variable
         if key not in self._returning:
             self._returning[key] = self.reshardings.returning_ns(tensor, produced, wanted, of_variable)

@@ -26,16 +26,16 @@ class ConsumerEnd:
     @property
     def reads(self) -> bool:
         """Return whether the backward pass reads the consumer's copy in some state."""
-        return bool((self.end.policy != UNREAD).any())
+        return self.end.policies != {UNREAD}
 
     @property
     def may_read_or_not(self) -> bool:
-        return self.reads and bool((self.end.policy == UNREAD).any())
+        return self.reads and UNREAD in self.end.policies
 
     @property
     def can_be_regathered(self) -> bool:
         """Return whether the consumer's copy may be regathered in every state in which it is read."""
-        return not (self.end.policy == FIXED).any()
+        return FIXED not in self.end.policies
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class ProducedTensor:
 
     @property
     def may_be_rematerialized(self) -> bool:
-        return bool((self.end.policy == REMATERIALIZED).any())
+        return REMATERIALIZED in self.end.policies
 
 
 def may_be_unread(shared: Choice, readers: list[ConsumerEnd]) -> np.ndarray:

@@ -13,7 +13,6 @@ the shared copy's has its own; where all that read do, the shared copy is neithe
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -36,7 +35,6 @@ from .edge_costs import (
     HELD,
     PASSED,
     READ,
-    REGATHERED,
     REMATERIALIZED,
     SAVED,
     UNCHARGED,
@@ -45,21 +43,20 @@ from .edge_costs import (
     End,
     ReshardingArrays,
 )
-from .edge_ends import ConsumerEnd, ProducedTensor, as_copies, have_gradient, may_be_unread
+from .edge_ends import ConsumerEnd, ProducedTensor, have_gradient
 from .fusion_groups import FusionGroup
 from .node_costs import NodeCosts
 from .node_states import Choice, States
 from .overlap_parts import OverlapTimes, program_positions
 from .remat_segments import Segments
-from .saving_tables import direct, direct_regathered, of_shared, to_shared
+from .saving_tables import direct, direct_regathered
+from .shared_copies import SharedCopies
 from .strategy_problem import CopyChoice, SharedCopy
 from .transient_memory import Transients
 
-_MAY_BE_REGATHERED, _READ_BY_GRADIENT = (
-    np.array([policy in members for policy in (UNREAD, READ, FIXED, PASSED, HELD)])
-    for members in ((READ, PASSED, HELD), (READ, FIXED, HELD))
-)
-"""By a copy's residual policy: whether it may be regathered, and whether a gradient reads it."""
+_MAY_BE_REGATHERED = frozenset((READ, PASSED, HELD))
+_READ_BY_GRADIENT = np.array([policy in (READ, FIXED, HELD) for policy in (UNREAD, READ, FIXED, PASSED, HELD)])
+"""The residual policies of copies that may be regathered; and by policy, whether a gradient reads the copy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +72,30 @@ class Steps:
     mesh: Mesh
     rules: Mapping[str, Rule]
     arrays: ReshardingArrays
+
+
+@dataclass(frozen=True, eq=False)
+class _TakenInside:
+    """A tensor that consumers in its producer's node read, of which that node is charged for the shard.
+
+    Attributes:
+        end: the tensor as produced.
+        is_paid: the states in which the shard is saved, bool[K].
+        is_transient: the states in which it is transient, bool[K].
+    """
+
+    end: End
+    is_paid: np.ndarray
+    is_transient: np.ndarray
+
+    @classmethod
+    def of(cls, made: ProducedTensor, consumers: list[ConsumerEnd]) -> _TakenInside:
+        policy, inside = made.end.policy.copy(), [each.end.policy for each in consumers if each.node == made.node]
+        outside = any(UNREAD not in consumer.end.policies for consumer in consumers if consumer.node != made.node)
+        is_read = np.logical_or.reduce([each != UNREAD for each in inside]) | outside
+        policy[is_read & (policy == SAVED)] = UNCHARGED
+        is_read = np.logical_or.reduce([_READ_BY_GRADIENT[each] for each in inside]) | outside
+        return cls(End(made.produced, policy), policy == UNCHARGED, is_read & (policy == REMATERIALIZED))
 
 
 class EdgeBuilder:
@@ -118,9 +139,11 @@ class EdgeBuilder:
         self.edges: list[Edge] = []
         self.shared: list[SharedCopy] = []
         self.choices: list[CopyChoice] = []
-        self._of_training_step: dict[tuple[int, int], Choice] = {}
-        self._copies: dict[tuple[int, ...], Choice] = {}
-        self._unread: dict[tuple[int, ...], tuple[np.ndarray, object, object]] = {}  # with what has the identities
+        self.copies = SharedCopies(steps.arrays)
+        self._of_training_step: dict[tuple[int, int], End] = {}
+        self._produced_ends: dict[tuple[object, ...], End] = {}  # by identities of choices, which states keep
+        self._consumer_ends: dict[tuple[object, ...], End] = {}
+        self._taken_inside: dict[tuple[int, ...], _TakenInside] = {}
         self._of_produced: dict[tuple[object, ...], tuple[EdgeCosts, object]] = {}  # with what has the identity
         self._first_edges: dict[int, tuple[EdgeCosts, Edge]] = {}  # by the identity of their costs
 
@@ -138,33 +161,46 @@ class EdgeBuilder:
                         is_regathered = i in states.rematerialized or (
                             made_at[0] == n and made_at[1] in states.rematerialized
                         )
-                        policy = np.where(states.rematerializes & is_regathered, REMATERIALIZED, SAVED)
-                        shared = self._shared_copies(produced, consumers)
+                        end = self._produced(states, produced, is_regathered)
+                        shared = self._shared_choice(produced, consumers)
                         choices = [produced, *(consumer.shardings for consumer in consumers), *([shared] if shared else [])]
                         self.arrays.expect(tensor, choices)
-                        tensors.append((ProducedTensor(n, tensor, End(produced, policy)), consumers, shared))
+                        tensors.append((ProducedTensor(n, tensor, end), consumers, shared))
         for made, consumers, shared in tensors:
             self.tell(len(self.of_node) + made.node, 2 * len(self.of_node))
             self._connect(made, consumers, shared)
 
+    def _produced(self, states: States, produced: Choice, is_regathered: bool) -> End:
+        """Return a tensor as produced in each state; ``is_regathered`` where its operator may be rematerialized."""
+        key = id(states), id(produced), is_regathered
+        if key not in self._produced_ends:
+            policy = np.where(states.rematerializes & is_regathered, REMATERIALIZED, SAVED)
+            self._produced_ends[key] = End(produced, policy)
+        return self._produced_ends[key]
+
     def _consumer(self, tensor: Tensor, consumer: Consumer) -> ConsumerEnd:
         if consumer.is_step:
-            key = len(tensor.shape), consumer.position
-            if key not in self._of_training_step:
+            of_step = len(tensor.shape), consumer.position
+            if of_step not in self._of_training_step:
                 sharding = step_sharding(self.steps.mesh, tensor, consumer)
-                self._of_training_step[key] = Choice.of(Shardings.of(self.steps.costing.reshardings.numbers, [sharding]))
-            return ConsumerEnd(self.step_node[consumer.name], End(self._of_training_step[key], np.array([UNREAD])))
+                choice = Choice.of(Shardings.of(self.steps.costing.reshardings.numbers, [sharding]))
+                self._of_training_step[of_step] = End(choice, np.array([UNREAD]))
+            return ConsumerEnd(self.step_node[consumer.name], self._of_training_step[of_step])
         n, i = self.node_and_index[consumer.name]
         states, backward = self.of_node[n][1], self.steps.backward
         shardings = states.shardings(i, consumer, backward.gradients)
         is_own = (consumer.name, consumer.position) in backward.residual_operands and not consumer.is_update
-        policy = np.full(states.n_states, UNREAD)
-        if self.steps.costing.reads(consumer):
-            policy[:] = READ if is_own else FIXED
-            policy[self._exchanged(consumer)] = FIXED
-        if i in states.rematerialized and not consumer.is_update:
-            policy[states.rematerializes] = np.where(policy[states.rematerializes] == UNREAD, PASSED, HELD)
-        return ConsumerEnd(n, End(shardings, policy))
+        reads = self.steps.costing.reads(consumer)
+        key = id(states), i, consumer.position, consumer.is_update, id(shardings), is_own, reads
+        if key not in self._consumer_ends:
+            policy = np.full(states.n_states, UNREAD)
+            if reads:
+                policy[:] = READ if is_own else FIXED
+                policy[self._exchanged(consumer)] = FIXED
+            if i in states.rematerialized and not consumer.is_update:
+                policy[states.rematerializes] = np.where(policy[states.rematerializes] == UNREAD, PASSED, HELD)
+            self._consumer_ends[key] = End(shardings, policy)
+        return ConsumerEnd(n, self._consumer_ends[key])
 
     def _exchanged(self, consumer: Consumer) -> np.ndarray:
         """Return the states in which the operator exchanges window borders (halos), bool[K].
@@ -177,23 +213,11 @@ class EdgeBuilder:
             return np.zeros(states.n_states, bool)
         return ConfigArrays.of(rule, states.configs[i]).are_exchanged()[states.index[i]]
 
-    def _shared_copies(self, produced: Choice, ends: list[ConsumerEnd]) -> Choice | None:
-        """Return the operand shardings that a tensor's shared copy may have; None where there is nothing to share.
-
-        They are the produced layouts (sums completed), and all that more than one consumer asks for.
-        """
+    def _shared_choice(self, produced: Choice, ends: list[ConsumerEnd]) -> Choice | None:
+        """Return the operand shardings that a tensor's shared copy may have; None where there is nothing to share."""
         if len(ends) == 1 or (self.merges and len({end.node for end in ends}) == 1):
             return None
-        key = id(produced), *(id(end.shardings) for end in ends)
-        if key not in self._copies:
-            numbers, values = produced.values.numbers, produced.values
-            asked = Counter(copy for each in as_copies(ends) for copy in dict.fromkeys(each.codes.tolist()))
-            summed = numbers.with_partial(values.layouts, np.zeros_like(values.layouts))
-            as_produced = Shardings(numbers, summed, values.unreduced).codes.tolist()
-            codes = dict.fromkeys([*as_produced, *(copy for copy, times in asked.items() if times > 1)])
-            shared = Shardings.of_codes(numbers, np.array(list(codes), np.int64))
-            self._copies[key] = Choice(shared, np.arange(len(shared)))
-        return self._copies[key]
+        return self.copies.choice(produced, ends)
 
     def _connect(self, made: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice | None) -> None:
         producer, tensor = made.node, made.tensor
@@ -210,7 +234,7 @@ class EdgeBuilder:
 
     def _of_consumer(self, tensor: Tensor, consumer: ConsumerEnd) -> Copy | None:
         """Return the copy of a tensor's single consumer, if it may be regathered in some state; else None."""
-        if not _MAY_BE_REGATHERED[consumer.end.policy].any():
+        if not consumer.end.policies & _MAY_BE_REGATHERED:
             return None
         (only,) = self.consumers[tensor.name]
         return Copy(tensor.name, only.name)
@@ -220,17 +244,17 @@ class EdgeBuilder:
 
         The producer's node is charged for the shard if the backward pass reads it.
         """
-        policy, charge = made.end.policy.copy(), self._residual_charge(made.tensor)
+        charge = self._residual_charge(made.tensor)
+        end = made.end
         if charge == ResidualCharge.COPY:
-            inside = [consumer.end.policy != UNREAD for consumer in consumers if consumer.node == made.node]
-            outside = any((consumer.end.policy != UNREAD).all() for consumer in consumers if consumer.node != made.node)
-            is_read = np.logical_or.reduce(inside) | outside
-            policy[is_read & (policy == SAVED)] = UNCHARGED
-            by_gradient = [_READ_BY_GRADIENT[each.end.policy] for each in consumers if each.node == made.node]
-            is_read = np.logical_or.reduce(by_gradient) | outside
-            self._charge_produced_shard(made, policy == UNCHARGED, is_read & (policy == REMATERIALIZED))
+            key = id(end), *(each for consumer in consumers for each in (id(consumer.end), consumer.node == made.node))
+            if key not in self._taken_inside:
+                self._taken_inside[key] = _TakenInside.of(made, consumers)
+            taken = self._taken_inside[key]
+            self._charge_produced_shard(made, taken.is_paid, taken.is_transient)
+            end = taken.end
         for consumer in consumers:
-            self._add(ProducedTensor(made.node, made.tensor, End(made.produced, policy)), consumer, charge)
+            self._add(ProducedTensor(made.node, made.tensor, end), consumer, charge)
 
     def _may_regather(self, tensor: Tensor) -> bool:
         """Return whether copies of the tensor may be regathered.
@@ -247,90 +271,30 @@ class EdgeBuilder:
         return ResidualCharge.COPY_OF_SAVED if is_saved else ResidualCharge.COPY
 
     def _share(self, made: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice) -> None:
-        """Add a node for the shared copy of a tensor, with up to four states for each operand sharding.
-
-        In state SAVED the copy is saved. In REGATHERED, offered where it can pay, it is regathered from a saved tensor. In
-        REMATERIALIZED it is regathered from a rematerialized tensor. In UNCHARGED it is neither saved nor regathered, and
-        nobody may read it.
-
-        If a single consumer reads, its operand sharding tells whether it reads the shared copy or its own. The copy of a
-        rematerialized tensor is rematerialized with it, unless communication makes it. That state differs from REGATHERED,
-        since what consumers make of such a copy stays in memory as long as the rematerialization segment, and what they
-        make of a copy that is regathered otherwise is freed at once.
-        """
+        """Add a node for the shared copy of a tensor; see :meth:`.SharedCopies.states`."""
         tensor, number = made.tensor, len(self.nodes)
-        charge, readers = self._residual_charge(tensor), [consumer for consumer in consumers if consumer.reads]
-        varies = made.may_be_rematerialized or any(consumer.may_read_or_not for consumer in consumers)
-        of_copy = of_consumer = charge if readers else ResidualCharge.NOTHING
-        if len(readers) == 1 and charge == ResidualCharge.COPY and not varies:
-            of_copy = ResidualCharge.NOTHING
-        elif readers:
-            of_consumer = ResidualCharge.COPY_OF_SAVED
-        can_be_regathered = bool(self._may_regather(tensor) and readers and all(each.can_be_regathered for each in readers))
-        none, everything = np.zeros(0, np.intp), np.arange(len(shared.values))
-        regathered = self.arrays.worth_regathering(tensor, made.produced, shared) if can_be_regathered else none
-        from_rematerialized = everything if readers and made.may_be_rematerialized else none
-        no_unread = of_copy == ResidualCharge.NOTHING and not (readers and varies)
-        unread = none if no_unread else everything if readers and varies else self._may_be_unread(shared, readers)
-        by_policy = {SAVED: everything, REGATHERED: regathered, REMATERIALIZED: from_rematerialized, UNCHARGED: unread}
-        index = np.concatenate(list(by_policy.values()))
-        policy = np.repeat(list(by_policy), [len(indices) for indices in by_policy.values()])
-        is_regathered = np.isin(policy, (REGATHERED, REMATERIALIZED))
-        zeros = np.zeros(len(index), np.int64)
-        self.nodes.add(tensor.name, zeros, zeros)
+        charge = self._residual_charge(tensor)
+        states = self.copies.states(made, consumers, shared, charge, self._may_regather(tensor))
+        self.nodes.add(tensor.name, states.nothing, states.nothing)
         self.overlap_times.positions.append(min(self.overlap_times.positions[consumer.node] for consumer in consumers))
-        self.shared.append(SharedCopy(tensor, number, shared.values.at(index), policy == UNCHARGED))
-        if is_regathered.any() and can_be_regathered:
-            self.choices.append(CopyChoice(Copy(tensor.name), number, is_regathered))
-        copy = End(Choice(shared.values, index), policy, is_shared=True)
-        self._add_edge(
-            made.node, number, self.arrays.by_state(tensor, made.end, copy, to_shared(of_copy, charge, can_be_regathered))
-        )
+        self.shared.append(SharedCopy(tensor, number, states.shardings, states.is_unread))
+        if states.can_be_regathered and states.is_regathered.any():
+            self.choices.append(CopyChoice(Copy(tensor.name), number, states.is_regathered))
+        self._add_edge(made.node, number, self.arrays.by_state(tensor, made.end, states.copy, states.to_copy))
         for consumer in consumers:
-            costs = self.arrays.by_state(tensor, copy, consumer.end, of_shared(of_consumer))
+            costs = self.arrays.by_state(tensor, states.copy, consumer.end, states.of_copy)
             self._add_edge(number, consumer.node, costs, made.node)
 
-    def _may_be_unread(self, shared: Choice, readers: list[ConsumerEnd]) -> np.ndarray:
-        """Return what :func:`may_be_unread` does: computed once for equal layers, whose choices are the same objects."""
-        key = id(shared), *(id(reader.shardings) for reader in readers)
-        if key not in self._unread:
-            self._unread[key] = may_be_unread(shared, readers), shared, [reader.shardings for reader in readers]
-        return self._unread[key][0]
-
     def _take_together(self, made: ProducedTensor, consumers: list[ConsumerEnd]) -> None:
-        """Connect a tensor to several consumers that are one node.
-
-        They share the copy that one of them asks for; in each state the one for which resharding takes the least time.
-        """
-        tensor, node, n_states = made.tensor, consumers[0].node, len(consumers[0].shardings.index)
-        options = []
-        for consumer, copy in zip(consumers, as_copies(consumers), strict=True):
-            choice = Choice(copy, consumer.shardings.index)
-            self.arrays.expect(tensor, [choice])
-            source = End(choice, np.full(n_states, UNCHARGED), is_shared=True)
-            table = direct(ResidualCharge.COPY_OF_SAVED)
-            others = [self.arrays.along(tensor, source, other.end, table) for other in consumers]
-            options.append((choice, others))
-        best = np.argmin([np.sum([other.time_ns for other in others], axis=0) for _, others in options], axis=0)
-        codes = np.stack([choice.values.codes[choice.index] for choice, _ in options])[best, np.arange(n_states)]
-        shardings = Shardings.of_codes(options[0][0].values.numbers, codes)
-        shared = Choice.of(shardings)
-        self.arrays.expect(tensor, [shared])
-        # Regathered only where all consumers that read the copy do so without a copy of their own.
-        policies = np.stack([consumer.end.policy for consumer in consumers])
-        own = [each.shardings.values.layouts[each.shardings.index] for each in consumers]
-        has_its_own = shardings.layouts != np.stack(own)
-        fixed = ((policies != UNREAD) & ((policies == FIXED) | has_its_own)).any(axis=0)
-        policy = np.full(n_states, UNREAD)
-        for each in (PASSED, READ, HELD):
-            policy[(policies == each).any(axis=0)] = each
-        policy[fixed] = FIXED
-        copy_made = Copy(tensor.name) if _MAY_BE_REGATHERED[policy].any() else None
-        self._add(made, ConsumerEnd(node, End(shared, policy)), self._residual_charge(tensor), copy_made)
-        for k, (_, others) in enumerate(options):
-            for other in others:
-                self._charge(node, other, best == k)
-        self.shared.append(SharedCopy(tensor, node, shardings, np.zeros(n_states, bool)))
+        """Connect a tensor to several consumers that are one node; see :meth:`.SharedCopies.within`."""
+        tensor, node = made.tensor, consumers[0].node
+        copy = self.copies.within(tensor, consumers)
+        self.arrays.expect(tensor, [copy.end.choice])
+        copy_made = Copy(tensor.name) if copy.end.policies & _MAY_BE_REGATHERED else None
+        self._add(made, ConsumerEnd(node, copy.end), self._residual_charge(tensor), copy_made)
+        for costs, where in copy.costs:
+            self._charge(node, costs, where)
+        self.shared.append(SharedCopy(tensor, node, copy.shardings, copy.is_unread))
 
     def _add(self, made: ProducedTensor, consumer: ConsumerEnd, charge: ResidualCharge, copy: Copy | None = None) -> None:
         """Charge a tensor's resharding between the states of two nodes, or within one node.

@@ -27,6 +27,7 @@ class Transients:
         self._large = segments.large
         self._nodes: dict[int, Ints] = {}
         self._edges: dict[int, dict[int, Ints]] = {}
+        self._sums: dict[tuple[object, ...], tuple[Ints, object]] = {}  # by identities, with what has them
 
     def begin(self, node: int, transient: Ints) -> None:
         """Set the transient bytes of the node's own results, int64[K]; ignored if the node is in no segment."""
@@ -36,7 +37,7 @@ class Transients:
     def add(self, node: int, costs: EdgeCosts, where: Ints | bool) -> None:
         """Add the transient bytes of a resharding within the node, in the states given by ``where``."""
         if costs.transient is not None and node in self._block:
-            self._nodes[node] = self._nodes[node] + np.where(where, costs.transient, 0)
+            self._nodes[node] = self._sum(self._nodes[node], costs.transient, where)
 
     def add_edge(self, edge: int, producer: int, consumer: int, costs: EdgeCosts) -> None:
         """Add an edge's transient bytes to the producer's segment, and its held bytes to the consumer's.
@@ -48,7 +49,14 @@ class Transients:
             if n_bytes is not None and node in self._block:
                 of_edge = self._edges.setdefault(edge, {})
                 before = of_edge.get(self._block[node])
-                of_edge[self._block[node]] = n_bytes if before is None else before + n_bytes
+                of_edge[self._block[node]] = n_bytes if before is None else self._sum(before, n_bytes, True)
+
+    def _sum(self, before: Ints, more: Ints, where: Ints | bool) -> Ints:
+        """Return bytes with more added where that is so: one object for the same arrays, as equal layers have them."""
+        key = id(before), id(more), where if isinstance(where, bool) else where.tobytes()
+        if key not in self._sums:
+            self._sums[key] = before + np.where(where, more, 0), (before, more)
+        return self._sums[key][0]
 
     def transient(self, rematerializes: Mapping[int, Ints], others: Mapping[int, Ints]) -> Transient | None:
         """Return the transient memory of all segments; None where nothing can be rematerialized.
@@ -60,10 +68,14 @@ class Transients:
         if not self._block:
             return None
         numbers = sorted(set(self._block.values()))
-        segments = []
-        for number in numbers:
-            nodes = {node: n_bytes for node, n_bytes in self._nodes.items() if self._block[node] == number}
-            segments.append(SegmentMemory(nodes, {edge: of[number] for edge, of in self._edges.items() if number in of}))
+        nodes: dict[int, dict[int, Ints]] = {number: {} for number in numbers}
+        edges: dict[int, dict[int, Ints]] = {number: {} for number in numbers}
+        for node, n_bytes in self._nodes.items():
+            nodes[self._block[node]][node] = n_bytes
+        for edge, of_edge in self._edges.items():
+            for number, n_bytes in of_edge.items():
+                edges[number][edge] = n_bytes
+        segments = [SegmentMemory(nodes[number], edges[number]) for number in numbers]
         large = frozenset(index for index, number in enumerate(numbers) if number in self._large)
         plain = {node: np.flatnonzero(~each) for node, each in rematerializes.items()}
         return Transient(tuple(segments), plain, others, large or frozenset(range(len(segments))))

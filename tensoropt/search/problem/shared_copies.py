@@ -1,0 +1,199 @@
+"""Work out the copies that consumers of a tensor share: once for tensors that are alike, as those of equal layers.
+
+Tensors are alike if they have one shape, and both ends of their reshardings are the same objects.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...costs.resharding_costs import ResidualCharge
+from ...ir.graph import Tensor
+from ...rules.shardings import Shardings
+from .edge_costs import (
+    FIXED,
+    HELD,
+    PASSED,
+    READ,
+    REGATHERED,
+    REMATERIALIZED,
+    SAVED,
+    UNCHARGED,
+    UNREAD,
+    EdgeCosts,
+    End,
+    ReshardingArrays,
+    Table,
+)
+from .edge_ends import ConsumerEnd, ProducedTensor, as_copies, may_be_unread
+from .node_states import Choice
+from .saving_tables import direct, of_shared, to_shared
+
+
+@dataclass(frozen=True, eq=False)
+class SharedStates:
+    """The states of a shared copy's node.
+
+    Attributes:
+        copy: the copy, by state.
+        shardings: the operand sharding in each state.
+        is_unread: whether nobody may read the copy, bool[K].
+        is_regathered: whether the copy is regathered, bool[K].
+        can_be_regathered: whether it may be.
+        nothing: the costs of the node itself, zeros[K].
+        to_copy, of_copy: what the resharding to the copy saves, and what those from it do.
+    """
+
+    copy: End
+    shardings: Shardings
+    is_unread: np.ndarray
+    is_regathered: np.ndarray
+    can_be_regathered: bool
+    nothing: np.ndarray
+    to_copy: Table
+    of_copy: Table
+
+
+@dataclass(frozen=True, eq=False)
+class CopyWithin:
+    """The copy that several consumers share which are one node.
+
+    Attributes:
+        end: the copy, by the node's state.
+        shardings: its operand sharding in each state.
+        is_unread: bool[K], in no state.
+        costs: the costs of the consumers' reshardings from it, each with the states in which they are made, bool[K].
+    """
+
+    end: End
+    shardings: Shardings
+    is_unread: np.ndarray
+    costs: list[tuple[EdgeCosts, np.ndarray]]
+
+
+class SharedCopies:
+    """The shared copies of one problem's tensors."""
+
+    def __init__(self, arrays: ReshardingArrays) -> None:
+        self.arrays = arrays
+        self._copies: dict[tuple[int, ...], Choice] = {}  # what has the identities of keys is kept alive by its owner
+        self._unread: dict[tuple[int, ...], np.ndarray] = {}
+        self._states: dict[tuple[object, ...], SharedStates] = {}
+        self._within: dict[tuple[object, ...], CopyWithin] = {}
+
+    def choice(self, produced: Choice, ends: list[ConsumerEnd]) -> Choice:
+        """Return the operand shardings that a tensor's shared copy may have.
+
+        They are the produced layouts (sums completed), and all that more than one consumer asks for.
+        """
+        key = id(produced), *(id(end.shardings) for end in ends)
+        if key not in self._copies:
+            numbers, values = produced.values.numbers, produced.values
+            asked = Counter(copy for each in as_copies(ends) for copy in dict.fromkeys(each.codes.tolist()))
+            summed = numbers.with_partial(values.layouts, np.zeros_like(values.layouts))
+            as_produced = Shardings(numbers, summed, values.unreduced).codes.tolist()
+            codes = dict.fromkeys([*as_produced, *(copy for copy, times in asked.items() if times > 1)])
+            shared = Shardings.of_codes(numbers, np.array(list(codes), np.int64))
+            self._copies[key] = Choice(shared, np.arange(len(shared)))
+        return self._copies[key]
+
+    def states(
+        self, made: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice, charge: ResidualCharge, may_regather: bool
+    ) -> SharedStates:
+        """Return the states of a shared copy's node, up to four for each operand sharding.
+
+        In state SAVED the copy is saved. In REGATHERED, offered where it can pay, it is regathered from a saved tensor. In
+        REMATERIALIZED it is regathered from a rematerialized tensor. In UNCHARGED it is neither saved nor regathered, and
+        nobody may read it.
+
+        If a single consumer reads, its operand sharding tells whether it reads the shared copy or its own. The copy of a
+        rematerialized tensor is rematerialized with it, unless communication makes it. That state differs from REGATHERED,
+        since what consumers make of such a copy stays in memory as long as the rematerialization segment, and what they
+        make of a copy that is regathered otherwise is freed at once.
+
+        Args:
+            shared: the operand shardings that the copy may have.
+            charge: what a read copy of the tensor saves.
+            may_regather: whether copies of the tensor may be regathered.
+        """
+        of_tensor = made.tensor.shape, made.tensor.item_bytes, charge, may_regather
+        key = *of_tensor, id(made.end), id(shared), *(id(consumer.end) for consumer in consumers)
+        if key not in self._states:
+            self._states[key] = self._of_policies(made, consumers, shared, charge, may_regather)
+        return self._states[key]
+
+    def _of_policies(
+        self, made: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice, charge: ResidualCharge, may_regather: bool
+    ) -> SharedStates:
+        tensor, readers = made.tensor, [consumer for consumer in consumers if consumer.reads]
+        varies = made.may_be_rematerialized or any(consumer.may_read_or_not for consumer in consumers)
+        of_copy = of_consumer = charge if readers else ResidualCharge.NOTHING
+        if len(readers) == 1 and charge == ResidualCharge.COPY and not varies:
+            of_copy = ResidualCharge.NOTHING
+        elif readers:
+            of_consumer = ResidualCharge.COPY_OF_SAVED
+        can_be_regathered = bool(may_regather and readers and all(each.can_be_regathered for each in readers))
+        none, everything = np.zeros(0, np.intp), np.arange(len(shared.values))
+        regathered = self.arrays.worth_regathering(tensor, made.produced, shared) if can_be_regathered else none
+        from_rematerialized = everything if readers and made.may_be_rematerialized else none
+        no_unread = of_copy == ResidualCharge.NOTHING and not (readers and varies)
+        unread = none if no_unread else everything if readers and varies else self._may_be_unread(shared, readers)
+        by_policy = {SAVED: everything, REGATHERED: regathered, REMATERIALIZED: from_rematerialized, UNCHARGED: unread}
+        index = np.concatenate(list(by_policy.values()))
+        policy = np.repeat(list(by_policy), [len(indices) for indices in by_policy.values()])
+        return SharedStates(
+            End(Choice(shared.values, index), policy, is_shared=True),
+            shared.values.at(index),
+            policy == UNCHARGED,
+            np.isin(policy, (REGATHERED, REMATERIALIZED)),
+            can_be_regathered,
+            np.zeros(len(index), np.int64),
+            to_shared(of_copy, charge, can_be_regathered),
+            of_shared(of_consumer),
+        )
+
+    def _may_be_unread(self, shared: Choice, readers: list[ConsumerEnd]) -> np.ndarray:
+        """Return what :func:`may_be_unread` does, computed once for the same choices."""
+        key = id(shared), *(id(reader.shardings) for reader in readers)
+        if key not in self._unread:
+            self._unread[key] = may_be_unread(shared, readers)
+        return self._unread[key]
+
+    def within(self, tensor: Tensor, consumers: list[ConsumerEnd]) -> CopyWithin:
+        """Return the copy that a tensor's consumers share which are one node.
+
+        It is the copy that one of them asks for; in each state the one for which resharding takes the least time.
+        """
+        key = *self.arrays.kind_of_shared(tensor), *(id(consumer.end) for consumer in consumers)
+        if key not in self._within:
+            self._within[key] = self._fastest(tensor, consumers)
+        return self._within[key]
+
+    def _fastest(self, tensor: Tensor, consumers: list[ConsumerEnd]) -> CopyWithin:
+        n_states = len(consumers[0].shardings.index)
+        options = []
+        for consumer, copy in zip(consumers, as_copies(consumers), strict=True):
+            choice = Choice(copy, consumer.shardings.index)
+            self.arrays.expect(tensor, [choice])
+            source = End(choice, np.full(n_states, UNCHARGED), is_shared=True)
+            table = direct(ResidualCharge.COPY_OF_SAVED)
+            others = [self.arrays.along(tensor, source, other.end, table) for other in consumers]
+            options.append((choice, others))
+        best = np.argmin([np.sum([other.time_ns for other in others], axis=0) for _, others in options], axis=0)
+        codes = np.stack([choice.values.codes[choice.index] for choice, _ in options])[best, np.arange(n_states)]
+        shardings = Shardings.of_codes(options[0][0].values.numbers, codes)
+        shared = Choice.of(shardings)
+        # Regathered only where all consumers that read the copy do so without a copy of their own.
+        policies = np.stack([consumer.end.policy for consumer in consumers])
+        own = [each.shardings.values.layouts[each.shardings.index] for each in consumers]
+        has_its_own = shardings.layouts != np.stack(own)
+        fixed = ((policies != UNREAD) & ((policies == FIXED) | has_its_own)).any(axis=0)
+        policy = np.full(n_states, UNREAD)
+        for each in (PASSED, READ, HELD):
+            policy[(policies == each).any(axis=0)] = each
+        policy[fixed] = FIXED
+        costs = [(other, best == k) for k, (_, others) in enumerate(options) for other in others]
+        return CopyWithin(End(shared, policy), shardings, np.zeros(n_states, bool), costs)
