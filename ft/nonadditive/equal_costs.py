@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
-from ..problem import INFEASIBLE, Ints, Problem
+from ..problem import INFEASIBLE, Ints, Problem, identity
 from ..tables.table import States
 from .segment_memory import Transient, summed
 
@@ -52,6 +53,8 @@ def equal_beside(
                 origins.append(origin)
                 found.append(others)
     origin, others = np.concatenate(origins), np.concatenate(found)
+    if not len(others):
+        return origin, others
     is_equal = (_costs(problem, transient, others) == _costs(problem, transient, strategies)[:, origin]).all(axis=0)
     _, first = np.unique(np.column_stack([origin, others])[is_equal], axis=0, return_index=True)
     kept = np.flatnonzero(is_equal)[np.sort(first)]
@@ -119,10 +122,22 @@ class _Beside:
         for number, edge in enumerate(problem.edges):
             self.edges_of[edge.source].append(number)
             self.edges_of[edge.target].append(number)
-        self.mem = [edge.mem_bytes for edge in problem.edges]  # with transient memory, by which alone a state is chosen
-        for segment in () if transient is None else transient.segments:
+        self.mem_bytes = [edge.mem_bytes for edge in problem.edges]
+        self.time_ns = [edge.time_ns for edge in problem.edges]
+        self.transient = transient
+
+    @cached_property
+    def mem(self) -> list[Ints]:
+        """The memory of edges with transient memory, by which alone a state is chosen; equal layers have the same arrays."""
+        sums: dict[tuple[object, ...], Ints] = {}
+        found = list(self.mem_bytes)
+        for segment in () if self.transient is None else self.transient.segments:
             for number, n_bytes in segment.edges.items():
-                self.mem[number] = self.mem[number] + n_bytes
+                key = identity(found[number]), identity(n_bytes)
+                if key not in sums:
+                    sums[key] = found[number] + n_bytes
+                found[number] = sums[key]
+        return found
 
     @property
     def n_pairs(self) -> int:
@@ -142,8 +157,8 @@ class _Beside:
         for node, own in enumerate(self.problem.nodes):
             now = np.arange(len(self.strategies)), self.strategies[:, node]
             numbers = self.edges_of[node]
-            mem = self._of_states(node, own.mem_bytes, numbers, [edge.mem_bytes for edge in self.problem.edges])
-            time_ns = self._of_states(node, own.time_ns, numbers, [edge.time_ns for edge in self.problem.edges])
+            mem = self._of_states(node, own.mem_bytes, numbers, self.mem_bytes)
+            time_ns = self._of_states(node, own.time_ns, numbers, self.time_ns)
             is_feasible = (mem < INFEASIBLE) & (time_ns < INFEASIBLE)
             mem, time_ns = mem - mem[now][:, None], time_ns - time_ns[now][:, None]
             origin, state = np.nonzero(is_feasible & ((mem != 0) | (time_ns != 0)))
@@ -156,7 +171,7 @@ class _Beside:
         to_copies = {number: self._other_end(number, node) for number in self.edges_of[node]}
         to_copies = {number: copy for number, copy in to_copies.items() if copy >= self.n_operators}
         others = [number for number in self.edges_of[node] if number not in to_copies]
-        of_node = self._of_states(node, self.problem.nodes[node].time_ns, others, [e.time_ns for e in self.problem.edges])
+        of_node = self._of_states(node, self.problem.nodes[node].time_ns, others, self.time_ns)
         if of_node.shape[1] == 1:
             return
         now = np.arange(len(self.strategies)), self.strategies[:, node]
@@ -182,10 +197,10 @@ class _Beside:
             number: the number of that edge.
         """
         beyond = [other for other in self.edges_of[copy] if other != number]
-        edges, is_source = self.problem.edges, self.problem.edges[number].source == node
+        is_source = self.problem.edges[number].source == node
         own = self.problem.nodes[copy]
         costs = []
-        for of_copy, of_edges in ((own.time_ns, [edge.time_ns for edge in edges]), (own.mem_bytes, self.mem)):
+        for of_copy, of_edges in ((own.time_ns, self.time_ns), (own.mem_bytes, self.mem)):
             between = of_edges[number] if is_source else of_edges[number].T
             costs.append(self._of_states(copy, of_copy, beyond, of_edges)[:, None, :] + between)
         return costs[0], costs[1]

@@ -28,7 +28,7 @@ import numpy as np
 from ..interning import folds
 from ..pareto import reduce_unsorted
 from ..problem import INFEASIBLE, Ints, Problem, identity
-from .segment_memory import Transient
+from .segment_memory import Transient, summed
 from .state_changes import Changes, Options, States, Sum, minimal
 
 POINTS = 256
@@ -162,14 +162,7 @@ class Descent:
 
     def _points(self, strategies: States) -> _Points:
         """Return strategies with their costs, computed from scratch."""
-        mem, time_ns = np.zeros((2, len(strategies)), np.int64)
-        for number, node in enumerate(self.problem.nodes):
-            mem += node.mem_bytes[strategies[:, number]]
-            time_ns += node.time_ns[strategies[:, number]]
-        for edge in self.problem.edges:
-            pair = strategies[:, edge.source], strategies[:, edge.target]
-            mem += edge.mem_bytes[pair]
-            time_ns += edge.time_ns[pair]
+        mem, time_ns = summed(self.problem, strategies)
         return _Points(strategies, mem, time_ns, self.transient.by_segment(self.problem, strategies))
 
     def _changed(self, points: _Points, best: _Points) -> _Points:

@@ -88,7 +88,8 @@ class Transient:
 
     def by_segment(self, problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
         """Return the transient bytes of strategies, int[P, nodes], in each segment: int64[segments, P]."""
-        return np.stack([segment.n_bytes(problem, strategies) for segment in self.segments])
+        by_node = np.asfortranarray(strategies)
+        return np.stack([segment.n_bytes(problem, by_node) for segment in self.segments])
 
     def most_bytes(self, problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
         """Return the bytes that strategies, int[P, nodes], take beyond the problem's memory: int64[P]."""
@@ -152,7 +153,8 @@ class Transient:
         Args:
             found: a frontier of the problem of :meth:`charged`. It also gives the lower bound of the result.
         """
-        of_large = (self.segments[index].n_bytes(problem, found.strategies, len(self.large)) for index in self.large)
+        by_node = np.asfortranarray(found.strategies)
+        of_large = (self.segments[index].n_bytes(problem, by_node, len(self.large)) for index in self.large)
         mem = found.mem_bytes - sum(of_large) + self.most_bytes(problem, found.strategies)
         bound = found.bound or LowerBound(found.mem_bytes, found.time_ns, "weighted sums of blocks")
         kept = reduce_unsorted(mem, found.time_ns)
@@ -164,14 +166,17 @@ class Transient:
 
 def summed(problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
     """Return the problem's memory and time of strategies, int[P, nodes]: int64[2, P]."""
-    mem, time_ns = np.zeros((2, len(strategies)), np.int64)
+    sums = np.zeros((2, len(strategies)), np.int64)
+    mem, time_ns = sums
+    by_node = np.asfortranarray(strategies)
     for number, node in enumerate(problem.nodes):
-        mem = mem + node.mem_bytes[strategies[:, number]]
-        time_ns = time_ns + node.time_ns[strategies[:, number]]
+        mem += node.mem_bytes[by_node[:, number]]
+        time_ns += node.time_ns[by_node[:, number]]
     for edge in problem.edges:
-        pair = strategies[:, edge.source], strategies[:, edge.target]
-        mem, time_ns = mem + edge.mem_bytes[pair], time_ns + edge.time_ns[pair]
-    return np.stack([mem, time_ns])
+        pair = by_node[:, edge.source], by_node[:, edge.target]
+        mem += edge.mem_bytes[pair]
+        time_ns += edge.time_ns[pair]
+    return sums
 
 
 def joined(one: Frontier, other: Frontier) -> Frontier:
