@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..common.errors import InputError
+from ..common.garbage import older_objects_kept
 from ..common.progress import Progress
 from ..costs.model_costs import costing_of
 from ..ft import ALGORITHMS, BY_DEFAULT, Budget, Frontier, InfeasibleError, at_true_times
@@ -33,6 +34,7 @@ from ..search.problem.choices import REMAT, REUSE, ZERO, Choices
 from ..search.problem.config_space import space_for
 from ..search.problem.objectives import MEMORY_TIME, Objectives
 from ..search.problem.strategy_problem import StrategyProblem
+from ..search.problem.warm_start import adopted
 from ..search.search_problem import ProblemSearch
 from ..search.simulated_position import SimulatedResult
 from ..sharding.constraints import Force
@@ -53,6 +55,7 @@ NO_REMAT = "without rematerialization, as the fastest plan fits without it"
 class ModelFrontier(DetailedFrontier):
     """The frontier of a model that is at hand; see :class:`FoundPoints`."""
 
+    @older_objects_kept()
     def plan(self, point: int, option: str = "point") -> Plan:
         """Return the plan of a point; see :class:`PlanFrontier`."""
         point, costs, costing = self.check_point(point), self.costs, self.costing
@@ -114,6 +117,7 @@ class ModelFrontier(DetailedFrontier):
         return of_all.of_least_peaks(progress, more.with_(Candidates.of(self.found)))
 
 
+@older_objects_kept()
 def find_frontier(
     model: Model,
     hardware: Hardware,
@@ -191,7 +195,9 @@ def find_frontier(
     if rematerializing is None or rematerializing.transient is None:
         return _of_least_peaks(of_all(plain, found), progress)
     with phases.taking("search"):
-        found = searching.with_rematerialization(plain, found, phases.seconds["search"], rematerializing)
+        found = replace(found, strategies=adopted(rematerializing, plain, found.strategies))
+        del plain, builder  # with them go hundreds of megabytes of a large model's costs
+        found = searching.with_rematerialization(found, phases.seconds["search"], rematerializing)
     return _of_least_peaks(of_all(rematerializing, found), progress)
 
 

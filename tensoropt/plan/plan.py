@@ -103,10 +103,11 @@ class Plan(PlanRecord):
             for op in self.operators
             if op.type != "Const" or op.config.used_axes or op.memory_bytes or op.name in collectives
         ]
+        names = {op.name for op in self.operators}
         rows += [
             [_shortened(name, NAME_WIDTH), "training step", "", "", "", "", _counted(found)]
             for name, found in collectives.items()
-            if name not in {op.name for op in self.operators}
+            if name not in names
         ]
         headers = ["operator", "type", "config", "result layout", "memory", "time (us)", "collectives"]
         alignment = ("left", "left", "left", "left", "right", "right", "left")

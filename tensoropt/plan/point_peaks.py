@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from ..common.progress import Progress
 from ..program.fast_peak import Columns, Peaks
 from ..program.peak import peak_of
 from ..rules.registry import rule_of
-from ..rules.rule import Interface, Rule, interface_of
+from ..rules.rule import Config, Interface, OperandSharding, Rule, interface_of
 from ..search.problem.strategy_problem import StrategyProblem
 from ..sharding.model import Model
 from ..sharding.rematerializable import is_rematerializable
@@ -38,20 +38,29 @@ class PeakCounter:
     built: StrategyProblem
     peaks: Peaks
     _known: dict[bytes, int] = field(default_factory=dict)
-    _interfaces: dict[tuple[str, int], Interface] = field(default_factory=dict)
+    _interfaces: dict[tuple[int, int], Interface] = field(default_factory=dict)
     _rematerializable: dict[tuple[str, int], bool] = field(default_factory=dict)
 
     @cached_property
     def _rules(self) -> dict[str, Rule]:
         return {name: rule_of(op) for name, op in self.model.graph.operators.items()}
 
+    @cached_property
+    def _kinds(self) -> dict[str, int]:
+        """A number for each operator of the problem, equal for those that have the same interfaces, as in equal layers."""
+        return {
+            op.name: id(interfaces)
+            for node, states in self.built.nodes
+            for op, interfaces in zip(node.operators, states.interfaces, strict=True)
+        }
+
     def view(self, states: np.ndarray) -> StrategyView:
         """Return the strategy that one state for each node means, on its graph."""
         strategy, known, rules = self.built.strategy(states.tolist()), self._interfaces, self._rules
-        view = self.model.view(strategy)
+        view, kinds = self.model.view(strategy), self._kinds
         interfaces = {}
         for name, config in strategy.configs.items():
-            key = name, id(config)
+            key = kinds[name], id(config)
             if key not in known:
                 known[key] = interface_of(rules[name], config)
             interfaces[name] = known[key]
@@ -117,20 +126,31 @@ def _report(progress: Progress | None, done: int, total: int) -> None:
 def _columns(peaks: Peaks, built: StrategyProblem, states: np.ndarray) -> Columns:
     """Return strategies, int32[P, nodes], as columns of numbers."""
     rows, configs, rematerialized = peaks.rows, {}, {}
-    known: dict[int, np.ndarray] = {}  # by the identity of an operator's configs, which equal layers share
+    by_node = np.asfortranarray(states)
+    known: dict[tuple[int, ...], np.ndarray] = {}  # by the identities of what equal layers share
+
+    def of_configs(of_op: Sequence[Config], index: np.ndarray) -> np.ndarray:
+        """Return the number of an operator's config in each state of its node."""
+        key = id(of_op), id(index)
+        if key not in known:
+            known[key] = np.array([rows.config_number(config) for config in of_op], np.int32)[index]
+        return known[key]
+
+    def of_shardings(shardings: Sequence[OperandSharding]) -> np.ndarray:
+        """Return the number of a shared copy's operand sharding in each state of its node."""
+        key = (id(shardings),)
+        if key not in known:
+            known[key] = np.array([rows.sharding_number(each) for each in shardings], np.int32)
+        return known[key]
+
     for i, (node, of_node) in enumerate(built.nodes):
-        column = states[:, i]
+        column = by_node[:, i]
         for op, of_op, index in zip(node.operators, of_node.configs, of_node.index, strict=True):
-            if id(of_op) not in known:
-                known[id(of_op)] = np.array([rows.config_number(config) for config in of_op], np.int32)
-            configs[op.name] = known[id(of_op)][index[column]]
+            configs[op.name] = of_configs(of_op, index)[column]
         for k in of_node.rematerialized:
             rematerialized[node.operators[k].name] = of_node.rematerializes[column].astype(np.int32)
-    shared = {
-        copy.tensor.name: np.array([rows.sharding_number(each) for each in copy.shardings], np.int32)[states[:, copy.node]]
-        for copy in built.shared
-    }
+    shared = {copy.tensor.name: of_shardings(copy.shardings)[by_node[:, copy.node]] for copy in built.shared}
     regathered = {
-        choice.copy: np.asarray(choice.is_regathered)[states[:, choice.node]].astype(np.int32) for choice in built.choices
+        choice.copy: np.asarray(choice.is_regathered)[by_node[:, choice.node]].astype(np.int32) for choice in built.choices
     }
     return Columns(len(states), configs, shared, regathered, rematerialized)

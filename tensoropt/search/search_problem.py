@@ -25,7 +25,6 @@ from ..ft.nonadditive.overlap import Overlap
 from ..ft.nonadditive.segment_memory import Transient, agreed, joined, with_more
 from .problem.objectives import MEMORY_TIME, Objectives, problem_for
 from .problem.strategy_problem import StrategyProblem
-from .problem.warm_start import adopted
 
 FIRST_GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000
 """The least gap at which a first search with rematerialization stops, and the most points to which it thins partial
@@ -79,20 +78,16 @@ class ProblemSearch:
         nothing = np.zeros((0, len(rematerializing.problem.nodes)), np.int32)
         return self._within(rematerializing, nothing, {}, LITTLE, 0.0)
 
-    def with_rematerialization(
-        self, plain: StrategyProblem, kept: Frontier, seconds: float, rematerializing: StrategyProblem
-    ) -> Frontier:
+    def with_rematerialization(self, kept: Frontier, seconds: float, rematerializing: StrategyProblem) -> Frontier:
         """Return the frontier of a problem with rematerialization, in its states; no point is above one of ``kept``.
 
         Args:
-            plain: the problem without rematerialization.
-            kept: its frontier.
+            kept: the frontier of the problem without, in the states of this one (:func:`.problem.warm_start.adopted`).
             seconds: how long the search for that took, which counts for the budget.
         """
         transient, overlap = rematerializing.transient, rematerializing.overlap
         assert transient is not None
         problem = problem_for(rematerializing, self.objectives)
-        kept = replace(kept, strategies=adopted(rematerializing, plain, kept.strategies))
         exact = self._within(rematerializing, kept.strategies, kept.eliminations, LITTLE, 0.0)
         if exact is not None:
             return exact

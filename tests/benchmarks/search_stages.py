@@ -35,7 +35,7 @@ STAGES = {
     "eliminations, frontier tables": "ft.guided:track",
     "exact eliminations first": "ft.search:_Search._tracked",
     "pruning": "ft.search:pruned",
-    "strategies adopted": "search.search_problem:adopted",
+    "strategies adopted": "plan.find_frontier:adopted",
     "exact by segment": "search.search_problem:frontier_within",
     "changes": "ft.nonadditive.local_search:Descent.improved",
     "peaks": "plan.point_peaks:PeakCounter.peaks_of",
