@@ -92,8 +92,8 @@ def find_strategy(
         parallelism: a number of devices, or a list of them for ``profiling`` and ``mini_parallelism``; by default the
             devices at hand.
         cluster: the hardware to plan for, instead of the hardware at hand: a name such as ``v100-2x8``, or a file.
-        force: degrees of operators' factors, such as ``{"MatMul_1": {"m": 2}}``, by the operator's name, or by a
-            type that isn't the name of an operator.
+        force: degrees of operators' factors, such as ``{"MatMul_1": {"m": 2}}``, or the devices of a stage of their own,
+            such as ``{"MatMul_1": {"devices": [0, 1]}}``, by the operator's name or type; a name counts before a type.
         profile_budget: how long to measure the operators that can change the answer, in seconds or as ``'60s'``; what was
             measured before is known. Then, where the plan and data parallelism are predicted to be near each other, both run
             interleaved steps (a baseline trial), and the faster one is taken. By default nothing is measured, and the times
@@ -111,7 +111,7 @@ def find_strategy(
             after the other. ``(1, 2, 4)`` has the search choose: plans with none, 2 and 4 stages are on one frontier,
             ``plan.frontier``. By default there are none.
         schedule: the order of the stages' passes: ``"1f1b"``, ``"zero-bubble"`` or ``"gpipe"``. By default the faster one of
-            the first two.
+            the first two. It is refused where there are no stages.
 
     Returns:
         A :class:`~tensoropt.plan.plan.Plan`, or a :class:`~tensoropt.plan.staged_plan.StagedPlan` where stages are asked

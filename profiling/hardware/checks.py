@@ -27,11 +27,11 @@ def number(value: object, field: str, expected: str, least: float | None = None)
     return float(value)
 
 
-def positive_integer(value: object, field: str, expected: str) -> int:
-    """Return a whole number of at least 1; a float such as 16e9 is one too."""
+def positive_integer(value: object, field: str, expected: str, most: float = math.inf) -> int:
+    """Return a whole number from 1 to ``most``; a float such as 16e9 is one too."""
     number(value, field, expected)
     assert isinstance(value, int | float)
-    if value != int(value):
+    if value != int(value) or value > most:
         raise fail(field, value, expected)
     return int(value)
 

@@ -82,6 +82,10 @@ class Device:
             object.__setattr__(self, name, value)
 
 
+MOST_UNITS = 2**16
+"""The most units in one unit of the level above: more are a slip, and all numbers of devices up to them are listed."""
+
+
 @dataclass(frozen=True, slots=True)
 class LinkLevel:
     """One level of the hardware: how many units one unit of the level above holds, and how they are joined.
@@ -101,9 +105,9 @@ class LinkLevel:
 
     def __post_init__(self) -> None:
         checks.text(self.name, "levels.name")
-        where = f"levels[{self.name}]"
+        where, units = f"levels[{self.name}]", f"a positive whole number of units, at most {MOST_UNITS:,}"
         values = {
-            "count": checks.positive_integer(self.count, f"{where}.count", "a positive whole number of units"),
+            "count": checks.positive_integer(self.count, f"{where}.count", units, MOST_UNITS),
             "latency_us": checks.number(self.latency_us, f"{where}.latency_us", "microseconds, at least 0", least=0),
             "bytes_per_s": checks.number(self.bytes_per_s, f"{where}.bytes_per_s", "a positive number per second"),
         }

@@ -182,15 +182,16 @@ def read_json_of(
         InputError: the file can't be read, is cut off, or has another format or version.
     """
     what = " or a ".join(kinds)
+    named = f"{what} '{cut(file)}'" if len(kinds) == 1 else f"'{cut(file)}'"
     path_text(file, f"load of a {what}")
     try:
         data = Path(file).read_bytes()
         value = parse_json(data)
     except OSError as error:
-        raise InputError(f"{what} '{cut(file)}' can't be read: {error.strerror}") from error
+        raise InputError(f"{named} can't be read: {error.strerror}") from error
     except ValueError as error:  # a path with a zero byte is one too
         raise InputError(
-            f"{what} '{cut(file)}' is not whole JSON ({cut(error)}); save it again with {next(iter(kinds))}.save"
+            f"{named} is not whole JSON ({cut(error)}); save it again with {next(iter(kinds))}.save"
         ) from error
     got = value.get("format") if isinstance(value, dict) else type(value).__name__
     kind = next((name for name, (format_name, _) in kinds.items() if format_name == got), None)

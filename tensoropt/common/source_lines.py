@@ -21,6 +21,7 @@ _STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _LIBRARIES = tuple(
     {os.path.join(path, "") for path in map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib", "scripts"))}
 )
+_SCRIPTS = os.path.join(sysconfig.get_path("scripts"), "")
 # The line of a call whose work is done later.
 _called_at: ContextVar[str] = ContextVar("tensoropt_called_at", default="")
 
@@ -79,6 +80,8 @@ def is_users(filename: str) -> bool:
     path = os.path.abspath(filename)
     is_own = path.startswith(_OWN_FOLDER) and not path.startswith(_ZOO_FOLDER)
     is_standard = path.startswith(_STANDARD_LIBRARY) and "-packages" + os.sep not in path
+    if filename.startswith("<frozen ") or path.startswith(_SCRIPTS):  # what starts a command, as python -m and tensoropt do
+        return False
     return not is_own and not is_standard and not any(part in path for part in _PACKAGES)
 
 

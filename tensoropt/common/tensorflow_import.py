@@ -6,12 +6,15 @@ import os
 import sys
 import tempfile
 
+from .streams import open_closed_streams
+
 # Lines with these texts are dropped; everything else that the import writes is passed on.
 _NOISE = ("oneDNN custom operations are on", "before absl::InitializeLog()")
 
 
 def import_tensorflow() -> None:
     """Import TensorFlow quietly; a log level of 0 or 1 in ``TF_CPP_MIN_LOG_LEVEL`` shows everything."""
+    open_closed_streams()
     if "tensorflow" in sys.modules or os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1"):
         return
     sys.stderr.flush()

@@ -179,7 +179,7 @@ class KerasOptimizer:
         if self.scales_dynamically or self.inner.loss_scale_factor is not None:
             raise InputError(
                 "a loss that its optimizer scales can't be trained in stages, which take micro-batches; use stages=1, or "
-                "leave the scale"
+                "leave out the scale"
             )
         fault = mixing_of(self.inner)
         if fault:

@@ -262,17 +262,17 @@ def _refuse_for_others(algorithm: str, micro_batches: int, objectives: Objective
     """Raise InputError for an argument that a baseline or another algorithm can't follow."""
     if micro_batches > 1:
         raise InputError(
-            f"algorithm '{algorithm}' takes no micro-batches, got micro_batches={micro_batches}; leave them, or search "
+            f"algorithm '{algorithm}' takes no micro-batches, got micro_batches={micro_batches}; leave them out, or search "
             f"with {ALGORITHMS[0]}"
         )
     if objectives != MEMORY_TIME:
         raise InputError(
-            f"algorithm '{algorithm}' has objectives of its own, got {','.join(objectives)}; leave the objectives, or "
+            f"algorithm '{algorithm}' has objectives of its own, got {','.join(objectives)}; leave out the objectives, or "
             f"search with {ALGORITHMS[0]}"
         )
     if force:
         raise InputError(
-            f"algorithm '{algorithm}' decides by itself what is split; leave force=, or search with {ALGORITHMS[0]}"
+            f"algorithm '{algorithm}' decides by itself what is split; leave out force=, or search with {ALGORITHMS[0]}"
         )
 
 

@@ -141,7 +141,7 @@ def _allowed(request: Request, counts: Sequence[int] | None, fewest: int) -> tup
             )
         if request.algorithm not in ALGORITHMS:
             raise InputError(
-                f"algorithm '{request.algorithm}' knows no stages; leave {asked}, or search with {ALGORITHMS[0]}"
+                f"algorithm '{request.algorithm}' knows no stages; leave out {asked}, or search with {ALGORITHMS[0]}"
             )
         if request.model.graph.late:
             request.model.in_micro_batches(2)  # says why not
@@ -240,15 +240,19 @@ def _why_at_once(request: Request) -> list[str]:
     return []
 
 
-def _most_micro_batches(model: Model, most: int) -> int:
-    """Return the largest number of micro-batches up to ``most`` in which the model can be trained."""
-    for n in range(most, 1, -1):
+def _most_micro_batches(model: Model, most: int, above: int = 1) -> int:
+    """Return the largest number of micro-batches up to ``most`` in which the model can be trained.
+
+    Args:
+        above: the number to return where no larger one is possible.
+    """
+    for n in range(most, above, -1):
         try:
             model.in_micro_batches(n)
         except InputError:
             continue
         return n
-    return 1
+    return above
 
 
 def why_too_large(frontier: StagedFrontier, limit_bytes: int | None) -> str | None:
@@ -260,10 +264,15 @@ def why_too_large(frontier: StagedFrontier, limit_bytes: int | None) -> str | No
     if isinstance(least, StagedPoint):
         stages = least.searched.stages
         number = least.stage_bytes.index(least.n_bytes)
+        n = least.micro_batches
+        passes = ", which take the batch at once," if n == 1 else f" and {n} micro-batches"
         text += (
-            f"in {stages.n} stages and {least.micro_batches} micro-batches stage {number} alone, {stages.between(number)}, "
+            f"in {stages.n} stages{passes} stage {number} alone, {stages.between(number)}, "
             f"needs {least.n_bytes:,} bytes ({memory_text(least.n_bytes)})"
         )
+        can_divide = _most_micro_batches(stages.whole, 2 * n, above=n) > n
     else:
         text += f"the least that was found is {least.n_bytes:,} bytes ({memory_text(least.n_bytes)}), without stages"
-    return f"{text}; ask for more stages, more micro-batches, more devices, or memory={least.n_bytes} or more"
+        can_divide = True
+    ways = ["more stages"] * (least.n_stages < frontier.parallelism) + ["more micro-batches"] * can_divide
+    return f"{text}; ask for {', '.join([*ways, 'more devices'])}, or memory={least.n_bytes} or more"

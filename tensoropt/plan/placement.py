@@ -120,7 +120,7 @@ def allowed(of_stages: Choices, placed: Mapping[str, Block], parallelism: int) -
         names = " and ".join(f"[{', '.join(map(str, group.devices))}]" for group in sorted(groups))
         raise InputError(
             f"stages={len(of_stages)} don't go with the placement on devices {names} of {parallelism}, for which it takes "
-            f"{fewest_stages(placed, parallelism)} or more; leave stages=, or place operators on others"
+            f"{fewest_stages(placed, parallelism)} or more; leave out stages=, or place operators on others"
         )
     return found
 

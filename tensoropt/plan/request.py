@@ -82,7 +82,7 @@ def searched(request: Request, parallelism: int) -> ModelFrontier:
     if request.placed:
         raise InputError(
             f"'{next(iter(request.placed))}' is placed on devices, which plans in stages of recorded models alone have "
-            "(tensoropt.find_strategy, tensoropt search); leave the placement"
+            "(tensoropt.find_strategy, tensoropt search); leave out the placement"
         )
     try:
         return find_frontier(

@@ -231,8 +231,6 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
     def plan(self, point: int, option: str = "point") -> Plan | StagedPlan:
         number = self.check_point(point)
         plan = self.points_of[number].plan(option, self.assumed)
-        if isinstance(plan, StagedPlan):
-            return replace(plan, frontier=self, point=number)
         return replace(plan, frontier=self, point=number, frontier_text=self.table(number))
 
     def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> Any:

@@ -127,7 +127,7 @@ class SavedStagedFrontier(PlanFrontier["Plan | StagedPlan"]):
     def plan(self, point: int, option: str = "point") -> Plan | StagedPlan:
         number = self.check_point(point)
         plan = _plan(self.value["points"][number]["plan"])
-        return replace(plan, option=option, frontier=self, point=number)
+        return replace(plan, option=option, frontier=self, point=number, frontier_text=self.table(number))
 
     def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> Any:
         """Return the number of the fastest point that fits; see :class:`PlanFrontier`."""

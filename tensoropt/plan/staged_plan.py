@@ -15,7 +15,7 @@ from ..ir.graph import Graph
 from ..program.schedule import SCHEDULES, Orders, pass_orders
 from ..report.notebook import bundle, stages_html
 from ..report.page import report_name, write_report
-from ..report.stage_rows import StageRows, passes_text, stages_explanation, stages_text
+from ..report.stage_rows import StageRows, passes_text, stages_explanation, stages_line, stages_text
 from ..report.staged_page_data import stages_report
 from ..report.timelines import checked_timeline
 from ..sharding.model import Model
@@ -90,6 +90,7 @@ class StagedPlan:
         assumed: the hardware, the provenance of costs, the TensorFlow version.
         frontier: the frontier that the plan was chosen from, in the process that searched it; None where it was loaded.
         point: the number of the plan's point on it.
+        frontier_text: that frontier as a table, its point marked; part of the plan's file.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -102,6 +103,7 @@ class StagedPlan:
     assumed: dict[str, Any] = field(default_factory=dict)
     frontier: PlanFrontier[Any] | None = field(default=None, repr=False)
     point: int | None = None
+    frontier_text: str = field(default="", repr=False)
 
     @property
     def parallelism(self) -> int:
@@ -149,6 +151,15 @@ class StagedPlan:
         if self.model_digest != graph.digest:
             raise InputError("the plan with stages was made for another model; find a strategy for this one")
 
+    def summary(self) -> str:
+        """Return one line on what was chosen and what it costs."""
+        passes = passes_text(self.micro_batches, self.schedule)
+        return stages_line(self.option, len(self.stages), self.parallelism, passes, self.memory_bytes, self.time_us)
+
+    def frontier_table(self) -> str:
+        """Return the frontier that the plan was chosen from as a table, its point marked; equal on all ranks."""
+        return self.frontier_text
+
     def brief(self) -> str:
         """Return three lines: the stages and their devices, the predicted time per step, and the memory per device."""
         devices = "+".join(str(len(stage.devices)) for stage in self.stages)
@@ -162,7 +173,7 @@ class StagedPlan:
 
     def explained(self) -> str:
         """Return the table of the frontier, where the plan comes with it, and those of the stages, as text."""
-        tables = [] if self.frontier is None else [self.frontier.table(self.point)]
+        tables = [self.frontier_text] * bool(self.frontier_text)
         return "\n\n".join([*tables, self.explain(), repr(self)])
 
     def explain(self) -> str:
@@ -225,6 +236,7 @@ class StagedPlan:
             "time_us": self.time_us,
             "memory_bytes": self.memory_bytes,
             "assumed": dict(self.assumed),
+            **({"frontier": self.frontier_text.splitlines()} if self.frontier_text else {}),
             "timeline": self.timeline,
             "stages": [stage.to_json() for stage in self.stages],
         }
@@ -241,11 +253,13 @@ class StagedPlan:
             timeline=checked_timeline(value["timeline"]),
             option=str(value["option"]),
             assumed=dict(value["assumed"]),
+            frontier_text="\n".join(map(str, value.get("frontier", ()))),
         )
         if plan.schedule not in SCHEDULES:
             raise ValueError(f"there is no schedule {plan.schedule!r}")
         devices = [device for stage in plan.stages for device in stage.devices]
-        if devices != list(range(len(devices))) or any(s.plan.micro_batches != plan.micro_batches for s in plan.stages):
+        are_alike = all(stage.plan.micro_batches == plan.micro_batches for stage in plan.stages)
+        if not devices or devices != list(range(len(devices))) or not are_alike:
             raise ValueError("its stages don't fit together")
         return plan
 

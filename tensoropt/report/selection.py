@@ -11,6 +11,7 @@ from ..common.memory_units import memory_text
 from .frontier_rows import FrontierRows
 
 FORMAT, VERSION = "tensoropt/plans", 2
+IN_STAGES = ("stages", "micro_batches")
 
 
 def selected(frontier: FrontierRows, limit_bytes: int | None, most: int) -> dict[str, Any]:
@@ -75,12 +76,12 @@ def selected_text(told: dict[str, Any]) -> str:
             "" if row["peak_bytes"] is None else memory_text(row["peak_bytes"]),
             *(f"{row[key]:,.1f}" for key in ("time_us", "compute_time_us", "network_time_us")),
             f"{row['slower']:+.1%}",
-            *([f"{row['stages']}, {row['micro_batches']} micro-batches"] if "stages" in row else []),
+            *([str(row[key]) for key in IN_STAGES] if "stages" in row else []),
             "turning point" if row["is_turning_point"] else "",
         ]
         for row in told["plans"]
     ]
-    stages = ["stages"] * any("stages" in row for row in told["plans"])
+    stages = ("stages", "micro-batches") if any("stages" in row for row in told["plans"]) else ()
     headers = ("point", "memory per device", "peak", "time (us)", "compute (us)", "network (us)", "slower", *stages, "")
     table = tabulate(rows, headers, disable_numparse=True, colalign=(*("right",) * (7 + len(stages)), "left"))
     limit = told["memory_limit_bytes"]

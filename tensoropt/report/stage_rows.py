@@ -37,11 +37,22 @@ class StageRows:
     def summary(self) -> str:
         """Return one line on what was chosen and what it costs."""
         value = self.value
-        return (
-            f"{value['option']}: {len(self.plans)} stages on {self.devices} devices, "
-            f"{passes_text(value['micro_batches'], value['schedule'])}, {memory_text(value['memory_bytes'])} per device at "
-            f"most, {value['time_us']:,.0f} us per step"
+        return stages_line(
+            value["option"],
+            len(self.plans),
+            self.devices,
+            passes_text(value["micro_batches"], value["schedule"]),
+            value["memory_bytes"],
+            value["time_us"],
         )
+
+
+def stages_line(option: str, n_stages: int, n_devices: int, passes: str, n_bytes: int, time_us: float) -> str:
+    """Return one line on a plan with stages: what was chosen and what it costs."""
+    return (
+        f"{option}: {n_stages} stages on {n_devices} devices, {passes}, {memory_text(n_bytes)} per device at most, "
+        f"{time_us:,.0f} us per step"
+    )
 
 
 def passes_text(n_micro_batches: int, schedule: str) -> str:

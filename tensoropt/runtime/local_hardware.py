@@ -195,6 +195,6 @@ def warning_of(hardware: Hardware, is_strict: bool, is_run_here: bool = False) -
         return ""
     if is_strict:
         raise InputError(
-            f"hardware {hardware.name}: {warning}; measure it again with tensoropt calibrate, or leave --strict"
+            f"hardware {hardware.name}: {warning}; measure it again with tensoropt calibrate, or leave out --strict"
         )
     return f"hardware {hardware.name}: {warning}; its costs may be off: tensoropt calibrate measures again"

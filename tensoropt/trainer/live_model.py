@@ -176,8 +176,8 @@ class LiveModel(KerasObjective):
     def steps_per_execution(self, value: Any) -> None:
         if value != 1:
             raise InputError(
-                f"steps_per_execution ({running_line()}) is 1 where a plan runs, got {short(value)}; leave it, the numbers "
-                "are the same"
+                f"steps_per_execution ({running_line()}) is 1 where a plan runs, got {short(value)}; leave it out, "
+                "the numbers are the same"
             )
 
     def compile(self, *arguments: Any, **named: Any) -> None:

@@ -307,7 +307,7 @@ def parallelized(
     if isinstance(model, CapturedFunction):
         if any(given is not None for given in (loss, metrics, batch_size, labels, data)):
             raise InputError(
-                "a captured function returns its own loss for the batch of its signature; leave loss=, metrics=, "
+                "a captured function returns its own loss for the batch of its signature; leave out loss=, metrics=, "
                 "batch_size=, labels= and data="
             )
         trainer = FunctionTrainer(model)

@@ -269,13 +269,13 @@ def _refuse_unmeasurable(option: str, request: Request) -> None:
     """Raise InputError where measured operators can't answer a request."""
     if option == "profiling":
         raise InputError(
-            "option 'profiling' compares parallelisms and measures none of their operators; leave the profiling budget"
+            "option 'profiling' compares parallelisms and measures none of their operators; leave out the profiling budget"
         )
     here, there = TensorFlowEngine().device_name(), request.hardware.device.name
     if here != there:
         raise InputError(
             f"operators of {request.hardware.name} can't be measured here: its device is {there!r}, this one {here!r}; "
-            "leave the profiling budget, or plan for what tensoropt calibrate wrote on this machine"
+            "leave out the profiling budget, or plan for what tensoropt calibrate wrote on this machine"
         )
 
 

@@ -219,6 +219,25 @@ class OwnStep(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.usefixtures("float64")
+def test_placed_layers_run_by_the_schedule_that_is_asked_for() -> None:
+    keras.utils.set_random_seed(5)
+    layers = [keras.layers.Dense(4, "tanh", name="low"), keras.layers.Dense(4, name="high")]
+    plain = keras.Sequential([keras.Input((6,)), *layers], name="two")
+    model = keras.models.clone_model(plain)
+    model.set_weights(plain.get_weights())
+    rng = np.random.default_rng(6)
+    x, y = rng.normal(size=(8, 6)), rng.normal(size=(8, 4))
+    plain.compile("sgd", "mse")
+    placed = {"Tanh": {"devices": [0]}, "Square": {"devices": [1, 2, 3]}}
+    where = {"cluster": "v100-1x4", "collectives": "emulated", "verbose": 0, "schedule": "gpipe", "micro_batches": 2}
+    trainer = tensoropt.parallelize(model, "sgd", "mse", batch_size=8, force=placed, **where)
+    assert isinstance(trainer.plan, StagedPlan) and trainer.plan.schedule == "gpipe"
+    assert [stage.devices for stage in trainer.plan.stages] == [(0,), (1, 2, 3)]
+    fitting = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+    assert_same(trainer.fit(x, y, **fitting).history, plain.fit(x, y, **fitting).history)
+
+
 def dense(*between: keras.layers.Layer, kind: type = keras.Model) -> keras.Model:
     inputs = keras.Input((6,))
     x = keras.layers.Dense(4)(inputs)
@@ -239,6 +258,8 @@ def with_own_step() -> keras.Model:
         (dense, "sgd", {"stages": 5}, "5 stages on 4 devices: each takes one at least"),
         (dense, "sgd", {"stages": "two"}, r"stages takes whole numbers from 1 up, .* got 'two'"),
         (dense, "sgd", {"stages": 1, "schedule": "gpipe"}, "schedule='gpipe' is the order in which stages run"),
+        (lambda: dense(keras.layers.BatchNormalization()), "sgd", {"memory": "10B"}, ", which take the batch at once, stage "
+            r"\d alone, .*; ask for more stages, more devices, or memory="),
         (dense, "sgd", {"collectives": "horovod"}, "a plan with stages runs by collectives='mpi' or 'emulated'"),
         (dense, Mixing(0.1), {}, "optimizer Mixing can't update the parameters of each stage by themselves"),
         (dense, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), {}, "a loss that its optimizer scales"),

@@ -134,9 +134,10 @@ def search(tmp_path: Path, first_devices: str, second: str, *arguments: str) -> 
 
 
 def test_the_command_follows_a_models_placement(tmp_path: Path) -> None:
-    assert search(tmp_path, "[0]", "[1, 2, 3]", "--plan", str(tmp_path / "plan.json")) == 0
-    stages = json.loads((tmp_path / "plan.json").read_text())["stages"]
-    assert [stage["devices"] for stage in stages] == [[0], [1, 2, 3]]
+    asked = ("--schedule", "gpipe", "--micro-batches", "2", "--plan", str(tmp_path / "plan.json"))
+    assert search(tmp_path, "[0]", "[1, 2, 3]", *asked) == 0
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert [stage["devices"] for stage in plan["stages"]] == [[0], [1, 2, 3]] and plan["schedule"] == "gpipe"
 
 
 def test_a_placement_is_compared_with_the_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,6 +165,7 @@ def test_a_placement_is_compared_with_the_frontier(tmp_path: Path, capsys: pytes
         (("0", "[1]"), (), "tensoropt.place takes a list of numbers of devices, such as [0, 1], got 0"),
         (("[0]", "[1, 2, 3]"), ("--memory", "1kB"), "no plan fits 1,000 bytes (1 kB) per device: in 2 stages and "),
         (("[0]", "[1, 2, 3]"), ("--algorithm", "optcnn"), "algorithm 'optcnn' knows no stages"),
+        (("[0]", "[1, 2, 3]"), ("--schedule", "2f2b"), "unknown schedule '2f2b'; expected '1f1b', 'gpipe' or 'zero-bubble'"),
     ],
 )
 def test_what_cannot_be_placed_gets_a_sentence(

@@ -54,9 +54,11 @@ def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
     plan = load_any(tmp_path / "plan.json")
     assert isinstance(plan, StagedPlan) and plan.to_json() == found.to_json()
     assert plan.parallelism == 4 and len(plan.stages) == n_stages
+    assert found.frontier is not None and plan.frontier_table() == found.frontier.table(found.point)
     assert all(stage.plan.assumed == plan.assumed for stage in plan.stages)
     told = read_answer(capsys, "explain", tmp_path / "plan.json", "--json")
     assert (told["time_us"], told["memory_bytes"], told["schedule"]) == (plan.time_us, plan.memory_bytes, plan.schedule)
+    assert plan.summary() == told["summary"]
     for stage, planned in zip(told["stages"], plan.stages, strict=True):
         assert stage["explanation"] == json.loads(json.dumps(planned.plan.explanation()))
         assert (stage["devices"], stage["memory_bytes"]) == (list(planned.devices), planned.memory_bytes)
@@ -118,7 +120,8 @@ def test_zero_bubble_is_chosen_where_it_pays_and_fits_the_limit() -> None:
 
     of_name = {schedule: found(schedule) for schedule in ("1f1b", "gpipe", "zero-bubble")}
     chosen, deferring = found(None), of_name["zero-bubble"]
-    assert chosen.to_json() == deferring.to_json() and chosen.schedule == "zero-bubble"
+    assert chosen.to_json() | {"frontier": []} == deferring.to_json() | {"frontier": []}
+    assert chosen.schedule == "zero-bubble"
     assert chosen.stages[0].deferred == 0 < chosen.stages[1].deferred
     assert chosen.time_us < 0.99 * min(of_name["1f1b"].time_us, of_name["gpipe"].time_us)
     assert chosen.memory_bytes > of_name["1f1b"].memory_bytes
@@ -138,6 +141,9 @@ def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
         (tmp_path / "plan.json").write_text(json.dumps(value))
         with pytest.raises(InputError, match=why):
             load_any(tmp_path / "plan.json")
+    (tmp_path / "plan.json").write_text(json.dumps(plan_of("mlp", 2).to_json() | {"stages": []}))
+    with pytest.raises(InputError, match=r"damaged.*don't fit together"):
+        load_any(tmp_path / "plan.json")
 
 
 @pytest.mark.parametrize(

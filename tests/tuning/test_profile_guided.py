@@ -303,7 +303,7 @@ def test_what_cannot_be_measured_here(model):
     request = Request(model, named("v100-1x2"), None)
     with pytest.raises(InputError, match="operators of v100-1x2 can't be measured here: its device is 'V100-SXM2-16GB'"):
         find_measured("mini_time", request, 2, "1s", ALONE)
-    with pytest.raises(InputError, match="leave the profiling budget"):
+    with pytest.raises(InputError, match="leave out the profiling budget"):
         find_measured("profiling", request, [1, 2], "1s", ALONE)
 
 

@@ -48,6 +48,12 @@ def check_apart(output: str | Path, option: str, *others: str | Path | None) -> 
             raise InputError(f"{option} '{output}' would replace '{other}', which the same command names; give another file")
 
 
+def files_read(arguments: argparse.Namespace) -> list[str | Path]:
+    """Return the names of the model's file and the hardware's; a zoo model's and shipped hardware's are no file's."""
+    named = (arguments.model, arguments.model.rpartition(":")[0], arguments.cluster)
+    return [each for each in named if each]
+
+
 def printable(text: str) -> str:
     """Return a text with control characters written out: names in files could move a terminal's cursor by them."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

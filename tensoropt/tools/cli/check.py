@@ -14,6 +14,7 @@ from ...common.files import check_writable, write_json
 from ...common.memory_units import memory_text
 from ...common.tensorflow_import import import_tensorflow
 from ...runtime.ranks import display_here
+from .answers import check_apart, files_read
 from .search import OPTIMIZERS, add_strictness, checked_measurement, positive_number
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="zoo:NAME[:SIZE=N,...], FILE.py:FUNCTION, which records and returns a loss, or FILE.keras",
+        help="zoo:NAME[:SIZE=N,...], FILE.py:FUNCTION, which records and returns a loss or returns a Keras model, or "
+        "FILE.keras",
     )
     parser.add_argument("--plan", type=Path, metavar="PLAN.json", required=True, help="of search --plan or plan.save")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0], help="the one the plan was searched with")
@@ -54,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     steps = positive_number(arguments.steps, "--steps", "steps")
     if arguments.json is not None:
         check_writable(arguments.json, "result")
+        check_apart(arguments.json, "--json", arguments.plan, *files_read(arguments))
     import_tensorflow()
     from ...plan.plan import Plan
     from ...runtime.context import resolve_cluster

@@ -16,6 +16,7 @@ from ...common.memory_units import parse_memory
 from ...common.tensorflow_import import import_tensorflow
 from ...profiling.hardware import Hardware, HardwareError
 from ...runtime.ranks import display_here
+from .answers import files_read
 from .frontier_outputs import add_report_argument, check_outputs, write_frontier
 from .search import (
     add_model_arguments,
@@ -58,7 +59,8 @@ def _compare(arguments: argparse.Namespace) -> None:
     hardware, count = _hardware_and_count(arguments)
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     budget = budget_of(arguments)
-    check_outputs({"--json": arguments.json, "--plot": arguments.plot, "--report": arguments.report})
+    outputs = {"--json": arguments.json, "--plot": arguments.plot, "--report": arguments.report}
+    check_outputs(outputs, files_read(arguments))
     import_tensorflow()
     checked_measurement(hardware, arguments.strict)
     from ...plan.compare import compare
@@ -73,14 +75,13 @@ def _compare(arguments: argparse.Namespace) -> None:
     check_usable(recorded.model.graph, hardware, count)
     setup = SearchSetup(recorded, hardware, "compare", "ft-ldp")
     print(introduction(setup), flush=True)
+    placed = _placed_plan(recorded.model, hardware, count, budget, display) if recorded.model.placed else None
     with display.phase("search"):
         frontier = find_frontier(
             recorded.model, hardware, count, progress=display.update, space=arguments.space, budget=budget
         )
-        compared = compare(frontier, limit_bytes=limit, progress=display.update)
+        compared = replace(compare(frontier, limit_bytes=limit, progress=display.update), placed=placed)
         frontier = compared.frontier
-    if recorded.model.placed:
-        compared = replace(compared, placed=_placed_plan(recorded.model, hardware, count, budget, display))
     print(f"\n{compared.table()}\n\nfrontier  {frontier.summary()}")
     for note in compared.notes():
         print(f"note      {note}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from ...common.progress import Display
 from ...ft import ALGORITHMS
 from ...search.baselines import OTHERS
 from ...search.problem.objectives import MEMORY_TIME
+from .answers import check_apart
 
 if TYPE_CHECKING:
     from ...plan.compare import Comparison
@@ -90,15 +91,21 @@ def check_report() -> None:
     library()
 
 
-def check_outputs(files: Mapping[str, Path | None]) -> None:
+def check_outputs(files: Mapping[str, Path | None], read: Sequence[str | Path]) -> None:
     """Check, before long work, that the result files can be written after it.
 
+    Args:
+        files: the result files by the arguments that name them.
+        read: the files that the command reads.
+
     Raises:
-        InputError: one can't be written, two are the same, or Matplotlib can't draw the picture.
+        InputError: one can't be written, two are the same, one would replace a file that is read, or Matplotlib can't draw
+            the picture.
     """
     given = {argument: file for argument, file in files.items() if file is not None}
     for argument, file in given.items():
         check_writable(file, OUTPUTS[argument])
+        check_apart(file, argument, *read)
     if len({file.resolve() for file in given.values()}) < len(given):
         *others, last = files
         raise InputError(f"{', '.join(others)} and {last} name the same file; give each its own")

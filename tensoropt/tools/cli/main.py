@@ -8,15 +8,19 @@ running, 2 wrong use or input.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
+import re
 import select
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
 
+from ... import __version__
 from ...common.errors import TensorOptError
+from ...common.streams import open_closed_streams
 from ...runtime.error_handling import debugging, exit_code_of
 from ...runtime.ranks import launched_as
 
@@ -35,6 +39,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("tensoropt.tools.cli.report", "write a page on a frontier or a plan, for a browser"),
     "compare": ("tensoropt.tools.cli.compare", "hold a model's frontier against what other algorithms choose"),
 }
+OF_A_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Numbers of errors that what is printed ends in where it goes to a file; files that a command writes have sentences."""
 
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
@@ -49,6 +55,7 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
         parents=[debug],
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"tensoropt {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, summary) in COMMANDS.items():
         subparser = subparsers.add_parser(
@@ -61,9 +68,10 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code (argparse itself exits with 2 on wrong use)."""
+    open_closed_streams()
     argv = sys.argv[1:] if argv is None else argv
     chosen = next((word for word in argv if not word.startswith("-")), None)
-    arguments = build_parser(chosen).parse_args(argv)
+    arguments = build_parser(chosen).parse_args(argv if chosen == "run" else _with_negative_values(argv))
     arguments.debug = getattr(arguments, "debug", False) or debugging()
     if arguments.debug:
         os.environ["TENSOROPT_DEBUG"] = "1"
@@ -79,6 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _output_is_closed():
             return 128 + signal.SIGPIPE
+        if isinstance(error, OSError) and error.filename is None and error.errno in OF_A_FULL_DISK:
+            _drop_output()
+            error = TensorOptError(f"the output can't be written: {error.strerror}")
         if arguments.debug:
             traceback.print_exc()
         elif isinstance(error, TensorOptError):
@@ -88,12 +99,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code_of(error)
 
 
+def _with_negative_values(argv: Sequence[str]) -> list[str]:
+    """Return the arguments with each value like ``-3GB`` joined to its option, since argparse takes it for an option."""
+    joined: list[str] = []
+    for word in argv:
+        if joined and re.match(r"-\.?\d", word) and re.fullmatch(r"--[a-z-]+", joined[-1]):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
 def _output_is_closed() -> bool:
     """Return whether nobody reads the output any more, as after ``| head``; what is left of it is thrown away then."""
     output, poll = sys.stdout.fileno(), select.poll()
     poll.register(output, select.POLLOUT)
     if not any(events & select.POLLERR for _, events in poll.poll(0)):
         return False
-    # Else Python complains when it flushes at its end.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    _drop_output()
     return True
+
+
+def _drop_output() -> None:
+    """Throw away what is still to be written to stdout: else Python complains when it flushes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -63,7 +63,7 @@ def _check_cluster(given: str | None, own: str, file: str) -> None:
         InputError: it is another.
     """
     if given is not None and given != own:
-        raise InputError(f"'{file}' is for the cluster {own}, got --cluster {given}; leave it, or give the model")
+        raise InputError(f"'{file}' is for the cluster {own}, got --cluster {given}; leave it out, or give the model")
 
 
 def _searched_curve(arguments: argparse.Namespace, limit: int) -> dict[str, Any]:

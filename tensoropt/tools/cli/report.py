@@ -57,7 +57,7 @@ def _report(arguments: argparse.Namespace) -> int:
     if isinstance(rows, StageRows) or (isinstance(rows, FrontierRows) and rows.has_stages):
         for name, given in (("--measured", arguments.measured), ("--curve", arguments.curve)):
             if given is not None:
-                raise InputError(f"{name} is shown beside plans without stages, and '{file}' has stages; leave it")
+                raise InputError(f"{name} is shown beside plans without stages, and '{file}' has stages; leave it out")
         with reading_value("file", file):
             if isinstance(rows, StageRows):
                 data, n_points = stages_report(rows, file.name), 1

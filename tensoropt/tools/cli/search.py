@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from ...search.baselines import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
 from ...search.problem.choices import CHOICES, checked_choices
 from ...search.problem.config_space import SPACES
 from ...search.problem.objectives import MEMORY_TIME, PAIRS, parse_objectives
+from .answers import files_read
 from .frontier_outputs import (
     add_baselines,
     add_report_argument,
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--without",
         metavar="CHOICE[,...]",
         help=f"what strategies must not use, of {', '.join(CHOICES)}: copies that are regathered, operators "
-        "that are rematerialized, parameters that are sharded and gathered, micro-batches",
+        "that are rematerialized, parameters that are sharded and gathered, micro-batches, stages",
     )
     parser.add_argument(
         "--micro-batches",
@@ -100,8 +100,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that commands share: the model, the hardware, and the limits of a search."""
-    # So that an amount such as -1GB is parsed as a value, which is refused with a reason, and not as an option.
-    parser._negative_number_matcher = re.compile(r"-\.?\d")
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -232,6 +230,8 @@ def _search(arguments: argparse.Namespace) -> bool:
 
     with display.phase("recording of the model"):
         recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
+    if arguments.schedule is not None and max(stages) == 1 and not recorded.model.placed:
+        raise InputError("--schedule is the order in which stages run; give --stages 2 or more with it")
     for count in counts:
         check_usable(recorded.model.graph, hardware, count)
     micro_batches = checked_micro_batches(recorded.model, requested, without)
@@ -284,10 +284,6 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...]:
     """
     texts = (arguments.stages or "1").split(",")
     stages = tuple(positive_number(text, "--stages", "stages") for text in texts)
-    if max(stages) == 1:
-        if arguments.schedule is not None:
-            raise InputError("--schedule is the order in which stages run; give --stages 2 or more with it")
-        return stages
     if arguments.schedule is not None:
         from ...program.schedule import check_schedule
 
@@ -388,7 +384,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
         for file, what in ((arguments.plan, "plan"), (arguments.frontier, "frontier"), (arguments.report, "report")):
             if file is not None:
                 raise InputError(
-                    f"--option profiling makes a curve and no {what}; leave --{what}, or write the curve by --json"
+                    f"--option profiling makes a curve and no {what}; leave out --{what}, or write the curve by --json"
                 )
     outputs = {"--plan": arguments.plan, "--frontier": arguments.frontier, "--json": arguments.json}
-    check_outputs({**outputs, "--plot": arguments.plot, "--report": arguments.report})
+    check_outputs({**outputs, "--plot": arguments.plot, "--report": arguments.report}, files_read(arguments))

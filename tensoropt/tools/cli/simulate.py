@@ -15,6 +15,7 @@ from ...common.files import check_writable, write_atomically, write_json
 from ...common.tensorflow_import import import_tensorflow
 from ...profiling.hardware import Hardware, HardwareError, resolve
 from ...runtime.ranks import display_here
+from .answers import check_apart, files_read
 from .check import add_plan_arguments
 from .search import add_strictness, checked_measurement
 
@@ -33,9 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt simulate`` and return the exit code."""
-    for file, what in ((arguments.trace, "trace"), (arguments.json, "result")):
+    for argument, file, what in (("--trace", arguments.trace, "trace"), ("--json", arguments.json, "result")):
         if file is not None:
             check_writable(file, what)
+            check_apart(file, argument, arguments.plan, *files_read(arguments))
     if arguments.trace is not None and arguments.json is not None and arguments.trace.resolve() == arguments.json.resolve():
         raise InputError("--trace and --json name the same file; give each its own")
     import_tensorflow()

@@ -179,5 +179,5 @@ def test_one_device_has_one_strategy(algorithm):
 def test_wrong_use_is_refused():
     with pytest.raises(ValueError, match="unknown baseline 'alpa'; choose one of data-parallel, one-weird-trick, "):
         search_baseline(task_of(frontier_of("lenet5", "full")), "alpa")
-    with pytest.raises(InputError, match="'tofu' decides by itself what is split; leave force="):
+    with pytest.raises(InputError, match="'tofu' decides by itself what is split; leave out force="):
         find_frontier(model_of("lenet5"), named("v100-1x4"), 4, {"MatMul": {"n": 2}}, "tofu")

@@ -11,6 +11,7 @@ import pytest
 from plan.frontiers import frontier_of, two_layers
 
 import tensoropt
+from tensoropt.common.tensorflow_import import import_tensorflow
 from tensoropt.plan.compress import compressed
 from tensoropt.plan.details import details_of
 from tensoropt.plan.scaling_curve import Curve, CurvePoint
@@ -73,6 +74,23 @@ def test_output_that_nobody_reads_to_its_end_is_no_error(folder):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
             process.stdout.close()
             assert process.stderr.read() == b"" and process.wait(timeout=60) == 141
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "said"),
+    [(">&-", 0, ""), ("2>&-", 0, ""), (">/dev/full", 1, "the output can't be written: No space left on device")],
+)
+def test_an_output_that_is_closed_or_full_is_no_trace(streams, code, said, folder):
+    command = [sys.executable, "-m", "tensoropt", "plans", str(folder / "frontier.json")]
+    ended = subprocess.run(["sh", "-c", f'"$@" {streams}', "sh", *command], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (code, said and f"tensoropt: {said}\n")
+
+
+def test_a_script_without_streams_imports_tensorflow(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    import_tensorflow()
+    with sys.stderr as opened:
+        print("dropped", file=opened, flush=True)
 
 
 def test_another_broken_pipe_is_an_error(monkeypatch, capfd):
@@ -245,7 +263,8 @@ def test_bad_input_gets_one_sentence(folder, tmp_path, capsys):
         (["report", in_stages, "--curve", folder / "curve.json"], "--curve is shown beside plans without stages"),
         (["report", in_stages, "--measured", tmp_path / "check.json"], "--measured is shown beside plans without stages"),
         (["explain", folder / "curve.json"], "is not a plan or a frontier"),
-        (["explain", tmp_path / "none.json"], "can't be read: No such file"),
+        (["explain", tmp_path / "none.json"], "none.json' can't be read: No such file"),
+        (["plans", folder / "frontier.json", "--memory", "-3GB"], "memory limit '-3GB' isn't an amount of memory"),
         (["plans", folder / "plan.json"], "is not a frontier"),
         (["plans", changed], "was changed since it was saved"),
         (["diff", cut, folder / "plan.json"], "is not whole JSON"),

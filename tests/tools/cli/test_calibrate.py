@@ -179,7 +179,7 @@ def test_a_file_of_another_tensorflow_is_warned_of_or_refused(tmp_path, capsys):
         "tensoropt calibrate measures again\n"
     )
     assert main(["search", MODEL, "--cluster", str(file), "--strict"]) == 2
-    assert "measure it again with tensoropt calibrate, or leave --strict" in capsys.readouterr().err
+    assert "measure it again with tensoropt calibrate, or leave out --strict" in capsys.readouterr().err
     measured_here().save(file)
     assert main(["search", MODEL, "--cluster", str(file), "--strict"]) == 0
     assert capsys.readouterr().err == ""

@@ -265,6 +265,15 @@ def test_bad_arguments_get_a_sentence(capsys, arguments, expected):
     assert expected in refused(capsys, *arguments)
 
 
+def test_no_result_replaces_a_file_that_is_read(tmp_path, capsys):
+    model, hardware = tmp_path / "model.py", tmp_path / "hardware.json"
+    model.write_text(MODELS.read_text())
+    hardware.write_text(json.dumps(named("v100-1x2").to_json()))
+    for option, file in itertools.product(("--plan", "--json"), (model, hardware)):
+        said = refused(capsys, f"{model}:good", "--cluster", hardware, option, file)
+        assert f"{option} '{file}' would replace '{file}', which the same command names" in said
+
+
 def test_a_file_that_python_cannot_read(tmp_path, capsys):
     file = tmp_path / "broken.py"
     file.write_text("x = 1\ndef model(:\n")

@@ -105,6 +105,7 @@ def test_bad_input_gets_a_sentence(plans, tmp_path, capsys):
     assert "another model" in refused(capsys, other, "--plan", plan)
     same = tmp_path / "same.json"
     assert "name the same file" in refused(capsys, GOOD, "--plan", plan, "--trace", same, "--json", same)
+    assert "would replace" in refused(capsys, GOOD, "--plan", plan, "--json", plan)
     assert "no-such-folder" in refused(capsys, GOOD, "--plan", plan, "--trace", tmp_path / "no-such-folder" / "t.json")
     value = json.loads(plan.read_text())
     value["assumed"]["hardware"] = "my own cluster"
