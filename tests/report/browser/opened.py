@@ -12,6 +12,10 @@ from tensoropt.report.sentences import time_text
 AXE = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}}
 
 
+PATIENCE_MS = 120_000
+"""A browser that starts while other tests have all cores has taken more than Playwright's 30 seconds to show a file."""
+
+
 class Opened:
     """A page, and what its console said."""
 
@@ -19,6 +23,7 @@ class Opened:
         self.context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True, reduced_motion="reduce"
         )
+        self.context.set_default_timeout(PATIENCE_MS)
         self.page: Page = self.context.new_page()
         self.said: list[str] = []
         self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
