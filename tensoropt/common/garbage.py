@@ -6,19 +6,20 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+NEVER = 2**30
+"""So many collections of younger objects are waited for before one of all objects."""
+
 
 @contextmanager
 def older_objects_kept() -> Iterator[None]:
     """Let the garbage collector look at new objects alone, not at those that are there already.
 
-    A recorded model and TensorFlow are a million objects, and each full collection looks at all of them. Where a program has
-    frozen objects itself, all stays as it is.
+    A recorded model and TensorFlow are a million objects, and each full collection looks at all of them. Freezing them would
+    do the same, but to see whether a program has frozen objects itself all of these are counted.
     """
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.freeze()
+    youngest, younger, oldest = gc.get_threshold()
+    gc.set_threshold(youngest, younger, NEVER)
     try:
         yield
     finally:
-        gc.unfreeze()
+        gc.set_threshold(youngest, younger, oldest)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tensoropt.common.garbage import older_objects_kept
+from tensoropt.common.garbage import NEVER, older_objects_kept
 
 
 class Ring:
@@ -19,33 +19,26 @@ class Ring:
 
 
 @pytest.fixture(autouse=True)
-def thawed() -> Iterator[None]:
-    """Take back what the tests' own process froze, for one test."""
-    was_frozen = bool(gc.get_freeze_count())
-    gc.unfreeze()
+def collecting_often() -> Iterator[None]:
+    """Collect after a few new objects, and all of them after a few collections."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100, 2, 2)
     yield
-    if was_frozen:
-        gc.freeze()
+    gc.set_threshold(*thresholds)
 
 
-def test_new_objects_are_collected_and_old_ones_afterwards() -> None:
-    old = Ring()
-    with older_objects_kept():
-        assert gc.get_freeze_count()
-        new, old = weakref.ref(Ring()), weakref.ref(old)
-        gc.collect()
-        assert new() is None and old() is not None
-    assert not gc.get_freeze_count()
+def test_new_objects_are_collected_and_all_are_afterwards() -> None:
     gc.collect()
-    assert old() is None
+    with older_objects_kept():
+        n_full = gc.get_stats()[2]["collections"]
+        new = [weakref.ref(Ring()) for _ in range(10_000)]
+        assert sum(ring() is None for ring in new) > 9_000
+        assert gc.get_stats()[2]["collections"] == n_full
+    assert gc.get_threshold() == (100, 2, 2)
 
 
-def test_what_a_program_froze_stays_frozen() -> None:
-    gc.freeze()
-    try:
-        n_frozen = gc.get_freeze_count()
-        with older_objects_kept():
-            assert gc.get_freeze_count() == n_frozen
-        assert gc.get_freeze_count() == n_frozen
-    finally:
-        gc.unfreeze()
+def test_what_a_program_has_set_is_there_afterwards_whatever_happens() -> None:
+    with pytest.raises(KeyError), older_objects_kept(), older_objects_kept():
+        assert gc.get_threshold() == (100, 2, NEVER)
+        raise KeyError
+    assert gc.get_threshold() == (100, 2, 2)
