@@ -17,7 +17,8 @@ from itertools import product
 from typing import Any
 
 AXIS_NAMES = "abcdefghijklmnopqrstuvwxyz"
-MOST_UNITS = 1 << 20
+MOST_UNITS = 1 << 16
+"""The most units in one unit of the level above: more are a slip, and all devices up to them are listed."""
 
 
 @cache

@@ -23,7 +23,7 @@ from typing import Any
 from ...common.errors import cut, short
 from ...common.files import DAMAGE, JsonError, parse_json
 from ...reschedule.layout import axes_text, parse_axes
-from ...reschedule.mesh import Level, Mesh
+from ...reschedule.mesh import MOST_UNITS, Level, Mesh
 from . import checks
 from .checks import HardwareError
 from .frozen import FrozenMapping, freeze
@@ -80,10 +80,6 @@ class Device:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-
-
-MOST_UNITS = 2**16
-"""The most units in one unit of the level above: more are a slip, and all numbers of devices up to them are listed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ import numpy as np
 
 from ..plan.find_frontier import ModelFrontier, find_baseline
 from ..plan.plan import Plan
-from ..plan.staged_frontier import StagedFrontier
 from ..plan.staged_plan import StagedPlan
 from ..profiling.available_memory import available_memory_bytes
 from ..profiling.store import Store
@@ -25,7 +24,7 @@ from ..report.explanation import BASELINE_US, DATA_PARALLELISM, INTERLEAVED, WIT
 from ..runtime.ranks import Processes
 from ..sharding.model import Model
 from .interleaved_timing import FirstValue, interleaved_seconds, steps_of
-from .planned_parts import unstaged_frontier
+from .planned_parts import fastest_without_stages, unstaged_frontier
 
 NEAR = 1.25
 """The baseline isn't tried if it is predicted to take more than this many times as long as the plan."""
@@ -126,10 +125,7 @@ class BaselineTrial:
         """Return the frontier that has the baseline, and its point there; None where there is no baseline."""
         if not isinstance(plan, StagedPlan):
             return find_baseline(unstaged_frontier(plan), "data-parallel"), 0
-        assert isinstance(plan.frontier, StagedFrontier)
-        fastest = [(each, each.fastest_within(self.limit_bytes)) for each in plan.frontier.unstaged]
-        fitting = [(each, point) for each, point in fastest if point is not None]
-        return min(fitting, key=lambda each: each[0].points[each[1]].time_us, default=(None, 0))
+        return fastest_without_stages(plan, self.limit_bytes) or (None, 0)
 
 
 def _with_trial(

@@ -64,14 +64,23 @@ def parts_of(plan: Plan | StagedPlan) -> list[PlannedPart]:
     return [PlannedPart(unstaged_frontier(plan), plan.strategy.configs)]
 
 
-def parts_without_stages(plan: Plan | StagedPlan) -> list[PlannedPart]:
-    """Return the fastest plan without stages that was searched beside one with stages; none for another plan."""
-    frontier = plan.frontier
-    if not (isinstance(plan, StagedPlan) and isinstance(frontier, StagedFrontier) and frontier.unstaged):
+def fastest_without_stages(plan: StagedPlan, limit_bytes: int | None) -> tuple[ModelFrontier, int] | None:
+    """Return the fastest point without stages that was searched beside a plan with stages, and fits: its frontier, and its
+    number there. None where nothing fits, or nothing without stages was searched.
+    """
+    assert isinstance(plan.frontier, StagedFrontier)
+    fastest = [(each, each.fastest_within(limit_bytes)) for each in plan.frontier.unstaged]
+    fitting = [(each, point) for each, point in fastest if point is not None]
+    return min(fitting, key=lambda each: each[0].points[each[1]].time_us, default=None)
+
+
+def parts_without_stages(plan: Plan | StagedPlan, limit_bytes: int | None) -> list[PlannedPart]:
+    """Return the one part of :func:`fastest_without_stages`, if there is one and the plan has stages."""
+    fastest = fastest_without_stages(plan, limit_bytes) if isinstance(plan, StagedPlan) else None
+    if fastest is None:
         return []
-    fastest = min(frontier.unstaged, key=lambda each: each.points[each.found.fastest()].time_us)
-    states = fastest.found.strategies[fastest.found.fastest()]
-    return [PlannedPart(fastest, fastest.built.strategy(states).configs)]
+    frontier, point = fastest
+    return [PlannedPart(frontier, frontier.built.strategy(frontier.found.strategies[point]).configs)]
 
 
 def unstaged_frontier(plan: Plan) -> ModelFrontier:

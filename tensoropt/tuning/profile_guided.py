@@ -79,6 +79,7 @@ class MeasuredSearch:
         search: finds a plan from the measured operators, on rank 0.
         budget_s: the seconds that measuring may take, without searches and the first measurement.
         progress: is called with (phase, done, total) on rank 0.
+        limit_bytes: the memory limit per device of what is searched; None without a limit.
     """
 
     processes: Processes
@@ -89,6 +90,7 @@ class MeasuredSearch:
     timer: OperatorTimer = field(default_factory=OperatorTimer)
     clock: Callable[[], float] = time.monotonic
     progress: Callable[[str, int, int], None] | None = None
+    limit_bytes: int | None = None
     _failed: set[str] = field(default_factory=set)
     _work_items: dict[_Operator, WorkItem] = field(default_factory=dict)
 
@@ -166,7 +168,7 @@ class MeasuredSearch:
         of_plan = self._of_plan(plan)
         if is_first or not of_plan:
             wanted = {self._work_items[operator].key for operator, _ in of_plan}
-            without = parts_without_stages(plan)
+            without = parts_without_stages(plan, self.limit_bytes)
             baselines = [_of_data_parallelism(part.frontier) for part in (*parts, *without)]
             others = self._unmeasured([*without, *baselines], least_us)
             of_plan += [each for each in others if self._work_items[each[0]].key not in wanted]
@@ -315,7 +317,9 @@ def find_measured(
         return plan
 
     with closing(opened_store(processes)) as store:
-        searching = MeasuredSearch(processes, request.model, search, budget_s, store, progress=request.progress)
+        searching = MeasuredSearch(
+            processes, request.model, search, budget_s, store, progress=request.progress, limit_bytes=request.limit_bytes
+        )
         plan = searching.find(on_first_rank)
         if first_values is None or request.force or not plan.parallelism == processes.size > 1:
             return plan

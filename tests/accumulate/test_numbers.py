@@ -118,7 +118,7 @@ def test_dropout_differs_between_micro_batches(monkeypatch: pytest.MonkeyPatch) 
 def test_micro_batches_between_processes_give_one_device_numbers(
     n_ranks: int, collectives: str, everything: bool
 ) -> None:
-    """Of each model one strategy by MPI, and by default of the first two over a link."""
+    """One strategy of each model runs by MPI, and over a link one of each by ``--all``, else of two models."""
     worker, count = Path(__file__).with_name("worker.py"), len(models.FUNCTIONS)
     if collectives == "link" and not everything:
         count = 2

@@ -1,4 +1,4 @@
-"""Which files are the user's code, whose lines messages name."""
+"""Tell lines of the user's code, which messages name, from those of Python and of the packages."""
 
 from __future__ import annotations
 

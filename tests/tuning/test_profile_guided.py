@@ -148,7 +148,8 @@ def test_the_fastest_plan_without_stages_is_measured_beside_one_with_stages():
     frontier = find_with_stages(request, DEVICES, (1, 2))
     plan = frontier.plan([point.n_stages for point in frontier.points_of].index(2))
     searching = MeasuredSearch(ALONE, model, lambda known: plan, 1e9, Store(None, "here"), machine)  # type: ignore[arg-type]
-    (without,) = parts_without_stages(plan)
+    assert parts_without_stages(plan, limit_bytes=1) == []
+    (without,) = parts_without_stages(plan, None)
     graph = without.frontier.model.graph
     assert {name for name, _ in without.pairs(model)} == {op.name for op in graph.step_operators if op.updates is None}
     searching._measure_all(searching._wanted(plan, is_first=True), lambda: False)
