@@ -7,7 +7,6 @@ TensorFlow's ``MatMul`` drops the status that says so (2.21). So a step counts o
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import resource
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from ..common.errors import OutOfMemoryError
 from ..common.memory_units import memory_text
+from .malloc_settings import ARENA_MAX, MMAP_THRESHOLD, set_malloc
 
 RESERVE_BYTES, RESERVE_BYTES_PER_CORE = 8 << 20, 4 << 20
 """The bytes that libraries need besides TensorFlow's allocator: a thread of a multiplication packs up to 2 x 1.7 MB."""
@@ -22,8 +22,10 @@ RESERVE_BYTES, RESERVE_BYTES_PER_CORE = 8 << 20, 4 << 20
 BESIDE_TENSORS_BYTES = 200 << 20
 """The bytes that a process needs besides tensors for TensorFlow's threads, a model's graphs and what collectives receive."""
 
-# A parameter of glibc's mallopt, from malloc.h.
-_M_ARENA_MAX = -8
+LARGE_BYTES = 4 << 20
+"""Blocks of at least so many bytes go back to the system when they are freed. What a multiplication packs stays: a step
+that had none of it left must still see so when it ends."""
+
 # TensorFlow reads it when the first tensor is allocated.
 _ALLOCATOR_LIMIT = "TF_MKL_ALLOC_MAX_BYTES"
 
@@ -33,23 +35,28 @@ def bound_allocators() -> None:
 
     TensorFlow's takes memory in regions of doubling size, and where one doesn't fit the largest that does, so it is given a
     bound. A user's own ``TF_MKL_ALLOC_MAX_BYTES`` stays. Without effect once a tensor was allocated. glibc's keeps what was
-    freed for each thread apart; threads that start from now on share one arena, unless ``MALLOC_ARENA_MAX`` is set.
+    freed for each thread apart; threads that start from now on share one arena, unless ``MALLOC_ARENA_MAX`` is set. It also
+    keeps blocks as large as the largest that was freed, with gaps between them that later tensors don't fit; large ones go
+    back to the system instead, unless ``MALLOC_MMAP_THRESHOLD_`` is set.
     """
-    if not _limits():
+    if not is_limited():
         return
     left_bytes = _left_bytes()
     beside_bytes = max(left_bytes // 4, min(BESIDE_TENSORS_BYTES, left_bytes // 2))
     os.environ.setdefault(_ALLOCATOR_LIMIT, str(left_bytes - beside_bytes))
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
-        mallopt(_M_ARENA_MAX, 1)
+    set_malloc({ARENA_MAX: 1, MMAP_THRESHOLD: LARGE_BYTES})
+
+
+def is_limited() -> bool:
+    """Return whether this process has a limit of memory, at which allocations fail."""
+    return bool(_limits())
 
 
 def check_memory_left() -> None:
     """Check after a step that this process could have got more memory; it costs 2.5 us in a limited process.
 
-    The memory is asked of the system, not of the C library: what the step freed stays with the library, so what can be got
-    now is about what could be got at the peak.
+    The memory is asked of the system, not of the C library: blocks that the step freed, but for large ones, stay with the
+    library, so what can be got now is about what libraries could get at the peak.
 
     Raises:
         OutOfMemoryError: less than the reserve is left, so results may be unwritten memory.

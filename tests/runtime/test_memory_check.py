@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -32,6 +33,36 @@ def test_a_limited_process_says_no_and_goes_on() -> None:
     done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("out of memory: the plan needs 629 MB of this process, which is more than it can get")
+
+
+FREED = """
+import ctypes, resource
+from tensoropt.runtime.collectives.receive_buffers import keep_freed_memory
+from tensoropt.runtime.process_limit import bound_allocators
+def taken():
+    return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmData"))) * 1024
+library = ctypes.CDLL(None)
+library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+resource.setrlimit(resource.RLIMIT_DATA, (taken() + (1 << 30), taken() + (1 << 30)))
+bound_allocators()
+keep_freed_memory()
+library.free(library.malloc(30 << 20))
+before = taken()
+blocks = [library.malloc(n_bytes) for _ in range(10) for n_bytes in (10 << 20, 100_000)]
+for large in blocks[::2]:
+    library.free(large)
+print(taken() - before)
+"""
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_limited_process_gives_back_large_blocks_between_small_ones(is_kept: bool) -> None:
+    environment = {**os.environ, **({"MALLOC_MMAP_THRESHOLD_": str(1 << 25)} if is_kept else {})}
+    done = subprocess.run(
+        [sys.executable, "-c", FREED], capture_output=True, text=True, check=False, timeout=120, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert (int(done.stdout) > 50 << 20) == is_kept
 
 
 EXHAUSTED = """

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..malloc_settings import MMAP_THRESHOLD, TRIM_THRESHOLD, set_malloc
+from ..process_limit import is_limited
+
 # TensorFlow takes over a NumPy array without a copy only if it starts on this boundary (its allocators' alignment).
 ALIGNMENT = 64
-
-# Parameters of glibc's mallopt, from malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return an uninitialised C-contiguous array that starts on a 64-byte boundary."""
@@ -32,17 +29,11 @@ def keep_freed_memory() -> None:
     """Make the C library keep freed blocks of up to 32 MB for the next step, instead of giving them back to the system.
 
     A fresh block costs a page fault for every 4 KB: at 1 MB that is more than the collective itself. Settings of the user
-    (``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_``) stay. C libraries other than glibc are left alone.
+    (``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_``) stay. A process whose memory is limited can't afford it: tensors
+    of other sizes don't fit the gaps between such blocks.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return
-    for variable, parameter, n_bytes in (
-        ("MALLOC_MMAP_THRESHOLD_", _M_MMAP_THRESHOLD, 32 << 20),
-        ("MALLOC_TRIM_THRESHOLD_", _M_TRIM_THRESHOLD, 256 << 20),
-    ):
-        if variable not in os.environ:
-            mallopt(parameter, n_bytes)
+    if not is_limited():
+        set_malloc({MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: 256 << 20})
 
 
 class OwnMemory:
