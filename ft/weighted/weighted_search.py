@@ -48,8 +48,9 @@ _FEW_SPLIT = 32
 hardly lower: deep models then repeat a layer that often."""
 _MATTERS = 1e-6
 _MOST = 2.0**61
-LEAST_WEIGHT = 1 << 6
-"""The smaller of two weights, where costs are so large that it would be 0 if sums were not to be rounded."""
+LEAST_WEIGHT, _COARSE = 1 << 6, 1 << 3
+"""The smaller of two weights, where costs are so large that it would be below the second if sums were not to be rounded; less
+where they are larger still, so that sums stay below _MOST."""
 
 __all__ = ["MAX_CELLS", "Least", "Marginals", "Shares", "TimeIsUpError", "WeightedSearch", "mixed"]
 
@@ -90,9 +91,8 @@ class WeightedSearch:
         """
         parts = mem * max(self.most[0], 1), time * max(self.most[1], 1)
         scale = (EXACT >> 1) / sum(parts) if any(parts) else 1.0
-        if min(parts) > sum(parts) * _MATTERS and min(mem, time) * scale < 1:
-            larger = LEAST_WEIGHT / min(mem, time)
-            scale = larger if larger * sum(parts) < _MOST else scale
+        if min(parts) > sum(parts) * _MATTERS and min(mem, time) * scale < _COARSE:
+            scale = max(scale, min(LEAST_WEIGHT / min(mem, time), _MOST / sum(parts)))
         weights = math.floor(mem * scale), math.floor(time * scale)
         divisor = math.gcd(*weights) or 1
         return (weights[0] // divisor, weights[1] // divisor) if any(weights) else (int(mem > 0), int(time > 0))
