@@ -19,7 +19,7 @@ def test_a_python_loop_over_steps_with_an_embedding_inside() -> None:
             state = tf.tanh(tf.gather(table, row) + state @ u)
         return tf.reduce_mean(tf.square(state))
 
-    trainer = hold(function, [table, u], words, force={"Loop": {"d1": 4}})
+    trainer = hold(function, [table, u], words, force={"Loop": {"d1": 2}})
     assert "Loop" in {op.type for op in trainer.plan.operators}
 
 
@@ -32,11 +32,11 @@ def test_a_scan_that_begins_with_the_first_row() -> None:
     """The first row is read outside of the loop, and is the first of the results."""
     w = variable("w", UNITS)
     scanned = lambda x: tf.scan(lambda state, row: tf.tanh(state * w + row), x)  # noqa: E731
-    hold(lambda x: tf.reduce_sum(tf.square(scanned(x))), [w], reals(TIME, UNITS), force={"Loop": {"d1": 4}})
+    hold(lambda x: tf.reduce_sum(tf.square(scanned(x))), [w], reals(TIME, UNITS), force={"Loop": {"d1": 2}})
 
 
 def test_rematerialized_custom_gradients_are_captured() -> None:
     w, v = variable("w", UNITS, 3), variable("v", 3)
     block = tf.recompute_grad(lambda x: tf.tanh(x @ w) * v)
-    trainer = hold(lambda x: tf.reduce_mean(tf.square(block(x))), [w, v], reals(BATCH, UNITS), force={"MatMul": {"m": 4}})
+    trainer = hold(lambda x: tf.reduce_mean(tf.square(block(x))), [w, v], reals(BATCH, UNITS), force={"MatMul": {"m": 2}})
     assert "CustomGradient" in {op.type for op in trainer.plan.operators}

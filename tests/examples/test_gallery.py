@@ -10,7 +10,7 @@ from helpers.mpirun import run_ranks
 
 from examples import gallery_scripts as gallery
 
-CHEAP = ("custom_loop", "raw_text", "tensorflow_1")
+CHEAP = ("custom_loop", "tensorflow_1")
 NAMES = [*CHEAP, *sorted(path.stem for path in gallery.GALLERY.glob("*.py") if path.stem not in (*CHEAP, "recommender"))]
 WORKER = Path(gallery.__file__)
 

@@ -31,7 +31,7 @@ MOST_POINTS, MOST_BY_DEFAULT = 8, 2
 @pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize(
     ("function", "cluster", "space"),
-    first(3, [
+    first(2, [
         (zoo.mlp, "v100-2x2", FULL),
         (zoo.cnn, "v100-2x2", COMPACT),
         (zoo.attention, "v100-1x2", FULL),

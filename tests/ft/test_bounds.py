@@ -51,7 +51,7 @@ def true_and_rough(seeds: range, budget: Budget) -> Iterator[tuple[Frontier, Fro
 
 def test_the_bound_is_below_every_strategy(everything: bool) -> None:
     n_bounds = n_proven = 0
-    for true, rough in true_and_rough(range(300 if everything else 100), ROUGH):
+    for true, rough in true_and_rough(range(300 if everything else 50), ROUGH):
         n_proven += int(rough.exact_points.sum())
         true_points = set(zip(true.mem_bytes.tolist(), true.time_ns.tolist(), strict=True))
         points = list(zip(rough.mem_bytes.tolist(), rough.time_ns.tolist(), strict=True))
@@ -66,8 +66,8 @@ def test_the_bound_is_below_every_strategy(everything: bool) -> None:
         assert rough.gaps == pytest.approx(expected, rel=1e-9, abs=1e-12)
         reached = max(gap_by_definition(mem, time, rough) for mem, time in sorted(true_points))
         assert reached <= rough.worst_gap * (1 + 1e-9) + 1e-12
-    assert n_bounds > 25
-    assert n_proven > 50
+    assert n_bounds > 12
+    assert n_proven > 25
 
 
 def varied_problem(seed: int) -> Problem:

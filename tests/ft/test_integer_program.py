@@ -28,7 +28,7 @@ from tensoropt.sharding.model import Model
 
 from .problems import Costs, build, chain_pairs, resnet_pairs
 
-N_BUDGETS = 20
+N_BUDGETS, MOST_BUDGETS = 6, 20
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,13 @@ class IntegerProgram:
         return None if result.x is None else int(time[result.x > 0.5].sum())
 
 
-def assert_judged(problem: Problem, budget: Budget | None = None) -> bool:
+def assert_judged(problem: Problem, everything: bool, budget: Budget | None = None) -> bool:
     """Hold a frontier against the integer program, as equal if it is exact, else as a bound on either side."""
     frontier = search(problem, budget=budget)
     program = IntegerProgram.of(problem)
     low, high = int(frontier.mem_bytes[0]), int(frontier.mem_bytes[-1])
-    limits = np.unique(np.linspace(low, high + (high - low) // 10, N_BUDGETS).astype(np.int64)).tolist()
+    ends = np.linspace(low, high + (high - low) // 10, MOST_BUDGETS if everything else N_BUDGETS)
+    limits = np.unique(ends.astype(np.int64)).tolist()
     for limit in [*([low - 1] if frontier.exact else []), *limits]:
         point, least = frontier.at(limit), program.least_time(limit)
         if frontier.bound is None:
@@ -99,10 +100,10 @@ def assert_judged(problem: Problem, budget: Budget | None = None) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_problems(seed: int) -> None:
+def test_random_problems(seed: int, everything: bool) -> None:
     rng = np.random.default_rng(seed)
     pairs = resnet_pairs(2) if seed % 2 else [*chain_pairs(9), (0, 4), (2, 7)]
-    assert assert_judged(build(rng, [4] * 9, pairs, Costs(200, infeasible=0.1)))
+    assert assert_judged(build(rng, [4] * 9, pairs, Costs(200, infeasible=0.1)), everything)
 
 
 def problem_of(function: Callable[[], Built], n_devices: int) -> Problem:
@@ -125,11 +126,11 @@ def attention_block(api: Any = tf.compat.v1) -> Built:
 
 
 @pytest.mark.parametrize("function", first(2, [mlp, attention_block, cnn]), ids=lambda function: function.__name__)
-def test_recorded_models(function: Callable[[], Built]) -> None:
-    assert assert_judged(problem_of(function, 2), Budget(seconds=60.0))
+def test_recorded_models(function: Callable[[], Built], everything: bool) -> None:
+    assert assert_judged(problem_of(function, 2), everything, Budget(seconds=60.0))
 
 
-def test_what_is_not_exact_lies_between_its_bounds() -> None:
+def test_what_is_not_exact_lies_between_its_bounds(everything: bool) -> None:
     pairs = [(i, j) for i in range(7) for j in range(i)]
     problem = build(np.random.default_rng(0), [4] * 7, pairs, Costs(200, infeasible=0.1))
-    assert not assert_judged(problem, Budget(max_table_cells=20, seconds=0))
+    assert not assert_judged(problem, everything, Budget(max_table_cells=20, seconds=0))

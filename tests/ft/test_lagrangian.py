@@ -38,9 +38,9 @@ def corners_of_hull(mem: list[int], time_ns: list[int]) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("max_cells", [2, 1 << 20])
-def test_every_strategy_is_above_the_staircase(max_cells: int) -> None:
+def test_every_strategy_is_above_the_staircase(max_cells: int, everything: bool) -> None:
     n_exact = n_corners = 0
-    for seed in range(200):
+    for seed in range(200 if everything else 70):
         problem = random_problem(seed)
         try:
             true = search(problem, "exhaustive")
@@ -60,8 +60,8 @@ def test_every_strategy_is_above_the_staircase(max_cells: int) -> None:
             for mem, time_ns in corners:
                 assert hull.bound.least_time(np.array([mem])) == time_ns
     if max_cells > 2:
-        assert n_exact > 60
-        assert n_corners > 150
+        assert n_exact > 20
+        assert n_corners > 50
 
 
 lines = st.builds(Line, st.integers(0, 9), st.integers(0, 9), st.integers(0, 90)).filter(

@@ -1,4 +1,7 @@
-"""Models trained on four ranks by ``tensoropt.parallelize``: the curve of 20 losses is plain Keras's."""
+"""Models trained on four ranks by ``tensoropt.parallelize``: the curve of 20 losses is plain Keras's; by ``--all``.
+
+By default ``tests/trainer`` trains on ranks, and ``tests/composite`` has loops there.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +43,7 @@ def check(name: str) -> None:
     np.testing.assert_allclose(found["losses"], expected, rtol=0, atol=TOLERANCE * max(expected))
 
 
-def test_four_ranks_train_as_one_device() -> None:
-    check("lstm")
-
-
 @pytest.mark.large
-@pytest.mark.parametrize("name", ["bert", "mobilenet_v3", "MobileNetV3Small", "ResNet50"])
-def test_four_ranks_train_larger_models_as_one_device(name: str) -> None:
+@pytest.mark.parametrize("name", ["lstm", "bert", "mobilenet_v3", "MobileNetV3Small", "ResNet50"])
+def test_four_ranks_train_as_one_device(name: str) -> None:
     check(name)

@@ -53,10 +53,10 @@ def devices_of(plan: StagedPlan, operator: str) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("placed", "stages", "sizes"),
     first(
-        3,
+        1,
         [
-            ({1: [0]}, None, (1, 3)),
             ({1: [0, 1, 2], 2: [3]}, None, (3, 1)),
+            ({1: [0]}, None, (1, 3)),
             ({2: [1, 2]}, (3,), (1, 2, 1)),
             ({2: [2, 3]}, None, (2, 2)),
             ({1: [0, 1]}, (2,), (2, 2)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from helpers.mpirun import run_ranks
 from helpers.strategies import assert_close, feeds_of, training_fetch
 
 from tensoropt.common.errors import InputError
+from tensoropt.ft import Budget
 from tensoropt.plan.find_staged import find_staged
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
@@ -30,7 +32,8 @@ TRAIN = Path(__file__).parent / "train.py"
 
 
 def plan_of(name: str, n_stages: object, parallelism: int = 4, schedule: str | None = None, **changed: object) -> StagedPlan:
-    request = Request(models.recorded(name, "adam").model, named("v100-1x4"), None, **changed)
+    asked = {"budget": Budget(seconds=0), **changed}
+    request = Request(models.recorded(name, "adam").model, named("v100-1x4"), None, **asked)  # type: ignore[arg-type]
     return find_staged(request, parallelism, n_stages, schedule)
 
 
@@ -100,7 +103,8 @@ def test_more_micro_batches_are_in_flight_over_a_slow_link_where_they_fit() -> N
     def found(factor: float, limit_bytes: int | None = None) -> StagedPlan:
         changed = replace(level, bytes_per_s=level.bytes_per_s * factor, latency_us=0.0)
         levels = tuple(changed if each is level else each for each in hardware.levels)
-        request = Request(model, replace(hardware, levels=levels), limit_bytes, micro_batches=4)
+        asked = replace(hardware, levels=levels), limit_bytes
+        request = Request(model, *asked, micro_batches=4, budget=Budget(seconds=0))
         return find_staged(request, 2, 2, None)
 
     fast, slow = found(1e6), found(0.01)
@@ -116,7 +120,8 @@ def test_zero_bubble_is_chosen_where_it_pays_and_fits_the_limit() -> None:
     hardware = replace(hardware, levels=levels)
 
     def found(schedule: str | None, limit_bytes: int | None = None) -> StagedPlan:
-        return find_staged(Request(model, hardware, limit_bytes, micro_batches=4), 2, 2, schedule)
+        request = Request(model, hardware, limit_bytes, micro_batches=4, budget=Budget(seconds=0))
+        return find_staged(request, 2, 2, schedule)
 
     of_name = {schedule: found(schedule) for schedule in ("1f1b", "gpipe", "zero-bubble")}
     chosen, deferring = found(None), of_name["zero-bubble"]
@@ -131,7 +136,8 @@ def test_zero_bubble_is_chosen_where_it_pays_and_fits_the_limit() -> None:
 
 
 def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
-    value = plan_of("mlp", 2).to_json()
+    whole = plan_of("mlp", 2).to_json()
+    value = deepcopy(whole)
     for change, why in (
         (lambda: value["stages"][1].update(devices=[0, 1]), r"damaged.*don't fit together"),
         (lambda: value["timeline"].update(tasks="0,0,0,1,0"), r"damaged.*a task has 5 numbers, expected 6"),
@@ -141,7 +147,7 @@ def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
         (tmp_path / "plan.json").write_text(json.dumps(value))
         with pytest.raises(InputError, match=why):
             load_any(tmp_path / "plan.json")
-    (tmp_path / "plan.json").write_text(json.dumps(plan_of("mlp", 2).to_json() | {"stages": []}))
+    (tmp_path / "plan.json").write_text(json.dumps(whole | {"stages": []}))
     with pytest.raises(InputError, match=r"damaged.*don't fit together"):
         load_any(tmp_path / "plan.json")
 
@@ -201,11 +207,12 @@ def test_real_ranks_defer_with_one_device_numbers(n_ranks: int) -> None:
     assert found["losses"] == pytest.approx(one["losses"], rel=1e-10) and "by zero-bubble" in str(found["plan"])
 
 
-def test_real_ranks_train_in_stages_as_one_device_does(tmp_path: Path) -> None:
-    """Two ranks save a checkpoint after two steps, from which four go on."""
+def test_real_ranks_train_in_stages_as_one_device_does(tmp_path: Path, everything: bool) -> None:
+    """Two ranks save a checkpoint after two steps, from which four go on by ``--all``; three have unequal stages."""
     one, folder = losses(1, 1, 1, "-", "emulated", 1), tmp_path / "run"
     folder.mkdir()
-    for n_ranks, *arguments in ((2, 2, 4, "1f1b", "mpi", 2, tmp_path / "plan.json"), (4, 2, 4, "gpipe", "mpi", 4)):
+    runs = (2, 2, 4, "1f1b", "mpi", 2, tmp_path / "plan.json"), (4, 2, 4, "gpipe", "mpi", 4)
+    for n_ranks, *arguments in runs[: 2 if everything else 1]:
         found = losses(n_ranks, *arguments, CHECKPOINT=str(folder))
         assert found["losses"] == pytest.approx(one["losses"][0 if n_ranks == 2 else 2 :], rel=1e-10)
         assert found["evaluated"] == pytest.approx(one["evaluated"], rel=1e-10)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+from helpers import zoo as small
+from helpers.large import first
+
 from tensoropt import zoo
 from tensoropt.plan.request import ONCE, Request, fastest_that_fits
 from tensoropt.profiling.hardware import named
 from tensoropt.tools.offline import record
 
+MODELS = {"cnn": lambda: small.cnn().loss, "vgg16": lambda: zoo.vgg16(batch=64, image=32)}
 
-def test_the_plan_is_that_of_a_search_of_everything() -> None:
-    model = record(lambda: zoo.vgg16(batch=64, image=32), "vgg16").model
+
+@pytest.mark.parametrize("name", first(1, MODELS))
+def test_the_plan_is_that_of_a_search_of_everything(name: str) -> None:
+    model = record(MODELS[name], name).model
     everything = Request(model, named("v100-1x2"), None, micro_batches=1, budget=ONCE)
     a_plan = replace(everything, wants_frontier=False)
     whole, few = (fastest_that_fits(asked, 2)[0] for asked in (everything, a_plan))

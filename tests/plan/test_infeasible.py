@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.large import first
 
 import tensoropt
 from tensoropt.common.errors import InputError
@@ -16,7 +17,7 @@ from tensoropt.plan import request as requests
 from tensoropt.plan.batch_size import batch_that_fits
 from tensoropt.plan.find_frontier import ModelFrontier
 from tensoropt.plan.options import mini_parallelism, mini_time, profiling
-from tensoropt.plan.request import OF_CURVE, Request, fastest_that_fits, frontiers, searched
+from tensoropt.plan.request import OF_CURVE, Request, fastest_that_fits, frontiers
 from tensoropt.profiling.hardware import named
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
@@ -35,6 +36,21 @@ def perceptron(batch: int = 64, hidden: int = 64) -> Model:
     return record(layers, "perceptron").model
 
 
+FOUND: dict[tuple[object, ...], tuple[Model, ModelFrontier]] = {}
+search = requests.searched
+
+
+def searched(asked: Request, parallelism: int) -> ModelFrontier:
+    """Return the frontier of a request, searched once: it depends on neither the limit nor how busy the machine is."""
+    if asked.progress is not None or not asked.wants_frontier:
+        return search(asked, parallelism)
+    choices = asked.algorithm, asked.space, asked.budget, asked.without, asked.micro_batches, repr(asked.force)
+    key = (id(asked.model), asked.hardware.name, parallelism, *choices)
+    if key not in FOUND:
+        FOUND[key] = asked.model, search(asked, parallelism)  # a model that is kept keeps its id
+    return FOUND[key][1]
+
+
 def least(frontier: ModelFrontier) -> int:
     return min(frontier.peak(point).n_bytes for point in range(len(frontier)))
 
@@ -46,8 +62,9 @@ def request(model: Model, **asked: object) -> Request:
 
 @pytest.fixture(autouse=True)
 def _time_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message doesn't depend on how busy the machine is."""
+    """The message doesn't depend on how busy the machine is; what is searched again is taken from before."""
     monkeypatch.setattr(suggestions, "LEAST_S", 600.0)
+    monkeypatch.setattr(requests, "searched", searched)
 
 
 def said(asked: Request, parallelism: int, limit: int) -> str:
@@ -123,7 +140,7 @@ def test_micro_batches_that_were_left_out_are_advised(model: Model) -> None:
     assert "a search without leaving out 'accumulate' (at least " in said(without, 1, needed - 1)
 
 
-@pytest.mark.parametrize(("batch", "hidden", "share"), [(64, 64, 0.9), (512, 16, 0.7), (512, 16, 0.4)])
+@pytest.mark.parametrize(("batch", "hidden", "share"), first(1, [(512, 16, 0.7), (64, 64, 0.9), (512, 16, 0.4)]))
 def test_a_batch_that_is_advised_fits_and_one_that_is_much_larger_does_not(batch: int, hidden: int, share: float) -> None:
     model = perceptron(batch, hidden)
     limit = int(least(searched(request(model), 2)) * share)

@@ -99,7 +99,7 @@ def test_the_costs_of_a_problem_are_those_of_the_program(
     builder = ProblemBuilder(model.graph, model.model.backward, costing, mesh, FULL, {}, choices=Choices(reuse=True))
     path_finder, held, again, idle = PathFinder(costing.reshardings.steps), 0, 0, 0
     for built in filter(None, (builder.build(), builder.build_rematerializing())):
-        for seed in range(60 if everything else 30):
+        for seed in range(60 if everything else 20):
             view = random_strategy(model, mesh, seed, None, 0.1 * (seed % 2), 0.1 * (seed % 3))
             for _ in range(2):  # what the space doesn't have is dropped first, such as a rematerialized operator
                 states = in_space(built, model, without_idle_choices(view, path_finder))

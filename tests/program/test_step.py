@@ -43,7 +43,7 @@ def test_invariants_hold_in_micro_batches(name: str) -> None:
         assert {task.micro_batch for task in program.tasks} == {-1, *range(view.graph.n_micro_batches)}
 
 
-@pytest.mark.parametrize("seed", first(3, range(12)))
+@pytest.mark.parametrize("seed", first(1, range(12)))
 @pytest.mark.parametrize("function", (zoo.cnn, zoo.attention))
 def test_the_lowering_emits_the_tasks_of_the_program(
     function: Callable[[], zoo.Built], seed: int, monkeypatch: pytest.MonkeyPatch

@@ -45,7 +45,6 @@ OTHERS_ON_RANKS = [
 ]
 BY_DEFAULT = {
     "shuffled arrays after a seed",
-    "shuffled in each batch",
     "a PyDataset that changes after an epoch",
     "a PyDataset of lists",
     "steps of an epoch of arrays",

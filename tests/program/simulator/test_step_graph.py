@@ -86,7 +86,7 @@ def runs_what_it_charges(model: Model, view: StrategyView, path_finder: PathFind
     assert [str(node) for node, chain in zip(graph.nodes, chains, strict=True) if chain and node not in run] == []
 
 
-@pytest.mark.parametrize("seed", first(3, range(12)))
+@pytest.mark.parametrize("seed", first(2, range(12)))
 @pytest.mark.parametrize("function", MODELS)
 def test_its_nodes_are_the_program_s_tasks(function, seed):
     model = zoo.record(function, ("adam", "sgd")[seed % 2])

@@ -92,7 +92,7 @@ def kept_for_consumers(
     return of_copy(left, shared.layout, shard) + of_consumers
 
 
-@pytest.mark.parametrize(("name", "space"), first(3, CHARGED))
+@pytest.mark.parametrize(("name", "space"), first(2, CHARGED))
 @pytest.mark.parametrize("algorithm", BASELINES)
 def test_points_cost_what_their_strategies_are_charged(algorithm, name, space):
     found = find_frontier(model_of(name), named("v100-1x4"), 4, algorithm=algorithm, space=space)
@@ -118,7 +118,7 @@ def test_points_with_regathered_copies_cost_what_their_strategies_are_charged(na
     assert n_regathered
 
 
-@pytest.mark.parametrize(("name", "space"), first(3, FRONTIERS))
+@pytest.mark.parametrize(("name", "space"), first(2, FRONTIERS))
 def test_no_baseline_is_below_the_frontier_of_a_space_that_has_it(name, space):
     frontier = frontier_of(name, space)
     assert frontier.found.exact

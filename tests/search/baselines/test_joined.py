@@ -39,7 +39,7 @@ def slowest_of(frontier: ModelFrontier) -> ModelFrontier:
     return replace(frontier, found=slowest, searched=slowest, _peaks={}, _simulated={})
 
 
-@pytest.mark.parametrize("name", first(2, ["rnn", "vgg16", "transformer", "lenet5", "wide_resnet", "alexnet", "bert_large"]))
+@pytest.mark.parametrize("name", first(1, ["rnn", "vgg16", "transformer", "lenet5", "wide_resnet", "alexnet", "bert_large"]))
 @pytest.mark.parametrize("without", first(1, ["", "remat", "remat reuse zero"]))
 def test_no_point_is_beaten(name: str, without: str) -> None:
     # A frontier that is far from exact: baselines could well beat it.
