@@ -49,8 +49,8 @@ hardly lower: deep models then repeat a layer that often."""
 _MATTERS = 1e-6
 _MOST = 2.0**61
 LEAST_WEIGHT, _COARSE = 1 << 6, 1 << 3
-"""The smaller of two weights, where costs are so large that it would be below the second if sums were not to be rounded; less
-where they are larger still, so that sums stay below _MOST."""
+"""The smaller of two weights, where costs are so large that it would be below the second if sums were not to be rounded;
+less where they are larger still, so that sums stay below _MOST."""
 
 __all__ = ["MAX_CELLS", "Least", "Marginals", "Shares", "TimeIsUpError", "WeightedSearch", "mixed"]
 

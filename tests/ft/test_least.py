@@ -14,9 +14,9 @@ import pytest
 from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Node, Problem
 from tensoropt.ft import search as frontier_search
 from tensoropt.ft.weighted import passes as weighted_pass
+from tensoropt.ft.weighted.lagrangian import lagrangian
 from tensoropt.ft.weighted.min_plus import min_plus_compiled, min_plus_in_numpy
 from tensoropt.ft.weighted.passes import Shares, WeightedPass
-from tensoropt.ft.weighted.lagrangian import lagrangian
 from tensoropt.ft.weighted.weighted_search import TimeIsUpError, WeightedSearch, mixed
 
 from .problems import SHAPES, Costs, build, random_problem, resnet_pairs
@@ -281,7 +281,7 @@ def test_weights_keep_their_ratio_however_large_the_costs() -> None:
 
 @pytest.mark.parametrize("largest", [1 << 38, 1 << 44, 1 << 47])
 def test_lines_are_found_between_the_first_two_however_large_the_costs(largest: int) -> None:
-    """A deep model on hundreds of devices has sums of 10^15 bytes, and its time counts for as much as fifty times its memory."""
+    """A deep model on hundreds of devices has sums of 10^15 bytes, and its time counts for fifty times its memory."""
     rng = np.random.default_rng(0)
     nodes = tuple(Node(f"n{i}", rng.integers(0, largest, 4), rng.integers(0, largest >> 4, 4)) for i in range(8))
     edges = tuple(Edge(i, i + 1, rng.integers(0, largest, (4, 4)), rng.integers(0, largest >> 4, (4, 4))) for i in range(7))
