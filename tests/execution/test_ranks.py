@@ -11,10 +11,12 @@ from helpers.mpirun import run_ranks
 WORKER = Path(__file__).with_name("worker.py")
 # The first three strategies are of three models. By default copies are regathered over a link, and rematerialized without.
 REGATHERED = [(2, "link", 3), (2, "mpi", 3), (4, "mpi", 3), (2, "link", 6), (2, "mpi", 6), (4, "mpi", 6)]
-REMATERIALIZED = [(4, "mpi", 2), (4, "mpi", 3), (2, "mpi", 3), (2, "link", 3), (4, "mpi", 6), (2, "mpi", 6), (2, "link", 6)]
+REMATERIALIZED = [
+    (2, "mpi", 2), (4, "mpi", 2), (4, "mpi", 3), (2, "mpi", 3), (2, "link", 3), (4, "mpi", 6), (2, "mpi", 6), (2, "link", 6)
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("n_ranks", "count"), first(2, [(3, 3), (4, 2), (4, 3), (3, 6), (2, 6), (2, 12), (3, 12), (4, 12)]))
+@pytest.mark.parametrize(("n_ranks", "count"), first(1, [(4, 2), (3, 3), (4, 3), (3, 6), (2, 6), (2, 12), (3, 12), (4, 12)]))
 def test_random_strategies_between_processes_give_one_device_numbers(n_ranks: int, count: int) -> None:
     """Losses, metrics and variables; replicas of variables to the bit; graphs of one structure; collectives charged."""
     result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "models", count, timeout=240)
@@ -57,10 +59,10 @@ def test_halos_are_exchanged_between_processes(n_ranks: int, everything: bool) -
 
 def test_complex_numbers_between_processes(everything: bool) -> None:
     """Some copies are regathered, and some operators rematerialized."""
-    count = 4 if everything else 2
-    result = run_ranks(3, "-m", "mpi4py", WORKER, "complex", count, timeout=120)
+    n_ranks, count = (3, 4) if everything else (2, 2)
+    result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "complex", count, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert f"{count} strategies, " in result.stdout and " on 3 ranks" in result.stdout
+    assert f"{count} strategies, " in result.stdout and f" on {n_ranks} ranks" in result.stdout
 
 
 def test_blocks_of_one_beside_blocks_of_two_broadcast_alike(everything: bool) -> None:

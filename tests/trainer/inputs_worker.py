@@ -1,6 +1,7 @@
 """One rank of the tests of wrong input under mpirun.
 
-mpirun -n 2 inputs_worker.py train      CTC, compared with plain Keras; refusals; then a label that one rank alone has
+mpirun -n 2 inputs_worker.py ctc        CTC, compared with plain Keras
+mpirun -n 2 inputs_worker.py wrong      refusals; then a label that one rank alone has
 mpirun -n 2 inputs_worker.py "too late" computes with a recorded tensor after the build
 mpirun -n 2 inputs_worker.py thread     wrong input in a thread of each rank, while the rank itself goes on
 """
@@ -20,7 +21,7 @@ import tensoropt
 BATCH = 8
 
 
-def train() -> None:
+def ctc() -> None:
     keras.utils.set_random_seed(1)
     rng = np.random.default_rng(0)
     model = keras.Sequential([keras.Input((12, 5)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(6)])
@@ -38,15 +39,19 @@ def train() -> None:
     for one, other in zip(trainer.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
     print("as on one device", flush=True)
+
+
+def wrong_input() -> None:
+    classes = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4)])
+    trainer = tensoropt.parallelize(model, "sgd", classes, batch_size=BATCH, cluster="v100-1x2")
     for wrong in (lambda: trainer.load(None), of_unknown_loss):
         try:
             wrong()
         except tensoropt.InputError as error:
             print(f"refused: {error}", flush=True)
-    classes = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4)])
-    trainer = tensoropt.parallelize(model, "sgd", classes, batch_size=BATCH, cluster="v100-1x2")
-    trainer.fit(x[:BATCH, 0], np.array([0] * (BATCH - 1) + [4]), verbose=0)
+    x = np.random.default_rng(1).normal(size=(BATCH, 5)).astype(np.float32)
+    trainer.fit(x, np.array([0] * (BATCH - 1) + [4]), verbose=0)
 
 
 def of_unknown_loss() -> None:
@@ -72,4 +77,4 @@ def in_a_thread() -> None:
 
 
 if __name__ == "__main__":
-    {"train": train, "too late": too_late, "thread": in_a_thread}[sys.argv[1]]()
+    {"ctc": ctc, "wrong": wrong_input, "too late": too_late, "thread": in_a_thread}[sys.argv[1]]()
