@@ -34,7 +34,7 @@ def recorded() -> zoo.Recorded:
     return zoo.record(zoo.fourier, "momentum")
 
 
-@pytest.mark.parametrize("seed", first(4, [0, 5, 2, 7, 1, 3, 4, 6]))
+@pytest.mark.parametrize("seed", first(2, [0, 5, 2, 7, 1, 3, 4, 6]))
 def test_emulated_devices_give_one_device_numbers(seed: int) -> None:
     """Three steps: losses and variables; then metrics. Some copies are regathered, some operators rematerialized."""
     model, mesh = recorded(), MESHES[seed % 4]

@@ -36,7 +36,7 @@ PER_TEST = 6
 SEEDS_ON_FOUR = {"mlp": 162, "cnn": 90, "attention": 54}
 BY_DEFAULT = 1
 # Of the first six these: on both meshes, by all optimizers, emitted in both orders, evaluated.
-SEEDS_BY_DEFAULT = {"mlp": (0, 1, 3, 5), "cnn": (2, 5), "attention": (0, 3)}
+SEEDS_BY_DEFAULT = {"mlp": (0, 3, 5), "cnn": (2,), "attention": (1,)}
 # float32: a statistic is a sum of 150 numbers, and another order of adding may change it by 150 * 2^-24 = 9e-6. After three
 # steps 60 strategies were off by 1.5e-5 at most in a variable (a bias, whose gradient nearly cancels), 2e-7 in the loss.
 FLOAT32 = 5e-5

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.large import first
 from helpers.strategies import feeds_of
 from helpers.switches import floats
 from keras import optimizers
@@ -105,9 +106,11 @@ CASES: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
 
 
 ON_FOUR = ("adam", "lamb-clipped", "adafactor")
+ALIKE = ("sgd-set", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "ftrl", "lion")
+"""Elementwise as others are that are held by default; ``test_elementwise.py`` finds that they are."""
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", first(len(CASES) - len(ALIKE), sorted(CASES, key=ALIKE.__contains__)))
 def test_devices_give_one_device_numbers(name: str, everything: bool) -> None:
     """Updates that communicate run on four devices, by default these three of them; the others on two."""
     with floats("float64" if name == "muon" else "float32"):

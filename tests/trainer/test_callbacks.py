@@ -49,7 +49,7 @@ def both(fresh, callbacks, epochs: int = 4):
         lambda: keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0),
         lambda: keras.callbacks.EarlyStopping("val_loss", patience=1, min_delta=10.0, restore_best_weights=True),
         lambda: keras.callbacks.EarlyStopping("loss", patience=1, mode="max", restore_best_weights=True),
-        lambda: keras.callbacks.TerminateOnNaN(),
+        pytest.param(lambda: keras.callbacks.TerminateOnNaN(), marks=pytest.mark.large),
     ],
     ids=["LearningRateScheduler", "ReduceLROnPlateau", "EarlyStopping", "EarlyStopping restores", "TerminateOnNaN"],
 )

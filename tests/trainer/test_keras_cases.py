@@ -59,7 +59,6 @@ BY_DEFAULT = {
     "what hooks are given",
     "a CallbackList of the user's own",
     "BackupAndRestore after an interruption",
-    "averages in place of weights after each epoch",
 }
 
 

@@ -9,7 +9,7 @@ from helpers.mpirun import run_ranks
 from tensoropt.profiling.store import FILE
 
 
-@pytest.mark.parametrize("stages", first(2, [(), ("1,2",), ("2",)]))
+@pytest.mark.parametrize(("stages",), first(1, [(("1,2",),), ((),), (("2",),)]))
 def test_ranks_measure_together_and_get_one_plan(stages, tmp_path):
     script = Path(__file__).with_name("profile_guided_rank.py")
     env = {"TENSOROPT_CACHE": str(tmp_path)}
