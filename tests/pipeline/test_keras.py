@@ -40,10 +40,11 @@ def assert_same_weights(found: list[np.ndarray], expected: list[np.ndarray]) -> 
         assert_close(one, other, 1e-9, f"weight {number}")
 
 
+@pytest.mark.large
 @pytest.mark.usefixtures("float64")
 def test_a_fit_is_that_of_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
-    (x, y), plain = data(BATCH), network()
+    (x, y), plain = data(), network()
     plain.compile(**compiled())
     fitting = {"epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (x[:8], y[:8])}
     expected = plain.fit(x, y, batch_size=BATCH, **fitting).history
@@ -62,9 +63,9 @@ def test_a_fit_is_that_of_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("float64")
-def test_batch_normalisation_is_that_of_keras() -> None:
-    """The stages take the whole batch at once, and a last one of eight samples; moving statistics are weights."""
-    (x, y), plain = images(), normalised_network()
+def test_batch_normalisation_is_that_of_keras(everything: bool) -> None:
+    """Stages take the whole batch at once, by ``--all`` a last one of eight samples too; moving statistics are weights."""
+    (x, y), plain = images(24 if everything else BATCH), normalised_network()
     plain.compile(**compiled())
     fitting = {"epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (x[:8], y[:8])}
     expected = plain.fit(x, y, batch_size=BATCH, **fitting).history
@@ -121,16 +122,17 @@ def test_real_ranks_fit_as_keras_does(tmp_path: Path, everything: bool) -> None:
 
 
 @pytest.mark.usefixtures("float64")
-def test_class_weights_four_stages_and_clipping_by_each_norm(monkeypatch: pytest.MonkeyPatch, everything: bool) -> None:
-    """All forward passes first; a last batch of one sample, which isn't divided, or of three; the rate is set."""
+def test_class_weights_several_stages_and_clipping_by_each_norm(monkeypatch: pytest.MonkeyPatch, everything: bool) -> None:
+    """All forward passes first; a batch of one sample, which isn't divided; the rate is set. By ``--all`` in four stages."""
     monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
 
     def optimizer() -> keras.optimizers.Optimizer:
         return keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.02, weight_decay=1e-3)
 
-    (x, y), plain = data(19 if everything else 17), network()
+    (x, y), plain = data(19 if everything else BATCH), network()
     plain.compile(**compiled(optimizer()))
-    trainer = parallelized(4, 4, optimizer(), schedule="gpipe", data=data(BATCH))
+    n_stages = 4 if everything else 2
+    trainer = parallelized(n_stages, n_stages, optimizer(), schedule="gpipe", data=data(BATCH))
     weights = {label: 1 + label / WORDS for label in range(WORDS)}
     for model in (plain, trainer):
         model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, class_weight=weights)
@@ -141,7 +143,7 @@ def test_class_weights_four_stages_and_clipping_by_each_norm(monkeypatch: pytest
     found, expected = (model.train_on_batch(x[:1], y[:1], return_dict=True) for model in (trainer, plain))
     assert_same(found, expected)
     assert_same_weights(trainer.get_weights(), plain.get_weights())
-    assert [len(stage.devices) for stage in trainer.plan.stages] == [1, 1, 1, 1]
+    assert [len(stage.devices) for stage in trainer.plan.stages] == [1] * n_stages
 
 
 @pytest.mark.usefixtures("float64")

@@ -135,7 +135,7 @@ def test_plans_have_one_device_numbers(name: str, cluster: str, n_stages: int, s
 
 
 def test_unequal_stages_are_searched_where_they_save_time() -> None:
-    found = find_with_stages(request("attention", "v100-1x4"), 4, (2,))
+    found = find_with_stages(request("mlp", "v100-1x4"), 4, (2,))
     sizes = [tuple(each.mesh.n_devices for each in of_cut.frontiers) for of_cut in found.searched]
     assert sizes[0] == (2, 2)
     assert all(isinstance(point, StagedPoint) and point.time_us >= found.bound_us for point in found.points_of)

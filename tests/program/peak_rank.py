@@ -1,7 +1,7 @@
 """A rank that runs strategies of a model, and holds the peaks that were foretold against what it took.
 
-``random``: random strategies of a recurrent network, that make nothing again. ``frontier MODEL``: what a frontier of all
-choices chooses, at equal distances.
+``random MODEL N``: N random strategies, that make nothing again. ``frontier MODEL N``: N points of a frontier of all
+choices, at equal distances.
 """
 
 import os
@@ -24,13 +24,11 @@ from tensoropt.runtime.local_hardware import prepared_processes
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import check_plan
 
-N_PLANS = 4
 
-
-def random_plans(frontier: ModelFrontier) -> Iterator[Plan]:
+def random_plans(frontier: ModelFrontier, n: int) -> Iterator[Plan]:
     """Half of the operators as at some point of the frontier, the others by any config."""
     rng, problem = np.random.default_rng(0), frontier.built.problem
-    for _ in range(N_PLANS):
+    for _ in range(n):
         states = frontier.found.strategies[rng.integers(len(frontier.found))].copy()
         for node in np.flatnonzero(rng.random(len(states)) < 0.5):
             states[node] = rng.integers(problem.nodes[node].n_states)
@@ -43,9 +41,9 @@ def random_plans(frontier: ModelFrontier) -> Iterator[Plan]:
         yield replace(frontier, found=Frontier(mem_bytes, time_ns, states[None], {}, "random")).plan(0)
 
 
-def points(frontier: ModelFrontier) -> Iterator[Plan]:
+def points(frontier: ModelFrontier, n: int) -> Iterator[Plan]:
     """Points of the frontier from the least memory to the least time."""
-    return (frontier.plan(int(point)) for point in np.linspace(0, len(frontier) - 1, N_PLANS))
+    return (frontier.plan(int(point)) for point in np.linspace(0, len(frontier) - 1, n))
 
 
 # Tensors of 256 KiB and more: the profiler sees all of them.
@@ -57,7 +55,7 @@ MODELS = {
         batch=64, image=32, widths=(32, 64, 128, 256, 256), hidden=(1024, 1024), classes=100
     ),
 }
-kind, name = sys.argv[1:]
+kind, name, n_plans = sys.argv[1:]
 processes = prepared_processes()
 hardware = named(f"v100-1x{processes.size}")
 recorded = record(MODELS[name], name, "momentum")
@@ -65,7 +63,7 @@ plans = []
 if processes.rank == 0:
     without = ["reuse", "remat"] if kind == "random" else []
     frontier = find_frontier(recorded.model, hardware, processes.size, without=without, budget=Budget(seconds=4.0))
-    found = random_plans(frontier) if kind == "random" else points(frontier)
+    found = (random_plans if kind == "random" else points)(frontier, int(n_plans))
     plans = [plan.to_json() for plan in found]
 for number, value in enumerate(processes.broadcast(plans)):
     plan = Plan.from_json(value)

@@ -81,8 +81,8 @@ def arrays():
     "data",
     [
         lambda: arrays(),
-        lambda: {**arrays(), "validation_split": 0.4},
-        lambda: {**arrays(), "sample_weight": images()[1] + 0.5},
+        pytest.param(lambda: {**arrays(), "validation_split": 0.4}, marks=pytest.mark.large),
+        pytest.param(lambda: {**arrays(), "sample_weight": images()[1] + 0.5}, marks=pytest.mark.large),
         lambda: {"x": Pairs(), "shuffle": False, "class_weight": {label: label + 1.0 for label in range(CLASSES)}},
         lambda: {"x": generated(), "steps_per_epoch": 2, "shuffle": False},
         lambda: {"x": batches().repeat(), "steps_per_epoch": 3, "validation_data": images(8), "validation_freq": 2},

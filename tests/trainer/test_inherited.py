@@ -30,8 +30,8 @@ def any_plan(seed: int, micro_batches: int | None) -> Any:
     return mock.patch.object(parallelizing, "find_any_answer", planned)
 
 
-SHAPES = ((8, 6), (8, 4), (6, 4), (4, 6), (8, 6))
-"""Samples and lengths of batches; by default the first three."""
+SHAPES = ((8, 6), (6, 4), (8, 4), (4, 6), (8, 6))
+"""Samples and lengths of batches; by default the first two."""
 
 
 def batches(model: Any, shapes: tuple[tuple[int, int], ...]) -> list[float]:
@@ -46,7 +46,7 @@ def batches(model: Any, shapes: tuple[tuple[int, int], ...]) -> list[float]:
 
 @pytest.mark.parametrize("seed", first(1, range(16)))
 def test_other_shapes_inherit_all_of_a_plan_and_give_plain_keras_numbers(seed: int, everything: bool) -> None:
-    shapes = SHAPES if everything else SHAPES[:3]
+    shapes = SHAPES if everything else SHAPES[:2]
     micro_batches = 2 if seed % 2 else None
     keras.utils.set_random_seed(seed)
     with any_plan(seed, micro_batches):

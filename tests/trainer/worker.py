@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import keras
 import numpy as np
 import tensorflow as tf
-from trainer.models import BATCH, METRICS, batches, images, loss, network
+from trainer.models import BATCH, METRICS, batches, images, loss, network, samples_after
 
 import tensoropt
 from tensoropt.profiling.hardware import Hardware, Origin, named
@@ -93,8 +93,9 @@ def data(folder: Path, how: str) -> None:
     assert len(history.epoch) == 2
     assert history.history["rate"] == [0.02, 1.02]
     assert (statistics(0)["collectives_per_step"] == 0) == (how == "unsplit")
-    evaluated = trainer.evaluate(batches(26), verbose=0)
-    predicted = trainer.predict(x[:13], batch_size=BATCH, verbose=0)
+    n = samples_after(how)
+    evaluated = trainer.evaluate(batches(n), verbose=0)
+    predicted = trainer.predict(x[: n // 2], batch_size=BATCH, verbose=0)
     assert float(trainer.optimizer.learning_rate) == np.float32(0.02)
     trainer.save_weights(folder / "last.weights.h5")
     everyone = trainer.ranks.processes.gather([float(np.sum(weight)) for weight in trainer.get_weights()])

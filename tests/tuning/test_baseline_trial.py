@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from helpers import zoo
 
 from tensoropt.plan.find_frontier import find_baseline, find_frontier
@@ -31,9 +32,13 @@ def baseline_trial(model: Model, limit_bytes: int | None = None, budget_s: float
     )
 
 
-def test_data_parallelism_is_tried_where_it_is_near_the_plan():
-    model = zoo.record(zoo.mlp, "momentum").model
-    frontier = find_frontier(model, named("v100-1x2"), 2)
+@pytest.fixture(scope="module")
+def frontier():
+    return find_frontier(zoo.record(zoo.mlp, "momentum").model, named("v100-1x2"), 2)
+
+
+def test_data_parallelism_is_tried_where_it_is_near_the_plan(frontier):
+    model = frontier.model
     alone = find_baseline(frontier, "data-parallel")
     time_us = alone.points[0].time_us
     plan = next(plan for plan in map(frontier.plan, range(len(frontier))) if runs_as(plan) != runs_as(alone.plan(0)))
@@ -44,9 +49,8 @@ def test_data_parallelism_is_tried_where_it_is_near_the_plan():
     assert baseline_trial(model)._baseline(far, PLENTY) is None
 
 
-def test_it_is_left_out_where_it_does_not_fit_or_costs_too_much():
-    model = zoo.record(zoo.mlp, "momentum").model
-    frontier = find_frontier(model, named("v100-1x2"), 2)
+def test_it_is_left_out_where_it_does_not_fit_or_costs_too_much(frontier):
+    model = frontier.model
     alone = find_baseline(frontier, "data-parallel")
     plan = next(plan for plan in map(frontier.plan, range(len(frontier))) if runs_as(plan) != runs_as(alone.plan(0)))
     plan = replace(plan, time_us=alone.points[0].time_us)
@@ -59,9 +63,7 @@ def test_it_is_left_out_where_it_does_not_fit_or_costs_too_much():
     assert baseline_trial(model)._baseline(replace(alone.plan(0), frontier=frontier), PLENTY) is None
 
 
-def test_what_a_plan_runs_as_has_nothing_of_its_costs():
-    model = zoo.record(zoo.mlp, "momentum").model
-    frontier = find_frontier(model, named("v100-1x2"), 2)
+def test_what_a_plan_runs_as_has_nothing_of_its_costs(frontier):
     plan = frontier.plan(0)
     slower = replace(plan, time_us=2 * plan.time_us, operators=tuple(replace(op, time_us=1e9) for op in plan.operators))
     assert runs_as(slower) == runs_as(plan)

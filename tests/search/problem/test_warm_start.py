@@ -29,7 +29,7 @@ def problems(model: Model, space: str, choices: Choices) -> tuple[StrategyProble
 @pytest.mark.parametrize(("space", "is_from_plain"), first(2, [
     ("full", True), ("compact", False), ("full", False), ("compact", True)
 ]))  # fmt: skip
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", first(2, ["cnn", "attention", "mlp", "vgg16"]))
 def test_strategies_mean_and_cost_the_same(name: str, space: str, is_from_plain: bool) -> None:
     """A problem without rematerialization, and one without regathering, either."""
     model = record(SMALL[name], name).model

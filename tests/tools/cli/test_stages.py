@@ -46,7 +46,9 @@ def test_one_frontier_is_printed_and_written(tmp_path: Path, capsys: pytest.Capt
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_frontier_with_stages_is_kept_and_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_frontier_with_stages_is_kept_and_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], everything: bool
+) -> None:
     file, plan_file = tmp_path / "frontier.json", tmp_path / "plan.json"
     asked = ("--stages", "1,2", "--micro-batches", "4", "--frontier", str(file), "--plan", str(plan_file))
     assert main([*SEARCH, *asked]) == 0
@@ -55,7 +57,7 @@ def test_a_frontier_with_stages_is_kept_and_asked(tmp_path: Path, capsys: pytest
     assert main(["plans", str(file), "--top", "100", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["plans"]
     assert {row["stages"] for row in told} <= {1, 2} and len(told) == len(found)
-    for row in told:
+    for row in told if everything else (told[0], told[-1]):
         plan, number = found.plan(row["point"]), row["point"]
         assert isinstance(plan, StagedPlan if row["stages"] > 1 else Plan) and plan.point == number
         assert (round(plan.time_us * 1e3), plan.peak_bytes) == (round(row["time_us"] * 1e3), row["peak_bytes"])
