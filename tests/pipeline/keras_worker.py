@@ -35,7 +35,7 @@ def main(folder: Path, epochs: int) -> None:
     trainer = tensoropt.parallelize(
         model, **compiled(), batch_size=BATCH, cluster=f"v100-1x{SIZE}", stages=2, micro_batches=micro_batches, verbose=0
     )
-    x, y = images() if is_normalised else data()
+    x, y = images() if is_normalised else data(BATCH)
     if "FAULT" in os.environ:
         trainer.train_on_batch(x[:BATCH], y[:BATCH])
         if RANK == 1:

@@ -102,7 +102,7 @@ def told_by_ranks(n_ranks: int, folder: Path, epochs: int, **env: str) -> dict[s
 @pytest.mark.usefixtures("float64")
 def test_real_ranks_fit_as_keras_does(tmp_path: Path, everything: bool) -> None:
     """Two ranks train two epochs and save; four go on with a third. A callback evaluates, and sets the learning rate."""
-    (x, y), plain, seen = data(), network(), []
+    (x, y), plain, seen = data(BATCH), network(), []
     plain.compile(**compiled())
 
     def at_end(epoch: int, logs: object) -> None:

@@ -61,7 +61,7 @@ def test_any_strategy_survives_being_a_plan(everything: bool) -> None:
     model, hardware = record(squared, "squared").model, named("v100-1x4")
     frontier = find_frontier(model, hardware, 4, space="full")
     built, rng, n_regathered = frontier.built, np.random.default_rng(0), 0
-    n = 150 if everything else 40
+    n = 150 if everything else 20
     for _ in range(n):
         states = np.array([rng.integers(node.n_states) for node in built.problem.nodes], np.int32)
         for choice in built.choices:

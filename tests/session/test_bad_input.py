@@ -10,13 +10,20 @@ import tensoropt
 
 from .models import IMAGES, LABELS, begin, built, losses, network
 
+HELD: set[str] = set()
+"""The tests after whose first case the next session has worked."""
+
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind():
+def nothing_is_left_behind(request, everything):
+    """The next session works: after each case by ``--all``, else after the first of those of a test."""
     yield
-    model = built(parallelism=1)
-    assert tf.executing_eagerly()
-    assert losses(model, 1)[0] > 0
+    test = request.function.__name__
+    if everything or test not in HELD:
+        HELD.add(test)
+        model = built(parallelism=1)
+        assert tf.executing_eagerly()
+        assert losses(model, 1)[0] > 0
 
 
 def refuses(said: str):

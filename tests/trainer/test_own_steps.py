@@ -21,7 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't
 EMULATED: Any = {"collectives": "emulated", "parallelism": 2, "cluster": "v100-1x2"}
 
 
-@pytest.mark.parametrize("name", first(5, sorted(CASES, key="spectral".__eq__)))
+# Two ranks are trained by "diffusion", too.
+@pytest.mark.parametrize("name", first(4, sorted(CASES, key=("spectral", "diffusion").__contains__)))
 def test_steps_of_their_own_give_plain_keras_numbers(name: str, tmp_path: Path):
     trainer = check(name, **EMULATED)
     assert trainer.plan.n_collectives
@@ -100,8 +101,9 @@ def test_a_step_that_was_never_called_says_so_and_takes_no_larger_batch():
         tensoropt.training_step(loop.step, model=loop.model, optimizer="sgd", batch_size=8)
 
 
-def test_steps_on_two_ranks(tmp_path: Path):
-    result = run_ranks(2, Path(__file__).with_name("own_steps_worker.py"), tmp_path, timeout=300)
+def test_steps_on_two_ranks(tmp_path: Path, everything: bool):
+    worker, how = Path(__file__).with_name("own_steps_worker.py"), ["all"] if everything else []
+    result = run_ranks(2, worker, tmp_path, *how, timeout=300)
     assert result.stdout.count("as on one device") == 2, result.stderr
     said = r"a training step reads 'adam\w*/iteration' of the optimizer that it applies \(own_steps.py:\d+\)"
     assert len(re.findall(said, result.stderr)) == 1

@@ -30,6 +30,7 @@ def test_raw_columns_train_as_on_one_device():
 
 
 # Keras 3.16 warns that its LSTM hands no mask on, which the Dense layer here doesn't ask for.
+@pytest.mark.large
 @pytest.mark.filterwarnings("ignore:Layer 'lstm.* was passed an input with a mask:UserWarning")
 def test_a_recurrent_network_on_raw_text_trains_as_on_one_device():
     texts, labels = np.array(["a b", "b", "c a b a", "b c"]), np.array([1.0, 0.0, 1.0, 0.0])
@@ -93,9 +94,10 @@ def test_text_that_a_model_gives_is_refused_where_it_is_asked_for():
         trainer.predict(tf.constant([["a"]] * 4), verbose=0)
 
 
-def test_on_two_ranks_each_prepares_its_share_and_an_unknown_word_ends_all_with_one_sentence():
-    result = run_ranks(2, WORKER, timeout=300)
-    assert result.stdout.count("as on one device") == result.stdout.count("values decide") == 2, result.stderr
+def test_on_two_ranks_each_prepares_its_share_and_an_unknown_word_ends_all_with_one_sentence(everything: bool):
+    result = run_ranks(2, WORKER, *(["all"] if everything else []), timeout=300)
+    assert result.stdout.count("as on one device") == 2, result.stderr
+    assert result.stdout.count("values decide") == 2 * everything
     assert result.stderr.count("found OOV values") == 1
     assert "can't take a value of this batch (preprocessing_worker.py" in result.stderr
     assert result.returncode == 2 and "Traceback" not in result.stderr

@@ -67,5 +67,5 @@ def plain() -> keras.Model:
     return made
 
 
-def batches() -> tf.data.Dataset:
-    return tf.data.Dataset.from_tensor_slices(columns()).batch(BATCH)
+def batches(n: int = 3 * BATCH - 2) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(columns(n)).batch(BATCH)
