@@ -20,12 +20,14 @@ from ..search.problem.choices import ACCUMULATE, STAGES
 from ..search.problem.objectives import MEMORY_TIME
 from ..sharding.model import Model
 from .cuts import Cut, balanced
+from .find_frontier import ModelFrontier
 from .memory_cuts import least_memory
 from .placement import allowed, fewest_stages, of_stage, placement
 from .request import Request, fastest_that_fits, searched
 from .stage_points import SearchedStages
 from .stage_times import TimesBySize, beside, transfers, works
-from .staged_frontier import StagedFrontier, StagedPoint, minimal_points
+from .staged_frontier import StagedFrontier
+from .staged_frontier_points import AnyPoint, StagedPoint, minimal_points
 from .staged_plan import StagedPlan
 from .submeshes import Block, choices, equal_blocks
 
@@ -75,15 +77,35 @@ def find_with_stages(
     left_out: list[str] = []
     for count in sorted({*counts} - {1}):
         try:
-            found += _searched(request, placed, parallelism, count, schedule)
+            found += search_cuts(request, placed, parallelism, count, schedule)
         except InputError as error:
             left_out.append(str(error))
     if not found and not unstaged:
         raise InputError(left_out[0])
     if found and request.micro_batches is None and all(each.micro_batches == 1 for each in found):
         left_out += _why_at_once(request)
+    return frontier_of(request, parallelism, unstaged, found, left_out)
+
+
+def frontier_of(
+    request: Request,
+    parallelism: int,
+    unstaged: Sequence[ModelFrontier],
+    found: Sequence[SearchedStages],
+    left_out: Sequence[str] = (),
+    points: Sequence[AnyPoint] | None = None,
+) -> StagedFrontier:
+    """Return the minimal points of all that was searched, as one frontier.
+
+    Args:
+        unstaged: the frontiers without stages.
+        found: the cuts.
+        left_out: why some numbers of stages weren't searched.
+        points: the minimal points; None to evaluate some.
+    """
     started = time.perf_counter()
-    points = minimal_points(unstaged, found, request.limit_bytes, request.progress)
+    if points is None:
+        points = minimal_points(unstaged, found, request.limit_bytes, request.progress)
     seconds: defaultdict[str, float] = defaultdict(float)
     for frontier in [*unstaged, *(each for of_cut in found for each in of_cut.frontiers)]:
         for phase, value in frontier.seconds_by_phase.items():
@@ -148,7 +170,7 @@ def _allowed(request: Request, counts: Sequence[int] | None, fewest: int) -> tup
     return tuple(counts)
 
 
-def _searched(
+def search_cuts(
     request: Request, placed: Mapping[str, Block], parallelism: int, count: int, schedule: str | None
 ) -> list[SearchedStages]:
     """Return all cuts into a number of stages that are searched, in all numbers of micro-batches that a request allows.
@@ -165,7 +187,7 @@ def _searched(
     except ValueError as error:
         raise InputError(f"{count} stages: {error}") from error
     model, hardware = request.model, request.hardware
-    slices = [request.micro_batches] if request.micro_batches else _micro_batches(request, count)
+    slices = [request.micro_batches] if request.micro_batches else possible_micro_batches(request, count)
     cuts = list(_cut(request, placed, parallelism, count, slices, schedule))
     # Together all stages are refined as long as a model without.
     budget = request.budget or BY_DEFAULT
@@ -221,7 +243,7 @@ def _cut(
         yield slices[-1], Cut(least, found[0].blocks, math.nan), times, bound_us
 
 
-def _micro_batches(request: Request, n_stages: int) -> list[int]:
+def possible_micro_batches(request: Request, n_stages: int) -> list[int]:
     """Return the numbers of micro-batches that are searched, ascending; 1 where several aren't possible or not wanted."""
     if ACCUMULATE in request.without:
         return [1]

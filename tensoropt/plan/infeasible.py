@@ -36,6 +36,7 @@ from .request import (
     may_use_micro_batches,
     until_deadline,
 )
+from .staged_frontier import StagedFrontier
 
 LEAST_S = 2.0
 OF_SEARCH = 1.5
@@ -58,13 +59,16 @@ def time_for_more(tried: Sequence[ModelFrontier], started: float) -> float:
     return max(started + OF_SEARCH * seconds, time.monotonic() + LEAST_S)
 
 
-def nothing_fits(request: Request, tried: Sequence[ModelFrontier], started: float) -> str:
+def nothing_fits(
+    request: Request, tried: Sequence[ModelFrontier], started: float, in_stages: StagedFrontier | None = None
+) -> str:
     """Return the error message for a search on which nothing fits.
 
     Args:
         request: the request, with a memory limit.
         tried: the frontiers that were searched, at one parallelism or several.
         started: the time at which the first search started, by ``time.monotonic``.
+        in_stages: the frontier of least memory in stages; None where none was searched.
     """
     assert request.limit_bytes is not None
     deadline = time_for_more(tried, started)
@@ -83,8 +87,15 @@ def nothing_fits(request: Request, tried: Sequence[ModelFrontier], started: floa
     held = least_held_bytes(request.model.graph, n_devices)
     if held > request.limit_bytes:
         text += f"; a device's share of the parameters, their slots and the batch alone is {memory_text(held)}"
+    enough = least.n_bytes
+    if in_stages is not None:
+        point = in_stages.points_of[0]
+        slices = f"{point.micro_batches} micro-batches" if point.micro_batches > 1 else "with the batch at once"
+        text += f"; in {point.n_stages} stages {'and ' * (point.micro_batches > 1)}{slices} it is "
+        text += f"{point.n_bytes:,} bytes ({memory_text(point.n_bytes)}) on {in_stages.parallelism} devices"
+        enough = min(enough, point.n_bytes)
     ways = _Ways(request, least, deadline).found()
-    return f"{text}; use {', '.join([*ways, ''])}{'or ' * bool(ways)}memory={least.n_bytes} or more"
+    return f"{text}; use {', '.join([*ways, ''])}{'or ' * bool(ways)}memory={enough} or more"
 
 
 def least_needed(request: Request, tried: Sequence[ModelFrontier], deadline: float) -> LeastMemory:

@@ -23,6 +23,9 @@ from .placement import by_operator, split_force
 from .plan import Plan
 from .request import OF_CURVE, Request, fastest_that_fits
 from .scaling_curve import Curve, CurvePoint
+from .staged_frontier import StagedFrontier
+from .staged_plan import StagedPlan
+from .stages_for_memory import frontier_in_stages
 from .unsplit import unsplit_if_as_fast
 
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
@@ -104,7 +107,7 @@ def checked_micro_batches(model: Model, requested: object, without: Container[st
     return count
 
 
-def find_answer(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan | Curve:
+def find_answer(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan | StagedPlan | Curve:
     """Return the answer to one of the options: a plan, or for ``profiling`` a curve.
 
     Args:
@@ -138,8 +141,10 @@ def find_answer(option: str, request: Request, parallelism: int | Sequence[int] 
     return plan
 
 
-def mini_time(request: Request, parallelism: int) -> Plan:
+def mini_time(request: Request, parallelism: int) -> Plan | StagedPlan:
     """Return the plan of least time within the memory limit at one parallelism.
+
+    It has stages only if the request allows them where nothing else fits.
 
     Raises:
         InputError: nothing fits; the message gives the least memory that is needed, and suggests what would fit.
@@ -147,24 +152,43 @@ def mini_time(request: Request, parallelism: int) -> Plan:
     started = time.monotonic()
     best, tried = fastest_that_fits(request, parallelism)
     if best is None:
-        raise InputError(nothing_fits(request, tried, started))
+        in_stages = frontier_in_stages(request, parallelism, tried)
+        plan = _within(in_stages, "mini_time", request)
+        if plan is None:
+            raise InputError(nothing_fits(request, tried, started, in_stages))
+        return plan
     return unsplit_if_as_fast(_unrolled(*best, "mini_time", request), request)
 
 
-def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
+def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan | StagedPlan:
     """Return the fastest plan that fits on the fewest devices on which any plan fits.
+
+    It has stages only if the request allows them where nothing else fits.
 
     Raises:
         InputError: nothing fits at any of the parallelisms.
     """
     all_tried: list[ModelFrontier] = []
+    all_in_stages: list[StagedFrontier] = []
     started = time.monotonic()
     for parallelism in sorted(parallelisms):
         best, tried = fastest_that_fits(request, parallelism)
         if best is not None:
             return _unrolled(*best, "mini_parallelism", request)
+        in_stages = frontier_in_stages(request, parallelism, tried)
+        plan = _within(in_stages, "mini_parallelism", request)
+        if plan is not None:
+            return plan
         all_tried += tried
-    raise InputError(nothing_fits(request, all_tried, started))
+        all_in_stages += [] if in_stages is None else [in_stages]
+    least = min(all_in_stages, key=lambda each: each.points_of[0].n_bytes, default=None)
+    raise InputError(nothing_fits(request, all_tried, started, least))
+
+
+def _within(frontier: StagedFrontier | None, option: str, request: Request) -> Plan | StagedPlan | None:
+    """Return the fastest plan of a frontier in stages within the memory limit; None where there is none."""
+    number = None if frontier is None else frontier.fastest_within(request.limit_bytes)
+    return None if frontier is None or number is None else frontier.plan(number, option)
 
 
 def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
@@ -176,8 +200,7 @@ def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
         started = time.monotonic()
         best, tried = fastest_that_fits(request, parallelism)
         if best is None:
-            least = least_needed(request, tried, time_for_more(tried, started))
-            points.append(CurvePoint(parallelism, False, least.n_bytes, None, None, least.frontier.found.exact))
+            points.append(_where_nothing_fits(request, parallelism, tried, started))
             continue
         frontier, point = best
         needed_bytes, exact = frontier.needed_bytes(point), frontier.found.exact
@@ -185,6 +208,31 @@ def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
         rate = batch / time_us * 1e6 if batch else None
         points.append(CurvePoint(parallelism, True, needed_bytes, time_us, rate, exact))
     return Curve(tuple(points), request.hardware.name, batch, request.limit_bytes, request.assumed)
+
+
+def _where_nothing_fits(
+    request: Request, parallelism: int, tried: Sequence[ModelFrontier], started: float
+) -> CurvePoint:
+    """Return the point of a curve where no plan without stages fits: one in stages, or the least that is needed."""
+    in_stages = frontier_in_stages(request, parallelism, tried)
+    found = None if in_stages is None else staged_curve_point(in_stages, request)
+    if found is not None and found.fits:
+        return found
+    least = least_needed(request, tried, time_for_more(tried, started))
+    alone = CurvePoint(parallelism, False, least.n_bytes, None, None, least.frontier.found.exact)
+    return alone if found is None else min(alone, found, key=lambda each: each.memory_bytes)
+
+
+def staged_curve_point(frontier: StagedFrontier, request: Request) -> CurvePoint:
+    """Return the point of a curve for a frontier with stages: the fastest plan that fits, or the one of least memory."""
+    number = frontier.fastest_within(request.limit_bytes)
+    if number is None:
+        least = frontier.points_of[0]
+        return CurvePoint(frontier.parallelism, False, least.n_bytes, None, None, False, least.n_stages)
+    point, time_us = frontier.points_of[number], frontier.points[number].time_us
+    batch = batch_of(request.model)
+    rate = batch / time_us * 1e6 if batch else None
+    return CurvePoint(frontier.parallelism, True, point.n_bytes, time_us, rate, False, point.n_stages)
 
 
 def parallelisms(requested: object) -> list[int]:

@@ -9,11 +9,12 @@ from ..common.dump import dump
 from ..common.errors import InputError
 from .batch_size import batch_of
 from .find_staged import checked_stages, find_with_stages, why_too_large
-from .options import find_answer, parallelisms
+from .options import find_answer, parallelisms, staged_curve_point
 from .plan import Plan
 from .request import OF_CURVE, Request
 from .scaling_curve import Curve, CurvePoint
-from .staged_frontier import StagedFrontier, UnstagedPoint
+from .staged_frontier import StagedFrontier
+from .staged_frontier_points import UnstagedPoint
 from .staged_plan import StagedPlan
 from .unsplit import unsplit_if_as_fast
 
@@ -147,14 +148,7 @@ def _curve(
         except InputError as error:
             errors.append(error)
             continue
-        if why_too_large(frontier, request.limit_bytes) is not None:
-            least = frontier.points_of[0]
-            points.append(CurvePoint(count, False, least.n_bytes, None, None, False, least.n_stages))
-            continue
-        number = frontier.fastest_within(request.limit_bytes)
-        point, time_us = frontier.points_of[number], frontier.points[number].time_us
-        rate = batch / time_us * 1e6 if batch else None
-        points.append(CurvePoint(count, True, point.n_bytes, time_us, rate, False, point.n_stages))
+        points.append(staged_curve_point(frontier, request))
     if not points:
         raise errors[-1]
     return Curve(tuple(points), request.hardware.name, batch, request.limit_bytes, request.assumed)

@@ -53,6 +53,7 @@ class Request:
         wants_frontier: whether the frontier of the answer has all points. If not, strategies that rematerialize, which are
             never faster, are searched only where the fastest of the others doesn't fit.
         placed: the devices that operators are placed on, by name, as only plans with stages have them.
+        may_take_stages: whether plans in stages are searched where none without fits the memory limit.
     """
 
     model: Model
@@ -70,6 +71,7 @@ class Request:
     micro_batches: int | None = None
     wants_frontier: bool = True
     placed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    may_take_stages: bool = False
 
 
 def searched(request: Request, parallelism: int) -> ModelFrontier:

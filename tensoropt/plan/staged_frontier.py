@@ -1,14 +1,9 @@
-"""One frontier of plans with stages and without, by peak memory per device and predicted time of a step.
-
-Peaks of micro-batches are replayed one by one, and those of thousands of points in stages would take longer than the search.
-So some from end to end are evaluated, :data:`MOST_EVALUATED` of them, and more next to a memory limit. Only what was
-evaluated is on the frontier.
-"""
+"""One frontier of plans with stages and without, by peak memory per device and predicted time of a step."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -20,9 +15,7 @@ from ..common.memory_units import memory_text
 from ..common.progress import Progress
 from ..ft import Frontier
 from ..ft.lower_bound import LowerBound
-from ..ft.pareto import reduce_unsorted
 from ..profiling.hardware import Hardware
-from ..program.schedule import StepOrder
 from ..report.staged_frontier_page import staged_frontier_report
 from ..reschedule.mesh import Mesh
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
@@ -30,132 +23,10 @@ from .details import details_of_plan
 from .find_frontier import ModelFrontier
 from .frontier import PlanFrontier, thinned
 from .plan import Plan
-from .stage_points import SearchedStages, needed_bytes
+from .stage_points import SearchedStages
 from .staged_frontier_file import rows_of_points, save_with_stages
-from .staged_plan import PlannedStage, StagedPlan
-
-MOST_EVALUATED = 16
-"""The most points in stages whose peaks are replayed, apart from those next to a memory limit."""
-
-
-@dataclass(frozen=True, eq=False)
-class UnstagedPoint:
-    """A point of a frontier without stages."""
-
-    frontier: ModelFrontier
-    number: int
-
-    n_stages = 1
-    idle_share = 0.0
-
-    @property
-    def frontiers(self) -> tuple[ModelFrontier, ...]:
-        """The frontier that it is a point of, as of a single stage."""
-        return (self.frontier,)
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The number of the point there."""
-        return (self.number,)
-
-    @property
-    def micro_batches(self) -> int:
-        return self.frontier.model.graph.n_micro_batches
-
-    @cached_property
-    def n_bytes(self) -> int:
-        """The peak, to which memory limits apply."""
-        return self.frontier.needed_bytes(self.number)
-
-    @property
-    def costs_ns(self) -> tuple[int, int, int]:
-        """The time of a step, of compute, and that in which compute and network overlap."""
-        costs = self.frontier.costs
-        return int(costs.time_ns[self.number]), int(costs.compute_ns[self.number]), int(costs.overlap_ns[self.number])
-
-    def plan(self, option: str, assumed: Mapping[str, Any]) -> Plan:
-        return replace(self.frontier, assumed=assumed).plan(self.number, option)
-
-
-@dataclass(frozen=True, eq=False)
-class StagedPoint:
-    """A point in stages: a point of each stage's frontier.
-
-    Attributes:
-        order: the order of the step's passes.
-        numbers: for each stage, the number of its point in its frontier.
-    """
-
-    searched: SearchedStages
-    order: StepOrder
-    numbers: tuple[int, ...]
-    time_us: float
-
-    @property
-    def n_stages(self) -> int:
-        return self.searched.stages.n
-
-    @property
-    def frontiers(self) -> tuple[ModelFrontier, ...]:
-        """The frontier of each stage."""
-        return self.searched.frontiers
-
-    @property
-    def micro_batches(self) -> int:
-        return self.searched.micro_batches
-
-    @cached_property
-    def stage_bytes(self) -> tuple[int, ...]:
-        """The peak of each stage, to which memory limits apply."""
-        chosen = enumerate(zip(self.searched.frontiers, self.numbers, strict=True))
-        return tuple(needed_bytes(frontier, number, stage, self.order) for stage, (frontier, number) in chosen)
-
-    @property
-    def n_bytes(self) -> int:
-        """The peak of the device that needs the most."""
-        return max(self.stage_bytes)
-
-    @property
-    def idle_shares(self) -> list[float]:
-        """The share of the step in which each stage waits for others."""
-        return [1 - each / self.time_us for each in self.searched.busy_us(self.numbers)]
-
-    @property
-    def idle_share(self) -> float:
-        """The share of all devices' time in which they wait for other stages."""
-        return sum(self.idle_shares) / self.n_stages
-
-    @property
-    def costs_ns(self) -> tuple[int, int, int]:
-        """The time of a step, the compute of the stage that computes longest, and that of the step's overlap: not told."""
-        chosen = zip(self.searched.frontiers, self.numbers, strict=True)
-        compute_ns = max(int(frontier.costs.compute_ns[number]) for frontier, number in chosen)
-        return round(self.time_us * 1e3), compute_ns, 0
-
-    def plan(self, option: str, assumed: Mapping[str, Any]) -> StagedPlan:
-        stages, first = self.searched.stages, 0
-        planned = []
-        for frontier, last_operator, number, in_flight, deferred, n_bytes, idle_share in zip(
-            self.searched.frontiers, (*stages.cuts, ""), self.numbers, self.order.in_flight, self.order.deferred,
-            self.stage_bytes, self.idle_shares, strict=True,
-        ):  # fmt: skip
-            devices = tuple(range(first, first + frontier.mesh.n_devices))
-            first += frontier.mesh.n_devices
-            plan = replace(frontier, assumed=assumed).plan(number, "mini_time")
-            planned.append(PlannedStage(devices, last_operator, in_flight, deferred, plan, n_bytes, idle_share))
-        return StagedPlan(
-            stages=tuple(planned),
-            schedule=self.order.schedule,
-            micro_batches=self.micro_batches,
-            time_us=self.time_us,
-            model_digest=stages.whole.graph.digest,
-            option=option,
-            assumed=dict(assumed),
-            timeline=self.searched.timeline(self.numbers, self.order),
-        )
-
-
-AnyPoint = UnstagedPoint | StagedPoint
+from .staged_frontier_points import AnyPoint, UnstagedPoint
+from .staged_plan import StagedPlan
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -169,6 +40,7 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
         unstaged: the frontiers without stages that were searched; empty where stages are asked for.
         searched: the cuts that were searched.
         left_out: why some numbers of stages that were asked for weren't searched, one sentence each.
+        why_stages: why there are stages where none were asked for; empty where they were.
         assumed: the assumptions that plans record.
         seconds_by_phase: the seconds of all searches by phase.
     """
@@ -179,6 +51,7 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
     unstaged: tuple[ModelFrontier, ...]
     searched: tuple[SearchedStages, ...]
     left_out: tuple[str, ...] = ()
+    why_stages: str = ""
     assumed: Mapping[str, Any] = field(default_factory=dict)
     seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
     objectives: Objectives = MEMORY_TIME
@@ -231,6 +104,8 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
     def plan(self, point: int, option: str = "point") -> Plan | StagedPlan:
         number = self.check_point(point)
         plan = self.points_of[number].plan(option, self.assumed)
+        if isinstance(plan, StagedPlan):
+            plan = replace(plan, why_stages=self.why_stages)
         return replace(plan, frontier=self, point=number, frontier_text=self.table(number))
 
     def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> Any:
@@ -274,6 +149,7 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
             f"searched {', '.join(['no stages'] * bool(self.unstaged) + ways)}",
             *proven,
             f"with stages or without no plan takes less than {self.bound_us:,.1f} us",
+            *([self.why_stages] if self.why_stages else []),
             *self.left_out,
             f"{sum(self.seconds_by_phase.values()):.2f} s",
         ]
@@ -315,79 +191,3 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
         """Return the frontier without stages that a point belongs to, and its number there; see :class:`PlanFrontier`."""
         found = self.points_of[self.check_point(point)]
         return (found.frontier, found.number) if isinstance(found, UnstagedPoint) else (self, point)
-
-
-def minimal_points(
-    unstaged: Sequence[ModelFrontier],
-    searched: Sequence[SearchedStages],
-    limit_bytes: int | None,
-    progress: Progress | None = None,
-) -> list[AnyPoint]:
-    """Return the minimal of all points that were evaluated, by ascending peak.
-
-    Args:
-        limit_bytes: more points are evaluated next to this memory limit.
-        progress: called with ("peaks", done, total) now and then.
-    """
-    points: list[AnyPoint] = []
-    for frontier in unstaged:
-        own = [UnstagedPoint(frontier, number) for number in range(len(frontier))]
-        points += own if frontier.all_peaks is not None else _evaluated(own, limit_bytes, progress)
-    points += _evaluated(_staged_points(searched), limit_bytes, progress)
-    return _reduced(points)
-
-
-def _reduced(points: Sequence[AnyPoint]) -> list[AnyPoint]:
-    """Return the points that no other one beats in peak and time; of equal ones the first."""
-    mem_bytes = np.array([point.n_bytes for point in points], np.int64)
-    time_ns = np.array([point.costs_ns[0] for point in points], np.int64)
-    return [points[i] for i in reduce_unsorted(mem_bytes, time_ns)]
-
-
-def _staged_points(searched: Sequence[SearchedStages]) -> list[StagedPoint]:
-    """Return the minimal points in stages, by bytes as the searches counted them, ascending."""
-    all_of = [(of_cut, combined) for of_cut in searched for combined in of_cut.combinations]
-    if not all_of:
-        return []
-    mem_bytes = np.concatenate([combined.mem_bytes for _, combined in all_of])
-    time_us = np.concatenate([combined.time_us for _, combined in all_of])
-    starts = np.cumsum([0, *(len(combined.time_us) for _, combined in all_of)])
-    found = []
-    for i in reduce_unsorted(mem_bytes, np.rint(time_us * 1e3).astype(np.int64)):
-        number = int(np.searchsorted(starts, i, side="right")) - 1
-        of_cut, combined = all_of[number]
-        at = i - starts[number]
-        numbers = tuple(combined.points[:, at].tolist())
-        found.append(StagedPoint(of_cut, combined.order, numbers, float(combined.time_us[at])))
-    return found
-
-
-def _evaluated(
-    points: Sequence[AnyPoint], limit_bytes: int | None, progress: Progress | None
-) -> list[AnyPoint]:
-    """Return some of the points, by ascending memory, whose peaks are then known: all of few, and those next to a limit.
-
-    Peaks grow with memory but for little, so the fastest point within the limit is found by halving.
-    """
-    n, done = len(points), 0
-    if n == 0:
-        return []
-    at = {round(i * (n - 1) / (MOST_EVALUATED - 1)) for i in range(MOST_EVALUATED)}
-    total = len(at) + (n // len(at)).bit_length() * (limit_bytes is not None)
-
-    def n_bytes(number: int) -> int:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress("peaks", min(done, total), total)
-        return points[number].n_bytes
-
-    known = {number: n_bytes(number) for number in sorted(at)}
-    if limit_bytes is not None:
-        low = max((number for number in known if known[number] <= limit_bytes), default=None)
-        high = None if low is None else min((number for number in known if number > low), default=None)
-        while low is not None and high is not None and high - low > 1:
-            middle = (low + high) // 2
-            known[middle] = n_bytes(middle)
-            low, high = (middle, high) if known[middle] <= limit_bytes else (low, middle)
-    return [points[number] for number in sorted(known)]

@@ -88,6 +88,7 @@ class StagedPlan:
         model_digest: the digest of the model that the plan is for.
         timeline: when each stage is predicted to do what, as a JSON value; see :mod:`.stage_timeline`.
         assumed: the hardware, the provenance of costs, the TensorFlow version.
+        why_stages: why there are stages where none were asked for; empty where they were.
         frontier: the frontier that the plan was chosen from, in the process that searched it; None where it was loaded.
         point: the number of the plan's point on it.
         frontier_text: that frontier as a table, its point marked; part of the plan's file.
@@ -101,6 +102,7 @@ class StagedPlan:
     timeline: dict[str, Any]
     option: str = "mini_time"
     assumed: dict[str, Any] = field(default_factory=dict)
+    why_stages: str = ""
     frontier: PlanFrontier[Any] | None = field(default=None, repr=False)
     point: int | None = None
     frontier_text: str = field(default="", repr=False)
@@ -154,7 +156,15 @@ class StagedPlan:
     def summary(self) -> str:
         """Return one line on what was chosen and what it costs."""
         passes = passes_text(self.micro_batches, self.schedule)
-        return stages_line(self.option, len(self.stages), self.parallelism, passes, self.memory_bytes, self.time_us)
+        return stages_line(
+            self.option,
+            len(self.stages),
+            self.parallelism,
+            passes,
+            self.memory_bytes,
+            self.time_us,
+            self.why_stages,
+        )
 
     def frontier_table(self) -> str:
         """Return the frontier that the plan was chosen from as a table, its point marked; equal on all ranks."""
@@ -168,7 +178,7 @@ class StagedPlan:
             f"plan: {len(self.stages)} stages on {devices} devices, {passes_text(self.micro_batches, self.schedule)}, "
             f"{self.n_split_operators} operators split\n"
             f"time: {self.time_us / 1e3:,.3g} ms per step predicted, of which a stage waits for others {idle:.0%} at most\n"
-            f"memory: {memory_text(self.memory_bytes)} per device at most"
+            f"memory: {memory_text(self.memory_bytes)} per device at most{'; ' * bool(self.why_stages)}{self.why_stages}"
         )
 
     def explained(self) -> str:
@@ -212,7 +222,8 @@ class StagedPlan:
             for number, stage in enumerate(self.stages)
         ]
         headers = ["stage", "devices", "operators", "ends with", "in flight", "deferred", "memory", "time (us)", "idle"]
-        return tabulate(rows, headers, tablefmt="simple", disable_numparse=True)
+        text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True)
+        return f"{text}\n{self.why_stages}" if self.why_stages else text
 
     def __repr__(self) -> str:
         tables = [f"stage {number}\n{stage.plan.table()}" for number, stage in enumerate(self.stages)]
@@ -237,6 +248,7 @@ class StagedPlan:
             "memory_bytes": self.memory_bytes,
             "assumed": dict(self.assumed),
             **({"frontier": self.frontier_text.splitlines()} if self.frontier_text else {}),
+            **({"why_stages": self.why_stages} if self.why_stages else {}),
             "timeline": self.timeline,
             "stages": [stage.to_json() for stage in self.stages],
         }
@@ -254,6 +266,7 @@ class StagedPlan:
             option=str(value["option"]),
             assumed=dict(value["assumed"]),
             frontier_text="\n".join(map(str, value.get("frontier", ()))),
+            why_stages=str(value.get("why_stages", "")),
         )
         if plan.schedule not in SCHEDULES:
             raise ValueError(f"there is no schedule {plan.schedule!r}")

@@ -44,14 +44,17 @@ class StageRows:
             passes_text(value["micro_batches"], value["schedule"]),
             value["memory_bytes"],
             value["time_us"],
+            value.get("why_stages", ""),
         )
 
 
-def stages_line(option: str, n_stages: int, n_devices: int, passes: str, n_bytes: int, time_us: float) -> str:
-    """Return one line on a plan with stages: what was chosen and what it costs."""
+def stages_line(
+    option: str, n_stages: int, n_devices: int, passes: str, n_bytes: int, time_us: float, why_stages: str = ""
+) -> str:
+    """Return one line on a plan with stages: what was chosen, what it costs, and why it has stages nobody asked for."""
     return (
         f"{option}: {n_stages} stages on {n_devices} devices, {passes}, {memory_text(n_bytes)} per device at most, "
-        f"{time_us:,.0f} us per step"
+        f"{time_us:,.0f} us per step{'; ' * bool(why_stages)}{why_stages}"
     )
 
 

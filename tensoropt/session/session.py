@@ -30,7 +30,7 @@ from ..profiling.hardware import Hardware
 from ..runtime.context import Context, resolve_cluster
 from ..runtime.engine import Engine
 from ..runtime.error_handling import explain_errors
-from ..runtime.execute import Execution, checked_collectives, execute, loaded_plan
+from ..runtime.execute import HOROVOD, Execution, checked_collectives, execute, loaded_plan
 from ..runtime.pipeline.execute_staged import StagedExecution, execute_staged
 from ..runtime.pipeline.staged_engine import StagedEngine
 from ..runtime.prepare import model_of
@@ -144,8 +144,9 @@ class Session:
         with self._display.phase("search for a plan"):
             hardware = self.hardware if cluster is None else resolve_cluster(cluster)
             request = request_of(self.model(), hardware, memory, force, without, micro_batches)
-            request = replace(request, progress=self._display.update)
             counts = stages_asked_for(stages, schedule, bool(request.placed))
+            may_take_stages = counts is None and checked_collectives(None) != HOROVOD
+            request = replace(request, progress=self._display.update, may_take_stages=may_take_stages)
             if profile_budget is None:
                 found = self.context.on_first_rank(
                     lambda: find_any_answer(option, request, parallelism, counts, schedule)

@@ -22,7 +22,7 @@ from ..plan.plan import Plan
 from ..plan.staged_plan import StagedPlan
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context
-from ..runtime.execute import Execution, checked_collectives, execute, loaded_plan
+from ..runtime.execute import HOROVOD, Execution, checked_collectives, execute, loaded_plan
 from ..runtime.pipeline.execute_staged import StagedExecution, execute_staged
 from ..runtime.prepare import model_of
 from ..runtime.ranks import Processes, current_processes, display_here, install_error_handling
@@ -184,7 +184,8 @@ def _found(
         model, context.hardware, options.memory, options.force, options.without, options.micro_batches
     )
     counts = stages_asked_for(options.stages, options.schedule, bool(request.placed))
-    request = replace(request, progress=context.display.update)
+    may_take_stages = counts is None and collectives != HOROVOD
+    request = replace(request, progress=context.display.update, may_take_stages=may_take_stages)
     if options.profile_budget is not None:
         return find_measured(
             options.option,

@@ -9,7 +9,8 @@ from typing import Any
 from ..plan.find_frontier import ModelFrontier
 from ..plan.frontier import PlanFrontier
 from ..plan.plan import Plan
-from ..plan.staged_frontier import StagedFrontier, UnstagedPoint
+from ..plan.staged_frontier import StagedFrontier
+from ..plan.staged_frontier_points import UnstagedPoint
 from ..plan.staged_plan import StagedPlan
 from ..profiling.work import WorkItem
 from ..rules.registry import rule_of

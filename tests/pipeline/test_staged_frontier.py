@@ -22,7 +22,8 @@ from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request, fastest_that_fits
 from tensoropt.plan.stage_points import SearchedStages, needed_bytes, saved_bytes
 from tensoropt.plan.stage_times import OperatorTimes, beside, transfers, works
-from tensoropt.plan.staged_frontier import StagedFrontier, StagedPoint, UnstagedPoint
+from tensoropt.plan.staged_frontier import StagedFrontier
+from tensoropt.plan.staged_frontier_points import StagedPoint, UnstagedPoint
 from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.schedule import StepOrder

@@ -16,7 +16,7 @@ from tensoropt.plan.cuts import _Places, balanced
 from tensoropt.plan.find_staged import find_staged, find_with_stages
 from tensoropt.plan.request import Request
 from tensoropt.plan.stage_times import TimesBySize, estimated_us, transfers
-from tensoropt.plan.staged_frontier import StagedPoint
+from tensoropt.plan.staged_frontier_points import StagedPoint
 from tensoropt.plan.submeshes import Block, blocks_of, choices, equal_blocks, is_submesh
 from tensoropt.profiling.hardware import named
 from tensoropt.sharding.stages import Stages

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,7 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stages",
         metavar="N[,N...]",
-        help="cut the model into N stages, each on its own devices; several: whichever is best, 1 for none; default: 1",
+        help="cut the model into N stages, each on its own devices; several: whichever is best, 1 for none; default: none, "
+        "but where nothing else fits --memory",
     )
     parser.add_argument(
         "--schedule",
@@ -294,10 +296,10 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...]:
 def _find(
     arguments: argparse.Namespace, request: Request, counts: list[int], stages: tuple[int, ...]
 ) -> Plan | StagedPlan | Curve:
-    from ...plan.options import mini_parallelism, mini_time, profiling
-    from ...plan.options_with_stages import asks_for_stages, find_answer_with_stages
+    from ...plan.options_with_stages import find_any_answer
 
     asked = None if arguments.stages is None else stages
+    request = replace(request, may_take_stages=asked is None)
     if arguments.profile_budget is not None:
         from ...runtime.ranks import current_processes
         from ...tuning.profile_guided import find_measured
@@ -311,11 +313,7 @@ def _find(
             stages=asked,
             schedule=arguments.schedule,
         )
-    if asks_for_stages(request, asked):
-        return find_answer_with_stages(arguments.option, request, counts, asked, arguments.schedule)
-    if arguments.option == "profiling":
-        return profiling(request, counts)
-    return mini_parallelism(request, counts) if arguments.option == "mini_parallelism" else mini_time(request, counts[0])
+    return find_any_answer(arguments.option, request, counts, asked, arguments.schedule)
 
 
 def _hardware_and_counts(arguments: argparse.Namespace) -> tuple[Hardware, list[int]]:

@@ -119,6 +119,7 @@ def _json(setup: SearchSetup, found: Plan | StagedPlan, frontier: StagedFrontier
             {"exact": each.exact, "gap": {"median": each.median_gap, "worst": each.worst_gap}} for each in proven
         ],
         "left_out": list(frontier.left_out),
+        **({"why_stages": frontier.why_stages} if frontier.why_stages else {}),
         "turning_point": frontier.turning_number,
         "chosen": found.point,
         "chosen_peak_bytes": found.peak_bytes,

@@ -1,0 +1,203 @@
+"""Stages where no plan without them fits a memory limit: taken where one fits, told, and not looked for where none can."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from helpers import zoo
+from helpers.zoo import Built
+from pipeline.staged import check_losses
+
+import tensoropt
+from tensoropt.common.errors import InputError
+from tensoropt.common.memory_units import memory_text
+from tensoropt.costs.held_bytes import least_held_bytes
+from tensoropt.ft import Budget
+from tensoropt.plan import infeasible, stages_for_memory
+from tensoropt.plan.options import mini_parallelism, mini_time, profiling
+from tensoropt.plan.plan import Plan
+from tensoropt.plan.request import Request, fastest_that_fits
+from tensoropt.plan.staged_frontier import StagedFrontier
+from tensoropt.plan.staged_plan import StagedPlan, load_any
+from tensoropt.plan.stages_for_memory import frontier_in_stages
+from tensoropt.profiling.hardware import named
+from tensoropt.tools.cli.main import main
+
+HARDWARE = named("v100-1x4")
+UNSPLIT = {"Variable": {"d0": 1, "d1": 1}}
+"""Without stages each device then has all parameters."""
+
+
+def layers() -> Built:
+    import tensorflow as tf
+
+    api = tf.compat.v1
+    x = value = api.placeholder(api.float64, [8, 16], name="x")
+    for layer in range(4):
+        value = api.tanh(api.matmul(value, api.get_variable(f"w{layer}", [16, 16], api.float64)))
+    return Built(api.reduce_mean(api.square(value - 1.0)), {x: zoo._reals(12, 8, 16)}, ())
+
+
+@cache
+def recorded() -> zoo.Recorded:
+    return zoo.record(layers, "adam")
+
+
+def request(limit: int | None = None, **changed: object) -> Request:
+    asked = Request(recorded().model, HARDWARE, limit, UNSPLIT, budget=Budget(seconds=0), may_take_stages=True)
+    return replace(asked, **changed)  # type: ignore[arg-type]
+
+
+@cache
+def least_without() -> int:
+    """The least that a device needs without stages."""
+    tried = fastest_that_fits(request(1), 4)[1] + fastest_that_fits(request(least_held_bytes(recorded().graph, 4)), 4)[1]
+    return min(each.needed_bytes(each.least_point()) for each in tried)
+
+
+@cache
+def least_in(count: int) -> int:
+    """The least that a device needs in so many stages, by the probe."""
+    probed = stages_for_memory._probed(request(), 4, count)
+    points = stages_for_memory.reduced(stages_for_memory.staged_points(probed)[: stages_for_memory.FEW_PEAKS])
+    return points[0].n_bytes
+
+
+class _Said:
+    """A progress callback that keeps the names of all phases."""
+
+    def __init__(self) -> None:
+        self.phases: set[str] = set()
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        self.phases.add(phase)
+
+
+@pytest.fixture(autouse=True)
+def _time_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What errors tell of the least doesn't depend on how busy the machine is, and they suggest nothing else."""
+    monkeypatch.setattr(infeasible, "LEAST_S", 600.0)
+    monkeypatch.setattr(infeasible._Ways, "found", lambda self: [])
+
+
+def test_the_fewest_stages_that_fit_are_taken_and_say_why(tmp_path: Path, everything: bool) -> None:
+    assert least_in(4) < least_in(2) < least_without()
+    others = [(least_without() - 1, 2), (least_in(2) - 1, 4)] if everything else []
+    for limit, count in (*others, (least_in(2), 2), (least_in(4), 4)):
+        said = _Said()
+        plan = mini_time(request(limit, progress=said), 4)
+        assert isinstance(plan, StagedPlan) and len(plan.stages) == count and plan.peak_bytes <= limit
+        why = f"no plan without stages fits {memory_text(limit)}"
+        assert f"no plan without stages fits; in {count} stages, costs" in said.phases
+        assert isinstance(plan.frontier, StagedFrontier) and why in plan.frontier.summary()
+        assert all(why in text for text in (plan.brief(), plan.table(), plan.explain(), plan.explained()))
+        assert plan.to_json()["why_stages"] == why
+        plan.save(tmp_path / "plan.json")
+        assert load_any(tmp_path / "plan.json").to_json() == plan.to_json()
+        plan.frontier.save(tmp_path / "frontier.json")
+        assert why in tensoropt.load_frontier(tmp_path / "frontier.json").summary()
+    check_losses(plan, recorded())
+
+
+def test_where_stages_fit_neither_the_least_of_both_is_told() -> None:
+    with pytest.raises(InputError) as error:
+        mini_time(request(least_in(4) - 1), 4)
+    told = f"the least on 4 devices is {least_without():,} bytes"
+    assert told in str(error.value) and f"; in 4 stages and 8 micro-batches it is {least_in(4):,} bytes" in str(error.value)
+    assert str(error.value).endswith(f"memory={least_in(4)} or more")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"may_take_stages": False}, {"without": frozenset(["stages"])}, {"limit_bytes": 2 * 4 * 16 * 16 * 8 // 4}],
+)
+def test_what_rules_stages_out_leaves_the_error_as_it_was(
+    changed: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left out by the caller, by the user, or by the share of the parameters that a device has at least."""
+    monkeypatch.setattr(stages_for_memory, "search_cuts", lambda *given: pytest.fail("stages were searched"))
+    with pytest.raises(InputError, match=f"no plan fits .* memory={least_without()} or more"):
+        mini_time(replace(request(least_without() - 1), **changed), 4)  # type: ignore[arg-type]
+
+
+def test_a_limit_that_a_plan_without_stages_keeps_has_none_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages_for_memory, "search_cuts", lambda *given: pytest.fail("stages were searched"))
+    assert isinstance(mini_time(request(least_without()), 4), Plan)
+
+
+def test_a_model_that_cannot_be_cut_has_no_frontier_in_stages() -> None:
+    def one() -> Built:
+        import tensorflow as tf
+
+        x = tf.compat.v1.placeholder(tf.float64, [8, 16], name="x")
+        w = tf.compat.v1.get_variable("w", [16, 16], tf.float64)
+        return Built(tf.reduce_mean(tf.square(x @ w)), {x: zoo._reals(12, 8, 16)}, ())
+
+    asked = request(10_000, model=zoo.record(one, "adam").model)
+    assert frontier_in_stages(asked, 4, fastest_that_fits(asked, 4)[1]) is None
+
+
+def test_the_fewest_devices_and_a_curve_count_stages() -> None:
+    limit = least_in(4)
+    fewest = mini_parallelism(request(limit), [2, 4])
+    assert isinstance(fewest, StagedPlan) and fewest.parallelism == 4 and fewest.option == "mini_parallelism"
+    alone, staged = profiling(request(limit), [1, 4]).points
+    assert (alone.fits, alone.stages) == (False, 1) and (staged.fits, staged.stages) == (True, 4)
+    assert alone.memory_bytes > limit >= staged.memory_bytes
+    neither = profiling(request(limit - 1), [4]).points[0]
+    assert (neither.fits, neither.stages, neither.memory_bytes) == (False, 4, limit)
+
+
+def test_a_script_and_a_trainer_take_them_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensoropt.init(hardware="v100-1x4", seed=3)
+    x = tensoropt.placeholder(tensoropt.float64, [8, 16])
+    hidden = x
+    for layer in range(4):
+        hidden = tensoropt.tanh(tensoropt.matmul(hidden, tensoropt.get_variable(f"w{layer}", [16, 16], tensoropt.float64)))
+    loss = tensoropt.reduce_mean(tensoropt.square(hidden - 1.0))
+    train = tensoropt.AdamOptimizer(0.1).minimize(loss)
+    asked = {"memory": least_in(2), "force": UNSPLIT, "verbose": 0}
+    for excluded in ({"stages": 1}, {"without": ["stages"]}):
+        with pytest.raises(InputError, match="no plan fits"):
+            tensoropt.find_strategy(**asked, **excluded)
+    with monkeypatch.context() as horovod, pytest.raises(InputError, match="no plan fits"):
+        horovod.setenv("TENSOROPT_COLLECTIVES", "horovod")
+        tensoropt.find_strategy(**asked)
+    plan = tensoropt.find_strategy(**asked)
+    assert isinstance(plan, StagedPlan) and "no plan without stages fits" in plan.brief()
+    tensoropt.build_execution_graph(plan=plan, collectives="emulated")
+    feeds = {x: np.random.default_rng(1).normal(size=(8, 16))}
+    losses = [float(tensoropt.run([loss, train], feeds)[0]) for _ in range(3)]
+    assert losses[0] > losses[-1]
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((16,)), *(keras.layers.Dense(16, use_bias=False) for _ in range(4))])
+    options = {"batch_size": 8, "cluster": "v100-1x4", "collectives": "emulated", "force": UNSPLIT, "verbose": 0}
+    trainer = tensoropt.parallelize(model, "sgd", "mse", memory=6_000, **options)
+    assert isinstance(trainer.plan, StagedPlan)
+    trainer.fit(np.ones((8, 16)), np.ones((8, 16)), verbose=0)
+
+
+def test_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "layers.py"
+    script.write_text(
+        "import tensoropt\n\n\ndef loss():\n    value = tensoropt.placeholder(tensoropt.float64, [8, 16])\n"
+        "    for layer in range(4):\n        w = tensoropt.get_variable(f'w{layer}', [16, 16], tensoropt.float64)\n"
+        "        value = tensoropt.tanh(tensoropt.matmul(value, w))\n    return tensoropt.reduce_mean(value)\n"
+    )
+    search = ["search", f"{script}:loss", "--devices", "4", "--without", "zero,reuse,remat,accumulate"]
+    assert main([*search, "--json", str(tmp_path / "all.json")]) == 0
+    least = min(point["peak_bytes"] for point in json.loads((tmp_path / "all.json").read_text())["points"])
+    capsys.readouterr()
+    found = tmp_path / "found.json"
+    assert main([*search, "--memory", str(least - 1), "--json", str(found), "--frontier", str(tmp_path / "f.json")]) == 0
+    why = f"no plan without stages fits {memory_text(least - 1)}"
+    assert why in capsys.readouterr().out and json.loads(found.read_text())["why_stages"] == why
+    assert main(["plans", str(tmp_path / "f.json")]) == 0
+    assert why in capsys.readouterr().out
