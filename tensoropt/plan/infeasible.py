@@ -88,12 +88,12 @@ def nothing_fits(
     if held > request.limit_bytes:
         text += f"; a device's share of the parameters, their slots and the batch alone is {memory_text(held)}"
     enough = least.n_bytes
-    if in_stages is not None:
+    if in_stages is not None and in_stages.points_of[0].n_bytes < enough:
         point = in_stages.points_of[0]
         slices = f"{point.micro_batches} micro-batches" if point.micro_batches > 1 else "with the batch at once"
         text += f"; in {point.n_stages} stages {'and ' * (point.micro_batches > 1)}{slices} it is "
         text += f"{point.n_bytes:,} bytes ({memory_text(point.n_bytes)}) on {in_stages.parallelism} devices"
-        enough = min(enough, point.n_bytes)
+        enough = point.n_bytes
     ways = _Ways(request, least, deadline).found()
     return f"{text}; use {', '.join([*ways, ''])}{'or ' * bool(ways)}memory={enough} or more"
 

@@ -294,7 +294,7 @@ def find_measured(
     schedule: str | None = None,
 ) -> Plan | StagedPlan:
     """Return a plan that is found by measured operators; every rank must call it. Measurements are kept, however the
-    search ends. The number of micro-batches isn't searched, except with stages.
+    search ends. The number of micro-batches isn't searched, except with stages; unless it is given, these aren't taken unasked.
 
     Args:
         budget: see :func:`parse_budget`.
@@ -309,7 +309,7 @@ def find_measured(
     budget_s = parse_budget(budget)
     _refuse_unmeasurable(option, request)
     if request.micro_batches is None and not asks_for_stages(request, stages):
-        request = replace(request, without=request.without | {ACCUMULATE})
+        request = replace(request, without=request.without | {ACCUMULATE}, may_take_stages=False)
 
     def search(known: MeasuredOperators) -> Plan | StagedPlan:
         plan = find_any_answer(option, replace(request, known=known), parallelism, stages, schedule)

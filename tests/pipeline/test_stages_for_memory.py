@@ -27,7 +27,10 @@ from tensoropt.plan.staged_frontier import StagedFrontier
 from tensoropt.plan.staged_plan import StagedPlan, load_any
 from tensoropt.plan.stages_for_memory import frontier_in_stages
 from tensoropt.profiling.hardware import named
+from tensoropt.runtime.ranks import Processes
 from tensoropt.tools.cli.main import main
+from tensoropt.tuning import profile_guided
+from tensoropt.tuning.profile_guided import find_measured
 
 HARDWARE = named("v100-1x4")
 UNSPLIT = {"Variable": {"d0": 1, "d1": 1}}
@@ -88,8 +91,8 @@ def _time_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_fewest_stages_that_fit_are_taken_and_say_why(tmp_path: Path, everything: bool) -> None:
     assert least_in(4) < least_in(2) < least_without()
-    others = [(least_without() - 1, 2), (least_in(2) - 1, 4)] if everything else []
-    for limit, count in (*others, (least_in(2), 2), (least_in(4), 4)):
+    others = [(least_without() - 1, 2), (least_in(2) - 1, 4), (least_in(2), 2)] if everything else []
+    for limit, count in (*others, (least_in(4), 4)):
         said = _Said()
         plan = mini_time(request(limit, progress=said), 4)
         assert isinstance(plan, StagedPlan) and len(plan.stages) == count and plan.peak_bytes <= limit
@@ -126,6 +129,13 @@ def test_what_rules_stages_out_leaves_the_error_as_it_was(
         mini_time(replace(request(least_without() - 1), **changed), 4)  # type: ignore[arg-type]
 
 
+def test_measured_searches_whose_micro_batches_are_not_searched_take_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_guided, "_refuse_unmeasurable", lambda *given: None)
+    monkeypatch.setattr(stages_for_memory, "search_cuts", lambda *given: pytest.fail("stages were searched"))
+    with pytest.raises(InputError, match="no plan fits"):
+        find_measured("mini_time", request(least_in(2)), 4, "1s", Processes(0, 1, ("here",)))
+
+
 def test_a_limit_that_a_plan_without_stages_keeps_has_none_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages_for_memory, "search_cuts", lambda *given: pytest.fail("stages were searched"))
     assert isinstance(mini_time(request(least_without()), 4), Plan)
@@ -143,6 +153,7 @@ def test_a_model_that_cannot_be_cut_has_no_frontier_in_stages() -> None:
     assert frontier_in_stages(asked, 4, fastest_that_fits(asked, 4)[1]) is None
 
 
+@pytest.mark.large
 def test_the_fewest_devices_and_a_curve_count_stages() -> None:
     limit = least_in(4)
     fewest = mini_parallelism(request(limit), [2, 4])
@@ -154,7 +165,7 @@ def test_the_fewest_devices_and_a_curve_count_stages() -> None:
     assert (neither.fits, neither.stages, neither.memory_bytes) == (False, 4, limit)
 
 
-def test_a_script_and_a_trainer_take_them_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_takes_them_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     tensoropt.init(hardware="v100-1x4", seed=3)
     x = tensoropt.placeholder(tensoropt.float64, [8, 16])
     hidden = x
@@ -176,6 +187,9 @@ def test_a_script_and_a_trainer_take_them_by_themselves(monkeypatch: pytest.Monk
     losses = [float(tensoropt.run([loss, train], feeds)[0]) for _ in range(3)]
     assert losses[0] > losses[-1]
 
+
+@pytest.mark.large
+def test_a_trainer_takes_them_by_itself() -> None:
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((16,)), *(keras.layers.Dense(16, use_bias=False) for _ in range(4))])
     options = {"batch_size": 8, "cluster": "v100-1x4", "collectives": "emulated", "force": UNSPLIT, "verbose": 0}
