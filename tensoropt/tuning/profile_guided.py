@@ -294,7 +294,8 @@ def find_measured(
     schedule: str | None = None,
 ) -> Plan | StagedPlan:
     """Return a plan that is found by measured operators; every rank must call it. Measurements are kept, however the
-    search ends. The number of micro-batches isn't searched, except with stages; unless it is given, these aren't taken unasked.
+    search ends. The number of micro-batches isn't searched, except with stages. Unless it is given, stages are taken only
+    where they are asked for.
 
     Args:
         budget: see :func:`parse_budget`.
