@@ -167,6 +167,9 @@ def _allowed(request: Request, counts: Sequence[int] | None, fewest: int) -> tup
             )
         if request.model.graph.late:
             request.model.in_micro_batches(2)  # says why not
+        n_steps = len(request.model.graph.train_steps)
+        if n_steps > 1:
+            raise InputError(f"{asked} is for one training step, and the model has {n_steps}; record one, or use stages=1")
     return tuple(counts)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..timeline import RankTimeline, StepShares
 
 STEPS, FOLDER, ALL = 3, Path("timeline"), "all.json"
+START_OF_TRACE = '{"traceEvents"'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,15 +47,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     plan = Plan.load(arguments.plan)
     processes = prepared_processes()
-    # On all ranks, so that all end in the same way if the folder can't be made; before the work.
-    _make(arguments.output)
+    # On all ranks, so that all end in the same way if the traces can't be written; before the work.
+    traces = [_of_rank(arguments.output, rank) for rank in range(processes.size)]
+    _make(arguments.output, [*traces, arguments.output / ALL])
     with display_here().phase("run of the plan"):
         recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
         ranks = trace_steps(plan, recorded.model, recorded.first_values(), processes, steps)
     if processes.rank == 0:
         print(timeline_table(ranks, [shares(rank, recorded.model.graph.operators) for rank in ranks]), flush=True)
         for rank in ranks:
-            _write(arguments.output / f"rank{rank.rank}.json", trace_json([rank], plan, recorded.model))
+            _write(traces[rank.rank], trace_json([rank], plan, recorded.model))
         _write(arguments.output / ALL, trace_json(ranks, plan, recorded.model))
         print(f"wrote {arguments.output / ALL} and one for each rank; open them in ui.perfetto.dev or chrome://tracing")
     return 0
@@ -67,11 +69,15 @@ def timeline_table(ranks: Sequence[RankTimeline], each: Sequence[StepShares]) ->
     return tabulate(rows, titles, floatfmt=",.3f")
 
 
-def _make(folder: Path) -> None:
-    """Make the folder for the traces, and make sure that they can be written.
+def _of_rank(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.json"
+
+
+def _make(folder: Path, traces: Sequence[Path]) -> None:
+    """Make the folder for the traces, and make sure that they can be written and replace nothing but traces.
 
     Raises:
-        InputError: they can't.
+        InputError: they can't, or would.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"traces can't be saved in '{folder}': that is a file; give a folder")
@@ -81,6 +87,18 @@ def _make(folder: Path) -> None:
             pass
     except OSError as error:
         raise InputError(f"traces can't be saved in '{folder}': {error.strerror}; give another --output") from error
+    for file in traces:
+        if file.exists() and not _is_trace(file):
+            raise InputError(f"'{file}' is no trace, and one would replace it; give another --output")
+
+
+def _is_trace(file: Path) -> bool:
+    """Return whether a file begins as those that this command writes."""
+    try:
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            return opened.read(len(START_OF_TRACE)) == START_OF_TRACE
+    except OSError:
+        return False
 
 
 def _write(file: Path, value: dict[str, Any]) -> None:

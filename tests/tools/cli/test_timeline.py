@@ -82,6 +82,16 @@ def test_ranks_trace_a_plan(plan, tmp_path):
     simulated_beside_measured(plan, both, tmp_path / "simulated.json")
 
 
+def test_a_file_that_is_no_trace_is_not_replaced(plan, tmp_path, capsys):
+    for name in ("all.json", "rank0.json"):
+        folder = tmp_path / name.removesuffix(".json")
+        folder.mkdir()
+        (folder / name).write_bytes(plan.read_bytes())
+        assert main(["timeline", MODEL, "--plan", str(folder / name), "--output", str(folder)]) == 2
+        assert f"'{folder / name}' is no trace, and one would replace it; give another --output" in capsys.readouterr().err
+        assert (folder / name).read_bytes() == plan.read_bytes()
+
+
 def simulated_beside_measured(plan: Path, measured: list[dict], file: Path) -> None:
     """Hold the simulated trace of a plan against a measured one: what opens side by side has the same form and names."""
     assert main(["simulate", MODEL, "--plan", str(plan), "--cluster", "v100-1x2", "--trace", str(file)]) == 0
