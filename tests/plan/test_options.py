@@ -25,8 +25,8 @@ def session():
 
 
 def find(*arguments, **options):
-    """A request without micro-batches, so that what fits is on one frontier."""
-    return tensoropt.find_strategy(*arguments, without=["accumulate"], **options)
+    """A request without micro-batches and stages, so that what fits is on one frontier."""
+    return tensoropt.find_strategy(*arguments, without=["accumulate", "stages"], **options)
 
 
 def frontier(parallelism: int = 4):
