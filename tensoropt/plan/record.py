@@ -213,8 +213,8 @@ class PlanRecord:
     def summary(self) -> str:
         """Return one line on what was chosen and what it costs."""
         return summary_line(
-            self.option, self.mesh, self.micro_batches, self.memory_bytes, self.time_us, self.compute_time_us,
-            self.overlap_time_us, self.n_split_operators, self.n_collectives,
+            self.option, self.mesh, self.micro_batches, self.peak_bytes or self.memory_bytes, self.time_us,
+            self.compute_time_us, self.overlap_time_us, self.n_split_operators, self.n_collectives,
         )  # fmt: skip
 
 

@@ -97,7 +97,7 @@ class PlanRows:
         """Return one line on what was chosen and what it costs."""
         value = self.value
         return summary_line(
-            value["option"], self.mesh, self.micro_batches, value["memory_bytes"], value["time_us"],
+            value["option"], self.mesh, self.micro_batches, self.peak_bytes or value["memory_bytes"], value["time_us"],
             value["compute_time_us"], self.overlap_time_us, self.n_split_operators, self.n_collectives,
         )  # fmt: skip
 
@@ -202,7 +202,11 @@ def summary_line(
     n_split: int,
     n_collectives: int,
 ) -> str:
-    """Return one line on what a plan is and what it costs."""
+    """Return one line on what a plan is and what it costs.
+
+    Args:
+        memory_bytes: the memory at the peak of a device, where it is known; else as the frontier counts it.
+    """
     devices = mesh.n_devices
     slices = f"{micro_batches} micro-batches, " if micro_batches > 1 else ""
     hidden = f", {overlap_time_us:,.0f} us network beside it" if overlap_time_us else ""
