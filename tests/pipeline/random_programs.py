@@ -19,6 +19,7 @@ from random_models.planning import as_plan
 from zoo.small import SMALL
 
 import tensoropt.zoo
+from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
 from tensoropt.plan.options import request_of
 from tensoropt.plan.options_with_stages import find_answer_with_stages
@@ -33,7 +34,8 @@ from tensoropt.runtime.pipeline.staged_engine import StagedEngine
 from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.stages import Stages
 
-BATCH, MOST_STAGES = 8, 4
+BATCH, MOST_STAGES, MOST_DRAWS = 8, 4, 30
+IMPOSSIBLE = ("stages have their devices in the order of the program", "where operators are placed: each needs a variable")
 WHOLE_BATCH = ("wide_resnet", "resnet101", "inception_v3", "bert_large")
 """Models that can't be taken in micro-batches: for batch normalisation, or for places that are those of the whole batch."""
 OF_ZOO = tuple(name for name in SMALL if name not in WHOLE_BATCH)
@@ -147,18 +149,37 @@ def _placed(
     n: int,
     schedule: str,
 ) -> Program:
-    """Return a program whose plan is searched, with an operator of some stages placed."""
+    """Return a program whose plan is searched, with an operator of some stages placed.
+
+    What is drawn may be refused, since stages have their devices in the order of the program and each needs a trained
+    variable between the operators placed: then others are drawn.
+    """
+    for _ in range(MOST_DRAWS):
+        placed = _random_placement(rng, model, stages, blocks)
+        force = {name: {"devices": list(devices)} for name, devices in placed.items()}
+        request = replace(request_of(model.model, hardware, None, force, micro_batches=n), budget=Budget(seconds=0))
+        try:
+            plan = find_answer_with_stages("mini_time", request, hardware.n_devices, (stages.n,), schedule)
+        except InputError as error:
+            if not any(sentence in str(error) for sentence in IMPOSSIBLE):
+                raise
+            continue
+        assert isinstance(plan, StagedPlan)
+        return Program(model, plan, placed)
+    raise AssertionError(f"no placement of {MOST_DRAWS} is possible")
+
+
+def _random_placement(
+    rng: random.Random, model: helped.Recorded, stages: Stages, blocks: tuple[Block, ...]
+) -> dict[str, tuple[int, ...]]:
+    """Return the devices of one operator that uses a trained variable, of each of some stages."""
     placed = {}
     for number in rng.sample(range(stages.n), rng.randint(1, stages.n)):
         members = [name for name in model.graph.operators if name in stages.members[number]]
         trained = [op.name for op in model.graph.variables if op.is_trainable]
         used = [op.name for name in members if name in trained for op in model.graph.consumers[_result(model, name)]]
         placed[rng.choice([name for name in used if name in members])] = blocks[number].devices
-    force = {name: {"devices": list(devices)} for name, devices in placed.items()}
-    request = replace(request_of(model.model, hardware, None, force, micro_batches=n), budget=Budget(seconds=0))
-    plan = find_answer_with_stages("mini_time", request, hardware.n_devices, (stages.n,), schedule)
-    assert isinstance(plan, StagedPlan)
-    return Program(model, plan, placed)
+    return placed
 
 
 def _result(model: helped.Recorded, name: str) -> str:
