@@ -32,7 +32,7 @@ from tensoropt.sharding.strategy import StrategyView
 MESHES = (Mesh.of(1), Mesh.of(2), Mesh.of(2, 2), Mesh.of(3))
 OPTIMIZERS = tuple(zoo.HYPERPARAMETERS)
 COUNTS = [(2, 3), (4, 5), (8, 10), (2, 2), (2, 4), (4, 4), (4, 6), (8, 8), (8, 9)]
-"""(micro-batches, seed). By default one of the first two for each model, in turn."""
+"""(micro-batches, seed). By default a model has one of the first two: each of the two has every second model."""
 CASES = [
     case
     for number, name in enumerate(models.FUNCTIONS)

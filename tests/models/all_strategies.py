@@ -32,7 +32,7 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-4}
 OPTIMIZERS = {"sgd": sgd, "adam": lambda: keras.optimizers.Adam(0.001)}
 N_RANDOM = 2
 MESHES = (Mesh.of(2, 2), Mesh.of(2, 2), Mesh.of(2, 3), Mesh.of(2))
-"""Of random strategies, by their seeds in turn."""
+"""The meshes of random strategies: the strategy of seed i has the i-th."""
 PLANS = ("fastest", "smallest")
 STRATEGIES = (*map(str, range(N_RANDOM)), *PLANS)
 MOST_TOLD = 20

@@ -49,7 +49,7 @@ CASES: dict[str, MakeOptimizer] = {
 
 ON_FOUR = ("lamb-clipped", "adafactor")
 ALIKE = ("adam-clipnorm", "adam-global", "adagrad", "ftrl", "lion", "lamb", "lamb-global")
-"""What they combine others have by default."""
+"""Optimizers whose options other optimizers have that run by default; they themselves run by ``--all``."""
 
 
 @pytest.mark.parametrize("name", first(len(CASES) - len(ALIKE), sorted(CASES, key=ALIKE.__contains__)))

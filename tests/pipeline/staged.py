@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import tensorflow as tf
 from accumulate import models
 from helpers import zoo
 from helpers.strategies import assert_close, feeds_of, random_router, random_strategy, training_fetch
 
+import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.staged_plan import StagedPlan
@@ -23,6 +25,14 @@ from tensoropt.runtime.pipeline.staged_engine import StagedEngine
 from tensoropt.runtime.pipeline.transfers import EmulatedTransfers
 from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.stages import StageModel, Stages
+
+
+def tanh_layers(n: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Record layers of 16 by 16, and return the placeholder that the first reads and the result of the last."""
+    x = hidden = tensoropt.placeholder(tensoropt.float64, [8, 16])
+    for layer in range(n):
+        hidden = tensoropt.tanh(tensoropt.matmul(hidden, tensoropt.get_variable(f"w{layer}", [16, 16], tensoropt.float64)))
+    return x, hidden
 
 
 def random_cuts(model: zoo.Recorded, n_stages: int, seed: int) -> Stages:

@@ -11,7 +11,7 @@ import accumulate.models as models
 import numpy as np
 import pytest
 from helpers.large import first
-from pipeline.staged import check_losses, random_cuts
+from pipeline.staged import check_losses, random_cuts, tanh_layers
 
 import tensoropt
 from tensoropt.common.errors import InputError
@@ -200,10 +200,7 @@ def test_numbers_of_stages_that_are_not_possible_are_left_out_beside_others() ->
 
 def test_stages_of_two_training_steps_are_refused() -> None:
     tensoropt.init(hardware="v100-1x2", seed=3)
-    x = tensoropt.placeholder(tensoropt.float64, [8, 16])
-    hidden = x
-    for layer in range(2):
-        hidden = tensoropt.tanh(tensoropt.matmul(hidden, tensoropt.get_variable(f"w{layer}", [16, 16], tensoropt.float64)))
+    _, hidden = tanh_layers(2)
     for target in (1.0, 0.0):
         tensoropt.GradientDescentOptimizer(0.1).minimize(tensoropt.reduce_mean(tensoropt.square(hidden - target)))
     for stages in (2, (1, 2)):
@@ -213,10 +210,7 @@ def test_stages_of_two_training_steps_are_refused() -> None:
 
 def test_a_session_chooses_stages_and_runs_them() -> None:
     tensoropt.init(hardware="v100-1x4", seed=3)
-    x = tensoropt.placeholder(tensoropt.float64, [8, 16])
-    hidden = x
-    for layer in range(4):
-        hidden = tensoropt.tanh(tensoropt.matmul(hidden, tensoropt.get_variable(f"w{layer}", [16, 16], tensoropt.float64)))
+    x, hidden = tanh_layers(4)
     loss = tensoropt.reduce_mean(tensoropt.square(hidden - 1.0))
     train = tensoropt.AdamOptimizer(0.1).minimize(loss)
     chosen = tensoropt.find_strategy(stages=(1, 2), micro_batches=4, verbose=0)

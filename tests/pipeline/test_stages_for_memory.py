@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers import zoo
 from helpers.zoo import Built
-from pipeline.staged import check_losses
+from pipeline.staged import check_losses, tanh_layers
 
 import tensoropt
 from tensoropt.common.errors import InputError
@@ -84,7 +84,7 @@ class _Said:
 
 @pytest.fixture(autouse=True)
 def _time_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What errors tell of the least doesn't depend on how busy the machine is, and they suggest nothing else."""
+    """Give the search for the least memory all the time that it takes, and leave other suggestions out of errors."""
     monkeypatch.setattr(infeasible, "LEAST_S", 600.0)
     monkeypatch.setattr(infeasible._Ways, "found", lambda self: [])
 
@@ -167,10 +167,7 @@ def test_the_fewest_devices_and_a_curve_count_stages() -> None:
 
 def test_a_script_takes_them_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     tensoropt.init(hardware="v100-1x4", seed=3)
-    x = tensoropt.placeholder(tensoropt.float64, [8, 16])
-    hidden = x
-    for layer in range(4):
-        hidden = tensoropt.tanh(tensoropt.matmul(hidden, tensoropt.get_variable(f"w{layer}", [16, 16], tensoropt.float64)))
+    x, hidden = tanh_layers(4)
     loss = tensoropt.reduce_mean(tensoropt.square(hidden - 1.0))
     train = tensoropt.AdamOptimizer(0.1).minimize(loss)
     asked = {"memory": least_in(2), "force": UNSPLIT, "verbose": 0}

@@ -57,7 +57,7 @@ def same(plan, other) -> bool:
 
 OPTIONS = ({}, {"option": "mini_parallelism", "parallelism": [2, 4]}, {"cluster": "v100-2x3"})
 RECORDS = (two_layers, with_metrics_and_adam, shared_many_times, normalised)
-# By default one of the options for each model, in turn.
+# By default a model has one of the options, and the next model the next.
 CASES = [case for n, record in enumerate(RECORDS) for case in first(1, [(record, OPTIONS[(n + k) % 3]) for k in range(3)])]
 
 

@@ -29,7 +29,8 @@ MESHES = (Mesh.of(4), Mesh.of(2, 2), Mesh.of(2, 3))
 SHARES = ((0.5, 0.0), (1.0, 0.0), (0.5, 0.5), (1.0, 1.0), (0.8, 0.3), (0.0, 0.5), (0.0, 1.0))
 """Shares of rematerialized operators, and of regathered copies."""
 SEEDS_BY_DEFAULT = {"mlp": (1, 3, 6), "cnn": (6,), "attention": (4,), "windows": (5,), "broadcasting": (0, 5)}
-"""Of the first seven, which have a share each; operators are rematerialized and copies regathered in each model."""
+"""The seeds of each model that run by default, of which some rematerialize operators and some regather copies; seed i
+has the shares ``SHARES[i]``."""
 
 
 @cache

@@ -310,9 +310,7 @@ def test_eager_steps_are_refused():
         tensoropt.parallelize(model_of(unpacking(), run_eagerly=True), **EMULATED)
 
 
-def test_weights_assigned_between_a_load_and_the_first_batch_are_told_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, everything: bool
-):
+def test_weights_assigned_between_a_load_and_the_first_batch_are_told_of(tmp_path: Path, caplog, everything: bool):
     x, y = labelled()
     first = tensoropt.parallelize(model_of(unpacking()), **EMULATED)
     fitted(first, x, y)
