@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -173,10 +174,13 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> int:
     taken = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, taken)
     library, ended_by = ctypes.CDLL(None), None
+    base = environ.get("PRTE_MCA_prte_tmpdir_base", tempfile.gettempdir())
 
     def in_child() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
         library.prctl(_SIGNAL_WHEN_PARENT_DIES, signal.SIGTERM)
+        # Open MPI doesn't start where an mpirun of the same process number was killed and left its folder behind.
+        shutil.rmtree(Path(base, f"ompi.{os.getpid()}"), ignore_errors=True)
 
     process = subprocess.Popen(command, env={**environ, STARTED_BY_RUN: "1"}, preexec_fn=in_child)
     while process.poll() is None:

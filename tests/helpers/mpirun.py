@@ -31,8 +31,15 @@ READ_AT_START = ("PYTHONHASHSEED", "TF_CPP", "TF_ENABLE", "KERAS", "OMP_", "OPEN
 def child_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a process that a test starts: it finds this checkout, and may be root."""
     paths = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # Looking for fabrics costs each start of MPI a second of waiting.
-    base = {"OMPI_MCA_btl": "^ofi", **os.environ, "PYTHONPATH": os.pathsep.join(paths), **(env or {})}
+    base = {
+        # Looking for fabrics costs each start of MPI a second of waiting.
+        "OMPI_MCA_btl": "^ofi",
+        # What an mpirun that was killed leaves behind stops the next one with its process's number.
+        "PRTE_MCA_prte_tmpdir_base": tempfile.mkdtemp(dir=_folder()),
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        **(env or {}),
+    }
     return rank_environment(base, as_root=os.geteuid() == 0)
 
 

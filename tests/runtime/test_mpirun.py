@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -125,6 +126,18 @@ def test_a_signal_to_run_reaches_the_ranks():
         _, stderr = process.communicate(timeout=30)
     assert process.returncode == 143
     assert stderr.decode().splitlines()[-1] == "tensoropt: interrupted by SIGTERM; all ranks have ended"
+
+
+def test_run_starts_where_an_mpirun_of_its_process_number_left_its_folder(tmp_path):
+    with subprocess.Popen("true") as process:
+        before = process.pid
+    for number in range(before + 1, before + 3000):
+        left = tmp_path / f"ompi.{number}"
+        left.mkdir()
+        (left / f"pmix.{socket.gethostname()}.tool").touch()
+    env = {"PRTE_MCA_prte_tmpdir_base": str(tmp_path)}
+    done = run_command([*TENSOROPT, "run", "-n", "1", "-m", "this"], timeout=60, env=env)
+    assert done.returncode == 0, done.stderr
 
 
 def test_run_debug_reaches_the_ranks():
