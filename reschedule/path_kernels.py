@@ -63,8 +63,8 @@ def relax(start: Any, source: Any, weight: Any, order: Any, distance: Any, never
                     if is_first:
                         is_first = False
                         best[:] = distance[state]
-                    for i in range(n_rows):
-                        best[i] = min(best[i], row[i] + added)
+                    for i in range(n_rows):  # a sum fits its type, since NEVER is at most half of the largest number
+                        best[i] = min(best[i], distance.dtype.type(row[i] + added))
             seen[state] = now
             if not is_first:
                 differs = 0
