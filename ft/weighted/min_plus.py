@@ -1,4 +1,4 @@
-"""Compute with arrays in the algebra (min, +): products, sums, classes of states."""
+"""Compute with arrays in the algebra (min, +): weighted costs, products, sums, classes of states."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..problem import Ints
 from .elimination_steps import Input
 
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 _CHUNK = 1 << 15
 """Sums that NumPy makes together: they stay in the cache."""
 
@@ -61,6 +62,28 @@ def min_plus_in_numpy(left: Floats, right: Floats) -> Floats:
             rows = slice(outer, outer + size)
             result[several, rows] = (left[several, rows, :, None] + right[several, None]).min(axis=2)
     return result
+
+
+def weighed_compiled(mem: Ints, time: Ints, forbidden: Mask, weights: tuple[float, float], result: Floats) -> None:
+    """Do what ``weighed_in_numpy`` does, by :mod:`.numba_min_plus`, the same to the bit.
+
+    Raises:
+        ImportError: Numba is not installed.
+    """
+    from .numba_min_plus import weigh
+
+    flat = (np.ascontiguousarray(each).reshape(-1) for each in (mem, time, forbidden))
+    weigh(*flat, float(weights[0]), float(weights[1]), result.reshape(-1))
+
+
+def weighed_in_numpy(mem: Ints, time: Ints, forbidden: Mask, weights: tuple[float, float], result: Floats) -> None:
+    """Write weighted costs into ``result``, which is contiguous, infinite where they are forbidden.
+
+    For small tables, and the oracle of compiled code.
+    """
+    np.multiply(mem, float(weights[0]), out=result)
+    result += time * float(weights[1])
+    result[forbidden] = np.inf
 
 
 def turned(matrices: Floats) -> Floats:

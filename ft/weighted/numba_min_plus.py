@@ -1,4 +1,4 @@
-"""Multiply matrices in the algebra (min, +), compiled by Numba: the inner loop of weighted searches.
+"""Weigh costs, and multiply matrices in the algebra (min, +), compiled by Numba: the inner loops of weighted searches.
 
 A row of the result is the least of shifted rows. Two rows of the result are made together, so that each row that is shifted is
 loaded once for both, from four at a time, so that these two are loaded and stored once for all of them. Nothing is skipped: of
@@ -19,6 +19,14 @@ from ..tables.numba_kernels import _compile
 
 _AT_ONCE = 4
 """The number of shifted rows that are taken at once."""
+
+
+@_compile
+def weigh(mem: Any, time: Any, forbidden: Any, mem_weight: float, time_weight: float, result: Any) -> None:
+    """Write ``mem_weight mem + time_weight time`` into ``result``, infinite where it is forbidden: all of them flat arrays."""
+    for i in range(len(result)):
+        cost = mem[i] * mem_weight + time[i] * time_weight
+        result[i] = np.inf if forbidden[i] else cost
 
 
 @_compile

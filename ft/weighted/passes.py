@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..problem import INFEASIBLE, InfeasibleError, Problem
+from ..problem import INFEASIBLE, InfeasibleError, Ints, Problem
 from .best_states import best_states
 from .cost_tables import TableCosts
 from .elimination_plan import EliminationPlan
 from .elimination_steps import Bucket, EliminationStep, Input
-from .min_plus import Floats, Pool, added, expand, least_of_classes, least_of_expanded, less, turned
+from .min_plus import Floats, Mask, Pool, added, expand, least_of_classes, least_of_expanded, less, turned
 
 EXACT = 1 << 52
 """Integers up to this, and sums and differences of two, are exact in float64."""
@@ -122,7 +122,7 @@ class Setting:
         most: the sum of the largest memories of all tables, and of the largest times.
         split: the variables that have several buckets.
         deadline: by ``time.monotonic``.
-        product: the matrix product, by compiled code or in NumPy.
+        product, weighed: the matrix product, and what weighs costs, by compiled code or in NumPy.
         pool: the pool that arrays come from.
     """
 
@@ -132,6 +132,7 @@ class Setting:
     split: tuple[int, ...]
     deadline: float
     product: Callable[[Floats, Floats], Floats]
+    weighed: Callable[[Ints, Ints, Mask, tuple[float, float], Floats], None]
     pool: Pool = field(default_factory=Pool)
 
 
@@ -172,9 +173,7 @@ class WeightedPass:
     def _weighted(self, costs: TableCosts) -> Floats:
         """Return the weighted costs of a table, infinite where it is forbidden."""
         table = self.setting.pool.take(costs.mem.shape)
-        np.multiply(costs.mem, float(self.weights[0]), out=table)
-        table += costs.time * float(self.weights[1])
-        table[costs.forbidden] = np.inf
+        self.setting.weighed(costs.mem, costs.time, costs.forbidden, self.weights, table)
         return table
 
     def _margin(self, shared: float) -> float:
