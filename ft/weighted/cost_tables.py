@@ -125,12 +125,12 @@ class _Kind:
     @classmethod
     def of(cls, mem: Ints, time: Ints, forbidden: npt.NDArray[np.bool_]) -> _Kind:
         """Divide costs by states into classes of equal rows and columns, or into costs of either end where they are sums."""
-        of_mem, of_time = (split_sum(np.where(forbidden, INFEASIBLE, costs)) for costs in (mem, time))
+        masked = [np.where(forbidden, INFEASIBLE, costs) for costs in (mem, time)]
+        of_mem, of_time = map(split_sum, masked)
         if of_mem is not None and of_time is not None:
             return cls((), mem, time, forbidden, False, tuple(zip(of_mem, of_time, strict=True)))
-        together = np.stack([mem, time, forbidden])
-        rows, row_of = _classes(together.transpose(1, 0, 2))
-        columns, column_of = _classes(together[:, rows].transpose(2, 0, 1))
+        rows, row_of = _classes(*masked)
+        columns, column_of = _classes(*(np.ascontiguousarray(costs[rows].T) for costs in masked))
         kept = np.ix_(rows, columns)
         return cls((row_of, column_of), mem[kept], time[kept], forbidden[kept], not mem.any() and not time.any())
 
@@ -150,10 +150,10 @@ def _added_up(problem: Problem, pair: tuple[int, int], indices: Sequence[int]) -
     return mem, time, forbidden
 
 
-def _classes(rows: Ints) -> tuple[Ints, Ints]:
-    """Return the index of the first row of each class of equal rows, and the class of each row."""
-    kinds: dict[bytes, int] = {}
-    kind_of = [kinds.setdefault(row.tobytes(), len(kinds)) for row in rows]
+def _classes(mem: Ints, time: Ints) -> tuple[Ints, Ints]:
+    """Return the index of the first row of each class of rows that are equal in both costs, and the class of each row."""
+    kinds: dict[tuple[bytes, bytes], int] = {}
+    kind_of = [kinds.setdefault((one.tobytes(), other.tobytes()), len(kinds)) for one, other in zip(mem, time, strict=True)]
     result = np.array(kind_of, np.int64)
     first = np.unique(result, return_index=True)[1]
     return first.astype(np.int64, copy=False), result
