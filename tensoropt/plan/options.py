@@ -194,7 +194,7 @@ def _within(frontier: StagedFrontier | None, option: str, request: Request) -> P
 def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
     """Return the least time within the memory limit for each parallelism, without executing anything."""
     batch = batch_of(request.model)
-    request = dataclasses.replace(request, budget=request.budget or OF_CURVE)
+    request = dataclasses.replace(request, budget=request.budget or OF_CURVE, wants_frontier=False)
     points = []
     for parallelism in parallelisms:
         started = time.monotonic()
