@@ -72,8 +72,8 @@ def weighed_compiled(mem: Ints, time: Ints, forbidden: Mask, weights: tuple[floa
     """
     from .numba_min_plus import weigh
 
-    flat = (np.ascontiguousarray(each).reshape(-1) for each in (mem, time, forbidden))
-    weigh(*flat, float(weights[0]), float(weights[1]), result.reshape(-1))
+    flat_mem, flat_time, flat_forbidden = (np.ascontiguousarray(each).reshape(-1) for each in (mem, time, forbidden))
+    weigh(flat_mem, flat_time, flat_forbidden, float(weights[0]), float(weights[1]), result.reshape(-1))
 
 
 def weighed_in_numpy(mem: Ints, time: Ints, forbidden: Mask, weights: tuple[float, float], result: Floats) -> None:

@@ -1,8 +1,8 @@
 """Weigh costs, and multiply matrices in the algebra (min, +), compiled by Numba: the inner loops of weighted searches.
 
-A row of the result is the least of shifted rows. Two rows of the result are made together, so that each row that is shifted is
-loaded once for both, from four at a time, so that these two are loaded and stored once for all of them. Nothing is skipped: of
-the rows of a model's tables 88 % are the least somewhere, and to look for the others takes longer than to add them.
+A row of the result is the least of shifted rows. Two rows of the result are made together, so that a row that is shifted is
+loaded once for both. Four of these are taken at a time, so that the two are loaded and stored once for all four. Nothing is
+skipped: to look for the tenth of the rows that can't be the least anywhere takes longer than to add them.
 
 Complexity: O(B O G J).
 
@@ -23,7 +23,7 @@ _AT_ONCE = 4
 
 @_compile
 def weigh(mem: Any, time: Any, forbidden: Any, mem_weight: float, time_weight: float, result: Any) -> None:
-    """Write ``mem_weight mem + time_weight time`` into ``result``, infinite where it is forbidden: all of them flat arrays."""
+    """Write ``mem_weight mem + time_weight time`` into ``result``, infinite where it is forbidden; all arrays are flat."""
     for i in range(len(result)):
         cost = mem[i] * mem_weight + time[i] * time_weight
         result[i] = np.inf if forbidden[i] else cost
@@ -33,9 +33,9 @@ def weigh(mem: Any, time: Any, forbidden: Any, mem_weight: float, time_weight: f
 def _lower_both(old: Any, new: Any, one: Any, two: Any, matrix: Any, begin: int) -> None:
     """Write into ``new`` the least of both rows of ``old`` and of four rows of a matrix, shifted for each of the two.
 
-    The four are those from ``begin`` on; where there are fewer, the last is taken again. Nothing is changed in place: numbers
-    that stay as they are would not be stored, but the others under a mask, which some processors do many times more slowly
-    than storing all of them.
+    The four are those from ``begin`` on; where there are fewer, the last is taken again. Nothing is changed in place: the
+    compiler would not store what stays as it is, and all else under a mask, which some processors do many times more slowly
+    than storing everything.
     """
     last = len(matrix) - 1
     g0, g1, g2, g3 = begin, min(begin + 1, last), min(begin + 2, last), min(begin + 3, last)
