@@ -50,13 +50,23 @@ def costs_of_configs(costing: OperatorCosting, op: Operator, arrays: ConfigArray
     """Return the costs of an operator in its configs."""
     interfaces = Interfaces(arrays, costing.reshardings.numbers)
     within_ns, windows_bytes = _inside(costing, op, arrays)
-    if op.type == VARIABLE or op.type in COMPOSITES or op.type == VALUE_SHAPED:
+    if _is_of_kinds(op):
         mem_bytes, compute_ns, backward_ns = _of_kinds(costing, op, arrays, interfaces)
     else:
         mem_bytes = _mem_bytes(costing, op, arrays, interfaces) + windows_bytes
         compute_ns, backward_ns = _times_ns(costing, op, arrays, interfaces)
     updating_ns = _updating_ns(costing, op, arrays)
     return ConfigCosts(interfaces, mem_bytes, compute_ns, backward_ns, within_ns, updating_ns)
+
+
+def times_of_configs(costing: OperatorCosting, op: Operator, arrays: ConfigArrays) -> tuple[Ints, Ints]:
+    """Return the compute time of an operator in its configs, and the part of it that is the backward pass."""
+    interfaces = Interfaces(arrays, costing.reshardings.numbers)
+    if _is_of_kinds(op):
+        _, compute_ns, backward_ns = _of_kinds(costing, op, arrays, interfaces)
+    else:
+        compute_ns, backward_ns = _times_ns(costing, op, arrays, interfaces)
+    return compute_ns, backward_ns
 
 
 def saved_result_bytes(costing: OperatorCosting, op: Operator, interfaces: Interfaces) -> Ints:
@@ -72,6 +82,10 @@ def communicates_inside(op: Operator, arrays: ConfigArrays) -> Mask:
     """Return whether there are reshardings inside of the operator (:func:`.inner_reshardings`), bool[K]."""
     found = arrays.are_exchanged()
     return found | arrays.splits_any(arrays.rule.inner) if arrays.rule.inner and statistics_of(op, arrays.rule) else found
+
+
+def _is_of_kinds(op: Operator) -> bool:
+    return op.type == VARIABLE or op.type in COMPOSITES or op.type == VALUE_SHAPED
 
 
 def _of_kinds(costing: OperatorCosting, op: Operator, arrays: ConfigArrays, interfaces: Interfaces) -> list[Ints]:

@@ -30,6 +30,8 @@ MOST_TRIED = 48
 """The most cuts that are predicted, over all of a model's."""
 FEWEST_TRIED = 6
 """The fewest places that are tried for each cut."""
+MOST_PLACES = 512
+"""At the most so many places are looked at for the shortest longest stage; the cuts are then moved among all."""
 NOTHING: Mapping[str, Block] = MappingProxyType({})
 
 
@@ -160,39 +162,58 @@ class _Places:
     def shortest_longest(self, choices: Choices) -> tuple[list[int], tuple[Block, ...]]:
         """Return the cuts, and the stages' devices, with which the longest stage takes the least time.
 
-        O(N^2) for each of a stage's choices.
+        O(P^2) for each of a stage's choices, with P places (:meth:`_few`).
 
         Raises:
             InputError: there are fewer places to cut at than stages need.
         """
-        n = len(self.names)
-        all_places = np.arange(n + 1)
-        trains = self.trained[None] > self.trained[:, None]
-        best = {0: np.where(all_places == 0, 0.0, np.inf)}  # by the devices that stages have up to here
-        steps: list[dict[int, list[tuple[Block, np.ndarray, np.ndarray]]]] = []
+        few = self._few()
+        trains = self.trained[few][None] > self.trained[few][:, None]
+        known: dict[tuple[float, ...], np.ndarray] = {}
+
+        def own_us(block: Block) -> np.ndarray:
+            """Return the time of a stage from each place (row) to each (column)."""
+            key = (block.size, self.us_per_byte[block.first], self.us_per_byte[block.end], *(block if self.placed else ()))
+            if key not in known:
+                known[key] = np.where(trains, self.own_us(block, few[:, None], few[None]), np.inf)
+            return known[key]
+
+        best = {0: np.where(few == 0, 0.0, np.inf)}  # by the devices that stages have up to here
+        steps: list[tuple[dict[int, np.ndarray], dict[int, list[tuple[Block, np.ndarray]]]]] = []
         for of_stage in choices:
-            found: dict[int, list[tuple[Block, np.ndarray, np.ndarray]]] = {}
+            found: dict[int, list[tuple[Block, np.ndarray]]] = {}
             for block in of_stage:
                 if block.first in best:
-                    own_us = np.where(trains, self.own_us(block, all_places[:, None], all_places[None]), np.inf)
-                    longest = np.maximum(best[block.first][:, None], own_us)
-                    found.setdefault(block.end, []).append((block, longest.min(axis=0), longest.argmin(axis=0)))
-            best = {end: np.min([least for _, least, _ in each], axis=0) for end, each in found.items()}
-            steps.append(found)
+                    least = np.maximum(best[block.first][:, None], own_us(block)).min(axis=0)
+                    found.setdefault(block.end, []).append((block, least))
+            steps.append((best, found))
+            best = {end: np.min([least for _, least in each], axis=0) for end, each in found.items()}
         ((used, least),) = best.items()
-        if math.isinf(least[n]):
+        if math.isinf(least[-1]):
             where = " where operators are placed" if self.placed else ""
             raise InputError(
                 f"the model can't be cut into {len(choices)} stages{where}: each needs a variable that is trained, and the "
                 f"model has {self.trained[-1]}; ask for fewer stages{', or place fewer operators' if self.placed else ''}"
             )
-        at, cuts, blocks = n, list[int](), list[Block]()
-        for found in reversed(steps):
-            block, _, starts = min(found[used], key=lambda each, at=at: each[1][at])  # type: ignore[misc]
-            at, used = int(starts[at]), block.first
-            cuts.insert(0, at - 1)
+        at, cuts, blocks = len(few) - 1, list[int](), list[Block]()
+        for before, found in reversed(steps):
+            block, _ = min(found[used], key=lambda each, at=at: each[1][at])  # type: ignore[misc]
+            at, used = int(np.maximum(before[block.first], own_us(block)[:, at]).argmin()), block.first
+            cuts.insert(0, int(few[at]) - 1)
             blocks.insert(0, block)
         return cuts[1:], tuple(blocks)
+
+    def _few(self) -> np.ndarray:
+        """Return the places that the shortest longest stage is looked for at: all of up to MOST_PLACES.
+
+        Of more, as many as that are taken from end to end: of some places in a row one where the fewest bytes cross.
+        """
+        n = len(self.names)
+        if n + 1 <= MOST_PLACES:
+            return np.arange(n + 1)
+        inner = np.array_split(np.arange(1, n), MOST_PLACES - 2)
+        least = [int(each[self.crossing_bytes[each].argmin()]) for each in inner]
+        return np.array([0, *least, n])
 
     def near(self, at: Sequence[int], blocks: Sequence[Block], number: int, most: int) -> list[int]:
         """Return other places for one of the cuts, those with the shortest longest stage first."""

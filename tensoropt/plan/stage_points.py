@@ -96,7 +96,7 @@ class SearchedStages:
     def timeline(self, points: Sequence[int], order: StepOrder) -> dict[str, Any]:
         """Return when each stage does what with a point of each stage; see :func:`.stage_timeline.stage_timeline`."""
         sizes = [frontier.mesh.n_devices for frontier in self.frontiers]
-        return stage_timeline(self._times_of(points), self.transfers, order.orders, sizes)
+        return stage_timeline(self._times_of(points), self.transfers, order, sizes)
 
     def _times_of(self, points: Sequence[int]) -> list[PassTimes]:
         chosen = zip(self.frontiers, points, strict=True)
@@ -104,7 +104,7 @@ class SearchedStages:
 
     def step_us(self, searched_us: Sequence[Times], order: StepOrder) -> Times:
         """Return the time of a step, given the time of each stage as it was searched, of all micro-batches."""
-        return step_us(self._times(searched_us), self.transfers, order.orders)
+        return step_us(self._times(searched_us), self.transfers, order)
 
     def _times(self, searched_us: Sequence[Times]) -> list[PassTimes]:
         of_stages = zip(self.works, self.beside, searched_us, strict=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..program.schedule import BACKWARD, FORWARD, PARAMETERS, Orders, Pass, needs, pass_ends
+from ..program.schedule import BACKWARD, FORWARD, PARAMETERS, Pass, StepOrder, needs, pass_ends
 from .stage_times import PassTimes, Transfers, first_passes_us, step_us
 from .step_views import COMPUTE_LANE, NETWORK_LANE, tasks_text
 
@@ -19,7 +19,7 @@ AT_BEGIN, AT_END = "before the first pass", "after the last pass"
 
 
 def stage_timeline(
-    times: Sequence[PassTimes], on_the_way: Transfers, orders: Orders, sizes: Sequence[int]
+    times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder, sizes: Sequence[int]
 ) -> dict[str, Any]:
     """Return a step in stages as a JSON value; see :func:`.step_views.timeline_view`. Each stage is a class of devices.
 
@@ -30,7 +30,7 @@ def stage_timeline(
     """
     first = first_passes_us(times, on_the_way)
     ended, free = pass_ends(
-        orders,
+        order.orders,
         [each.forward for each in times],
         [each.backward for each in times],
         on_the_way.each,
@@ -52,7 +52,7 @@ def stage_timeline(
         rows.add(stage, COMPUTE_LANE, float(begin), each.after, AT_END, UPDATE)
     starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
     return {
-        "makespan_ns": round(float(step_us(times, on_the_way, orders)) * 1e3),
+        "makespan_ns": round(float(step_us(times, on_the_way, order)) * 1e3),
         "devices": [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)],
         "operators": list(rows.operators),
         "kinds": list(rows.kinds),

@@ -20,14 +20,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..costs.config_costs import times_of_configs
 from ..costs.model_costs import costing_of
 from ..costs.resharding_costs import shard_bytes
 from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator
 from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators, WorkItem
 from ..program.deferral import has_separate_gradients
-from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, Orders, Times, makespan, tried_orders
+from ..program.fast_makespan import fast_makespan
+from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, StepOrder, Times, tried_orders
 from ..reschedule.mesh import Mesh
+from ..rules.config_arrays import ConfigArrays
 from ..rules.registry import rule_of
 from ..rules.rule import configs, interface_of
 from ..sharding.model import Model
@@ -54,7 +57,14 @@ class PassTimes:
     parameters: Times = 0.0
 
     def __add__(self, other: PassTimes) -> PassTimes:
-        return PassTimes(*(own + each for own, each in zip(astuple(self), astuple(other), strict=True)))
+        return PassTimes(
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.before + other.before,
+            self.after + other.after,
+            self.late + other.late,
+            self.parameters + other.parameters,
+        )
 
     def scaled(self, factor: Times) -> PassTimes:
         """Return all times multiplied by a factor."""
@@ -88,10 +98,10 @@ def first_passes_us(times: Sequence[PassTimes], on_the_way: Transfers) -> list[T
     return begins
 
 
-def step_us(times: Sequence[PassTimes], on_the_way: Transfers, orders: Orders) -> Times:
-    """Return the predicted time of a step whose stages run their passes in these orders, or the times of many plans."""
-    return makespan(
-        orders,
+def step_us(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -> Times:
+    """Return the predicted time of a step whose stages run their passes in an order, or the times of many plans."""
+    return fast_makespan(
+        order,
         [each.forward for each in times],
         [each.backward for each in times],
         on_the_way.each,
@@ -120,23 +130,32 @@ class OperatorTimes:
         self._mesh = mesh
         self._costing = costing_of(model, hardware, mesh, known)
         self.sends_early = runs_in_order(hardware)
+        self._fastest_ns: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._least_bytes: dict[tuple[object, ...], int] = {}
         computing = (op for op in self.graph.step_operators if op.type not in (PLACEHOLDER, CONSTANT) and op.outputs)
         self.of: Mapping[str, PassTimes] = {op.name: self._of(op) for op in computing}
         self.adding_us: Mapping[str, float] = {op.name: self._adding_us(op) for op in self.graph.variables}
 
     def _of(self, op: Operator) -> PassTimes:
-        rule, costing = rule_of(op), self._costing
-        choices = ((each, interface_of(rule, each)) for each in configs(rule, self._mesh))
-        config, interface = min(choices, key=lambda choice: costing.compute_time_ns(op, rule, *choice))
-        all_us, backward_us = (
-            time_ns(op, rule, config, interface) / 1e3 / self.graph.n_runs(op.result.name)
-            for time_ns in (costing.compute_time_ns, costing.backward_time_ns)
-        )
+        all_us, backward_us = (time_ns / 1e3 / self.graph.n_runs(op.result.name) for time_ns in self._in_fastest_config(op))
         if op.type == VARIABLE:
             return PassTimes(after=all_us)
         parameters_us = backward_us * self._share_of_parameters(op)
         late_us = parameters_us if self.sends_early else 0.0
         return PassTimes(all_us - backward_us, backward_us, late=late_us, parameters=parameters_us)
+
+    def _in_fastest_config(self, op: Operator) -> tuple[int, int]:
+        """Return the time of an operator in its fastest config, and that of its backward pass, in nanoseconds.
+
+        They are found once for operators that are alike, such as those of equal layers.
+        """
+        rule = rule_of(op)
+        signature = self._costing.signature(op, rule)
+        if signature not in self._fastest_ns:
+            compute_ns, backward_ns = times_of_configs(self._costing, op, ConfigArrays.of(rule, configs(rule, self._mesh)))
+            fastest = int(compute_ns.argmin())
+            self._fastest_ns[signature] = int(compute_ns[fastest]), int(backward_ns[fastest])
+        return self._fastest_ns[signature]
 
     def _share_of_parameters(self, op: Operator) -> float:
         """Return the share of an operator's backward pass that is for variables, whose gradients no stage waits for."""
@@ -151,8 +170,11 @@ class OperatorTimes:
         if n == 1 or op.name not in self.graph.updates or op.name in self.graph.lookups:
             return 0.0
         rule = rule_of(op)
-        layouts = (interface_of(rule, config).results[0] for config in configs(rule, self._mesh))
-        n_bytes = min(shard_bytes(result, layout) for layout in layouts)
+        signature = self._costing.signature(op, rule)
+        if signature not in self._least_bytes:
+            layouts = (interface_of(rule, config).results[0] for config in configs(rule, self._mesh))
+            self._least_bytes[signature] = min(shard_bytes(result, layout) for layout in layouts)
+        n_bytes = self._least_bytes[signature]
         work = WorkItem("AddV2", result.dtype, n_bytes // result.item_bytes, 3 * n_bytes)
         return self._costing.compute.time_ns(work) / 1e3 * (n - 1) / n
 
@@ -336,4 +358,4 @@ def estimated_us(
     others = beside(stages, hardware, sizes, times)
     found = [work + other for work, other in zip(works(stages, times), others, strict=True)]
     on_the_way = transfers(stages, hardware, sizes, n)
-    return min(float(step_us(found, on_the_way, each.orders)) for each in tried_orders(schedule, stages.n, n))
+    return min(float(step_us(found, on_the_way, each)) for each in tried_orders(schedule, stages.n, n))

@@ -286,11 +286,15 @@ def makespan(
             None: nothing.
     """
     _, free = pass_ends(of_stages, forward, backward, transfer, first, late, parameters)
-    after, last = after or [0.0 * forward[0]] * len(free), last or [0.0] * len(free)
+    return last_end(free, last or [0.0] * len(free), after or [0.0 * forward[0]] * len(free))
+
+
+def last_end(ends: Sequence[Times], last: Sequence[float], after: Sequence[Times]) -> Times:
+    """Return when a step ends whose stages end their passes at ``ends``; see :func:`makespan`."""
     # Of two stages the one that doesn't send back is the one that waits; of more it may be any.
     waits = reduce(np.maximum, after)
-    ends = [
+    of_stages = [
         np.maximum(end + own, end + way + waits) if way else end + own
-        for end, way, own in zip(free, last, after, strict=True)
+        for end, way, own in zip(ends, last, after, strict=True)
     ]
-    return reduce(np.maximum, ends)
+    return reduce(np.maximum, of_stages)

@@ -300,9 +300,13 @@ class Stages:
                 stage = min((first[tensor.name] for tensor in op.outputs if tensor.name in first), default=self.n - 1)
             for _, tensor in op.operands:
                 first[tensor.name] = min(stage, first.get(tensor.name, stage))
+        updated_in: dict[str, set[int]] = {}
+        for op in graph.operators.values():
+            if op.updates is not None:
+                updated_in.setdefault(op.updates, set()).add(self._in_order[op.name])
         homes = {}
         for variable in graph.variables:
-            updated = {self._in_order[op.name] for op in graph.operators.values() if op.updates == variable.name}
+            updated = updated_in.get(variable.name, set())
             used = first.get(variable.result.name, min(updated, default=self.n - 1))
             homes[variable.name] = self.ahead.tables.get(variable.name, used)
             if updated - {homes[variable.name]}:

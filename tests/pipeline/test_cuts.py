@@ -26,7 +26,7 @@ from tensoropt.plan.stage_times import (
 )
 from tensoropt.plan.submeshes import Block
 from tensoropt.profiling.hardware import Hardware, LinkLevel, Origin, named
-from tensoropt.program.schedule import StepOrder, pass_orders
+from tensoropt.program.schedule import StepOrder
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.stages import Stages
 
@@ -128,8 +128,8 @@ def test_rows_are_waited_for_and_not_counted_among_what_passes_send() -> None:
     assert on_the_way.first == pytest.approx([rows, 0.0]) and on_the_way.last == pytest.approx([rows, 0.0])
     times = [PassTimes(1.0, 2.0), PassTimes(1.0, 2.0, before=5.0, after=3.0)]
     # Before the first pass: the lookups of stage 1, then their way. After the last one: the way back, then the update.
-    orders = pass_orders("gpipe", N, (N, N))
-    assert step_us(times, on_the_way._replace(each=[0.0]), orders) == pytest.approx(5 + 2 * rows + 15 + 3)
+    order = StepOrder("gpipe", N, (N, N), (0, 0))
+    assert step_us(times, on_the_way._replace(each=[0.0]), order) == pytest.approx(5 + 2 * rows + 15 + 3)
 
 
 def test_a_link_inside_of_a_machine_and_one_between_machines() -> None:

@@ -12,6 +12,7 @@ import pytest
 from helpers.large import first
 
 from tensoropt.common.errors import InputError
+from tensoropt.program.fast_makespan import fast_makespan
 from tensoropt.program.schedule import (
     BACKWARD,
     FORWARD,
@@ -19,6 +20,7 @@ from tensoropt.program.schedule import (
     SCHEDULES,
     Orders,
     Pass,
+    StepOrder,
     least_in_flight,
     makespan,
     merged,
@@ -216,6 +218,28 @@ def test_times_of_many_plans_are_those_of_each() -> None:
         found, rest = pass_orders("1f1b", n, least_in_flight(n_stages, n)), [[*rng.random(n_stages)] for _ in range(3)]
         at_once = makespan(found, list(forward), list(backward), *rest)
         assert at_once.tolist() == [makespan(found, list(forward[:, i]), list(backward[:, i]), *rest) for i in range(5)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("n_plans", [None, 1, 4])
+def test_compiled_times_are_those_of_the_passes_one_by_one(seed: int, n_plans: int | None) -> None:
+    rng, numbers = random.Random(seed), np.random.default_rng(seed)
+    n_stages, n = rng.randint(1, 5), rng.randint(1, 6)
+    in_flight, deferred = (tuple(rng.randint(least, n) for _ in range(n_stages)) for least in (1, 0))
+    order = StepOrder(rng.choice(SCHEDULES), n, in_flight, deferred)
+
+    def some() -> list:
+        """Return a time of each stage, or the times of some plans; those of some stages are one for all plans."""
+        one = numbers.random(n_stages).tolist()
+        return [each if n_plans is None or rng.random() < 0.3 else numbers.random(n_plans) for each in one]
+
+    forward, inputs, parameters, first, after, late = (some() for _ in range(6))
+    backward = [a + b for a, b in zip(inputs, parameters, strict=True)]
+    transfer, last = numbers.random(n_stages - 1).tolist(), [rng.choice([0.0, rng.random()]) for _ in range(n_stages)]
+    rest = transfer, first, last, after, late, parameters
+    found = fast_makespan(order, forward, backward, *rest)
+    assert np.array_equal(found, makespan(order.orders, forward, backward, *rest))
+    assert n_plans is not None or isinstance(found, float)
 
 
 def test_more_in_flight_hides_a_slow_link() -> None:

@@ -11,7 +11,7 @@ from helpers.timelines import tasks_of
 from tensoropt.plan.stage_timeline import AT_END, BEFORE, SENT_BACK, SENT_ON, UPDATE, stage_timeline
 from tensoropt.plan.stage_times import PassTimes, Transfers, step_us
 from tensoropt.plan.step_views import COMPUTE_LANE, NETWORK_LANE
-from tensoropt.program.schedule import BACKWARD, FORWARD, PARAMETERS, SCHEDULES, Pass, needs, pass_orders
+from tensoropt.program.schedule import BACKWARD, FORWARD, PARAMETERS, SCHEDULES, Pass, StepOrder, needs
 
 Task = tuple[float, float]
 """Begin and end, in microseconds."""
@@ -33,14 +33,14 @@ def random_times(rng: random.Random, n_stages: int) -> tuple[list[PassTimes], Tr
 def test_passes_run_when_they_may_and_fill_the_step(seed: int) -> None:
     rng = random.Random(seed)
     n_stages, n = rng.randint(2, 4), rng.randint(1, 6)
-    in_flight, deferred = ([rng.randint(least, n) for _ in range(n_stages)] for least in (1, 0))
-    orders = pass_orders(rng.choice(SCHEDULES), n, in_flight, deferred)
+    in_flight, deferred = (tuple(rng.randint(least, n) for _ in range(n_stages)) for least in (1, 0))
+    order = StepOrder(rng.choice(SCHEDULES), n, in_flight, deferred)
     times, on_the_way = random_times(rng, n_stages)
     sizes = [rng.randint(1, 3) for _ in range(n_stages)]
-    timeline = stage_timeline(times, on_the_way, orders, sizes)
+    timeline = stage_timeline(times, on_the_way, order, sizes)
     assert [len(ranks) for ranks in timeline["devices"]] == sizes
     assert list(chain(*timeline["devices"])) == list(range(sum(sizes)))
-    assert timeline["makespan_ns"] == 1e3 * step_us(times, on_the_way, orders)
+    assert timeline["makespan_ns"] == 1e3 * step_us(times, on_the_way, order)
 
     tasks: dict[tuple[int, str, str], Task] = {}
     lanes: dict[tuple[int, int], list[Task]] = {}
@@ -63,6 +63,7 @@ def test_passes_run_when_they_may_and_fill_the_step(seed: int) -> None:
     def span_of(each: Pass) -> Task | None:
         return tasks.get((each.stage, f"micro-batch {each.micro_batch + 1}", each.work))
 
+    orders = order.orders
     for each in chain(*orders):
         stage, span = each.stage, span_of(each)
         if span is None:  # its parameters take no time

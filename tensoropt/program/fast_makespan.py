@@ -1,0 +1,112 @@
+"""Compute when the passes of a step end, for many plans or many times: :func:`.schedule.pass_ends` on arrays.
+
+What each pass of an order needs is worked out once, and Numba compiles the loop over passes. Without Numba
+:func:`.schedule.pass_ends` itself is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+
+from .schedule import BACKWARD, FORWARD, PARAMETERS, StepOrder, Times, last_end, merged, needs, pass_ends
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_WORKS = (FORWARD, BACKWARD, PARAMETERS)
+
+try:
+    import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+    IS_COMPILED = True
+except ImportError:
+    IS_COMPILED = False
+
+
+def _compile(function: _Function) -> _Function:
+    """Return the function compiled by Numba, cached on disk and without the GIL; itself where there is no Numba."""
+    return cast(_Function, numba.njit(cache=True, nogil=True)(function)) if IS_COMPILED else function
+
+
+class _Passes(NamedTuple):
+    """The passes of an order, N of them, such that each comes after those that it needs.
+
+    Attributes:
+        stage, work: of each pass its stage, and the number of its work, int32[N].
+        needed: the numbers of up to two passes that each needs; -1 for none, int32[N, 2].
+        link: for each of these the pair of neighbouring stages that lies between; -1 for none, int32[N, 2].
+        is_deferring: whether each stage has passes of parameters, bool[stages].
+    """
+
+    stage: np.ndarray
+    work: np.ndarray
+    needed: np.ndarray
+    link: np.ndarray
+    is_deferring: np.ndarray
+
+
+@lru_cache(maxsize=256)
+def _passes(order: StepOrder) -> _Passes:
+    passes = merged(order.orders)
+    number = {each: i for i, each in enumerate(passes)}
+    n_stages = len(order.in_flight)
+    needed, link = np.full((2, len(passes), 2), -1, np.int32)
+    for i, each in enumerate(passes):
+        for k, other in enumerate(needs(each, n_stages)):
+            needed[i, k] = number[other]
+            link[i, k] = min(each.stage, other.stage) if each.stage != other.stage else -1
+    stage = np.array([each.stage for each in passes], np.int32)
+    work = np.array([_WORKS.index(each.work) for each in passes], np.int32)
+    is_deferring = np.isin(np.arange(n_stages), stage[work == _WORKS.index(PARAMETERS)])
+    return _Passes(stage, work, needed, link, is_deferring)
+
+
+@_compile
+def _run(stage: Any, work: Any, needed: Any, link: Any, takes: Any, late: Any, transfer: Any, free: Any) -> None:
+    """Set ``free``, when each stage may begin, to when it ends; float64[stages, plans], and ``takes`` one for each work."""
+    ended = np.empty(len(stage))
+    for plan in range(free.shape[1]):
+        for i in range(len(stage)):
+            own = stage[i]
+            ready = free[own, plan]
+            for k in range(2):
+                other = needed[i, k]
+                if other >= 0:
+                    way = 0.0
+                    if link[i, k] >= 0:
+                        way = transfer[link[i, k]]
+                        if work[other] == 1:
+                            way -= late[stage[other], plan]
+                    ready = max(ready, ended[other] + way)
+            ended[i] = ready + takes[work[i], own, plan]
+            free[own, plan] = ended[i]
+
+
+def fast_makespan(
+    order: StepOrder,
+    forward: Sequence[Times],
+    backward: Sequence[Times],
+    transfer: Sequence[float],
+    first: Sequence[Times],
+    last: Sequence[float],
+    after: Sequence[Times],
+    late: Sequence[Times],
+    parameters: Sequence[Times],
+) -> Times:
+    """Return what :func:`.schedule.makespan` does; see there for the arguments."""
+    if not IS_COMPILED:
+        _, ends = pass_ends(order.orders, forward, backward, transfer, first, late, parameters)
+        return last_end(ends, last, after)
+    given = [*forward, *backward, *first, *late, *parameters]
+    shape = np.broadcast_shapes(*(np.shape(each) for each in given))
+    arrays = np.stack([np.broadcast_to(np.asarray(each, np.float64).reshape(-1), (int(np.prod(shape)),)) for each in given])
+    of_forward, of_backward, free, of_late, of_parameters = (each.copy() for each in np.split(arrays, 5))
+    passes = _passes(order)
+    divided = passes.is_deferring
+    of_backward[divided] -= of_parameters[divided]
+    of_late[divided] = 0.0
+    takes = np.stack([of_forward, of_backward, of_parameters])
+    _run(*passes[:4], takes, of_late, np.array([*transfer, 0.0]), free)
+    return last_end([each if shape else float(each[0]) for each in free], last, after)
