@@ -181,9 +181,7 @@ def find_frontier(
     if rematerializing is not None and exact is not None:
         return _of_least_peaks(of_all(rematerializing, exact), progress)
     with phases.taking("costs"):
-        plain = builder.build()
-        if micro_batches > 1:
-            plain = _of_whole_batch(plain, model, mesh.n_devices, micro_batches)
+        plain = plain_problem(builder, model)
     with phases.taking("search"):
         found = _searched(searching, plain, algorithm, not is_remat)
     if not is_remat:
@@ -299,10 +297,19 @@ def find_unsplit(frontier: ModelFrontier) -> ModelFrontier:
     return _of_answer(frontier.model, frontier.hardware, task, lambda: of_one_strategy(task, configs, "unsplit"))
 
 
-def _of_whole_batch(problem: StrategyProblem, model: Model, n_devices: int, micro_batches: int) -> StrategyProblem:
-    """Return a problem of one micro-batch with the configs alone that its operators can have at the full batch, too."""
+def plain_problem(builder: ProblemBuilder, model: Model) -> StrategyProblem:
+    """Return the problem of a model without rematerialization.
+
+    That of one micro-batch has the configs alone that its operators can have at the full batch, too.
+
+    Raises:
+        InputError: as :meth:`ProblemBuilder.build`.
+    """
+    n, problem = model.graph.n_micro_batches, builder.build()
+    if n == 1:
+        return problem
     operators = model.graph.full_batch.step_operators
-    rules = {op.name: rule_in_micro_batches(op, micro_batches, n_devices) for op in operators}
+    rules = {op.name: rule_in_micro_batches(op, n, builder.mesh.n_devices) for op in operators}
     return problem.allowing(lambda op, config: not why_invalid(rules[op.name], config))
 
 

@@ -19,11 +19,12 @@ from ..program.schedule import check_schedule
 from ..search.problem.choices import ACCUMULATE, STAGES
 from ..search.problem.objectives import MEMORY_TIME
 from ..sharding.model import Model
+from .alike_stages import AlikeStages
 from .cuts import Cut, balanced
 from .find_frontier import ModelFrontier
 from .memory_cuts import least_memory
 from .placement import allowed, fewest_stages, of_stage, placement
-from .request import Request, fastest_that_fits, searched
+from .request import Request, fastest_that_fits
 from .stage_points import SearchedStages
 from .stage_times import TimesBySize, beside, transfers, works
 from .staged_frontier import StagedFrontier
@@ -195,12 +196,12 @@ def search_cuts(
     # Together all stages are refined as long as a model without.
     budget = request.budget or BY_DEFAULT
     budget = replace(budget, seconds=budget.seconds / (count * len(cuts)))
-    found = []
+    found, alike = list[SearchedStages](), AlikeStages()
     for n, cut, times, bound_us in cuts:
         stages, sizes, of_stages = cut.stages, cut.sizes, times.of(cut.sizes)
         own = replace(request, micro_batches=n, budget=budget, placed={})
         requests = (replace(own, model=each, force=of_stage(model.graph, each.graph, own.force)) for each in stages.models)
-        frontiers = tuple(searched(each, size) for each, size in zip(requests, sizes, strict=True))
+        frontiers = tuple(alike.searched(each, size) for each, size in zip(requests, sizes, strict=True))
         others = beside(stages, hardware, sizes, of_stages)
         on_the_way = transfers(stages, hardware, sizes, n)
         found.append(

@@ -32,12 +32,15 @@ class PeakCounter:
 
     Strategies have most of their configs in common, so what follows from a config is computed once, too. Configs are those
     of the problem's states, and so are known by their identity.
+
+    Attributes:
+        known: the peaks that were counted so far, by the bytes of the nodes' states.
     """
 
     model: Model
     built: StrategyProblem
     peaks: Peaks
-    _known: dict[bytes, int] = field(default_factory=dict)
+    known: dict[bytes, int] = field(default_factory=dict)
     _interfaces: dict[tuple[int, int], Interface] = field(default_factory=dict)
     _rematerializable: dict[tuple[str, int], bool] = field(default_factory=dict)
 
@@ -78,7 +81,7 @@ class PeakCounter:
 
     def known_bytes(self, states: np.ndarray) -> int | None:
         """Return the peak of a strategy in bytes; None if it wasn't counted."""
-        return self._known.get(states.tobytes())
+        return self.known.get(states.tobytes())
 
     def peaks_of(self, states: np.ndarray, progress: Progress | None = None) -> np.ndarray | None:
         """Return the peaks of strategies, int64[P]; None where that would take long.
@@ -88,12 +91,12 @@ class PeakCounter:
             progress: called with ("peaks", done, total) now and then.
         """
         keys = [row.tobytes() for row in states]
-        new = [i for i, key in enumerate(keys) if key not in self._known]
+        new = [i for i, key in enumerate(keys) if key not in self.known]
         counted = self._counted(states[new], progress)
         if counted is None:
             return None
-        self._known.update((keys[i], n_bytes) for i, n_bytes in zip(new, counted.tolist(), strict=True))
-        return np.array([self._known[key] for key in keys], np.int64)
+        self.known.update((keys[i], n_bytes) for i, n_bytes in zip(new, counted.tolist(), strict=True))
+        return np.array([self.known[key] for key in keys], np.int64)
 
     def _counted(self, states: np.ndarray, progress: Progress | None) -> np.ndarray | None:
         """Return the peaks of strategies that weren't counted before."""

@@ -1,9 +1,10 @@
 """Compare plans with stages that the search finds for a GPT-3-like model with Megatron-LM's, under the same costs.
 
     python tests/benchmarks/megatron.py [--layers 16] [--stages 16] [--micro-batches 96] [--cluster h100-64x8]
+        [--plans searched,megatron]
 
-Megatron-LM's configuration of 175 billion parameters is tensor 8, pipeline 16, and the rest by batch: 96 layers, batch 1536,
-on 128 nodes of 8 GPUs (``NVIDIA/Megatron-LM``, ``examples/pretrain_gpt3_175B.sh`` at 090e141). Here ``force`` gives
+Megatron-LM's configuration of 175 billion parameters is tensor 8, pipeline 16, and the rest by batch: 96 layers, batch 1536
+(``NVIDIA/Megatron-LM``, ``examples/gpt3/train_gpt3_175b_distributed.sh`` at d98e8a6). Here ``force`` gives
 products, attention and lookups of each stage these degrees: query, key, value and up by columns, output and down by rows,
 attention by heads, the table by words. What else there is, the search chooses; so it may be better than Megatron's own.
 """
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--stages", default="16", help="several numbers, each a line; default: 16")
     parser.add_argument("--micro-batches", type=int, default=96)
     parser.add_argument("--tensor", type=int, default=8)
+    parser.add_argument("--plans", default="searched,megatron", help="which of both; default: both")
     parser.add_argument("--cluster", default="h100-64x8")
     given = parser.parse_args()
     model = record(lambda: zoo.gpt3(layers=given.layers), "gpt3", "adam").model
@@ -73,8 +75,9 @@ def main() -> None:
     for count in map(int, given.stages.split(",")):
         per_stage = request.hardware.n_devices // count
         force = of_megatron(model.graph, given.tensor, per_stage // given.tensor)
-        ways = {f"{count} stages": {}, f"{count} stages, tensor {given.tensor}, data {per_stage // given.tensor}": force}
-        for title, forced in ways.items():
+        of_force = f"{count} stages, tensor {given.tensor}, data {per_stage // given.tensor}"
+        ways = {"searched": (f"{count} stages", {}), "megatron": (of_force, force)}
+        for title, forced in (ways[each] for each in given.plans.split(",")):
             start = time.process_time()
             found = find_with_stages(replace(request, force=forced), request.hardware.n_devices, (count,))
             rows.append(row(title, found, time.process_time() - start))

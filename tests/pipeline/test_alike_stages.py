@@ -1,0 +1,68 @@
+"""Stages that differ in names alone are searched once, and each has the points that a search of its own finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tensoropt import zoo
+from tensoropt.ft import Budget
+from tensoropt.plan import alike_stages
+from tensoropt.plan.alike_stages import AlikeStages, form_of
+from tensoropt.plan.request import Request, searched
+from tensoropt.profiling.hardware import named
+from tensoropt.sharding.stages import Stages
+from tensoropt.tools.offline import record
+
+N = 2
+SIZES = {"batch": 8, "length": 4, "layers": 4, "width": 8, "heads": 2, "vocabulary": 16}
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    """One request for each of four stages of a GPT; the two in the middle have an equal layer each."""
+    model = record(lambda: zoo.gpt3(**SIZES), "gpt3", "adam").model
+    ends = [f"layer_{number}" for number in (1, 2, 3)]
+    names = list(model.graph.operators)
+    cuts = tuple(max((name for name in names if name.startswith(f"{end}/")), key=names.index) for end in ends)
+    stages = Stages(model, cuts)
+    hardware, budget = named("v100-1x4"), Budget(seconds=0.0)
+    return [Request(each, hardware, None, micro_batches=N, budget=budget) for each in stages.models]
+
+
+def test_equal_layers_alone_are_alike(requests: list[Request]) -> None:
+    forms = [form_of(each.model.in_micro_batches(N), {}) for each in requests]
+    assert len(set(forms)) == 3 and forms[1] == forms[2]
+    other = form_of(requests[2].model.in_micro_batches(4), {})
+    name = next(op.name for op in requests[2].model.graph.operators.values() if op.type == "MatMul")
+    forced = form_of(requests[2].model.in_micro_batches(N), {name: {"n": 2}})
+    assert len({forms[2], other, forced}) == 3
+
+
+def test_a_stage_like_another_has_the_points_and_plans_of_its_own_search(
+    requests: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 0
+
+    def counted(request: Request, parallelism: int) -> object:
+        nonlocal count
+        count += 1
+        return searched(request, parallelism)
+
+    monkeypatch.setattr(alike_stages, "searched", counted)
+    alike = AlikeStages()
+    found = [alike.searched(each, 4) for each in requests]
+    assert count == 3
+    own = searched(requests[2], 4)
+    assert np.array_equal(found[2].found.strategies, own.found.strategies)
+    assert found[2].all_peaks is not None and np.array_equal(found[2].all_peaks, own.all_peaks)
+    for point in (0, len(own) - 1):
+        plan, expected = (each.plan(point) for each in (found[2], own))
+        assert plan.to_json() == expected.to_json()
+        assert found[2].peak(point) == own.peak(point)
+    forced = replace(requests[2], force={})
+    alike.searched(replace(forced, micro_batches=4), 4)
+    alike.searched(replace(forced, hardware=named("v100-1x2")), 2)
+    assert count == 5
