@@ -5,10 +5,13 @@ shouldn't wait much longer, so two quick looks come first:
 
 1. Variables and their slots are at best divided by the number of devices, in stages as without. If a device's share alone
    is above the limit, nothing is searched.
-2. A probe searches each number of stages in the most micro-batches alone, in the order of 1F1B, which holds the fewest of
-   them, and without refinement. More stages are probed as long as they need less memory than fewer.
+2. A probe searches each number of stages in the most micro-batches alone that are searched by default, in the order of
+   1F1B, which holds the fewest of them, and without refinement. More micro-batches, up to a sample for each device of a
+   stage, are probed only if what a micro-batch saves, divided so, leaves enough room beside what is held anyway. More stages
+   are probed as long as they need less memory than fewer.
 
-Where something fits, this number of stages is searched as if it had been asked for.
+Where something fits, this number of stages is searched as if it had been asked for; where that takes more micro-batches than
+are searched by default, in the fewest of these.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from ..search.problem.objectives import MEMORY_TIME
 from .find_frontier import ModelFrontier
 from .find_staged import frontier_of, possible_micro_batches, search_cuts, why_too_large
 from .request import ONCE, Request
-from .stage_points import SearchedStages
+from .stage_points import SearchedStages, StageCosts
 from .staged_frontier import StagedFrontier
 from .staged_frontier_points import UnstagedPoint, reduced, staged_points
 
@@ -54,16 +57,17 @@ def frontier_in_stages(request: Request, parallelism: int, tried: Sequence[Model
     for count in _counts(parallelism):
         of_count = replace(request, progress=_under(request, count))
         try:
-            probed = _probed(of_count, parallelism, count)
+            probe = _probe(of_count, parallelism, count)
         except InputError:
             break  # the model can't be cut into so many
-        few = reduced(staged_points(probed)[:FEW_PEAKS])
-        probe = frontier_of(of_count, parallelism, (), probed, points=few)
         if why_too_large(probe, limit) is None:
             return _of_all(of_count, parallelism, count, tried, probe)
+        probe, n = _in_more(of_count, parallelism, count, probe)
+        if why_too_large(probe, limit) is None:
+            return _of_all(replace(of_count, micro_batches=n), parallelism, count, tried, probe)
         if least is None or probe.points_of[0].n_bytes < least.points_of[0].n_bytes:
             least = probe
-        needs = min(int(each.combinations[0].mem_bytes.min()) for each in probed)
+        needs = min(int(each.combinations[0].mem_bytes.min()) for each in probe.searched)
         if needs >= counted:
             break
         counted = needs
@@ -93,15 +97,56 @@ def _counts(parallelism: int) -> Iterator[int]:
         yield count
 
 
-def _probed(request: Request, parallelism: int, count: int) -> list[SearchedStages]:
-    """Return the cuts of a probe.
+def _probe(request: Request, parallelism: int, count: int) -> StagedFrontier:
+    """Return the points of least memory of a probe.
 
     Raises:
         InputError: the model can't be cut into so many stages.
     """
     most = request.micro_batches or possible_micro_batches(request, count)[-1]
     probe = replace(request, micro_batches=most, budget=ONCE)
-    return search_cuts(probe, {}, parallelism, count, ONE_FORWARD_ONE_BACKWARD)
+    probed = search_cuts(probe, {}, parallelism, count, ONE_FORWARD_ONE_BACKWARD)
+    return frontier_of(request, parallelism, (), probed, points=reduced(staged_points(probed)[:FEW_PEAKS]))
+
+
+def _in_more(
+    request: Request, parallelism: int, count: int, probe: StagedFrontier
+) -> tuple[StagedFrontier, int]:
+    """Return a probe in the fewest micro-batches that fit, beyond those of one that doesn't; or what needs the least.
+
+    Returns:
+        The probe, and its number of micro-batches.
+    """
+    limit, first = request.limit_bytes, probe.searched[0].micro_batches
+    assert limit is not None
+    if request.micro_batches is not None or first == 1:
+        return probe, first
+    micro_batching = request.model.in_micro_batches(first).graph.micro_batching
+    assert micro_batching is not None
+    batch = micro_batching.batch
+    doubled = (first << i for i in range(1, batch.bit_length()))
+    possible = [n for n in doubled if batch % n == 0 and batch // n >= parallelism // count]
+    if not possible or min(_hoped_for_bytes(each, possible[-1]) for each in probe.searched) > limit:
+        return probe, first
+    most = _probe(replace(request, micro_batches=possible[-1]), parallelism, count)
+    if why_too_large(most, limit) is not None:
+        return min((probe, first), (most, possible[-1]), key=lambda each: each[0].points_of[0].n_bytes)
+    for n in possible[:-1]:
+        fewer = _probe(replace(request, micro_batches=n), parallelism, count)
+        if why_too_large(fewer, limit) is None:
+            return fewer, n
+    return most, possible[-1]
+
+
+def _hoped_for_bytes(searched: SearchedStages, n: int) -> int:
+    """Return what the stage that needs the most would need in ``n`` micro-batches, if all that they save were divided."""
+    found = []
+    for stage, frontier in enumerate(searched.frontiers):
+        costs, order = StageCosts.of(frontier), searched.combinations[0].order
+        held = costs.mem_bytes - costs.saved_bytes
+        saved = costs.bytes_of(stage, order) - held
+        found.append(int(held.min() + saved.min() * searched.micro_batches / n))
+    return max(found)
 
 
 def _of_all(

@@ -67,9 +67,7 @@ def least_without() -> int:
 @cache
 def least_in(count: int) -> int:
     """The least that a device needs in so many stages, by the probe."""
-    probed = stages_for_memory._probed(request(), 4, count)
-    points = stages_for_memory.reduced(stages_for_memory.staged_points(probed)[: stages_for_memory.FEW_PEAKS])
-    return points[0].n_bytes
+    return stages_for_memory._probe(request(), 4, count).points_of[0].n_bytes
 
 
 class _Said:
@@ -106,6 +104,38 @@ def test_the_fewest_stages_that_fit_are_taken_and_say_why(tmp_path: Path, everyt
         plan.frontier.save(tmp_path / "frontier.json")
         assert why in tensoropt.load_frontier(tmp_path / "frontier.json").summary()
     check_losses(plan, recorded())
+
+
+def many_samples() -> Built:
+    import tensorflow as tf
+
+    api = tf.compat.v1
+    x = value = api.placeholder(api.float64, [64, 8], name="x")
+    for layer in range(4):
+        value = api.tanh(api.matmul(value, api.get_variable(f"w{layer}", [8, 8], api.float64)))
+    return Built(api.reduce_mean(api.square(value - 1.0)), {x: zoo._reals(12, 64, 8)}, ())
+
+
+def test_more_micro_batches_are_taken_where_those_searched_by_default_do_not_fit() -> None:
+    model = zoo.record(many_samples, "adam").model
+    asked = request(model=model, limit_bytes=1)
+    default = stages_for_memory._probe(asked, 4, 2)
+    assert default.points_of[0].micro_batches == 8
+    least = {n: stages_for_memory._probe(replace(asked, micro_batches=n), 4, 2).points_of[0].n_bytes for n in (8, 16, 32)}
+    assert least[8] > least[16] > least[32]
+    for limit, n in ((least[16], 16), (least[16] - 1, 32)):
+        found = frontier_in_stages(replace(asked, limit_bytes=limit), 4, fastest_that_fits(asked, 4)[1])
+        assert found is not None
+        point = found.points_of[found.fastest_within(limit)]
+        assert (point.n_stages, point.micro_batches) == (2, n)
+
+
+def test_micro_batches_that_cannot_help_are_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = request(model=zoo.record(many_samples, "adam").model)
+    probe = stages_for_memory._probe(asked, 4, 2)
+    held = min(stages_for_memory._hoped_for_bytes(each, 1 << 40) for each in probe.searched)
+    monkeypatch.setattr(stages_for_memory, "search_cuts", lambda *given: pytest.fail("stages were searched"))
+    assert stages_for_memory._in_more(replace(asked, limit_bytes=held - 1), 4, 2, probe) == (probe, 8)
 
 
 def test_where_stages_fit_neither_the_least_of_both_is_told() -> None:
