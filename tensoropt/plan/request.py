@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from ..common.errors import InputError
-from ..costs.held_bytes import least_held_bytes
+from ..costs.held_bytes import least_held_bytes, least_summed_bytes
 from ..ft import Budget, InfeasibleError
 from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
@@ -155,6 +155,15 @@ def least_in_micro_batches(request: Request, parallelism: int) -> Iterator[Model
             return
 
 
+def least_bytes_in_micro_batches(model: Model, n_devices: int) -> int:
+    """Return the bytes per device that no plan in several micro-batches can do with less than; 0 where there is none."""
+    try:
+        in_two = model.in_micro_batches(2)
+    except InputError:
+        return 0
+    return least_held_bytes(model.graph, n_devices) + least_summed_bytes(in_two, n_devices)
+
+
 def _powers_of_two(most: int) -> Iterator[int]:
     """Return the powers of two up to ``most``: 2, 4, 8, ..."""
     return (1 << i for i in range(1, most.bit_length()))
@@ -167,7 +176,8 @@ def fastest_that_fits(
 
     If memory allows both, more micro-batches are never faster than fewer. So more are searched only if the limit excludes a
     frontier's fastest point, and only as long as they need less memory and become faster. If nothing fits without
-    micro-batches, 2, 4, 8, ... are searched only if something fits with the smallest micro-batches.
+    micro-batches, 2, 4, 8, ... are searched only if something fits with the smallest micro-batches. None are where a
+    device's share of what is held anyway, sums of gradients among it, is above the limit.
 
     Returns:
         A frontier and the number of its fastest point within the limit, or None if nothing fits; and all frontiers that were
@@ -183,6 +193,8 @@ def fastest_that_fits(
         return best, tried
     known = best
     if known is None:
+        if limit is not None and limit < least_bytes_in_micro_batches(request.model, parallelism):
+            return None, tried
         known = _first_that_fits(request, least_in_micro_batches(request, parallelism), tried)
         if known is None:
             return None, tried

@@ -3,8 +3,8 @@
 A limit that excludes all plans without stages mostly excludes those with stages too. Whoever then waits for an error
 shouldn't wait much longer, so two quick looks come first:
 
-1. Variables and their slots are at best divided by the number of devices, in stages as without. If a device's share alone
-   is above the limit, nothing is searched.
+1. Variables, their slots and in micro-batches the sums of their gradients are at best divided by the number of devices, in
+   stages as without. If a device's share alone is above the limit, nothing is searched.
 2. A probe searches each number of stages in the most micro-batches alone that are searched by default, in the order of
    1F1B, which holds the fewest of them, and without refinement. More micro-batches, up to a sample for each device of a
    stage, are probed only if what a micro-batch saves, divided so, leaves enough room beside what is held anyway. More stages
@@ -22,7 +22,7 @@ from dataclasses import replace
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from ..common.progress import Progress
-from ..costs.held_bytes import least_held_bytes
+from ..costs.held_bytes import least_held_bytes, least_summed_bytes
 from ..ft import ALGORITHMS
 from ..ir.graph import VARIABLE
 from ..program.schedule import ONE_FORWARD_ONE_BACKWARD
@@ -86,7 +86,12 @@ def _may_help(request: Request, parallelism: int, limit_bytes: int) -> bool:
         and len(graph.train_steps) == 1
         and not graph.late
     )
-    return is_possible and least_held_bytes(graph, 1, of=(VARIABLE,)) <= limit_bytes * parallelism
+    if not is_possible:
+        return False
+    held = least_held_bytes(graph, 1, of=(VARIABLE,))
+    if (request.micro_batches or possible_micro_batches(request, 2)[0]) > 1:
+        held += least_summed_bytes(request.model.in_micro_batches(2), 1)
+    return held <= limit_bytes * parallelism
 
 
 def _counts(parallelism: int) -> Iterator[int]:

@@ -17,12 +17,12 @@ from pipeline.staged import check_losses, tanh_layers
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.common.memory_units import memory_text
-from tensoropt.costs.held_bytes import least_held_bytes
+from tensoropt.costs.held_bytes import least_held_bytes, least_summed_bytes
 from tensoropt.ft import Budget
 from tensoropt.plan import infeasible, stages_for_memory
 from tensoropt.plan.options import mini_parallelism, mini_time, profiling
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.request import Request, fastest_that_fits
+from tensoropt.plan.request import Request, fastest_that_fits, least_bytes_in_micro_batches
 from tensoropt.plan.staged_frontier import StagedFrontier
 from tensoropt.plan.staged_plan import StagedPlan, load_any
 from tensoropt.plan.stages_for_memory import frontier_in_stages
@@ -60,7 +60,8 @@ def request(limit: int | None = None, **changed: object) -> Request:
 @cache
 def least_without() -> int:
     """The least that a device needs without stages."""
-    tried = fastest_that_fits(request(1), 4)[1] + fastest_that_fits(request(least_held_bytes(recorded().graph, 4)), 4)[1]
+    held = least_bytes_in_micro_batches(recorded().model, 4)
+    tried = fastest_that_fits(request(1), 4)[1] + fastest_that_fits(request(held), 4)[1]
     return min(each.needed_bytes(each.least_point()) for each in tried)
 
 
@@ -130,6 +131,17 @@ def test_more_micro_batches_are_taken_where_those_searched_by_default_do_not_fit
         assert (point.n_stages, point.micro_batches) == (2, n)
 
 
+@pytest.mark.parametrize("count", [2, 4])
+def test_all_stages_together_hold_what_is_held_anyway(count: int) -> None:
+    probe = stages_for_memory._probe(request(), 4, count)
+    in_two = recorded().model.in_micro_batches(2)
+    held = least_held_bytes(recorded().graph, 1, of=("Variable",)) + least_summed_bytes(in_two, 1)
+    assert held == 4 * 4 * 16 * 16 * 8
+    for point in stages_for_memory.staged_points(probe.searched):
+        devices = [each.mesh.n_devices for each in point.frontiers]
+        assert sum(n * n_bytes for n, n_bytes in zip(devices, point.stage_bytes, strict=True)) >= held
+
+
 def test_micro_batches_that_cannot_help_are_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = request(model=zoo.record(many_samples, "adam").model)
     probe = stages_for_memory._probe(asked, 4, 2)
@@ -148,7 +160,11 @@ def test_where_stages_fit_neither_the_least_of_both_is_told() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"may_take_stages": False}, {"without": frozenset(["stages"])}, {"limit_bytes": 2 * 4 * 16 * 16 * 8 // 4}],
+    [
+        {"may_take_stages": False},
+        {"without": frozenset(["stages"])},
+        {"limit_bytes": 4 * 4 * 16 * 16 * 8 // 4 - 1},  # parameters, two slots and the sums of gradients
+    ],
 )
 def test_what_rules_stages_out_leaves_the_error_as_it_was(
     changed: dict[str, object], monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from tensoropt.plan import request as requests
 from tensoropt.plan.batch_size import batch_that_fits
 from tensoropt.plan.find_frontier import ModelFrontier
 from tensoropt.plan.options import mini_parallelism, mini_time, profiling
-from tensoropt.plan.request import OF_CURVE, Request, fastest_that_fits, frontiers
+from tensoropt.plan.request import OF_CURVE, Request, fastest_that_fits, frontiers, least_bytes_in_micro_batches
 from tensoropt.profiling.hardware import named
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
@@ -250,8 +250,13 @@ def test_where_nothing_fits_the_most_micro_batches_say_so(model: Model, monkeypa
     """Two searches, whatever the batch; what they find to be the least is found again where it is asked for."""
     asked: list[int | None] = []
     monkeypatch.setattr(requests, "searched", lambda *given: asked.append(given[0].micro_batches) or searched(*given))
-    best, tried = fastest_that_fits(open_request(model, limit_bytes=least_held_bytes(model.graph, 4)), 4)
+    held = least_bytes_in_micro_batches(model, 4)
+    best, tried = fastest_that_fits(open_request(model, limit_bytes=held - 1), 4)
+    assert best is None and asked == [None] and held > least_held_bytes(model.graph, 4)
+    asked.clear()
+    best, tried = fastest_that_fits(open_request(model, limit_bytes=held), 4)
     assert best is None and asked == [None, 16, 64]
+    assert all(held <= each.peak(point).n_bytes for each in tried[1:] for point in range(len(each)))
     needed = min(least(frontier) for frontier in tried)
     assert needed < least(tried[0])
     assert f"is {needed:,} bytes" in said(open_request(model), 4, needed - 1)
