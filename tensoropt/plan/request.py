@@ -54,6 +54,8 @@ class Request:
             never faster, are searched only where the fastest of the others doesn't fit.
         placed: the devices that operators are placed on, by name, as only plans with stages have them.
         may_take_stages: whether plans in stages are searched where none without fits the memory limit.
+        stages_must_pay: whether stages, where plans without are possible too, must be predicted to save more than what
+            predictions are off on measured hardware.
     """
 
     model: Model
@@ -72,6 +74,7 @@ class Request:
     wants_frontier: bool = True
     placed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     may_take_stages: bool = False
+    stages_must_pay: bool = True
 
 
 def searched(request: Request, parallelism: int) -> ModelFrontier:

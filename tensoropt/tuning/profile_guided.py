@@ -313,7 +313,8 @@ def find_measured(
         request = replace(request, without=request.without | {ACCUMULATE}, may_take_stages=False)
 
     def search(known: MeasuredOperators) -> Plan | StagedPlan:
-        plan = find_any_answer(option, replace(request, known=known), parallelism, stages, schedule)
+        asked = replace(request, known=known, stages_must_pay=False)  # both run
+        plan = find_any_answer(option, asked, parallelism, stages, schedule)
         assert not isinstance(plan, Curve)
         return plan
 

@@ -6,10 +6,11 @@
 
 One thread a rank. The hardware is measured first. "Bound" trains on the rank's share of the batch in plain TensorFlow and
 never communicates. The printed table has medians and quartiles of the slowest rank; ratios are of medians, to the fastest
-plan without stages and to the bound. What ``stages=(1, 2)`` chooses is the plan of least predicted time but data
-parallelism, and marked. With ``--profile-budget`` there is also what ``stages=(1, 2)`` chooses after it has measured the
-operators of its answers and run its plan beside data parallelism. Below stands the mean error of predictions, and for each
-stage how long it is predicted to be busy, and the CPU time that its first rank took for a step, naps' looks included.
+plan without stages and to the bound. What ``stages=(1, 2)`` chooses of these is marked: the plan of least predicted time but
+data parallelism, if it has no stages or is predicted to save WORTH_STAGES of the fastest without. With ``--profile-budget``
+there is also what ``stages=(1, 2)`` chooses after it has measured the operators of its answers and run its plan beside data
+parallelism. Below stands the mean error of predictions, and for each stage how long it is predicted to be busy, and the CPU
+time that its first rank took for a step, naps' looks included.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from versus_horovod import MODELS, plain_step
 from tensoropt import zoo
 from tensoropt.plan.find_frontier import find_baseline, find_frontier
 from tensoropt.plan.find_staged import find_staged
+from tensoropt.plan.options_with_stages import WORTH_STAGES
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.plan.staged_plan import StagedPlan
@@ -54,7 +56,7 @@ SIZES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "deep": (zoo.find("transformer"), {**SMALL, "layers": 6}),
 }
 
-DATA_PARALLEL, MEASURED = "data parallel", "measured"
+FASTEST, DATA_PARALLEL, MEASURED = "fastest", "data parallel", "measured"
 
 
 def plans_of(
@@ -65,7 +67,7 @@ def plans_of(
     if processes.rank == 0:
         frontier = find_frontier(recorded.model, hardware, processes.size)
         fastest = frontier.plan(frontier.found.fastest(), "mini_time")
-        values = {"fastest": fastest.to_json(), DATA_PARALLEL: find_baseline(frontier, "data-parallel").plan(0).to_json()}
+        values = {FASTEST: fastest.to_json(), DATA_PARALLEL: find_baseline(frontier, "data-parallel").plan(0).to_json()}
         for n, schedule in product(micro_batches, schedules):
             request = Request(recorded.model, hardware, None, micro_batches=n)
             name = f"2 stages, {n} micro-batches, {schedule}"
@@ -143,6 +145,8 @@ def compare(
     if processes.rank:
         return
     chosen = min(plans.keys() - {DATA_PARALLEL, MEASURED}, key=lambda each: plans[each].time_us)
+    if plans[chosen].time_us > (1 - WORTH_STAGES) * plans[FASTEST].time_us:
+        chosen = FASTEST
     rows = []
     for (title, plan), timing in zip(plans.items(), timings, strict=True):
         ratios = [f"{timing.median / to.median:.3f}" for to in (timings[0], bound)]

@@ -16,8 +16,10 @@ from pipeline.staged import check_losses, random_cuts, tanh_layers
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
+from tensoropt.plan import options_with_stages
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.plan.find_staged import find_staged, find_with_stages, why_too_large
+from tensoropt.plan.options_with_stages import find_answer_with_stages
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request, fastest_that_fits
 from tensoropt.plan.stage_points import SearchedStages, needed_bytes, saved_bytes
@@ -25,7 +27,7 @@ from tensoropt.plan.stage_times import OperatorTimes, beside, transfers, works
 from tensoropt.plan.staged_frontier import StagedFrontier
 from tensoropt.plan.staged_frontier_points import StagedPoint, UnstagedPoint
 from tensoropt.plan.staged_plan import StagedPlan
-from tensoropt.profiling.hardware import Hardware, named
+from tensoropt.profiling.hardware import Hardware, Origin, named
 from tensoropt.program.schedule import StepOrder
 
 
@@ -179,6 +181,27 @@ def test_a_limit_is_kept_and_the_point_below_it_is_taken(everything: bool) -> No
         plan = found.plan(found.fastest_within(point.n_bytes))
         assert plan.peak_bytes <= point.n_bytes and plan.time_us * 1e3 <= point.costs_ns[0] + 1
     assert whole.at(whole.points_of[0].n_bytes).peak_bytes == whole.points_of[0].n_bytes
+
+
+def test_on_measured_hardware_stages_must_be_predicted_to_save_more_than_predictions_are_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = request("mlp", micro_batches=4)
+    found = find_answer_with_stages("mini_time", asked, 4, (1, 2))
+    (alone,) = found.frontier.unstaged
+    saved = 1 - found.time_us / alone.points[alone.fastest_within(None)].time_us
+    assert isinstance(found, StagedPlan) and saved > 0.0
+    measured = replace(asked.hardware, measured=Origin("2026-11-26", "2.21.0", 1))
+    asked = replace(asked, hardware=measured)
+    for share, is_staged in ((saved - 0.01, True), (saved + 0.01, False)):
+        monkeypatch.setattr(options_with_stages, "WORTH_STAGES", share)
+        plan = find_answer_with_stages("mini_time", asked, 4, (1, 2))
+        assert isinstance(plan, StagedPlan if is_staged else Plan)
+        assert isinstance(plan.frontier, StagedFrontier)
+        assert ("ask for stages=2 to have them" in plan.frontier.summary()) != is_staged
+    assert plan.time_us == alone.points[alone.fastest_within(None)].time_us
+    trying_both = find_answer_with_stages("mini_time", replace(asked, stages_must_pay=False), 4, (1, 2))
+    assert isinstance(trying_both, StagedPlan)
 
 
 def test_a_stage_that_alone_exceeds_the_limit_is_named() -> None:
