@@ -16,10 +16,9 @@ from pipeline.staged import check_losses, random_cuts, tanh_layers
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
-from tensoropt.plan import options_with_stages
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.plan.find_staged import find_staged, find_with_stages, why_too_large
-from tensoropt.plan.options_with_stages import find_answer_with_stages
+from tensoropt.plan.options_with_stages import WORTH_STAGES, _fastest
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request, fastest_that_fits
 from tensoropt.plan.stage_points import SearchedStages, needed_bytes, saved_bytes
@@ -183,25 +182,23 @@ def test_a_limit_is_kept_and_the_point_below_it_is_taken(everything: bool) -> No
     assert whole.at(whole.points_of[0].n_bytes).peak_bytes == whole.points_of[0].n_bytes
 
 
-def test_on_measured_hardware_stages_must_be_predicted_to_save_more_than_predictions_are_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = request("mlp", micro_batches=4)
-    found = find_answer_with_stages("mini_time", asked, 4, (1, 2))
-    (alone,) = found.frontier.unstaged
-    saved = 1 - found.time_us / alone.points[alone.fastest_within(None)].time_us
-    assert isinstance(found, StagedPlan) and saved > 0.0
-    measured = replace(asked.hardware, measured=Origin("2026-11-26", "2.21.0", 1))
-    asked = replace(asked, hardware=measured)
-    for share, is_staged in ((saved - 0.01, True), (saved + 0.01, False)):
-        monkeypatch.setattr(options_with_stages, "WORTH_STAGES", share)
-        plan = find_answer_with_stages("mini_time", asked, 4, (1, 2))
-        assert isinstance(plan, StagedPlan if is_staged else Plan)
-        assert isinstance(plan.frontier, StagedFrontier)
-        assert ("ask for stages=2 to have them" in plan.frontier.summary()) != is_staged
-    assert plan.time_us == alone.points[alone.fastest_within(None)].time_us
-    trying_both = find_answer_with_stages("mini_time", replace(asked, stages_must_pay=False), 4, (1, 2))
-    assert isinstance(trying_both, StagedPlan)
+def test_on_measured_hardware_stages_must_be_predicted_to_save_more_than_predictions_are_off() -> None:
+    asked, staged = request("mlp", micro_batches=4), frontier("mlp", (2,))
+    found = replace(frontier("mlp", (1, 2)), points_of=staged.points_of)  # as if all without stages were beaten
+    least_us = min(each.points[each.fastest_within(None)].time_us for each in found.unstaged)
+
+    def answer(saved: float, request: Request) -> Plan | StagedPlan:
+        """Return the answer if the fastest plan with stages saves a share of the fastest without."""
+        fastest = replace(staged.points_of[-1], time_us=(1 - saved) * least_us)
+        return _fastest(replace(found, points_of=(fastest,)), "mini_time", request)
+
+    assert isinstance(answer(WORTH_STAGES - 0.01, asked), StagedPlan)
+    asked = replace(asked, hardware=replace(asked.hardware, measured=Origin("2026-11-26", "2.21.0", 1)))
+    assert isinstance(answer(WORTH_STAGES + 0.01, asked), StagedPlan)
+    plan = answer(WORTH_STAGES - 0.01, asked)
+    assert isinstance(plan, Plan) and plan.time_us == least_us and isinstance(plan.frontier, StagedFrontier)
+    assert "are predicted to save 14% of a step, and taken from 15% on; ask for stages=2" in plan.frontier.summary()
+    assert isinstance(answer(WORTH_STAGES - 0.01, replace(asked, stages_must_pay=False)), StagedPlan)
 
 
 def test_a_stage_that_alone_exceeds_the_limit_is_named() -> None:
