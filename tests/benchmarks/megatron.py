@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ from tensoropt.ir.graph import Graph
 from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.request import Request
 from tensoropt.plan.staged_frontier import StagedFrontier
+from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import named
 from tensoropt.tools.offline import record
 
@@ -58,6 +60,16 @@ def row(title: str, found: StagedFrontier, cpu_s: float) -> list[str]:
     return [title, str(len(found)), peaks[0], times[0], times[1], peaks[1], fits, f"{cpu_s:.0f}"]
 
 
+def splits(found: StagedFrontier) -> str:
+    """Return how the products of the stage in the middle are split in the fastest plan that fits, and how many of them."""
+    plan = found.plan(found.fastest_within(int(found.hardware.device.memory_bytes)))
+    assert isinstance(plan, StagedPlan)
+    stage = plan.stages[len(plan.stages) // 2].plan
+    products = [op for op in stage.operators if op.type == "MatMul"]
+    counts = Counter(" ".join(f"{name}:{op.config.degree(name)}" for name in "mnk") for op in products)
+    return ", ".join(f"{count} x ({degrees})" for degrees, count in counts.most_common())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=16)
@@ -82,6 +94,7 @@ def main() -> None:
             found = find_with_stages(replace(request, force=forced), request.hardware.n_devices, (count,))
             rows.append(row(title, found, time.process_time() - start))
             print(tabulate(rows[-1:], HEADERS, disable_numparse=True), flush=True)
+            print(f"products of the stage in the middle, rows m, columns n, sums k: {splits(found)}", flush=True)
     print(f"\n{tabulate(rows, HEADERS, disable_numparse=True)}")
 
 
