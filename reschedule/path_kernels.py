@@ -42,7 +42,7 @@ def relax(start: Any, source: Any, weight: Any, order: Any, distance: Any, never
         never: the distance of states that aren't reached.
     """
     n_states, n_rows = distance.shape
-    best = np.empty(n_rows, distance.dtype)
+    best, spare = np.empty(n_rows, distance.dtype), np.empty(n_rows, distance.dtype)
     changed = np.full(n_states, -1, np.int64)  # the time at which a state's distances were last lowered
     for state in range(n_states):
         if distance[state].min() < never:
@@ -63,8 +63,11 @@ def relax(start: Any, source: Any, weight: Any, order: Any, distance: Any, never
                     if is_first:
                         is_first = False
                         best[:] = distance[state]
-                    for i in range(n_rows):  # a sum fits its type, since NEVER is at most half of the largest number
-                        best[i] = min(best[i], distance.dtype.type(row[i] + added))
+                    # A sum fits its type, since NEVER is at most half of the largest number. Nothing is lowered in place: the
+                    # compiler would store 64 bits under a mask, which some processors do many times more slowly.
+                    for i in range(n_rows):
+                        spare[i] = min(best[i], distance.dtype.type(row[i] + added))
+                    best, spare = spare, best
             seen[state] = now
             if not is_first:
                 differs = 0
