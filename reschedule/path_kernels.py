@@ -63,8 +63,8 @@ def relax(start: Any, source: Any, weight: Any, order: Any, distance: Any, never
                     if is_first:
                         is_first = False
                         best[:] = distance[state]
-                    # A sum fits its type, since NEVER is at most half of the largest number. Nothing is lowered in place: the
-                    # compiler would store 64 bits under a mask, which some processors do many times more slowly.
+                    # A sum fits its type, since NEVER is at most half of the largest number. Nothing is lowered in place:
+                    # the compiler would store 64 bits under a mask, which some processors do many times more slowly.
                     for i in range(n_rows):
                         spare[i] = min(best[i], distance.dtype.type(row[i] + added))
                     best, spare = spare, best
