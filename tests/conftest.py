@@ -107,8 +107,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="leave nothing out: all seeds, configs and models; hours")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that start ranks, which need the cores for themselves, and leave out what only ``--all`` holds."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Mark tests that start ranks, which need the cores for themselves, and leave out what only ``--all`` holds.
+
+    Of two workers the first begins with the first test that is left, the second with the one in the middle. The rules, which
+    search nothing, come there: the first compiles the search meanwhile, which the second then finds on disk.
+    """
     large = [] if config.getoption("--all") else [item for item in items if item.get_closest_marker("large")]
     if large:
         config.hook.pytest_deselected(items=large)
@@ -116,8 +121,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if isinstance(item, pytest.Function) and _starts_processes(item):
             item.add_marker(pytest.mark.ranks)
+    yield  # what the command line's marks leave out goes
+    rules = [item for item in items if item.path.parent == RULES]
+    others = [item for item in items if item.path.parent != RULES]
+    middle = len(items) // 2
+    items[:] = others[:middle] + rules + others[middle:]
 
 
+RULES = Path(__file__).with_name("rules")
 REQUIRED = os.environ.get("TENSOROPT_REQUIRE", "").split(",")
 """What must be there: its tests fail without it. What isn't named and isn't there is told at the end instead."""
 

@@ -6,6 +6,7 @@ import sys
 os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
 
 import tensoropt
+from tensoropt.ft import Budget
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.local_hardware import prepared_processes
@@ -29,7 +30,7 @@ processes = prepared_processes()
 hardware = named(f"v100-1x{processes.size}")
 recorded = record(deep, "deep", "momentum")
 for n in map(int, sys.argv[1:]):
-    plan = find_frontier(recorded.model, hardware, processes.size, micro_batches=n).fastest()
+    plan = find_frontier(recorded.model, hardware, processes.size, micro_batches=n, budget=Budget(seconds=0)).fastest()
     check = check_plan(plan, recorded.model, recorded.first_values(), processes, 3, hardware)
     if processes.rank == 0:
         memory, step = check.memory, check.step

@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def losses(*arguments: str, n_ranks: int, log: Path) -> dict:
-    done = run_ranks(n_ranks, EXAMPLE, "--steps", "3", "--json", log, *arguments, timeout=240)
+    done = run_ranks(n_ranks, EXAMPLE, "--steps", "2", "--json", log, *arguments, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(log.read_text())
 
@@ -51,7 +51,7 @@ def test_it_trains_in_little_memory_with_the_losses_of_one_device(folder: Path) 
     arguments = ("--hardware", HARDWARE, "--plan", str(folder / "ft-ldp_1024.json"), "--process-memory", ROOM)
     together = losses(*arguments, n_ranks=RANKS, log=folder / "together.json")
     alone = losses("--hardware", "v100-1x1", n_ranks=1, log=folder / "alone.json")
-    assert len(alone["losses"]) == 3 and alone["losses"][2] < alone["losses"][0]
+    assert len(alone["losses"]) == 2 and alone["losses"][1] < alone["losses"][0]
     np.testing.assert_allclose(together["losses"], alone["losses"], rtol=1e-5)
     assert max(together["parameter_bytes_per_rank"]) < 0.26 * together["parameter_bytes"]
 

@@ -62,7 +62,7 @@ recorded = record(MODELS[name], name, "momentum")
 plans = []
 if processes.rank == 0:
     without = ["reuse", "remat"] if kind == "random" else []
-    frontier = find_frontier(recorded.model, hardware, processes.size, without=without, budget=Budget(seconds=4.0))
+    frontier = find_frontier(recorded.model, hardware, processes.size, without=without, budget=Budget(seconds=1.0))
     found = (random_plans if kind == "random" else points)(frontier, int(n_plans))
     plans = [plan.to_json() for plan in found]
 for number, value in enumerate(processes.broadcast(plans)):

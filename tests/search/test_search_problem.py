@@ -42,7 +42,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Budget, float]]:
 
 
 def search(budget: Budget) -> Frontier:
-    return find_frontier(record(SMALL["cnn"], "cnn").model, HARDWARE, 4, budget=budget).certified
+    return find_frontier(record(SMALL["cnn"], "cnn").model, HARDWARE, 2, budget=budget).certified
 
 
 def test_the_second_search_goes_as_near_as_the_gap_asks_while_there_is_time(searches) -> None:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.shuffle=True. was passed")
 
 @pytest.fixture(scope="module")
 def trainer():
-    return parallelized()
+    return parallelized(n_ranks=3)
 
 
 @pytest.fixture

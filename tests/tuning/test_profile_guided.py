@@ -77,7 +77,7 @@ def model():
 
 def searching(model, machine: Machine, store: Store, budget_s: float = 1e9, processes: Processes = ALONE) -> MeasuredSearch:
     def search(known):
-        return mini_time(Request(model, here(), None, known=known), DEVICES)
+        return mini_time(Request(model, here(), None, known=known, budget=Budget(seconds=0)), DEVICES)
 
     return MeasuredSearch(processes, model, search, budget_s, store, machine, machine.clock)  # type: ignore[arg-type]
 

@@ -64,7 +64,7 @@ def test_without_rematerialization_no_memory_is_transient(name: str) -> None:
     assert not built.missing_bytes(strategies).any()
 
 
-@pytest.mark.parametrize("name", first(1, ["attention", "vgg16"]))
+@pytest.mark.parametrize("name", first(1, ["cnn", "attention", "vgg16"]))
 def test_no_point_is_above_one_of_a_search_without_rematerialization(name: str) -> None:
     model = record(SMALL[name], name).model
     with_all, without = (
