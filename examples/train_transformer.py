@@ -1,6 +1,6 @@
 """Train a Transformer that one device couldn't hold, across as many devices as there are.
 
-    mpirun -n 4 python examples/train_transformer.py --memory 150MB --process-memory 450MB
+    mpirun -n 4 python examples/train_transformer.py --memory 150MB --process-memory 550MB
 
 Two layers of an encoder and two of a decoder with 60 million parameters, trained with momentum: parameters and slots alone
 are 478 MB. ``--memory`` is the plan's limit per device. ``--process-memory`` limits every process, as a container would: it
@@ -9,7 +9,7 @@ may allocate so much memory beyond what it has once TensorFlow is loaded, for pl
 Replicated, the same model needs 589 MB, and fails under the same limit:
 
     tensoropt search examples/train_transformer.py:model --devices 4 --algorithm data-parallel --plan replicated.json
-    mpirun -n 4 python examples/train_transformer.py --plan replicated.json --process-memory 450MB
+    mpirun -n 4 python examples/train_transformer.py --plan replicated.json --process-memory 550MB
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main():
     parser.add_argument("--steps", type=int, default=5, help="training steps (default %(default)s)")
     parser.add_argument("--width", type=int, default=WIDTH, help="width of the layers (default %(default)s)")
     parser.add_argument("--memory", help="the plan's limit per device, such as 150MB; default: what is free")
-    parser.add_argument("--process-memory", help="limit of each process, such as 450MB; default: no limit")
+    parser.add_argument("--process-memory", help="limit of each process, such as 550MB; default: no limit")
     parser.add_argument("--hardware", help="to plan for instead of measuring, such as v100-1x4")
     parser.add_argument("--plan", metavar="FILE", help="use this plan instead of searching")
     parser.add_argument("--json", metavar="FILE", help="write the training log")

@@ -18,7 +18,7 @@ from tensoropt.tools.offline import record_named
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_transformer.py"
 HARDWARE, RANKS = "v100-1x4", 4
-MEMORY, ROOM = 145_000_000, "450MB"
+MEMORY, ROOM = 145_000_000, "550MB"
 
 
 @functools.cache
