@@ -167,7 +167,20 @@ class _Places:
         Raises:
             InputError: there are fewer places to cut at than stages need.
         """
-        few = self._few()
+        found = self._shortest_longest_at(self._few(), choices)
+        if found is None and len(self.names) >= MOST_PLACES:
+            # Operators that are placed, or the only variables, may be next to each other.
+            found = self._shortest_longest_at(np.arange(len(self.names) + 1), choices)
+        if found is None:
+            where = " where operators are placed" if self.placed else ""
+            raise InputError(
+                f"the model can't be cut into {len(choices)} stages{where}: each needs a variable that is trained, and the "
+                f"model has {self.trained[-1]}; ask for fewer stages{', or place fewer operators' if self.placed else ''}"
+            )
+        return found
+
+    def _shortest_longest_at(self, few: np.ndarray, choices: Choices) -> tuple[list[int], tuple[Block, ...]] | None:
+        """Return what :meth:`shortest_longest` does for cuts at some places; None if none of them do."""
         trains = self.trained[few][None] > self.trained[few][:, None]
         known: dict[tuple[float, ...], np.ndarray] = {}
 
@@ -190,11 +203,7 @@ class _Places:
             best = {end: np.min([least for _, least in each], axis=0) for end, each in found.items()}
         ((used, least),) = best.items()
         if math.isinf(least[-1]):
-            where = " where operators are placed" if self.placed else ""
-            raise InputError(
-                f"the model can't be cut into {len(choices)} stages{where}: each needs a variable that is trained, and the "
-                f"model has {self.trained[-1]}; ask for fewer stages{', or place fewer operators' if self.placed else ''}"
-            )
+            return None
         at, cuts, blocks = len(few) - 1, list[int](), list[Block]()
         for before, found in reversed(steps):
             block, _ = min(found[used], key=lambda each, at=at: each[1][at])  # type: ignore[misc]

@@ -28,6 +28,7 @@ from ..ir.graph import VARIABLE
 from ..program.schedule import ONE_FORWARD_ONE_BACKWARD
 from ..search.problem.choices import STAGES
 from ..search.problem.objectives import MEMORY_TIME
+from ..sharding.model import Model
 from .find_frontier import ModelFrontier
 from .find_staged import frontier_of, possible_micro_batches, search_cuts, why_too_large
 from .request import ONCE, Request
@@ -89,8 +90,9 @@ def _may_help(request: Request, parallelism: int, limit_bytes: int) -> bool:
     if not is_possible:
         return False
     held = least_held_bytes(graph, 1, of=(VARIABLE,))
-    if (request.micro_batches or possible_micro_batches(request, 2)[0]) > 1:
-        held += least_summed_bytes(request.model.in_micro_batches(2), 1)
+    n = request.micro_batches or possible_micro_batches(request, 2)[0]
+    if n > 1:
+        held += least_summed_bytes(request.model.in_micro_batches(n), 1)
     return held <= limit_bytes * parallelism
 
 
@@ -126,25 +128,50 @@ def _in_more(
     assert limit is not None
     if request.micro_batches is not None or first == 1:
         return probe, first
-    micro_batching = request.model.in_micro_batches(first).graph.micro_batching
-    assert micro_batching is not None
-    batch = micro_batching.batch
-    doubled = (first << i for i in range(1, batch.bit_length()))
-    possible = [n for n in doubled if batch % n == 0 and batch // n >= parallelism // count]
+    possible = _more_micro_batches(request.model, first, parallelism // count)
     if not possible or min(_hoped_for_bytes(each, possible[-1]) for each in probe.searched) > limit:
         return probe, first
-    most = _probe(replace(request, micro_batches=possible[-1]), parallelism, count)
+    try:
+        most = _probe(replace(request, micro_batches=possible[-1]), parallelism, count)
+    except InputError:  # what is forced can't be so
+        return probe, first
     if why_too_large(most, limit) is not None:
         return min((probe, first), (most, possible[-1]), key=lambda each: each[0].points_of[0].n_bytes)
     for n in possible[:-1]:
-        fewer = _probe(replace(request, micro_batches=n), parallelism, count)
+        try:
+            fewer = _probe(replace(request, micro_batches=n), parallelism, count)
+        except InputError:
+            continue
         if why_too_large(fewer, limit) is None:
             return fewer, n
     return most, possible[-1]
 
 
+def _more_micro_batches(model: Model, first: int, n_devices: int) -> list[int]:
+    """Return 2, 4, 8, ... times ``first`` micro-batches, of those in which the model can be trained.
+
+    Args:
+        n_devices: the least number of samples that each has.
+    """
+    micro_batching = model.in_micro_batches(first).graph.micro_batching
+    assert micro_batching is not None
+    found, n = [], 2 * first
+    while micro_batching.batch // n >= n_devices:
+        try:
+            model.in_micro_batches(n)
+        except InputError:
+            pass
+        else:
+            found.append(n)
+        n *= 2
+    return found
+
+
 def _hoped_for_bytes(searched: SearchedStages, n: int) -> int:
-    """Return what the stage that needs the most would need in ``n`` micro-batches, if all that they save were divided."""
+    """Return what the stage that needs the most would need in ``n`` micro-batches, if all that they save were divided.
+
+    It is the sum that is searched, which may be above the peak: where that alone would fit, nothing more is looked at.
+    """
     found = []
     for stage, frontier in enumerate(searched.frontiers):
         costs, order = StageCosts.of(frontier), searched.combinations[0].order

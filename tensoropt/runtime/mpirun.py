@@ -13,6 +13,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -174,13 +175,15 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> int:
     taken = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, taken)
     library, ended_by = ctypes.CDLL(None), None
-    base = environ.get("PRTE_MCA_prte_tmpdir_base", tempfile.gettempdir())
+    base, host = environ.get("PRTE_MCA_prte_tmpdir_base", tempfile.gettempdir()), socket.gethostname()
 
     def in_child() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
         library.prctl(_SIGNAL_WHEN_PARENT_DIES, signal.SIGTERM)
-        # Open MPI doesn't start where an mpirun of the same process number was killed and left its folder behind.
-        shutil.rmtree(Path(base, f"ompi.{os.getpid()}"), ignore_errors=True)
+        # Open MPI doesn't start where an mpirun of this host and process number was killed and left its folder behind.
+        left = Path(base, f"ompi.{os.getpid()}")
+        if (left / f"pmix.{host}.tool").exists():
+            shutil.rmtree(left, ignore_errors=True)
 
     process = subprocess.Popen(command, env={**environ, STARTED_BY_RUN: "1"}, preexec_fn=in_child)
     while process.poll() is None:

@@ -62,7 +62,6 @@ def test_a_stage_like_another_has_the_points_and_plans_of_its_own_search(
         plan, expected = (each.plan(point) for each in (found[2], own))
         assert plan.to_json() == expected.to_json()
         assert found[2].peak(point) == own.peak(point)
-    forced = replace(requests[2], force={})
-    alike.searched(replace(forced, micro_batches=4), 4)
-    alike.searched(replace(forced, hardware=named("v100-1x2")), 2)
+    alike.searched(replace(requests[2], micro_batches=4), 4)
+    alike.searched(replace(requests[2], hardware=named("v100-1x2")), 2)
     assert count == 5

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import astuple, replace
 
 import accumulate.models as models
+import numpy as np
 import pytest
 from helpers.large import first
 from pipeline.staged import random_cuts
 
 from tensoropt.common.errors import InputError
-from tensoropt.plan.cuts import Cut, balanced
+from tensoropt.plan.cuts import MOST_PLACES, Cut, _Places, balanced
 from tensoropt.plan.request import Request, searched
 from tensoropt.plan.stage_points import needed_bytes
 from tensoropt.plan.stage_times import (
@@ -197,3 +198,20 @@ def test_memory_holds_the_gradients_that_wait_where_ranks_run_in_order() -> None
     waiting = [op for op in in_passes if any(t.name in graph.made_of_variables for _, t in op.operands)]
     assert [op.type for op in waiting] == ["MatMul", "Mul"]
     assert found == {0: 0, 1: sum(op.result.mem_bytes for op in waiting)}
+
+
+@pytest.mark.parametrize("where", ["placed", "variables"])
+def test_the_only_cut_that_is_possible_is_found_among_many_places(where: str) -> None:
+    """Less crosses after every other operator, where cuts of a large model are looked for first."""
+    n, only = 2 * MOST_PLACES, 201
+    names = [f"op{number}" for number in range(n)]
+    crossing, blocks = np.where(np.arange(n + 1) % 2, 100.0, 50.0), (Block(0, 2), Block(2, 2))
+    trained, placed = np.arange(n + 1), {}
+    if where == "placed":
+        placed = {names[only - 1]: blocks[0], names[only]: blocks[1]}
+    else:
+        trained = (np.arange(n + 1) >= only).astype(int) + (np.arange(n + 1) > only)
+    times = {2: np.arange(n + 1.0)}
+    places = _Places(names, times, crossing, {0: 0.0, 2: 0.001, 4: 0.0}, trained, frozenset(names), placed)
+    assert only not in places._few()
+    assert places.shortest_longest([[each] for each in blocks])[0] == [only - 1]

@@ -192,13 +192,13 @@ def test_on_measured_hardware_stages_must_be_predicted_to_save_more_than_predict
         fastest = replace(staged.points_of[-1], time_us=(1 - saved) * least_us)
         return _fastest(replace(found, points_of=(fastest,)), "mini_time", request)
 
-    assert isinstance(answer(WORTH_STAGES - 0.01, asked), StagedPlan)
+    assert isinstance(answer(WORTH_STAGES - 0.005, asked), StagedPlan)
     asked = replace(asked, hardware=replace(asked.hardware, measured=Origin("2026-11-26", "2.21.0", 1)))
     assert isinstance(answer(WORTH_STAGES + 0.01, asked), StagedPlan)
-    plan = answer(WORTH_STAGES - 0.01, asked)
+    plan = answer(WORTH_STAGES - 0.005, asked)
     assert isinstance(plan, Plan) and plan.time_us == least_us and isinstance(plan.frontier, StagedFrontier)
     assert "are predicted to save 14% of a step, and taken from 15% on; ask for stages=2" in plan.frontier.summary()
-    assert isinstance(answer(WORTH_STAGES - 0.01, replace(asked, stages_must_pay=False)), StagedPlan)
+    assert isinstance(answer(WORTH_STAGES - 0.005, replace(asked, stages_must_pay=False)), StagedPlan)
 
 
 def test_a_stage_that_alone_exceeds_the_limit_is_named() -> None:

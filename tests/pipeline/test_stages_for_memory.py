@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import keras
@@ -37,14 +37,17 @@ UNSPLIT = {"Variable": {"d0": 1, "d1": 1}}
 """Without stages each device then has all parameters."""
 
 
-def layers() -> Built:
+def layers(batch: int = 8, width: int = 16, joined: int = 1) -> Built:
+    """Return four layers; ``joined`` samples are one at the end, so that no micro-batch has fewer."""
     import tensorflow as tf
 
     api = tf.compat.v1
-    x = value = api.placeholder(api.float64, [8, 16], name="x")
+    x = value = api.placeholder(api.float64, [batch, width], name="x")
     for layer in range(4):
-        value = api.tanh(api.matmul(value, api.get_variable(f"w{layer}", [16, 16], api.float64)))
-    return Built(api.reduce_mean(api.square(value - 1.0)), {x: zoo._reals(12, 8, 16)}, ())
+        value = api.tanh(api.matmul(value, api.get_variable(f"w{layer}", [width, width], api.float64)))
+    if joined > 1:
+        value = api.reshape(value, [batch // joined, joined * width])
+    return Built(api.reduce_mean(api.square(value - 1.0)), {x: zoo._reals(12, batch, width)}, ())
 
 
 @cache
@@ -258,3 +261,19 @@ def test_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert why in capsys.readouterr().out and json.loads(found.read_text())["why_stages"] == why
     assert main(["plans", str(tmp_path / "f.json")]) == 0
     assert why in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("micro_batches", [None, 3])
+def test_a_batch_that_two_do_not_divide_is_taken_in_three(micro_batches: int | None) -> None:
+    model = zoo.record(partial(layers, 9, 8), "adam").model
+    plan = mini_time(request(6000, model=model, micro_batches=micro_batches), 4)
+    assert isinstance(plan, StagedPlan) and plan.micro_batches == 3
+
+
+def test_more_micro_batches_are_those_in_which_the_model_can_be_trained() -> None:
+    """In 16 no samples are apart that a reshaping joins; in 32 they would be."""
+    model = zoo.record(partial(layers, 64, 32, 4), "adam").model
+    probe = stages_for_memory._probe(request(1, model=model), 4, 2)
+    assert probe.points_of[0].micro_batches == 8
+    plan = mini_time(request(probe.points_of[0].n_bytes - 1, model=model), 4)
+    assert isinstance(plan, StagedPlan) and plan.micro_batches == 16
