@@ -64,7 +64,7 @@ WAITING := 3
 # The files with tests of a mark: collecting all the others, too, takes as long as some of these tests.
 marked = $$(grep -rl --include="test_*.py" "mark\.$(1)" tests)
 # The folders that say the most in the least time.
-FAST := frontend ft lowering plan profiling program reschedule
+FAST := frontend ft lowering plan profiling reschedule
 
 test-fast: install ## what the quick folders hold without ranks: three minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks" $(addprefix tests/,$(FAST))
