@@ -206,7 +206,7 @@ class _Places:
             return None
         at, cuts, blocks = len(few) - 1, list[int](), list[Block]()
         for before, found in reversed(steps):
-            block, _ = min(found[used], key=lambda each, at=at: each[1][at])  # type: ignore[misc]
+            block, _ = found[used][int(np.argmin([least[at] for _, least in found[used]]))]
             at, used = int(np.maximum(before[block.first], own_us(block)[:, at]).argmin()), block.first
             cuts.insert(0, int(few[at]) - 1)
             blocks.insert(0, block)

@@ -6,28 +6,17 @@ What each pass of an order needs is worked out once, and Numba compiles the loop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from .compiled import IS_COMPILED, compiled
 from .schedule import BACKWARD, FORWARD, PARAMETERS, StepOrder, Times, last_end, merged, needs, pass_ends
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _WORKS = (FORWARD, BACKWARD, PARAMETERS)
-
-try:
-    import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
-
-    IS_COMPILED = True
-except ImportError:
-    IS_COMPILED = False
-
-
-def _compile(function: _Function) -> _Function:
-    """Return the function compiled by Numba, cached on disk and without the GIL; itself where there is no Numba."""
-    return cast(_Function, numba.njit(cache=True, nogil=True)(function)) if IS_COMPILED else function
+_BACKWARD = _WORKS.index(BACKWARD)
 
 
 class _Passes(NamedTuple):
@@ -63,7 +52,7 @@ def _passes(order: StepOrder) -> _Passes:
     return _Passes(stage, work, needed, link, is_deferring)
 
 
-@_compile
+@compiled
 def _run(stage: Any, work: Any, needed: Any, link: Any, takes: Any, late: Any, transfer: Any, free: Any) -> None:
     """Set ``free``, when each stage may begin, to when it ends; float64[stages, plans], and ``takes`` one for each work."""
     ended = np.empty(len(stage))
@@ -77,7 +66,7 @@ def _run(stage: Any, work: Any, needed: Any, link: Any, takes: Any, late: Any, t
                     way = 0.0
                     if link[i, k] >= 0:
                         way = transfer[link[i, k]]
-                        if work[other] == 1:
+                        if work[other] == _BACKWARD:
                             way -= late[stage[other], plan]
                     ready = max(ready, ended[other] + way)
             ended[i] = ready + takes[work[i], own, plan]

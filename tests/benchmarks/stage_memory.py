@@ -50,7 +50,7 @@ from tensoropt.tools.plan_check import TRACED_STEPS, _state_bytes
 from tensoropt.tools.recorded import Recorded
 
 EVENTS: list[MemoryEvent] = []
-"""What messages have allocated and released, since it was cleared."""
+"""Allocations and releases of the arrays in which messages between stages are packed and received, since it was cleared."""
 
 
 def followed(array: np.ndarray) -> np.ndarray:

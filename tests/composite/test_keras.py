@@ -63,7 +63,7 @@ def variables_of(model: keras.Model) -> Sequence[tf.Variable]:
 
 
 def test_a_masked_bidirectional_network_trains_as_on_one_device(everything: bool) -> None:
-    """By ``--all`` a third layer, which goes backwards, reads the sequences of the bidirectional one."""
+    """By ``--all`` the model has a GRU that goes backwards, too, and reads the sequences of the bidirectional LSTM."""
     backwards = [layers.GRU(UNITS, activation="silu", go_backwards=True)]
     model = model_of(
         layers.Masking(),

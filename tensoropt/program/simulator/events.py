@@ -15,26 +15,14 @@ Which of a state's sequences are what:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import Any, TypeVar, cast
+from typing import Any
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-try:
-    import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
-
-    IS_COMPILED = True
-except ImportError:
-    IS_COMPILED = False
+from ..compiled import IS_COMPILED as IS_COMPILED
+from ..compiled import compiled
 
 
-def _compile(function: _Function) -> _Function:
-    """Return the function compiled by Numba, cached on disk and without the GIL; itself where there is no Numba."""
-    return cast(_Function, numba.njit(cache=True, nogil=True)(function)) if IS_COMPILED else function
-
-
-@_compile
+@compiled
 def _reach(heap: Any, tables: Any, state: Any, slot: int, time: int, n_classes: int) -> None:
     """Let a slot come to its current action at a time; push the event that begins it, if no other class is missing."""
     chain_of, chain_start, chain, work_of, first_of, size_of, member_start, members = tables[2:10]
@@ -63,7 +51,7 @@ def _reach(heap: Any, tables: Any, state: Any, slot: int, time: int, n_classes: 
     heappush(heap, (time, first + first_of[work]))
 
 
-@_compile
+@compiled
 def run(
     tables: Any, state: Any, log: Any, arrived: Any, saved: Any, into: Any, n_events: int, stride: int, n_classes: int
 ) -> int:

@@ -10,6 +10,8 @@ import pytest
 from helpers.large import first
 from program.simulator.simulating import CLUSTERS, RANDOM, Simulated
 
+from tensoropt import program
+from tensoropt.program import compiled
 from tensoropt.program.simulator import delta, event_tables, events
 from tensoropt.program.simulator.delta import DeltaSimulation
 
@@ -47,7 +49,9 @@ def test_so_they_do_on_random_graphs(seed):
 
 def test_without_numba_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
-    spec = importlib.util.spec_from_file_location("plain_events", events.__file__)
+    monkeypatch.delitem(sys.modules, compiled.__name__)
+    monkeypatch.setattr(program, "compiled", compiled)  # which the import that follows sets
+    spec = importlib.util.spec_from_file_location(f"{events.__package__}.plain_events", events.__file__)
     plain = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plain)
     assert not plain.IS_COMPILED

@@ -1,0 +1,20 @@
+"""Compile inner loops over arrays by Numba, where it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+try:
+    import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+    IS_COMPILED = True
+except ImportError:
+    IS_COMPILED = False
+
+
+def compiled(function: _Function) -> _Function:
+    """Return the function compiled by Numba, cached on disk and without the GIL; itself where there is no Numba."""
+    return cast(_Function, numba.njit(cache=True, nogil=True)(function)) if IS_COMPILED else function
