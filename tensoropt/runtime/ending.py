@@ -7,10 +7,14 @@ messages: how many collectives a rank that ends has begun, which rank prints why
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import os
+import stat
 import struct
 import sys
+import termios
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
@@ -18,6 +22,8 @@ from typing import Any, NoReturn
 from ..common.watchdog import CHAINS
 
 LONGEST_NAP_S = 0.05
+READ_S = 2.0
+"""Seconds that a rank waits, before it ends all ranks, until mpirun has read what the rank has printed."""
 
 FAREWELL_TAG, SPEAKING_TAG, TERMINATED_TAG = 1, 4, 5
 """The tags of messages on the ending's communicator; :mod:`.watching` has more."""
@@ -121,8 +127,21 @@ class Ending:
 
     def abort(self, exit_code: int) -> NoReturn:
         """End all ranks at once with this exit code."""
+        deadline_s = time.monotonic() + READ_S
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
+                # A busy mpirun would print its own message about the end before it reads the rank's.
+                while _unread_bytes(stream.fileno()) and time.monotonic() < deadline_s:
+                    time.sleep(0.001)
         self.comm.Abort(exit_code)
         os._exit(exit_code)
+
+
+def _unread_bytes(file: int) -> int:
+    """Return how many bytes of a pipe nobody has read yet; 0 for what isn't a pipe."""
+    if not stat.S_ISFIFO(os.fstat(file).st_mode):
+        return 0
+    unread = array.array("i", [0])
+    fcntl.ioctl(file, termios.FIONREAD, unread)
+    return unread[0]

@@ -110,7 +110,8 @@ def run_command(
     except BaseException:
         kill_session(process.pid)
         raise
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+    # mpirun ends its own messages with a NUL, which would stand before what a rank says next.
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr.replace("\0", ""))
 
 
 @cache

@@ -65,6 +65,13 @@ def test_an_error_of_all_is_said_once_by_rank_0(tmp_path):
     assert "Traceback" not in result.stderr
 
 
+def test_what_a_rank_says_comes_before_what_a_busy_mpirun_says():
+    result = run_ranks(2, WORKER, "busy-mpirun", "1", timeout=LIMIT_S, fresh=True)
+    assert result.returncode == 2
+    assert result.stderr.startswith("tensoropt: rank 1: the batch must divide"), result.stderr
+    assert "MPI_ABORT was invoked" in result.stderr
+
+
 def test_errors_that_differ_are_each_said_with_their_rank(tmp_path):
     result, codes = run_recorded(tmp_path, 2, "numbered", "all")
     assert result.returncode == 2
@@ -375,6 +382,6 @@ def test_two_ranks_and_a_read_of_a_trainer_on_one_alone_which_ends_with_a_senten
     assert result.stdout.count("done") == 2, result.stdout + result.stderr
     assert result.returncode != 0
     assert "read alone" not in result.stdout
-    (said,) = [line for line in result.stderr.splitlines() if line.startswith("tensoropt:")]
-    assert "rank 0" in said
-    assert "rank 1, which has ended" in said
+    said = [line for line in result.stderr.splitlines() if line.startswith("tensoropt:")]
+    assert len(said) == 1 and "rank 0" in said[0], result.stderr
+    assert "rank 1, which has ended" in said[0]

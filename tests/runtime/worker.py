@@ -4,8 +4,10 @@ import io
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -31,6 +33,10 @@ def fault(kind: str) -> None:
         sys.exit("text")
     if kind == "raise-exit":
         raise SystemExit(3)
+    if kind == "busy-mpirun":
+        hold_mpirun(0.7)
+        failures.AGREEMENT_S = 0.1
+        raise InputError("the batch must divide: got 7.")
     if kind == "stop":
         sys.exit(0)
     if kind == "kill":
@@ -63,6 +69,16 @@ def check_children_end_alone() -> None:
             fault(kind)
         assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == code
     print("the children ended alone", flush=True)
+
+
+def hold_mpirun(seconds: float) -> None:
+    """Stop mpirun for a while, as if it hadn't got a core."""
+    number = os.getppid()
+    while Path(f"/proc/{number}/comm").read_text().strip() not in ("mpirun", "prterun"):
+        number = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(number, signal.SIGSTOP)
+    goes_on = ["sh", "-c", f"sleep {seconds}; kill -CONT {number}"]
+    subprocess.Popen(goes_on, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def check_long_values(processes: Processes) -> None:
