@@ -8,9 +8,10 @@ One thread a rank. The hardware is measured first. "Bound" trains on the rank's 
 never communicates. The printed table has medians and quartiles of the slowest rank; ratios are of medians, to the fastest
 plan without stages and to the bound. What ``stages=(1, 2)`` chooses of these is marked: the plan of least predicted time but
 data parallelism, if it has no stages or is predicted to save WORTH_STAGES of the fastest without. With ``--profile-budget``
-there is also what ``stages=(1, 2)`` chooses after it has measured the operators of its answers and run its plan beside data
-parallelism. Below stands the mean error of predictions, and for each stage how long it is predicted to be busy, and the CPU
-time that its first rank took for a step, naps' looks included.
+each plan is found and predicted by operators that were measured for it within these seconds, as by ``profile_budget=``. Then
+there is also what ``stages=(1, 2)`` chooses, after it has run its plan beside data parallelism. Below stands the mean error
+of predictions, and for each stage how long it is predicted to be busy, and the CPU time that its first rank took for a step,
+naps' looks included.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ from tensoropt.plan.options_with_stages import WORTH_STAGES
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.plan.staged_plan import StagedPlan
-from tensoropt.profiling.hardware import Hardware
 from tensoropt.runtime.context import Context
 from tensoropt.runtime.execute import MPI, execute
 from tensoropt.runtime.pipeline.execute_staged import execute_staged
@@ -56,33 +56,54 @@ SIZES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "deep": (zoo.find("transformer"), {**SMALL, "layers": 6}),
 }
 
-FASTEST, DATA_PARALLEL, MEASURED = "fastest", "data parallel", "measured"
+FASTEST, DATA_PARALLEL, MEASURED = "fastest", "data parallel", "stages=(1, 2)"
 
 
-def plans_of(
-    recorded: Recorded, hardware: Hardware, processes: Processes, micro_batches: list[int], schedules: list[str]
-) -> dict[str, Plan | StagedPlan]:
-    """Return the plans that are compared, the same on all ranks."""
-    values = {}
+Plans = dict[str, Plan | StagedPlan]
+
+
+def plans_by_rates(recorded: Recorded, context: Context, micro_batches: list[int], schedules: list[str]) -> Plans:
+    """Return the plans that are compared, by the hardware's rates, the same on all ranks."""
+    processes, values = context.processes, {}
     if processes.rank == 0:
-        frontier = find_frontier(recorded.model, hardware, processes.size)
+        frontier = find_frontier(recorded.model, context.hardware, processes.size)
         fastest = frontier.plan(frontier.found.fastest(), "mini_time")
         values = {FASTEST: fastest.to_json(), DATA_PARALLEL: find_baseline(frontier, "data-parallel").plan(0).to_json()}
         for n, schedule in product(micro_batches, schedules):
-            request = Request(recorded.model, hardware, None, micro_batches=n)
-            name = f"2 stages, {n} micro-batches, {schedule}"
-            values[name] = find_staged(request, processes.size, 2, schedule).to_json()
+            request = Request(recorded.model, context.hardware, None, micro_batches=n)
+            values[_title(n, schedule)] = find_staged(request, processes.size, 2, schedule).to_json()
     values = processes.broadcast(values)
     return {
         name: StagedPlan.from_json(value) if "stages" in value else Plan.from_json(value) for name, value in values.items()
     }
 
 
-def measured_plan(recorded: Recorded, context: Context, budget: str) -> Plan | StagedPlan:
-    """Return what a search of one or two stages finds by measured operators; every rank must call it."""
-    request = Request(recorded.model, context.hardware, None)
-    ranks, first_values = context.processes, recorded.first_values
-    return find_measured("mini_time", request, None, budget, ranks, context.on_first_rank, first_values, MPI, (1, 2))
+def plans_by_measured_operators(
+    recorded: Recorded, context: Context, micro_batches: list[int], schedules: list[str], budget: str
+) -> Plans:
+    """Return the plans that are compared, each found by operators that were measured for it; every rank must call it."""
+
+    def found(stages: tuple[int, ...], n: int | None = None, schedule: str | None = None, runs: bool = False) -> Any:
+        request = Request(recorded.model, context.hardware, None, micro_batches=n)
+        first_values = recorded.first_values if runs else None
+        ranks, on_first_rank = context.processes, context.on_first_rank
+        return find_measured(
+            "mini_time", request, None, budget, ranks, on_first_rank, first_values, MPI, stages, schedule
+        )
+
+    fastest = found((1,))
+    plans: Plans = {FASTEST: fastest}
+    is_first = context.processes.rank == 0
+    baseline = find_baseline(fastest.frontier, "data-parallel").plan(0).to_json() if is_first else None
+    plans[DATA_PARALLEL] = Plan.from_json(context.processes.broadcast(baseline))
+    for n, schedule in product(micro_batches, schedules):
+        plans[_title(n, schedule)] = found((2,), n, schedule)
+    plans[MEASURED] = found((1, 2), runs=True)
+    return plans
+
+
+def _title(n_micro_batches: int, schedule: str) -> str:
+    return f"2 stages, {n_micro_batches} micro-batches, {schedule}"
 
 
 def clocked(step: Callable[[], object], cpu_s: list[float]) -> Callable[[], None]:
@@ -135,9 +156,10 @@ def compare(
     """Time the plans of a model, and print them on rank 0; every rank must call it."""
     function, sizes = SIZES[name]
     recorded, processes = record(lambda: function(**sizes), name, "momentum"), context.processes
-    plans = plans_of(recorded, context.hardware, processes, micro_batches, schedules)
-    if budget is not None:
-        plans[MEASURED] = measured_plan(recorded, context, budget)
+    if budget is None:
+        plans = plans_by_rates(recorded, context, micro_batches, schedules)
+    else:
+        plans = plans_by_measured_operators(recorded, context, micro_batches, schedules, budget)
     cpu_s: list[list[float]] = [[] for _ in plans]
     steps = [clocked(step_of(recorded, plan, processes), own) for plan, own in zip(plans.values(), cpu_s, strict=True)]
     *timings, bound = in_turn([*steps, plain_step(function, sizes, recorded, processes)], processes, rounds)
@@ -145,7 +167,9 @@ def compare(
     if processes.rank:
         return
     chosen = min(plans.keys() - {DATA_PARALLEL, MEASURED}, key=lambda each: plans[each].time_us)
-    if plans[chosen].time_us > (1 - WORTH_STAGES) * plans[FASTEST].time_us:
+    if budget is not None:
+        chosen = MEASURED
+    elif plans[chosen].time_us > (1 - WORTH_STAGES) * plans[FASTEST].time_us:
         chosen = FASTEST
     rows = []
     for (title, plan), timing in zip(plans.items(), timings, strict=True):
