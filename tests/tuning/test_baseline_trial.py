@@ -1,20 +1,26 @@
-"""Whether data parallelism is tried beside a plan: by what the plan takes, which under a memory limit isn't the least."""
+"""Which baselines are tried beside a plan: by what the plan takes, which under a memory limit isn't the least."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from accumulate import models
 from helpers import zoo
 
+from tensoropt.ft import Budget
 from tensoropt.plan.find_frontier import find_baseline, find_frontier
+from tensoropt.plan.find_staged import find_with_stages
+from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.store import Store
+from tensoropt.report.explanation import DATA_PARALLELISM, WITHOUT_STAGES
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.model import Model
-from tensoropt.tuning.baseline_trial import NEAR, BaselineTrial, runs_as
+from tensoropt.tuning.baseline_trial import NEAR, PLAN, BaselineTrial, runs_as
 from tensoropt.tuning.interleaved_timing import FirstValue
 
 PLENTY = 10**12
@@ -43,10 +49,10 @@ def test_data_parallelism_is_tried_where_it_is_near_the_plan(frontier):
     time_us = alone.points[0].time_us
     plan = next(plan for plan in map(frontier.plan, range(len(frontier))) if runs_as(plan) != runs_as(alone.plan(0)))
     near, far = (replace(plan, time_us=time_us / factor) for factor in (NEAR * 0.99, NEAR * 1.01))
-    rival = baseline_trial(model)._baseline(near, PLENTY)
+    rival = baseline_trial(model)._baseline(DATA_PARALLELISM, [near], PLENTY)
     assert rival is not None
     assert runs_as(rival) == runs_as(alone.plan(0))
-    assert baseline_trial(model)._baseline(far, PLENTY) is None
+    assert baseline_trial(model)._baseline(DATA_PARALLELISM, [far], PLENTY) is None
 
 
 def test_it_is_left_out_where_it_does_not_fit_or_costs_too_much(frontier):
@@ -55,12 +61,39 @@ def test_it_is_left_out_where_it_does_not_fit_or_costs_too_much(frontier):
     plan = next(plan for plan in map(frontier.plan, range(len(frontier))) if runs_as(plan) != runs_as(alone.plan(0)))
     plan = replace(plan, time_us=alone.points[0].time_us)
     needed_bytes = alone.needed_bytes(0)
-    assert baseline_trial(model, needed_bytes)._baseline(plan, PLENTY) is not None
-    assert baseline_trial(model, needed_bytes - 1)._baseline(plan, PLENTY) is None
-    assert baseline_trial(model)._baseline(plan, needed_bytes + plan.peak_bytes) is not None
-    assert baseline_trial(model)._baseline(plan, needed_bytes + plan.peak_bytes - 1) is None
-    assert baseline_trial(model, budget_s=1e-9)._baseline(plan, PLENTY) is None
-    assert baseline_trial(model)._baseline(replace(alone.plan(0), frontier=frontier), PLENTY) is None
+    assert baseline_trial(model, needed_bytes)._baseline(DATA_PARALLELISM, [plan], PLENTY) is not None
+    assert baseline_trial(model, needed_bytes - 1)._baseline(DATA_PARALLELISM, [plan], PLENTY) is None
+    assert baseline_trial(model)._baseline(DATA_PARALLELISM, [plan], needed_bytes + plan.peak_bytes) is not None
+    assert baseline_trial(model)._baseline(DATA_PARALLELISM, [plan], needed_bytes + plan.peak_bytes - 1) is None
+    assert baseline_trial(model, budget_s=1e-9)._baseline(DATA_PARALLELISM, [plan], PLENTY) is None
+    assert baseline_trial(model)._baseline(DATA_PARALLELISM, [replace(alone.plan(0), frontier=frontier)], PLENTY) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [((1.0, 1.1, 1.2), PLAN), ((1.0, 0.9, 1.2), WITHOUT_STAGES), ((1.0, 0.9, 0.8), DATA_PARALLELISM)],
+)
+def test_a_plan_with_stages_is_tried_beside_the_fastest_without_and_data_parallelism(seconds, chosen):
+    model = models.recorded("mlp", "momentum").model
+    found = find_with_stages(Request(model, named("v100-1x2"), None, micro_batches=4, budget=Budget(seconds=0)), 2, (1, 2))
+    plan = found.plan([point.n_stages for point in found.points_of].index(2))
+    plan = replace(plan, time_us=max(each.points[0].time_us for each in found.unstaged))  # so that all are near
+    trial, given = baseline_trial(model), []
+
+    def measured(self, *plans):
+        given.append([runs_as(each) for each in plans])
+        return list(seconds)
+
+    with patch.object(BaselineTrial, "_measured", measured):
+        first, again = (trial.winner(plan, lambda compute: compute()) for _ in range(2))
+    (runs,) = given  # what was measured is kept
+    assert len(set(runs)) == len(runs) == 3 and runs[0] == runs_as(plan)
+    assert runs_as(first) == runs_as(again) == runs[seconds.index(min(seconds))]
+    told = first.assumed["interleaved_steps"]
+    assert told == again.assumed["interleaved_steps"]
+    assert told == {
+        "plan_us": 1e6, "without_stages_us": seconds[1] * 1e6, "data_parallel_us": seconds[2] * 1e6, "chosen": chosen
+    }  # fmt: skip
 
 
 def test_what_a_plan_runs_as_has_nothing_of_its_costs(frontier):
