@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -35,7 +36,7 @@ class TensorFlowEngine:
         self._device = "/GPU:0" if self._gpu else "/CPU:0"
         self.gemm_extent = 4096 if self._gpu else 512  # a GPU's rate shows only at sizes that fill it
         self.tensorflow = tf.__version__
-        self.threads = tf.config.threading.get_intra_op_parallelism_threads()
+        self.threads = _threads_within_operators(tf)
         self.name = f"TensorFlow {tf.__version__}, {self.threads or 'all'} threads"
 
     def device_name(self) -> str:
@@ -211,6 +212,16 @@ class TensorFlowEngine:
 
         function = tf.function(body, autograph=False).get_concrete_function(start)
         return lambda: function(start).numpy()
+
+
+def _threads_within_operators(tf: Any) -> int:
+    """Return how many threads TensorFlow has within an operator; 0 for as many as there are cores, if these are several."""
+    asked: int = tf.config.threading.get_intra_op_parallelism_threads()
+    from_environment = os.environ.get("TF_NUM_INTRAOP_THREADS", "")  # which TensorFlow goes by where nothing was asked for
+    if not asked and from_environment.isdecimal():
+        asked = int(from_environment)
+    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))  # it is Linux's
+    return asked or int(len(usable(0)) == 1)
 
 
 @contextmanager
