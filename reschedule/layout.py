@@ -120,12 +120,12 @@ class Layout:
 
     def largest_local_shape(self, shape: Shape) -> Shape:
         """Return the shape of the largest shard that any rank has."""
-        sizes = self.mesh.sizes
-        # Most dimensions aren't split, and this is called for every step: so those are left alone.
-        return tuple(
-            -(-extent // math.prod([sizes[axis] for axis in axes])) if axes else extent
-            for extent, axes in zip(shape, self.splits, strict=True)
-        )
+        sizes, found = self.mesh.sizes, []
+        for extent, axes in zip(shape, self.splits, strict=True):
+            for axis in axes:
+                extent = -(-extent // sizes[axis])
+            found.append(extent)
+        return tuple(found)
 
     def is_even(self, shape: Shape) -> bool:
         """Return whether all ranks have shards of the same shape."""

@@ -1,8 +1,8 @@
 """Search stages that are alike once, such as those of equal layers.
 
 Two stages are alike if their models differ in names alone (:func:`form_of`), and so does what is forced on them. Then a
-state of a node means the same in both problems, and so do points and peaks. The problem of the second stage is still built,
-as plans are made of it, and its points are costed by it.
+state of a node means the same in both problems, and so do points and peaks. The problem of the second stage isn't built:
+it is that of the first one with the names of its own operators.
 """
 
 from __future__ import annotations
@@ -11,24 +11,17 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from ..costs.model_costs import costing_of
 from ..ft import ALGORITHMS
 from ..ir.graph import CONSTANT, Graph, Operator, Tensor
 from ..program.fast_peak import Peaks
 from ..reschedule.mesh import Mesh
-from ..search.problem.builder import ProblemBuilder
-from ..search.problem.choices import REUSE, ZERO, Choices
-from ..search.problem.config_space import space_for
 from ..sharding.model import Model
 from ..sharding.resharding import PathFinder
-from .find_frontier import ModelFrontier, plain_problem
+from .find_frontier import ModelFrontier
 from .point_peaks import PeakCounter
 from .request import Request, searched
 
-MOST_COSTED = 16
-"""So many points are costed again by the problem of a stage that isn't searched, to see that both are alike."""
 _NAMES = frozenset("container shared_name name".split())
 """Attributes that name something."""
 
@@ -40,70 +33,46 @@ class AlikeStages:
     _found: dict[tuple[object, ...], ModelFrontier] = field(default_factory=dict)
 
     def searched(self, request: Request, parallelism: int) -> ModelFrontier:
-        """Return what :func:`.request.searched` does, without a search where a stage like it was searched before.
-
-        So it is in several micro-batches: where the batch is taken at once, operators may be rematerialized.
-        """
+        """Return what :func:`.request.searched` does, without a search where a stage like it was searched before."""
         n = request.micro_batches or 1
-        if n == 1 or request.algorithm not in ALGORITHMS:
+        if request.algorithm not in ALGORITHMS:
             return searched(request, parallelism)
         mesh = request.hardware.mesh(parallelism)
         model = request.model.in_micro_batches(n, mesh.n_devices)
         key = (form_of(model, request.force), parallelism, n)
         if key in self._found:
-            found = _transferred(self._found[key], request, model, mesh)
-            if found is not None:
-                return found
+            return _transferred(self._found[key], request, model, mesh)
         self._found[key] = searched(request, parallelism)
         return self._found[key]
 
 
-def _transferred(found: ModelFrontier, request: Request, model: Model, mesh: Mesh) -> ModelFrontier | None:
-    """Return a frontier as that of a model like its own; None where points cost something else there."""
+def _transferred(found: ModelFrontier, request: Request, model: Model, mesh: Mesh) -> ModelFrontier:
+    """Return a frontier as that of a model that differs from its own in names alone."""
     costing = costing_of(model, request.hardware, mesh, request.known)
-    space = request.space or space_for(model.graph, mesh)
-    choices = Choices(REUSE not in request.without, ZERO not in request.without)
-    force = request.force or {}
-    builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force, None, choices=choices)
-    built, strategies = plain_problem(builder, model), found.certified.strategies
-    for i in np.unique(np.linspace(0, len(strategies) - 1, MOST_COSTED, dtype=np.intp)).tolist():
-        if built.problem.cost(strategies[i].tolist()) != found.built.problem.cost(strategies[i].tolist()):
-            return None
-    counter = found.counter
-    if counter is not None:
-        peaks = Peaks(model, costing, PathFinder(costing.reshardings.steps))
-        counter = PeakCounter(model, built, peaks, dict(counter.known))
+    built = found.built.of_alike(found.model.graph, model.graph)
+    counter = PeakCounter(model, built, Peaks(model, costing, PathFinder(costing.reshardings.steps)), found.peaks_by_states)
     return replace(
-        found,
-        model=model,
-        built=built,
-        costing=costing,
-        counter=counter,
-        seconds_by_phase={},
-        _peaks={},
-        _simulated={},
+        found, model=model, built=built, costing=costing, counter=counter, seconds_by_phase={}, _peaks={}, _simulated={}
     )
 
 
 def form_of(model: Model, force: Mapping[str, Mapping[str, int]]) -> str:
-    """Return a hash that is equal for two models only if these, and what is forced on them, differ in names alone.
-
-    Args:
-        model: that of one of several micro-batches.
-    """
+    """Return a hash that is equal for two models only if these, and what is forced on them, differ in names alone."""
     graph = model.graph
     numbers = {name: number for number, name in enumerate(graph.operators)}
     tensors = {tensor.name: (i, k) for i, op in enumerate(graph.operators.values()) for k, tensor in enumerate(op.outputs)}
     backward, text, full_batch = model.backward, hashlib.sha256(), graph.full_batch.tensors
     micro_batching = graph.micro_batching
-    assert micro_batching is not None
+    forms: Mapping[str, int] = {} if micro_batching is None else micro_batching.forms
+    once: frozenset[tuple[str, int]] = frozenset() if micro_batching is None else micro_batching.once
+    after: frozenset[str] = frozenset() if micro_batching is None else micro_batching.after
 
     def of_result(tensor: Tensor) -> tuple[object, ...]:
-        form, is_read = micro_batching.forms.get(tensor.name), tensor.name in backward.residual_results
+        form, is_read = forms.get(tensor.name), tensor.name in backward.residual_results
         return tensor.shape, tensor.dtype, full_batch[tensor.name].shape, form, is_read
 
     def of_operand(each: tuple[str, int]) -> list[bool]:
-        return [each in found for found in (backward.gradients, backward.residual_operands, micro_batching.once)]
+        return [each in found for found in (backward.gradients, backward.residual_operands, once)]
 
     def of_operator(op: Operator) -> tuple[object, ...]:
         statics = [(i, value.tobytes()) for i, value in sorted(op.statics.items())] if op.type != CONSTANT else []
@@ -115,7 +84,7 @@ def form_of(model: Model, force: Mapping[str, Mapping[str, int]]) -> str:
             (statics, attrs, op.updates and numbers[op.updates]),
             [numbers.get(name, name) for name in op.controls],
             [of_operand((op.name, i)) for i, _ in op.operands],
-            op.name in micro_batching.after,
+            op.name in after,
             repr(backward.bodies.get(op.name)),
             graph.updates.get(op.name),
             sorted(force.get(op.name, {}).items()),

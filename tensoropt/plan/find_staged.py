@@ -15,18 +15,20 @@ from dataclasses import replace
 from ..common.errors import InputError, short
 from ..common.memory_units import memory_text
 from ..ft import ALGORITHMS, BY_DEFAULT
+from ..profiling.hardware import Hardware
 from ..program.schedule import check_schedule
 from ..search.problem.choices import ACCUMULATE, STAGES
 from ..search.problem.objectives import MEMORY_TIME
 from ..sharding.model import Model
 from .alike_stages import AlikeStages
 from .cuts import Cut, balanced
+from .fewer_micro_batches import can_predict, in_fewer, is_beaten
 from .find_frontier import ModelFrontier
 from .memory_cuts import least_memory
 from .placement import allowed, fewest_stages, of_stage, placement
 from .request import Request, fastest_that_fits
 from .stage_points import SearchedStages
-from .stage_times import TimesBySize, beside, transfers, works
+from .stage_times import OperatorTimes, TimesBySize, beside, transfers, works
 from .staged_frontier import StagedFrontier
 from .staged_frontier_points import AnyPoint, StagedPoint, minimal_points
 from .staged_plan import StagedPlan
@@ -78,9 +80,12 @@ def find_with_stages(
     left_out: list[str] = []
     for count in sorted({*counts} - {1}):
         try:
-            found += search_cuts(request, placed, parallelism, count, schedule)
+            of_count = search_cuts(request, placed, parallelism, count, schedule)
         except InputError as error:
             left_out.append(str(error))
+            continue
+        left_out += _why_beaten(request, count, of_count)
+        found += of_count
     if not found and not unstaged:
         raise InputError(left_out[0])
     if found and request.micro_batches is None and all(each.micro_batches == 1 for each in found):
@@ -175,9 +180,15 @@ def _allowed(request: Request, counts: Sequence[int] | None, fewest: int) -> tup
 
 
 def search_cuts(
-    request: Request, placed: Mapping[str, Block], parallelism: int, count: int, schedule: str | None
+    request: Request,
+    placed: Mapping[str, Block],
+    parallelism: int,
+    count: int,
+    schedule: str | None,
 ) -> list[SearchedStages]:
-    """Return all cuts into a number of stages that are searched, in all numbers of micro-batches that a request allows.
+    """Return the cuts into a number of stages that are searched, in the numbers of micro-batches that a request allows.
+
+    The most micro-batches come first, and of fewer those that aren't predicted to be beaten (:mod:`.fewer_micro_batches`).
 
     Raises:
         InputError: there are more stages than devices, the model can't be cut into so many, or can't be trained in
@@ -196,20 +207,41 @@ def search_cuts(
     # Together all stages are refined as long as a model without.
     budget = request.budget or BY_DEFAULT
     budget = replace(budget, seconds=budget.seconds / (count * len(cuts)))
-    found, alike = list[SearchedStages](), AlikeStages()
-    for n, cut, times, bound_us in cuts:
-        stages, sizes, of_stages = cut.stages, cut.sizes, times.of(cut.sizes)
+    bound_us, found, alike = min(each[-1] for each in cuts), list[SearchedStages](), AlikeStages()
+    for n in reversed(slices):
+        of_n = [(cut, times) for n_of_cut, cut, times, _ in cuts if n_of_cut == n]
+        least_us = min(cut.time_us for cut, _ in of_n)
+        if can_predict(found) and all(is_beaten(in_fewer(each, hardware, of_n[0][1], n), least_us, found) for each in found):
+            continue
         own = replace(request, micro_batches=n, budget=budget, placed={})
-        requests = (replace(own, model=each, force=of_stage(model.graph, each.graph, own.force)) for each in stages.models)
-        frontiers = tuple(alike.searched(each, size) for each, size in zip(requests, sizes, strict=True))
-        others = beside(stages, hardware, sizes, of_stages)
-        on_the_way = transfers(stages, hardware, sizes, n)
-        found.append(
-            SearchedStages(
-                stages, frontiers, n, schedule, tuple(works(stages, of_stages)), tuple(others), on_the_way, bound_us
-            )
-        )
+        for cut, times in of_n:
+            models = cut.stages.models
+            requests = (replace(own, model=each, force=of_stage(model.graph, each.graph, own.force)) for each in models)
+            frontiers = tuple(alike.searched(each, size) for each, size in zip(requests, cut.sizes, strict=True))
+            found.append(_searched(cut, frontiers, hardware, times.of(cut.sizes), schedule, bound_us))
     return found
+
+
+def _searched(
+    cut: Cut,
+    frontiers: tuple[ModelFrontier, ...],
+    hardware: Hardware,
+    times: Sequence[OperatorTimes],
+    schedule: str | None,
+    bound_us: float,
+) -> SearchedStages:
+    """Return a cut with the frontier of each stage, and with what the times of its steps follow from."""
+    stages, n = cut.stages, times[0].graph.n_micro_batches
+    return SearchedStages(
+        stages,
+        frontiers,
+        n,
+        schedule,
+        tuple(works(stages, times)),
+        tuple(beside(stages, hardware, cut.sizes, times)),
+        transfers(stages, hardware, cut.sizes, n),
+        bound_us,
+    )
 
 
 def _cut(
@@ -264,6 +296,15 @@ def _why_at_once(request: Request) -> list[str]:
     except InputError as error:
         return [f"stages run one after the other, on the whole batch: {error}"]
     return []
+
+
+def _why_beaten(request: Request, count: int, searched: Sequence[SearchedStages]) -> list[str]:
+    """Return which numbers of micro-batches weren't searched in a number of stages, as others are predicted to be better."""
+    possible = [request.micro_batches] if request.micro_batches else possible_micro_batches(request, count)
+    beaten = [str(n) for n in possible if n not in {each.micro_batches for each in searched}]
+    if not beaten:
+        return []
+    return [f"{count} stages in {' or '.join(beaten)} micro-batches are predicted to be beaten by what was searched"]
 
 
 def _most_micro_batches(model: Model, most: int, above: int = 1) -> int:

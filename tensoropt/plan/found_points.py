@@ -137,6 +137,11 @@ class FoundPoints:
         return self.counter or PeakCounter(self.model, self.built, Peaks(self.model, self.costing, self._path_finder))
 
     @property
+    def peaks_by_states(self) -> dict[bytes, int]:
+        """The peaks that are known, in bytes, by the bytes of the nodes' states; what is found later is added."""
+        return self._counter.known
+
+    @property
     def certified(self) -> Frontier:
         """All points that the search found, minimal in the objectives, with what is proven of them."""
         return self.searched or self.found
@@ -151,8 +156,9 @@ class FoundPoints:
 
     def peak_bytes(self, point: int) -> int:
         """Return the bytes of :meth:`peak`."""
-        counted = self._counter.known_bytes(self.found.strategies[point])
-        return self.peak(point).n_bytes if counted is None else counted
+        states = self.found.strategies[point]
+        counted = self._counter.known_bytes(states)
+        return self._counter.remember(states, self.peak(point).n_bytes) if counted is None else counted
 
     @cached_property
     def all_peaks(self) -> np.ndarray | None:

@@ -10,12 +10,13 @@ import numpy as np
 
 from ..common.progress import Progress
 from ..program.fast_peak import Columns, Peaks
-from ..program.peak import peak_of
+from ..program.peak import MOST_MICRO_BATCHES, peak_of
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface, OperandSharding, Rule, interface_of
 from ..search.problem.strategy_problem import StrategyProblem
 from ..sharding.model import Model
 from ..sharding.rematerializable import is_rematerializable
+from ..sharding.stages import StageModel
 from ..sharding.strategy import StrategyView
 
 WORTH_LOADING = 1_500
@@ -83,6 +84,11 @@ class PeakCounter:
         """Return the peak of a strategy in bytes; None if it wasn't counted."""
         return self.known.get(states.tobytes())
 
+    def remember(self, states: np.ndarray, n_bytes: int) -> int:
+        """Keep the peak of a strategy that was replayed elsewhere, and return it."""
+        self.known[states.tobytes()] = n_bytes
+        return n_bytes
+
     def peaks_of(self, states: np.ndarray, progress: Progress | None = None) -> np.ndarray | None:
         """Return the peaks of strategies, int64[P]; None where that would take long.
 
@@ -109,7 +115,9 @@ class PeakCounter:
                 part = states[first : first + AT_ONCE]
                 found.append(peaks.of_columns(_columns(peaks, self.built, part), self._views(part)))
             return np.concatenate(found)
-        if n_operators > MOST_REPLAYED:
+        # Of stages few points are evaluated, and what is replayed has that many micro-batches of all operators.
+        is_stage, n_micro_batches = isinstance(self.model, StageModel), self.model.graph.n_micro_batches
+        if n_operators * (min(n_micro_batches, MOST_MICRO_BATCHES) if is_stage else 1) > MOST_REPLAYED:
             return None
         replayed = np.empty(n, np.int64)
         for i in range(n):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -60,7 +60,9 @@ class SearchedStages:
     Attributes:
         schedule: the name of the order of passes, see :mod:`..program.schedule`; None where it is chosen.
         works, beside, transfers: what the times of stages follow from, whatever the points: see :mod:`.stage_times`.
-        bound_us: the least time of a step in so many stages and micro-batches, wherever the model is cut.
+        bound_us: a time that no step in so many stages beats, wherever the model is cut, in any of the numbers of
+            micro-batches that were considered.
+        costs: the costs of the points of each stage; None for those that the searches counted.
     """
 
     stages: Stages
@@ -71,6 +73,7 @@ class SearchedStages:
     beside: tuple[PassTimes, ...]
     transfers: Transfers
     bound_us: float
+    costs: tuple[StageCosts, ...] | None = None
 
     @cached_property
     def combinations(self) -> tuple[StageCombinations, ...]:
@@ -88,6 +91,13 @@ class SearchedStages:
                 StageCombinations(order, combined.points[:, kept], combined.stage_bytes[:, kept], combined.time_us[kept])
             )
         return tuple(found)
+
+    @cached_property
+    def least_us(self) -> float:
+        """The least time of a step, with each operator split as it is fastest and nothing communicated inside of stages."""
+        passes = [work + other for work, other in zip(self.works, self.beside, strict=True)]
+        orders = tried_orders(self.schedule, self.stages.n, self.micro_batches)
+        return min(float(step_us(passes, self.transfers, order)) for order in orders)
 
     def busy_us(self, points: Sequence[int]) -> list[float]:
         """Return for a point of each stage the time of all that it does in a step."""
@@ -113,7 +123,7 @@ class SearchedStages:
     def _combined(self, order: StepOrder) -> StageCombinations:
         """Return all combinations in which each stage has its fastest point within some bytes."""
         minimal = []
-        for stage, costs in enumerate(self._of_stages):
+        for stage, costs in enumerate(self.stage_costs):
             n_bytes = costs.bytes_of(stage, order)
             kept = reduce_unsorted(n_bytes, costs.time_ns)
             minimal.append((kept, n_bytes[kept], costs.time_ns[kept]))
@@ -127,8 +137,9 @@ class SearchedStages:
         return StageCombinations(order, points, stage_bytes, time_us)
 
     @cached_property
-    def _of_stages(self) -> list[StageCosts]:
-        return [StageCosts.of(frontier) for frontier in self.frontiers]
+    def stage_costs(self) -> tuple[StageCosts, ...]:
+        """The costs of all points of each stage."""
+        return self.costs or tuple(StageCosts.of(frontier) for frontier in self.frontiers)
 
 
 def _taking(time_us: Times, work: PassTimes, n_micro_batches: int) -> PassTimes:
@@ -173,6 +184,7 @@ class StageCosts:
     sent_bytes: np.ndarray
     _frontier: ModelFrontier
     _points: np.ndarray
+    _like: tuple[StageCosts, float] | None = None
 
     @classmethod
     def of(cls, frontier: ModelFrontier, points: np.ndarray | None = None) -> StageCosts:
@@ -206,12 +218,37 @@ class StageCosts:
     @cached_property
     def late_bytes(self) -> np.ndarray:
         """The gradients that a micro-batch keeps whose parameters' gradients aren't computed yet, int64[P]."""
-        return late_bytes(self._frontier, self._points, with_reads=False)
+        return self._late_bytes(with_reads=False)
 
     @cached_property
     def deferred_bytes(self) -> np.ndarray:
         """These gradients, and all that is read beside them, int64[P]."""
-        return late_bytes(self._frontier, self._points, with_reads=True)
+        return self._late_bytes(with_reads=True)
+
+    def _late_bytes(self, with_reads: bool) -> np.ndarray:
+        if self._like is None:
+            return late_bytes(self._frontier, self._points, with_reads)
+        like, ratio = self._like
+        return _times(like.deferred_bytes if with_reads else like.late_bytes, ratio)
+
+    def of_samples(self, ratio: float, slower: float) -> StageCosts:
+        """Return what the points are predicted to cost if each micro-batch has other samples.
+
+        Args:
+            ratio: how many samples a micro-batch has, divided by how many it has here.
+            slower: the factor of the times of all micro-batches together.
+        """
+        saved = _times(self.saved_bytes, ratio)
+        return replace(
+            self,
+            time_ns=_times(self.time_ns, slower),
+            mem_bytes=self.mem_bytes - self.saved_bytes + saved,
+            saved_bytes=saved,
+            received_bytes={source: _times(each, ratio) for source, each in self.received_bytes.items()},
+            ahead_bytes=_times(self.ahead_bytes, ratio),
+            sent_bytes=_times(self.sent_bytes, ratio),
+            _like=(self, ratio),
+        )
 
     def bytes_of(self, stage: int, order: StepOrder) -> np.ndarray:
         """Return the bytes of each point with as many micro-batches in flight and deferred in each stage as an order has.
@@ -230,6 +267,12 @@ class StageCosts:
         for source, received in self.received_bytes.items():
             n_bytes = n_bytes + most_waiting(in_flight, source, stage)[0] * received
         return n_bytes
+
+
+def _times(costs: np.ndarray, factor: float) -> np.ndarray:
+    """Return integers multiplied by a factor."""
+    product: np.ndarray = np.rint(costs * factor).astype(np.int64)
+    return product
 
 
 def needed_bytes(frontier: ModelFrontier, point: int, stage: int, order: StepOrder) -> int:
@@ -343,8 +386,8 @@ def _summed(
             node.operators, states.configs, states.interfaces, states.index, strict=True
         ):
             if counts(op):
-                of_configs = [n_bytes(op, *each) for each in zip(configs, interfaces, strict=True)]
-                total += np.array(of_configs, np.int64)[index[chosen[:, number]]]
+                used, at = np.unique(index[chosen[:, number]], return_inverse=True)
+                total += np.array([n_bytes(op, configs[i], interfaces[i]) for i in used.tolist()], np.int64)[at]
     return total
 
 

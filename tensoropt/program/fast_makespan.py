@@ -6,6 +6,7 @@ What each pass of an order needs is worked out once, and Numba compiles the loop
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -90,7 +91,7 @@ def fast_makespan(
         return last_end(ends, last, after)
     given = [*forward, *backward, *first, *late, *parameters]
     shape = np.broadcast_shapes(*(np.shape(each) for each in given))
-    arrays = np.stack([np.broadcast_to(np.asarray(each, np.float64).reshape(-1), (int(np.prod(shape)),)) for each in given])
+    arrays = np.array(given, np.float64)[:, None] if not shape else _broadcast(given, math.prod(shape))
     of_forward, of_backward, free, of_late, of_parameters = (each.copy() for each in np.split(arrays, 5))
     passes = _passes(order)
     divided = passes.is_deferring
@@ -99,3 +100,8 @@ def fast_makespan(
     takes = np.stack([of_forward, of_backward, of_parameters])
     _run(*passes[:4], takes, of_late, np.array([*transfer, 0.0]), free)
     return last_end([each if shape else float(each[0]) for each in free], last, after)
+
+
+def _broadcast(given: Sequence[Times], n: int) -> np.ndarray:
+    """Return times, each one or n of them, as rows of n."""
+    return np.stack([np.broadcast_to(np.asarray(each, np.float64).reshape(-1), (n,)) for each in given])

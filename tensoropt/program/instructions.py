@@ -50,6 +50,7 @@ class Instructions:
         self._needed: set[Buffer] = set()
         self._due: float = 0
         self._workspace: Counter[tuple[str, bool]] = Counter()
+        self._operand_bytes: dict[tuple[str, int], int] = {}
 
     def add(
         self,
@@ -144,8 +145,11 @@ class Instructions:
     # The sizes of an operator's operands, results and workspace
 
     def operand_bytes(self, op: Operator, position: int) -> int:
-        """Return the bytes of the largest shard of an operand."""
-        return shard_bytes(operand_of(op, position), self.view.sharding(op, position).layout)
+        """Return the bytes of the largest shard of an operand; every micro-batch asks for them."""
+        key = op.name, position
+        if key not in self._operand_bytes:
+            self._operand_bytes[key] = shard_bytes(operand_of(op, position), self.view.sharding(op, position).layout)
+        return self._operand_bytes[key]
 
     def result_bytes(self, op: Operator, tensor: Tensor) -> int:
         """Return the bytes of the largest shard of a result in its produced layout."""

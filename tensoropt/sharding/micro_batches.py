@@ -53,7 +53,6 @@ Configs = ChainMap[str, Config]
 """Each operator's config over the axis of time, by operator name."""
 
 
-@lru_cache(maxsize=8)
 def of_micro_batches(graph: Graph, n: int, n_devices: int = 1) -> Graph:
     """Return the graph of one of ``n`` micro-batches; what isn't computed from the batch is unchanged.
 
@@ -63,8 +62,23 @@ def of_micro_batches(graph: Graph, n: int, n_devices: int = 1) -> Graph:
     Raises:
         InputError: the training step can't be taken in so many micro-batches.
     """
-    if n == 1:
-        return graph
+    found = graph if n == 1 else _divided(graph, n, n_devices)
+    if isinstance(found, str):
+        raise InputError(found)
+    return found
+
+
+@lru_cache(maxsize=16)
+def _divided(graph: Graph, n: int, n_devices: int) -> Graph | str:
+    """Return what :func:`of_micro_batches` does, or why it can't be: for many models that takes as long to find."""
+    try:
+        return _of_several(graph, n, n_devices)
+    except InputError as error:
+        return str(error)
+
+
+def _of_several(graph: Graph, n: int, n_devices: int) -> Graph:
+    """Return the graph of one of several micro-batches; see :func:`of_micro_batches`."""
     if len(graph.train_steps) != 1:
         raise _refused(n, f"the model has {len(graph.train_steps)} training steps, and micro-batches are those of one")
     batch = _batch(graph, n)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain, product
 
 from ..common.errors import InputError
@@ -254,34 +254,21 @@ class Stages:
     @cached_property
     def ahead(self) -> LookupsAhead:
         """The lookups that run in the stage of their table, ahead of those that use the rows."""
-        following = {op.name for op in self.whole.graph.operators.values() if self._follows(op)}
-        return lookups_ahead(self.whole.graph, self._in_order, following)
+        return lookups_ahead(self.whole.graph, self._in_order, _following(self.whole.graph))
 
     def _follows(self, op: Operator) -> bool:
         """Return whether an operator follows from variables and constants alone."""
-        graph = self.whole.graph
-        return op.updates is None and bool(op.outputs) and all(t.name in graph.made_of_variables for t in op.outputs)
+        return op.name in _following(self.whole.graph)
 
     @cached_property
     def _everywhere(self) -> frozenset[str]:
         """The names of the operators that every stage has: what the optimizer takes, and the counter of steps."""
-        (step,) = self.whole.graph.train_steps.values()
-        found = self.whole.graph.ancestors(step.optimizer.tensors)
-        for name in found:
-            if self.whole.graph.operators[name].is_trainable:
-                raise InputError(f"the optimizer takes what is made of '{name}', which is trained; use stages=1")
-        return frozenset(found | ({step.step_counter} if step.step_counter else set()))
+        return _taken_by_optimizer(self.whole.graph)
 
     @cached_property
     def _constant(self) -> frozenset[str]:
         """The names of the operators that follow from constants alone."""
-        graph, found = self.whole.graph, set()
-        drawn = {*FROM_KEY, *FROM_SEED}
-        for op in graph.operators.values():
-            follows = op.operands and all(graph.producers[tensor.name].name in found for _, tensor in op.operands)
-            if op.type == CONSTANT or (follows and op.updates is None and op.type not in drawn):
-                found.add(op.name)
-        return frozenset(found)
+        return _constant(self.whole.graph)
 
     @cached_property
     def _homes(self) -> dict[str, int]:
@@ -351,8 +338,41 @@ class Stages:
         return tuple(map(frozenset, found))
 
     def _received(self, members: Iterable[str]) -> list[Tensor]:
-        """Return the tensors that operators use and that other stages compute."""
-        graph = self.whole.graph
-        operands = chain.from_iterable(graph.operators[name].operands for name in graph.operators if name in set(members))
+        """Return the tensors that operators use and that other stages compute, in no order that means anything."""
+        graph, own = self.whole.graph, frozenset(members)
+        operands = chain.from_iterable(graph.operators[name].operands for name in own)
         used = {tensor.name: tensor for _, tensor in operands}
-        return [tensor for tensor in used.values() if graph.producers[tensor.name].name not in set(members)]
+        return [tensor for tensor in used.values() if graph.producers[tensor.name].name not in own]
+
+
+# What is the same wherever a graph is cut, as many cuts are tried
+
+
+@lru_cache(maxsize=4)
+def _following(graph: Graph) -> frozenset[str]:
+    """Return the names of the operators that follow from variables and constants alone."""
+    operators = (op for op in graph.operators.values() if op.updates is None and op.outputs)
+    return frozenset(op.name for op in operators if all(tensor.name in graph.made_of_variables for tensor in op.outputs))
+
+
+@lru_cache(maxsize=4)
+def _taken_by_optimizer(graph: Graph) -> frozenset[str]:
+    """Return the names of the operators that compute what the optimizer takes, and of the counter of steps."""
+    (step,) = graph.train_steps.values()
+    found = graph.ancestors(step.optimizer.tensors)
+    for name in found:
+        if graph.operators[name].is_trainable:
+            raise InputError(f"the optimizer takes what is made of '{name}', which is trained; use stages=1")
+    return frozenset(found | ({step.step_counter} if step.step_counter else set()))
+
+
+@lru_cache(maxsize=4)
+def _constant(graph: Graph) -> frozenset[str]:
+    """Return the names of the operators that follow from constants alone."""
+    found: set[str] = set()
+    drawn = {*FROM_KEY, *FROM_SEED}
+    for op in graph.operators.values():
+        follows = op.operands and all(graph.producers[tensor.name].name in found for _, tensor in op.operands)
+        if op.type == CONSTANT or (follows and op.updates is None and op.type not in drawn):
+            found.add(op.name)
+    return frozenset(found)

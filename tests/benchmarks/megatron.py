@@ -61,8 +61,11 @@ def row(title: str, found: StagedFrontier, cpu_s: float) -> list[str]:
 
 
 def splits(found: StagedFrontier) -> str:
-    """Return how the products of the stage in the middle are split in the fastest plan that fits, and how many of them."""
-    plan = found.plan(found.fastest_within(int(found.hardware.device.memory_bytes)))
+    """Return how the products of the stage in the middle are split in the fastest plan that fits, and how many of them.
+
+    Where none fits, it is the plan of the least memory.
+    """
+    plan = found.plan(found.fastest_within(int(found.hardware.device.memory_bytes)) or 0)
     assert isinstance(plan, StagedPlan)
     stage = plan.stages[len(plan.stages) // 2].plan
     products = [op for op in stage.operators if op.type == "MatMul"]

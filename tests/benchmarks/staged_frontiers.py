@@ -1,11 +1,12 @@
 """Compare frontiers with stages and without: the least memory, the least time, and what the search costs.
 
-    python tests/benchmarks/staged_frontiers.py [--stages 2,4] [--seconds 0] [MODEL[:SIZE=N,...]@CLUSTER ...]
+    python tests/benchmarks/staged_frontiers.py [--stages 2,4] [--together] [--seconds 0] [--gap 1]
+        [MODEL[:SIZE=N,...]@CLUSTER ...]
 
 Each model is searched without stages, then in each number of stages by itself, in one process: what is compiled or loaded
-once counts for the first alone. The frontier of ``search --stages 1,2,4`` has the minimal points of all. ``CPU s`` are the
-process's CPU seconds from the recorded model to the frontier; ``beaten`` is how many points without stages have a point in
-so many stages that needs no more memory and less time.
+once counts for the first alone. ``--together`` is ``search --stages 1,2,4`` instead: no stages and all numbers in one.
+``CPU s`` are the process's CPU seconds from the recorded model to the frontier; ``beaten`` is how many points without stages
+have a point with stages that needs no more memory and less time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Sequence
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -31,7 +33,7 @@ DEFAULT = ("transformer@v100-2x8", "bert_large@v100-2x8")
 HEADERS = ("model", "stages", "points", "least peak", "its time", "fastest", "its peak", "beaten", "CPU s")
 
 
-def row(what: str, count: int, found: StagedFrontier, alone: StagedFrontier, cpu_s: float) -> list[str]:
+def row(what: str, counts: Sequence[int], found: StagedFrontier, alone: StagedFrontier, cpu_s: float) -> list[str]:
     """Return a line of the table."""
     least, fastest = found.points_of[0], found.points_of[-1]
     beaten = [
@@ -41,7 +43,7 @@ def row(what: str, count: int, found: StagedFrontier, alone: StagedFrontier, cpu
     ]
     return [
         what,
-        str(count),
+        ",".join(map(str, counts)),
         str(len(found)),
         memory_text(least.n_bytes),
         f"{least.costs_ns[0] / 1e6:,.1f} ms, {least.micro_batches} micro-batches",
@@ -56,19 +58,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="MODEL[:SIZE=N,...]@CLUSTER", default=DEFAULT)
     parser.add_argument("--stages", default="2,4", help="beside none; default: 2,4")
+    parser.add_argument("--together", action="store_true", help="search no stages and all of these numbers at once")
     parser.add_argument("--seconds", type=float, default=0.0, help="for refining; default: 0")
+    parser.add_argument("--gap", type=float, default=1.0, help="in percent, that is small enough to stop; default: 1")
     given = parser.parse_args()
-    rows = []
+    counts = tuple(map(int, given.stages.split(",")))
+    searches = [(1,), *([(1, *counts)] if given.together else [(count,) for count in counts])]
+    budget, rows = Budget(seconds=given.seconds, gap=given.gap / 100), []
     for case in given.cases:
         name, _, cluster = case.partition("@")
-        request = Request(record(zoo.sized(name), name).model, named(cluster), None, budget=Budget(seconds=given.seconds))
+        request = Request(record(zoo.sized(name), name).model, named(cluster), None, budget=budget)
         alone: StagedFrontier | None = None
-        for count in (1, *map(int, given.stages.split(","))):
+        for each in searches:
             start = time.process_time()
-            found = find_with_stages(request, request.hardware.n_devices, (count,))
+            found = find_with_stages(request, request.hardware.n_devices, each)
             cpu_s = time.process_time() - start
             alone = alone or found
-            rows.append(row(case, count, found, alone, cpu_s))
+            rows.append(row(case, each, found, alone, cpu_s))
             print(tabulate(rows[-1:], HEADERS, disable_numparse=True), flush=True)
     print(f"\n{tabulate(rows, HEADERS, disable_numparse=True)}")
 

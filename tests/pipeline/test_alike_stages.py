@@ -13,6 +13,7 @@ from tensoropt.plan import alike_stages
 from tensoropt.plan.alike_stages import AlikeStages, form_of
 from tensoropt.plan.request import Request, searched
 from tensoropt.profiling.hardware import named
+from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.sharding.stages import Stages
 from tensoropt.tools.offline import record
 
@@ -41,10 +42,24 @@ def test_equal_layers_alone_are_alike(requests: list[Request]) -> None:
     assert len({forms[2], other, forced}) == 3
 
 
+def check_equal(found: StrategyProblem, own: StrategyProblem) -> None:
+    """Check that a problem that was taken over is the one that is built."""
+    for (group, states), (expected, of_own) in zip(found.nodes, own.nodes, strict=True):
+        assert [op.name for op in group.operators] == [op.name for op in expected.operators]
+        assert states.configs == of_own.configs and np.array_equal(states.mem_bytes, of_own.mem_bytes)
+    assert [(copy.tensor.name, copy.node) for copy in found.shared] == [(copy.tensor.name, copy.node) for copy in own.shared]
+    assert [(each.copy, each.node) for each in found.choices] == [(each.copy, each.node) for each in own.choices]
+    for one, other in zip(
+        (*found.problem.nodes, *found.problem.edges), (*own.problem.nodes, *own.problem.edges), strict=True
+    ):
+        assert np.array_equal(one.mem_bytes, other.mem_bytes) and np.array_equal(one.time_ns, other.time_ns)
+
+
+@pytest.mark.parametrize("n", [N, 1])
 def test_a_stage_like_another_has_the_points_and_plans_of_its_own_search(
-    requests: list[Request], monkeypatch: pytest.MonkeyPatch
+    requests: list[Request], n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = 0
+    count, requests = 0, [replace(each, micro_batches=n) for each in requests]
 
     def counted(request: Request, parallelism: int) -> object:
         nonlocal count
@@ -56,9 +71,11 @@ def test_a_stage_like_another_has_the_points_and_plans_of_its_own_search(
     found = [alike.searched(each, 4) for each in requests]
     assert count == 3
     own = searched(requests[2], 4)
+    check_equal(found[2].built, own.built)
     assert np.array_equal(found[2].found.strategies, own.found.strategies)
-    assert found[2].all_peaks is not None and np.array_equal(found[2].all_peaks, own.all_peaks)
     for point in (0, len(own) - 1):
+        assert found[1].peak_bytes(point) == own.peak_bytes(point)
+        assert found[2].peaks_by_states[own.found.strategies[point].tobytes()] == own.peak_bytes(point)
         plan, expected = (each.plan(point) for each in (found[2], own))
         assert plan.to_json() == expected.to_json()
         assert found[2].peak(point) == own.peak(point)

@@ -10,7 +10,7 @@ import numpy as np
 from ...ft.nonadditive.overlap import Overlap
 from ...ft.nonadditive.segment_memory import Transient
 from ...ft.problem import INFEASIBLE, Node, Problem
-from ...ir.graph import Operator, Tensor
+from ...ir.graph import Graph, Operator, Tensor
 from ...reschedule.mesh import Mesh
 from ...rules.rule import Config
 from ...rules.shardings import Shardings
@@ -175,6 +175,35 @@ class StrategyProblem:
         parts = [states.compute_ns[chosen[..., i]] for i, (_, states) in enumerate(self.nodes)]
         total: np.ndarray = np.asarray(np.sum(parts, axis=0, dtype=np.int64))
         return total
+
+    def of_alike(self, own: Graph, other: Graph) -> StrategyProblem:
+        """Return the problem of a graph that differs from this problem's in names alone.
+
+        Costs and states are the same objects, and messages name nodes as they do here.
+
+        Args:
+            own: this problem's graph.
+            other: a graph with as many operators, in the same order.
+        """
+        pairs = list(zip(own.operators.values(), other.operators.values(), strict=True))
+        operators = {mine.name: theirs for mine, theirs in pairs}
+        tensors = {
+            tensor.name: like for mine, theirs in pairs for tensor, like in zip(mine.outputs, theirs.outputs, strict=True)
+        }
+
+        def of_copy(copy: Copy) -> Copy:
+            consumer = operators.get(copy.consumer or "")
+            return Copy(tensors[copy.tensor].name, copy.consumer if consumer is None else consumer.name)
+
+        return replace(
+            self,
+            nodes=tuple(
+                (replace(node, operators=tuple(operators[op.name] for op in node.operators)), states)
+                for node, states in self.nodes
+            ),
+            shared=tuple(replace(copy, tensor=tensors[copy.tensor.name]) for copy in self.shared),
+            choices=tuple(replace(choice, copy=of_copy(choice.copy)) for choice in self.choices),
+        )
 
     def allowing(self, allows: Callable[[Operator, Config], bool]) -> StrategyProblem:
         """Return the problem with every state forbidden in which an operator has a config that isn't allowed."""
