@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tensoropt.profiling.compute import cpu_name
 from tensoropt.profiling.hardware import Device, Hardware, LinkLevel, Origin
+from tensoropt.runtime.ranks import cores_of_a_rank
 
 MOST_RANKS = 8
 DEVICE = {"memory_bytes": 4 << 30, "memory_bytes_per_s": 1e10, "operator_overhead_us": 1.0, "copied_bytes_per_s": 4e9}
@@ -25,7 +26,8 @@ def write_calibrations(folder: Path) -> None:
     today, version = datetime.date.today().isoformat(), _tensorflow_version()
     for n_ranks, collectives in product(range(1, MOST_RANKS + 1), ("mpi", "horovod")):
         levels = LinkLevel("machine", 1, **LINK), LinkLevel("device", n_ranks, **LINK)
-        origin = Origin(today, version, 0, collectives=collectives)
+        cores = cores_of_a_rank(n_ranks)  # as many threads TensorFlow gets, if several ranks share the machine
+        origin = Origin(today, version, cores if n_ranks > 1 or cores == 1 else 0, collectives=collectives)
         hosts = hashlib.sha256(" ".join([socket.gethostname()] * n_ranks).encode()).hexdigest()[:8]
         file = f"1x{n_ranks}-{hosts}{'-horovod' if collectives == 'horovod' else ''}.json"
         Hardware("this machine", device, levels, measured=origin).save(folder / file)
