@@ -15,6 +15,11 @@ except ImportError:
     IS_COMPILED = False
 
 
+def njit(function: _Function, **options: Any) -> _Function:
+    """Return the function compiled by Numba with some of its options, without the GIL; itself where there is no Numba."""
+    return cast(_Function, numba.njit(nogil=True, **options)(function)) if IS_COMPILED else function
+
+
 def compiled(function: _Function) -> _Function:
-    """Return the function compiled by Numba, cached on disk and without the GIL; itself where there is no Numba."""
-    return cast(_Function, numba.njit(cache=True, nogil=True)(function)) if IS_COMPILED else function
+    """Return the function compiled by Numba and cached on disk; itself where there is no Numba."""
+    return njit(function, cache=True)

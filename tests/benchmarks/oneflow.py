@@ -12,7 +12,8 @@ table 1 wide; Adam, a batch of 16,384. Its sizes are vocabularies. Dropout is le
 
 Predicted are data parallelism and the fastest plan that the search finds within the device's memory: S(0) and S(1) are
 OneFlow's names for a split of rows and of columns. With ``--run`` both train at small sizes on the ranks at hand, one
-thread each, in turn, and plain TensorFlow on one device before them: the last column is how far losses are from its own.
+thread each, in turn, and plain TensorFlow trains on one device before them: the last column is the largest relative
+difference of their losses from those.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ class Case:
             degrees = [configs[user].degree(factor) for factor in factors]
             parts = [f"S({axis}) by {degree}" for axis, degree in enumerate(degrees) if degree > 1]
             held = configs[table].degree("d0") * configs[table].degree("d1")
-            found.append(f"{table} {', '.join(parts) or f'gathered from {held}' if held > 1 else 'whole'}")
+            used = ", ".join(parts) or f"gathered from {held}"
+            found.append(f"{table} {used if held > 1 else 'whole'}")
         losses = [op.config.degree("c") for op in plan.operators if op.type == "SparseSoftmaxCrossEntropyWithLogits"]
         return "; ".join(found + [f"loss by classes over {n}" if n > 1 else "loss not by classes" for n in losses])
 

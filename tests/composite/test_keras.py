@@ -63,7 +63,7 @@ def variables_of(model: keras.Model) -> Sequence[tf.Variable]:
 
 
 def test_a_masked_bidirectional_network_trains_as_on_one_device(everything: bool) -> None:
-    """By ``--all`` the model has a GRU that goes backwards, too, and reads the sequences of the bidirectional LSTM."""
+    """The model has a bidirectional LSTM; with ``--all`` a GRU that goes backwards reads the sequences of that, too."""
     backwards = [layers.GRU(UNITS, activation="silu", go_backwards=True)]
     model = model_of(
         layers.Masking(),

@@ -13,7 +13,7 @@ from tensoropt.profiling.tensorflow_engine import _threads_within_operators
     [(0, None, 4, 0), (2, None, 4, 2), (0, "1", 4, 1), (2, "1", 4, 2), (0, "0", 4, 0), (0, "all", 4, 0), (0, None, 1, 1)],
 )
 def test_threads_are_those_that_tensorflow_has(monkeypatch, asked, from_environment, n_cores, threads):
-    """What ranks of one thread are predicted to hold and to send first goes by this."""
+    """Stages whose ranks have one thread are predicted to run their operators in order."""
     if from_environment is None:
         monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
     else:

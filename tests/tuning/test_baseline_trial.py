@@ -1,4 +1,4 @@
-"""Which baselines are tried beside a plan: by what the plan takes, which under a memory limit isn't the least."""
+"""Which baselines are timed beside the plan that a search has found, and which of them is taken."""
 
 from __future__ import annotations
 

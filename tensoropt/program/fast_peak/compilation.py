@@ -5,23 +5,18 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
+
+from ..compiled import njit
 
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Functions that only other kernels call need no wrappers, and compile in less time without."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-try:
-    import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
-
-    IS_COMPILED = True
-except ImportError:
-    IS_COMPILED = False
-
 
 def compiled(function: _Function) -> _Function:
     """Return a function that other kernels call, compiled by Numba with them; itself where there is no Numba."""
-    return cast(_Function, numba.njit(nogil=True, **_OPTIONS)(function)) if IS_COMPILED else function
+    return njit(function, **_OPTIONS)
 
 
 def entry(function: _Function) -> _Function:
@@ -30,7 +25,7 @@ def entry(function: _Function) -> _Function:
     It must use a variable of the function around it that is :func:`sources_digest`. That is part of the key by which Numba
     finds the compiled code; without it a change of another file than the function's would go unnoticed.
     """
-    return cast(_Function, numba.njit(cache=True, nogil=True, error_model="numpy")(function)) if IS_COMPILED else function
+    return njit(function, cache=True, error_model="numpy")
 
 
 def sources_digest() -> int:

@@ -12,10 +12,10 @@ from ...costs.operator_costs import OperatorCosting
 from ...sharding.model import Model
 from ...sharding.resharding import PathFinder
 from ...sharding.strategy import StrategyView
+from ..compiled import IS_COMPILED
 from ..peak import peak_of
 from . import array_layout as layout
 from .alive import count_peak
-from .compilation import IS_COMPILED
 from .outline import arena_of, can_outline, outline_of
 from .rows import Columns, Rows
 
