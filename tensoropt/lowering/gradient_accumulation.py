@@ -29,7 +29,7 @@ from ..program.tasks import RESULT, Site
 from ..sharding.micro_batches import SUM
 from ..sharding.strategy import StrategyView
 from .localise import local_block
-from .model import LocalModel
+from .model import Arriving, LocalModel
 from .operators import Values
 from .order import BackwardRecord, put_in_order
 from .table_lookups import Lookup
@@ -127,11 +127,14 @@ class Accumulation:
         """Return how the step is divided into micro-batches."""
         return self.micro_batches[0].micro_batching
 
-    def forward(self, index: int, received: Mapping[str, Values] = MappingProxyType({})) -> LocalModel:
+    def forward(
+        self, index: int, received: Mapping[str, Values] = MappingProxyType({}), arriving: Arriving | None = None
+    ) -> LocalModel:
         """Emit the forward pass of a micro-batch, behind all that was emitted before; return its model.
 
         Args:
             received: the local values of tensors that another stage has computed, by name.
+            arriving: what is received when the pass comes to it.
         """
         which, graph, outside, request = self.micro_batches[index], _graph(), self.outside, self.request
         start = graph.version
@@ -141,7 +144,7 @@ class Accumulation:
                 self.view, outside.path_finder, outside.resharder, sources, outside.update, True, which, once=self._once
             )
             with tf.name_scope(f"{SCOPE}_{index}"):
-                model.emit(set(request.operators))
+                model.emit(set(request.operators), arriving)
                 if request.loss is not None:
                     self._losses[index] = model.replicated(request.loss, request.step, with_gradient=True)
                 self._fetched[index] = [self._fetch(model, *each) for each in request.fetched]

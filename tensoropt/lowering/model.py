@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -22,6 +23,18 @@ from .backward import BackwardEmission, ForwardRecord
 from .operators import Job, Values, emit
 from .pull_back import Created, Emitted, Inner, Pullback, key_of
 from .resharding.reshard import Resharder
+
+
+class Arriving(NamedTuple):
+    """What other stages send for a pass.
+
+    Attributes:
+        tensors: the names of the tensors.
+        receive: emits their reception, behind some values that have been computed; returns their local values by name.
+    """
+
+    tensors: frozenset[str]
+    receive: Callable[[Values], Mapping[str, Values]]
 
 
 @dataclass
@@ -65,12 +78,28 @@ class LocalModel:
             self.view, self.path_finder, self.resharder, self._forward, self.value, self._emit_again, self.micro_batch
         )
 
-    def emit(self, names: set[str]) -> None:
-        """Emit the operators with these names, in program order; what they depend on must be named too, or given."""
+    def emit(self, names: set[str], arriving: Arriving | None = None) -> None:
+        """Emit the operators with these names, in program order; what they depend on must be named too, or given.
+
+        Args:
+            arriving: what is received before the first operator that reads any of it, behind all that was emitted before.
+        """
         for op in self.view.graph.operators.values():
             is_given = op.outputs and all(tensor.name in self.sources for tensor in op.outputs)
             if op.name in names and not is_given:
+                if arriving is not None and any(tensor.name in arriving.tensors for _, tensor in op.operands):
+                    self._receive(arriving)
+                    arriving = None
                 self._emit_operator(op)
+        if arriving is not None:
+            self._receive(arriving)
+
+    def _receive(self, arriving: Arriving) -> None:
+        """Have what arrives among the sources, behind the results of the operators emitted so far."""
+        emitted = [op for op in self.view.graph.operators.values() if op.outputs and op.outputs[0].name in self._values]
+        read = {tensor.name for op in emitted for _, tensor in op.operands}
+        last = [values for name, values in self._values.items() if name not in read and values[0].dtype.is_floating]
+        self.sources = {**self.sources, **arriving.receive([value for values in last for value in values])}
 
     def value(self, tensor: Tensor) -> Values:
         """Return a tensor's local values in its produced layout."""

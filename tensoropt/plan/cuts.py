@@ -5,6 +5,7 @@ with sums of operators' times on so many devices and what crosses at both ends. 
 table and its lookups, or a penalty. Nor is the shortest longest stage what counts: a first stage that takes longer hides
 what the others do, and a last one that does waits for the first. So then one cut after the other is moved to the places that
 come next by the same sums, and the step is predicted with what each stage really does (:func:`.stage_times.estimated_us`).
+Nor do sums know that branches run beside what comes before the cut, so the places where that saves most are tried too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..common.errors import InputError
 from ..ir.graph import SOURCES, Graph
 from ..profiling.hardware import Hardware
 from ..program.schedule import ONE_FORWARD_ONE_BACKWARD
+from ..sharding.branches import branch_starts, earliest_needed
 from ..sharding.model import Model
 from ..sharding.stages import Stages
 from .placement import elsewhere, why_not_placed
@@ -29,7 +31,7 @@ from .submeshes import Block, Choices
 MOST_TRIED = 48
 """The most cuts that are predicted, over all of a model's."""
 FEWEST_TRIED = 6
-"""The fewest places that are tried for each cut."""
+"""The fewest places that are tried for each cut, and the most beside these for branches."""
 MOST_PLACES = 512
 """At the most so many places are looked at for the shortest longest stage; the cuts are then moved among all."""
 NOTHING: Mapping[str, Block] = MappingProxyType({})
@@ -43,11 +45,14 @@ class Cut:
         blocks: for each stage its devices.
         time_us: the predicted time of a step, with each operator split as it is fastest; not a number where it wasn't
             predicted.
+        beside: the share of all operators' time that two stages would run at the same time if the batch were taken at once,
+            cut where that is most.
     """
 
     stages: Stages
     blocks: tuple[Block, ...]
     time_us: float
+    beside: float = 0.0
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -100,7 +105,7 @@ def balanced(
     why = why_not_placed(stages, blocks, placed) if placed else None
     if why is not None:
         raise InputError(why)
-    return Cut(stages, blocks, least_us)
+    return Cut(stages, blocks, least_us, places.beside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +120,8 @@ class _Places:
         trained: how many variables are used up to each place, int64[N + 1].
         variables: the names of the variables that are trained.
         placed: the devices of the operators that a user placed, by name.
+        beside_us: by number of devices, for each place how long what comes before it and branches that begin after it can
+            run at the same time, float64[N + 1].
     """
 
     names: Sequence[str]
@@ -124,6 +131,12 @@ class _Places:
     trained: np.ndarray
     variables: frozenset[str]
     placed: Mapping[str, Block]
+    beside_us: Mapping[int, np.ndarray]
+
+    @property
+    def beside(self) -> float:
+        """The largest share of all operators' time that is beside others."""
+        return max(float(us.max() / (self.time_us[size][-1] or 1.0)) for size, us in self.beside_us.items())
 
     @classmethod
     def of(
@@ -139,7 +152,10 @@ class _Places:
         trained = np.cumsum([0, *(len(each) for each in used_first)])
         variables = frozenset(name for each in used_first for name in each)
         us_per_byte = {0: 0.0, n_devices: 0.0, **rates}
-        return cls(names, time_us, np.array([0.0, *crossings]), us_per_byte, trained, variables, placed)
+        is_branching = len(branch_starts(graph)) > 1
+        needed = earliest_needed(graph, {name: place for place, name in enumerate(names)}) if is_branching else {}
+        beside_us = {size: np.minimum(each, _time_beside(names, needed, each)) for size, each in time_us.items()}
+        return cls(names, time_us, np.array([0.0, *crossings]), us_per_byte, trained, variables, placed, beside_us)
 
     def own_us(self, block: Block, start: np.ndarray | int, end: np.ndarray | int) -> np.ndarray:
         """Return the time of a stage on some devices, of the operators between two places, with what crosses at its ends.
@@ -225,11 +241,14 @@ class _Places:
         return np.array([0, *least, n])
 
     def near(self, at: Sequence[int], blocks: Sequence[Block], number: int, most: int) -> list[int]:
-        """Return other places for one of the cuts, those with the shortest longest stage first."""
+        """Return other places for one of the cuts, those with the shortest longest stage first; last those for branches."""
         first = at[number - 1] + 1 if number else 0
         end = at[number + 1] if number + 1 < len(at) else len(self.names) - 1
-        others = (place for place in range(first, end) if place != at[number] and self._differs(place, blocks))
-        return sorted(others, key=lambda place: self.longest_us([*at[:number], place, *at[number + 1 :]], blocks))[:most]
+        others = [place for place in range(first, end) if place != at[number] and self._differs(place, blocks)]
+        others.sort(key=lambda place: self.longest_us([*at[:number], place, *at[number + 1 :]], blocks))
+        beside_us = self.beside_us[blocks[number + 1].size]
+        branching = [place for place in others[most:] if beside_us[place + 1] > 0.0]
+        return others[:most] + sorted(branching, key=lambda place: -beside_us[place + 1])[:FEWEST_TRIED]
 
     def _differs(self, place: int, blocks: Sequence[Block]) -> bool:
         """Return whether a cut at a place isn't just one at the place before: it takes time, or less crosses."""
@@ -275,3 +294,18 @@ def _time_up_to(graph: Graph, names: Sequence[str], used_first: Sequence[list[st
         time_us = times.of[name].total(n) if name in times.of else 0.0
         own_us.append(time_us + sum(times.of[each].total(n) + n * times.adding_us[each] for each in variables))
     return np.cumsum(own_us)
+
+
+def _time_beside(names: Sequence[str], needed: Mapping[str, int], time_us: np.ndarray) -> np.ndarray:
+    """Return the time of the operators after each place that need no operator of the batch before it, float64[N + 1].
+
+    Args:
+        needed: the place of the first that each operator of a branch needs, see :func:`.earliest_needed`.
+        time_us: the time of all operators up to each place.
+    """
+    own_us = np.zeros(len(names) + 1)
+    for place, name in enumerate(names):
+        if name in needed:
+            own_us[needed[name]] += time_us[place + 1] - time_us[place]
+    found: np.ndarray = own_us[::-1].cumsum()[::-1]
+    return found

@@ -36,6 +36,8 @@ from .submeshes import Block, choices, equal_blocks
 
 MICRO_BATCHES_PER_STAGE = (1, 2, 4)
 """Without a number of micro-batches so many for each stage are searched, where the batch can be divided so."""
+WORTH_AT_ONCE = 1 / 3
+"""The batch is also taken at once where two stages can run this share of all operators' time at the same time."""
 WORTH_UNEQUAL = 0.02
 """Stages of unequally many devices are searched beside equal ones where they are predicted to save this share of a step."""
 
@@ -89,7 +91,7 @@ def find_with_stages(
     if not found and not unstaged:
         raise InputError(left_out[0])
     if found and request.micro_batches is None and all(each.micro_batches == 1 for each in found):
-        left_out += _why_at_once(request)
+        left_out += _why_at_once(request, found)
     return frontier_of(request, parallelism, unstaged, found, left_out)
 
 
@@ -204,6 +206,9 @@ def search_cuts(
     model, hardware = request.model, request.hardware
     slices = [request.micro_batches] if request.micro_batches else possible_micro_batches(request, count)
     cuts = list(_cut(request, placed, parallelism, count, slices, schedule))
+    if request.micro_batches is None and 1 not in slices and cuts[0][1].beside >= WORTH_AT_ONCE:
+        slices = [1, *slices]
+        cuts += (each for each in _cut(request, placed, parallelism, count, [1], schedule) if math.isfinite(each[1].time_us))
     # Together all stages are refined as long as a model without.
     budget = request.budget or BY_DEFAULT
     budget = replace(budget, seconds=budget.seconds / (count * len(cuts)))
@@ -287,14 +292,15 @@ def possible_micro_batches(request: Request, n_stages: int) -> list[int]:
     return sorted(found) or [1]
 
 
-def _why_at_once(request: Request) -> list[str]:
+def _why_at_once(request: Request, found: Sequence[SearchedStages]) -> list[str]:
     """Return why stages take the batch at once, where that wasn't asked for."""
     if ACCUMULATE in request.without:
         return []
     try:
         request.model.in_micro_batches(2)
     except InputError as error:
-        return [f"stages run one after the other, on the whole batch: {error}"]
+        branches = ", but for branches" if any(any(each.stages.early) for each in found) else ""
+        return [f"stages run one after the other{branches}, on the whole batch: {error}"]
     return []
 
 

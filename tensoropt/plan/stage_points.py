@@ -255,14 +255,16 @@ class StageCosts:
 
         Beside what those in flight save these are messages: of each micro-batch in flight its own waits to leave, or its
         gradient to be taken; and those of micro-batches that other stages have in flight wait to be taken. Of those deferred
-        it is what gradients of parameters are made of.
+        it is what gradients of parameters are made of. A stage in which branches begin sends back before all else, too.
         """
         in_flight, deferred = order.in_flight, order.deferred[stage]
         n_bytes: np.ndarray = self.mem_bytes + (in_flight[stage] - 1) * (self.saved_bytes + self.sent_bytes)
         n_bytes = n_bytes + (order.n_micro_batches - in_flight[stage]) * self.ahead_bytes
         if deferred:
             n_bytes = n_bytes + deferred * self.deferred_bytes
-        if deferred or runs_in_order(self._frontier.hardware):
+        model = self._frontier.model
+        assert isinstance(model, StageModel)
+        if deferred or runs_in_order(self._frontier.hardware) or model.stages.early[stage]:
             n_bytes = n_bytes + self.late_bytes
         for source, received in self.received_bytes.items():
             n_bytes = n_bytes + most_waiting(in_flight, source, stage)[0] * received

@@ -13,7 +13,7 @@ from ..program.schedule import BACKWARD, FORWARD, PARAMETERS, Pass, StepOrder, n
 from .stage_times import PassTimes, Transfers, first_passes_us, step_us
 from .step_views import COMPUTE_LANE, NETWORK_LANE, tasks_text
 
-BEFORE, UPDATE = "before", "update"
+BEFORE, BRANCHES, UPDATE = "before", "branches", "update"
 SENT_ON, SENT_BACK = "sent_on", "sent_back"
 AT_BEGIN, AT_END = "before the first pass", "after the last pass"
 
@@ -37,19 +37,22 @@ def stage_timeline(
         first,
         [each.late for each in times],
         [each.parameters for each in times],
+        [each.early for each in times],
     )
     deferring = {run.stage for run in ended if run.work == PARAMETERS}
     rows = _Rows()
     for stage, (each, way) in enumerate(zip(times, on_the_way.first, strict=True)):
         rows.add(stage, COMPUTE_LANE, 0.0, each.before, AT_BEGIN, BEFORE)
         rows.add(stage, NETWORK_LANE, float(first[stage]) - way, way, AT_BEGIN, SENT_ON)
+    begin = [float(each) for each in first]
     for run, end in ended.items():
-        _add_pass(rows, run, float(end), times, on_the_way, run.stage in deferring)
+        _add_pass(rows, run, (begin[run.stage], float(end)), times, on_the_way, run.stage in deferring)
+        begin[run.stage] = float(end)
     sent_back = [end + way for end, way in zip(free, on_the_way.last, strict=True) if way]
     for stage, (end, way, each) in enumerate(zip(free, on_the_way.last, times, strict=True)):
         rows.add(stage, NETWORK_LANE, float(end), way, AT_END, SENT_BACK)
-        begin = end if way else max([end, *sent_back])
-        rows.add(stage, COMPUTE_LANE, float(begin), each.after, AT_END, UPDATE)
+        update = end if way else max([end, *sent_back])
+        rows.add(stage, COMPUTE_LANE, float(update), each.after, AT_END, UPDATE)
     starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
     return {
         "makespan_ns": round(float(step_us(times, on_the_way, order)) * 1e3),
@@ -61,16 +64,24 @@ def stage_timeline(
 
 
 def _add_pass(
-    rows: _Rows, run: Pass, end: float, times: Sequence[PassTimes], on_the_way: Transfers, defers: bool
+    rows: _Rows,
+    run: Pass,
+    span: tuple[float, float],
+    times: Sequence[PassTimes],
+    on_the_way: Transfers,
+    defers: bool,
 ) -> None:
     """Add a pass, and the message for the pass of another stage that needs it.
 
     Args:
+        span: when the stage is free for it, and when it ends.
         defers: whether the stage computes the gradients of its parameters in passes of their own.
     """
-    stage, each, name = run.stage, times[run.stage], f"micro-batch {run.micro_batch + 1}"
+    stage, each, name, (begin, end) = run.stage, times[run.stage], f"micro-batch {run.micro_batch + 1}", span
     backward = each.backward - each.parameters if defers else each.backward
-    took = {FORWARD: each.forward, BACKWARD: backward, PARAMETERS: each.parameters}[run.work]
+    early = each.early if run.work == FORWARD else 0.0
+    took = {FORWARD: each.forward, BACKWARD: backward, PARAMETERS: each.parameters}[run.work] - early
+    rows.add(stage, COMPUTE_LANE, begin, early, name, BRANCHES)
     rows.add(stage, COMPUTE_LANE, end - took, took, name, run.work)
     if run.work == PARAMETERS:
         return

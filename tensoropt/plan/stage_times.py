@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import reduce
 from typing import NamedTuple
 
@@ -46,7 +46,9 @@ class PassTimes:
         before: until its first pass may begin.
         after: when its last pass is over.
         late: the end of a backward pass, when what earlier stages wait for has been sent.
-        parameters: the part of a backward pass that is for gradients of parameters, which a schedule may defer.
+        parameters: the part of a backward pass that no earlier stage waits for, which a schedule may defer: the gradients of
+            parameters, and all of branches that begin in the stage.
+        early: the part of a forward pass that doesn't wait for what the stage is sent, which comes first: such branches.
     """
 
     forward: Times = 0.0
@@ -55,6 +57,7 @@ class PassTimes:
     after: Times = 0.0
     late: Times = 0.0
     parameters: Times = 0.0
+    early: Times = 0.0
 
     def __add__(self, other: PassTimes) -> PassTimes:
         return PassTimes(
@@ -64,6 +67,7 @@ class PassTimes:
             self.after + other.after,
             self.late + other.late,
             self.parameters + other.parameters,
+            self.early + other.early,
         )
 
     def scaled(self, factor: Times) -> PassTimes:
@@ -110,6 +114,7 @@ def step_us(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder)
         [each.after for each in times],
         [each.late for each in times],
         [each.parameters for each in times],
+        [each.early for each in times],
     )
 
 
@@ -216,20 +221,23 @@ class TimesBySize:
 def works(stages: Stages, times: Sequence[OperatorTimes]) -> list[PassTimes]:
     """Return the times of the operators of all stages.
 
-    Lookups that run ahead take the whole batch before the first pass, and their gradients come after the last one.
+    Lookups that run ahead take the whole batch before the first pass, and their gradients come after the last one. On any
+    hardware a stage in which branches begin first computes in a backward pass what it sends back.
 
     Args:
         times: for each stage those on its devices.
     """
     ahead = stages.ahead.lookups
     found = []
-    for members, of_stage in zip(stages.members, times, strict=True):
+    for members, early, of_stage in zip(stages.members, stages.early, times, strict=True):
         n, total = of_stage.graph.n_micro_batches, PassTimes()
         for name, each in of_stage.of.items():
             if name in members:
                 is_ahead = name in ahead
+                if name in early:
+                    each = replace(each, early=each.forward, parameters=each.backward)
                 total += PassTimes(before=n * each.forward, after=n * each.backward) if is_ahead else each
-        found.append(total)
+        found.append(replace(total, late=total.parameters) if early else total)
     return found
 
 
@@ -267,8 +275,10 @@ def _links(hardware: Hardware, sizes: Sequence[int]) -> list[_Link]:
 
 
 def crosses_in_passes(graph: Graph, tensor: str) -> bool:
-    """Return whether a tensor is sent in passes, not once a step. Where the batch is taken at once, all are."""
-    return graph.micro_batching is None or tensor in graph.micro_batching.forms
+    """Return whether a tensor is sent in passes, not once a step: of the batch at once all but what is made of variables."""
+    if graph.micro_batching is None:
+        return tensor not in graph.made_of_variables
+    return tensor in graph.micro_batching.forms
 
 
 def _crossed(crossing: Crossing) -> range:
@@ -332,9 +342,9 @@ def messages(
 def beside(stages: Stages, hardware: Hardware, sizes: Sequence[int], times: Sequence[OperatorTimes]) -> list[PassTimes]:
     """Return what each stage does beside its operators: its messages, and the sums of gradients over micro-batches."""
     sums = []
-    for members, of_stage in zip(stages.members, times, strict=True):
+    for members, early, of_stage in zip(stages.members, stages.early, times, strict=True):
         adding_us = sum(each for name, each in of_stage.adding_us.items() if name in members)
-        late_us = adding_us if of_stage.sends_early else 0.0
+        late_us = adding_us if of_stage.sends_early or early else 0.0
         sums.append(PassTimes(backward=adding_us, late=late_us, parameters=adding_us))
     found = messages(stages, hardware, sizes, times[0].graph.n_micro_batches)
     return [of_messages + adding for of_messages, adding in zip(found, sums, strict=True)]

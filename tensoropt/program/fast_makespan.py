@@ -17,7 +17,7 @@ from .compiled import IS_COMPILED, compiled
 from .schedule import BACKWARD, FORWARD, PARAMETERS, StepOrder, Times, last_end, merged, needs, pass_ends
 
 _WORKS = (FORWARD, BACKWARD, PARAMETERS)
-_BACKWARD = _WORKS.index(BACKWARD)
+_FORWARD, _BACKWARD = _WORKS.index(FORWARD), _WORKS.index(BACKWARD)
 
 
 class _Passes(NamedTuple):
@@ -54,13 +54,17 @@ def _passes(order: StepOrder) -> _Passes:
 
 
 @compiled
-def _run(stage: Any, work: Any, needed: Any, link: Any, takes: Any, late: Any, transfer: Any, free: Any) -> None:
+def _run(
+    stage: Any, work: Any, needed: Any, link: Any, takes: Any, early: Any, late: Any, transfer: Any, free: Any
+) -> None:
     """Set ``free``, when each stage may begin, to when it ends; float64[stages, plans], and ``takes`` one for each work."""
     ended = np.empty(len(stage))
     for plan in range(free.shape[1]):
         for i in range(len(stage)):
             own = stage[i]
             ready = free[own, plan]
+            if work[i] == _FORWARD:
+                ready += early[own, plan]
             for k in range(2):
                 other = needed[i, k]
                 if other >= 0:
@@ -84,21 +88,22 @@ def fast_makespan(
     after: Sequence[Times],
     late: Sequence[Times],
     parameters: Sequence[Times],
+    early: Sequence[Times],
 ) -> Times:
     """Return what :func:`.schedule.makespan` does; see there for the arguments."""
     if not IS_COMPILED:
-        _, ends = pass_ends(order.orders, forward, backward, transfer, first, late, parameters)
+        _, ends = pass_ends(order.orders, forward, backward, transfer, first, late, parameters, early)
         return last_end(ends, last, after)
-    given = [*forward, *backward, *first, *late, *parameters]
+    given = [*forward, *backward, *first, *late, *parameters, *early]
     shape = np.broadcast_shapes(*(np.shape(each) for each in given))
     arrays = np.array(given, np.float64)[:, None] if not shape else _broadcast(given, math.prod(shape))
-    of_forward, of_backward, free, of_late, of_parameters = (each.copy() for each in np.split(arrays, 5))
+    of_forward, of_backward, free, of_late, of_parameters, of_early = (each.copy() for each in np.split(arrays, 6))
     passes = _passes(order)
     divided = passes.is_deferring
     of_backward[divided] -= of_parameters[divided]
     of_late[divided] = 0.0
-    takes = np.stack([of_forward, of_backward, of_parameters])
-    _run(*passes[:4], takes, of_late, np.array([*transfer, 0.0]), free)
+    takes = np.stack([of_forward - of_early, of_backward, of_parameters])
+    _run(*passes[:4], takes, of_early, of_late, np.array([*transfer, 0.0]), free)
     return last_end([each if shape else float(each[0]) for each in free], last, after)
 
 

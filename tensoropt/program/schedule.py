@@ -235,20 +235,22 @@ def pass_ends(
     first: Sequence[Times] | None = None,
     late: Sequence[Times] | None = None,
     parameters: Sequence[Times] | None = None,
+    early: Sequence[Times] | None = None,
 ) -> tuple[dict[Pass, Times], list[Times]]:
     """Return when each pass ends, and when the last pass of each stage does; see :func:`makespan`."""
     none: Times = 0.0 * forward[0]
     nothing = [none] * len(of_stages)
-    late, parameters = list(late or nothing), parameters or nothing
+    late, parameters, early = list(late or nothing), parameters or nothing, early or nothing
     of_backward = list(backward)
-    takes = {FORWARD: forward, BACKWARD: of_backward, PARAMETERS: parameters}
+    waiting = [whole - part for whole, part in zip(forward, early, strict=True)]
+    takes = {FORWARD: waiting, BACKWARD: of_backward, PARAMETERS: parameters}
     for stage, order in enumerate(of_stages):
         if any(each.work == PARAMETERS for each in order):
             of_backward[stage], late[stage] = backward[stage] - parameters[stage], none
     ended: dict[Pass, Times] = {}
     free: list[Times] = [time + none for time in first or nothing]
     for each in merged(of_stages):
-        ready = free[each.stage]
+        ready = free[each.stage] + early[each.stage] if each.work == FORWARD else free[each.stage]
         for needed in needs(each, len(of_stages)):
             way: Times = none
             if needed.stage != each.stage:
@@ -269,6 +271,7 @@ def makespan(
     after: Sequence[Times] | None = None,
     late: Sequence[Times] | None = None,
     parameters: Sequence[Times] | None = None,
+    early: Sequence[Times] | None = None,
 ) -> Times:
     """Return how long all passes take together, with what is sent before and after them.
 
@@ -284,8 +287,10 @@ def makespan(
             None: nothing.
         parameters: for each stage, the part of its backward pass's time that is a pass of its own where these are deferred;
             None: nothing.
+        early: for each stage, the part of its forward pass's time that comes before it waits for what it is sent; None:
+            nothing.
     """
-    _, free = pass_ends(of_stages, forward, backward, transfer, first, late, parameters)
+    _, free = pass_ends(of_stages, forward, backward, transfer, first, late, parameters, early)
     return last_end(free, last or [0.0] * len(free), after or [0.0 * forward[0]] * len(free))
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import tensorflow as tf
 
 from ..ir.graph import GRADIENT, Gradients, Graph, Operator, Tensor, TrainStep
-from ..lowering.model import LocalModel
+from ..lowering.model import Arriving, LocalModel
 from ..lowering.operators import Values
 from ..lowering.table_lookups import Lookup
 from ..rules.rule import OperandSharding
@@ -44,10 +44,14 @@ class StepEmission:
     _gradients: dict[tuple[str, str], Values | None] = field(default_factory=dict)
     _applied: set[str] = field(default_factory=set)
 
-    def run(self, model: LocalModel) -> list[Values]:
-        """Emit the function's operators and training steps; return the values of the tensors that it returns."""
+    def run(self, model: LocalModel, arriving: Arriving | None = None) -> list[Values]:
+        """Emit the function's operators and training steps; return the values of the tensors that it returns.
+
+        Args:
+            arriving: see :meth:`.LocalModel.emit`.
+        """
         self._model, late = model, self.graph.late
-        model.emit(self.needed - late)
+        model.emit(self.needed - late, arriving)
         # Losses first: a fetched loss is then available already.
         for taken in self._passes():
             if self.graph.producers[taken.loss.name].name not in late:

@@ -22,6 +22,7 @@ from ..common.errors import InputError
 from ..ir.gradient_info import Backward
 from ..ir.graph import CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Graph, MicroBatching, Operator, Tensor
 from ..rules.random import FROM_KEY, FROM_SEED
+from .branches import runs_early
 from .lookups_ahead import LookupsAhead, lookups_ahead
 from .micro_batches import SUM
 from .model import Model
@@ -127,13 +128,29 @@ class Stages:
         order = {name: number for number, name in enumerate(graph.tensors)}
         return tuple(sorted(found.values(), key=lambda each: (order[each.tensor], each.target)))
 
+    @cached_property
+    def awaited(self) -> tuple[Crossing, ...]:
+        """What a later stage waits for in each pass: all that isn't sent before its first one."""
+        once = self.whole.graph.made_of_variables
+        return tuple(each for each in self.crossings if not each.is_ahead and each.tensor not in once)
+
+    @cached_property
+    def early(self) -> tuple[frozenset[str], ...]:
+        """For each stage the names of the operators that it runs before it waits: see :mod:`.branches`."""
+        awaited = [{each.tensor for each in self.awaited if each.target == index} for index in range(self.n)]
+        of_stages = zip(self.members, awaited, strict=True)
+        return tuple(runs_early(self.whole.graph, members, tensors, self.ahead.lookups) for members, tensors in of_stages)
+
     def graph_of(self, index: int, graph: Graph) -> Graph:
-        """Return a stage's part of the model's graph, or of that of one of its micro-batches."""
-        members = self.members[index]
+        """Return a stage's part of the model's graph, or of that of one of its micro-batches.
+
+        Its operators are in program order, but what it runs before it waits comes first.
+        """
+        members, early = self.members[index], self.early[index]
         received = {tensor.name for tensor in self._received(members)}
         sent = [each for each in self.crossings if each.source == index and each.has_gradient]
         operators: dict[str, Operator] = {}
-        for op in graph.operators.values():
+        for op in sorted(graph.operators.values(), key=lambda op: op.name not in early):
             if op.name not in members:
                 continue
             for _, tensor in op.operands:

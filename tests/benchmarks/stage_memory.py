@@ -15,7 +15,7 @@ import argparse
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
@@ -79,8 +79,8 @@ class FollowedTransfers(MpiTransfers):
     def send(self, message: Message, values: list, resharder: Resharder) -> None:
         MpiTransfers.send(self, _on_followed_way(message), values, resharder)
 
-    def receive(self, message: Message, resharder: Resharder) -> list:
-        return MpiTransfers.receive(self, _on_followed_way(message), resharder)
+    def receive(self, message: Message, resharder: Resharder, after: Sequence = ()) -> list:
+        return MpiTransfers.receive(self, _on_followed_way(message), resharder, after)
 
 
 def _on_followed_way(message: Message) -> Message:

@@ -21,6 +21,7 @@ import os
 
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from harness import Timing, alternate
 from tabulate import tabulate
 from versus_horovod import MODELS, plain_step
@@ -49,11 +51,35 @@ from tensoropt.tools.offline import record
 from tensoropt.tools.recorded import Recorded
 from tensoropt.tuning.profile_guided import find_measured
 
+v1 = tf.compat.v1
+TOWERS = {"batch": 256, "users": 20000, "items": 50000, "user_widths": (1024, 1024, 128), "item_widths": (1536, 512, 128)}
 SMALL = {"batch": 16, "length": 64, "layers": 2, "width": 256, "heads": 4, "inner": 1024, "vocabulary": 4096}
+
+
+def two_tower(
+    batch: int, users: int, items: int, user_widths: tuple[int, ...], item_widths: tuple[int, ...]
+) -> tf.Tensor:
+    """Return the loss of two towers, each of a table and dense layers: which item of the batch belongs to which user."""
+
+    def tower(name: str, rows: int, width: int, words: int, widths: tuple[int, ...]) -> tf.Tensor:
+        indices = v1.placeholder(tf.int32, [batch, words], name=name)
+        x = tf.reshape(tf.gather(v1.get_variable(f"{name}/table", [rows, width]), indices), [batch, words * width])
+        for layer, units in enumerate(widths):
+            kernel = v1.get_variable(f"{name}/kernel_{layer}", [x.shape[-1], units])
+            x = tf.nn.bias_add(tf.matmul(x, kernel), v1.get_variable(f"{name}/bias_{layer}", [units]))
+            x = tf.nn.relu(x) if layer + 1 < len(widths) else x
+        return x
+
+    user, item = tower("users", users, 64, 16, user_widths), tower("items", items, 32, 24, item_widths)
+    scores = tf.matmul(user, item, transpose_b=True) / math.sqrt(user_widths[-1])
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.range(batch), logits=scores))
+
+
 SIZES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     **{name: MODELS[name] for name in ("transformer", "vgg16", "transformer_s")},
     "small": (zoo.find("transformer"), SMALL),
     "deep": (zoo.find("transformer"), {**SMALL, "layers": 6}),
+    "two_tower": (two_tower, TOWERS),
 }
 
 FASTEST, DATA_PARALLEL, MEASURED = "fastest", "data parallel", "stages=(1, 2)"
@@ -103,6 +129,8 @@ def plans_by_measured_operators(
 
 
 def _title(n_micro_batches: int, schedule: str) -> str:
+    if n_micro_batches == 1:
+        return "2 stages, the batch at once"
     return f"2 stages, {n_micro_batches} micro-batches, {schedule}"
 
 

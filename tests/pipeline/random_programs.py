@@ -111,6 +111,19 @@ def random_program(seed: int, n_devices: int) -> Program:
     n, schedule = rng.choice((2, 2, 2, 4)), rng.choice(SCHEDULES)
     if rng.random() < 0.25:
         return _placed(rng, model, stages, blocks, hardware, n, schedule)
+    return Program(model, random_plan(rng, model, stages, blocks, hardware, n, schedule), {})
+
+
+def random_plan(
+    rng: random.Random,
+    model: helped.Recorded,
+    stages: Stages,
+    blocks: tuple[Block, ...],
+    hardware: Hardware,
+    n: int,
+    schedule: str,
+) -> StagedPlan:
+    """Return a plan of a model in stages, with random strategies, micro-batches in flight and deferred."""
     planned = []
     for part, last_operator, block in zip(stages.models, (*stages.cuts, ""), blocks, strict=True):
         mesh = hardware.mesh(block.size)
@@ -119,7 +132,7 @@ def random_program(seed: int, n_devices: int) -> Program:
         plan = as_plan(view.per_micro_batch, rng.randrange(1000), part, hardware, n)
         in_flight, deferred = rng.randint(1, n), rng.randint(0, n) if schedule == ZERO_BUBBLE else 0
         planned.append(PlannedStage(block.devices, last_operator, in_flight, deferred, plan, 0, 0.0))
-    plan = StagedPlan(
+    return StagedPlan(
         stages=tuple(planned),
         schedule=schedule,
         micro_batches=n,
@@ -127,7 +140,6 @@ def random_program(seed: int, n_devices: int) -> Program:
         model_digest=model.graph.digest,
         timeline=NOTHING_SHOWN,
     )
-    return Program(model, plan, {})
 
 
 def _random_blocks(rng: random.Random, hardware: Hardware, n_stages: int) -> tuple[Block, ...]:

@@ -114,8 +114,8 @@ def test_messages_take_of_a_measured_rank_what_the_link_takes_by_the_exposed_sha
     (mask,) = (graph.tensors[each.tensor] for each in stages.crossings if not each.has_gradient)
     forward = own + 30.0 + 0.25 * mask.mem_bytes / 100
     # Stage 0 receives rows and sends its result, stage 1 receives it; rows are sent before all passes.
-    assert astuple(first_stage) == pytest.approx((of_rows + forward, of_rows + own, 0.0, 0.0, 0.0, 0.0))
-    assert astuple(last_stage) == pytest.approx((forward, own, N * of_rows, N * of_rows, 0.0, 0.0))
+    assert astuple(first_stage) == pytest.approx((of_rows + forward, of_rows + own, 0.0, 0.0, 0.0, 0.0, 0.0))
+    assert astuple(last_stage) == pytest.approx((forward, own, N * of_rows, N * of_rows, 0.0, 0.0, 0.0))
 
 
 def test_rows_are_waited_for_and_not_counted_among_what_passes_send() -> None:

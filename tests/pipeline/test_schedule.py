@@ -29,6 +29,7 @@ from tensoropt.program.schedule import (
     pass_orders,
     tried_deferred,
     tried_in_flight,
+    tried_orders,
 )
 
 
@@ -160,17 +161,20 @@ def test_random_durations_and_registers_never_stop_all_and_keep_the_quota(seed: 
         assert machine.most[stage] <= quota
 
 
-def longest_path(orders: Orders, takes: dict[str, list[float]], transfer: list[float]) -> float:
-    """When the last pass ends, by the longest path through all that each one waits for."""
+def longest_path(
+    orders: Orders, takes: dict[str, list[float]], transfer: list[float], early: list[float]
+) -> float:
+    """When the last pass ends, by the longest path through all that each one waits for; only its early part needn't."""
     before = {each: pair[0] for order in orders for pair in pairwise(order) for each in pair[1:]}
 
     @cache
     def end(each: Pass) -> float:
-        ways = [0.0, *([end(before[each])] if each in before else [])]
+        ahead = early[each.stage] if each.work == FORWARD else 0.0
+        ways = [ahead + (end(before[each]) if each in before else 0.0)]
         for needed in needs(each, len(orders)):
             crosses = needed.stage != each.stage
             ways.append(end(needed) + (transfer[min(needed.stage, each.stage)] if crosses else 0.0))
-        return max(ways) + takes[each.work][each.stage]
+        return max(ways) + takes[each.work][each.stage] - ahead
 
     return max(end(order[-1]) for order in orders)
 
@@ -179,12 +183,14 @@ def longest_path(orders: Orders, takes: dict[str, list[float]], transfer: list[f
 def test_the_time_of_random_orders_is_that_of_their_longest_path(seed: int) -> None:
     rng = random.Random(seed)
     orders, _, _ = random_order(rng)
-    forward, inputs, parameters, transfer = ([float(rng.randint(0, 9)) for _ in orders] for _ in range(4))
+    others, inputs, parameters, transfer, early = ([float(rng.randint(0, 9)) for _ in orders] for _ in range(5))
+    forward = [a + b for a, b in zip(others, early, strict=True)]
     deferring = [any(each.work == PARAMETERS for each in order) for order in orders]
     whole = [a + b for a, b in zip(inputs, parameters, strict=True)]
     of_backward = [a if is_divided else b for a, b, is_divided in zip(inputs, whole, deferring, strict=True)]
-    found = makespan(orders, forward, whole, transfer[:-1], parameters=parameters)
-    assert found == longest_path(orders, {FORWARD: forward, BACKWARD: of_backward, PARAMETERS: parameters}, transfer)
+    found = makespan(orders, forward, whole, transfer[:-1], parameters=parameters, early=early)
+    takes = {FORWARD: forward, BACKWARD: of_backward, PARAMETERS: parameters}
+    assert found == longest_path(orders, takes, transfer, early)
 
 
 @pytest.mark.parametrize(("n_stages", "n"), [(2, 2), (2, 8), (4, 8), (8, 16)])
@@ -233,10 +239,11 @@ def test_compiled_times_are_those_of_the_passes_one_by_one(seed: int, n_plans: i
         one = numbers.random(n_stages).tolist()
         return [each if n_plans is None or rng.random() < 0.3 else numbers.random(n_plans) for each in one]
 
-    forward, inputs, parameters, first, after, late = (some() for _ in range(6))
+    early, others, inputs, parameters, first, after, late = (some() for _ in range(7))
+    forward = [a + b for a, b in zip(early, others, strict=True)]
     backward = [a + b for a, b in zip(inputs, parameters, strict=True)]
     transfer, last = numbers.random(n_stages - 1).tolist(), [rng.choice([0.0, rng.random()]) for _ in range(n_stages)]
-    rest = transfer, first, last, after, late, parameters
+    rest = transfer, first, last, after, late, parameters, early
     found = fast_makespan(order, forward, backward, *rest)
     assert np.array_equal(found, makespan(order.orders, forward, backward, *rest))
     assert n_plans is not None or isinstance(found, float)
@@ -278,6 +285,22 @@ def test_an_earlier_stage_goes_on_when_a_later_one_has_sent_its_gradients() -> N
     assert makespan(found, *times, late=[0.0, 1.0]) == (1.0 + 0.5 + 2 * 1.0) + 2 * 2.0 - 1.0 + 0.5 + 2.0
     # What stage 0 has still to do then delays nobody, and isn't saved either.
     assert makespan(found, *times, late=[1.0, 1.0]) == makespan(found, *times, late=[0.0, 1.0])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_two_towers_at_once_take_as_long_as_the_longer_one_and_the_head(schedule: str) -> None:
+    """Tower B and the head are stage 1; there and back, with what is sent on its way in between."""
+    (order,) = tried_orders(schedule, 2, 1)
+    tower_a, tower_b, head = 5.0, 3.0, 1.0
+
+    def time(way: float) -> float:
+        forward, backward = [tower_a, tower_b + head], [2 * tower_a, 2 * (head + tower_b)]
+        return makespan(order.orders, forward, backward, [way], late=[0.0, 2 * tower_b], early=[0.0, tower_b])
+
+    assert time(0.0) == max(tower_a, tower_b) + head + 2 * head + 2 * max(tower_a, tower_b)
+    assert time(0.5) == time(0.0) + 2 * 0.5
+    tower_b = 8.0
+    assert time(0.5) == max(tower_a + 0.5, tower_b) + head + 2 * head + max(2 * tower_a + 0.5, 2 * tower_b)
 
 
 @pytest.mark.parametrize(("n_stages", "n"), [(1, 4), (2, 8), (4, 4), (3, 2)])

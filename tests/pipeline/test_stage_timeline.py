@@ -8,7 +8,7 @@ from itertools import chain, pairwise
 import pytest
 from helpers.timelines import tasks_of
 
-from tensoropt.plan.stage_timeline import AT_END, BEFORE, SENT_BACK, SENT_ON, UPDATE, stage_timeline
+from tensoropt.plan.stage_timeline import AT_END, BEFORE, BRANCHES, SENT_BACK, SENT_ON, UPDATE, stage_timeline
 from tensoropt.plan.stage_times import PassTimes, Transfers, step_us
 from tensoropt.plan.step_views import COMPUTE_LANE, NETWORK_LANE
 from tensoropt.program.schedule import BACKWARD, FORWARD, PARAMETERS, SCHEDULES, Pass, StepOrder, needs
@@ -22,7 +22,9 @@ def random_times(rng: random.Random, n_stages: int) -> tuple[list[PassTimes], Tr
     def some(most: int) -> float:
         return float(rng.choice([0, rng.randint(1, most)]))
 
-    times = [PassTimes(rng.randint(1, 9), rng.randint(5, 20), some(4), some(6), some(4), some(4)) for _ in range(n_stages)]
+    forward = [rng.randint(2, 9) for _ in range(n_stages)]
+    rest = [(rng.randint(5, 20), some(4), some(6), some(4), some(4)) for _ in range(n_stages)]
+    times = [PassTimes(each, *others, early=some(each - 1)) for each, others in zip(forward, rest, strict=True)]
     # The last stage alone sends rows that it looked up, and is sent their gradients' way back.
     first, last = [0.0] * n_stages, [0.0] * n_stages
     first[0], last[-1] = some(5), some(5)
@@ -50,7 +52,7 @@ def test_passes_run_when_they_may_and_fill_the_step(seed: int) -> None:
         assert key not in tasks
         tasks[key] = span
         lanes.setdefault((stage, lane), []).append(span)
-        assert (lane == COMPUTE_LANE) == (key[2] in (BEFORE, FORWARD, BACKWARD, PARAMETERS, UPDATE))
+        assert (lane == COMPUTE_LANE) == (key[2] in (BEFORE, BRANCHES, FORWARD, BACKWARD, PARAMETERS, UPDATE))
     for stage, each in enumerate(times):
         spans = sorted(lanes[stage, COMPUTE_LANE])
         assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))

@@ -1,7 +1,7 @@
 // The charts, drawn by Plotly.
 
 const KIND_COLOURS = {
-  before: "#7a8899", forward: "#4c8bd6", backward: "#3f9e84", parameters: "#8cc5a5", update: "#8f79c9", sent_on: "#d9822b", sent_back: "#c94f7c", all_gather: "#d9822b", reduce_scatter: "#c94f7c",
+  before: "#7a8899", branches: "#7fb2ea", forward: "#4c8bd6", backward: "#3f9e84", parameters: "#8cc5a5", update: "#8f79c9", sent_on: "#d9822b", sent_back: "#c94f7c", all_gather: "#d9822b", reduce_scatter: "#c94f7c",
   all_reduce: "#b3423a", all_to_all: "#a98a1d", halo: "#7a7a7a", halo_sum: "#7a7a7a",
 };
 const USE_COLOURS = ["#4c8bd6", "#d9822b", "#3f9e84", "#8f79c9", "#c94f7c", "#a98a1d", "#7a8899", "#b3423a"];

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ...ir.graph import Graph, Tensor
 from ...ir.micro_batching import MicroBatch
-from ...lowering.model import LocalModel
+from ...lowering.model import Arriving, LocalModel
 from ...lowering.operators import Values
 from ...lowering.resharding.reshard import Resharder
 from ...optimizers.running_optimizer import PendingUpdate
@@ -155,12 +155,32 @@ class PipelineEmission:
         values = model.resharded(self._tensor(crossing), sharding, f"stage {crossing.target}")
         self._transfers.send(message, values, self._resharders[crossing.source])
 
-    def _receive(self, crossing: Crossing, micro_batch: int = -1) -> Values:
-        """Emit the reception of a tensor; return its values in the layout in which the stage is fed it."""
+    def _receive(self, crossing: Crossing, micro_batch: int = -1, after: Sequence[tf.Tensor] = ()) -> Values:
+        """Emit the reception of a tensor, behind some values; return its own in the layout in which the stage is fed it."""
         view, resharder = self._view(crossing.target), self._resharders[crossing.target]
         message, tensor = self._message(crossing, micro_batch, False), view.graph.tensors[crossing.tensor]
-        values, path_finder = self._transfers.receive(message, resharder), self._engine.engines[crossing.target].path_finder
-        return as_produced(tensor, message.way.target, values, view, resharder, path_finder)
+        values, engine = self._transfers.receive(message, resharder, after), self._engine.engines[crossing.target]
+        return as_produced(tensor, message.way.target, values, view, resharder, engine.path_finder)
+
+    def _received(
+        self, stage: int, crossings: Sequence[Crossing], micro_batch: int = -1
+    ) -> tuple[dict[str, Values], Arriving | None]:
+        """Emit the reception of what a stage needs before a pass; return it, and what the pass receives when it comes to it.
+
+        The latter is only there if branches begin in the stage: these run first.
+        """
+        awaited = self._engine.stages.awaited if self._branches(stage) else ()
+        arriving = [each for each in crossings if each in awaited]
+        received = {each.tensor: self._receive(each, micro_batch) for each in crossings if each not in arriving}
+
+        def receive(after: Values) -> dict[str, Values]:
+            return {each.tensor: self._receive(each, micro_batch, after) for each in arriving}
+
+        return received, Arriving(frozenset(each.tensor for each in arriving), receive) if arriving else None
+
+    def _branches(self, stage: int) -> set[str]:
+        """Return the names of the operators that a stage runs before it waits."""
+        return self._parts[stage].needed & self._engine.stages.early[stage]
 
     def _send_back(self, crossing: Crossing, gradients: Values, micro_batch: int = -1) -> None:
         """Emit the sending of a tensor's gradient."""
@@ -215,13 +235,11 @@ class PipelineEmission:
         }
 
     def _sources(self, stage: int) -> dict[str, Values]:
-        """Return the values that a stage is given for the whole step: variables, feeds, and what it receives once."""
+        """Return the values that a stage is given for the whole step: variables and feeds."""
         sources = dict(self._variables[stage])
         for feed, values in self._fed[stage].items():
             if not self._engine.of_feed(self._fetch, feed, stage):
                 sources[feed.tensor.name] = values
-        for crossing in self._to(stage, once=True):
-            sources[crossing.tensor] = self._receive(crossing)
         return sources
 
     def _ahead(self, stage: int) -> tuple[LocalModel, list[Crossing]] | None:
@@ -246,14 +264,15 @@ class PipelineEmission:
                 for crossing in ahead[1]:
                     self._send(crossing, ahead[0])
         for stage, engine in sorted(self._engine.engines.items()):
-            part, sources = self._parts[stage], self._sources(stage)
+            part, (received, arriving) = self._parts[stage], self._received(stage, self._to(stage, once=True))
+            sources = self._sources(stage) | received
             steps = StepEmission(
                 engine.graph, part.fetch, part.needed, engine._update, engine._train, engine._lookups
             )
             model = LocalModel(
                 engine.view, engine.path_finder, self._resharders[stage], sources, steps.update, training=False
             )
-            results[stage] = steps.run(model)
+            results[stage] = steps.run(model, arriving)
             for crossing in self._from(stage, once=True):
                 self._send(crossing, model)
         return results
@@ -269,7 +288,8 @@ class PipelineEmission:
                 ahead[stage].send(self._send_rows)
         for stage, engine in sorted(self._engine.engines.items()):
             part, view, micro_batches = self._parts[stage], self._engine.views[stage], self._engine.micro_batches[stage]
-            sources, resharder = self._sources(stage), self._resharders[stage]
+            received = {each.tensor: self._receive(each) for each in self._to(stage, once=True)}
+            sources, resharder = self._sources(stage) | received, self._resharders[stage]
             outside = LocalModel(view.per_micro_batch, engine.path_finder, resharder, sources, engine._update, training=True)
             exchanged = Exchanged(
                 self._loss(stage),
@@ -337,18 +357,19 @@ class PipelineEmission:
         """Emit a pass of a micro-batch in a stage, with what it receives and sends."""
         stage, index = run.stage, run.micro_batch
         if run.work == FORWARD:
-            received = {each.tensor: self._receive(each, index) for each in self._to(stage, once=False)}
-            model = step.forward(index, received)
+            model = step.forward(index, *self._received(stage, self._to(stage, once=False), index))
             for crossing in self._from(stage, once=False):
                 self._send(crossing, model, index)
             return
         if run.work == PARAMETERS:
             step.parameters(index)
             return
-        given = self._receive_back(self._from(stage, once=False, trained=True), index)
-        returned = step.backward(index, given, stage in self._deferring)
+        given, defers = self._receive_back(self._from(stage, once=False, trained=True), index), stage in self._deferring
+        returned = step.backward(index, given, defers or bool(self._branches(stage)))
         for crossing in self._to(stage, once=False, trained=True):
             self._send_back(crossing, returned[crossing.tensor], index)
+        if self._branches(stage) and not defers:
+            step.parameters(index)
 
     def _send_rows(self, crossing: Crossing, micro_batch: int, values: Values) -> None:
         """Emit the sending of a micro-batch's rows that were looked up ahead."""

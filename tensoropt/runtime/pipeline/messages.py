@@ -10,6 +10,7 @@ its sender comes back to MPI.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -77,13 +78,13 @@ class MpiTransfers:
         # Also where this rank sends nothing, since another one of its stage does: all have the same graph.
         resharder.callbacks.call(run, [value], [])
 
-    def receive(self, message: Message, resharder: Resharder) -> Values:
-        """Emit the reception of this rank's parts; return its shard."""
+    def receive(self, message: Message, resharder: Resharder, after: Sequence[tf.Tensor] = ()) -> Values:
+        """Emit the reception of this rank's parts, behind some values; return its shard."""
         way, tag, dtype = message.way, FIRST_TAG + message.number, tf.as_dtype(message.dtype)
         (rank,) = resharder.backend.ranks
         parts = way.received_by(rank)
 
-        def run() -> list[Array]:
+        def run(*computed: Array) -> list[Array]:
             arrays = [np.empty(extents(part.bounds), dtype.as_numpy_dtype) for part in parts]
             self.waiting.begin(f"the reception of {message}")
             try:
@@ -99,7 +100,7 @@ class MpiTransfers:
                 self.waiting.end()
             return [way.unpack(rank, arrays)]
 
-        (shard,) = resharder.callbacks.call(run, [], [dtype])
+        (shard,) = resharder.callbacks.call(run, after, [dtype])
         shard.set_shape(uniform_shape(way.target, way.shape))
         return [shard]
 

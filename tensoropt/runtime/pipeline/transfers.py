@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,8 +46,12 @@ class Transfers(Protocol):
         """Emit the sending of the local values of the source's ranks; ``resharder`` is that of their stage."""
         ...
 
-    def receive(self, message: Message, resharder: Resharder) -> Values:
-        """Emit the reception of a message; return the local values of the target's ranks."""
+    def receive(self, message: Message, resharder: Resharder, after: Sequence[tf.Tensor] = ()) -> Values:
+        """Emit the reception of a message; return the local values of the target's ranks.
+
+        Args:
+            after: local values that must have been computed before a rank waits for the message.
+        """
         ...
 
 
@@ -65,6 +70,6 @@ class EmulatedTransfers:
             shard.set_shape(uniform_shape(way.target, way.shape))
         self._sent[message.number] = list(shards)
 
-    def receive(self, message: Message, resharder: Resharder) -> Values:
+    def receive(self, message: Message, resharder: Resharder, after: Sequence[tf.Tensor] = ()) -> Values:
         """Return the shards that were sent."""
         return self._sent.pop(message.number)

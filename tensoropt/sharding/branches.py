@@ -1,0 +1,81 @@
+"""Find the branches that begin in a stage: what it computes before it needs what earlier stages send.
+
+Of two towers that meet in a head, one is a stage, and the other one with the head the next. The second stage runs its own
+tower first, at the same time as the first stage runs the other tower, and waits only then. Likewise a stage that begins with
+a decoder runs the decoder's first self-attention beside the encoder.
+
+A branch begins with an operator that reads the batch and a trained variable and comes after no other such operator. What a
+stage needs of the batch without a variable, such as a mask, stays where it is: it takes no time worth a different order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+
+from ..ir.graph import SOURCES, VARIABLE, Graph, Tensor
+
+
+def runs_early(graph: Graph, members: frozenset[str], awaited: Collection[str], ahead: Collection[str]) -> frozenset[str]:
+    """Return the names of the operators of branches that begin in a stage, with all of it that they need.
+
+    None of them needs what is awaited, nor is there an order to keep with updates. A stage that awaits nothing has none.
+
+    Args:
+        members: the names of the stage's operators.
+        awaited: the names of the tensors that earlier stages send it in each pass.
+        ahead: the names of the lookups that run ahead of all passes.
+    """
+    starts = branch_starts(graph)
+    if not awaited or starts.isdisjoint(members):
+        return frozenset()
+    waits, of_branches = set(awaited), set[str]()
+    found: list[Tensor] = []
+    for op in graph.operators.values():
+        if op.name not in members or op.type in SOURCES:
+            continue
+        operands = [tensor.name for _, tensor in op.operands]
+        if op.updates is not None or op.controls or not waits.isdisjoint(operands):
+            waits.update(tensor.name for tensor in op.outputs)
+        elif op.name in starts or not of_branches.isdisjoint(operands):
+            of_branches.update(tensor.name for tensor in op.outputs)
+            if op.name not in ahead:
+                found += op.outputs
+    return frozenset(graph.ancestors(found)) & members
+
+
+def earliest_needed(graph: Graph, places: Mapping[str, int]) -> dict[str, int]:
+    """Return, for each operator of a branch, the first operator of the batch that it needs, itself among them, by its place.
+
+    Where the model is cut before that the operator doesn't wait, as far as program order tells.
+
+    Args:
+        places: the places of operators, in program order.
+    """
+    starts, first, found = branch_starts(graph), dict[str, int](), dict[str, int]()
+    for op in graph.operators.values():
+        if op.name not in places or all(tensor.name in graph.made_of_variables for tensor in op.outputs):
+            continue
+        producers = [graph.producers[tensor.name].name for _, tensor in op.operands]
+        first[op.name] = min([places[op.name], *(first[name] for name in producers if name in first)])
+        if op.name in starts or any(name in found for name in producers):
+            found[op.name] = first[op.name]
+    return found
+
+
+@lru_cache(maxsize=4)
+def branch_starts(graph: Graph) -> frozenset[str]:
+    """Return the names of the operators with which branches begin, wherever a graph is cut."""
+    of_variables, of_branches, starts = set[str](), set[str](), set[str]()
+    for op in graph.operators.values():
+        operands = [tensor.name for _, tensor in op.operands]
+        if op.type == VARIABLE:
+            of_variables.update([op.result.name] if op.is_trainable else [])
+        elif op.outputs and all(tensor.name in graph.made_of_variables for tensor in op.outputs):
+            if not of_variables.isdisjoint(operands):
+                of_variables.update(tensor.name for tensor in op.outputs)
+        elif not of_branches.isdisjoint(operands) or not of_variables.isdisjoint(operands):
+            if of_branches.isdisjoint(operands):
+                starts.add(op.name)
+            of_branches.update(tensor.name for tensor in op.outputs)
+    return frozenset(starts)
