@@ -52,14 +52,15 @@ class Comparison:
         baselines: the points that each baseline found, by its name.
         limit_bytes: the memory limit per device; None without a limit.
         failed: why others found nothing, by name.
-        placed: the fastest plan in the stages in which the model places its operators; None where it places none.
+        in_stages: by their names in the table, the fastest plan in the stages in which the model places its operators, and
+            the one that a search takes unasked.
     """
 
     frontier: ModelFrontier
     baselines: dict[str, ModelFrontier]
     limit_bytes: int | None = None
     failed: Mapping[str, str] = field(default_factory=dict)
-    placed: StagedPlan | None = None
+    in_stages: Mapping[str, StagedPlan] = field(default_factory=dict)
 
     def all(self) -> dict[str, ModelFrontier]:
         """Return the frontier and all baselines by the name of their algorithm, the frontier first."""
@@ -86,21 +87,20 @@ class Comparison:
                 memory = memory_text(at.memory_bytes), memory_text(each.needed_bytes(point))
                 rows.append([name, *memory, *times, told, seconds, marks])
                 name = seconds = ""
-        if self.placed is not None:
-            rows.append(self._placed_row(self.placed))
+        rows += [self._staged_row(name, plan) for name, plan in self.in_stages.items()]
         headers = ["algorithm", "memory per device", "peak", "time (us)", "simulated (us)", "compute (us)", "network (us)"]
         headers += ["above", "seconds", ""]
         align = ("left", *("right",) * 8, "left")
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=align)
 
-    def _placed_row(self, plan: StagedPlan) -> list[str]:
-        """Return the table's row of the plan that the model's placement leads to."""
+    def _staged_row(self, name: str, plan: StagedPlan) -> list[str]:
+        """Return the table's row of a plan in stages."""
         fits = self.limit_bytes is None or plan.peak_bytes <= self.limit_bytes
         above = self._above_frontier(plan)
         told = "less memory" if above is None else f"{above:+.2%}"
         devices = "+".join(str(len(stage.devices)) for stage in plan.stages)
         marks = f"{len(plan.stages)} stages on {devices} devices{'' if fits else ', does not fit'}"
-        return ["placed", "", memory_text(plan.peak_bytes), f"{plan.time_us:,.1f}", "", "", "", told, "", marks]
+        return [name, "", memory_text(plan.peak_bytes), f"{plan.time_us:,.1f}", "", "", "", told, "", marks]
 
     def _above_frontier(self, plan: StagedPlan) -> float | None:
         """Return the fraction by which a plan is slower than the frontier; see :meth:`above`."""
@@ -178,11 +178,11 @@ class Comparison:
             "turning_point": found.turning_point(),
             "algorithms": [self._algorithm_json(name, each) for name, each in self.all().items()],
             "notes": self.notes(),
-            **({} if self.placed is None else {"placed": self._placed_json(self.placed)}),
+            **{name: self._staged_json(plan) for name, plan in self.in_stages.items()},
         }
 
-    def _placed_json(self, plan: StagedPlan) -> dict[str, Any]:
-        """Return the JSON value of the plan that the model's placement leads to."""
+    def _staged_json(self, plan: StagedPlan) -> dict[str, Any]:
+        """Return the JSON value of a plan in stages."""
         return {
             "stages": [{"devices": list(stage.devices), "last_operator": stage.last_operator} for stage in plan.stages],
             "peak_bytes": plan.peak_bytes,

@@ -26,6 +26,7 @@ from .scaling_curve import Curve, CurvePoint
 from .staged_frontier import StagedFrontier
 from .staged_plan import StagedPlan
 from .stages_for_memory import frontier_in_stages
+from .stages_that_pay import frontier_that_pays, note_on_stages
 from .unsplit import unsplit_if_as_fast
 
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
@@ -144,7 +145,7 @@ def find_answer(option: str, request: Request, parallelism: int | Sequence[int] 
 def mini_time(request: Request, parallelism: int) -> Plan | StagedPlan:
     """Return the plan of least time within the memory limit at one parallelism.
 
-    It has stages only if the request allows them where nothing else fits.
+    It has stages only if the request allows them, and nothing else fits or they are predicted to pay.
 
     Raises:
         InputError: nothing fits; the message gives the least memory that is needed, and suggests what would fit.
@@ -157,13 +158,17 @@ def mini_time(request: Request, parallelism: int) -> Plan | StagedPlan:
         if plan is None:
             raise InputError(nothing_fits(request, tried, started, in_stages))
         return plan
+    faster = _within(frontier_that_pays(request, parallelism, best, tried), "mini_time", request)
+    if faster is not None:
+        return faster
+    best = _with_note(request, parallelism, best, tried)
     return unsplit_if_as_fast(_unrolled(*best, "mini_time", request), request)
 
 
 def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan | StagedPlan:
     """Return the fastest plan that fits on the fewest devices on which any plan fits.
 
-    It has stages only if the request allows them where nothing else fits.
+    It has stages only if the request allows them, and nothing else fits or they are predicted to pay.
 
     Raises:
         InputError: nothing fits at any of the parallelisms.
@@ -174,7 +179,10 @@ def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan | St
     for parallelism in sorted(parallelisms):
         best, tried = fastest_that_fits(request, parallelism)
         if best is not None:
-            return _unrolled(*best, "mini_parallelism", request)
+            faster = _within(frontier_that_pays(request, parallelism, best, tried), "mini_parallelism", request)
+            if faster is not None:
+                return faster
+            return _unrolled(*_with_note(request, parallelism, best, tried), "mini_parallelism", request)
         in_stages = frontier_in_stages(request, parallelism, tried)
         plan = _within(in_stages, "mini_parallelism", request)
         if plan is not None:
@@ -183,6 +191,14 @@ def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan | St
         all_in_stages += [] if in_stages is None else [in_stages]
     least = min(all_in_stages, key=lambda each: each.points_of[0].n_bytes, default=None)
     raise InputError(nothing_fits(request, all_tried, started, least))
+
+
+def _with_note(
+    request: Request, parallelism: int, best: tuple[ModelFrontier, int], tried: Sequence[ModelFrontier]
+) -> tuple[ModelFrontier, int]:
+    """Return the fastest plan without stages, with a note on its frontier where stages may pay."""
+    note = note_on_stages(request, parallelism, best, tried)
+    return (dataclasses.replace(best[0], note=note), best[1]) if note else best
 
 
 def _within(frontier: StagedFrontier | None, option: str, request: Request) -> Plan | StagedPlan | None:
@@ -201,6 +217,10 @@ def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
         best, tried = fastest_that_fits(request, parallelism)
         if best is None:
             points.append(_where_nothing_fits(request, parallelism, tried, started))
+            continue
+        faster = frontier_that_pays(request, parallelism, best, tried)
+        if faster is not None:
+            points.append(staged_curve_point(faster, request))
             continue
         frontier, point = best
         needed_bytes, exact = frontier.needed_bytes(point), frontier.found.exact

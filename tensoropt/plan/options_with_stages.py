@@ -17,14 +17,8 @@ from .scaling_curve import Curve, CurvePoint
 from .staged_frontier import StagedFrontier
 from .staged_frontier_points import UnstagedPoint
 from .staged_plan import StagedPlan
+from .stages_that_pay import WORTH_STAGES
 from .unsplit import unsplit_if_as_fast
-
-WORTH_STAGES = 0.15
-"""On measured hardware a plan with stages must be predicted to save this share of a step of the fastest plan without.
-
-Predictions with stages have been 13.5 % off on average, and more where products have few rows (docs/how-it-works/stages.md,
-Transformers over 1 Gb/s).
-"""
 
 
 def stages_asked_for(stages: object, schedule: str | None, is_placed: bool = False) -> tuple[int, ...] | None:

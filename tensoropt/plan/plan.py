@@ -20,6 +20,7 @@ from ..report.notebook import bundle, plan_html
 from ..report.page import report_name, write_report
 from ..report.page_data import frontier_of_plan, report_data
 from ..report.plan_rows import SOURCES, PlanRows, device_bytes_of, peak_of
+from ..report.sentences import milliseconds
 from ..report.too_large import too_large_text
 from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
@@ -177,8 +178,8 @@ class Plan(PlanRecord):
         """Return three lines: what is split on how many devices, the predicted time per step, and the memory per device."""
         n_operators = sum(1 for op in self.operators if op.type not in SOURCES)
         slices = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
-        network = f", {self.network_time_us / 1e3:,.3g} ms network" if self.parallelism > 1 else ""
-        hidden = f" of which {self.overlap_time_us / 1e3:,.3g} ms overlap" if self.overlap_time_us else ""
+        network = f", {milliseconds(self.network_time_us)} ms network" if self.parallelism > 1 else ""
+        hidden = f" of which {milliseconds(self.overlap_time_us)} ms overlap" if self.overlap_time_us else ""
         n_bytes = self.peak_bytes or self.memory_bytes
         split = f"{self.n_split_operators} of {n_operators} operators split"
         if self.parallelism > 1 and not self.n_split_operators:
@@ -186,7 +187,7 @@ class Plan(PlanRecord):
         return (
             f"plan: {self.parallelism} device{'s' * (self.parallelism != 1)}, {split}, "
             f"{self.n_collectives} collective{'s' * (self.n_collectives != 1)} per step{slices}\n"
-            f"time: {self.time_us / 1e3:,.3g} ms per step predicted, {self.compute_time_us / 1e3:,.3g} ms compute"
+            f"time: {milliseconds(self.time_us)} ms per step predicted, {milliseconds(self.compute_time_us)} ms compute"
             f"{network}{hidden}\n"
             f"memory: {memory_text(n_bytes)} per device at most"
         )

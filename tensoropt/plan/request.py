@@ -50,12 +50,13 @@ class Request:
         without: the choices that strategies must not use, see :mod:`..search.problem.choices`.
         micro_batches: the number of micro-batches in which a step processes its batch. None leaves it open: several are used
             if the memory limit requires it.
+        searches_micro_batches: whether their number is searched without stages, where it is left open.
         wants_frontier: whether the frontier of the answer has all points. If not, strategies that rematerialize, which are
             never faster, are searched only where the fastest of the others doesn't fit.
         placed: the devices that operators are placed on, by name, as only plans with stages have them.
-        may_take_stages: whether plans in stages are searched where none without fits the memory limit.
+        may_take_stages: whether plans in stages are searched where none without fits the memory limit, or they may pay.
         stages_must_pay: whether stages, where plans without are possible too, must be predicted to save more than what
-            predictions are off on measured hardware.
+            predictions are off on measured hardware; they needn't where both are run.
     """
 
     model: Model
@@ -71,6 +72,7 @@ class Request:
     known: MeasuredOperators = NOTHING_KNOWN
     without: frozenset[str] = frozenset()
     micro_batches: int | None = None
+    searches_micro_batches: bool = True
     wants_frontier: bool = True
     placed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     may_take_stages: bool = False
@@ -134,7 +136,7 @@ def frontiers(request: Request, parallelism: int) -> Iterator[ModelFrontier]:
 def may_use_micro_batches(request: Request) -> bool:
     """Return whether the request leaves the number of micro-batches open."""
     is_requested = request.micro_batches is not None or ACCUMULATE in request.without
-    return not (is_requested or request.algorithm in OTHERS)
+    return request.searches_micro_batches and not (is_requested or request.algorithm in OTHERS)
 
 
 def least_in_micro_batches(request: Request, parallelism: int) -> Iterator[ModelFrontier]:

@@ -161,8 +161,8 @@ def minimal_points(
     points: list[AnyPoint] = []
     for frontier in unstaged:
         own = [UnstagedPoint(frontier, number) for number in range(len(frontier))]
-        points += own if frontier.all_peaks is not None else _evaluated(own, limit_bytes, progress)
-    points += _evaluated(staged_points(searched), limit_bytes, progress)
+        points += own if frontier.all_peaks is not None else evaluated(own, limit_bytes, progress)
+    points += evaluated(staged_points(searched), limit_bytes, progress)
     return reduced(points)
 
 
@@ -191,17 +191,20 @@ def staged_points(searched: Sequence[SearchedStages]) -> list[StagedPoint]:
     return found
 
 
-def _evaluated(
-    points: Sequence[AnyPoint], limit_bytes: int | None, progress: Progress | None
+def evaluated(
+    points: Sequence[AnyPoint], limit_bytes: int | None, progress: Progress | None, most: int = MOST_EVALUATED
 ) -> list[AnyPoint]:
     """Return some of the points, by ascending memory, whose peaks are then known: all of few, and those next to a limit.
 
     Peaks grow with memory but for little, so the fastest point within the limit is found by halving.
+
+    Args:
+        most: so many from end to end are evaluated apart from those next to a limit, 2 or more.
     """
     n, done = len(points), 0
     if n == 0:
         return []
-    at = {round(i * (n - 1) / (MOST_EVALUATED - 1)) for i in range(MOST_EVALUATED)}
+    at = {round(i * (n - 1) / (most - 1)) for i in range(most)}
     total = len(at) + (n // len(at)).bit_length() * (limit_bytes is not None)
 
     def n_bytes(number: int) -> int:

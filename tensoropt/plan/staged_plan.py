@@ -15,6 +15,7 @@ from ..ir.graph import Graph
 from ..program.schedule import SCHEDULES, Orders, pass_orders
 from ..report.notebook import bundle, stages_html
 from ..report.page import report_name, write_report
+from ..report.sentences import milliseconds
 from ..report.stage_rows import StageRows, passes_text, stages_explanation, stages_line, stages_text
 from ..report.staged_page_data import stages_report
 from ..report.timelines import checked_timeline
@@ -177,7 +178,8 @@ class StagedPlan:
         return (
             f"plan: {len(self.stages)} stages on {devices} devices, {passes_text(self.micro_batches, self.schedule)}, "
             f"{self.n_split_operators} operators split\n"
-            f"time: {self.time_us / 1e3:,.3g} ms per step predicted, of which a stage waits for others {idle:.0%} at most\n"
+            f"time: {milliseconds(self.time_us)} ms per step predicted, "
+            f"of which a stage waits for others {idle:.0%} at most\n"
             f"memory: {memory_text(self.memory_bytes)} per device at most{'; ' * bool(self.why_stages)}{self.why_stages}"
         )
 

@@ -23,11 +23,8 @@ from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from ..common.progress import Progress
 from ..costs.held_bytes import least_held_bytes, least_summed_bytes
-from ..ft import ALGORITHMS
 from ..ir.graph import VARIABLE
 from ..program.schedule import ONE_FORWARD_ONE_BACKWARD
-from ..search.problem.choices import STAGES
-from ..search.problem.objectives import MEMORY_TIME
 from ..sharding.model import Model
 from .find_frontier import ModelFrontier
 from .find_staged import frontier_of, possible_micro_batches, search_cuts, why_too_large
@@ -35,6 +32,7 @@ from .request import ONCE, Request
 from .stage_points import SearchedStages, StageCosts
 from .staged_frontier import StagedFrontier
 from .staged_frontier_points import UnstagedPoint, reduced, staged_points
+from .stages_that_pay import may_take_stages
 
 MOST_STAGES = 8
 FEW_PEAKS = 4
@@ -77,19 +75,11 @@ def frontier_in_stages(request: Request, parallelism: int, tried: Sequence[Model
 
 def _may_help(request: Request, parallelism: int, limit_bytes: int) -> bool:
     """Return whether plans in stages are wanted and possible, and aren't known to be above the limit."""
-    graph = request.model.graph
-    is_possible = (
-        request.may_take_stages
-        and parallelism > 1
-        and STAGES not in request.without
-        and request.objectives == MEMORY_TIME
-        and request.algorithm in ALGORITHMS
-        and len(graph.train_steps) == 1
-        and not graph.late
-    )
-    if not is_possible:
+    # Else plans without stages weren't searched in several micro-batches, which might fit.
+    is_open = request.searches_micro_batches or request.micro_batches is not None
+    if not (is_open and may_take_stages(request, parallelism)):
         return False
-    held = least_held_bytes(graph, 1, of=(VARIABLE,))
+    held = least_held_bytes(request.model.graph, 1, of=(VARIABLE,))
     n = request.micro_batches or possible_micro_batches(request, 2)[0]
     if n > 1:
         held += least_summed_bytes(request.model.in_micro_batches(n), 1)

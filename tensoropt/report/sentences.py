@@ -25,6 +25,11 @@ def time_text(time_us: float) -> str:
     return f"{time_us:.4g} us"
 
 
+def milliseconds(time_us: float) -> str:
+    """Return a time in milliseconds with three digits, or whole ones, such as ``0.181`` and ``1,109``."""
+    return f"{time_us / 1e3:,.3g}" if time_us < 999_500 else f"{time_us / 1e3:,.0f}"
+
+
 class PointSentences:
     """The sentences on each point of a frontier. What doesn't depend on the point is found once.
 

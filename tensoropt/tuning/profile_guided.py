@@ -41,7 +41,6 @@ from ..runtime.operator_timer import OperatorTimer, OperatorTrial, Timed
 from ..runtime.ranks import Processes
 from ..search.baselines import data_parallel
 from ..search.baselines.task import BaselineTask
-from ..search.problem.choices import ACCUMULATE
 from ..sharding.model import Model
 from ..sharding.strategy import Strategy
 from .baseline_trial import BaselineTrial
@@ -294,8 +293,7 @@ def find_measured(
     schedule: str | None = None,
 ) -> Plan | StagedPlan:
     """Return a plan that is found by measured operators; every rank must call it. Measurements are kept, however the
-    search ends. The number of micro-batches isn't searched, except with stages. Unless it is given, stages are taken only
-    where they are asked for.
+    search ends. The number of micro-batches isn't searched, except with stages.
 
     Args:
         budget: see :func:`parse_budget`.
@@ -310,10 +308,11 @@ def find_measured(
     budget_s = parse_budget(budget)
     _refuse_unmeasurable(option, request)
     if request.micro_batches is None and not asks_for_stages(request, stages):
-        request = replace(request, without=request.without | {ACCUMULATE}, may_take_stages=False)
+        request = replace(request, searches_micro_batches=False)
+    is_tried = first_values is not None and not request.force and processes.size > 1
 
     def search(known: MeasuredOperators) -> Plan | StagedPlan:
-        asked = replace(request, known=known, stages_must_pay=False)  # both run
+        asked = replace(request, known=known, stages_must_pay=not is_tried)
         plan = find_any_answer(option, asked, parallelism, stages, schedule)
         assert not isinstance(plan, Curve)
         return plan

@@ -2,7 +2,7 @@
 
 With a folder in ``CHECKPOINT`` it goes on from the checkpoint there, or saves one after two steps where there is none.
 With ``OTHER_FETCH`` in the environment rank 1 fetches something else; with ``FAULT`` it is killed, stopped, sleeps or ends
-before its third step.
+before its third step. Under ``mpi`` each rank feeds its share of the batch in the second step, and all of it in others.
 
     python tests/pipeline/train.py STAGES MICRO_BATCHES SCHEDULE COLLECTIVES PARALLELISM [PLAN]
 """
@@ -20,6 +20,7 @@ import numpy as np
 import tensoropt
 from tensoropt.plan import find_staged
 from tensoropt.plan.cuts import Cut
+from tensoropt.reschedule.layout import block_bounds
 from tensoropt.runtime.checkpoint import restore, save
 from tensoropt.runtime.pipeline import messages
 from tensoropt.sharding.stages import Stages
@@ -84,6 +85,9 @@ def main() -> None:
         feeds = {words: rng.integers(0, WORDS, (BATCH, 5)), targets: rng.integers(0, WORDS, BATCH)}
         if step < begin:
             continue
+        if collectives == "mpi" and step == 1:
+            start, end = block_bounds(BATCH, processes.size, processes.rank)
+            feeds = {key: tensoropt.local(value[start:end]) for key, value in feeds.items()}
         is_other = "OTHER_FETCH" in os.environ and session.processes.rank == 1
         value = tensoropt.run([loss] if is_other else [loss, train], feed_dict=feeds)[0]
         losses.append(float(value))

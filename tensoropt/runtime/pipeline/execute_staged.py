@@ -185,6 +185,7 @@ def _of_rank(
             partial(of_stage, "the description of a stage"),
             agree,
             part.begin_collective,
+            part.gather,
         ),
         part,
     )

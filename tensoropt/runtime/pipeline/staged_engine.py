@@ -36,6 +36,7 @@ from .staged_state import StageState, state_of_all
 from .transfers import Transfers
 
 Share = Callable[[int, Sequence[np.ndarray] | None], Sequence[np.ndarray]]
+Fed = Mapping[Feed, np.ndarray | tf.Tensor]
 
 
 def _own(stage: int, state: StageState | None) -> StageState:
@@ -87,6 +88,7 @@ class StagedEngine:
             same one.
         machine_of: for each device the number of its machine.
         begin: called when a step begins, so that a rank which waits in it can be told from one that hasn't come.
+        gather: returns the arrays of all ranks, given this rank's and what they are.
     """
 
     stages: Stages
@@ -99,6 +101,7 @@ class StagedEngine:
     describe: Callable[[int, StageState | None], StageState] = _own
     agree: Callable[[str], None] = lambda text: None
     begin: Callable[[], None] = lambda: None
+    gather: Callable[[np.ndarray, str], Sequence[np.ndarray]] = lambda value, what: [value]
     _functions: dict[tuple[Fetch, tuple[Feed, ...]], _Function] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -179,21 +182,24 @@ class StagedEngine:
         found = [view.per_micro_batch.graph.micro_batching for view in self.views]
         return tuple(() if each is None else tuple(MicroBatch(each, i, 1) for i in range(each.n)) for each in found)
 
-    def run(self, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]) -> list[list[np.ndarray]]:
+    def run(self, fetch: Fetch, feeds: Fed) -> list[list[np.ndarray]]:
         """Run the function for these fetches and feeds once.
 
         Returns:
             For each fetched tensor its global value.
 
         Raises:
-            InputError: another thread runs a step, a placeholder isn't fed, an operator can't take a value, or a share of
-                the batch is fed or fetched.
+            InputError: another thread runs a step, a placeholder isn't fed, an operator can't take a value, or a rank's
+                shard is fetched.
         """
-        if any(is_local for _, is_local in fetch.tensors) or any(feed.is_local for feed in feeds):
+        local = next((tensor for tensor, is_local in fetch.tensors if is_local), None)
+        if local is not None:
             raise InputError(
-                "a plan with stages is fed and fetched whole tensors; feed the full batch, without tensoropt.local"
+                f"tensoropt.local asks for this rank's shard of {local.name}, which only ranks of one stage have; fetch it "
+                "without tensoropt.local, or ask for stages=1"
             )
         with only_step:
+            feeds = self._whole(feeds)
             built = self.function(fetch, tuple(feeds))
             arguments = [self._argument(fetch, each, np.asarray(feeds[each.feed])) for each in built.arguments]
             with ExitStack() as stack:
@@ -206,6 +212,18 @@ class StagedEngine:
         own = {stage: [next(values) for each in built.results if each == stage] for stage in sorted(self.engines)}
         found = {stage: iter(self.share(stage, own.get(stage))) for stage in sorted(set(built.results))}
         return [[next(found[stage])] for stage in built.results]
+
+    def _whole(self, feeds: Fed) -> Fed:
+        """Return feeds with whole tensors, each in place of the ranks' shares of it.
+
+        A stage needs samples that other stages' ranks have loaded, so all ranks are given all of them.
+        """
+        return {
+            Feed(feed.tensor, False): np.concatenate(self.gather(np.asarray(value), f"the shares of {feed.tensor.name}"))
+            if feed.is_local
+            else value
+            for feed, value in feeds.items()
+        }
 
     def _argument(self, fetch: Fetch, argument: _Argument, value: np.ndarray) -> tf.Tensor:
         feed, stage, rank, is_whole = argument

@@ -27,10 +27,9 @@ from .search import (
 )
 
 if TYPE_CHECKING:
-    from ...common.progress import Display
-    from ...ft import Budget
+    from ...plan.find_frontier import ModelFrontier
+    from ...plan.request import Request
     from ...plan.staged_plan import StagedPlan
-    from ...sharding.model import Model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +64,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     checked_measurement(hardware, arguments.strict)
     from ...plan.compare import compare
     from ...plan.find_frontier import find_frontier
+    from ...plan.request import Request
     from ...search.problem.splittable import check_usable
     from ..offline import record_named
     from .search_report import SearchSetup, introduction, write_picture
@@ -75,12 +75,18 @@ def _compare(arguments: argparse.Namespace) -> None:
     check_usable(recorded.model.graph, hardware, count)
     setup = SearchSetup(recorded, hardware, "compare", "ft-ldp")
     print(introduction(setup), flush=True)
-    placed = _placed_plan(recorded.model, hardware, count, budget, display) if recorded.model.placed else None
+    model = recorded.model
+    request = Request(model, hardware, limit, progress=display.update, space=arguments.space, budget=budget)
+    in_stages = {}
+    if model.placed:
+        with display.phase("search of the placement"):
+            in_stages["placed"] = _placed_plan(request, count)
     with display.phase("search"):
-        frontier = find_frontier(
-            recorded.model, hardware, count, progress=display.update, space=arguments.space, budget=budget
-        )
-        compared = replace(compare(frontier, limit_bytes=limit, progress=display.update), placed=placed)
+        frontier = find_frontier(model, hardware, count, progress=display.update, space=arguments.space, budget=budget)
+        if not model.placed:
+            in_stages["stages"] = _that_pays(request, count, frontier)
+        compared = compare(frontier, limit_bytes=limit, progress=display.update)
+        compared = replace(compared, in_stages={name: plan for name, plan in in_stages.items() if plan is not None})
         frontier = compared.frontier
     print(f"\n{compared.table()}\n\nfrontier  {frontier.summary()}")
     for note in compared.notes():
@@ -96,22 +102,33 @@ def _compare(arguments: argparse.Namespace) -> None:
             print(f"wrote {written}")
 
 
-def _placed_plan(
-    model: Model, hardware: Hardware, count: int, budget: Budget | None, display: Display
-) -> StagedPlan | None:
+def _placed_plan(request: Request, count: int) -> StagedPlan | None:
     """Return the fastest plan in as few stages as the model's placement takes; None where all is in one.
 
     Raises:
         InputError: there is no plan whose operators are where they are placed.
     """
     from ...plan.options_with_stages import find_answer_with_stages
-    from ...plan.request import Request
     from ...plan.staged_plan import StagedPlan
 
-    with display.phase("search of the placement"):
-        request = Request(model, hardware, None, progress=display.update, budget=budget, placed=model.placed)
-        plan = find_answer_with_stages("mini_time", request, count, None)
+    placed = replace(request, limit_bytes=None, space=None, placed=request.model.placed)
+    plan = find_answer_with_stages("mini_time", placed, count, None)
     return plan if isinstance(plan, StagedPlan) else None
+
+
+def _that_pays(request: Request, count: int, frontier: ModelFrontier) -> StagedPlan | None:
+    """Return the plan in stages that a search takes unasked within the memory limit; None where it takes none."""
+    from ...plan.staged_plan import StagedPlan
+    from ...plan.stages_that_pay import frontier_that_pays
+
+    fastest = frontier.fastest_within(request.limit_bytes)
+    if fastest is None:
+        return None
+    asked = replace(request, may_take_stages=True, wants_frontier=False)
+    found = frontier_that_pays(asked, count, (frontier, fastest), [frontier])
+    plan = None if found is None else found.plan(found.fastest_within(request.limit_bytes), "mini_time")
+    assert plan is None or isinstance(plan, StagedPlan)
+    return plan
 
 
 def _hardware_and_count(arguments: argparse.Namespace) -> tuple[Hardware, int]:

@@ -1,0 +1,119 @@
+"""Stages that nobody asked for: between machines where they are predicted to pay, told, and elsewhere not looked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from helpers import zoo
+from helpers.zoo import Built
+from pipeline.staged import check_losses
+
+from tensoropt.ft import Budget
+from tensoropt.plan import stages_that_pay
+from tensoropt.plan.find_frontier import ModelFrontier
+from tensoropt.plan.find_staged import find_with_stages
+from tensoropt.plan.options import mini_parallelism, mini_time, profiling
+from tensoropt.plan.plan import Plan
+from tensoropt.plan.request import Request
+from tensoropt.plan.staged_frontier import StagedFrontier
+from tensoropt.plan.staged_plan import StagedPlan
+from tensoropt.plan.stages_that_pay import WORTH_STAGES
+from tensoropt.profiling.hardware import Origin, named
+from tensoropt.tuning.planned_parts import fastest_without_stages
+
+
+def layers(batch: int = 256, width: int = 256) -> Built:
+    import tensorflow as tf
+
+    api = tf.compat.v1
+    x = value = api.placeholder(api.float64, [batch, width], name="x")
+    for layer in range(6):
+        value = api.tanh(api.matmul(value, api.get_variable(f"w{layer}", [width, width], api.float64)))
+    return Built(api.reduce_mean(api.square(value - 1.0)), {x: zoo._reals(12, batch, width)}, ())
+
+
+@cache
+def recorded() -> zoo.Recorded:
+    return zoo.record(layers, "adam")
+
+
+def request(cluster: str = "v100-2x1", **changed: object) -> Request:
+    asked = Request(recorded().model, named(cluster), None, budget=Budget(seconds=0), may_take_stages=True)
+    return replace(asked, **changed)  # type: ignore[arg-type]
+
+
+def test_stages_are_taken_where_they_pay_and_say_why() -> None:
+    alone = mini_time(request(may_take_stages=False), 2)
+    plan = mini_time(request(), 2)
+    assert isinstance(alone, Plan) and isinstance(plan, StagedPlan) and isinstance(plan.frontier, StagedFrontier)
+    assert plan.time_us <= (1 - WORTH_STAGES) * alone.time_us
+    assert "2 stages are predicted to take" in plan.why_stages and plan.why_stages in plan.brief()
+    assert plan.why_stages in plan.frontier.summary()
+    all_searched = find_with_stages(request(), 2, (1, 2))
+    assert plan.time_us <= 1.02 * all_searched.points_of[-1].costs_ns[0] / 1e3
+    check_losses(plan, recorded())
+
+
+def test_all_options_take_them_and_without_a_frontier_the_same_plan_is_found() -> None:
+    plan = mini_time(request(), 2)
+    lean = mini_time(request(wants_frontier=False), 2)
+    assert isinstance(lean, StagedPlan) and lean.to_json()["stages"] == plan.to_json()["stages"]
+    assert lean.frontier is not None and len(lean.frontier) <= 3
+    fewest = mini_parallelism(request(), [2])
+    assert isinstance(fewest, StagedPlan) and fewest.time_us == plan.time_us
+    point, two = profiling(request(), [1, 2]).points
+    assert (point.stages, two.stages) == (1, 2) and two.time_us == pytest.approx(plan.time_us, rel=0.02)
+
+
+def test_a_memory_limit_holds_for_them() -> None:
+    plan = mini_time(request(), 2)
+    found = mini_time(request(limit_bytes=plan.peak_bytes - 1), 2)
+    assert isinstance(found, StagedPlan) and found.peak_bytes < plan.peak_bytes and found.time_us > plan.time_us
+
+
+@pytest.mark.parametrize(
+    ("changed", "n_devices"),
+    [
+        ({"hardware": named("v100-1x4")}, 4),
+        ({"hardware": named("v100-2x4")}, 4),
+        ({"without": frozenset({"stages"})}, 2),
+        ({"algorithm": "data-parallel"}, 2),
+        ({"may_take_stages": False}, 2),
+    ],
+    ids=["one machine", "devices of one machine", "without stages", "another algorithm", "not allowed"],
+)
+def test_nothing_is_looked_for_where_they_cannot_pay(
+    changed: dict[str, object], n_devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages_that_pay, "balanced", _never)
+    monkeypatch.setattr(stages_that_pay, "search_cuts", _never)
+    assert isinstance(mini_time(request(**changed), n_devices), Plan)
+
+
+def test_on_measured_hardware_they_are_tried_or_told() -> None:
+    measured = Origin("2026-11-27", "2.21.0", 1)
+    hardware = replace(named("v100-2x1"), measured=measured, exposed_share=0.001)
+    told = mini_time(request(hardware=hardware), 2)
+    assert isinstance(told, Plan) and isinstance(told.frontier, ModelFrontier)
+    assert "2 stages may take" in told.frontier.note and told.frontier.note in told.frontier.summary()
+    tried = mini_time(request(hardware=hardware, stages_must_pay=False, searches_micro_batches=False), 2)
+    assert isinstance(tried, StagedPlan) and tried.micro_batches > 1
+    assert fastest_without_stages(tried, None) is not None
+
+
+def test_nothing_is_looked_for_where_there_is_little_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages_that_pay, "_looks", _never)
+    monkeypatch.setattr(stages_that_pay, "WORTH_STAGES", 0.6)
+    assert isinstance(mini_time(request(), 2), Plan)
+
+
+def test_a_cut_that_is_predicted_not_to_pay_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages_that_pay, "search_cuts", _never)
+    monkeypatch.setattr(stages_that_pay, "WORTH_STAGES", 0.2)
+    assert isinstance(mini_time(request(), 2), Plan)
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("stages are looked for")
