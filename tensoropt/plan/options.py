@@ -26,7 +26,7 @@ from .scaling_curve import Curve, CurvePoint
 from .staged_frontier import StagedFrontier
 from .staged_plan import StagedPlan
 from .stages_for_memory import frontier_in_stages
-from .stages_that_pay import frontier_that_pays, note_on_stages
+from .stages_that_pay import frontier_that_pays, hint_of_stages
 from .unsplit import unsplit_if_as_fast
 
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
@@ -161,8 +161,8 @@ def mini_time(request: Request, parallelism: int) -> Plan | StagedPlan:
     faster = _within(frontier_that_pays(request, parallelism, best, tried), "mini_time", request)
     if faster is not None:
         return faster
-    best = _with_note(request, parallelism, best, tried)
-    return unsplit_if_as_fast(_unrolled(*best, "mini_time", request), request)
+    plan = unsplit_if_as_fast(_unrolled(*best, "mini_time", request), request)
+    return dataclasses.replace(plan, hint=hint_of_stages(request, parallelism, best, tried))
 
 
 def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan | StagedPlan:
@@ -182,7 +182,8 @@ def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan | St
             faster = _within(frontier_that_pays(request, parallelism, best, tried), "mini_parallelism", request)
             if faster is not None:
                 return faster
-            return _unrolled(*_with_note(request, parallelism, best, tried), "mini_parallelism", request)
+            alone = _unrolled(*best, "mini_parallelism", request)
+            return dataclasses.replace(alone, hint=hint_of_stages(request, parallelism, best, tried))
         in_stages = frontier_in_stages(request, parallelism, tried)
         plan = _within(in_stages, "mini_parallelism", request)
         if plan is not None:
@@ -191,14 +192,6 @@ def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan | St
         all_in_stages += [] if in_stages is None else [in_stages]
     least = min(all_in_stages, key=lambda each: each.points_of[0].n_bytes, default=None)
     raise InputError(nothing_fits(request, all_tried, started, least))
-
-
-def _with_note(
-    request: Request, parallelism: int, best: tuple[ModelFrontier, int], tried: Sequence[ModelFrontier]
-) -> tuple[ModelFrontier, int]:
-    """Return the fastest plan without stages, with a note on its frontier where stages may pay."""
-    note = note_on_stages(request, parallelism, best, tried)
-    return (dataclasses.replace(best[0], note=note), best[1]) if note else best
 
 
 def _within(frontier: StagedFrontier | None, option: str, request: Request) -> Plan | StagedPlan | None:

@@ -46,10 +46,12 @@ class Plan(PlanRecord):
         frontier: the frontier that the plan was chosen from, with all its plans, in the process that searched or loaded it;
             not part of the plan's file.
         point: the number of the plan's point on it.
+        hint: what may be faster and wasn't searched; not part of the plan's file.
     """
 
     frontier: PlanFrontier[Any] | None = field(default=None, repr=False)
     point: int | None = None
+    hint: str = field(default="", repr=False)
 
     @property
     def strategy(self) -> Strategy:
@@ -175,7 +177,10 @@ class Plan(PlanRecord):
         return f"{self.frontier_table()}\n\n{self.explain()}\n\n{self.table()}"
 
     def brief(self) -> str:
-        """Return three lines: what is split on how many devices, the predicted time per step, and the memory per device."""
+        """Return three lines: what is split on how many devices, the predicted time per step, and the memory per device.
+
+        A fourth one is what may be faster, if something is known.
+        """
         n_operators = sum(1 for op in self.operators if op.type not in SOURCES)
         slices = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
         network = f", {milliseconds(self.network_time_us)} ms network" if self.parallelism > 1 else ""
@@ -184,12 +189,13 @@ class Plan(PlanRecord):
         split = f"{self.n_split_operators} of {n_operators} operators split"
         if self.parallelism > 1 and not self.n_split_operators:
             split = f"none of {n_operators} operators split, as one device is predicted to be as fast"
+        hint = f"\nnote: {self.hint}" if self.hint else ""
         return (
             f"plan: {self.parallelism} device{'s' * (self.parallelism != 1)}, {split}, "
             f"{self.n_collectives} collective{'s' * (self.n_collectives != 1)} per step{slices}\n"
             f"time: {milliseconds(self.time_us)} ms per step predicted, {milliseconds(self.compute_time_us)} ms compute"
             f"{network}{hidden}\n"
-            f"memory: {memory_text(n_bytes)} per device at most"
+            f"memory: {memory_text(n_bytes)} per device at most{hint}"
         )
 
     def __repr__(self) -> str:

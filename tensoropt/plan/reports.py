@@ -1,7 +1,7 @@
-"""Say what was planned, and write the report that ``tensoropt run --report OUT.html`` asks for.
+"""Write the report that ``tensoropt run --report OUT.html`` asks for.
 
-Rank 0 of the script writes the report of the plan that the script runs: the variable :data:`ASKED` of the environment names
-the file.
+It has the script's rank 0 write the report of the plan that the script runs: the variable :data:`ASKED` of the environment
+names the file.
 """
 
 from __future__ import annotations
@@ -12,15 +12,8 @@ import sys
 from ..common.errors import TensorOptError
 from ..common.progress import Display
 from ..report.page import ASKED
-from .find_frontier import ModelFrontier
 from .plan import Plan
 from .staged_plan import StagedPlan
-
-
-def told(plan: Plan | StagedPlan) -> str:
-    """Return a plan's three lines, and one more where its search has a note."""
-    note = plan.frontier.note if isinstance(plan.frontier, ModelFrontier) else ""
-    return f"{plan.brief()}\nnote: {note}" if note else plan.brief()
 
 
 def write_asked_report(plan: Plan | StagedPlan, display: Display) -> None:

@@ -11,7 +11,7 @@ Only the best of these is searched, if it is predicted to save WORTH_STAGES of a
 
 On measured hardware predictions by rates of classes aren't enough: a pipeline of products with few rows has taken twice as
 long as predicted. There a plan in stages is taken only if it is run beside the one without (``profile_budget=``). Else the
-note of the plan's frontier says that stages may pay.
+plan's hint says that stages may pay.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def must_be_tried(request: Request) -> bool:
     return request.stages_must_pay and request.hardware.measured is not None
 
 
-def note_on_stages(
+def hint_of_stages(
     request: Request, parallelism: int, best: tuple[ModelFrontier, int], tried: Sequence[ModelFrontier]
 ) -> str:
     """Return a sentence where stages may pay but aren't taken, as that must be tried; else an empty text."""

@@ -24,7 +24,6 @@ from ..frontend.recording import Recording
 from ..plan.options import check_option, request_of
 from ..plan.options_with_stages import find_any_answer, stages_asked_for
 from ..plan.plan import Plan
-from ..plan.reports import told
 from ..plan.scaling_curve import Curve
 from ..plan.staged_plan import StagedPlan
 from ..profiling.hardware import Hardware
@@ -168,7 +167,7 @@ class Session:
                     )
         assert isinstance(found, (Plan, StagedPlan, Curve))
         if not isinstance(found, Curve):
-            self._display.say(told(found))
+            self._display.say(found.brief())
             self.context.report(found, self._display)
             self._reported = found
         return found

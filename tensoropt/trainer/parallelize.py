@@ -19,7 +19,6 @@ from ..optimizers.keras_optimizer import KerasOptimizer
 from ..plan.options import OPTIONS, limit_of, request_of
 from ..plan.options_with_stages import find_any_answer, stages_asked_for
 from ..plan.plan import Plan
-from ..plan.reports import told
 from ..plan.staged_plan import StagedPlan
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context
@@ -122,7 +121,7 @@ class _Start:
             applied = {step.name: step.optimizer for step in captured.graph.train_steps.values() if not step.of}
             optimizers = {name: each.source for name, each in applied.items() if isinstance(each, KerasOptimizer)}
             trainer.start(execution, runs, optimizers)
-        display.say(told(plan))
+        display.say(plan.brief())
         context.report(plan, display)
 
 
