@@ -10,10 +10,10 @@ stage needs of the batch without a variable, such as a mask, stays where it is: 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
-from ..ir.graph import SOURCES, VARIABLE, Graph, Tensor
+from ..ir.graph import SOURCES, VARIABLE, Graph, Operator, Tensor
 
 
 def runs_early(graph: Graph, members: frozenset[str], awaited: Collection[str], ahead: Collection[str]) -> frozenset[str]:
@@ -42,6 +42,16 @@ def runs_early(graph: Graph, members: frozenset[str], awaited: Collection[str], 
             if op.name not in ahead:
                 found += op.outputs
     return frozenset(graph.ancestors(found)) & members
+
+
+def early_first(graph: Graph, early: Collection[str]) -> Iterable[Operator]:
+    """Return a graph's operators in program order, but with those named in ``early`` before the others.
+
+    Variables come before all, still in program order, in which all processes ask for their first values.
+    """
+    if not early:
+        return graph.operators.values()
+    return sorted(graph.operators.values(), key=lambda op: 0 if op.type == VARIABLE else 1 if op.name in early else 2)
 
 
 def earliest_needed(graph: Graph, places: Mapping[str, int]) -> dict[str, int]:

@@ -22,7 +22,7 @@ from ..common.errors import InputError
 from ..ir.gradient_info import Backward
 from ..ir.graph import CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Graph, MicroBatching, Operator, Tensor
 from ..rules.random import FROM_KEY, FROM_SEED
-from .branches import runs_early
+from .branches import early_first, runs_early
 from .lookups_ahead import LookupsAhead, lookups_ahead
 from .micro_batches import SUM
 from .model import Model
@@ -150,7 +150,7 @@ class Stages:
         received = {tensor.name for tensor in self._received(members)}
         sent = [each for each in self.crossings if each.source == index and each.has_gradient]
         operators: dict[str, Operator] = {}
-        for op in sorted(graph.operators.values(), key=lambda op: op.name not in early):
+        for op in early_first(graph, early):
             if op.name not in members:
                 continue
             for _, tensor in op.operands:

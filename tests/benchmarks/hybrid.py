@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from mpi4py import MPI
 
+from tensoropt.runtime.mpi_start import started_mpi
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.synthetic_batch import synthetic_batch
 from tensoropt.tools.recorded import Recorded
 
+MPI = started_mpi()  # not by mpi4py, which would start it without what TensorOpt sets for messages
 v1 = tf.compat.v1
 BLOCKS = (2, 2, 3, 3, 3)
 N_DENSE = 3
