@@ -52,7 +52,7 @@ from tensoropt.tools.recorded import Recorded
 from tensoropt.tuning.profile_guided import find_measured
 
 v1 = tf.compat.v1
-TOWERS = {"batch": 256, "users": 20000, "items": 50000, "user_widths": (1024, 1024, 128), "item_widths": (1536, 512, 128)}
+TOWERS = {"batch": 256, "users": 20000, "items": 50000, "user_widths": (1200, 800, 128), "item_widths": (1536, 512, 128)}
 SMALL = {"batch": 16, "length": 64, "layers": 2, "width": 256, "heads": 4, "inner": 1024, "vocabulary": 4096}
 
 
@@ -70,7 +70,7 @@ def two_tower(
             x = tf.nn.relu(x) if layer + 1 < len(widths) else x
         return x
 
-    user, item = tower("users", users, 64, 16, user_widths), tower("items", items, 32, 24, item_widths)
+    user, item = tower("users", users, 48, 20, user_widths), tower("items", items, 32, 24, item_widths)
     scores = tf.matmul(user, item, transpose_b=True) / math.sqrt(user_widths[-1])
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.range(batch), logits=scores))
 
