@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 MAX_TABLE_CELLS = 1 << 12
 MAX_POINTS = 10_000
+MAX_WORK = 1e8
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Budget:
         max_points: frontiers of partial problems with more points than this are thinned to this many, whatever error that
             causes.
         max_table_cells: the most cells of a table that exact elimination may make.
+        max_work: the sums of points that the first attempt at an exact solution may look at.
         seconds: while the result isn't exact and less than this has passed, there are further rounds, and what they find and
             prove adds up. A round is expected to take four times as long as the one before; it isn't begun if that is more
             than the time left, and it counts for nothing if it isn't ready in time. The first result always counts. So with
@@ -31,6 +33,7 @@ class Budget:
 
     max_points: int = MAX_POINTS
     max_table_cells: int = MAX_TABLE_CELLS
+    max_work: float = MAX_WORK
     seconds: float = 5.0
     gap: float = 0.0
 
@@ -39,6 +42,8 @@ class Budget:
             raise ValueError(f"max_points must be at least 2, a frontier's two ends, got {self.max_points}")
         if self.max_table_cells < 1:
             raise ValueError(f"max_table_cells must be at least 1, got {self.max_table_cells}")
+        if not self.max_work >= 0:
+            raise ValueError(f"max_work must not be negative, got {self.max_work}")
         if not self.seconds >= 0 or not self.gap >= 0:
             raise ValueError(f"seconds and gap must not be negative, got {self.seconds} and {self.gap}")
 

@@ -44,8 +44,6 @@ Progress = Callable[[int, int], None]
 ALGORITHMS = ("ft-ldp", "ft-elimination", "exhaustive")
 MAX_PAIRS = 1 << 21
 """Pairs of states over all edges up to which an exact solution is tried first."""
-MAX_WORK = 1e8
-"""Sums of points that an exact solution may look at."""
 _MORE = 4
 _MOST_GAP = 0.1
 _SHARE = 0.75
@@ -96,7 +94,7 @@ class _Search:
     def run(self) -> Frontier:
         self._tell(0)
         check_supported(self.problem)
-        limits = Limits(self.budget.max_table_cells, MAX_WORK, is_strict=True)
+        limits = Limits(self.budget.max_table_cells, self.budget.max_work, is_strict=True)
         n_pairs = sum(edge.mem_bytes.size for edge in self.problem.edges)
         best = self._tracked(self.problem, limits) if n_pairs <= MAX_PAIRS else None
         if best is not None and (self._is_enough(best) or time.monotonic() > self.start + self.budget.seconds):
@@ -110,7 +108,7 @@ class _Search:
         guide.round()
         best = self._with(best, guide)
         self.deadline = self.start + self.budget.seconds
-        may_prune, limits = True, Limits(self.budget.max_table_cells, MAX_WORK, is_strict=True)
+        may_prune, limits = True, Limits(self.budget.max_table_cells, self.budget.max_work, is_strict=True)
         while not self._is_enough(best):
             # A round takes longer by up to the factor by which it has more cells, and a running elimination isn't cut short.
             expected = _MORE * (time.monotonic() - began)

@@ -56,7 +56,7 @@ class Operator:
     controls: tuple[str, ...] = ()
     source: str = ""
 
-    @property
+    @cached_property
     def operands(self) -> tuple[tuple[int, Tensor], ...]:
         """The inputs that are tensors, with their positions."""
         return tuple((i, tensor) for i, tensor in enumerate(self.inputs) if tensor is not None)

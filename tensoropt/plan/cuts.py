@@ -67,6 +67,7 @@ def balanced(
     times: TimesBySize,
     placed: Mapping[str, Block] = NOTHING,
     schedule: str | None = ONE_FORWARD_ONE_BACKWARD,
+    known: dict[tuple[str, ...], Stages] | None = None,
 ) -> Cut:
     """Return a model cut such that a step is predicted to take the least time of the cuts that are tried.
 
@@ -74,6 +75,7 @@ def balanced(
         choices: for each stage the devices that it may have; each device has one stage.
         placed: the devices of the operators that a user placed, by name.
         schedule: the order of the step's passes, see :func:`.tried_orders`.
+        known: cuts that were tried before, by the operators that stages end with; those tried now are added.
 
     Raises:
         InputError: there are fewer places to cut at than stages need, or none with which operators are as they are placed.
@@ -82,9 +84,16 @@ def balanced(
     at, blocks = places.shortest_longest(choices)
     sizes = [block.size for block in blocks]
     of_stages = times.of(sizes)
+    known = {} if known is None else known
+
+    def stages_at(at: Sequence[int]) -> Stages:
+        ends = tuple(places.names[place] for place in at)
+        if ends not in known:
+            known[ends] = Stages(model, ends)
+        return known[ends]
 
     def predicted_us(at: Sequence[int]) -> float:
-        stages = Stages(model, tuple(places.names[place] for place in at))
+        stages = stages_at(at)
         try:
             if not all(places.variables & members for members in stages.members):
                 return math.inf
@@ -101,7 +110,7 @@ def balanced(
             time_us = predicted_us(moved)
             if time_us < least_us:
                 at, least_us = moved, time_us
-    stages = Stages(model, tuple(places.names[place] for place in at))
+    stages = stages_at(at)
     why = why_not_placed(stages, blocks, placed) if placed else None
     if why is not None:
         raise InputError(why)

@@ -20,6 +20,7 @@ from ..program.schedule import check_schedule
 from ..search.problem.choices import ACCUMULATE, STAGES
 from ..search.problem.objectives import MEMORY_TIME
 from ..sharding.model import Model
+from ..sharding.stages import Stages
 from .alike_stages import AlikeStages
 from .cuts import Cut, balanced
 from .fewer_micro_batches import can_predict, in_fewer, is_beaten
@@ -211,7 +212,8 @@ def search_cuts(
         cuts += (each for each in _cut(request, placed, parallelism, count, [1], schedule) if math.isfinite(each[1].time_us))
     # Together all stages are refined as long as a model without.
     budget = request.budget or BY_DEFAULT
-    budget = replace(budget, seconds=budget.seconds / (count * len(cuts)))
+    share = count * len(cuts)
+    budget = replace(budget, seconds=budget.seconds / share, max_work=budget.max_work / share)
     bound_us, found, alike = min(each[-1] for each in cuts), list[SearchedStages](), AlikeStages()
     for n in reversed(slices):
         of_n = [(cut, times) for n_of_cut, cut, times, _ in cuts if n_of_cut == n]
@@ -268,13 +270,14 @@ def _cut(
     equal = equal_blocks(hardware, parallelism, count)
     if equal is not None and not set(placed.values()) <= set(equal):
         equal = None
+    tried: dict[tuple[str, ...], Stages] = {}  # most numbers of micro-batches are cut near the same places
     for n in slices:
         times = TimesBySize(model, hardware, n, request.known)
         bound_us = times.bound_us(sizes, count, parallelism)
-        fastest = balanced(model, hardware, all_choices, times, placed, schedule)
+        fastest = balanced(model, hardware, all_choices, times, placed, schedule, tried)
         found = [fastest]
         if equal is not None and fastest.blocks != equal:
-            found = [balanced(model, hardware, [[block] for block in equal], times, placed, schedule)]
+            found = [balanced(model, hardware, [[block] for block in equal], times, placed, schedule, tried)]
             if fastest.time_us < (1 - WORTH_UNEQUAL) * found[0].time_us:
                 found.append(fastest)
         for each in found:

@@ -27,9 +27,10 @@ from ..profiling.hardware import Hardware
 from ..report.sentences import time_text
 from ..search.problem.choices import STAGES
 from ..search.problem.objectives import MEMORY_TIME
+from ..sharding.stages import Stages
 from .cuts import balanced
 from .find_frontier import ModelFrontier
-from .find_staged import frontier_of, possible_micro_batches, search_cuts
+from .find_staged import WORTH_AT_ONCE, frontier_of, possible_micro_batches, search_cuts
 from .request import Request
 from .stage_times import TimesBySize
 from .staged_frontier import StagedFrontier
@@ -150,15 +151,19 @@ def _looks(request: Request, parallelism: int, most_us: float) -> Iterator[_Look
         blocks = equal_blocks(hardware, parallelism, count)
         if blocks is None:
             continue
-        for n in [request.micro_batches] if request.micro_batches else possible_micro_batches(request, count):
+        numbers = [request.micro_batches] if request.micro_batches else possible_micro_batches(request, count)
+        tried: dict[tuple[str, ...], Stages] = {}
+        for n in numbers:
             times = TimesBySize(model, hardware, n, request.known)
             if times.bound_us({block.size for block in blocks}, count, parallelism) > most_us:
                 continue
             try:
-                cut = balanced(model, hardware, [[block] for block in blocks], times, {}, None)
+                cut = balanced(model, hardware, [[block] for block in blocks], times, {}, None, tried)
             except InputError:  # it can't be cut into so many
                 continue
             yield _Look(cut.time_us, count, n)
+            if request.micro_batches is None and 1 not in numbers and cut.beside >= WORTH_AT_ONCE:
+                numbers.append(1)
 
 
 def _counts(hardware: Hardware, parallelism: int) -> list[int]:

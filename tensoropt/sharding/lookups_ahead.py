@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ..ir.graph import PLACEHOLDER, VARIABLE, Graph, Operator
 from ..rules.random import FROM_KEY, FROM_SEED
@@ -38,10 +39,7 @@ def lookups_ahead(graph: Graph, stage_of: Mapping[str, int], following: Collecti
     """
     (step,) = graph.train_steps.values()
     assert step.loss is not None
-    batch = next((op.result.shape[:1] for op in graph.step_operators if op.type == PLACEHOLDER and op.result.shape), ())
-    needed = graph.ancestors([step.loss]).difference(following)
-    trained = {name: _uses(graph, graph.operators[name], needed) for name in step.variables}
-    updated = {op.updates for op in graph.operators.values() if op.updates is not None}
+    batch, trained, updated = _uses_of_tables(graph, frozenset(following))
     first = {name: min((stage_of[op.name] for op in uses), default=-1) for name, uses in trained.items()}
     tables: dict[str, int] = {}
     lookups: dict[str, int] = {}
@@ -67,6 +65,22 @@ def lookups_ahead(graph: Graph, stage_of: Mapping[str, int], following: Collecti
     return LookupsAhead(tables, lookups, frozenset(indices))
 
 
+@lru_cache(maxsize=4)
+def _uses_of_tables(
+    graph: Graph, following: frozenset[str]
+) -> tuple[tuple[int, ...], dict[str, list[Operator]], set[str]]:
+    """Return the shape of the batch, the operators that use each trained variable, and the variables that operators update.
+
+    It is the same wherever a graph is cut, as many cuts are tried.
+    """
+    (step,) = graph.train_steps.values()
+    assert step.loss is not None
+    batch = next((op.result.shape[:1] for op in graph.step_operators if op.type == PLACEHOLDER and op.result.shape), ())
+    needed = graph.ancestors([step.loss]).difference(following)
+    trained = {name: _uses(graph, graph.operators[name], needed) for name in step.variables}
+    return batch, trained, {op.updates for op in graph.operators.values() if op.updates is not None}
+
+
 def _uses(graph: Graph, variable: Operator, needed: Collection[str]) -> list[Operator]:
     """Return those of the needed operators that use a variable."""
     return [op for op in graph.consumers.get(variable.result.name, ()) if op.name in needed]
@@ -87,6 +101,7 @@ def _uses_of_followers(
                     yield from (stage_of[each.name] for each in graph.consumers.get(name, ()) if each.name not in following)
 
 
+@lru_cache(maxsize=16)
 def _made_of_feeds(graph: Graph, lookup: Operator, batch: tuple[int, ...]) -> set[str] | None:
     """Return the names of the operators that compute a lookup's indices from fed batches; None if they need others."""
     found = graph.ancestors([tensor for position, tensor in lookup.operands if position == 1])

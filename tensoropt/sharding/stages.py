@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain, product
 
 from ..common.errors import InputError
 from ..ir.gradient_info import Backward
-from ..ir.graph import CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Graph, MicroBatching, Operator, Tensor
-from ..rules.random import FROM_KEY, FROM_SEED
+from ..ir.graph import PLACEHOLDER, SOURCES, VARIABLE, Graph, MicroBatching, Operator, Tensor
 from .branches import early_first, runs_early
+from .cut_invariants import backwards, constant, following, taken_by_optimizer
 from .lookups_ahead import LookupsAhead, lookups_ahead
 from .micro_batches import SUM
 from .model import Model
@@ -271,21 +271,21 @@ class Stages:
     @cached_property
     def ahead(self) -> LookupsAhead:
         """The lookups that run in the stage of their table, ahead of those that use the rows."""
-        return lookups_ahead(self.whole.graph, self._in_order, _following(self.whole.graph))
+        return lookups_ahead(self.whole.graph, self._in_order, following(self.whole.graph))
 
     def _follows(self, op: Operator) -> bool:
         """Return whether an operator follows from variables and constants alone."""
-        return op.name in _following(self.whole.graph)
+        return op.name in following(self.whole.graph)
 
     @cached_property
     def _everywhere(self) -> frozenset[str]:
         """The names of the operators that every stage has: what the optimizer takes, and the counter of steps."""
-        return _taken_by_optimizer(self.whole.graph)
+        return taken_by_optimizer(self.whole.graph)
 
     @cached_property
     def _constant(self) -> frozenset[str]:
         """The names of the operators that follow from constants alone."""
-        return _constant(self.whole.graph)
+        return constant(self.whole.graph)
 
     @cached_property
     def _homes(self) -> dict[str, int]:
@@ -294,16 +294,15 @@ class Stages:
         Raises:
             InputError: a variable is updated in a later stage.
         """
-        graph, everywhere = self.whole.graph, self._everywhere
+        graph, in_order = self.whole.graph, self._in_order
         first: dict[str, int] = {}  # by tensor, the first stage that needs it
-        for op in reversed(tuple(graph.operators.values())):
-            if op.name in everywhere or op.type in SOURCES:
-                continue
-            stage = self._in_order[op.name]
-            if self._follows(op):
-                stage = min((first[tensor.name] for tensor in op.outputs if tensor.name in first), default=self.n - 1)
-            for _, tensor in op.operands:
-                first[tensor.name] = min(stage, first.get(tensor.name, stage))
+        for name, results, operands in backwards(graph):
+            stage = in_order[name]
+            if results is not None:
+                stage = min((first[result] for result in results if result in first), default=self.n - 1)
+            for operand in operands:
+                if first.get(operand, stage) >= stage:
+                    first[operand] = stage
         updated_in: dict[str, set[int]] = {}
         for op in graph.operators.values():
             if op.updates is not None:
@@ -360,36 +359,3 @@ class Stages:
         operands = chain.from_iterable(graph.operators[name].operands for name in own)
         used = {tensor.name: tensor for _, tensor in operands}
         return [tensor for tensor in used.values() if graph.producers[tensor.name].name not in own]
-
-
-# What is the same wherever a graph is cut, as many cuts are tried
-
-
-@lru_cache(maxsize=4)
-def _following(graph: Graph) -> frozenset[str]:
-    """Return the names of the operators that follow from variables and constants alone."""
-    operators = (op for op in graph.operators.values() if op.updates is None and op.outputs)
-    return frozenset(op.name for op in operators if all(tensor.name in graph.made_of_variables for tensor in op.outputs))
-
-
-@lru_cache(maxsize=4)
-def _taken_by_optimizer(graph: Graph) -> frozenset[str]:
-    """Return the names of the operators that compute what the optimizer takes, and of the counter of steps."""
-    (step,) = graph.train_steps.values()
-    found = graph.ancestors(step.optimizer.tensors)
-    for name in found:
-        if graph.operators[name].is_trainable:
-            raise InputError(f"the optimizer takes what is made of '{name}', which is trained; use stages=1")
-    return frozenset(found | ({step.step_counter} if step.step_counter else set()))
-
-
-@lru_cache(maxsize=4)
-def _constant(graph: Graph) -> frozenset[str]:
-    """Return the names of the operators that follow from constants alone."""
-    found: set[str] = set()
-    drawn = {*FROM_KEY, *FROM_SEED}
-    for op in graph.operators.values():
-        follows = op.operands and all(graph.producers[tensor.name].name in found for _, tensor in op.operands)
-        if op.type == CONSTANT or (follows and op.updates is None and op.type not in drawn):
-            found.add(op.name)
-    return frozenset(found)
