@@ -212,6 +212,7 @@ def test_the_only_cut_that_is_possible_is_found_among_many_places(where: str) ->
     else:
         trained = (np.arange(n + 1) >= only).astype(int) + (np.arange(n + 1) > only)
     times = {2: np.arange(n + 1.0)}
-    places = _Places(names, times, crossing, {0: 0.0, 2: 0.001, 4: 0.0}, trained, frozenset(names), placed)
+    of_places = {0: 0.0, 2: 0.001, 4: 0.0}, trained, frozenset(names), placed, {2: np.zeros(n + 1)}
+    places = _Places(names, times, crossing, *of_places)
     assert only not in places._few()
     assert places.shortest_longest([[each] for each in blocks])[0] == [only - 1]
