@@ -32,6 +32,8 @@ MOST_TRIED = 48
 """The most cuts that are predicted, over all of a model's."""
 FEWEST_TRIED = 6
 """The fewest places that are tried for each cut, and the most beside these for branches."""
+LEAST_BESIDE = 0.05
+"""Places are tried for branches if these are beside other operators for this share of all operators' time."""
 MOST_PLACES = 512
 """At the most so many places are looked at for the shortest longest stage; the cuts are then moved among all."""
 NOTHING: Mapping[str, Block] = MappingProxyType({})
@@ -256,7 +258,8 @@ class _Places:
         others = [place for place in range(first, end) if place != at[number] and self._differs(place, blocks)]
         others.sort(key=lambda place: self.longest_us([*at[:number], place, *at[number + 1 :]], blocks))
         beside_us = self.beside_us[blocks[number + 1].size]
-        branching = [place for place in others[most:] if beside_us[place + 1] > 0.0]
+        least_us = LEAST_BESIDE * self.time_us[blocks[number + 1].size][-1]
+        branching = [place for place in others[most:] if beside_us[place + 1] > least_us]
         return others[:most] + sorted(branching, key=lambda place: -beside_us[place + 1])[:FEWEST_TRIED]
 
     def _differs(self, place: int, blocks: Sequence[Block]) -> bool:

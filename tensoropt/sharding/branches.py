@@ -10,13 +10,16 @@ stage needs of the batch without a variable, such as a mask, stays where it is: 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from functools import lru_cache
+from heapq import heapify, heappop, heappush
 
-from ..ir.graph import SOURCES, VARIABLE, Graph, Operator, Tensor
+from ..ir.graph import VARIABLE, Graph, Operator
 
 
-def runs_early(graph: Graph, members: frozenset[str], awaited: Collection[str], ahead: Collection[str]) -> frozenset[str]:
+def runs_early(
+    graph: Graph, members: frozenset[str], awaited: Collection[str], ahead: Set[str]
+) -> frozenset[str]:
     """Return the names of the operators of branches that begin in a stage, with all of it that they need.
 
     None of them needs what is awaited, nor is there an order to keep with updates. A stage that awaits nothing has none.
@@ -26,22 +29,40 @@ def runs_early(graph: Graph, members: frozenset[str], awaited: Collection[str], 
         awaited: the names of the tensors that earlier stages send it in each pass.
         ahead: the names of the lookups that run ahead of all passes.
     """
-    starts = branch_starts(graph)
-    if not awaited or starts.isdisjoint(members):
-        return frozenset()
-    waits, of_branches = set(awaited), set[str]()
-    found: list[Tensor] = []
-    for op in graph.operators.values():
-        if op.name not in members or op.type in SOURCES:
-            continue
-        operands = [tensor.name for _, tensor in op.operands]
-        if op.updates is not None or op.controls or not waits.isdisjoint(operands):
-            waits.update(tensor.name for tensor in op.outputs)
-        elif op.name in starts or not of_branches.isdisjoint(operands):
-            of_branches.update(tensor.name for tensor in op.outputs)
-            if op.name not in ahead:
-                found += op.outputs
-    return frozenset(graph.ancestors(found)) & members
+    pending = [(_places(graph)[name], name) for name in branch_starts(graph) & members] if awaited else []
+    heapify(pending)
+    early, seen = set[str](), {name for _, name in pending}
+    while pending:
+        op = graph.operators[heappop(pending)[1]]
+        if not _waits(graph, op, members, awaited, early):
+            early.add(op.name)
+            following = (each.name for tensor in op.outputs for each in graph.consumers.get(tensor.name, ()))
+            for name in members.intersection(following) - seen:
+                seen.add(name)
+                heappush(pending, (_places(graph)[name], name))
+    ends = [tensor for name in early - ahead for tensor in graph.operators[name].outputs]
+    return frozenset(graph.ancestors(ends)) & members
+
+
+def _waits(graph: Graph, op: Operator, members: frozenset[str], awaited: Collection[str], early: set[str]) -> bool:
+    """Return whether an operator needs what is awaited, or must keep an order with updates.
+
+    Args:
+        early: the operators of branches before it that don't.
+    """
+    pending, seen = [op], {op.name}
+    while pending:
+        each = pending.pop()
+        if each.updates is not None or each.controls:
+            return True
+        for _, tensor in each.operands:
+            producer = graph.producers[tensor.name]
+            if tensor.name in awaited:
+                return True
+            if producer.name in members and producer.name not in early and producer.name not in seen:
+                seen.add(producer.name)
+                pending.append(producer)
+    return False
 
 
 def early_first(graph: Graph, early: Collection[str]) -> Iterable[Operator]:
@@ -71,6 +92,12 @@ def earliest_needed(graph: Graph, places: Mapping[str, int]) -> dict[str, int]:
         if op.name in starts or any(name in found for name in producers):
             found[op.name] = first[op.name]
     return found
+
+
+@lru_cache(maxsize=4)
+def _places(graph: Graph) -> Mapping[str, int]:
+    """Return the operators' places in program order."""
+    return {name: place for place, name in enumerate(graph.operators)}
 
 
 @lru_cache(maxsize=4)

@@ -139,7 +139,8 @@ class Stages:
         """For each stage the names of the operators that it runs before it waits: see :mod:`.branches`."""
         awaited = [{each.tensor for each in self.awaited if each.target == index} for index in range(self.n)]
         of_stages = zip(self.members, awaited, strict=True)
-        return tuple(runs_early(self.whole.graph, members, tensors, self.ahead.lookups) for members, tensors in of_stages)
+        ahead = self.ahead.lookups.keys()
+        return tuple(runs_early(self.whole.graph, members, tensors, ahead) for members, tensors in of_stages)
 
     def graph_of(self, index: int, graph: Graph) -> Graph:
         """Return a stage's part of the model's graph, or of that of one of its micro-batches.

@@ -18,7 +18,7 @@ from pipeline.staged import random_cuts, random_engine_of
 from pipeline.test_cuts import of_all_cuts, slow_link, times_of
 
 from tensoropt.ft import Budget
-from tensoropt.ir.graph import VARIABLE
+from tensoropt.ir.graph import SOURCES, VARIABLE
 from tensoropt.plan.cuts import balanced
 from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.request import Request
@@ -26,6 +26,7 @@ from tensoropt.plan.stage_times import TimesBySize, estimated_us, transfers, wor
 from tensoropt.plan.submeshes import Block
 from tensoropt.program.schedule import SCHEDULES
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.sharding.branches import branch_starts
 from tensoropt.sharding.stages import Stages
 
 BATCH = 8
@@ -129,6 +130,35 @@ def test_places_for_branches_are_tried_however_long_the_longest_stage(monkeypatc
     monkeypatch.setattr("tensoropt.plan.cuts.MOST_TRIED", 1)
     monkeypatch.setattr("tensoropt.plan.cuts.FEWEST_TRIED", 1)
     assert cut_in_two("two_towers", 1, 1e12).stages.cuts == (CUTS["two_towers"],)
+
+
+def early_of(stages: Stages, index: int) -> frozenset[str]:
+    """Return what a stage runs early: by all operators in order, those that need nothing that is awaited."""
+    graph, members = stages.whole.graph, stages.members[index]
+    waits = {each.tensor for each in stages.awaited if each.target == index}
+    if not waits:
+        return frozenset()
+    found, of_branches = [], set[str]()
+    for op in graph.operators.values():
+        operands = {tensor.name for _, tensor in op.operands}
+        results = [tensor.name for tensor in op.outputs]
+        if op.name not in members or op.type in SOURCES:
+            continue
+        if op.updates is not None or op.controls or waits & operands:
+            waits.update(results)
+        elif operands & of_branches or op.name in branch_starts(graph):
+            of_branches.update(results)
+            found += op.outputs if op.name not in stages.ahead.lookups else []
+    return frozenset(graph.ancestors(found)) & members
+
+
+@pytest.mark.parametrize(("name", "seed"), [(name, seed) for name in [*models.FUNCTIONS, *MODELS] for seed in range(5)])
+def test_what_runs_early_needs_nothing_that_is_awaited(name: str, seed: int) -> None:
+    recorded = models.recorded(name, "adam") if name in models.FUNCTIONS else zoo.record(MODELS[name], "adam")
+    n_trained = sum(op.is_trainable for op in recorded.graph.variables)
+    for n_stages in range(2, min(3, n_trained) + 1):
+        stages = random_cuts(recorded, n_stages, seed)
+        assert stages.early == tuple(early_of(stages, index) for index in range(n_stages))
 
 
 @pytest.mark.parametrize("name", [*models.FUNCTIONS, *MODELS])
