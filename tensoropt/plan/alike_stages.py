@@ -50,7 +50,8 @@ def _transferred(found: ModelFrontier, request: Request, model: Model, mesh: Mes
     """Return a frontier as that of a model that differs from its own in names alone."""
     costing = costing_of(model, request.hardware, mesh, request.known)
     built = found.built.of_alike(found.model.graph, model.graph)
-    counter = PeakCounter(model, built, Peaks(model, costing, PathFinder(costing.reshardings.steps)), found.peaks_by_states)
+    peaks = Peaks(model, costing, PathFinder(costing.reshardings.steps))
+    counter = PeakCounter(model, built, peaks, found.peaks_by_states, found.passes_by_states)
     return replace(
         found, model=model, built=built, costing=costing, counter=counter, seconds_by_phase={}, _peaks={}, _simulated={}
     )

@@ -16,8 +16,10 @@ from ..ft import Frontier
 from ..ft.nonadditive.equal_costs import equal_beside, exchanged
 from ..ft.pareto import reduce_unsorted
 from ..profiling.hardware import Hardware
+from ..program.deferral import StageEnds
 from ..program.fast_peak import Peaks
 from ..program.liveness import Instruction, Peak, peak_of_program
+from ..program.pass_memory import PassMemory
 from ..program.peak import instructions_of
 from ..program.simulator import Network, StepActions, network_of, step_graph
 from ..program.simulator.timeline import StepTimeline, timeline_of
@@ -132,6 +134,10 @@ class FoundPoints:
         """Return the step of a point's plan as a program on buffers; see :mod:`..program.peak`."""
         return instructions_of(self._counter.view(self.found.strategies[point]), self.costing, self._path_finder)
 
+    def pass_memory(self, point: int, ends: StageEnds) -> PassMemory:
+        """Return the memory of a stage's passes with a point's plan; see :func:`..program.pass_memory.pass_memory`."""
+        return self._counter.passes_of(self.found.strategies[point], ends)
+
     @cached_property
     def _counter(self) -> PeakCounter:
         return self.counter or PeakCounter(self.model, self.built, Peaks(self.model, self.costing, self._path_finder))
@@ -140,6 +146,11 @@ class FoundPoints:
     def peaks_by_states(self) -> dict[bytes, int]:
         """The peaks that are known, in bytes, by the bytes of the nodes' states; what is found later is added."""
         return self._counter.known
+
+    @property
+    def passes_by_states(self) -> dict[tuple[object, ...], PassMemory]:
+        """The memory of a stage's passes that is known, see :class:`.PeakCounter`; what is found later is added."""
+        return self._counter.known_passes
 
     @property
     def certified(self) -> Frontier:

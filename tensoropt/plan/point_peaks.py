@@ -9,7 +9,9 @@ from functools import cached_property
 import numpy as np
 
 from ..common.progress import Progress
+from ..program.deferral import StageEnds
 from ..program.fast_peak import Columns, Peaks
+from ..program.pass_memory import PassMemory, pass_memory
 from ..program.peak import MOST_MICRO_BATCHES, peak_of
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface, OperandSharding, Rule, interface_of
@@ -36,12 +38,14 @@ class PeakCounter:
 
     Attributes:
         known: the peaks that were counted so far, by the bytes of the nodes' states.
+        known_passes: of a stage the memory of its passes, by these bytes and by what it exchanges.
     """
 
     model: Model
     built: StrategyProblem
     peaks: Peaks
     known: dict[bytes, int] = field(default_factory=dict)
+    known_passes: dict[tuple[object, ...], PassMemory] = field(default_factory=dict)
     _interfaces: dict[tuple[int, int], Interface] = field(default_factory=dict)
     _rematerializable: dict[tuple[str, int], bool] = field(default_factory=dict)
 
@@ -88,6 +92,16 @@ class PeakCounter:
         """Keep the peak of a strategy that was replayed elsewhere, and return it."""
         self.known[states.tobytes()] = n_bytes
         return n_bytes
+
+    def passes_of(self, states: np.ndarray, ends: StageEnds) -> PassMemory:
+        """Return the memory of a stage's passes under a strategy."""
+        numbers = {name: number for number, name in enumerate(self.model.graph.tensors)}
+        exchanged = (frozenset(map(numbers.get, names)) for names in (ends.received, ends.returned))
+        key = (states.tobytes(), *exchanged, ends.divides)  # without names, as they differ between stages that are alike
+        if key not in self.known_passes:
+            peaks = self.peaks
+            self.known_passes[key] = pass_memory(self.view(states), peaks.costing, peaks.path_finder, ends)
+        return self.known_passes[key]
 
     def peaks_of(self, states: np.ndarray, progress: Progress | None = None) -> np.ndarray | None:
         """Return the peaks of strategies, int64[P]; None where that would take long.

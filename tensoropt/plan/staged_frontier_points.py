@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from ..common.garbage import older_objects_kept
 from ..common.progress import Progress
 from ..ft.pareto import reduce_unsorted
 from ..program.schedule import StepOrder
 from .find_frontier import ModelFrontier
 from .plan import Plan
-from .stage_points import SearchedStages, needed_bytes
+from .stage_memory import needed_bytes
+from .stage_points import SearchedStages
 from .staged_plan import PlannedStage, StagedPlan
 
 MOST_EVALUATED = 16
@@ -146,6 +148,7 @@ class StagedPoint:
 AnyPoint = UnstagedPoint | StagedPoint
 
 
+@older_objects_kept()
 def minimal_points(
     unstaged: Sequence[ModelFrontier],
     searched: Sequence[SearchedStages],

@@ -29,7 +29,8 @@ from ..sharding.model import Model
 from .find_frontier import ModelFrontier
 from .find_staged import frontier_of, possible_micro_batches, search_cuts, why_too_large
 from .request import ONCE, Request
-from .stage_points import SearchedStages, StageCosts
+from .stage_memory import StageCosts
+from .stage_points import SearchedStages
 from .staged_frontier import StagedFrontier
 from .staged_frontier_points import UnstagedPoint, reduced, staged_points
 from .stages_that_pay import may_take_stages

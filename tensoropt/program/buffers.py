@@ -7,7 +7,8 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ..costs.operator_costs import OperatorCosting
@@ -50,8 +51,15 @@ _Sized = tuple[Buffer, int]
 class TaskBuffers:
     """The buffers of a step's values, and the instructions of its tasks."""
 
-    def __init__(self, view: StrategyView, costing: OperatorCosting, path_finder: PathFinder) -> None:
-        self.view, self.costing, self.path_finder = view, costing, path_finder
+    def __init__(
+        self,
+        view: StrategyView,
+        costing: OperatorCosting,
+        path_finder: PathFinder,
+        received: Collection[str] = (),
+    ) -> None:
+        """Take a strategy, and the names of the tensors that other stages of a pipeline compute."""
+        self.view, self.costing, self.path_finder, self._received = view, costing, path_finder, received
         self._out = Instructions(view, costing, path_finder)
         self._flow = GradientFlow(view, path_finder)
         self._program = StepProgram((), {})
@@ -73,19 +81,31 @@ class TaskBuffers:
 
     def instructions(self, program: StepProgram) -> list[Instruction]:
         """Return the instructions of a step."""
-        self._program = program
+        self._program, places = program, deque(program.passes)
         n_others = self.view.graph.n_micro_batches - program.n_micro_batches
         micro_batch = -1
-        for task in program.tasks:
+        for index, task in enumerate(program.tasks):
+            while places and places[0] == index:
+                places.popleft()
+                self._begin_pass()
+                if n_others and not places:
+                    self._stand_for(n_others, 0)
             if task.micro_batch > micro_batch:
                 micro_batch = task.micro_batch
                 self._out.catch_up()  # a micro-batch waits for the sums of the one before
-                if n_others and micro_batch == program.n_micro_batches - 2:
+                if n_others and micro_batch == program.n_micro_batches - 2 and not program.passes:
                     self._stand_for(n_others, micro_batch - 1)
             self._run(task)
+        for _ in places:
+            self._begin_pass()
         self._out.catch_up()
         self._out.add(self._waiting)
         return self._out.finished()
+
+    def _begin_pass(self) -> None:
+        """Let all that was written be over before a pass of a stage begins, and note where that is."""
+        self._for_parameters, self._has_rematerialized = [], False
+        self._out.end_pass()
 
     def _stand_for(self, n_others: int, micro_batch: int) -> None:
         """Let what lookups found in a micro-batch stand for that of others: their gradients wait for the update, too."""
@@ -108,8 +128,8 @@ class TaskBuffers:
                 self._feed(task)
             case "feed", _:
                 self._begin_backward(task)
-            case "write", _:
-                self._write(task)
+            case "write" | "send", _:
+                self._read(task)
             case "compute", "backward":
                 self._compute_gradients(task)
             case "compute", "forward":
@@ -152,6 +172,9 @@ class TaskBuffers:
         Of a batch that is alive from the start a micro-batch takes its samples.
         """
         op = self._operator(task)
+        if op.result.name in self._received:
+            self._receive(op, task)
+            return
         if task.micro_batch >= 0:
             self._buffers[task.writes[0]] = Buffer(self._out.result_bytes(op, op.result), COPIES)
             self._out.add([], [self._buffers[task.writes[0]]])
@@ -167,8 +190,15 @@ class TaskBuffers:
         others = Buffer((n_runs - 1) * shard.n_bytes, _USES[op.type], of=op.result.name)
         self._out.lasting += [shard, others, Buffer(sum(slots), SLOTS, of=op.result.name)]
 
-    def _write(self, task: Task) -> None:
-        """Add an operator that writes to a variable in place, or reads it after such a write."""
+    def _receive(self, op: Operator, task: Task) -> None:
+        """Add the reception of what another stage computes; of a batch that comes in micro-batches, nothing."""
+        if task.writes:
+            received = Buffer(self._out.result_bytes(op, op.result), COPIES, is_python_s=True, of=op.result.name)
+            self._buffers.update(dict.fromkeys(task.writes, received))
+            self._out.add([], [received], calls_python=True)
+
+    def _read(self, task: Task) -> None:
+        """Add an operator that writes to a variable in place, or reads it after such a write; or what sends gradients."""
         self._out.add([self._buffer(value) for value in task.reads])
 
     def _reshard(self, task: Task) -> None:

@@ -35,12 +35,15 @@ class Instructions:
         path_finder: finds the path of each resharding.
         overlaps: whether communication overlaps with compute, in a chain of its own.
         lasting: the buffers that stay alive to the end.
+        passes: of a stage of a pipeline, the index of the instruction before each of its passes, and of that behind the
+            last.
     """
 
     def __init__(self, view: StrategyView, costing: OperatorCosting, path_finder: PathFinder) -> None:
         self.view, self.costing, self.path_finder = view, costing, path_finder
         self.overlaps = costing.reshardings.overlaps
         self.lasting: list[Buffer] = []
+        self.passes: list[int] = []
         self._program: list[Instruction] = []
         # Collectives that only updates wait for, and the instructions that wait for these; and those that bring gradients
         # back. A rank that computes one operator at a time computes on while it can. It runs them when it has to wait for
@@ -87,6 +90,12 @@ class Instructions:
         self._behind.clear()
         self._pending.clear()
         self._needed.clear()
+
+    def end_pass(self) -> None:
+        """Append the delayed instructions, and have Python called until what died is freed: by messages between stages."""
+        self.catch_up()
+        self._program += [Instruction((), (), calls_python=True)] * 2
+        self.passes.append(len(self._program) - 1)
 
     def move(
         self,

@@ -12,6 +12,7 @@ from ..sharding.consumers import HYPERPARAMETER, LOSS
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
 from .backward import BackwardPass
+from .deferral import StageEnds, divided
 from .tasks import (
     ACCUMULATED,
     BACKWARD,
@@ -23,6 +24,7 @@ from .tasks import (
     OPERATOR,
     RESHARD,
     RESULT,
+    SEND,
     SHARED,
     SUM,
     WRITE,
@@ -43,11 +45,14 @@ class StepProgram:
         aliases: values that are another value's memory, since nothing has to be done to make them of it.
         n_micro_batches: how many micro-batches were written out; the last but one stands for the last one of those
             between, which are alike.
+        passes: of a stage of a pipeline in micro-batches, the index of the task with which each pass begins, and that behind
+            the last one. Each micro-batch has three: forward, backward, and what the backward pass defers.
     """
 
     tasks: tuple[Task, ...]
     aliases: Mapping[Value, Value]
     n_micro_batches: int = 1
+    passes: tuple[int, ...] = ()
 
     def source(self, value: Value) -> Value:
         """Return the value whose memory a value is."""
@@ -60,7 +65,11 @@ class StepProgram:
 
 
 def step_program(
-    view: StrategyView, path_finder: PathFinder, most_micro_batches: int | None = None, is_whole: bool = False
+    view: StrategyView,
+    path_finder: PathFinder,
+    most_micro_batches: int | None = None,
+    is_whole: bool = False,
+    ends: StageEnds | None = None,
 ) -> StepProgram:
     """Return the step of a strategy; operators without a config aren't run.
 
@@ -68,8 +77,9 @@ def step_program(
         most_micro_batches: how many micro-batches are written out at most.
         is_whole: whether every resharding is a task, even if nothing has to be done, so that the tasks are those of every
             strategy that regathers and rematerializes the same; see :class:`.gradient_flow.GradientFlow`.
+        ends: what a stage of a pipeline exchanges with others; None for a model that isn't cut.
     """
-    return _Step(view, path_finder, is_whole).written(most_micro_batches)
+    return _Step(view, path_finder, is_whole, ends).written(most_micro_batches)
 
 
 class _Pass:
@@ -84,8 +94,8 @@ class _Pass:
 class _Step:
     """The step that is being written."""
 
-    def __init__(self, view: StrategyView, path_finder: PathFinder, is_whole: bool) -> None:
-        self.view, self.path_finder, self.is_whole = view, path_finder, is_whole
+    def __init__(self, view: StrategyView, path_finder: PathFinder, is_whole: bool, ends: StageEnds | None) -> None:
+        self.view, self.path_finder, self.is_whole, self.ends = view, path_finder, is_whole, ends
         self.tasks: list[Task] = []
         self.aliases: dict[Value, Value] = {}
         self._once = _Pass(view, path_finder, None, is_whole)
@@ -98,6 +108,9 @@ class _Step:
         self._trained: set[str] = set()
         # The index of the task with which the first backward pass begins.
         self._start = -1
+        # The index of the task with which the deferred part of the last backward pass begins; and that of all passes.
+        self._deferred = 0
+        self._passes: list[int] = []
 
     @property
     def graph(self) -> Graph:
@@ -124,7 +137,7 @@ class _Step:
         n = micro_batching.n if most_micro_batches is None else min(micro_batching.n, most_micro_batches)
         in_micro_batches = [op for op in operators if op.updates is None and graph.n_runs(op.result.name) > 1]
         self._run_micro_batches(in_micro_batches, n, after)
-        return StepProgram(tuple(self.tasks), self.aliases, n)
+        return StepProgram(tuple(self.tasks), self.aliases, n, tuple(self._passes) if self.ends is not None else ())
 
     def _write_once(self, op: Operator) -> None:
         """Write an operator that is run once a step, after the gradients and the updates that it waits for."""
@@ -155,13 +168,14 @@ class _Step:
             which = MicroBatch(micro_batching, index, self.view.strategy.mesh.n_devices)
             passes.append(_Pass(self.view, self.path_finder, which, self.is_whole))
             self._micro_batch, self._pass = index, passes[-1]
+            self._passes.append(len(self.tasks))
             for op in operators:
                 if op.type == PLACEHOLDER:
                     self._add(FEED, FORWARD, Site(OPERATOR, op.name), (), _results(op))
                 elif op.type != CONSTANT:
                     self._compute(op)
             start = len(self.tasks)
-            arrived = self._back_from_loss(taken, copies | self._found(taken))
+            arrived = self._back_from_loss(taken, copies | self._found(taken) | self._returned)
             written = {value: at for at, task in enumerate(self.tasks[start:], start) for value in task.writes}
             # Each is accumulated as soon as it is there. The later come first, so that indices of earlier ones stay.
             for site, value in sorted(arrived.items(), key=lambda each: -written[each[1]]):
@@ -171,12 +185,15 @@ class _Step:
                 total = Value(site, ACCUMULATED, index + 1)
                 reads = (*([sums[site]] if index else ()), value)
                 self.tasks.insert(written[value] + 1, Task(SUM, BACKWARD, site, reads, (total,)))
+                self._deferred += written[value] < self._deferred
                 sums[site] = total
+            self._passes += [start, self._deferred]
+        self._passes.append(len(self.tasks))
         self._micro_batch, self._pass = -1, self._once
         for op in after:
             self._compute_after(op, passes)
         self._start = len(self.tasks)
-        self._taken[taken.name] = self._back(sums, self._variables(taken), {})
+        self._taken[taken.name] = self._back(sums, self._variables(taken) | self._returned, {})
         self._train([self.graph.train_steps[taken.name]], rows)
 
     def _add(
@@ -299,7 +316,8 @@ class _Step:
         if taken.name not in self._taken:
             if self._start < 0:
                 self._start = len(self.tasks)
-            self._taken[taken.name] = self._back_from_loss(taken, self._variables(taken) | self._found(taken))
+            starts = self._variables(taken) | self._found(taken) | self._returned
+            self._taken[taken.name] = self._back_from_loss(taken, starts)
         return self._taken[taken.name]
 
     def _train(self, steps: Sequence[TrainStep], rows: Mapping[Site, Sequence[Value]] | None = None) -> None:
@@ -338,14 +356,27 @@ class _Step:
         lookups = [name for variable in taken.variables for name in self.graph.lookups.get(variable, ())]
         return {self.graph.operators[name].result.name for name in lookups}
 
+    @property
+    def _returned(self) -> frozenset[str]:
+        """The names of the tensors whose gradients are sent back to other stages."""
+        return frozenset() if self.ends is None else self.ends.returned
+
     def _back_from_loss(self, taken: Gradients, starts: set[str]) -> dict[Site, Value]:
-        """Write the backward pass from a loss; return the gradients that nothing passes on."""
+        """Write the backward pass from a loss; return the gradients that nothing passes on, in this stage."""
         site = Site(OPERAND, taken.name, LOSS)
         self._operand(site, taken.loss)
         # The gradient of the loss is a constant.
-        seed = Value(site, GRADIENT_OF)
+        seed, start = Value(site, GRADIENT_OF), len(self.tasks)
         self._add(FEED, BACKWARD, site, (Value(site),), (seed,))
-        return self._back({site: seed}, starts, {taken.name: taken.loss})
+        arrived = self._back({site: seed}, starts, {taken.name: taken.loss})
+        sent = [value for name in self._returned if (value := arrived.pop(Site(RESULT, name), None)) is not None]
+        first, deferred = self.tasks[start:], list[Task]()
+        if self.ends is not None and self.ends.divides:
+            first, deferred = divided(first, sent, self.aliases, self.graph.operators)
+        first += [Task(SEND, BACKWARD, site, tuple(sent), (), micro_batch=self._micro_batch)] * bool(sent)
+        self.tasks[start:] = [*first, *deferred]
+        self._deferred = start + len(first)
+        return arrived
 
     def _back(
         self, given: Mapping[Site, Value], starts: set[str], losses: Mapping[str, Tensor]

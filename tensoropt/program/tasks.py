@@ -20,7 +20,7 @@ FIRST, AGAIN, GRADIENT, RETURNED, ACCUMULATED = "", "again", "gradient", "return
 """Versions of a value: of the forward pass, made once more, its gradient, the gradient after its resharding, and gradients
 accumulated over micro-batches."""
 
-FEED, COMPUTE, RESHARD, SUM, WRITE, UPDATE = "feed", "compute", "reshard", "sum", "write", "update"
+FEED, COMPUTE, RESHARD, SUM, WRITE, UPDATE, SEND = "feed", "compute", "reshard", "sum", "write", "update", "send"
 COMPUTING, COMMUNICATING, OVERLAPPABLE = "compute", "communication", "overlappable communication"
 """The streams of tasks: each has a total order, which is that of the program. For what is overlappable only updates wait."""
 FORWARD, BACKWARD, REMATERIALIZED = "forward", "backward", "rematerialized"
@@ -83,7 +83,7 @@ class Task:
     Attributes:
         work: FEED a placeholder, variable or constant; COMPUTE an operator or its gradient; RESHARD a value or a gradient;
             SUM two gradients; WRITE to a variable, or read it after that, by an operator of the model; UPDATE a variable by
-            its gradient, or by those of the rows that lookups found in it.
+            its gradient, or by those of the rows that lookups found in it; SEND gradients to an earlier stage.
         direction: FORWARD, BACKWARD, or REMATERIALIZED: once more in the backward pass.
         site: what is computed or resharded; for a sum, where the gradients arrive.
         reads: the values that it reads.

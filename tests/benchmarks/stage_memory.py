@@ -6,7 +6,7 @@
 Of each schedule the point of least memory runs and the fastest one, where these differ; one thread a rank. Measured is the
 largest of a stage's ranks: what TensorFlow's allocator reports at the peak of a step, with variables and slots, and the
 arrays that messages and collectives arrive in and leave from. What waits inside of MPI nobody can see: ``seen`` is the
-prediction without messages that wait for a stage which computes. Other work on the machine matters little.
+prediction with the messages of one micro-batch alone, as those before have left. Other work on the machine matters little.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from tensoropt.lowering.resharding.backends import CommunicatingBackend, TimedBa
 from tensoropt.lowering.resharding.reshard import Resharder
 from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.request import Request
-from tensoropt.plan.stage_points import StageCosts
+from tensoropt.plan.stage_memory import messages_of, needed_bytes
 from tensoropt.plan.staged_frontier_points import StagedPoint
 from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import Hardware
 from tensoropt.profiling.trace import MemoryEvent, traced_step
-from tensoropt.program.schedule import SCHEDULES, most_waiting
+from tensoropt.program.pass_memory import Messages
+from tensoropt.program.schedule import SCHEDULES
 from tensoropt.reschedule.cross_mesh import CrossMesh, TransferPart
 from tensoropt.runtime.collectives.timed import TimedCommunicator
 from tensoropt.runtime.execute import MPI
@@ -131,23 +132,29 @@ def measured_bytes(plan: StagedPlan, recorded: Recorded, processes: Processes) -
     return [max(n_bytes for at, n_bytes in found if at == number) for number in range(len(plan.stages))]
 
 
-def bytes_in_messages(point: StagedPoint) -> list[int]:
-    """Return for each stage the predicted bytes of messages that wait for a stage which computes."""
+@dataclass(frozen=True, slots=True)
+class SeenMessages(Messages):
+    """Messages of which those of one micro-batch alone wait where they can be seen."""
+
+    def waiting_bytes(self, in_flight: int, others: int) -> int:
+        of_one = Messages(self.sent, tuple((n_bytes, min(most, in_flight + 1)) for n_bytes, most in self.received))
+        return of_one.waiting_bytes(in_flight, min(1, others))
+
+
+def seen_bytes(point: StagedPoint) -> list[int]:
+    """Return for each stage the predicted bytes without messages that wait inside of MPI."""
     order, found = point.order, []
     for stage, (frontier, number) in enumerate(zip(point.searched.frontiers, point.numbers, strict=True)):
-        costs = StageCosts.of(frontier, np.array([number]))
-        waiting = (order.in_flight[stage] - 1) * costs.sent_bytes
-        waiting = waiting + (order.n_micro_batches - order.in_flight[stage]) * costs.ahead_bytes
-        for source, received in costs.received_bytes.items():
-            waiting = waiting + most_waiting(order.in_flight, source, stage)[0] * received
-        found.append(int(waiting[0]))
+        messages = messages_of(frontier, number, stage, order)
+        seen = SeenMessages(messages.sent, messages.received)
+        found.append(needed_bytes(frontier, number, stage, order, seen))
     return found
 
 
 def chosen(
     recorded: Recorded, hardware: Hardware, n_devices: int, n_stages: int, n: int, schedule: str
 ) -> list[tuple[str, dict, list[int]]]:
-    """Return the plans that are run, with what each stage is predicted to hold of messages that wait."""
+    """Return the plans that are run, with what each stage is predicted to hold that can be seen."""
     request = Request(recorded.model, hardware, None, micro_batches=n, budget=Budget(seconds=0.0))
     frontier = find_with_stages(request, n_devices, (n_stages,), schedule)
     found = []
@@ -155,7 +162,7 @@ def chosen(
         plan, point = frontier.plan(number), frontier.points_of[number]
         assert isinstance(point, StagedPoint)
         if number or not found or len(frontier) > 1:
-            found.append((kind, plan.to_json(), bytes_in_messages(point)))
+            found.append((kind, plan.to_json(), seen_bytes(point)))
     return found
 
 
@@ -169,11 +176,11 @@ def rows_of(
     if processes.rank == 0:
         plans = chosen(recorded, hardware, processes.size, n_stages, n, schedule)
     rows: list[list[object]] = []
-    for kind, value, in_messages in processes.broadcast(plans):
+    for kind, value, all_seen in processes.broadcast(plans):
         plan = StagedPlan.from_json(value)
         measured = measured_bytes(plan, recorded, processes)
-        for number, (stage, waiting, n_bytes) in enumerate(zip(plan.stages, in_messages, measured, strict=True)):
-            told = [stage.memory_bytes, stage.memory_bytes - waiting, n_bytes]
+        for number, (stage, seen, n_bytes) in enumerate(zip(plan.stages, all_seen, measured, strict=True)):
+            told = [stage.memory_bytes, seen, n_bytes]
             off = [f"{each / n_bytes - 1:+.1%}" for each in told[:2]]
             counts = f"{stage.in_flight} in flight, {stage.deferred} deferred"
             rows.append([name, schedule, kind, number, counts, *(f"{each / 1e6:.2f}" for each in told), *off])

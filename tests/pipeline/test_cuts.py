@@ -12,8 +12,9 @@ from pipeline.staged import random_cuts
 
 from tensoropt.common.errors import InputError
 from tensoropt.plan.cuts import MOST_PLACES, Cut, _Places, balanced
+from tensoropt.plan.find_frontier import ModelFrontier
 from tensoropt.plan.request import Request, searched
-from tensoropt.plan.stage_points import needed_bytes
+from tensoropt.plan.stage_memory import StageCosts, ends_of, is_divided
 from tensoropt.plan.stage_times import (
     OperatorTimes,
     PassTimes,
@@ -163,41 +164,40 @@ def test_gradients_of_variables_are_late_where_ranks_run_in_order() -> None:
     assert all(0.0 < each.late < each.backward for each in every[1:])
 
 
+def last_stage(threads: int) -> ModelFrontier:
+    """Return the frontier of the last stage of the perceptron on one device, whose ranks have so many threads."""
+    request = Request(
+        Stages(models.recorded("mlp", "adam").model, ("Tanh",)).models[1],
+        slow_link(1e8, measured=Origin("2026-11-26", "2.21.0", threads)), None, micro_batches=N,
+    )  # fmt: skip
+    return searched(request, 1)
+
+
 def test_memory_holds_what_deferred_gradients_are_made_of() -> None:
-    model = models.recorded("mlp", "adam").model
-    request = Request(Stages(model, ("Tanh",)).models[1], slow_link(1e8), None, micro_batches=N)
-    frontier = searched(request, 1)
-
-    def needed(*deferred: int) -> int:
-        return needed_bytes(frontier, 0, 1, StepOrder("zero-bubble", N, (1, 1), deferred))
-
-    graph, members = model.in_micro_batches(N).graph, Stages(model, ("Tanh",)).members[1]
+    frontier = last_stage(0)
+    graph, members = frontier.model.graph, Stages(models.recorded("mlp", "adam").model, ("Tanh",)).members[1]
     # A product and a scaling of an activation by a parameter: each reads the activation and the gradient of its result.
     using = [op for op in graph.operators.values() if op.name in members and op.type in ("MatMul", "Mul")]
     using = [op for op in using if any(t.name in graph.made_of_variables for _, t in op.operands)]
     using = [op for op in using if graph.n_runs(op.result.name) > 1]
-    read = [t for op in using for _, t in op.operands if graph.n_runs(t.name) > 1]
-    n_bytes = sum(tensor.mem_bytes for tensor in [*read, *(op.result for op in using)])
-    assert needed(0, 3) - needed(0, 2) == n_bytes > 0
-    # Of the micro-batch whose backward pass ends it has what that reads, and keeps the gradients.
-    assert needed(0, 1) - needed(0, 0) == n_bytes + sum(op.result.mem_bytes for op in using)
+    read = {tensor.name: tensor for op in using for _, tensor in op.operands if graph.n_runs(tensor.name) > 1}
+    n_bytes = sum(tensor.mem_bytes for tensor in (*read.values(), *(op.result for op in using)))
+
+    def counted(*deferred: int) -> int:
+        return int(StageCosts.of(frontier).bytes_of(1, StepOrder("zero-bubble", N, (1, 1), deferred))[0])
+
+    assert counted(0, 3) - counted(0, 2) == n_bytes > 0
+    forward, backward, _ = frontier.pass_memory(0, ends_of(frontier.model, True)).changes[1]
+    assert forward + backward == n_bytes
 
 
-def test_memory_holds_the_gradients_that_wait_where_ranks_run_in_order() -> None:
-    model = models.recorded("mlp", "adam").model
-    found = {}
-    for threads in (0, 1):
-        hardware = slow_link(1e8, measured=Origin("2026-11-26", "2.21.0", threads))
-        request = Request(Stages(model, ("Tanh",)).models[1], hardware, None, micro_batches=N)
-        frontier = searched(request, 1)
-        found[threads] = needed_bytes(frontier, 0, 1, StepOrder("1f1b", N, (1, 1), (0, 0))) - frontier.needed_bytes(0)
-    graph = model.in_micro_batches(N).graph
-    members = Stages(model, ("Tanh",)).members[1]
-    of_weights = (op for op in graph.operators.values() if op.name in members and op.type in ("MatMul", "Mul"))
-    in_passes = (op for op in of_weights if graph.n_runs(op.result.name) > 1)
-    waiting = [op for op in in_passes if any(t.name in graph.made_of_variables for _, t in op.operands)]
-    assert [op.type for op in waiting] == ["MatMul", "Mul"]
-    assert found == {0: 0, 1: sum(op.result.mem_bytes for op in waiting)}
+def test_backward_passes_are_divided_where_ranks_run_in_order_or_defer_and_a_stage_waits() -> None:
+    orders = [StepOrder("zero-bubble", N, (1, 1), (0, deferred)) for deferred in (0, 1)]
+    found = {threads: [is_divided(last_stage(threads), 1, order) for order in orders] for threads in (0, 1)}
+    assert found == {0: [False, True], 1: [True, True]}
+    frontier = last_stage(1)
+    of_first = replace(frontier, model=frontier.model.stages.models[0].in_micro_batches(N))
+    assert not is_divided(of_first, 0, orders[0])
 
 
 @pytest.mark.parametrize("where", ["placed", "variables"])

@@ -13,6 +13,7 @@ from helpers.large import first
 
 from tensoropt.common.errors import InputError
 from tensoropt.program.fast_makespan import fast_makespan
+from tensoropt.program.pass_memory import Messages
 from tensoropt.program.schedule import (
     BACKWARD,
     FORWARD,
@@ -95,16 +96,20 @@ class _Machine:
         self.waiting: dict[Pass, int] = {}
         self.in_flight, self.deferred = [0] * len(orders), [0] * len(orders)
         self.most = [0] * len(orders)
+        # The passes that run, by stage; and the messages of each stage, with which what waits must be within the bound.
+        self.running: dict[int, Pass] = {}
+        self.messages = [Messages()] * len(orders)
+        self.is_within = True
 
     def run(self) -> int:
         """Run all passes; return how many ran."""
-        at, running, n_run = [0] * len(self.orders), set[int](), 0
+        at, running, n_run = [0] * len(self.orders), self.running, 0
         events: list[tuple[float, bool, Pass]] = []  # when a pass ends, or its message arrives
         clock = 0.0
         while True:
             for stage, order in enumerate(self.orders):
                 if stage not in running and at[stage] < len(order) and self._takes(order[at[stage]]):
-                    running.add(stage)
+                    running[stage] = order[at[stage]]
                     heapq.heappush(events, (clock + self.rng.expovariate(1.0), False, order[at[stage]]))
             if not events:
                 return n_run
@@ -112,7 +117,7 @@ class _Machine:
             if arrives:
                 self.waiting[each] = self._target(each)
             else:
-                running.discard(each.stage)
+                del running[each.stage]
                 at[each.stage], n_run = at[each.stage] + 1, n_run + 1
                 self.in_flight[each.stage] -= each.work == BACKWARD
                 if self.defers[each.stage]:
@@ -142,6 +147,10 @@ class _Machine:
         for each, stage in self.waiting.items():
             held[stage] += self.sent[min(each.stage, self._target(each))]
         self.most = list(map(max, self.most, held))
+        for stage, (count, messages) in enumerate(zip(self.in_flight, self.messages, strict=True)):
+            waits = sum(self.sent[min(each.stage, self._target(each))] for each, at in self.waiting.items() if at == stage)
+            own = stage in self.running and self.running[stage].work != PARAMETERS
+            self.is_within &= waits <= messages.waiting_bytes(count, count - own)
 
 
 @pytest.mark.parametrize("seed", first(60, range(1000)))
@@ -149,6 +158,13 @@ def test_random_durations_and_registers_never_stop_all_and_keep_the_quota(seed: 
     rng = random.Random(seed)
     orders, registers, most_deferred = random_order(rng)
     n_stages, machine = len(orders), _Machine(orders, rng)
+    machine.messages = [
+        Messages(
+            machine.sent[stage] if stage + 1 < n_stages else 0,
+            ((machine.sent[stage - 1], registers[stage - 1]),) if stage else (),
+        )
+        for stage in range(n_stages)
+    ]
     assert machine.run() == sum(map(len, orders)) and not machine.waiting
     for stage in range(n_stages):
         quota = registers[stage] * machine.saved[stage] + most_deferred[stage] * machine.kept[stage]
@@ -159,6 +175,7 @@ def test_random_durations_and_registers_never_stop_all_and_keep_the_quota(seed: 
         if stage + 1 < n_stages:
             quota += most_waiting(registers, stage, stage + 1)[1] * machine.sent[stage]
         assert machine.most[stage] <= quota
+    assert machine.is_within
 
 
 def longest_path(

@@ -21,12 +21,14 @@ from tensoropt.plan.find_staged import find_staged, find_with_stages, why_too_la
 from tensoropt.plan.options_with_stages import WORTH_STAGES, _fastest
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request, fastest_that_fits
-from tensoropt.plan.stage_points import SearchedStages, needed_bytes, saved_bytes
+from tensoropt.plan.stage_memory import StageCosts, ends_of, messages_of, needed_bytes, saved_bytes
+from tensoropt.plan.stage_points import SearchedStages
 from tensoropt.plan.stage_times import OperatorTimes, beside, transfers, works
 from tensoropt.plan.staged_frontier import StagedFrontier
 from tensoropt.plan.staged_frontier_points import StagedPoint, UnstagedPoint
 from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import Hardware, Origin, named
+from tensoropt.program.pass_memory import Messages
 from tensoropt.program.schedule import StepOrder
 
 
@@ -104,11 +106,9 @@ def test_combinations_are_the_fastest_within_their_bytes(name: str) -> None:
     of_cut = searched(name)
     for combined in of_cut.combinations[:1]:
         all_of = []
+        counted = [each.bytes_of(stage, combined.order) for stage, each in enumerate(of_cut.stage_costs)]
         for numbers in itertools.product(*(range(len(each)) for each in of_cut.frontiers)):
-            n_bytes = max(
-                each.points[number].memory_bytes + beside_one(each, number, stage, combined.order.in_flight)
-                for stage, (each, number) in enumerate(zip(of_cut.frontiers, numbers, strict=True))
-            )
+            n_bytes = max(of_stage[number] for of_stage, number in zip(counted, numbers, strict=True))
             chosen = zip(of_cut.frontiers, numbers, strict=True)
             searched_us = [each.points[number].time_us for each, number in chosen]
             all_of.append((n_bytes, of_cut.step_us(searched_us, combined.order)))
@@ -134,11 +134,13 @@ def test_no_other_cut_is_below_the_bound(name: str) -> None:
 
 
 def saved_by_plan(of_stage: object, number: int) -> int:
-    """What a micro-batch saves, by the plan's rows."""
+    """What a micro-batch saves, by the plan's rows: all but what is made once a step, its copies and sums of gradients."""
     graph, plan = of_stage.model.graph, of_stage.plan(number)  # type: ignore[attr-defined]
     results = {op.name: op.outputs[0].name if op.outputs else "" for op in graph.operators.values()}
     held = sum(op.memory_bytes for op in plan.operators if graph.n_runs(results[op.name]) == 1)
-    return max(0, plan.memory_bytes - held)
+    of_copies = (row for row in plan.reshardings if row.tensor in graph.tensors and graph.n_runs(row.tensor) == 1)
+    copies = sum(row.accumulator_bytes + (not row.is_regathered and row.copy_bytes) for row in of_copies)
+    return max(0, plan.memory_bytes - held - copies)
 
 
 def crossing_by_plan(of_stage: object, number: int, received: bool) -> int:
@@ -167,10 +169,28 @@ def test_what_micro_batches_in_flight_save_is_that_of_the_plan(name: str) -> Non
         assert saved_bytes(of_stage, points).tolist() == [saved_by_plan(of_stage, int(point)) for point in points]
         stage = of_stage.model.index
         for in_flight in ((3, 3), (4, 1)):
-            beside = beside_one(of_stage, 0, stage, in_flight)
             order = StepOrder("1f1b", 4, in_flight, (0, 0))
-            assert needed_bytes(of_stage, 0, stage, order) == of_stage.peak(0).n_bytes + beside > 0
+            beside = beside_one(of_stage, 0, stage, in_flight)
+            assert StageCosts.of(of_stage).bytes_of(stage, order)[0] == of_stage.costs.mem_bytes[0] + beside
+            messages = messages_of(of_stage, 0, stage, order)
+            passes = of_stage.pass_memory(0, ends_of(of_stage.model, False))
+            assert needed_bytes(of_stage, 0, stage, order) == passes.peak_bytes(order.orders[stage], 4, messages)
+            # While as many as may be are in flight
+            most = in_flight[stage]
+            waiting = max(0, in_flight[0] - most) * crossing_by_plan(of_stage, 0, True) if stage else 0
+            sent = 0 if stage else (most - 1) * crossing_by_plan(of_stage, 0, False)
+            assert messages.waiting_bytes(most, most - 1) == waiting + sent
         assert crossing_by_plan(of_stage, 0, bool(stage)) > 0
+
+
+@pytest.mark.parametrize("name", first(1, ["mlp", "attention"]))
+def test_sums_are_peaks_at_a_few_points(name: str) -> None:
+    of_cut = searched(name)
+    order = StepOrder("1f1b", 4, (1, 1), (0, 0))
+    for stage, (of_stage, costs) in enumerate(zip(of_cut.frontiers, of_cut.stage_costs, strict=True)):
+        counted, last = costs.bytes_of(stage, order), len(of_stage) - 1
+        for point in {0, round(last / 2), last}:
+            assert counted[point] == needed_bytes(of_stage, point, stage, order, Messages())
 
 
 def test_a_limit_is_kept_and_the_point_below_it_is_taken(everything: bool) -> None:
