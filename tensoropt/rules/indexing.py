@@ -20,7 +20,8 @@ def gather(op: Operator) -> Rule:
     result = (*params_dims[:axis], *index_dims[n_batch:], *params_dims[axis + 1 :])
     fixed = () if params.is_float else ("rows",)
     extents = {"rows": params.shape[axis]}
-    return make_rule(op, (params_dims, index_dims, None), (result,), extents, fixed=fixed, linear=FIRST, flops_per_point=0.0)
+    dims = (params_dims, index_dims, None)
+    return make_rule(op, dims, (result,), extents, fixed, positional={"rows"}, linear=FIRST, flops_per_point=0.0)
 
 
 @op_rule("GatherNd")
@@ -35,17 +36,20 @@ def gather_nd(op: Operator) -> Rule:
     places = tuple((f"p{k}",) for k in range(depth))
     rest = tuple((f"d{k}",) for k in range(depth, len(params.shape)))
     index_dims = tuple((f"i{k}",) for k in range(len(indices.shape) - 1))
-    fixed = () if params.is_float else {f"p{k}" for k in range(depth)}
-    dims = ((*places, *rest), (*index_dims, ()))
-    return make_rule(op, dims, ((*index_dims, *rest),), fixed=fixed, linear=FIRST, flops_per_point=0.0)
+    positional = {f"p{k}" for k in range(depth)}
+    fixed = () if params.is_float else positional
+    dims, result = ((*places, *rest), (*index_dims, ())), (*index_dims, *rest)
+    return make_rule(op, dims, (result,), fixed=fixed, positional=positional, linear=FIRST, flops_per_point=0.0)
 
 
 @op_rule("OneHot", static=(1, 2, 3))
 def one_hot(op: Operator) -> Rule:
+    """Return the rule of one-hot vectors; if these are split, each device makes the elements of its block."""
     indices = op.inputs[0]
     assert indices is not None
     rank = len(op.result.shape)
     new = op.attrs["axis"] % rank
     dims = iter((f"i{k}",) for k in range(len(indices.shape)))
-    result = tuple(() if k == new else next(dims) for k in range(rank))
-    return make_rule(op, (tuple(names for names in result if names), None, None, None), (result,))
+    result = tuple(("depth",) if k == new else next(dims) for k in range(rank))
+    operand = tuple(names for k, names in enumerate(result) if k != new)
+    return make_rule(op, (operand, None, None, None), (result,), positional={"depth"})

@@ -27,7 +27,7 @@ def _batches(op: Operator, n_batch: int, linear: tuple[tuple[int, ...], ...] = (
 @op_rule("MatrixBandPart", static=(1, 2))
 def band_part(op: Operator) -> Rule:
     dims = (*(_batched(op.result, len(op.result.shape) - 2) or ())[:-2], ("m",), ("n",))
-    return make_rule(op, (dims, None, None), (dims,), linear=FIRST)
+    return make_rule(op, (dims, None, None), (dims,), positional={"m", "n"}, linear=FIRST)
 
 
 @op_rule("MatrixDiagV3", static=(1, 2, 3, 4))

@@ -45,6 +45,7 @@ class Rule:
         even: factors whose number of blocks must divide their extent.
         inner: factors that need collectives inside the operator when they are split.
         completed: factors over which these collectives complete the sum, so that a result without them isn't partial.
+        positional: factors of which a block must know its place, as of rows that are looked up; micro-batches don't.
         linear: groups of operand positions that may be partial together, as the operator is linear in them.
         halos: factors that windows slide along. The first operand's dimension has an extent of its own, the result's has the
             number of windows. When such a factor is split, the elements under the windows of each block are exchanged first.
@@ -61,6 +62,7 @@ class Rule:
     even: frozenset[str] = frozenset()
     inner: frozenset[str] = frozenset()
     completed: frozenset[str] = frozenset()
+    positional: frozenset[str] = frozenset()
     linear: tuple[tuple[int, ...], ...] = ()
     halos: Mapping[str, Window] = field(default_factory=dict)
     spread: str = ""
@@ -157,6 +159,7 @@ def make_rule(
     fixed: Iterable[str] = (),
     inner: Iterable[str] = (),
     completed: Iterable[str] = (),
+    positional: Iterable[str] = (),
     linear: tuple[tuple[int, ...], ...] = (),
     halos: Mapping[str, Window] | None = None,
     spread: str = "",
@@ -197,6 +200,7 @@ def make_rule(
         even=frozenset(even),
         inner=frozenset(inner),
         completed=frozenset(completed),
+        positional=frozenset(positional),
         linear=linear if is_float else (),
         halos=halos or {},
         spread=spread,

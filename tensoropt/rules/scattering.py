@@ -26,7 +26,8 @@ def scatter_nd(op: Operator) -> Rule:
     places, rest = _result_dims(op, depth)
     fixed = () if op.result.is_float else {name for (name,) in rows}
     operands = ((*rows, ()), (*rows, *rest), None)
-    return make_rule(op, operands, ((*places, *rest),), fixed=fixed, linear=((1,),))
+    positional = {name for (name,) in places}
+    return make_rule(op, operands, ((*places, *rest),), fixed=fixed, positional=positional, linear=((1,),))
 
 
 def _onto_tensor(op: Operator, split_places: bool, linear: tuple[tuple[int, ...], ...]) -> Rule:
@@ -34,9 +35,11 @@ def _onto_tensor(op: Operator, split_places: bool, linear: tuple[tuple[int, ...]
     rows, depth = _index_dims(op, 1)
     places, rest = _result_dims(op, depth)
     # If rows were split, each device's sum of them would have to be added to just one summand of the tensor.
-    fixed = {name for (name,) in rows} | (set() if split_places else {name for (name,) in places})
+    positional = {name for (name,) in places}
+    fixed = {name for (name,) in rows} | (set() if split_places else positional)
     result = (*places, *rest)
-    return make_rule(op, (result, (*rows, ()), (*rows, *rest)), (result,), fixed=fixed, linear=linear)
+    dims = (result, (*rows, ()), (*rows, *rest))
+    return make_rule(op, dims, (result,), fixed=fixed, positional=positional, linear=linear)
 
 
 @op_rule("TensorScatterAdd", "TensorScatterSub")
@@ -64,7 +67,8 @@ def unsorted_segments(op: Operator) -> Rule:
     adds = op.type == "UnsortedSegmentSum"
     fixed = () if adds and data.is_float else {name for (name,) in rows}
     operands = ((*rows, *rest), rows, None)
-    return make_rule(op, operands, ((("p0",), *rest),), fixed=fixed, linear=((0,),) if adds else ())
+    linear = ((0,),) if adds else ()
+    return make_rule(op, operands, ((("p0",), *rest),), fixed=fixed, positional={"p0"}, linear=linear)
 
 
 @op_rule("DenseBincount", "Bincount", static=(1,))

@@ -211,7 +211,8 @@ class _Propagation:
 
     def _configs(self, op: Operator) -> list[Config]:
         rule = rule_of(op)
-        factors = [name for name in rule.splittable if name not in rule.inner and name not in rule.halos]
+        unlike = {*rule.inner, *rule.positional, *rule.halos}
+        factors = [name for name in rule.splittable if name not in unlike]
         names = [name for name in factors if rule.extents[name] % self.n == 0]
         names += [f"+{i}" for i in range(len(rule.linear))]
         each = (Config(self.mesh, (name,) * len(self.mesh.sizes)) for name in names)
@@ -296,7 +297,9 @@ def _fits_body(op: Operator, config: Config) -> bool:
     """
     composition = Composition(op)
     for inner in composition.body.operators:
-        interface = composition.inner(inner, config)[1]
+        own, interface = composition.inner(inner, config)
+        if any(own.degree(name) > 1 for name in composition.rules[inner.name].positional):
+            return False
         differs = inner.type == CONSTANT or inner.type in chain(FROM_KEY, FROM_SEED)
         if differs and any(_form(layout) is not None for layout in interface.results):
             return False

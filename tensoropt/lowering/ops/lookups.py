@@ -1,4 +1,7 @@
-"""Lower lookups in split rows: each rank returns the rows that it has and zeros for the rest, a partial result."""
+"""Lower lookups in split rows: each rank returns the rows that it has and zeros for the rest, a partial result.
+
+One-hot vectors that are split have on each rank the elements of its block.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ..localise import opaque
+from ..localise import opaque, uniform_shape
 from ..operators import Job, Values, emit_plain, lowering
 
 
@@ -91,3 +94,24 @@ def within(index: tf.Tensor, starts: list[int], extents: tf.Tensor) -> tuple[tf.
 def over(own: tf.Tensor, n_trailing: int) -> tf.Tensor:
     """Return a mask with ``n_trailing`` new dimensions of extent 1 at its end."""
     return tf.reshape(own, tf.concat([tf.shape(own), tf.ones([n_trailing], tf.int32)], 0))
+
+
+@lowering("OneHot", always=True)
+def one_hot(job: Job, operands: Sequence[Values]) -> list[Values]:
+    """Emit one-hot vectors; where these are split, each rank counts from the first element of its block.
+
+    An index outside of the block gives no element on, as one outside of all blocks does.
+    """
+    layout, shape = job.interface.results[0], job.op.result.shape
+    axis = job.op.attrs["axis"] % len(shape)
+    if not layout.splits[axis]:
+        return emit_plain(job, operands)
+    on, off = (tf.constant(job.op.statics[k]) for k in (2, 3))
+    found = []
+    for rank, index in zip(job.ranks, operands[0], strict=True):
+        start, end = layout.bounds(shape, rank)[axis]
+        local = tf.cast(index, tf.int64) - opaque(start, tf.int64)
+        values = tf.one_hot(local, opaque(end - start, tf.int32), on, off, axis, name=job.op.name)
+        values.set_shape(uniform_shape(layout, shape))
+        found.append(values)
+    return [found]
