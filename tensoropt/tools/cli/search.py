@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stages",
         metavar="N[,N...]",
         help="cut the model into N stages, each on its own devices; several: whichever is best, 1 for none; default: none, "
-        "but where nothing else fits --memory",
+        "but where they pay between machines, or nothing else fits --memory",
     )
     parser.add_argument(
         "--schedule",
