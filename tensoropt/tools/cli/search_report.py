@@ -62,7 +62,7 @@ def result_text(setup: SearchSetup, found: Plan | Curve) -> str:
         exact = "exact" if all(point.exact for point in found.points) else "not exact"
         return f"\n{found.table()}\n\n{setup.algorithm}, {exact}"
     frontier = _frontier_of(found)
-    too_large = found.too_large()
+    notes = [note for note in (found.too_large(), found.hint) if note]
     seconds = ", ".join(f"{phase} {value:.2f}" for phase, value in _seconds_by_phase(setup, frontier).items())
     return "\n".join(
         [
@@ -73,7 +73,7 @@ def result_text(setup: SearchSetup, found: Plan | Curve) -> str:
             *_operators_told(found),
             f"plan      {found.summary()}",
             _peak_told(found, frontier),
-            *([] if too_large is None else [f"note      {too_large}"]),
+            *(f"note      {note}" for note in notes),
         ]
     )
 
