@@ -26,7 +26,7 @@ from .resharding.reshard import Resharder
 
 
 class Arriving(NamedTuple):
-    """What other stages send for a pass.
+    """The tensors that other stages send to a stage for one of its passes, and how they are received.
 
     Attributes:
         tensors: the names of the tensors.

@@ -86,7 +86,7 @@ class StageCosts:
 
     @cached_property
     def deferred_bytes(self) -> np.ndarray:
-        """What a micro-batch keeps whose gradients of parameters aren't there yet, int64[P]; see :func:`deferred_bytes`."""
+        """The bytes that a micro-batch keeps while its gradients of parameters are deferred, int64[P]; see the function."""
         if self._like is None:
             return deferred_bytes(self._frontier, self._points)
         like, ratio = self._like

@@ -5,7 +5,7 @@ Most models don't need them, and shouldn't wait for a search of them. So looks t
 1. All of a step but its network is about what stages would take at best. Where the fastest plan without stages has little
    network, nothing is searched.
 2. The model is cut into as many stages as there are machines, and into two, in each number of micro-batches, and a step is
-   predicted with each operator split as it is fastest (:func:`.cuts.balanced`). It takes hundredths of a search.
+   predicted with each operator split as it is fastest (:func:`.cuts.balanced`). It takes little beside a search.
 
 Only the best of these is searched, if it is predicted to save WORTH_STAGES of a step. Its plans are taken if they do.
 
@@ -48,7 +48,7 @@ WORTH_TRYING = 0.05
 
 
 class _Look(NamedTuple):
-    """A number of stages and micro-batches, and the predicted time of a step."""
+    """A number of stages and of micro-batches, with the time that a step in them is predicted to take."""
 
     time_us: float
     n_stages: int
@@ -97,7 +97,7 @@ def frontier_that_pays(
         of_all = reduced([UnstagedPoint(frontier, number), *ends])
     in_stages = frontier_of(asked, parallelism, tried, found, points=of_all)
     fastest = in_stages.fastest_within(request.limit_bytes)
-    chosen = in_stages.points_of[fastest]
+    chosen = None if fastest is None else in_stages.points_of[fastest]
     if not isinstance(chosen, StagedPoint) or chosen.time_us > most_us:
         return None
     why = (

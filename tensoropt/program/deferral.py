@@ -16,7 +16,7 @@ from .tasks import BACKWARD, COMPUTE, Task, Value
 
 @dataclass(frozen=True, slots=True)
 class StageEnds:
-    """What a stage of a pipeline is sent and sends back, by the names of the tensors.
+    """The tensors that a stage of a pipeline is sent and those whose gradients it sends back.
 
     Attributes:
         received: what other stages compute. A micro-batch's is there from the beginning of its forward pass.

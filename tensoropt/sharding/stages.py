@@ -130,7 +130,7 @@ class Stages:
 
     @cached_property
     def awaited(self) -> tuple[Crossing, ...]:
-        """What a later stage waits for in each pass: all that isn't sent before its first one."""
+        """The crossings of tensors that their target waits for in each pass: all that aren't sent before its first one."""
         once = self.whole.graph.made_of_variables
         return tuple(each for each in self.crossings if not each.is_ahead and each.tensor not in once)
 

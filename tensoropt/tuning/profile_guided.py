@@ -309,10 +309,13 @@ def find_measured(
     _refuse_unmeasurable(option, request)
     if request.micro_batches is None and not asks_for_stages(request, stages):
         request = replace(request, searches_micro_batches=False)
-    is_tried = first_values is not None and not request.force and processes.size > 1
+    # Where no trial follows, stages that nobody asked for must pay by more than predictions are off.
+    runs_here = processes.size > 1 and option == "mini_time" and parallelism in (None, processes.size, [processes.size])
+    is_tried = first_values is not None and not request.force and runs_here
+    must_pay = not (is_tried or asks_for_stages(request, stages))
 
     def search(known: MeasuredOperators) -> Plan | StagedPlan:
-        asked = replace(request, known=known, stages_must_pay=not is_tried)
+        asked = replace(request, known=known, stages_must_pay=must_pay)
         plan = find_any_answer(option, asked, parallelism, stages, schedule)
         assert not isinstance(plan, Curve)
         return plan

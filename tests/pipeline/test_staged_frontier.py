@@ -134,7 +134,7 @@ def test_no_other_cut_is_below_the_bound(name: str) -> None:
 
 
 def saved_by_plan(of_stage: object, number: int) -> int:
-    """What a micro-batch saves, by the plan's rows: all but what is made once a step, its copies and sums of gradients."""
+    """The bytes that a micro-batch saves, by the plan's rows: all but what is made once a step and its copies."""
     graph, plan = of_stage.model.graph, of_stage.plan(number)  # type: ignore[attr-defined]
     results = {op.name: op.outputs[0].name if op.outputs else "" for op in graph.operators.values()}
     held = sum(op.memory_bytes for op in plan.operators if graph.n_runs(results[op.name]) == 1)

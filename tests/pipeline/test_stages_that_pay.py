@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 from helpers import zoo
@@ -20,7 +22,19 @@ from tensoropt.plan.staged_frontier import StagedFrontier
 from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.plan.stages_that_pay import WORTH_STAGES
 from tensoropt.profiling.hardware import Origin, named
+from tensoropt.tools.cli.main import main
 from tensoropt.tuning.planned_parts import fastest_without_stages
+
+MODEL = """
+import tensoropt
+
+def layers():
+    hidden = tensoropt.placeholder(tensoropt.float64, [256, 256])
+    for layer in range(6):
+        weights = tensoropt.get_variable(f"w{layer}", [256, 256], tensoropt.float64)
+        hidden = tensoropt.tanh(tensoropt.matmul(hidden, weights))
+    return tensoropt.reduce_mean(tensoropt.square(hidden - 1.0))
+"""
 
 
 def layers(batch: int = 256, width: int = 256) -> Built:
@@ -99,6 +113,16 @@ def test_on_measured_hardware_they_are_tried_or_told() -> None:
     tried = mini_time(request(hardware=hardware, stages_must_pay=False, searches_micro_batches=False), 2)
     assert isinstance(tried, StagedPlan) and tried.micro_batches > 1
     assert fastest_without_stages(tried, None) is not None
+
+
+def test_a_comparison_has_a_row_for_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    file = tmp_path / "compared.json"
+    where = ("--optimizer", "adam", "--cluster", "v100-2x1", "--seconds", "0", "--json", str(file))
+    assert main(["compare", f"{tmp_path / 'model.py'}:layers", *where]) == 0
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("stages ")]
+    staged = json.loads(file.read_text())["stages"]
+    assert row[3] == f"{staged['time_us']:,.1f}" and row[4] == f"{staged['above']:+.2%}" and staged["above"] < -WORTH_STAGES
 
 
 def test_nothing_is_looked_for_where_there_is_little_network(monkeypatch: pytest.MonkeyPatch) -> None:
