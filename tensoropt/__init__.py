@@ -113,8 +113,9 @@ def find_strategy(
             ``plan.frontier``. By default there are none, unless no plan without them fits the memory limit, or devices are
             on several machines and stages are predicted to save 15 % of a step. Where the hardware was measured they are
             then taken only with a ``profile_budget``, and if their steps are faster.
-        schedule: the order of the stages' passes: ``"1f1b"``, ``"zero-bubble"`` or ``"gpipe"``. By default the faster one of
-            the first two. It is refused where there are no stages.
+        schedule: the order of the stages' passes: ``"1f1b"``, ``"zero-bubble"``, ``"gpipe"``, or ``"interleaved"``, by which
+            each part of the devices has several stages. By default the faster one of the first two. It is refused where
+            there are no stages.
 
     Returns:
         A :class:`~tensoropt.plan.plan.Plan`, or a :class:`~tensoropt.plan.staged_plan.StagedPlan` where stages are asked

@@ -6,18 +6,16 @@ and are summed there: an accumulator has the gradient layout of its copy, in whi
 the last micro-batch the accumulated gradients go back from the copies to the parameters, along the backward paths of the
 reshardings: once a step.
 
-All that a micro-batch computes waits, by control dependencies, for the accumulated gradients of the micro-batch before. So
-the residuals of only one micro-batch are alive at a time.
+All that a micro-batch computes waits for the accumulated gradients of the micro-batch before (:mod:`.pass_chain`). So the
+residuals of only one micro-batch are alive at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -31,7 +29,7 @@ from ..sharding.strategy import StrategyView
 from .localise import local_block
 from .model import Arriving, LocalModel
 from .operators import Values
-from .order import BackwardRecord, put_in_order
+from .pass_chain import BackwardOperators, PassChain
 from .table_lookups import Lookup
 
 SCOPE = "micro_batch"
@@ -63,28 +61,6 @@ class MicroBatchRequest:
     sent: tuple[str, ...] = ()
 
 
-class _ForwardOperators(NamedTuple):
-    """The operators of a forward pass, by their numbers in the graph; and what they wait for."""
-
-    micro_batch: int
-    start: int
-    end: int
-    waits: list[tf.Tensor]
-
-
-class _Backward(NamedTuple):
-    """A backward pass that is to be put in order: numbers of the first operator before it and in it, and its record.
-
-    Attributes:
-        urgent: the operators whose results another stage waits for.
-    """
-
-    start: int
-    n_forward: int
-    record: BackwardRecord
-    urgent: list[tf.Operation]
-
-
 @dataclass(eq=False)
 class Accumulation:
     """The micro-batches of one training step, with their gradients accumulated.
@@ -98,8 +74,7 @@ class Accumulation:
         request: what is asked of each micro-batch.
         feed: for the name of each fed tensor of the batch, a function from a micro-batch to its local values.
         micro_batches: all micro-batches.
-        order_lag: for how many operators the backward pass may go on while a gradient is on its way (see :mod:`.order`);
-            None where the backward pass isn't put in order.
+        chain: the passes of the rank, among which these are.
         lookups: by lookup name, the lookups of the micro-batches emitted so far. The update reads them.
     """
 
@@ -108,7 +83,7 @@ class Accumulation:
     request: MicroBatchRequest
     feed: Mapping[str, Callable[[MicroBatch], Values]]
     micro_batches: Sequence[MicroBatch]
-    order_lag: float | None = None
+    chain: PassChain
     lookups: dict[str, list[Lookup]] = field(default_factory=dict)
     _models: dict[int, LocalModel] = field(default_factory=dict)
     _sums: dict[Site, Values] = field(default_factory=dict)
@@ -117,10 +92,6 @@ class Accumulation:
     _fetched: dict[int, list[Values]] = field(default_factory=dict)
     _of_lookups: dict[int, dict[str, Lookup]] = field(default_factory=dict)
     _total: Values = field(default_factory=list)
-    _waits: list[tf.Tensor] = field(default_factory=list)
-    _forward: _ForwardOperators | None = None
-    _last: _Backward | None = None
-    _n_backward: int = 0
 
     @property
     def micro_batching(self) -> MicroBatching:
@@ -136,9 +107,9 @@ class Accumulation:
             received: the local values of tensors that another stage has computed, by name.
             arriving: what is received when the pass comes to it.
         """
-        which, graph, outside, request = self.micro_batches[index], _graph(), self.outside, self.request
-        start = graph.version
-        with self._behind():
+        which, outside, request = self.micro_batches[index], self.outside, self.request
+        start = _graph().version
+        with self.chain.behind():
             sources = {name: feed(which) for name, feed in self.feed.items()} | dict(received)
             model = LocalModel(
                 self.view, outside.path_finder, outside.resharder, sources, outside.update, True, which, once=self._once
@@ -151,10 +122,10 @@ class Accumulation:
                 self._of_lookups[index] = {name: lookup(model) for name, lookup in request.lookups.items()}
         for name, lookup in self._of_lookups[index].items():
             self.lookups.setdefault(name, []).append(lookup)
-        self._models[index], self._forward = model, _ForwardOperators(index, start, graph.version, self._waits)
+        self._models[index] = model
         results = [*self._losses.get(index, ()), *(tensor for values in self._fetched[index] for tensor in values)]
         sent = [each for name in request.sent for each in model.value(self.view.graph.tensors[name])]
-        self._waits = [*results, *sent] or self._waits
+        self.chain.add_forward(self, index, start, [*results, *sent])
         return model
 
     def backward(
@@ -171,31 +142,26 @@ class Accumulation:
             The gradients of the tensors that the micro-batch received.
         """
         model, request = self._models[index], self.request
-        forward = self._forward if self._forward is not None and self._forward.micro_batch == index else None
-        self._forward = None
-        # Right behind its own forward pass it waits for what that waits for.
-        self._waits = self._waits if forward is None else forward.waits
-        start = _graph().version
-        with self._behind():
+        start, n_forward = self.chain.begin_backward(self, index)
+        with self.chain.behind():
             gradients = model.gradients_of_copies(
                 request.loss, self._losses.get(index, []), self._of_lookups[index], given, request.received, defers
             )
             ends = {Site(RESULT, name): name for name in request.received}
             returned = {name: gradients.pop(site) for site, name in ends.items() if site in gradients}
             self._accumulate(index, gradients)
-        first, n_forward = (start, start) if forward is None else (forward.start, forward.end)
-        urgent = [value.op for values in returned.values() for value in values]
-        self._emitted(index, _Backward(first, n_forward, model.backward.record, urgent), not defers)
-        self._waits = [*self._waits_behind(index), *(tensor for values in returned.values() for tensor in values)]
+        sent_back = [value for values in returned.values() for value in values]
+        urgent = [value.op for value in sent_back]
+        emitted = BackwardOperators(start, n_forward, model.backward.record, urgent)
+        self._emitted(index, emitted, not defers, sent_back)
         return returned
 
     def parameters(self, index: int) -> None:
         """Emit what the backward pass of a micro-batch has deferred, and add the gradients to the accumulators."""
         model, start = self._models[index], _graph().version
-        with self._behind():
+        with self.chain.behind():
             self._accumulate(index, model.backward.run_deferred())
-        self._emitted(index, _Backward(start, start, model.backward.record, []), True)
-        self._waits = self._waits_behind(index)
+        self._emitted(index, BackwardOperators(start, start, model.backward.record, []), True)
 
     def _accumulate(self, index: int, gradients: Mapping[Site, Values]) -> None:
         """Add gradients of a micro-batch to the accumulators; those of what lookups found are its own."""
@@ -209,21 +175,20 @@ class Accumulation:
                 known = self._sums.get(site)
                 self._sums[site] = values if known is None else _added([known, values])
 
-    def _emitted(self, index: int, emitted: _Backward, is_last: bool) -> None:
-        """Put a backward pass in order; the last one of all waits for the updates.
+    def _emitted(
+        self, index: int, emitted: BackwardOperators, is_last: bool, sent_back: Sequence[tf.Tensor] = ()
+    ) -> None:
+        """Add a backward pass to the rank's passes.
 
         Args:
             is_last: whether it is the last pass of its micro-batch.
+            sent_back: the gradients that it sends to other stages.
         """
-        self._last = emitted
         if is_last:
-            self._n_backward += 1
             del self._models[index]
             for lookup in self._of_lookups.pop(index).values():
                 self._found.setdefault(id(lookup.found), None)
-        if self.order_lag is not None and self._n_backward < len(self.micro_batches):
-            operators = _graph().get_operations()
-            put_in_order(operators, emitted.n_forward, emitted.record, self.order_lag, emitted.start, emitted.urgent)
+        self.chain.add_backward(emitted, is_last, [*self._waits_behind(index), *sent_back])
 
     def _waits_behind(self, index: int) -> list[tf.Tensor]:
         """Return what all that is emitted next waits for: what a micro-batch's pass has computed beside what is sent."""
@@ -234,12 +199,6 @@ class Accumulation:
             *accumulated,
             *(tensor for values in self._fetched[index] for tensor in values),
         ]
-
-    @contextmanager
-    def _behind(self) -> Iterator[None]:
-        """Return a context in which all that is emitted runs behind the pass that was emitted before."""
-        with tf.control_dependencies([tf.group(*self._waits)] if self._waits else []):
-            yield
 
     def results(self) -> tuple[Values, list[Values]]:
         """Return the losses (replicated, summed over micro-batches; zeros without a loss) and the fetched values.
@@ -286,14 +245,6 @@ class Accumulation:
         copies = self._sums | {Site(RESULT, name): values for name, values in given.items()}
         back = iter(self.outside.gradients_from_copies(copies, reads))
         return [self._found[id(values)] if id(values) in self._found else next(back) for values in sites]
-
-    def order_end(self) -> None:
-        """Put the last micro-batch's backward pass and the updates, which must have been emitted, in order."""
-        assert self._last is not None
-        start, n_forward, last, urgent = self._last
-        if self.order_lag is not None:
-            record = last.add(self.outside.backward.record)
-            put_in_order(_graph().get_operations(), n_forward, record, self.order_lag, start, urgent)
 
     # Fetched tensors
 

@@ -98,7 +98,7 @@ class Comparison:
         fits = self.limit_bytes is None or plan.peak_bytes <= self.limit_bytes
         above = self._above_frontier(plan)
         told = "less memory" if above is None else f"{above:+.2%}"
-        devices = "+".join(str(len(stage.devices)) for stage in plan.stages)
+        devices = "+".join(str(len(submesh)) for submesh in plan.submeshes)
         marks = f"{len(plan.stages)} stages on {devices} devices{'' if fits else ', does not fit'}"
         return [name, "", memory_text(plan.peak_bytes), f"{plan.time_us:,.1f}", "", "", "", told, "", marks]
 

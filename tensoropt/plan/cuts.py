@@ -101,7 +101,7 @@ def balanced(
                 return math.inf
             if why_not_placed(stages, blocks, placed) is not None:
                 return math.inf
-            return estimated_us(stages, hardware, sizes, of_stages, schedule)
+            return estimated_us(stages, hardware, blocks, of_stages, schedule)
         except InputError:
             return math.inf
 
@@ -127,7 +127,8 @@ class _Places:
         names: the operators.
         time_us: by number of devices, the time of all operators up to each place, over all micro-batches, float64[N + 1].
         crossing_bytes: the bytes that cross there, over all micro-batches, float64[N + 1].
-        us_per_byte: by the number of a stage's first device, how long a byte takes there and its gradient back.
+        us_per_byte: by the number of a stage's first device, how long a byte takes there and its gradient back; by that of
+            devices, from the last one to the first, which only interleaved stages send.
         trained: how many variables are used up to each place, int64[N + 1].
         variables: the names of the variables that are trained.
         placed: the devices of the operators that a user placed, by name.
@@ -155,14 +156,18 @@ class _Places:
     ) -> _Places:
         blocks = {block for of_stage in choices for block in of_stage}
         sizes, n_devices = sorted({block.size for block in blocks}), max(block.end for block in blocks)
-        average = max(1, n_devices // len(choices))
-        rates = {block.first: way_back_and_forth_us(hardware, block.first, average) for block in blocks if block.first}
+        average = max(1, n_devices // len(choices)) if len(choices) <= n_devices else 1
+        pairs = ((Block(block.first - average, average), Block(block.first, average)) for block in blocks if block.first)
+        rates = {after.first: way_back_and_forth_us(hardware, before, after) for before, after in pairs}
+        is_interleaved = any(block.first == 0 for of_stage in choices[1:] for block in of_stage)
+        pair = Block(n_devices - average, average), Block(0, average)
+        back_us = way_back_and_forth_us(hardware, *pair) if is_interleaved else 0.0
         graph = times[sizes[0]].graph
         names, crossings, used_first = _program_order(graph)
         time_us = {size: _time_up_to(graph, names, used_first, times[size]) for size in sizes}
         trained = np.cumsum([0, *(len(each) for each in used_first)])
         variables = frozenset(name for each in used_first for name in each)
-        us_per_byte = {0: 0.0, n_devices: 0.0, **rates}
+        us_per_byte = {0: back_us, n_devices: back_us, **rates}
         is_branching = len(branch_starts(graph)) > 1
         needed = earliest_needed(graph, {name: place for place, name in enumerate(names)}) if is_branching else {}
         beside_us = {size: np.minimum(each, _time_beside(names, needed, each)) for size, each in time_us.items()}
@@ -218,14 +223,15 @@ class _Places:
                 known[key] = np.where(trains, self.own_us(block, few[:, None], few[None]), np.inf)
             return known[key]
 
-        best = {0: np.where(few == 0, 0.0, np.inf)}  # by the devices that stages have up to here
+        n_devices = max(block.end for of_stage in choices for block in of_stage)
+        best = {0: np.where(few == 0, 0.0, np.inf)}  # by the device that the next stage begins with
         steps: list[tuple[dict[int, np.ndarray], dict[int, list[tuple[Block, np.ndarray]]]]] = []
         for of_stage in choices:
             found: dict[int, list[tuple[Block, np.ndarray]]] = {}
             for block in of_stage:
                 if block.first in best:
                     least = np.maximum(best[block.first][:, None], own_us(block)).min(axis=0)
-                    found.setdefault(block.end, []).append((block, least))
+                    found.setdefault(block.end % n_devices, []).append((block, least))
             steps.append((best, found))
             best = {end: np.min([least for _, least in each], axis=0) for end, each in found.items()}
         ((used, least),) = best.items()

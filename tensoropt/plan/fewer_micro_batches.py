@@ -38,8 +38,8 @@ def in_fewer(searched: SearchedStages, hardware: Hardware, times: TimesBySize, n
     Args:
         times: the operators' times in so many.
     """
-    stages, sizes = searched.stages, [frontier.mesh.n_devices for frontier in searched.frontiers]
-    of_stages = times.of(sizes)
+    stages, blocks = searched.stages, searched.blocks
+    of_stages = times.of([block.size for block in blocks])
     of_works = works(stages, of_stages)
     costs = []
     for one, before, after in zip(searched.stage_costs, searched.works, of_works, strict=True):
@@ -49,8 +49,8 @@ def in_fewer(searched: SearchedStages, hardware: Hardware, times: TimesBySize, n
         searched,
         micro_batches=n,
         works=tuple(of_works),
-        beside=tuple(beside(stages, hardware, sizes, of_stages)),
-        transfers=transfers(stages, hardware, sizes, n),
+        beside=tuple(beside(stages, hardware, blocks, of_stages)),
+        transfers=transfers(stages, hardware, blocks, n),
         costs=tuple(costs),
     )
 

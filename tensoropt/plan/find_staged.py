@@ -16,6 +16,7 @@ from ..common.errors import InputError, short
 from ..common.memory_units import memory_text
 from ..ft import ALGORITHMS, BY_DEFAULT
 from ..profiling.hardware import Hardware
+from ..program.interleaved import INTERLEAVED
 from ..program.schedule import check_schedule
 from ..search.problem.choices import ACCUMULATE, STAGES
 from ..search.problem.objectives import MEMORY_TIME
@@ -33,10 +34,10 @@ from .stage_times import OperatorTimes, TimesBySize, beside, transfers, works
 from .staged_frontier import StagedFrontier
 from .staged_frontier_points import AnyPoint, StagedPoint, minimal_points
 from .staged_plan import StagedPlan
-from .submeshes import Block, choices, equal_blocks
+from .submeshes import Block, choices, equal_blocks, interleaved_blocks
 
 MICRO_BATCHES_PER_STAGE = (1, 2, 4)
-"""Without a number of micro-batches so many for each stage are searched, where the batch can be divided so."""
+"""Without a number of micro-batches so many for each stage, or submesh, are searched, where the batch can be divided so."""
 WORTH_AT_ONCE = 1 / 3
 """The batch is also taken at once where two stages can run this share of all operators' time at the same time."""
 WORTH_UNEQUAL = 0.02
@@ -77,6 +78,10 @@ def find_with_stages(
     if schedule is not None:
         check_schedule(schedule)
     placed = placement(request.model.graph, request.placed, request.hardware, parallelism)
+    if placed and schedule == INTERLEAVED:
+        raise InputError(
+            "schedule='interleaved' gives stages their devices in turn, and operators are placed; leave one of the two"
+        )
     counts = _allowed(request, counts, fewest_stages(placed, parallelism) if placed else 1)
     unstaged = fastest_that_fits(replace(request, placed={}), parallelism)[1] if 1 in counts else []
     found: list[SearchedStages] = []
@@ -197,15 +202,22 @@ def search_cuts(
         InputError: there are more stages than devices, the model can't be cut into so many, or can't be trained in
             micro-batches.
     """
-    if count > parallelism:
-        devices = f"{parallelism} device{'s' * (parallelism > 1)}"
+    devices = f"{parallelism} device{'s' * (parallelism > 1)}"
+    if schedule != INTERLEAVED and count > parallelism:
         raise InputError(f"{count} stages on {devices}: each takes one at least; give {parallelism} or fewer")
     try:
         request.hardware.mesh(parallelism)
     except ValueError as error:
         raise InputError(f"{count} stages: {error}") from error
     model, hardware = request.model, request.hardware
-    slices = [request.micro_batches] if request.micro_batches else possible_micro_batches(request, count)
+    shared = interleaved_blocks(hardware, parallelism, count) if schedule == INTERLEAVED else None
+    if schedule == INTERLEAVED and shared is None:
+        raise InputError(
+            f"{count} stages can't be interleaved on {devices}: they share two submeshes or more of equal size, each of "
+            "which has two stages or more; ask for 4 stages, say, or another schedule"
+        )
+    n_submeshes = len(set(shared)) if shared else count
+    slices = [request.micro_batches] if request.micro_batches else possible_micro_batches(request, n_submeshes)
     cuts = list(_cut(request, placed, parallelism, count, slices, schedule))
     if request.micro_batches is None and 1 not in slices and cuts[0][1].beside >= WORTH_AT_ONCE:
         slices = [1, *slices]
@@ -241,12 +253,13 @@ def _searched(
     stages, n = cut.stages, times[0].graph.n_micro_batches
     return SearchedStages(
         stages,
+        cut.blocks,
         frontiers,
         n,
         schedule,
         tuple(works(stages, times)),
-        tuple(beside(stages, hardware, cut.sizes, times)),
-        transfers(stages, hardware, cut.sizes, n),
+        tuple(beside(stages, hardware, cut.blocks, times)),
+        transfers(stages, hardware, cut.blocks, n),
         bound_us,
     )
 
@@ -265,6 +278,13 @@ def _cut(
     WORTH_UNEQUAL of a step; the largest, which needs the least memory, also the cut of least memory.
     """
     model, hardware = request.model, request.hardware
+    shared = interleaved_blocks(hardware, parallelism, count) if schedule == INTERLEAVED else None
+    if shared is not None:
+        for n in slices:
+            times = TimesBySize(model, hardware, n, request.known)
+            bound_us = times.bound_us({shared[0].size}, len(set(shared)), parallelism)
+            yield n, balanced(model, hardware, [[block] for block in shared], times, schedule=schedule), times, bound_us
+        return
     all_choices = allowed(choices(hardware, parallelism, count, tries_all=bool(placed)), placed, parallelism)
     sizes = {block.size for blocks in all_choices for block in blocks}
     equal = equal_blocks(hardware, parallelism, count)
@@ -287,11 +307,15 @@ def _cut(
         yield slices[-1], Cut(least, found[0].blocks, math.nan), times, bound_us
 
 
-def possible_micro_batches(request: Request, n_stages: int) -> list[int]:
-    """Return the numbers of micro-batches that are searched, ascending; 1 where several aren't possible or not wanted."""
+def possible_micro_batches(request: Request, n_submeshes: int) -> list[int]:
+    """Return the numbers of micro-batches that are searched, ascending; 1 where several aren't possible or not wanted.
+
+    Args:
+        n_submeshes: the number of stages that run at the same time.
+    """
     if ACCUMULATE in request.without:
         return [1]
-    found = {_most_micro_batches(request.model, each * n_stages) for each in MICRO_BATCHES_PER_STAGE} - {1}
+    found = {_most_micro_batches(request.model, each * n_submeshes) for each in MICRO_BATCHES_PER_STAGE} - {1}
     return sorted(found) or [1]
 
 
@@ -309,7 +333,8 @@ def _why_at_once(request: Request, found: Sequence[SearchedStages]) -> list[str]
 
 def _why_beaten(request: Request, count: int, searched: Sequence[SearchedStages]) -> list[str]:
     """Return which numbers of micro-batches weren't searched in a number of stages, as others are predicted to be better."""
-    possible = [request.micro_batches] if request.micro_batches else possible_micro_batches(request, count)
+    n_submeshes = len({block for each in searched for block in each.blocks})
+    possible = [request.micro_batches] if request.micro_batches else possible_micro_batches(request, n_submeshes)
     beaten = [str(n) for n in possible if n not in {each.micro_batches for each in searched}]
     if not beaten:
         return []

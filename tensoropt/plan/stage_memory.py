@@ -19,7 +19,7 @@ from ..costs.resharding_costs import shard_bytes
 from ..ir.gradient_info import Backward
 from ..ir.graph import Graph, Operator, Tensor
 from ..program.deferral import StageEnds, has_separate_gradients
-from ..program.pass_memory import Messages
+from ..program.pass_memory import Messages, peak_together
 from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, StepOrder, most_waiting
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface
@@ -170,6 +170,35 @@ def needed_bytes(
     memory = frontier.pass_memory(point, ends_of(model, divides))
     messages = messages or messages_of(frontier, point, stage, order)
     return memory.peak_bytes(order.orders[stage], order.n_micro_batches, messages) + _ahead_bytes(model)
+
+
+def needed_of_devices(frontiers: Sequence[ModelFrontier], points: Sequence[int], order: StepOrder) -> tuple[int, ...]:
+    """Return for each stage the peak of its devices, on which interleaved stages run together.
+
+    Args:
+        points: for each stage the number of its point.
+    """
+    of_submesh: dict[int, list[int]] = {}
+    for stage, submesh in enumerate(order.submeshes):
+        of_submesh.setdefault(submesh, []).append(stage)
+    found = {submesh: _needed_together(frontiers, points, of_submesh[submesh], order) for submesh in of_submesh}
+    return tuple(found[submesh] for submesh in order.submeshes)
+
+
+def _needed_together(
+    frontiers: Sequence[ModelFrontier], points: Sequence[int], stages: Sequence[int], order: StepOrder
+) -> int:
+    """Return the peak of devices that run some stages."""
+    if len(stages) == 1 or order.n_micro_batches == 1:
+        return sum(needed_bytes(frontiers[stage], points[stage], stage, order) for stage in stages)
+    of_stages = {}
+    for stage in stages:
+        frontier, point = frontiers[stage], points[stage]
+        memory = frontier.pass_memory(point, ends_of(frontier.model, is_divided(frontier, stage, order)))
+        of_stages[stage] = memory, messages_of(frontier, point, stage, order)
+    passes = order.orders[order.submeshes[stages[0]]]
+    ahead = sum(_ahead_bytes(frontiers[stage].model) for stage in stages)
+    return peak_together(of_stages, passes, order.n_micro_batches) + ahead
 
 
 def is_divided(frontier: ModelFrontier, stage: int, order: StepOrder) -> bool:

@@ -2,10 +2,12 @@
 
 A step isn't faster where a stage is slower. So within a memory limit each stage takes its fastest point; the limits that
 matter are the bytes of the stages' points. Each limit gives one combination of points, and all are timed at once.
+Interleaved stages share a memory: those of a submesh take the points that together take the least time.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,14 +15,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..ft.pareto import reduce_unsorted
+from ..ft.pareto import product, reduce_unsorted
 from ..program.schedule import StepOrder, Times, tried_orders
 from ..sharding.stages import Stages
 from .find_frontier import ModelFrontier
 from .stage_memory import StageCosts
 from .stage_timeline import stage_timeline
 from .stage_times import PassTimes, Transfers, step_us
+from .submeshes import Block
 
+MOST_COMBINED = 256
+"""So many points of an interleaved stage at most are combined with those of the others on its submesh."""
 WORTH_MEMORY = 0.01
 """More micro-batches in flight or deferred take memory, and so must save this share of a step."""
 
@@ -31,7 +36,7 @@ class StageCombinations(NamedTuple):
     Attributes:
         order: the order.
         points: the number of each stage's point in its frontier, int64[stages, C].
-        stage_bytes: the bytes per device of each stage, as the searches counted them, int64[stages, C].
+        stage_bytes: the bytes of each stage's devices, as the searches counted them, int64[stages, C].
         time_us: the time of a step, float64[C].
     """
 
@@ -52,6 +57,7 @@ class SearchedStages:
     """A model that is cut one way, with the frontier of each stage in a number of micro-batches.
 
     Attributes:
+        blocks: for each stage its devices, which interleaved stages share.
         schedule: the name of the order of passes, see :mod:`..program.schedule`; None where it is chosen.
         works, beside, transfers: what the times of stages follow from, whatever the points: see :mod:`.stage_times`.
         bound_us: a time that no step in so many stages beats, wherever the model is cut, in any of the numbers of
@@ -60,6 +66,7 @@ class SearchedStages:
     """
 
     stages: Stages
+    blocks: tuple[Block, ...]
     frontiers: tuple[ModelFrontier, ...]
     micro_batches: int
     schedule: str | None
@@ -75,7 +82,7 @@ class SearchedStages:
 
         Those of later orders are faster by WORTH_MEMORY than all within as many bytes of those before.
         """
-        first, *others = tried_orders(self.schedule, self.stages.n, self.micro_batches)
+        first, *others = self._orders
         found = [self._combined(first)]
         for order in others:
             combined = self._combined(order)
@@ -90,8 +97,11 @@ class SearchedStages:
     def least_us(self) -> float:
         """The least time of a step, with each operator split as it is fastest and nothing communicated inside of stages."""
         passes = [work + other for work, other in zip(self.works, self.beside, strict=True)]
-        orders = tried_orders(self.schedule, self.stages.n, self.micro_batches)
-        return min(float(step_us(passes, self.transfers, order)) for order in orders)
+        return min(float(step_us(passes, self.transfers, order)) for order in self._orders)
+
+    @property
+    def _orders(self) -> list[StepOrder]:
+        return tried_orders(self.schedule, self.stages.n, self.micro_batches, len(set(self.blocks)))
 
     def busy_us(self, points: Sequence[int]) -> list[float]:
         """Return for a point of each stage the time of all that it does in a step."""
@@ -99,8 +109,7 @@ class SearchedStages:
 
     def timeline(self, points: Sequence[int], order: StepOrder) -> dict[str, Any]:
         """Return when each stage does what with a point of each stage; see :func:`.stage_timeline.stage_timeline`."""
-        sizes = [frontier.mesh.n_devices for frontier in self.frontiers]
-        return stage_timeline(self._times_of(points), self.transfers, order, sizes)
+        return stage_timeline(self._times_of(points), self.transfers, order, self.blocks)
 
     def _times_of(self, points: Sequence[int]) -> list[PassTimes]:
         chosen = zip(self.frontiers, points, strict=True)
@@ -116,24 +125,60 @@ class SearchedStages:
 
     def _combined(self, order: StepOrder) -> StageCombinations:
         """Return all combinations in which each stage has its fastest point within some bytes."""
-        minimal = []
-        for stage, costs in enumerate(self.stage_costs):
-            n_bytes = costs.bytes_of(stage, order)
-            kept = reduce_unsorted(n_bytes, costs.time_ns)
-            minimal.append((kept, n_bytes[kept], costs.time_ns[kept]))
-        least = max(int(n_bytes[0]) for _, n_bytes, _ in minimal)
-        limits = np.unique(np.concatenate([n_bytes for _, n_bytes, _ in minimal]))
+        minimal: dict[int, _SubmeshPoints] = {}
+        for stage, (costs, submesh) in enumerate(zip(self.stage_costs, order.submeshes, strict=True)):
+            own = _SubmeshPoints.of(costs.bytes_of(stage, order), costs.time_ns)
+            minimal[submesh] = minimal[submesh].beside(own) if submesh in minimal else own
+        least = max(int(each.n_bytes[0]) for each in minimal.values())
+        limits = np.unique(np.concatenate([each.n_bytes for each in minimal.values()]))
         limits = limits[limits >= least]
-        at = [np.searchsorted(n_bytes, limits, side="right") - 1 for _, n_bytes, _ in minimal]
-        time_us = self.step_us([time_ns[i] / 1e3 for (_, _, time_ns), i in zip(minimal, at, strict=True)], order)
-        points = np.array([numbers[i] for (numbers, _, _), i in zip(minimal, at, strict=True)])
-        stage_bytes = np.array([n_bytes[i] for (_, n_bytes, _), i in zip(minimal, at, strict=True)])
-        return StageCombinations(order, points, stage_bytes, time_us)
+        at = {submesh: np.searchsorted(each.n_bytes, limits, side="right") - 1 for submesh, each in minimal.items()}
+        taken = Counter[int]()
+        points, stage_bytes = [], []
+        for submesh in order.submeshes:
+            each = minimal[submesh]
+            points.append(each.points[taken[submesh]][at[submesh]])
+            stage_bytes.append(each.n_bytes[at[submesh]])
+            taken[submesh] += 1
+        times_us = [costs.time_ns[numbers] / 1e3 for costs, numbers in zip(self.stage_costs, points, strict=True)]
+        return StageCombinations(order, np.array(points), np.array(stage_bytes), self.step_us(times_us, order))
 
     @cached_property
     def stage_costs(self) -> tuple[StageCosts, ...]:
         """The costs of all points of each stage."""
         return self.costs or tuple(StageCosts.of(frontier).near_peaks() for frontier in self.frontiers)
+
+
+class _SubmeshPoints(NamedTuple):
+    """The minimal combinations of points of the stages on a submesh, K of them, by ascending bytes.
+
+    Attributes:
+        n_bytes: the bytes per device of all of its stages, int64[K].
+        time_ns: their times together, int64[K].
+        points: for each of its stages the number of its point, int64[K].
+    """
+
+    n_bytes: np.ndarray
+    time_ns: np.ndarray
+    points: tuple[np.ndarray, ...]
+
+    @classmethod
+    def of(cls, n_bytes: np.ndarray, time_ns: np.ndarray) -> _SubmeshPoints:
+        """Return those of one stage."""
+        kept = reduce_unsorted(n_bytes, time_ns)
+        return cls(n_bytes[kept], time_ns[kept], (kept,))
+
+    def beside(self, stage: _SubmeshPoints) -> _SubmeshPoints:
+        """Return those with one more stage: of each MOST_COMBINED points at most, from end to end."""
+        one, other = self._thinned(), stage._thinned()
+        n_bytes, time_ns, left, right = product(one.n_bytes, one.time_ns, other.n_bytes, other.time_ns)
+        points = [*(each[left] for each in one.points), *(each[right] for each in other.points)]
+        return _SubmeshPoints(n_bytes, time_ns, tuple(points))
+
+    def _thinned(self) -> _SubmeshPoints:
+        n = len(self.n_bytes)
+        kept = np.unique(np.linspace(0, n - 1, min(n, MOST_COMBINED)).round().astype(int))
+        return _SubmeshPoints(self.n_bytes[kept], self.time_ns[kept], tuple(each[kept] for each in self.points))
 
 
 def _taking(time_us: Times, work: PassTimes, n_micro_batches: int) -> PassTimes:

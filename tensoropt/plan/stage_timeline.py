@@ -7,11 +7,15 @@ known which of three or more stages waits for what another sends back at the end
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from operator import add
 from typing import Any
 
-from ..program.schedule import BACKWARD, FORWARD, PARAMETERS, Pass, StepOrder, needs, pass_ends
+from ..program.passes import BACKWARD, FORWARD, PARAMETERS, Pass, needs
+from ..program.schedule import StepOrder, of_submeshes, pass_ends
 from .stage_times import PassTimes, Transfers, first_passes_us, step_us
 from .step_views import COMPUTE_LANE, NETWORK_LANE, tasks_text
+from .submeshes import Block
 
 BEFORE, BRANCHES, UPDATE = "before", "branches", "update"
 SENT_ON, SENT_BACK = "sent_on", "sent_back"
@@ -19,16 +23,17 @@ AT_BEGIN, AT_END = "before the first pass", "after the last pass"
 
 
 def stage_timeline(
-    times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder, sizes: Sequence[int]
+    times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder, blocks: Sequence[Block]
 ) -> dict[str, Any]:
-    """Return a step in stages as a JSON value; see :func:`.step_views.timeline_view`. Each stage is a class of devices.
+    """Return a step in stages as a JSON value; see :func:`.step_views.timeline_view`. Each submesh is a class of devices.
 
     What is sent stands in the lane of the stage that sends it; what is there before the first pass, where it is awaited.
 
     Args:
-        sizes: the number of devices of each stage.
+        blocks: for each stage its devices, which interleaved stages share.
     """
-    first = first_passes_us(times, on_the_way)
+    submeshes = order.submeshes
+    first = first_passes_us(times, on_the_way, submeshes)
     ended, free = pass_ends(
         order.orders,
         [each.forward for each in times],
@@ -40,23 +45,27 @@ def stage_timeline(
         [each.early for each in times],
     )
     deferring = {run.stage for run in ended if run.work == PARAMETERS}
-    rows = _Rows()
-    for stage, (each, way) in enumerate(zip(times, on_the_way.first, strict=True)):
-        rows.add(stage, COMPUTE_LANE, 0.0, each.before, AT_BEGIN, BEFORE)
+    rows = _Rows(submeshes)
+    of_submesh = partial(of_submeshes, submeshes=submeshes)
+    before = of_submesh([each.before for each in times], combine=add)
+    for stage, way in enumerate(on_the_way.first):
         rows.add(stage, NETWORK_LANE, float(first[stage]) - way, way, AT_BEGIN, SENT_ON)
-    begin = [float(each) for each in first]
+    begin = [float(each) for each in of_submesh(first, combine=max)]
+    for submesh, before_us in enumerate(before):
+        rows.add(submesh, COMPUTE_LANE, 0.0, before_us, AT_BEGIN, BEFORE)
     for run, end in ended.items():
-        _add_pass(rows, run, (begin[run.stage], float(end)), times, on_the_way, run.stage in deferring)
-        begin[run.stage] = float(end)
-    sent_back = [end + way for end, way in zip(free, on_the_way.last, strict=True) if way]
-    for stage, (end, way, each) in enumerate(zip(free, on_the_way.last, times, strict=True)):
-        rows.add(stage, NETWORK_LANE, float(end), way, AT_END, SENT_BACK)
+        submesh = submeshes[run.stage]
+        _add_pass(rows, run, (begin[submesh], float(end)), times, on_the_way, run.stage in deferring)
+        begin[submesh] = float(end)
+    last, after = of_submesh(on_the_way.last, combine=max), of_submesh([each.after for each in times], combine=add)
+    sent_back = [end + way for end, way in zip(free, last, strict=True) if way]
+    for submesh, (end, way, after_us) in enumerate(zip(free, last, after, strict=True)):
+        rows.add(submesh, NETWORK_LANE, float(end), way, AT_END, SENT_BACK)
         update = end if way else max([end, *sent_back])
-        rows.add(stage, COMPUTE_LANE, float(update), each.after, AT_END, UPDATE)
-    starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
+        rows.add(submesh, COMPUTE_LANE, float(update), after_us, AT_END, UPDATE)
     return {
         "makespan_ns": round(float(step_us(times, on_the_way, order)) * 1e3),
-        "devices": [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)],
+        "devices": [list(block.devices) for block in dict.fromkeys(blocks)],
         "operators": list(rows.operators),
         "kinds": list(rows.kinds),
         "tasks": tasks_text(sorted(rows.rows)),
@@ -77,7 +86,8 @@ def _add_pass(
         span: when the stage is free for it, and when it ends.
         defers: whether the stage computes the gradients of its parameters in passes of their own.
     """
-    stage, each, name, (begin, end) = run.stage, times[run.stage], f"micro-batch {run.micro_batch + 1}", span
+    stage, each, (begin, end) = run.stage, times[run.stage], span
+    name = f"micro-batch {run.micro_batch + 1}{f', stage {stage}' * rows.names_stages}"
     backward = each.backward - each.parameters if defers else each.backward
     early = each.early if run.work == FORWARD else 0.0
     took = {FORWARD: each.forward, BACKWARD: backward, PARAMETERS: each.parameters}[run.work] - early
@@ -94,9 +104,16 @@ def _add_pass(
 
 
 class _Rows:
-    """The rows of tasks, with the names and kinds that their numbers stand for."""
+    """The rows of tasks, with the names and kinds that their numbers stand for.
 
-    def __init__(self) -> None:
+    Attributes:
+        names_stages: whether a task's name says of which of several stages on its devices it is.
+    """
+
+    def __init__(self, submeshes: Sequence[int]) -> None:
+        """Take the number of each stage's submesh."""
+        self._submeshes = submeshes
+        self.names_stages = len(set(submeshes)) < len(submeshes)
         self.operators: dict[str, int] = {}
         self.kinds: dict[str, int] = {}
         self.rows: list[list[int]] = []
@@ -106,4 +123,4 @@ class _Rows:
         start_ns, end_ns = round(start_us * 1e3), round((start_us + duration_us) * 1e3)
         if end_ns > start_ns:
             numbers = self.operators.setdefault(operator, len(self.operators)), self.kinds.setdefault(kind, len(self.kinds))
-            self.rows.append([stage, lane, start_ns, end_ns - start_ns, *numbers])
+            self.rows.append([self._submeshes[stage], lane, start_ns, end_ns - start_ns, *numbers])

@@ -16,6 +16,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import reduce
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -28,14 +29,14 @@ from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators, WorkItem
 from ..program.deferral import has_separate_gradients
 from ..program.fast_makespan import fast_makespan
-from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, StepOrder, Times, tried_orders
+from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, StepOrder, Times, of_submeshes, tried_orders
 from ..reschedule.mesh import Mesh
 from ..rules.config_arrays import ConfigArrays
 from ..rules.registry import rule_of
 from ..rules.rule import configs, interface_of
 from ..sharding.model import Model
 from ..sharding.stages import Crossing, Stages
-from .submeshes import Block, blocks_of
+from .submeshes import Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +94,17 @@ class Transfers(NamedTuple):
     last: list[float]
 
 
-def first_passes_us(times: Sequence[PassTimes], on_the_way: Transfers) -> list[Times]:
-    """Return for each stage when what its first pass needs is there."""
-    begins = [each.before for each in times]
+def first_passes_us(times: Sequence[PassTimes], on_the_way: Transfers, submeshes: Sequence[int]) -> list[Times]:
+    """Return for each stage when what its first pass needs is there.
+
+    Args:
+        submeshes: the number of each stage's submesh. What all stages of one do before their first passes comes first.
+    """
+    of_each = of_submeshes([each.before for each in times], submeshes, np.add)
+    begins = [of_each[submesh] for submesh in submeshes]
     for stage, way in enumerate(on_the_way.first):
         if way:
-            begins[stage] = np.maximum(begins[stage], way + reduce(np.maximum, [each.before for each in times]))
+            begins[stage] = np.maximum(begins[stage], way + reduce(np.maximum, of_each))
     return begins
 
 
@@ -109,7 +115,7 @@ def step_us(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder)
         [each.forward for each in times],
         [each.backward for each in times],
         on_the_way.each,
-        first_passes_us(times, on_the_way),
+        first_passes_us(times, on_the_way, order.submeshes),
         on_the_way.last,
         [each.after for each in times],
         [each.late for each in times],
@@ -258,20 +264,20 @@ class _Link(NamedTuple):
     share: float
 
 
-def _link(hardware: Hardware, blocks: Sequence[Block], number: int) -> _Link:
-    """Return the link between a stage and the next one: that of as many devices or machines as the smaller one has."""
+def _link(hardware: Hardware, one: Block, other: Block) -> _Link:
+    """Return the link between the devices of two stages: that of as many devices or machines as the smaller one has."""
     machine, device = hardware.levels[0], hardware.levels[-1]
-    size = min(blocks[number].size, blocks[number + 1].size)
-    is_between = len(hardware.levels) > 1 and blocks[number].end % device.count == 0
+    size = min(one.size, other.size)
+    machines = [range(block.first // device.count, (block.end - 1) // device.count + 1) for block in (one, other)]
+    is_between = len(hardware.levels) > 1 and not set(machines[0]) & set(machines[1])
     level, units = (machine, max(1, size // device.count)) if is_between else (device, size)
     share = 0.0 if hardware.measured is None else hardware.exposed_share if is_between else 1.0
     return _Link(level.latency_us, units * level.bytes_per_s / 1e6, hardware.collective_call_us, share)
 
 
-def _links(hardware: Hardware, sizes: Sequence[int]) -> list[_Link]:
-    """Return the links between neighbouring stages on so many devices each."""
-    blocks = blocks_of(sizes)
-    return [_link(hardware, blocks, number) for number in range(len(blocks) - 1)]
+def _links(hardware: Hardware, blocks: Sequence[Block]) -> list[_Link]:
+    """Return the links between neighbouring stages."""
+    return [_link(hardware, *pair) for pair in pairwise(blocks)]
 
 
 def crosses_in_passes(graph: Graph, tensor: str) -> bool:
@@ -281,24 +287,26 @@ def crosses_in_passes(graph: Graph, tensor: str) -> bool:
     return tensor in graph.micro_batching.forms
 
 
-def _crossed(crossing: Crossing) -> range:
-    """Return the numbers of the links that a crossing passes."""
-    return range(*sorted((crossing.source, crossing.target)))
+def _crossed(crossing: Crossing, blocks: Sequence[Block]) -> range:
+    """Return the numbers of the links that a crossing passes; none within one stage's devices."""
+    source, target = sorted((crossing.source, crossing.target))
+    return range(0) if blocks[source] == blocks[target] else range(source, target)
 
 
-def transfers(stages: Stages, hardware: Hardware, sizes: Sequence[int], n_micro_batches: int) -> Transfers:
-    """Return how long what stages send each other takes on its way.
+def transfers(stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_micro_batches: int) -> Transfers:
+    """Return how long what stages on some devices send each other takes on its way.
 
     Before its first pass a stage waits for what is sent once a step, and for the first micro-batch's rows of a table that is
     looked up ahead; after its last pass the gradients of these are still on their way. The rows of other micro-batches are
     there when these begin.
     """
     graph = stages.whole.in_micro_batches(n_micro_batches).graph
-    links = _links(hardware, sizes)
+    links = _links(hardware, blocks)
     each, first, last = [0.0] * (stages.n - 1), [0.0] * stages.n, [0.0] * stages.n
     for crossing in stages.crossings:
         n_bytes = graph.tensors[crossing.tensor].mem_bytes
-        on_links = {number: links[number].latency_us + n_bytes / links[number].bytes_per_us for number in _crossed(crossing)}
+        crossed = [(number, links[number]) for number in _crossed(crossing, blocks)]
+        on_links = {number: link.latency_us + n_bytes / link.bytes_per_us for number, link in crossed}
         is_in_passes = crosses_in_passes(graph, crossing.tensor)
         if is_in_passes and not crossing.is_ahead:
             for number, time_us in on_links.items():
@@ -309,26 +317,23 @@ def transfers(stages: Stages, hardware: Hardware, sizes: Sequence[int], n_micro_
     return Transfers(each, first, last)
 
 
-def way_back_and_forth_us(hardware: Hardware, at: int, size: int) -> float:
-    """Return the time that a byte takes from ``size`` devices up to one of this number to as many from it on, and its
-    gradient back.
-    """
-    return 2 / _link(hardware, (Block(at - size, size), Block(at, size)), 0).bytes_per_us
+def way_back_and_forth_us(hardware: Hardware, one: Block, other: Block) -> float:
+    """Return the time that a byte takes from some devices to others, and its gradient back."""
+    return 2 / _link(hardware, one, other).bytes_per_us
 
 
 def messages(
-    stages: Stages, hardware: Hardware, sizes: Sequence[int], n_micro_batches: int
+    stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_micro_batches: int
 ) -> list[PassTimes]:
     """Return what sending and receiving takes of the cores of each stage's devices."""
     graph = stages.whole.in_micro_batches(n_micro_batches).graph
-    links = _links(hardware, sizes)
+    links = _links(hardware, blocks)
     found = [PassTimes() for _ in range(stages.n)]
     for crossing in stages.crossings:
         n_bytes = graph.tensors[crossing.tensor].mem_bytes
-        end_us = max(
-            links[number].call_us + links[number].share / 2 * n_bytes / links[number].bytes_per_us
-            for number in _crossed(crossing)
-        )
+        crossed = [links[number] for number in _crossed(crossing, blocks)]
+        of_links = [link.call_us + link.share / 2 * n_bytes / link.bytes_per_us for link in crossed]
+        end_us = max(of_links, default=hardware.collective_call_us)
         back_us = end_us if crossing.has_gradient else 0.0
         in_pass, once = PassTimes(forward=end_us, backward=back_us), PassTimes(before=end_us, after=back_us)
         is_in_passes = crosses_in_passes(graph, crossing.tensor)
@@ -339,33 +344,36 @@ def messages(
     return found
 
 
-def beside(stages: Stages, hardware: Hardware, sizes: Sequence[int], times: Sequence[OperatorTimes]) -> list[PassTimes]:
+def beside(
+    stages: Stages, hardware: Hardware, blocks: Sequence[Block], times: Sequence[OperatorTimes]
+) -> list[PassTimes]:
     """Return what each stage does beside its operators: its messages, and the sums of gradients over micro-batches."""
     sums = []
     for members, early, of_stage in zip(stages.members, stages.early, times, strict=True):
         adding_us = sum(each for name, each in of_stage.adding_us.items() if name in members)
         late_us = adding_us if of_stage.sends_early or early else 0.0
         sums.append(PassTimes(backward=adding_us, late=late_us, parameters=adding_us))
-    found = messages(stages, hardware, sizes, times[0].graph.n_micro_batches)
+    found = messages(stages, hardware, blocks, times[0].graph.n_micro_batches)
     return [of_messages + adding for of_messages, adding in zip(found, sums, strict=True)]
 
 
 def estimated_us(
     stages: Stages,
     hardware: Hardware,
-    sizes: Sequence[int],
+    blocks: Sequence[Block],
     times: Sequence[OperatorTimes],
     schedule: str | None = ONE_FORWARD_ONE_BACKWARD,
 ) -> float:
     """Return the time of a step in stages whose operators are each split as they are fastest, by the best order of passes.
 
     Args:
-        sizes: for each stage the number of its devices.
+        blocks: for each stage its devices, which interleaved stages share.
         times: for each stage those of operators on its devices.
         schedule: see :func:`.tried_orders`.
     """
     n = times[0].graph.n_micro_batches
-    others = beside(stages, hardware, sizes, times)
+    others = beside(stages, hardware, blocks, times)
     found = [work + other for work, other in zip(works(stages, times), others, strict=True)]
-    on_the_way = transfers(stages, hardware, sizes, n)
-    return min(float(step_us(found, on_the_way, each)) for each in tried_orders(schedule, stages.n, n))
+    on_the_way = transfers(stages, hardware, blocks, n)
+    orders = tried_orders(schedule, stages.n, n, len(set(blocks)))
+    return min(float(step_us(found, on_the_way, each)) for each in orders)

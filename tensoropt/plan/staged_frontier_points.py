@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,10 @@ import numpy as np
 from ..common.garbage import older_objects_kept
 from ..common.progress import Progress
 from ..ft.pareto import reduce_unsorted
-from ..program.schedule import StepOrder
+from ..program.schedule import StepOrder, of_submeshes
 from .find_frontier import ModelFrontier
 from .plan import Plan
-from .stage_memory import needed_bytes
+from .stage_memory import needed_of_devices
 from .stage_points import SearchedStages
 from .staged_plan import PlannedStage, StagedPlan
 
@@ -96,9 +97,8 @@ class StagedPoint:
 
     @cached_property
     def stage_bytes(self) -> tuple[int, ...]:
-        """The peak of each stage, to which memory limits apply."""
-        chosen = enumerate(zip(self.searched.frontiers, self.numbers, strict=True))
-        return tuple(needed_bytes(frontier, number, stage, self.order) for stage, (frontier, number) in chosen)
+        """The peak of each stage's devices, to which memory limits apply."""
+        return needed_of_devices(self.searched.frontiers, self.numbers, self.order)
 
     @property
     def n_bytes(self) -> int:
@@ -107,8 +107,10 @@ class StagedPoint:
 
     @property
     def idle_shares(self) -> list[float]:
-        """The share of the step in which each stage waits for others."""
-        return [1 - each / self.time_us for each in self.searched.busy_us(self.numbers)]
+        """The share of the step in which each stage's devices wait for others."""
+        submeshes = self.order.submeshes
+        busy_us = of_submeshes(self.searched.busy_us(self.numbers), submeshes, add)
+        return [1 - busy_us[submesh] / self.time_us for submesh in submeshes]
 
     @property
     def idle_share(self) -> float:
@@ -123,19 +125,18 @@ class StagedPoint:
         return round(self.time_us * 1e3), compute_ns, 0
 
     def plan(self, option: str, assumed: Mapping[str, Any]) -> StagedPlan:
-        stages, first = self.searched.stages, 0
+        stages = self.searched.stages
         planned = []
-        for frontier, last_operator, number, in_flight, deferred, n_bytes, idle_share in zip(
-            self.searched.frontiers, (*stages.cuts, ""), self.numbers, self.order.in_flight, self.order.deferred,
-            self.stage_bytes, self.idle_shares, strict=True,
+        for frontier, block, last_operator, number, in_flight, deferred, n_bytes, idle_share in zip(
+            self.searched.frontiers, self.searched.blocks, (*stages.cuts, ""), self.numbers, self.order.in_flight,
+            self.order.deferred, self.stage_bytes, self.idle_shares, strict=True,
         ):  # fmt: skip
-            devices = tuple(range(first, first + frontier.mesh.n_devices))
-            first += frontier.mesh.n_devices
             plan = replace(frontier, assumed=assumed).plan(number, "mini_time")
-            planned.append(PlannedStage(devices, last_operator, in_flight, deferred, plan, n_bytes, idle_share))
+            planned.append(PlannedStage(block.devices, last_operator, in_flight, deferred, plan, n_bytes, idle_share))
         return StagedPlan(
             stages=tuple(planned),
             schedule=self.order.schedule,
+            interleaving=self.order.interleaving,
             micro_batches=self.micro_batches,
             time_us=self.time_us,
             model_digest=stages.whole.graph.digest,

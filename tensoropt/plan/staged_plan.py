@@ -12,7 +12,9 @@ from ..common.errors import InputError, cut
 from ..common.files import read_json, reading_value, write_json
 from ..common.memory_units import memory_text
 from ..ir.graph import Graph
-from ..program.schedule import SCHEDULES, Orders, pass_orders
+from ..program.interleaved import INTERLEAVED, Interleaving, interleaving_of
+from ..program.passes import Orders, merged
+from ..program.schedule import SCHEDULES, pass_orders
 from ..report.notebook import bundle, stages_html
 from ..report.page import report_name, write_report
 from ..report.sentences import milliseconds
@@ -36,8 +38,9 @@ class PlannedStage:
         in_flight: how many micro-batches have run their forward pass and not their backward pass at most.
         deferred: how many have run that and not the pass of their parameters at most, see :mod:`..program.schedule`.
         plan: the plan of its part of the model, in micro-batches, on its devices.
-        memory_bytes: the memory per device, with what all micro-batches in flight or deferred save.
-        idle_share: the share of the step in which it waits for other stages.
+        memory_bytes: the memory per device, with what all micro-batches in flight or deferred save, and with what other
+            stages on its devices hold.
+        idle_share: the share of the step in which its devices wait for others.
     """
 
     devices: tuple[int, ...]
@@ -85,6 +88,7 @@ class StagedPlan:
         stages: the stages, in the order in which data passes them.
         schedule: the name of the order of their passes, see :mod:`..program.schedule`.
         micro_batches: the number of micro-batches in which a training step processes its batch.
+        interleaving: how stages share submeshes; None where each has one of its own.
         time_us: the time of a training step: that of the schedule, with each stage's time for a micro-batch.
         model_digest: the digest of the model that the plan is for.
         timeline: when each stage is predicted to do what, as a JSON value; see :mod:`.stage_timeline`.
@@ -104,13 +108,19 @@ class StagedPlan:
     option: str = "mini_time"
     assumed: dict[str, Any] = field(default_factory=dict)
     why_stages: str = ""
+    interleaving: Interleaving | None = None
     frontier: PlanFrontier[Any] | None = field(default=None, repr=False)
     point: int | None = None
     frontier_text: str = field(default="", repr=False)
 
     @property
     def parallelism(self) -> int:
-        return sum(len(stage.devices) for stage in self.stages)
+        return sum(map(len, self.submeshes))
+
+    @property
+    def submeshes(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of the stages; those that several share once."""
+        return tuple(dict.fromkeys(stage.devices for stage in self.stages))
 
     @property
     def memory_bytes(self) -> int:
@@ -128,9 +138,9 @@ class StagedPlan:
 
     @property
     def orders(self) -> Orders:
-        """The order of each stage's passes."""
+        """The order of the passes of each stage, or of each submesh where stages are interleaved."""
         in_flight, deferred = ([getattr(stage, name) for stage in self.stages] for name in ("in_flight", "deferred"))
-        return pass_orders(self.schedule, self.micro_batches, in_flight, deferred)
+        return pass_orders(self.schedule, self.micro_batches, in_flight, deferred, self.interleaving)
 
     def cut(self, model: Model) -> Stages:
         """Return a model cut into the plan's stages.
@@ -173,7 +183,7 @@ class StagedPlan:
 
     def brief(self) -> str:
         """Return three lines: the stages and their devices, the predicted time per step, and the memory per device."""
-        devices = "+".join(str(len(stage.devices)) for stage in self.stages)
+        devices = "+".join(str(len(submesh)) for submesh in self.submeshes)
         idle = max(stage.idle_share for stage in self.stages)
         return (
             f"plan: {len(self.stages)} stages on {devices} devices, {passes_text(self.micro_batches, self.schedule)}, "
@@ -246,6 +256,7 @@ class StagedPlan:
             "model_digest": self.model_digest,
             "micro_batches": self.micro_batches,
             "schedule": self.schedule,
+            **({"interleaved": self.interleaving.to_json()} if self.interleaving is not None else {}),
             "time_us": self.time_us,
             "memory_bytes": self.memory_bytes,
             "assumed": dict(self.assumed),
@@ -269,13 +280,17 @@ class StagedPlan:
             assumed=dict(value["assumed"]),
             frontier_text="\n".join(map(str, value.get("frontier", ()))),
             why_stages=str(value.get("why_stages", "")),
+            interleaving=interleaving_of(value.get("interleaved"), len(value["stages"])),
         )
-        if plan.schedule not in SCHEDULES:
-            raise ValueError(f"there is no schedule {plan.schedule!r}")
-        devices = [device for stage in plan.stages for device in stage.devices]
+        if plan.schedule not in SCHEDULES or (plan.schedule == INTERLEAVED) != (plan.interleaving is not None):
+            raise ValueError(f"there is no schedule {plan.schedule!r}, or not all of it is given")
+        n_submeshes = len(plan.stages) if plan.interleaving is None else plan.interleaving.n_submeshes
+        devices = [device for stage in plan.stages[:n_submeshes] for device in stage.devices]
+        in_turn = all(stage.devices == plan.stages[i % n_submeshes].devices for i, stage in enumerate(plan.stages))
         are_alike = all(stage.plan.micro_batches == plan.micro_batches for stage in plan.stages)
-        if not devices or devices != list(range(len(devices))) or not are_alike:
+        if not devices or devices != list(range(len(devices))) or not in_turn or not are_alike:
             raise ValueError("its stages don't fit together")
+        merged(plan.orders)
         return plan
 
     def save(self, file: str | os.PathLike[str]) -> None:

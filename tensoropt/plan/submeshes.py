@@ -55,6 +55,18 @@ def equal_blocks(hardware: Hardware, parallelism: int, n_stages: int) -> tuple[B
     return blocks if all(is_submesh(hardware, block) for block in blocks) else None
 
 
+def interleaved_blocks(hardware: Hardware, parallelism: int, n_stages: int) -> tuple[Block, ...] | None:
+    """Return the devices of interleaved stages; None where there are none.
+
+    They are on as many submeshes of equal size as possible, two of these or more, in turn, two stages or more on each.
+    """
+    for n_submeshes in range(n_stages // 2, 1, -1):
+        blocks = None if n_stages % n_submeshes else equal_blocks(hardware, parallelism, n_submeshes)
+        if blocks is not None:
+            return blocks * (n_stages // n_submeshes)
+    return None
+
+
 def choices(hardware: Hardware, parallelism: int, n_stages: int, tries_all: bool = False) -> Choices:
     """Return for each stage the blocks that it has in some way to give each device to one stage, of those that are tried.
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .compiled import IS_COMPILED, compiled
-from .schedule import BACKWARD, FORWARD, PARAMETERS, StepOrder, Times, last_end, merged, needs, pass_ends
+from .passes import BACKWARD, FORWARD, PARAMETERS, merged, needs
+from .schedule import StepOrder, Times, last_end, of_submeshes, pass_ends
 
 _WORKS = (FORWARD, BACKWARD, PARAMETERS)
 _FORWARD, _BACKWARD = _WORKS.index(FORWARD), _WORKS.index(BACKWARD)
@@ -24,13 +25,14 @@ class _Passes(NamedTuple):
     """The passes of an order, N of them, such that each comes after those that it needs.
 
     Attributes:
-        stage, work: of each pass its stage, and the number of its work, int32[N].
+        stage, submesh, work: of each pass its stage, the stage's submesh, and the number of its work, int32[N].
         needed: the numbers of up to two passes that each needs; -1 for none, int32[N, 2].
         link: for each of these the pair of neighbouring stages that lies between; -1 for none, int32[N, 2].
         is_deferring: whether each stage has passes of parameters, bool[stages].
     """
 
     stage: np.ndarray
+    submesh: np.ndarray
     work: np.ndarray
     needed: np.ndarray
     link: np.ndarray
@@ -50,19 +52,22 @@ def _passes(order: StepOrder) -> _Passes:
     stage = np.array([each.stage for each in passes], np.int32)
     work = np.array([_WORKS.index(each.work) for each in passes], np.int32)
     is_deferring = np.isin(np.arange(n_stages), stage[work == _WORKS.index(PARAMETERS)])
-    return _Passes(stage, work, needed, link, is_deferring)
+    return _Passes(stage, np.array(order.submeshes, np.int32)[stage], work, needed, link, is_deferring)
 
 
 @compiled
 def _run(
-    stage: Any, work: Any, needed: Any, link: Any, takes: Any, early: Any, late: Any, transfer: Any, free: Any
+    stage: Any, submesh: Any, work: Any, needed: Any, link: Any, takes: Any, early: Any, late: Any, transfer: Any, free: Any
 ) -> None:
-    """Set ``free``, when each stage may begin, to when it ends; float64[stages, plans], and ``takes`` one for each work."""
+    """Set ``free``, when each submesh may begin, to when it ends, float64[submeshes, plans].
+
+    The others are float64[stages, plans], ``takes`` one for each work.
+    """
     ended = np.empty(len(stage))
     for plan in range(free.shape[1]):
         for i in range(len(stage)):
             own = stage[i]
-            ready = free[own, plan]
+            ready = free[submesh[i], plan]
             if work[i] == _FORWARD:
                 ready += early[own, plan]
             for k in range(2):
@@ -75,7 +80,7 @@ def _run(
                             way -= late[stage[other], plan]
                     ready = max(ready, ended[other] + way)
             ended[i] = ready + takes[work[i], own, plan]
-            free[own, plan] = ended[i]
+            free[submesh[i], plan] = ended[i]
 
 
 def fast_makespan(
@@ -93,18 +98,19 @@ def fast_makespan(
     """Return what :func:`.schedule.makespan` does; see there for the arguments."""
     if not IS_COMPILED:
         _, ends = pass_ends(order.orders, forward, backward, transfer, first, late, parameters, early)
-        return last_end(ends, last, after)
+        return last_end(ends, order.submeshes, last, after)
     given = [*forward, *backward, *first, *late, *parameters, *early]
     shape = np.broadcast_shapes(*(np.shape(each) for each in given))
     arrays = np.array(given, np.float64)[:, None] if not shape else _broadcast(given, math.prod(shape))
-    of_forward, of_backward, free, of_late, of_parameters, of_early = (each.copy() for each in np.split(arrays, 6))
+    of_forward, of_backward, begins, of_late, of_parameters, of_early = (each.copy() for each in np.split(arrays, 6))
     passes = _passes(order)
+    free = np.array(of_submeshes(begins, order.submeshes, np.maximum))
     divided = passes.is_deferring
     of_backward[divided] -= of_parameters[divided]
     of_late[divided] = 0.0
     takes = np.stack([of_forward - of_early, of_backward, of_parameters])
-    _run(*passes[:4], takes, of_early, of_late, np.array([*transfer, 0.0]), free)
-    return last_end([each if shape else float(each[0]) for each in free], last, after)
+    _run(*passes[:5], takes, of_early, of_late, np.array([*transfer, 0.0]), free)
+    return last_end([each if shape else float(each[0]) for each in free], order.submeshes, last, after)
 
 
 def _broadcast(given: Sequence[Times], n: int) -> np.ndarray:

@@ -13,7 +13,7 @@ Messages from and to other stages call Python, so what Python has kept is freed 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -25,8 +25,8 @@ from ..sharding.strategy import StrategyView
 from .buffers import TaskBuffers
 from .deferral import StageEnds
 from .liveness import Instruction, peak_of_program
+from .passes import BACKWARD, FORWARD, PARAMETERS, Pass
 from .peak import MOST_MICRO_BATCHES
-from .schedule import BACKWARD, FORWARD, PARAMETERS, Pass
 from .step import step_program
 
 _WORKS = (FORWARD, BACKWARD, PARAMETERS)
@@ -81,26 +81,49 @@ class PassMemory:
             order: each micro-batch's backward pass has that of its parameters at its end, where the order hasn't.
             messages: those that may wait meanwhile.
         """
-        if not len(self.rises):
-            return self.outside
-        alive, most, last = self.begins, self.outside + messages.waiting_bytes(0, 0), len(self.rises) - 1
-        rises, changes, in_flight = self.rises.tolist(), self.changes.tolist(), 0
-        for index, work in _with_parameters(order):
-            replayed = last if index == n_micro_batches - 1 else min(index, last - 1)
-            in_flight += work == 0
-            waiting = messages.waiting_bytes(in_flight, in_flight - (work < 2))
-            most = max(most, alive + rises[replayed][work] + waiting)
-            alive += changes[replayed][work]
-            in_flight -= work == 1
-        return most
+        passes = list(order)
+        return peak_together({each.stage: (self, messages) for each in passes}, passes, n_micro_batches)
 
 
-def _with_parameters(order: Iterable[Pass]) -> list[tuple[int, int]]:
-    """Return the passes as micro-batch and number of the work, each backward pass with that of its parameters."""
-    passes = [(each.micro_batch, _WORKS.index(each.work)) for each in order]
-    if any(work == 2 for _, work in passes):
+def peak_together(
+    of_stages: Mapping[int, tuple[PassMemory, Messages]], order: Iterable[Pass], n_micro_batches: int
+) -> int:
+    """Return the most bytes that are alive at once on a device that runs the passes of one stage, or of several.
+
+    What a stage needs outside of its passes is counted beside what the others hold before or after theirs.
+
+    Args:
+        of_stages: by number of a stage what is alive in its passes, and the messages that may wait meanwhile.
+        order: see :meth:`PassMemory.peak_bytes`.
+    """
+    memories = {stage: memory for stage, (memory, _) in of_stages.items()}
+    if not all(len(memory.rises) for memory in memories.values()):
+        return sum(memory.outside for memory in memories.values())
+    rises, changes = ({stage: getattr(m, name).tolist() for stage, m in memories.items()} for name in ("rises", "changes"))
+    alive = {stage: memory.begins for stage, memory in memories.items()}
+    in_flight, waiting = dict.fromkeys(memories, 0), {s: each.waiting_bytes(0, 0) for s, (_, each) in of_stages.items()}
+    none_waits, most = sum(waiting.values()), 0
+    for stage, index, work in _with_parameters(order):
+        last = len(rises[stage]) - 1
+        replayed = last if index == n_micro_batches - 1 else min(index, last - 1)
+        messages = of_stages[stage][1]
+        in_flight[stage] += work == 0
+        waiting[stage] = messages.waiting_bytes(in_flight[stage], in_flight[stage] - (work < 2))
+        most = max(most, sum(alive.values()) + rises[stage][replayed][work] + sum(waiting.values()))
+        alive[stage] += changes[stage][replayed][work]
+        in_flight[stage] -= work == 1
+        waiting[stage] = messages.waiting_bytes(in_flight[stage], in_flight[stage])
+    held = {stage: max(memory.begins, alive[stage]) for stage, memory in memories.items()}
+    beyond = max(memory.outside - held[stage] for stage, memory in memories.items())
+    return max(most, sum(held.values()) + beyond + none_waits)
+
+
+def _with_parameters(order: Iterable[Pass]) -> list[tuple[int, int, int]]:
+    """Return the passes as stage, micro-batch and number of the work, each backward pass with that of its parameters."""
+    passes = [(each.stage, each.micro_batch, _WORKS.index(each.work)) for each in order]
+    if any(work == 2 for *_, work in passes):
         return passes
-    return [each for index, work in passes for each in ((index, work), (index, 2))[: 1 + (work == 1)]]
+    return [each for stage, index, work in passes for each in ((stage, index, work), (stage, index, 2))[: 1 + (work == 1)]]
 
 
 def pass_memory(view: StrategyView, costing: OperatorCosting, path_finder: PathFinder, ends: StageEnds) -> PassMemory:

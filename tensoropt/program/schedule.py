@@ -7,9 +7,11 @@
   are a pass of their own, which is deferred to where the stage would wait (Qi et al., Zero Bubble Pipeline Parallelism,
   2023, section 2). Where each stage defers as many as there are stages before it (their ZB-H1), none holds more
   micro-batches, in flight or deferred, than there are stages.
+- ``interleaved``: as 1F1B, but each submesh has several stages (:mod:`.interleaved`).
 
-A stage runs its passes in its own order, each as soon as it has what the neighbouring stages send. So no order that
-:func:`merged` accepts can end in a deadlock: that is one order of all passes in which each comes after those that it needs.
+A submesh runs the passes of its stages in its own order, each as soon as it has what the neighbouring stages send. So no
+order that :func:`.passes.merged` accepts can end in a deadlock: that is one order of all passes in which each comes after
+those that it needs.
 
 What is in flight in a stage is its number of registers, in OneFlow's words (section 4.2): it starts no further forward pass
 before a backward pass has freed one. So what it has sent and its neighbour hasn't taken is bounded too
@@ -19,7 +21,7 @@ before a backward pass has freed one. So what it has sent and its neighbour hasn
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from itertools import product
 from typing import Any, NamedTuple
@@ -27,12 +29,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..common.errors import InputError, short
+from .interleaved import INTERLEAVED, Interleaving, interleaved_orders, most_in_flight, tried_interleavings
+from .passes import BACKWARD, FORWARD, PARAMETERS, Orders, Pass, merged, needs, submesh_of_stages
 
 ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD, ZERO_BUBBLE = "1f1b", "gpipe", "zero-bubble"
-SCHEDULES = (ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD, ZERO_BUBBLE)
-FORWARD, BACKWARD, PARAMETERS = "forward", "backward", "parameters"
-"""The kinds of passes of a micro-batch: the forward pass; the backward pass, which computes all gradients, or those that an
-earlier stage waits for; and the pass that computes the gradients of parameters which the backward pass has left."""
+SCHEDULES = (ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD, ZERO_BUBBLE, INTERLEAVED)
 MOST_MORE_IN_FLIGHT = 4
 """So many more micro-batches in flight are tried at most for each stage that follows."""
 DEFERRED_PER_STAGE = (1, 2, 4)
@@ -40,21 +41,6 @@ DEFERRED_PER_STAGE = (1, 2, 4)
 
 Times = Any
 """A time (float), or the times of many plans (float64[plans]), which are then computed at once."""
-
-
-class Pass(NamedTuple):
-    """A pass of a micro-batch in one stage; its work is FORWARD, BACKWARD or PARAMETERS."""
-
-    stage: int
-    micro_batch: int
-    work: str
-
-    def __str__(self) -> str:
-        letter = {FORWARD: "F", BACKWARD: "B", PARAMETERS: "W"}[self.work]
-        return f"{letter}{self.micro_batch} of stage {self.stage}"
-
-
-Orders = tuple[tuple[Pass, ...], ...]
 
 
 def least_in_flight(n_stages: int, n_micro_batches: int) -> tuple[int, ...]:
@@ -99,20 +85,27 @@ def tried_deferred(n_stages: int, n_micro_batches: int) -> list[tuple[int, ...]]
 
 
 def pass_orders(
-    schedule: str, n_micro_batches: int, in_flight: Sequence[int], deferred: Sequence[int] | None = None
+    schedule: str,
+    n_micro_batches: int,
+    in_flight: Sequence[int],
+    deferred: Sequence[int] | None = None,
+    interleaving: Interleaving | None = None,
 ) -> Orders:
-    """Return the order of each stage's passes.
+    """Return the order of the passes of each stage, or of each submesh where stages are interleaved.
 
     Args:
         in_flight: for each stage, how many micro-batches have run their forward pass and not their backward pass at most.
             A stage never has more in flight than one before it, which would have to send more than it may compute.
         deferred: of ``zero-bubble``, for each stage how many micro-batches have run their backward pass and not the pass of
             their parameters at most, while another one runs. None: 0 for all, which is 1F1B.
+        interleaving: of ``interleaved``, how stages share submeshes, which ``in_flight`` follows from.
 
     Raises:
         InputError: there is no such schedule.
     """
     check_schedule(schedule)
+    if interleaving is not None:
+        return interleaved_orders(len(in_flight), n_micro_batches, interleaving)
     found, ahead = [], n_micro_batches
     for stage, most in enumerate(in_flight):
         ahead = n_micro_batches if schedule == ALL_FORWARD else max(1, min(most, ahead))
@@ -129,25 +122,45 @@ class StepOrder(NamedTuple):
         n_micro_batches: the number of micro-batches.
         in_flight: for each stage, how many micro-batches have run their forward pass and not their backward pass at most.
         deferred: for each stage, how many have run that and not the pass of their parameters.
+        interleaving: how interleaved stages share submeshes; None where each has one of its own.
     """
 
     schedule: str
     n_micro_batches: int
     in_flight: tuple[int, ...]
     deferred: tuple[int, ...]
+    interleaving: Interleaving | None = None
 
     @property
     def orders(self) -> Orders:
-        """The order of each stage's passes."""
-        return pass_orders(self.schedule, self.n_micro_batches, self.in_flight, self.deferred)
+        """The order of the passes of each stage, or of each submesh where stages are interleaved."""
+        return pass_orders(self.schedule, self.n_micro_batches, self.in_flight, self.deferred, self.interleaving)
+
+    @property
+    def submeshes(self) -> tuple[int, ...]:
+        """The number of each stage's submesh."""
+        n_stages = len(self.in_flight)
+        n_submeshes = n_stages if self.interleaving is None else self.interleaving.n_submeshes
+        return tuple(stage % n_submeshes for stage in range(n_stages))
 
 
-def tried_orders(schedule: str | None, n_stages: int, n_micro_batches: int) -> list[StepOrder]:
+def tried_orders(
+    schedule: str | None, n_stages: int, n_micro_batches: int, n_submeshes: int | None = None
+) -> list[StepOrder]:
     """Return the orders that are tried, by ascending number of micro-batches that are held: all of a schedule.
 
     Without a schedule 1F1B and zero-bubble are tried. A batch that is taken at once has the same order in all of them.
+
+    Args:
+        n_submeshes: how many submeshes interleaved stages share; None: each stage has one of its own.
     """
     n, none = n_micro_batches, (0,) * n_stages
+    if n_submeshes is not None and n_submeshes < n_stages:
+        found = []
+        for each in tried_interleavings(n_stages, n, n_submeshes):
+            in_flight = most_in_flight(n_stages, interleaved_orders(n_stages, n, each))
+            found.append(StepOrder(INTERLEAVED, n, in_flight, none, each))
+        return found
     if n == 1:
         return [StepOrder(schedule or ONE_FORWARD_ONE_BACKWARD, 1, (1,) * n_stages, none)]
     if schedule == ALL_FORWARD:
@@ -168,11 +181,6 @@ def check_schedule(schedule: object) -> None:
     Raises:
         InputError: there is none of this name.
     """
-    if schedule == "interleaved":
-        raise InputError(
-            "schedule='interleaved' isn't supported: twice as many micro-batches, or 'zero-bubble', make stages wait as "
-            f"little; choose one of {', '.join(SCHEDULES)}"
-        )
     if schedule not in SCHEDULES:
         names = ", ".join(map(repr, SCHEDULES[:-1]))
         raise InputError(f"unknown schedule {short(schedule)}; expected {names} or {SCHEDULES[-1]!r}")
@@ -193,42 +201,8 @@ def _order(stage: int, n: int, ahead: int, deferred: int) -> Iterator[Pass]:
     yield from waiting
 
 
-def needs(each: Pass, n_stages: int) -> list[Pass]:
-    """Return the passes of other stages, and the pass before of its own micro-batch and stage, that a pass needs."""
-    if each.work == FORWARD:
-        return [each._replace(stage=each.stage - 1)] if each.stage else []
-    if each.work == PARAMETERS:
-        return [each._replace(work=BACKWARD)]
-    later = [each._replace(stage=each.stage + 1)] if each.stage + 1 < n_stages else []
-    return [each._replace(work=FORWARD), *later]
-
-
-def merged(of_stages: Orders) -> list[Pass]:
-    """Return one order of all passes: each stage's own, and each pass after those that it needs.
-
-    Raises:
-        ValueError: there is none; the message names the passes that wait for each other.
-    """
-    done: set[Pass] = set()
-    found: list[Pass] = []
-    at = [0] * len(of_stages)
-    while True:
-        before = len(found)
-        for stage, order in enumerate(of_stages):
-            while at[stage] < len(order) and done.issuperset(needs(order[at[stage]], len(of_stages))):
-                done.add(order[at[stage]])
-                found.append(order[at[stage]])
-                at[stage] += 1
-        if len(found) == before:
-            break
-    waiting = [order[index] for order, index in zip(of_stages, at, strict=True) if index < len(order)]
-    if waiting:
-        raise ValueError(f"passes wait for each other: {', '.join(map(str, waiting))}")
-    return found
-
-
 def pass_ends(
-    of_stages: Orders,
+    orders: Orders,
     forward: Sequence[Times],
     backward: Sequence[Times],
     transfer: Sequence[float],
@@ -237,32 +211,47 @@ def pass_ends(
     parameters: Sequence[Times] | None = None,
     early: Sequence[Times] | None = None,
 ) -> tuple[dict[Pass, Times], list[Times]]:
-    """Return when each pass ends, and when the last pass of each stage does; see :func:`makespan`."""
+    """Return when each pass ends, and when the last pass of each submesh does; see :func:`makespan`."""
     none: Times = 0.0 * forward[0]
-    nothing = [none] * len(of_stages)
+    n_stages, submeshes = len(forward), submesh_of_stages(orders)
+    nothing = [none] * n_stages
     late, parameters, early = list(late or nothing), parameters or nothing, early or nothing
     of_backward = list(backward)
     waiting = [whole - part for whole, part in zip(forward, early, strict=True)]
     takes = {FORWARD: waiting, BACKWARD: of_backward, PARAMETERS: parameters}
-    for stage, order in enumerate(of_stages):
-        if any(each.work == PARAMETERS for each in order):
-            of_backward[stage], late[stage] = backward[stage] - parameters[stage], none
+    for stage in {each.stage for order in orders for each in order if each.work == PARAMETERS}:
+        of_backward[stage], late[stage] = backward[stage] - parameters[stage], none
     ended: dict[Pass, Times] = {}
-    free: list[Times] = [time + none for time in first or nothing]
-    for each in merged(of_stages):
-        ready = free[each.stage] + early[each.stage] if each.work == FORWARD else free[each.stage]
-        for needed in needs(each, len(of_stages)):
+    free: list[Times] = [time + none for time in of_submeshes(first or nothing, submeshes, np.maximum)]
+    for each in merged(orders):
+        submesh = submeshes[each.stage]
+        ready = free[submesh] + early[each.stage] if each.work == FORWARD else free[submesh]
+        for needed in needs(each, n_stages):
             way: Times = none
             if needed.stage != each.stage:
                 sent_before = late[needed.stage] if needed.work == BACKWARD else none
                 way = transfer[min(each.stage, needed.stage)] - sent_before
             ready = np.maximum(ready, ended[needed] + way)
-        ended[each] = free[each.stage] = ready + takes[each.work][each.stage]
+        ended[each] = free[submesh] = ready + takes[each.work][each.stage]
     return ended, free
 
 
+def of_submeshes(
+    of_stages: Sequence[Times], submeshes: Sequence[int], combine: Callable[[Times, Times], Times]
+) -> list[Times]:
+    """Return what stages have, combined for those of each submesh.
+
+    Args:
+        submeshes: the number of each stage's submesh.
+    """
+    found: dict[int, Times] = {}
+    for each, submesh in zip(of_stages, submeshes, strict=True):
+        found[submesh] = combine(found[submesh], each) if submesh in found else each
+    return [found[submesh] for submesh in sorted(found)]
+
+
 def makespan(
-    of_stages: Orders,
+    orders: Orders,
     forward: Sequence[Times],
     backward: Sequence[Times],
     transfer: Sequence[float],
@@ -290,16 +279,22 @@ def makespan(
         early: for each stage, the part of its forward pass's time that comes before it waits for what it is sent; None:
             nothing.
     """
-    _, free = pass_ends(of_stages, forward, backward, transfer, first, late, parameters, early)
-    return last_end(free, last or [0.0] * len(free), after or [0.0 * forward[0]] * len(free))
+    _, free = pass_ends(orders, forward, backward, transfer, first, late, parameters, early)
+    n_stages = len(forward)
+    return last_end(free, submesh_of_stages(orders), last or [0.0] * n_stages, after or [0.0 * forward[0]] * n_stages)
 
 
-def last_end(ends: Sequence[Times], last: Sequence[float], after: Sequence[Times]) -> Times:
-    """Return when a step ends whose stages end their passes at ``ends``; see :func:`makespan`."""
-    # Of two stages the one that doesn't send back is the one that waits; of more it may be any.
+def last_end(ends: Sequence[Times], submeshes: Sequence[int], last: Sequence[float], after: Sequence[Times]) -> Times:
+    """Return when a step ends whose submeshes end their passes at ``ends``; see :func:`makespan`.
+
+    Args:
+        submeshes: the number of each stage's submesh.
+    """
+    last, after = of_submeshes(last, submeshes, max), of_submeshes(after, submeshes, np.add)
+    # Of two submeshes the one that doesn't send back is the one that waits; of more it may be any.
     waits = reduce(np.maximum, after)
-    of_stages = [
+    found = [
         np.maximum(end + own, end + way + waits) if way else end + own
         for end, way, own in zip(ends, last, after, strict=True)
     ]
-    return reduce(np.maximum, of_stages)
+    return reduce(np.maximum, found)

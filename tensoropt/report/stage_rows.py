@@ -32,7 +32,7 @@ class StageRows:
     @property
     def devices(self) -> int:
         """The number of devices of all stages."""
-        return sum(len(stage["devices"]) for stage in self.value["stages"])
+        return len({device for stage in self.value["stages"] for device in stage["devices"]})
 
     def summary(self) -> str:
         """Return one line on what was chosen and what it costs."""

@@ -21,6 +21,7 @@ from ..ir.micro_batching import MicroBatch
 from ..lowering.model import LocalModel
 from ..lowering.operators import Values
 from ..lowering.order import put_in_order
+from ..lowering.pass_chain import PassChain
 from ..lowering.resharding.reshard import Backend, Collective, Resharder
 from ..lowering.table_lookups import Lookup
 from ..lowering.variables import StateEntry, local_variables
@@ -257,7 +258,7 @@ class Engine:
             outside = LocalModel(self.per_micro_batch, self.path_finder, resharder, sources, self._update, training=True)
             step = MicroBatchedStep(
                 fetch, fed, needed, outside, micro_batches, self.view, self._lookup, self.begin_update,
-                self.lag if self.in_order else None,
+                PassChain(len(micro_batches), self.lag if self.in_order else None),
             )  # fmt: skip
             for each in micro_batches:
                 step.forward(each.index)

@@ -18,6 +18,7 @@ from ..ir.micro_batching import MicroBatch
 from ..lowering.gradient_accumulation import Accumulation, MicroBatchRequest
 from ..lowering.model import LocalModel
 from ..lowering.operators import Values
+from ..lowering.pass_chain import PassChain
 from ..lowering.resharding.reshard import Resharder
 from ..lowering.table_lookups import Lookup
 from ..optimizers.running_optimizer import PendingUpdate
@@ -65,7 +66,7 @@ class MicroBatchedStep:
         full_batch: StrategyView,
         find_lookup: FindLookup,
         begin_update: BeginUpdate,
-        order_lag: float | None = None,
+        chain: PassChain,
         exchanged: Exchanged | None = None,
     ) -> None:
         """Emit what runs once a step.
@@ -78,7 +79,7 @@ class MicroBatchedStep:
             full_batch: the strategy on the graph of the full batch.
             find_lookup: returns a lookup of a table that is updated by rows.
             begin_update: emits the gradients, and returns the update.
-            order_lag: see :class:`Accumulation`.
+            chain: the passes of the rank, among which those of the step are.
             exchanged: what a stage exchanges with others; None for a model that isn't cut.
         """
         (name,) = fetch.train_steps
@@ -108,7 +109,7 @@ class MicroBatchedStep:
             exchanged.received,
             exchanged.sent,
         )
-        self._accumulation = Accumulation(model, model.view, request, self._feeds(), micro_batches, order_lag)
+        self._accumulation = Accumulation(model, model.view, request, self._feeds(), micro_batches, chain)
         self.forward, self.backward = self._accumulation.forward, self._accumulation.backward
         self.parameters = self._accumulation.parameters
 
@@ -169,7 +170,7 @@ class MicroBatchedStep:
 
         def apply(sums: Values | None) -> None:
             pending.apply(sums)
-            accumulation.order_end()
+            accumulation.chain.end(model.backward.record)
 
         return results, PendingUpdate(pending.sums, apply)
 

@@ -170,7 +170,8 @@ def _with_trial(chosen: Plan | StagedPlan, known: Mapping[str, tuple[float, floa
 def runs_as(plan: Plan | StagedPlan) -> str:
     """Return a digest of all that decides how a plan runs, without its predicted costs."""
     if isinstance(plan, StagedPlan):
-        parts = [plan.schedule, *(f"{stage.in_flight} {stage.devices} {runs_as(stage.plan)}" for stage in plan.stages)]
+        order = f"{plan.schedule} {plan.interleaving}"
+        parts = [order, *(f"{stage.in_flight} {stage.devices} {runs_as(stage.plan)}" for stage in plan.stages)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     operators = [(op.name, str(op.config), op.is_rematerialized) for op in plan.operators]
     reshardings = [

@@ -8,8 +8,8 @@ parameters. A message is on its way for ``--transfer``, beside the passes.
 - ``1f1b``: each backward pass at once, with as many micro-batches in flight as are fastest of those that are tried.
 - ``first``: 1F1B whose stages send what an earlier stage waits for before they compute the gradients of their parameters, as
   ranks of one core do.
-- ``interleaved``: each stage has two parts of the model, in Megatron's order; a part takes half as long, and messages are
-  twice as many.
+- ``interleaved``: each group of devices has two stages, which take half as long, and messages are twice as many: in
+  Megatron's order, and with the rounds that are fastest of those that are tried. Both send first, as ``first`` does.
 - ``zero-bubble``: gradients of parameters are deferred, with as many micro-batches in flight and deferred as are fastest of
   those that are tried.
 - ``filling``: gradients of parameters wait until a stage would, any number of them: no fixed order.
@@ -26,7 +26,8 @@ from itertools import product
 
 from tabulate import tabulate
 
-from tensoropt.program.schedule import BACKWARD, makespan, pass_orders, tried_in_flight, tried_orders
+from tensoropt.program.passes import BACKWARD
+from tensoropt.program.schedule import makespan, pass_orders, tried_in_flight, tried_orders
 
 Task = tuple[str, int, int]
 """Kind (F, B for inputs' gradients, W for parameters'), part of the model, micro-batch."""
@@ -86,22 +87,6 @@ def of_passes(n_stages: int, n: int, in_flight: Sequence[int], with_w: bool) -> 
     return found
 
 
-def interleaved(n_groups: int, n_chunks: int, n: int) -> list[list[Task]]:
-    """Return Megatron's order: part k is of group k modulo their number; ``n`` is a multiple of it."""
-    found = []
-    rounds = [range(start, start + n_groups) for start in range(0, n, n_groups)]
-    for group in range(n_groups):
-        forward = [("F", c * n_groups + group, i) for each in rounds for c in range(n_chunks) for i in each]
-        backward = [("B", c * n_groups + group, i) for each in rounds for c in reversed(range(n_chunks)) for i in each]
-        ahead = min(len(forward), (n_groups - group - 1) * 2 + (n_chunks - 1) * n_groups + 1)
-        tasks = forward[:ahead]
-        for index, (_, part, micro_batch) in enumerate(backward):
-            tasks += [("B", part, micro_batch), ("W", part, micro_batch)]
-            tasks += forward[ahead + index : ahead + index + 1]
-        found.append(tasks)
-    return found
-
-
 def compared(n_groups: int, n: int, transfer: float, of_group: Times, of_half: Times) -> dict[str, float]:
     """Return the time of a step by each schedule.
 
@@ -116,6 +101,12 @@ def compared(n_groups: int, n: int, transfer: float, of_group: Times, of_half: T
         makespan(pass_orders("1f1b", n, each), forward, backward, [transfer] * (n_groups - 1)) for each in tried
     )
     parameters = [of_group("W", part) for part in range(n_groups)]
+    halves = [[of_half(kind, part) for part in range(2 * n_groups)] for kind in ("F", "B", "W")]
+    of_halves = halves[0], [b + w for b, w in zip(*halves[1:], strict=True)], [transfer] * (2 * n_groups - 1)
+    rounds = [
+        float(makespan(each.orders, *of_halves, late=halves[2]))
+        for each in tried_orders("interleaved", 2 * n_groups, n, n_groups)
+    ]
     deferring = (
         makespan(each.orders, forward, backward, [transfer] * (n_groups - 1), parameters=parameters)
         for each in tried_orders("zero-bubble", n_groups, n)
@@ -123,7 +114,8 @@ def compared(n_groups: int, n: int, transfer: float, of_group: Times, of_half: T
     return {
         "1f1b": min(map(float, at_once)),
         "first": min(run(of_passes(n_groups, n, each, True), of_group, transfer, n_groups) for each in tried),
-        "interleaved": run(interleaved(n_groups, 2, n), of_half, transfer, 2 * n_groups),
+        "interleaved": rounds[0],
+        "rounds": min(rounds),
         "zero-bubble": min(map(float, deferring)),
         "filling": min(run(of_passes(n_groups, n, each, False), of_group, transfer, n_groups, True) for each in tried),
     }
@@ -145,14 +137,15 @@ def of_model(case: str, n: int) -> dict[str, float]:
     for n_parts in (2, 4):
         # As on a line of groups, each as far from the next one as the two are.
         line = named(f"{cluster.rpartition('-')[0]}-{n_parts}x{per_group}")
-        sizes = (per_group,) * n_parts
-        cut = balanced(model, line, [[block] for block in blocks_of(sizes)], times)
-        others = beside(cut.stages, line, sizes, times.of(sizes))
-        passes = [own + other for own, other in zip(works(cut.stages, times.of(sizes)), others, strict=True)]
+        blocks = blocks_of((per_group,) * n_parts)
+        of_stages = times.of([block.size for block in blocks])
+        cut = balanced(model, line, [[block] for block in blocks], times)
+        others = beside(cut.stages, line, blocks, of_stages)
+        passes = [own + other for own, other in zip(works(cut.stages, of_stages), others, strict=True)]
         by_kind = {"F": [p.forward for p in passes], "B": [p.backward / 2 for p in passes]}
         found.append(lambda kind, part, by_kind=by_kind: float(by_kind["B" if kind == "W" else kind][part]) / 1e3)
         if n_parts == 2:
-            transfer_ms = transfers(cut.stages, line, sizes, n).each[0] / 1e3
+            transfer_ms = transfers(cut.stages, line, blocks, n).each[0] / 1e3
     return compared(2, n, transfer_ms, *found)
 
 
@@ -162,7 +155,7 @@ def main() -> None:
     parser.add_argument("--stages", default="2,4,8")
     parser.add_argument("--transfer", default="0,0.5")
     given = parser.parse_args()
-    names = ("1f1b", "first", "interleaved", "zero-bubble", "filling")
+    names = ("1f1b", "first", "interleaved", "rounds", "zero-bubble", "filling")
     rows = []
     for n_stages, transfer in product(map(int, given.stages.split(",")), map(float, given.transfer.split(","))):
         for n in (n_stages, 2 * n_stages, 4 * n_stages):

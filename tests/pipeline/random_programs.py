@@ -14,6 +14,7 @@ import tensorflow as tf
 from accumulate import models
 from helpers import zoo as helped
 from helpers.strategies import assert_close, evaluate_and_check, feeds_of, training_fetch
+from pipeline.orders import OF_OWN_SUBMESHES, interleaved
 from pipeline.staged import random_cuts, random_stage_view
 from random_models.planning import as_plan
 from zoo.small import SMALL
@@ -26,6 +27,7 @@ from tensoropt.plan.options_with_stages import find_answer_with_stages
 from tensoropt.plan.staged_plan import PlannedStage, StagedPlan
 from tensoropt.plan.submeshes import Block, blocks_of, is_submesh
 from tensoropt.profiling.hardware import Hardware, named
+from tensoropt.program.interleaved import INTERLEAVED
 from tensoropt.program.schedule import SCHEDULES, ZERO_BUBBLE
 from tensoropt.reschedule.simulate import gather
 from tensoropt.runtime.execute import EMULATED
@@ -106,12 +108,14 @@ def random_program(seed: int, n_devices: int) -> Program:
     shapes = [f"v100-1x{n_devices}", *([f"v100-2x{n_devices // 2}"] if n_devices % 2 == 0 else [])]
     hardware = named(rng.choice(shapes))
     n_trained = sum(op.is_trainable for op in model.graph.variables)
-    blocks = _random_blocks(rng, hardware, rng.randint(2, min(MOST_STAGES, n_trained, n_devices)))
-    stages = random_cuts(model, len(blocks), rng.randrange(10**6))
-    n, schedule = rng.choice((2, 2, 2, 4)), rng.choice(SCHEDULES)
-    if rng.random() < 0.25:
+    schedules = (*SCHEDULES, INTERLEAVED) if n_trained >= MOST_STAGES else OF_OWN_SUBMESHES
+    n, schedule = rng.choice((2, 2, 2, 4)), rng.choice(schedules)
+    per_block = 2 if schedule == INTERLEAVED else 1
+    blocks = _random_blocks(rng, hardware, rng.randint(2, min(MOST_STAGES // per_block, n_trained // per_block, n_devices)))
+    stages = random_cuts(model, len(blocks) * per_block, rng.randrange(10**6))
+    if schedule != INTERLEAVED and rng.random() < 0.25:
         return _placed(rng, model, stages, blocks, hardware, n, schedule)
-    return Program(model, random_plan(rng, model, stages, blocks, hardware, n, schedule), {})
+    return Program(model, random_plan(rng, model, stages, blocks * per_block, hardware, n, schedule), {})
 
 
 def random_plan(
@@ -124,17 +128,20 @@ def random_plan(
     schedule: str,
 ) -> StagedPlan:
     """Return a plan of a model in stages, with random strategies, micro-batches in flight and deferred."""
-    planned = []
+    planned, n_submeshes = [], len(set(blocks))
+    order = interleaved(rng, stages.n, n, n_submeshes) if n_submeshes < stages.n else None
     for part, last_operator, block in zip(stages.models, (*stages.cuts, ""), blocks, strict=True):
         mesh = hardware.mesh(block.size)
         shares = (rng.choice((0.0, 0.3)), rng.choice((0.0, 0.3)))
         view = random_stage_view(part, n, mesh, rng.randrange(10**6), block.devices, *shares)
         plan = as_plan(view.per_micro_batch, rng.randrange(1000), part, hardware, n)
         in_flight, deferred = rng.randint(1, n), rng.randint(0, n) if schedule == ZERO_BUBBLE else 0
+        in_flight = in_flight if order is None else order.in_flight[part.index]
         planned.append(PlannedStage(block.devices, last_operator, in_flight, deferred, plan, 0, 0.0))
     return StagedPlan(
         stages=tuple(planned),
         schedule=schedule,
+        interleaving=order and order.interleaving,
         micro_batches=n,
         time_us=0.0,
         model_digest=model.graph.digest,

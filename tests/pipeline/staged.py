@@ -9,18 +9,21 @@ import tensorflow as tf
 from accumulate import models
 from helpers import zoo
 from helpers.strategies import assert_close, feeds_of, random_router, random_strategy, training_fetch
+from pipeline.orders import interleaved
 
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.staged_plan import StagedPlan
+from tensoropt.plan.submeshes import blocks_of
+from tensoropt.program.interleaved import INTERLEAVED
 from tensoropt.program.schedule import pass_orders
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import why_invalid
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.pipeline.emission import StageView
 from tensoropt.runtime.pipeline.execute_staged import execute_staged
+from tensoropt.runtime.pipeline.parts import StageView
 from tensoropt.runtime.pipeline.staged_engine import StagedEngine
 from tensoropt.runtime.pipeline.transfers import EmulatedTransfers
 from tensoropt.runtime.ranks import Processes
@@ -87,16 +90,19 @@ def random_engine(
 def random_engine_of(
     model: zoo.Recorded, n: int, meshes: Sequence[Mesh], seed: int, schedule: str = "1f1b"
 ) -> tuple[zoo.Recorded, StagedEngine]:
-    """Return a model and the emulated engine of a random strategy in stages."""
-    # Each stage trains a variable at least.
-    meshes = meshes[: sum(op.is_trainable for op in model.graph.variables)]
-    stages = random_cuts(model, len(meshes), seed)
-    first, views = 0, []
-    for index, mesh in enumerate(meshes):
-        devices = tuple(range(first, first + mesh.n_devices))
-        views.append(random_stage_view(stages.models[index], n, mesh, seed * 7 + index, devices))
-        first += mesh.n_devices
-    in_flight = [random.Random(seed + index).randint(1, n) for index in range(len(meshes))]
+    """Return a model and the emulated engine of a random strategy in stages.
+
+    Each mesh has a stage, two where they are interleaved, as far as each stage trains a variable.
+    """
+    per_mesh = 1 + (schedule == INTERLEAVED)
+    meshes = meshes[: sum(op.is_trainable for op in model.graph.variables) // per_mesh]
+    n_stages, blocks = len(meshes) * per_mesh, blocks_of([mesh.n_devices for mesh in meshes])
+    stages = random_cuts(model, n_stages, seed)
+    views = [
+        random_stage_view(part, n, meshes[index % len(meshes)], seed * 7 + index, blocks[index % len(meshes)].devices)
+        for index, part in enumerate(stages.models)
+    ]
+    in_flight = [random.Random(seed + index).randint(1, n) for index in range(n_stages)]
     engines = {
         index: Engine(
             view.whole,
@@ -107,7 +113,9 @@ def random_engine_of(
         )
         for index, view in enumerate(views)
     }
-    deferred = [random.Random(seed - index).randint(0, n) for index in range(len(meshes))]
+    deferred = [random.Random(seed - index).randint(0, n) for index in range(n_stages)]
     orders = pass_orders(schedule, n, in_flight, deferred)
-    machine_of = sorted(random.Random(seed).choices((0, 1), k=first))
+    if schedule == INTERLEAVED:
+        orders = interleaved(random.Random(seed), n_stages, n, len(meshes)).orders
+    machine_of = sorted(random.Random(seed).choices((0, 1), k=blocks[-1].end))
     return model, StagedEngine(stages, tuple(views), orders, engines, EmulatedTransfers, tuple(machine_of))

@@ -13,6 +13,7 @@ from accumulate import models
 from helpers import zoo
 from helpers.large import first
 from helpers.mpirun import run_ranks
+from pipeline.orders import OF_OWN_SUBMESHES
 from pipeline.random_programs import check_numbers
 from pipeline.staged import random_cuts, random_engine_of
 from pipeline.test_cuts import of_all_cuts, slow_link, times_of
@@ -23,8 +24,7 @@ from tensoropt.plan.cuts import balanced
 from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.request import Request
 from tensoropt.plan.stage_times import TimesBySize, estimated_us, transfers, works
-from tensoropt.plan.submeshes import Block
-from tensoropt.program.schedule import SCHEDULES
+from tensoropt.plan.submeshes import Block, blocks_of
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.sharding.branches import branch_starts
 from tensoropt.sharding.stages import Stages
@@ -77,7 +77,7 @@ def siamese(api: Any = tf.compat.v1) -> zoo.Built:
 MODELS = {"two_towers": two_towers, "siamese": siamese}
 CUTS = {"two_towers": "query/layer2", "siamese": "Tanh_2"}
 """The operator with which one branch ends, before the other one begins."""
-CASES = [(name, n, SCHEDULES[seed % 3], seed) for seed in range(12) for n in (1, 2, 4) for name in MODELS]
+CASES = [(name, n, OF_OWN_SUBMESHES[seed % 3], seed) for seed in range(12) for n in (1, 2, 4) for name in MODELS]
 
 
 @pytest.mark.usefixtures("graphs_as_built")
@@ -104,7 +104,7 @@ def test_two_towers_at_once_are_predicted_to_take_as_long_as_the_longer_one(way_
     hardware = replace(hardware, levels=(replace(hardware.levels[0], latency_us=way_us), *hardware.levels[1:]))
     times, stages = times_of(model, hardware, 1), Stages(model, (CUTS["two_towers"],))
     (sent,) = stages.awaited
-    way = transfers(stages, hardware, (1, 1), 1).each[0]
+    way = transfers(stages, hardware, blocks_of((1, 1)), 1).each[0]
     first_tower, second = works(stages, (times, times))
     tower = [times.of[name] for name in stages.early[1] if name in times.of]
     assert second.early == pytest.approx(sum(each.forward for each in tower)) and second.early > 0.5 * second.forward
@@ -113,7 +113,7 @@ def test_two_towers_at_once_are_predicted_to_take_as_long_as_the_longer_one(way_
     assert second.late == pytest.approx(sum(each.backward for each in tower))
     middle = max(first_tower.forward + way, second.early) + head + head_back
     ends = middle + way + first_tower.backward + first_tower.after, middle + second.late + second.after
-    assert estimated_us(stages, hardware, (1, 1), (times, times)) == pytest.approx(max(ends))
+    assert estimated_us(stages, hardware, blocks_of((1, 1)), (times, times)) == pytest.approx(max(ends))
 
 
 @pytest.mark.parametrize("bytes_per_s", [1e8, 1e12])

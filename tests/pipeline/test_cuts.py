@@ -26,7 +26,7 @@ from tensoropt.plan.stage_times import (
     transfers,
     works,
 )
-from tensoropt.plan.submeshes import Block
+from tensoropt.plan.submeshes import Block, blocks_of
 from tensoropt.profiling.hardware import Hardware, LinkLevel, Origin, named
 from tensoropt.program.schedule import StepOrder
 from tensoropt.sharding.model import Model
@@ -57,7 +57,7 @@ def of_all_cuts(model: Model, hardware: Hardware, times: OperatorTimes) -> dict[
         stages = Stages(model, (op.name,))
         try:
             if op.operands and stages.models:
-                found[op.name] = estimated_us(stages, hardware, (1, 1), (times, times))
+                found[op.name] = estimated_us(stages, hardware, blocks_of((1, 1)), (times, times))
         except InputError:
             continue
     return found
@@ -105,9 +105,9 @@ def test_a_tied_table_is_looked_up_before_its_stage_begins_and_updated_there() -
 def test_messages_take_of_a_measured_rank_what_the_link_takes_by_the_exposed_share() -> None:
     model = models.recorded("tied", "adam").model
     stages = Stages(model, ("Tanh",))
-    assert messages(stages, slow_link(1e8), (1, 1), N) == [PassTimes()] * 2
+    assert messages(stages, slow_link(1e8), blocks_of((1, 1)), N) == [PassTimes()] * 2
     measured = slow_link(1e8, measured=Origin("2026-11-26", "2.21.0", 1), exposed_share=0.5, collective_call_us=30.0)
-    first_stage, last_stage = messages(stages, measured, (1, 1), N)
+    first_stage, last_stage = messages(stages, measured, blocks_of((1, 1)), N)
     graph = model.in_micro_batches(N).graph
     rows = [graph.tensors[name].mem_bytes for name in ("Gather:0", "Gather_1:0")]
     own = 30.0 + 0.25 * graph.tensors["Tanh:0"].mem_bytes / 100
@@ -123,7 +123,7 @@ def test_rows_are_waited_for_and_not_counted_among_what_passes_send() -> None:
     model, hardware = models.recorded("tied", "adam").model, slow_link(1e8)
     stages = Stages(model, ("Tanh",))
     graph = model.in_micro_batches(N).graph
-    on_the_way = transfers(stages, hardware, (1, 1), N)
+    on_the_way = transfers(stages, hardware, blocks_of((1, 1)), N)
     rows = sum(10.0 + graph.tensors[name].mem_bytes / 100 for name in ("Gather:0", "Gather_1:0"))
     sent = [graph.tensors[each.tensor].mem_bytes for each in stages.crossings if each.source == 0]
     assert on_the_way.each == pytest.approx([sum(10.0 + n_bytes / 100 for n_bytes in sent)])
@@ -138,7 +138,7 @@ def test_a_link_inside_of_a_machine_and_one_between_machines() -> None:
     hardware = replace(named("v100-2x4"), measured=Origin("2026-11-26", "2.21.0", 1), exposed_share=0.5)
     model = models.recorded("attention", "adam").model
     stages = random_cuts(models.recorded("attention", "adam"), 2, 3)
-    within, between = transfers(stages, hardware, (2, 2), N).each[0], transfers(stages, hardware, (4, 4), N).each[0]
+    within, between = (transfers(stages, hardware, blocks_of(sizes), N).each[0] for sizes in ((2, 2), (4, 4)))
     machine, device = hardware.levels
     sent = [each for each in stages.crossings if not each.is_ahead]
     graph = model.in_micro_batches(N).graph
@@ -159,7 +159,7 @@ def test_gradients_of_variables_are_late_where_ranks_run_in_order() -> None:
     # The first product's backward pass is for its weights alone, since a batch has no gradient.
     assert list(shares.values()) == pytest.approx([1.0] + [0.5] * (len(shares) - 1))
     stages = Stages(model, ("Tanh",))
-    others = beside(stages, in_order, (1, 1), (times, times))
+    others = beside(stages, in_order, blocks_of((1, 1)), (times, times))
     every = [each + other for each, other in zip(works(stages, (times, times)), others, strict=True)]
     assert all(0.0 < each.late < each.backward for each in every[1:])
 

@@ -7,11 +7,14 @@ from itertools import chain, pairwise
 
 import pytest
 from helpers.timelines import tasks_of
+from pipeline.orders import random_step_order
 
 from tensoropt.plan.stage_timeline import AT_END, BEFORE, BRANCHES, SENT_BACK, SENT_ON, UPDATE, stage_timeline
 from tensoropt.plan.stage_times import PassTimes, Transfers, step_us
 from tensoropt.plan.step_views import COMPUTE_LANE, NETWORK_LANE
-from tensoropt.program.schedule import BACKWARD, FORWARD, PARAMETERS, SCHEDULES, Pass, StepOrder, needs
+from tensoropt.plan.submeshes import blocks_of
+from tensoropt.program.interleaved import INTERLEAVED
+from tensoropt.program.passes import BACKWARD, FORWARD, PARAMETERS, Pass, needs
 
 Task = tuple[float, float]
 """Begin and end, in microseconds."""
@@ -34,14 +37,13 @@ def random_times(rng: random.Random, n_stages: int) -> tuple[list[PassTimes], Tr
 @pytest.mark.parametrize("seed", range(40))
 def test_passes_run_when_they_may_and_fill_the_step(seed: int) -> None:
     rng = random.Random(seed)
-    n_stages, n = rng.randint(2, 4), rng.randint(1, 6)
-    in_flight, deferred = (tuple(rng.randint(least, n) for _ in range(n_stages)) for least in (1, 0))
-    order = StepOrder(rng.choice(SCHEDULES), n, in_flight, deferred)
+    n_stages, n = rng.choice((2, 3, 4, 4, 6)), rng.randint(1, 6)
+    order = random_step_order(rng, n_stages, n)
+    submeshes, names_stages = order.submeshes, order.schedule == INTERLEAVED
     times, on_the_way = random_times(rng, n_stages)
-    sizes = [rng.randint(1, 3) for _ in range(n_stages)]
-    timeline = stage_timeline(times, on_the_way, order, sizes)
-    assert [len(ranks) for ranks in timeline["devices"]] == sizes
-    assert list(chain(*timeline["devices"])) == list(range(sum(sizes)))
+    blocks = blocks_of([rng.randint(1, 3) for _ in range(max(submeshes) + 1)])
+    timeline = stage_timeline(times, on_the_way, order, [blocks[submesh] for submesh in submeshes])
+    assert timeline["devices"] == [list(block.devices) for block in blocks]
     assert timeline["makespan_ns"] == 1e3 * step_us(times, on_the_way, order)
 
     tasks: dict[tuple[int, str, str], Task] = {}
@@ -53,17 +55,22 @@ def test_passes_run_when_they_may_and_fill_the_step(seed: int) -> None:
         tasks[key] = span
         lanes.setdefault((stage, lane), []).append(span)
         assert (lane == COMPUTE_LANE) == (key[2] in (BEFORE, BRANCHES, FORWARD, BACKWARD, PARAMETERS, UPDATE))
-    for stage, each in enumerate(times):
-        spans = sorted(lanes[stage, COMPUTE_LANE])
+    for submesh in range(len(blocks)):
+        spans = sorted(lanes[submesh, COMPUTE_LANE])
         assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
-        assert sum(end - begin for begin, end in spans) == each.total(n)
+        own = [each.total(n) for stage, each in enumerate(times) if submeshes[stage] == submesh]
+        assert sum(end - begin for begin, end in spans) == sum(own)
     ends = [end for spans in lanes.values() for _, end in spans]
     assert max(ends) <= timeline["makespan_ns"] / 1e3
     if not any(on_the_way.last):
         assert max(ends) == timeline["makespan_ns"] / 1e3
 
+    def task_of(stage: int, micro_batch: int, kind: str) -> Task | None:
+        name = f"micro-batch {micro_batch + 1}{f', stage {stage}' * names_stages}"
+        return tasks.get((submeshes[stage], name, kind))
+
     def span_of(each: Pass) -> Task | None:
-        return tasks.get((each.stage, f"micro-batch {each.micro_batch + 1}", each.work))
+        return task_of(each.stage, each.micro_batch, each.work)
 
     orders = order.orders
     for each in chain(*orders):
@@ -79,13 +86,13 @@ def test_passes_run_when_they_may_and_fill_the_step(seed: int) -> None:
                 assert begin >= end
                 continue
             is_backward = needed.work == BACKWARD
-            is_divided = any(other.work == PARAMETERS for other in orders[needed.stage])
+            is_divided = any(other.work == PARAMETERS for other in orders[submeshes[needed.stage]])
             sent = end - times[needed.stage].late * (is_backward and not is_divided)
             way = on_the_way.each[min(stage, needed.stage)]
             assert begin >= sent + way
             kind = SENT_BACK if is_backward else SENT_ON
-            message = tasks.get((needed.stage, f"micro-batch {each.micro_batch + 1}", kind))
+            message = task_of(needed.stage, each.micro_batch, kind)
             assert message == ((sent, sent + way) if way else None)
-    last = n_stages - 1
-    if on_the_way.last[last]:
+    last = submeshes[-1]
+    if on_the_way.last[-1]:
         assert (last, NETWORK_LANE) in lanes and tasks[last, AT_END, SENT_BACK][1] <= timeline["makespan_ns"] / 1e3

@@ -27,6 +27,7 @@ from tensoropt.plan.stage_times import OperatorTimes, beside, transfers, works
 from tensoropt.plan.staged_frontier import StagedFrontier
 from tensoropt.plan.staged_frontier_points import StagedPoint, UnstagedPoint
 from tensoropt.plan.staged_plan import StagedPlan
+from tensoropt.plan.submeshes import blocks_of
 from tensoropt.profiling.hardware import Hardware, Origin, named
 from tensoropt.program.pass_memory import Messages
 from tensoropt.program.schedule import StepOrder
@@ -127,8 +128,9 @@ def test_no_other_cut_is_below_the_bound(name: str) -> None:
         stages = random_cuts(model, 2, seed)
         parts = [find_frontier(each, asked.hardware, 2, micro_batches=4, budget=Budget(seconds=0)) for each in stages.models]
         of_cut = SearchedStages(
-            stages, tuple(parts), 4, "1f1b", tuple(works(stages, [times] * 2)),
-            tuple(beside(stages, asked.hardware, (2, 2), [times] * 2)), transfers(stages, asked.hardware, (2, 2), 4), 0.0,
+            stages, blocks_of((2, 2)), tuple(parts), 4, "1f1b", tuple(works(stages, [times] * 2)),
+            tuple(beside(stages, asked.hardware, blocks_of((2, 2)), [times] * 2)),
+            transfers(stages, asked.hardware, blocks_of((2, 2)), 4), 0.0,
         )  # fmt: skip
         assert min(each.time_us.min(initial=np.inf) for each in of_cut.combinations) >= found.searched[0].bound_us > 0
 

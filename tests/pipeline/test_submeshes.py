@@ -63,7 +63,8 @@ def test_of_stages_of_any_size_the_predicted_time_is_that_of_the_best_cut(name: 
         stages = Stages(model, (op.name,))
         try:
             if op.operands and stages.models:
-                every[op.name, size] = estimated_us(stages, hardware, (size, n - size), times.of((size, n - size)))
+                sizes = size, n - size
+                every[op.name, size] = estimated_us(stages, hardware, blocks_of(sizes), times.of(sizes))
         except InputError:
             continue
     for size in {size for _, size in every}:
@@ -112,7 +113,7 @@ def test_a_link_is_that_of_the_smaller_stage() -> None:
     stages = random_cuts(model, 2, 3)
 
     def taking_us(*sizes: int) -> float:
-        return transfers(stages, hardware, sizes, 4).each[0]
+        return transfers(stages, hardware, blocks_of(sizes), 4).each[0]
 
     machine, device = levels
     assert taking_us(1, 3) == taking_us(3, 1) == 2 * taking_us(2, 2) > 0.0

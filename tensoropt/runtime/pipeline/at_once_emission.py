@@ -138,7 +138,9 @@ class AtOnceEmission(PipelineEmission):
 
         def apply(sums: Values | None) -> None:
             pending.apply(sums)
-            if engine.in_order and not engine.graph.is_sequential:
+            # Passes of several stages on one rank would each be put in order with those of the others among them.
+            is_alone = len(self._engine.engines) == 1
+            if engine.in_order and is_alone and not engine.graph.is_sequential:
                 operators = tf.compat.v1.get_default_graph().get_operations()
                 put_in_order(operators, passes.n_forward, model.backward.record, engine.lag, urgent=passes.urgent)
 

@@ -16,6 +16,8 @@ from ...costs.model_costs import costing_of
 from ...ir.graph import PLACEHOLDER
 from ...lowering.resharding.backends import EmulatedBackend
 from ...profiling.hardware import Hardware
+from ...program.interleaved import Interleaving
+from ...program.passes import Orders
 from ...program.peak import peak_of
 from ...program.schedule import pass_orders
 from ...sharding.model import Model
@@ -23,8 +25,8 @@ from ...sharding.propagation import inherited
 from ...sharding.resharding import PlainCosts
 from ...sharding.stages_alike import StagesAlike
 from ..engine import Engine
-from .emission import StageView
 from .execute_staged import StagedExecution
+from .parts import StageView
 from .values_in_step import ValuesInStep
 
 
@@ -45,7 +47,9 @@ def execute_staged_beside(
         for (whole, sliced), stage in zip(parts, plan.stages, strict=True)
     )
     known = {entry.key for entry in first.state()}
-    values = ValuesInStep(initial_value, [op.name for op in model.graph.variables if op.name not in known])
+    names = [op.name for op in model.graph.variables if op.name not in known]
+    asked = [op.name for index in first.engines for op in views[index].whole.graph.variables if op.name not in known]
+    values = ValuesInStep(initial_value, names, asked)
     is_emulated = isinstance(first.backend, EmulatedBackend)
     engines = {
         index: Engine(
@@ -64,21 +68,22 @@ def execute_staged_beside(
     }
     if not is_emulated:
         values.finish()
-    in_flight, deferred = _held(execution, model, micro_batches)
-    orders = pass_orders(plan.schedule, micro_batches, in_flight, deferred)
+    orders = _orders(execution, model, micro_batches)
     beside = replace(first, stages=stages, views=views, orders=orders, engines=engines, _functions={})
     return replace(execution, engine=beside)
 
 
-def _held(execution: StagedExecution, model: Model, micro_batches: int) -> tuple[list[int], list[int]]:
-    """Return, for each stage, how many micro-batches are in flight and deferred: as planned if they are as large as planned.
-    """
+def _orders(execution: StagedExecution, model: Model, micro_batches: int) -> Orders:
+    """Return the order of passes: as planned if micro-batches are as large as planned, or else one after the other."""
     planned, plan = execution.engine.stages.whole.graph.operators, execution.plan
     fed = [op for op in model.graph.operators.values() if op.type == PLACEHOLDER and op.name in planned]
     is_as_large = bool(fed) and all(op.result.shape == planned[op.name].result.shape for op in fed)
     if is_as_large and micro_batches == plan.micro_batches:
-        return [stage.in_flight for stage in plan.stages], [stage.deferred for stage in plan.stages]
-    return [1] * len(plan.stages), [0] * len(plan.stages)
+        return plan.orders
+    n, interleaving = len(plan.stages), plan.interleaving
+    if interleaving is not None:
+        interleaving = Interleaving(interleaving.n_submeshes, 1, (n // interleaving.n_submeshes,) * interleaving.n_submeshes)
+    return pass_orders(plan.schedule, micro_batches, [1] * n, [0] * n, interleaving)
 
 
 def peak_staged_beside(execution: StagedExecution, model: Model, hardware: Hardware, micro_batches: int = 1) -> int:

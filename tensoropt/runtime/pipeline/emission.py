@@ -2,82 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial, reduce
-from typing import Protocol
 
 import tensorflow as tf
 
-from ...ir.graph import Graph, Tensor
-from ...ir.micro_batching import MicroBatch
+from ...ir.graph import Tensor
 from ...lowering.model import Arriving, LocalModel
 from ...lowering.operators import Values
+from ...lowering.pass_chain import PassChain
 from ...lowering.resharding.reshard import Resharder
 from ...optimizers.running_optimizer import PendingUpdate
-from ...program.schedule import FORWARD, PARAMETERS, Orders, Pass, merged
+from ...program.passes import FORWARD, PARAMETERS, Pass, merged
 from ...reschedule.between_machines import cheapest_way
 from ...reschedule.cross_mesh import CrossMesh
 from ...reschedule.layout import Layout
 from ...rules.rule import OperandSharding
 from ...sharding.resharding import resharding_of
-from ...sharding.stages import Crossing, Stages
+from ...sharding.stages import Crossing
 from ...sharding.strategy import StrategyView
-from ..engine import Engine
 from ..functions import Feed, Fetch
 from ..micro_batched_step import Exchanged, MicroBatchedStep, as_produced
 from ..step_emission import StepEmission
+from .parts import Staged, StagePart
 from .rows_ahead import RowsAhead
-from .transfers import Message, Transfers
-
-
-@dataclass(frozen=True)
-class StageView:
-    """The strategy of a stage on its graph and on that of one micro-batch, and the numbers of its devices."""
-
-    whole: StrategyView
-    per_micro_batch: StrategyView
-    devices: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StagePart:
-    """The part of a function that one stage runs.
-
-    Attributes:
-        fetch: its fetches.
-        needed: the names of its operators.
-        ahead: the names of those that it runs on the whole batch ahead of all micro-batches, for other stages.
-    """
-
-    fetch: Fetch
-    needed: set[str]
-    ahead: frozenset[str] = frozenset()
-
-
-class Staged(Protocol):
-    """The engine of a model in stages, as an emission needs it (:class:`.staged_engine.StagedEngine`)."""
-
-    stages: Stages
-    views: tuple[StageView, ...]
-    orders: Orders
-    engines: Mapping[int, Engine]
-
-    @property
-    def transfers(self) -> Callable[[], Transfers]: ...
-
-    @property
-    def machine_of(self) -> tuple[int, ...]: ...
-
-    @property
-    def graph(self) -> Graph: ...
-
-    @property
-    def micro_batches(self) -> tuple[tuple[MicroBatch, ...], ...]: ...
-
-    def of_feed(self, fetch: Fetch, feed: Feed, stage: int) -> tuple[MicroBatch, ...]:
-        """Return the micro-batches into which a stage's feed is cut."""
-        ...
+from .transfers import Message
 
 
 class PipelineEmission:
@@ -286,6 +235,7 @@ class PipelineEmission:
                 views, micro_batches = self._engine.views[stage], self._engine.micro_batches[stage]
                 ahead[stage] = RowsAhead(found[0], views.per_micro_batch, micro_batches, found[1])
                 ahead[stage].send(self._send_rows)
+        chains = self._chains()
         for stage, engine in sorted(self._engine.engines.items()):
             part, view, micro_batches = self._parts[stage], self._engine.views[stage], self._engine.micro_batches[stage]
             received = {each.tensor: self._receive(each) for each in self._to(stage, once=True)}
@@ -299,7 +249,7 @@ class PipelineEmission:
             )
             steps[stage] = MicroBatchedStep(
                 part.fetch, self._fed[stage], part.needed, outside, micro_batches, view.whole, engine._lookup,
-                engine.begin_update, engine.lag if engine.in_order else None, exchanged,
+                engine.begin_update, chains[view.devices], exchanged,
             )  # fmt: skip
             for crossing in self._from(stage, once=True):
                 self._send(crossing, outside)
@@ -316,6 +266,15 @@ class PipelineEmission:
             results[stage], updates[stage] = step.finish(given, partial(self._send_back_once, back))
         self._update(updates)
         return results
+
+    def _chains(self) -> dict[tuple[int, ...], PassChain]:
+        """Return by the devices of stages that are built here the passes that these run, of all of their stages."""
+        found: dict[tuple[int, ...], PassChain] = {}
+        for stage, engine in self._engine.engines.items():
+            devices, n = self._engine.views[stage].devices, len(self._engine.micro_batches[stage])
+            chain = found.setdefault(devices, PassChain(n, engine.lag if engine.in_order else None, 0))
+            chain.n_stages += 1
+        return found
 
     def _update(self, updates: Mapping[int, PendingUpdate]) -> None:
         """Emit the updates of the stages; what they need summed over all parameters is added up, in the stages' order."""

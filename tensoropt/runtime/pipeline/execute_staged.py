@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from ..engine import Engine
 from ..execute import EMULATED, HOROVOD, Agreement, Prepare, by_mpi, check_ranks, same_on_all, taking_part
 from ..memory_check import check_available_memory
 from ..ranks import Processes, cores_of_a_rank
-from .emission import StageView
+from .parts import StageView
 from .staged_engine import StagedEngine
 from .transfers import EmulatedTransfers
 from .values_in_step import ValuesInStep
@@ -54,7 +54,7 @@ class StagedExecution:
         """Return figures of the plan for a training log, as those of a plan without stages. Every rank must call it."""
         local = self.engine.local_parameter_bytes
         if not self.is_emulated:
-            local = self.processes.gather(local[0])
+            local = self.processes.gather(sum(local))
         return {
             "split_operators": self.plan.n_split_operators,
             "collectives_per_step": self.engine.collectives_per_step,
@@ -95,7 +95,9 @@ def execute_staged(
         for stage, part in zip(plan.stages, stages.models, strict=True)
     )
     if collectives == EMULATED:
-        check_available_memory(sum(len(s.devices) * s.memory_bytes for s in plan.stages), processes.local_size)
+        of_submeshes = {stage.devices: stage.memory_bytes for stage in plan.stages}
+        n_bytes = sum(len(devices) * of_each for devices, of_each in of_submeshes.items())
+        check_available_memory(n_bytes, processes.local_size)
         with display.phase("first values of the variables"):
             engines = {
                 index: _engine(plan, index, view, EmulatedBackend(view.whole.strategy.mesh), initial_value, display)
@@ -106,8 +108,7 @@ def execute_staged(
         return StagedExecution(plan, engine, processes)
     check_available_memory(plan.memory_bytes, processes.local_size)
     names = [op.name for op in model.graph.variables] if values_are_exchanged else []
-    values = ValuesInStep(initial_value, names) if names else initial_value
-    engine, part = _of_rank(plan, stages, views, values, processes, display)
+    engine, part = _of_rank(plan, stages, views, initial_value, names, processes, display)
     engine.initial_value = initial_value
     return StagedExecution(plan, engine, part)
 
@@ -141,28 +142,38 @@ def _of_rank(
     stages: Stages,
     views: tuple[StageView, ...],
     initial_value: Callable[[str], np.ndarray],
+    names: Sequence[str],
     processes: Processes,
     display: Display,
 ) -> tuple[StagedEngine, Processes]:
-    """Return the engine of this rank's stage."""
+    """Return the engine of this rank's stage, or of its stages.
+
+    Args:
+        names: the variables whose first values all processes must ask for in this order; none: each asks as it needs.
+    """
     from .messages import MpiTransfers, Sending
 
     part = taking_part(plan.parallelism, processes)
-    (index,) = (number for number, stage in enumerate(plan.stages) if part.rank in stage.devices)
+    numbers = [number for number, stage in enumerate(plan.stages) if part.rank in stage.devices]
     with part.waiting_in("the choice of stages"):
-        comm = part.comm.Split(index, part.rank)
+        comm = part.comm.Split(numbers[0], part.rank)
     # Stages have collectives of their own, so many as they need: only steps, which all take, are counted among all ranks.
     own = replace(part.part(comm), parent=None)
-    mesh = views[index].whole.strategy.mesh
+    mesh = views[numbers[0]].whole.strategy.mesh
     backend: Backend = CommunicatingBackend(mesh, 0, SingleCommunicator())
     prepare: Prepare | None = None
     if mesh.n_devices > 1:
         backend, prepare = by_mpi(mesh, own)
     in_order = part.broadcast(cores_of_a_rank(processes.local_size) == 1)
+    agreement = Agreement(own, prepare)
+    asked = [op.name for number in numbers for op in views[number].whole.graph.variables]
+    values = ValuesInStep(initial_value, names, asked) if names else initial_value
     with display.phase("first values of the variables"):
-        engine = _engine(plan, index, views[index], backend, initial_value, display, Agreement(own, prepare), in_order)
-        if isinstance(initial_value, ValuesInStep):
-            initial_value.finish()
+        engines = {
+            number: _engine(plan, number, views[number], backend, values, display, agreement, in_order) for number in numbers
+        }
+        if isinstance(values, ValuesInStep):
+            values.finish()
     sending, messages = Sending(), part.comm.Dup()
     agree = same_on_all(part)
     agree(f"the plan {hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest()[:16]}")
@@ -178,7 +189,7 @@ def _of_rank(
             stages,
             views,
             plan.orders,
-            {index: engine},
+            engines,
             lambda: MpiTransfers(messages, part.waiting[CRITICAL], sending),
             tuple(part.hosts.index(host) for host in part.hosts),
             partial(of_stage, "what a step returns"),

@@ -22,7 +22,7 @@ from ...lowering.operators import Values
 from ...lowering.resharding.reshard import Backend, Collective, Resharder
 from ...lowering.variables import StateEntry
 from ...optimizers.running_optimizer import RunningOptimizer
-from ...program.schedule import Orders
+from ...program.passes import Orders
 from ...sharding.stages import Crossing, Stages
 from ..engine import Engine
 from ..feed_shards import comes_in_micro_batches, fed_shape, rank_shard
@@ -30,7 +30,8 @@ from ..functions import Feed, Fetch, names, operators_of, structure_digest
 from ..process_limit import check_memory_left
 from ..step_errors import RefusedValues, only_step
 from .at_once_emission import AtOnceEmission
-from .emission import PipelineEmission, StagePart, StageView
+from .emission import PipelineEmission
+from .parts import StagePart, StageView
 from .staged_optimizer import StagedOptimizer
 from .staged_state import StageState, state_of_all
 from .transfers import Transfers
@@ -148,7 +149,7 @@ class StagedEngine:
     def state(self) -> tuple[StateEntry, ...]:
         """Return all variables in a fixed order, the same in all processes; those of other stages have no shards here."""
         stages = [self._state_of(stage) if stage in self.engines else each for stage, each in enumerate(self._described)]
-        return state_of_all(stages, sum(len(view.devices) for view in self.views))
+        return state_of_all(stages, len({device for view in self.views for device in view.devices}))
 
     def _state_of(self, stage: int) -> StageState:
         engine = self.engines[stage]
@@ -164,7 +165,7 @@ class StagedEngine:
 
     @property
     def local_parameter_bytes(self) -> list[int]:
-        """Return, for each rank that is built here, the bytes of its shards of the trainable variables."""
+        """Return, for each rank of each stage that is built here, the bytes of its shards of the trainable variables."""
         return [n_bytes for _, engine in sorted(self.engines.items()) for n_bytes in engine.local_parameter_bytes]
 
     @property
@@ -258,7 +259,9 @@ class StagedEngine:
             if self._takes(fetch, parts[stage], feed, stage, is_whole)
             for rank in engine.backend.ranks
         )
-        resharders = {stage: Resharder(engine.backend) for stage, engine in sorted(self.engines.items())}
+        resharders = self._resharders()
+        first = {id(each): stage for stage, each in reversed(resharders.items())}
+        unique = {stage: resharders[stage] for stage in sorted(first.values())}
 
         def body(*given: tf.Tensor) -> list[tf.Tensor]:
             fed: dict[int, dict[Feed, Values]] = {stage: {} for stage in self.engines}
@@ -267,7 +270,7 @@ class StagedEngine:
                 of_stage = (fed_whole if argument.is_whole else fed)[argument.stage]
                 of_stage.setdefault(argument.feed, []).append(value)
             with ExitStack() as stack:
-                for resharder in resharders.values():
+                for resharder in unique.values():
                     stack.enter_context(resharder.building())
                 kind = PipelineEmission if any(self.micro_batches) else AtOnceEmission
                 emission = kind(self, fetch, parts, fed, fed_whole, resharders)
@@ -276,10 +279,21 @@ class StagedEngine:
 
         signature = [self._signature(fetch, *argument) for argument in arguments]
         function = tf.function(body, input_signature=signature, autograph=False).get_concrete_function()
-        for stage, resharder in resharders.items():
+        for stage, resharder in unique.items():
             self.engines[stage].agree(structure_digest(function.graph, resharder.log), resharder.log)
-        log = tuple(entry for resharder in resharders.values() for entry in resharder.log)
+        log = tuple(entry for resharder in unique.values() for entry in resharder.log)
         return _Function(function, log, arguments, tuple(self._stage_of(tensor) for tensor, _ in fetch.tensors))
+
+    def _resharders(self) -> dict[int, Resharder]:
+        """Return by stage what emits its reshardings.
+
+        Stages on one rank have one, so that their collectives and messages run in one chain.
+        """
+        found: dict[int, Resharder] = {}
+        for stage, engine in sorted(self.engines.items()):
+            alike = (found[other] for other in found if self.engines[other].backend is engine.backend)
+            found[stage] = next(alike, None) or Resharder(engine.backend)
+        return found
 
     def _takes(self, fetch: Fetch, part: StagePart, feed: Feed, stage: int, is_whole: bool) -> bool:
         """Return whether a stage takes a feed: as its micro-batches need it, or as one for what it runs ahead."""

@@ -43,7 +43,7 @@ OF_CURVE = 1
 # Copies of those in options.py, offline.py and schedule.py, which import TensorFlow: help and errors are quick without it.
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 OPTIMIZERS = ("sgd", "momentum", "adam")
-SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
+SCHEDULES = ("1f1b", "gpipe", "zero-bubble", "interleaved")
 INTERRUPTED = 130
 
 

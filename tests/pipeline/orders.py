@@ -1,0 +1,29 @@
+"""Random orders of the passes of a step in stages."""
+
+from __future__ import annotations
+
+import random
+
+from tensoropt.program.interleaved import INTERLEAVED, interleaved_orders, most_in_flight, tried_interleavings
+from tensoropt.program.schedule import SCHEDULES, ZERO_BUBBLE, StepOrder
+
+OF_OWN_SUBMESHES = tuple(each for each in SCHEDULES if each != INTERLEAVED)
+"""The schedules in which each stage has devices of its own."""
+
+
+def interleaved(rng: random.Random, n_stages: int, n: int, n_submeshes: int) -> StepOrder:
+    """Return one of the orders of interleaved stages that are tried."""
+    drawn = rng.choice(tried_interleavings(n_stages, n, n_submeshes))
+    in_flight = most_in_flight(n_stages, interleaved_orders(n_stages, n, drawn))
+    return StepOrder(INTERLEAVED, n, in_flight, (0,) * n_stages, drawn)
+
+
+def random_step_order(rng: random.Random, n_stages: int, n: int) -> StepOrder:
+    """Return an order of any schedule, with random numbers of micro-batches in flight and deferred."""
+    shared = [count for count in range(2, n_stages // 2 + 1) if n_stages % count == 0]
+    schedule = rng.choice(SCHEDULES if shared else OF_OWN_SUBMESHES)
+    if schedule == INTERLEAVED:
+        return interleaved(rng, n_stages, n, rng.choice(shared))
+    in_flight = tuple(rng.randint(1, n) for _ in range(n_stages))
+    deferred = tuple(rng.randint(0, n) if schedule == ZERO_BUBBLE else 0 for _ in range(n_stages))
+    return StepOrder(schedule, n, in_flight, deferred)

@@ -1,0 +1,232 @@
+"""Interleaved stages: their orders, what their submeshes need in memory, how they are searched, and what is refused."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from accumulate import models
+from helpers.large import first
+from helpers.strategies import Link
+from pipeline.orders import interleaved
+from pipeline.replays import bytes_of_passes, with_parameters
+from pipeline.staged import check_losses, random_cuts, random_stage_view
+
+from tensoropt.common.errors import InputError
+from tensoropt.costs.model_costs import costing_of
+from tensoropt.ft import Budget
+from tensoropt.plan.find_frontier import ModelFrontier
+from tensoropt.plan.find_staged import find_with_stages
+from tensoropt.plan.options import request_of
+from tensoropt.plan.request import Request
+from tensoropt.plan.stage_memory import ends_of, messages_of
+from tensoropt.plan.staged_frontier import StagedFrontier
+from tensoropt.plan.staged_frontier_points import StagedPoint
+from tensoropt.plan.staged_plan import StagedPlan, load_any
+from tensoropt.plan.submeshes import interleaved_blocks
+from tensoropt.profiling.hardware import named
+from tensoropt.program.interleaved import interleaved_orders, most_in_flight, tried_interleavings
+from tensoropt.program.pass_memory import Messages, pass_memory, peak_together
+from tensoropt.program.passes import BACKWARD, FORWARD, Pass, merged
+from tensoropt.program.schedule import StepOrder, makespan
+from tensoropt.sharding.resharding import PathFinder
+
+SHARED = [(2, 4), (2, 6), (3, 6), (4, 8), (5, 10), (2, 8), (3, 9)]
+"""Numbers of submeshes and of stages."""
+
+
+def request(name: str = "attention", cluster: str = "v100-1x2", force: object = None) -> Request:
+    asked = request_of(models.recorded(name, "adam").model, named(cluster), None, force or {})
+    return replace(asked, budget=Budget(seconds=0))
+
+
+def frontier_of(asked: Request, stages: tuple[int, ...] = (4,)) -> StagedFrontier:
+    return find_with_stages(asked, max(asked.hardware.parallelisms()), stages, "interleaved")
+
+
+# Orders
+
+
+@pytest.mark.parametrize(("n_submeshes", "n_stages"), SHARED)
+def test_all_orders_that_are_tried_have_an_end_and_hold_what_they_tell(n_submeshes: int, n_stages: int) -> None:
+    for n in range(1, 18):
+        tried = tried_interleavings(n_stages, n, n_submeshes)
+        assert tried and tried[0].per_round == n // max(1, n // n_submeshes)
+        for each in tried:
+            orders = interleaved_orders(n_stages, n, each)
+            found = merged(orders)
+            assert set(found) == {Pass(*run) for run in product(range(n_stages), range(n), (FORWARD, BACKWARD))}
+            assert len(found) == 2 * n_stages * n
+            told = most_in_flight(n_stages, orders)
+            for submesh, order in enumerate(orders):
+                assert {run.stage for run in order} == set(range(submesh, n_stages, n_submeshes))
+                alive = np.cumsum([1 if run.work == FORWARD else -1 for run in order])
+                assert alive.max() == each.ahead[submesh] and alive[-1] == 0
+                for stage in range(submesh, n_stages, n_submeshes):
+                    own = [(run.stage == stage) * (1 if run.work == FORWARD else -1) for run in order]
+                    assert np.cumsum(own).max() == told[stage]
+
+
+@pytest.mark.parametrize(("n_submeshes", "n_stages"), SHARED)
+def test_the_papers_order_waits_for_one_stage_of_each_submesh(n_submeshes: int, n_stages: int) -> None:
+    """With equal stages and as many micro-batches as submeshes, or a multiple: a v-th of what 1F1B waits."""
+    for rounds in (1, 2, 3):
+        n = rounds * n_submeshes
+        orders = interleaved_orders(n_stages, n, tried_interleavings(n_stages, n, n_submeshes)[0])
+        time = makespan(orders, [1.0] * n_stages, [2.0] * n_stages, [0.0] * (n_stages - 1))
+        assert time == 3.0 * (n * n_stages // n_submeshes + n_submeshes - 1)
+
+
+def test_larger_rounds_hide_a_slow_link() -> None:
+    times = {}
+    for each in tried_interleavings(4, 8, 2):
+        orders = interleaved_orders(4, 8, each)
+        time = makespan(orders, [1.0] * 4, [2.0] * 4, [1.0] * 3)
+        times[each.per_round] = min(time, times.get(each.per_round, time))
+    assert times[2] > times[4] >= times[8]
+
+
+# Memory
+
+
+@pytest.mark.parametrize("seed", first(6, range(200)))
+def test_the_peak_of_stages_that_share_a_submesh_is_that_of_replaying_both(seed: int) -> None:
+    rng = random.Random(seed)
+    model = models.recorded(rng.choice(("attention", "mlp")), rng.choice(("sgd", "adam")))
+    stages, n = random_cuts(model, 4, seed), rng.choice((2, 4, 8))
+    order, submesh = interleaved(rng, 4, n, 2), rng.randrange(2)
+    hardware = named("v100-1x2")
+    mesh, passes = hardware.mesh(2), order.orders[submesh]
+    memories, replays = {}, {}
+    for stage in (submesh, submesh + 2):
+        part = stages.models[stage]
+        view = random_stage_view(part, n, mesh, seed + stage, (0, 1), 0.3).per_micro_batch
+        costing, ends = costing_of(part.in_micro_batches(n), hardware, mesh), ends_of(part, rng.random() < 0.5)
+        memories[stage] = pass_memory(view, costing, PathFinder(Link()), ends), Messages()
+        replays[stage] = bytes_of_passes(view, costing, ends, [each for each in passes if each.stage == stage])
+    found = peak_together(memories, passes, n)
+    assert found == _peak_of_replays(replays, with_parameters(passes))
+    # More than what one needs beside the other's variables, less than what both need at once.
+    own = {stage: [each for each in passes if each.stage == stage] for stage in memories}
+    alone = [memory.peak_bytes(own[stage], n) for stage, (memory, _) in memories.items()]
+    assert max(alone) < found <= sum(alone)
+    # Messages wait beside what is alive, as many as the stage that sends them has in flight.
+    waiting = {stage: (memory, Messages(0, ((1000, n),))) for stage, (memory, _) in memories.items()}
+    assert found <= peak_together(waiting, passes, n) <= found + 2 * 1000 * n
+
+
+def _peak_of_replays(replays: dict[int, list[np.ndarray]], passes: list[Pass]) -> int:
+    """Return the most that is alive at once where passes of two stages run in an order."""
+    alive = {stage: int(parts[1][0]) for stage, parts in replays.items()}
+    next_pass, most = dict.fromkeys(replays, 1), 0
+    for each in passes:
+        (other,) = replays.keys() - {each.stage}
+        parts = replays[each.stage]
+        most = max(most, int(parts[next_pass[each.stage]].max()) + alive[other])
+        next_pass[each.stage] += 1
+        alive[each.stage] = int(parts[next_pass[each.stage]][0])
+    held = {stage: max(int(parts[1][0]), alive[stage]) for stage, parts in replays.items()}
+    outside = [max(int(parts[0].max()), int(parts[-1].max())) - held[stage] for stage, parts in replays.items()]
+    return max(most, sum(held.values()) + max(outside))
+
+
+# Searches
+
+
+def test_stages_are_on_submeshes_in_turn_and_a_plan_reads_back(tmp_path) -> None:
+    found = frontier_of(request(cluster="v100-1x4"))
+    plan = found.plan(found.fastest_within(None), "mini_time")
+    assert isinstance(plan, StagedPlan) and plan.schedule == "interleaved" and plan.interleaving is not None
+    assert [stage.devices for stage in plan.stages] == [(0, 1), (2, 3), (0, 1), (2, 3)]
+    assert plan.parallelism == 4 and plan.submeshes == ((0, 1), (2, 3))
+    assert plan.stages[0].memory_bytes == plan.stages[2].memory_bytes
+    assert "4 stages on 2+2 devices" in plan.brief() and "by interleaved" in plan.brief()
+    plan.save(tmp_path / "plan.json")
+    again = load_any(tmp_path / "plan.json")
+    assert isinstance(again, StagedPlan) and again.orders == plan.orders and again.to_json() == plan.to_json()
+    value = plan.to_json()
+    for damaged in (
+        {**value["interleaved"], "ahead": [1, 1]},  # passes would wait for each other
+        {**value["interleaved"], "n_submeshes": 3, "ahead": [1, 1, 1]},
+        {**value["interleaved"], "per_round": 0},
+        None,
+    ):
+        with pytest.raises(ValueError, match=r"wait for each other|can't be interleaved|not all of it"):
+            StagedPlan.from_json({**value, "interleaved": damaged})
+    with pytest.raises(ValueError, match="don't fit together"):
+        StagedPlan.from_json({**value, "stages": [value["stages"][i] for i in (0, 1, 3, 2)]})
+
+
+def test_a_plan_trains_with_one_devices_losses_and_its_peak_is_of_both_its_stages() -> None:
+    found = frontier_of(request("mlp"))
+    for number in {0, len(found.points_of) - 1}:
+        point = found.points_of[number]
+        assert isinstance(point, StagedPoint)
+        for stage in range(2):
+            alone = [
+                passes_of(point.frontiers[each], point.numbers[each], each, point.order) for each in (stage, stage + 2)
+            ]
+            assert max(alone) < point.stage_bytes[stage] == point.stage_bytes[stage + 2] <= sum(alone)
+        plan = found.plan(number)
+        assert isinstance(plan, StagedPlan)
+        check_losses(plan, models.recorded("mlp", "adam"))
+
+
+def passes_of(frontier: ModelFrontier, number: int, stage: int, order: StepOrder) -> int:
+    """Return the peak of a stage by itself, in its passes' order."""
+    model = frontier.model
+    memory = frontier.pass_memory(number, ends_of(model, divides=False))
+    own = [each for each in order.orders[order.submeshes[stage]] if each.stage == stage]
+    return memory.peak_bytes(own, order.n_micro_batches, messages_of(frontier, number, stage, order))
+
+
+def test_stages_of_a_submesh_have_the_points_that_together_take_the_least_time() -> None:
+    of_cut = frontier_of(request("mlp"), (4,)).searched[-1]
+    for combined in of_cut.combinations:
+        order = combined.order
+        n_bytes = [costs.bytes_of(stage, order) for stage, costs in enumerate(of_cut.stage_costs)]
+        for at in range(len(combined.time_us)):
+            limit = int(combined.mem_bytes[at])
+            for submesh in range(2):
+                pair = submesh, submesh + 2
+                both = n_bytes[pair[0]][:, None] + n_bytes[pair[1]][None]
+                times = of_cut.stage_costs[pair[0]].time_ns[:, None] + of_cut.stage_costs[pair[1]].time_ns[None]
+                chosen = [int(combined.points[stage, at]) for stage in pair]
+                assert combined.stage_bytes[submesh, at] == combined.stage_bytes[submesh + 2, at] == both[tuple(chosen)]
+                assert times[tuple(chosen)] == times[both <= limit].min()
+
+
+def test_devices_are_as_many_equal_submeshes_as_possible() -> None:
+    def sizes(cluster: str, n_stages: int) -> list[tuple[int, int]] | None:
+        hardware = named(cluster)
+        blocks = interleaved_blocks(hardware, hardware.n_devices, n_stages)
+        return blocks and [tuple(block) for block in blocks]
+
+    assert sizes("v100-1x2", 4) == [(0, 1), (1, 1)] * 2
+    assert sizes("v100-1x2", 8) == [(0, 1), (1, 1)] * 4
+    assert sizes("v100-2x4", 8) == [(0, 2), (2, 2), (4, 2), (6, 2)] * 2
+    assert sizes("v100-2x4", 6) == [(0, 4), (4, 4)] * 3  # eight devices aren't three equal submeshes
+    assert sizes("v100-1x2", 2) is sizes("v100-1x2", 5) is sizes("v100-1x1", 4) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "stages", "message"),
+    [
+        ({}, (2,), r"2 stages can't be interleaved on 2 devices: they share two submeshes or more .*; ask for 4 stages"),
+        ({}, (5,), "5 stages can't be interleaved on 2 devices"),
+        ({"cluster": "v100-1x1"}, (4,), "4 stages can't be interleaved on 1 device: "),
+        ({"force": {"MatMul": {"devices": [0]}}}, (4,), "gives stages their devices in turn, and operators are placed"),
+    ],
+)
+def test_what_cant_be_interleaved_is_refused(options: dict, stages: tuple[int, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        frontier_of(request(**options), stages)
+
+
+def test_numbers_of_stages_that_cant_be_interleaved_are_left_out_beside_others() -> None:
+    found = frontier_of(request("mlp"), (2, 4))
+    assert {point.n_stages for point in found.points_of} == {4}
+    assert "2 stages can't be interleaved on 2 devices" in found.summary()
