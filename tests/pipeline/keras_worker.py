@@ -1,6 +1,7 @@
-"""One rank of a Keras model in two stages, which rank 0 tells of as JSON: what it learnt, evaluated and predicted.
+"""One rank of a Keras model in stages, which rank 0 tells of as JSON: what it learnt, evaluated and predicted.
 
-With ``NORMALISED`` in the environment it is one with batch normalisation, which takes its batch at once.
+There are two stages, or as many as ``STAGES`` in the environment says, by the schedule that ``SCHEDULE`` does.
+With ``NORMALISED`` it is one with batch normalisation, which takes its batch at once.
 Where the folder has a checkpoint, it goes on from there. With ``FAULT`` in the environment rank 1 is killed, or sleeps, in
 its second step.
 
@@ -32,8 +33,9 @@ def main(folder: Path, epochs: int) -> None:
     keras.config.set_dtype_policy("float64")
     is_normalised = "NORMALISED" in os.environ
     model, micro_batches = (normalised_network(), 1) if is_normalised else (network(), 4)
+    asked = {"stages": int(os.environ.get("STAGES", "2")), "schedule": os.environ.get("SCHEDULE")}
     trainer = tensoropt.parallelize(
-        model, **compiled(), batch_size=BATCH, cluster=f"v100-1x{SIZE}", stages=2, micro_batches=micro_batches, verbose=0
+        model, **compiled(), batch_size=BATCH, cluster=f"v100-1x{SIZE}", micro_batches=micro_batches, verbose=0, **asked
     )
     x, y = images() if is_normalised else data(BATCH)
     if "FAULT" in os.environ:

@@ -12,6 +12,7 @@ from pipeline.staged import random_engine
 from runtime.checkpoint.states import ALONE
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.program.interleaved import INTERLEAVED
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
 from tensoropt.runtime.checkpoint import restore, save
@@ -22,12 +23,12 @@ CASES = [("tied", "adam", 1), ("attention", "momentum", 3), ("mlp", "adam", 2), 
 
 
 def engine_of_step(step: int, name: str, optimizer: str, seed: int) -> tuple[zoo.Recorded, Engine | StagedEngine]:
-    """Two stages of two devices, then two devices without stages, then stages of one, two and one."""
+    """Interleaved stages on twice two devices, then two devices without stages, then stages of one, two and one."""
     if step == 1:
         model, mesh = random_engine(name, optimizer, 4, (Mesh.of(1), Mesh.of(1)), seed)[0], Mesh.of(2)
         return model, engine_of(model, random_strategy(model, mesh, seed), random_router(seed), EmulatedBackend(mesh))
     meshes = (Mesh.of(2), Mesh.of(2)) if step == 0 else (Mesh.of(1), Mesh.of(2), Mesh.of(1))
-    return random_engine(name, optimizer, 4, meshes, seed)
+    return random_engine(name, optimizer, 4, meshes, seed, INTERLEAVED if step == 0 else "1f1b")
 
 
 @pytest.mark.usefixtures("graphs_as_built")

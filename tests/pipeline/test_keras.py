@@ -95,13 +95,13 @@ def told_by_ranks(n_ranks: int, folder: Path, epochs: int, **env: str) -> dict[s
     done = run_ranks(n_ranks, WORKER, str(folder), str(epochs), env={"TENSOROPT_RANDOM": "one_device", **env})
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    assert "2 stages" in told["plan"]
+    assert f"{env.get('STAGES', '2')} stages" in told["plan"] and env.get("SCHEDULE", "") in told["plan"]
     return told
 
 
 @pytest.mark.usefixtures("float64")
 def test_real_ranks_fit_as_keras_does(tmp_path: Path, everything: bool) -> None:
-    """Two ranks train two epochs and save; four go on with a third. A callback evaluates, and sets the learning rate."""
+    """Two ranks of two stages each train two epochs and save; others go on. A callback evaluates, and sets the rate."""
     (x, y), plain, seen = data(BATCH), network(), []
     plain.compile(**compiled())
 
@@ -109,11 +109,12 @@ def test_real_ranks_fit_as_keras_does(tmp_path: Path, everything: bool) -> None:
         seen.append(plain.evaluate(x[:8], y[:8], verbose=0)[0])
         plain.optimizer.learning_rate = 5e-3
 
-    for n_ranks, epochs in ((2, 2), (4, 3))[: 2 if everything else 1]:
+    interleaved = {"STAGES": "4", "SCHEDULE": "interleaved"}
+    for n_ranks, epochs, asked in ((2, 2, interleaved), (4, 3, {}), (4, 4, interleaved))[: 3 if everything else 1]:
         callback, first = keras.callbacks.LambdaCallback(on_epoch_end=at_end), len(seen)
         fitting = {"epochs": epochs, "shuffle": False, "verbose": 0, "validation_data": (x[:8], y[:8])}
         expected = plain.fit(x, y, batch_size=BATCH, initial_epoch=first, callbacks=[callback], **fitting)
-        told = told_by_ranks(n_ranks, tmp_path, epochs)
+        told = told_by_ranks(n_ranks, tmp_path, epochs, **asked)
         assert told["epochs"] == expected.epoch
         assert_same(told["history"], expected.history)
         assert_same_weights([np.asarray(weight) for weight in told["weights"]], plain.get_weights())
