@@ -213,8 +213,9 @@ def by_mpi(mesh: Mesh, part: Processes) -> tuple[CommunicatingBackend, Prepare]:
     naps = all(part.gather(part.naps))
     critical, overlappable = part.waiting
     communicator = MpiCommunicator(part.comm, mesh, part.begin_collective, naps)
-    backend = CommunicatingBackend(mesh, part.rank, communicator, critical, is_over_link=naps)
-    if not naps or not all(part.gather(_allows_two_chains())):
+    is_over_link = naps and part.are_apart
+    backend = CommunicatingBackend(mesh, part.rank, communicator, critical, is_over_link=is_over_link)
+    if not is_over_link or not all(part.gather(_allows_two_chains())):
         return backend, communicator.prepare
     behind = MpiCommunicator(part.comm, mesh, lambda: part.begin_collective(OVERLAPPABLE), gives_way=True)
 

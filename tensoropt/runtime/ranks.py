@@ -161,6 +161,7 @@ class Processes:
 
     Attributes:
         hosts: the host name of each rank.
+        shares_core: whether its machine has more ranks than cores for them, so that this rank shares one with others.
         comm: a communicator (mpi4py) of all ranks for collectives; None for a process that was started alone.
         ending: the collective in which all ranks end; None alone.
         parent: the ranks of which these are a part (:meth:`part`); None if they aren't a part.
@@ -176,6 +177,7 @@ class Processes:
     parent: Processes | None = None
     waiting: tuple[ChainState, ...] = field(default_factory=lambda: tuple(ChainState() for _ in CHAINS))
     last_calls: dict[int, str] = field(default_factory=dict)
+    shares_core: bool = False
     _begun: list[int] = field(default_factory=lambda: [0 for _ in CHAINS], init=False)
 
     @property
@@ -202,9 +204,15 @@ class Processes:
     def naps(self) -> bool:
         """Return whether a rank sleeps while it waits for others.
 
-        It does so over a link, where a rank's only core had better compute meanwhile.
+        It does so over a link, where a rank's only core had better compute meanwhile, and where another rank could use its
+        core.
         """
-        return len(set(self.hosts)) > 1 and cores_of_a_rank(self.local_size) == 1
+        return self.shares_core or (self.are_apart and cores_of_a_rank(self.local_size) == 1)
+
+    @property
+    def are_apart(self) -> bool:
+        """Return whether the ranks are on several machines."""
+        return len(set(self.hosts)) > 1
 
     def part(self, comm: Any) -> Processes:
         """Return the ranks that ``comm`` (mpi4py) joins, this one among them.
@@ -213,7 +221,9 @@ class Processes:
         """
         with self.waiting_in("the choice of ranks"):
             hosts = tuple(gather_objects(comm, self.hosts[self.rank]))
-        return Processes(comm.rank, comm.size, hosts, comm, self.ending, self, self.waiting, self.last_calls)
+        return Processes(
+            comm.rank, comm.size, hosts, comm, self.ending, self, self.waiting, self.last_calls, self.shares_core
+        )
 
     @property
     def collectives_begun(self) -> tuple[int, ...]:
@@ -380,8 +390,14 @@ def _connect(launched_rank: int, launched_size: int | None) -> Processes:
             )
         )
     with within_timeout(launched_rank, timeout, world.Abort):
-        hosts = tuple(gather_objects(world, MPI.Get_processor_name()))
-        return Processes(world.rank, world.size, hosts, comm=world.Dup(), ending=Ending(world.Dup()))
+        cores = frozenset().union(*usable_cores())
+        places = gather_objects(world, (MPI.Get_processor_name(), cores))
+        hosts, own = tuple(host for host, _ in places), places[world.rank]
+        n_beside = sum(host == own[0] and bool(other & cores) for host, other in places)
+        shares_core = n_beside > len(usable_cores())
+        return Processes(
+            world.rank, world.size, hosts, comm=world.Dup(), ending=Ending(world.Dup()), shares_core=shares_core
+        )
 
 
 def _mpi(launched_rank: int) -> Any:

@@ -1,5 +1,6 @@
 """The ranks there are, and their machines."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,15 @@ def test_sockets_to_other_machines_have_large_buffers_where_the_kernel_allows_it
 
 
 @pytest.mark.parametrize(("hosts", "cores", "naps"), [(("a", "a"), 1, False), (("a", "b"), 1, True), (("a", "b"), 2, False)])
-def test_ranks_nap_over_a_link(monkeypatch, hosts, cores, naps):
+def test_ranks_nap_over_a_link_and_where_they_share_a_core(monkeypatch, hosts, cores, naps):
     monkeypatch.setattr(processes, "cores_of_a_rank", lambda local_size: cores)
     assert processes.Processes(0, 2, hosts).naps == naps
+    assert processes.Processes(0, 2, hosts, shares_core=True).naps
+
+
+@pytest.mark.deadlines
+def test_a_rank_that_waits_leaves_the_core_that_it_shares():
+    result = run_ranks(2, Path(__file__).with_name("shared_core_rank.py"), fresh=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    waited_s, busy_s = map(float, re.findall(r"[\d.]+(?= s)", result.stdout))
+    assert waited_s > 0.5 and busy_s < waited_s / 2
