@@ -33,6 +33,11 @@ if not {"TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"} <= os.environ.keys()
     from .runtime.ranks import limit_threads
 
     limit_threads()
+if "OMPI_COMM_WORLD_SIZE" in os.environ:
+    # Whoever imports mpi4py.MPI next starts MPI, which reads its settings then.
+    from .runtime.mpi_start import send_at_once
+
+    send_at_once()
 
 _OWN = {
     "GradientDescentOptimizer": "session.recording_optimizers",

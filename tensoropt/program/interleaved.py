@@ -13,6 +13,7 @@ submesh that sent it, which hides what is on its way over a slow link, and hold 
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -46,7 +47,7 @@ def interleaving_of(value: Any, n_stages: int) -> Interleaving | None:
     """Return what a plan's file has of how stages share submeshes; None where it has nothing.
 
     Raises:
-        ValueError: passes would wait for each other for ever, or stages can't share submeshes so.
+        ValueError: so many stages can't share submeshes so.
     """
     if value is None:
         return None
@@ -77,7 +78,8 @@ def interleaved_orders(n_stages: int, n_micro_batches: int, interleaving: Interl
     return tuple(found)
 
 
-def tried_interleavings(n_stages: int, n_micro_batches: int, n_submeshes: int) -> list[Interleaving]:
+@lru_cache(maxsize=64)
+def tried_interleavings(n_stages: int, n_micro_batches: int, n_submeshes: int) -> tuple[Interleaving, ...]:
     """Return the ways to interleave stages that are tried, all of which have an end; the paper's comes first.
 
     Args:
@@ -94,7 +96,8 @@ def tried_interleavings(n_stages: int, n_micro_batches: int, n_submeshes: int) -
                 for submesh in range(n_submeshes)
             )
             found.append(Interleaving(n_submeshes, least, tuple(ahead)))
-    return [each for each in dict.fromkeys(found) if _has_an_end(interleaved_orders(n_stages, n_micro_batches, each))]
+    orders = {each: interleaved_orders(n_stages, n_micro_batches, each) for each in found}
+    return tuple(each for each, order in orders.items() if _has_an_end(order))
 
 
 def most_in_flight(n_stages: int, orders: Orders) -> tuple[int, ...]:

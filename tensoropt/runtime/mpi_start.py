@@ -28,6 +28,9 @@ from ..common.watchdog import TIMEOUT
 THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
 JOB_VARIABLE = "PMIX_NAMESPACE"
 SIZE_VARIABLE, LOCAL_SIZE_VARIABLE = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
+RANK_VARIABLE, LIMIT_VARIABLE = "OMPI_COMM_WORLD_RANK", "OMPI_MCA_btl_tcp_eager_limit"
+AT_ONCE_BYTES = 1 << 20
+"""The largest message to another machine that MPI sends at once."""
 SOCKET_BYTES = 1 << 22
 """The buffer of a socket to another machine. Where the kernel sizes it, 2 MiB leave while a rank computes, and not 4."""
 STAGGER_S = 0.3
@@ -41,7 +44,6 @@ def started_mpi() -> ModuleType:
         ImportError, RuntimeError: mpi4py isn't there, or can't load MPI.
     """
     if "mpi4py.MPI" not in sys.modules:
-        send_at_once()
         _start()
     from mpi4py import MPI
 
@@ -55,13 +57,24 @@ def send_at_once(environ: MutableMapping[str, str] = os.environ, largest_buffer:
     their way meanwhile: data parallelism of a Transformer over 1 Gb/s took a tenth less time. What a socket's buffer doesn't
     take still waits until the sender is in MPI again. So buffers get SOCKET_BYTES where the kernel allows that.
 
+    Where a script has started MPI already, that is too late; rank 0 says so.
+
     Args:
         largest_buffer: returns the largest buffer that the kernel gives a socket that asks for one.
     """
     size, local_size = environ.get(SIZE_VARIABLE), environ.get(LOCAL_SIZE_VARIABLE)
     if size is None or size == local_size:
         return
-    environ.setdefault("OMPI_MCA_btl_tcp_eager_limit", str(1 << 20))
+    is_late = LIMIT_VARIABLE not in environ and "mpi4py.MPI" in sys.modules
+    environ.setdefault(LIMIT_VARIABLE, str(AT_ONCE_BYTES))
+    if is_late and environ.get(RANK_VARIABLE) == "0":
+        print(
+            "tensoropt: mpi4py.MPI was imported before tensoropt, so that messages above 64 KiB to other machines wait "
+            "until both sides are in MPI; import tensoropt first, or start with mpirun --mca btl_tcp_eager_limit "
+            f"{AT_ONCE_BYTES}",
+            file=sys.stderr,
+            flush=True,
+        )
     if (largest_buffer or _largest_buffer)() >= SOCKET_BYTES:
         for direction in ("snd", "rcv"):
             environ.setdefault(f"OMPI_MCA_btl_tcp_{direction}buf", str(SOCKET_BYTES))

@@ -1,17 +1,17 @@
 """Compare steps in stages with those of the fastest plan without stages, of data parallelism and of the bound, in turn.
 
     tests/benchmarks/two_machines.sh [-n RANKS] tests/benchmarks/stages.py [--models small,deep] [--rounds 10]
-        [--micro-batches 2,4,8] [--schedules 1f1b,zero-bubble] [--profile-budget 60s]
+        [--micro-batches 2,4,8] [--schedules 1f1b,zero-bubble,interleaved] [--profile-budget 60s]
     tensoropt run -n 2 tests/benchmarks/stages.py
 
-One thread a rank. The hardware is measured first. "Bound" trains on the rank's share of the batch in plain TensorFlow and
-never communicates. The printed table has medians and quartiles of the slowest rank; ratios are of medians, to the fastest
-plan without stages and to the bound. What ``stages=(1, 2)`` chooses of these is marked: the plan of least predicted time but
-data parallelism, if it has no stages or is predicted to save WORTH_STAGES of the fastest without. With ``--profile-budget``
-each plan is found and predicted by operators that were measured for it within these seconds, as by ``profile_budget=``. Then
-there is also what ``stages=(1, 2)`` chooses, after it has run its plan beside data parallelism. Below stands the mean error
-of predictions, and for each stage how long it is predicted to be busy, and the CPU time that its first rank took for a step,
-naps' looks included.
+One thread a rank. There are two stages, and four by ``interleaved``. The hardware is measured first. "Bound" trains on the
+rank's share of the batch in plain TensorFlow and never communicates. The printed table has medians and quartiles of the
+slowest rank; ratios are of medians, to the fastest plan without stages and to the bound. What ``stages=(1, 2)`` chooses of
+these is marked: the plan of least predicted time but data parallelism, if it has no stages or is predicted to save
+WORTH_STAGES of the fastest without. With ``--profile-budget`` each plan is found and predicted by operators that were
+measured for it within these seconds, as by ``profile_budget=``. Then there is also what ``stages=(1, 2)`` chooses, after it
+has run its plan beside data parallelism. Below stands the mean error of predictions, and for each stage how long it is
+predicted to be busy, and the CPU time that its first rank took for a step, naps' looks included.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from tensoropt.plan.options_with_stages import WORTH_STAGES
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.plan.staged_plan import StagedPlan
+from tensoropt.program.interleaved import INTERLEAVED
 from tensoropt.runtime.context import Context
 from tensoropt.runtime.execute import MPI, execute
 from tensoropt.runtime.pipeline.execute_staged import execute_staged
@@ -97,7 +98,7 @@ def plans_by_rates(recorded: Recorded, context: Context, micro_batches: list[int
         values = {FASTEST: fastest.to_json(), DATA_PARALLEL: find_baseline(frontier, "data-parallel").plan(0).to_json()}
         for n, schedule in product(micro_batches, schedules):
             request = Request(recorded.model, context.hardware, None, micro_batches=n)
-            values[_title(n, schedule)] = find_staged(request, processes.size, 2, schedule).to_json()
+            values[_title(n, schedule)] = find_staged(request, processes.size, _n_stages(schedule), schedule).to_json()
     values = processes.broadcast(values)
     return {
         name: StagedPlan.from_json(value) if "stages" in value else Plan.from_json(value) for name, value in values.items()
@@ -123,15 +124,19 @@ def plans_by_measured_operators(
     baseline = find_baseline(fastest.frontier, "data-parallel").plan(0).to_json() if is_first else None
     plans[DATA_PARALLEL] = Plan.from_json(context.processes.broadcast(baseline))
     for n, schedule in product(micro_batches, schedules):
-        plans[_title(n, schedule)] = found((2,), n, schedule)
+        plans[_title(n, schedule)] = found((_n_stages(schedule),), n, schedule)
     plans[MEASURED] = found((1, 2), runs=True)
     return plans
+
+
+def _n_stages(schedule: str) -> int:
+    return 4 if schedule == INTERLEAVED else 2
 
 
 def _title(n_micro_batches: int, schedule: str) -> str:
     if n_micro_batches == 1:
         return "2 stages, the batch at once"
-    return f"2 stages, {n_micro_batches} micro-batches, {schedule}"
+    return f"{_n_stages(schedule)} stages, {n_micro_batches} micro-batches, {schedule}"
 
 
 def clocked(step: Callable[[], object], cpu_s: list[float]) -> Callable[[], None]:

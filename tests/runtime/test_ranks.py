@@ -1,6 +1,7 @@
 """The ranks there are, and their machines."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,20 @@ def test_messages_to_other_machines_are_sent_at_once_unless_a_limit_is_set():
     ]:
         send_at_once(environ, lambda: 0)
         assert environ.get(limit) == expected
+
+
+def test_rank_0_says_that_mpi_was_started_before_the_limit_could_be_set(monkeypatch, capsys):
+    between = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", sys)
+    for more, says in [
+        ({"OMPI_COMM_WORLD_RANK": "0"}, True),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, False),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_MCA_btl_tcp_eager_limit": "65536"}, False),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, False),
+    ]:
+        send_at_once({**between, **more}, lambda: 0)
+        said = capsys.readouterr().err
+        assert said.startswith("tensoropt: mpi4py.MPI was imported before tensoropt") == says == bool(said)
 
 
 def test_sockets_to_other_machines_have_large_buffers_where_the_kernel_allows_it():
