@@ -93,7 +93,9 @@ def measure(
     mesh = Mesh(tuple(levels))
     _refuse(process, mesh, budget_s, engine)
     computing: ComputeEngine = TensorFlowEngine() if engine == "tensorflow" else NumpyEngine()
-    ranks = MeasuringRanks(process.communicator, mesh)
+    # A GPU computes beside its rank's core.
+    per_core = process.ranks_per_core if computing.device_memory_bytes() is None else 1.0
+    ranks = MeasuringRanks(process.communicator, mesh, per_core)
     when = f"measured {datetime.date.today().isoformat()} on {ranks.count} ranks at once, the slowest counts"
     device, provenance = _measure_device(computing, process, ranks, budget_s / 2, when)
     call_us = 0.0
@@ -154,7 +156,7 @@ def _overhead_us(timed: Chain | None, ranks: MeasuringRanks) -> float:
         for _ in range(2):  # an engine's first runs prepare
             action()
         ranks.largest(0.0)
-        fastest_s.append(min(time_s(action) for _ in range(REPEATS[1])))
+        fastest_s.append(min(time_s(action, ranks.ranks_per_core) for _ in range(REPEATS[1])))
     return ranks.largest(max(0.0, fastest_s[1] - fastest_s[0]) / timed.more * 1e6)
 
 

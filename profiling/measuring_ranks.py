@@ -31,6 +31,7 @@ class MeasuringProcess:
             alone.
         rank: this process's number in the mesh.
         local_ranks: how many ranks share this machine's memory.
+        ranks_per_core: how many ranks share each core.
         broadcast: returns rank 0's value on every rank.
         collectives: the implementation of the measured collectives, ``mpi`` or ``horovod``.
         emitted: returns, for a kind, axes and bytes, the length of a rank's input and the function that adds the
@@ -40,6 +41,7 @@ class MeasuringProcess:
     communicator: Communicator | None = None
     rank: int = 0
     local_ranks: int = 1
+    ranks_per_core: float = 1.0
     broadcast: Callable[[Any], Any] = lambda value: value
     collectives: str = "mpi"
     emitted: Callable[[str, Axes, int], Call] | None = None
@@ -49,11 +51,12 @@ class MeasuringRanks:
     """The ranks of a mesh; a communicator of None stands for one rank alone.
 
     Attributes:
+        ranks_per_core: how many ranks share each core.
         unequal: the largest ratio, over actions, of the slowest rank's time to the fastest rank's.
     """
 
-    def __init__(self, communicator: Communicator | None, mesh: Mesh) -> None:
-        self._communicator = communicator
+    def __init__(self, communicator: Communicator | None, mesh: Mesh, ranks_per_core: float = 1.0) -> None:
+        self._communicator, self.ranks_per_core = communicator, ranks_per_core
         self._axes = mesh.axes
         self.count = mesh.n_devices
         self.unequal = 1.0
@@ -92,7 +95,7 @@ class MeasuringRanks:
         """
         before()
         self.largest(0.0)
-        return time_s(action)
+        return time_s(action, self.ranks_per_core)
 
     def repeated(self, budget_s: float, before: Action, action: Action) -> float:
         """Return the slowest rank's lower quartile of ``action``, each time after ``before``; both together may take the
@@ -107,7 +110,7 @@ class MeasuringRanks:
         action()
         self.largest(0.0)
         n_repeats = repeats(budget_s, self.largest(time_s(action)))
-        mine_s = lower_quartile([time_s(action) for _ in range(n_repeats)])
+        mine_s = lower_quartile([time_s(action, self.ranks_per_core) for _ in range(n_repeats)])
         slowest_s = self.largest(mine_s)
         self.unequal = max(self.unequal, slowest_s / self.smallest(mine_s))
         return slowest_s

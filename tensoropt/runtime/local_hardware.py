@@ -106,7 +106,8 @@ def measure_here(
     communicator = MpiCommunicator(processes.comm, mesh, processes.begin_collective, naps)
     tell_of(communicator, processes.waiting[CRITICAL], COLLECTIVE_METHODS)
     communicator.prepare(device_partitions(mesh))
-    place = MeasuringProcess(communicator, processes.rank, processes.local_size, processes.broadcast)
+    per_core = processes.ranks_per_core
+    place = MeasuringProcess(communicator, processes.rank, processes.local_size, per_core, processes.broadcast)
     if collectives == HOROVOD:
         place = replace(place, collectives=HOROVOD, emitted=emitted_by_horovod(processes, mesh))
     measured = measure(levels, place, budget_s, watching=watching)
@@ -125,7 +126,8 @@ def calibrated_file(processes: Processes, collectives: str = MPI) -> Path | None
         return None
     hosts = hashlib.sha256(" ".join(processes.hosts).encode()).hexdigest()[:8]
     by = f"-{HOROVOD}" if collectives == HOROVOD else ""
-    return folder / "hardware" / f"{processes.machines}x{processes.devices_per_machine}-{hosts}{by}.json"
+    shared = f"-{processes.ranks_per_core:g}-to-a-core" if processes.shares_core else ""
+    return folder / "hardware" / f"{processes.machines}x{processes.devices_per_machine}-{hosts}{shared}{by}.json"
 
 
 def _calibrated(processes: Processes, collectives: str, most_days: int = MOST_DAYS) -> Hardware | None:

@@ -161,12 +161,12 @@ class Processes:
 
     Attributes:
         hosts: the host name of each rank.
-        shares_core: whether its machine has more ranks than cores for them, so that this rank shares one with others.
         comm: a communicator (mpi4py) of all ranks for collectives; None for a process that was started alone.
         ending: the collective in which all ranks end; None alone.
         parent: the ranks of which these are a part (:meth:`part`); None if they aren't a part.
         waiting: for each chain of collectives, in which collective this rank waits.
         last_calls: the call that each rank was in when it was last heard of.
+        ranks_per_core: how many ranks of its machine there are for each core that this rank may use; 1 if there are fewer.
     """
 
     rank: int
@@ -177,7 +177,7 @@ class Processes:
     parent: Processes | None = None
     waiting: tuple[ChainState, ...] = field(default_factory=lambda: tuple(ChainState() for _ in CHAINS))
     last_calls: dict[int, str] = field(default_factory=dict)
-    shares_core: bool = False
+    ranks_per_core: float = 1.0
     _begun: list[int] = field(default_factory=lambda: [0 for _ in CHAINS], init=False)
 
     @property
@@ -210,6 +210,11 @@ class Processes:
         return self.shares_core or (self.are_apart and cores_of_a_rank(self.local_size) == 1)
 
     @property
+    def shares_core(self) -> bool:
+        """Return whether its machine has more ranks than cores for them, so that this rank shares one with others."""
+        return self.ranks_per_core > 1
+
+    @property
     def are_apart(self) -> bool:
         """Return whether the ranks are on several machines."""
         return len(set(self.hosts)) > 1
@@ -222,7 +227,7 @@ class Processes:
         with self.waiting_in("the choice of ranks"):
             hosts = tuple(gather_objects(comm, self.hosts[self.rank]))
         return Processes(
-            comm.rank, comm.size, hosts, comm, self.ending, self, self.waiting, self.last_calls, self.shares_core
+            comm.rank, comm.size, hosts, comm, self.ending, self, self.waiting, self.last_calls, self.ranks_per_core
         )
 
     @property
@@ -394,10 +399,9 @@ def _connect(launched_rank: int, launched_size: int | None) -> Processes:
         places = gather_objects(world, (MPI.Get_processor_name(), cores))
         hosts, own = tuple(host for host, _ in places), places[world.rank]
         n_beside = sum(host == own[0] and bool(other & cores) for host, other in places)
-        shares_core = n_beside > len(usable_cores())
-        return Processes(
-            world.rank, world.size, hosts, comm=world.Dup(), ending=Ending(world.Dup()), shares_core=shares_core
-        )
+        per_core = max(1.0, n_beside / len(usable_cores()))
+        ending = Ending(world.Dup())
+        return Processes(world.rank, world.size, hosts, comm=world.Dup(), ending=ending, ranks_per_core=per_core)
 
 
 def _mpi(launched_rank: int) -> Any:

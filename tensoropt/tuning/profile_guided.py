@@ -67,7 +67,8 @@ _Wanted = list[tuple[_Operator, float]]
 def environment(processes: Processes) -> str:
     """Return all that measurements of operators depend on besides the operators."""
     engine = TensorFlowEngine()
-    return f"{engine.device_name()}, {engine.name}, {processes.local_size} ranks at once"
+    shared = f", {processes.ranks_per_core:g} to a core" if processes.shares_core else ""
+    return f"{engine.device_name()}, {engine.name}, {processes.local_size} ranks at once{shared}"
 
 
 @dataclass
@@ -321,9 +322,11 @@ def find_measured(
         return plan
 
     with closing(opened_store(processes)) as store:
+        timer = OperatorTimer(ranks_per_core=processes.ranks_per_core)
         searching = MeasuredSearch(
-            processes, request.model, search, budget_s, store, progress=request.progress, limit_bytes=request.limit_bytes
-        )
+            processes, request.model, search, budget_s, store, timer, progress=request.progress,
+            limit_bytes=request.limit_bytes,
+        )  # fmt: skip
         plan = searching.find(on_first_rank)
         if first_values is None or request.force or not plan.parallelism == processes.size > 1:
             return plan

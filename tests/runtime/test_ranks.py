@@ -147,7 +147,7 @@ def test_sockets_to_other_machines_have_large_buffers_where_the_kernel_allows_it
 def test_ranks_nap_over_a_link_and_where_they_share_a_core(monkeypatch, hosts, cores, naps):
     monkeypatch.setattr(processes, "cores_of_a_rank", lambda local_size: cores)
     assert processes.Processes(0, 2, hosts).naps == naps
-    assert processes.Processes(0, 2, hosts, shares_core=True).naps
+    assert processes.Processes(0, 2, hosts, ranks_per_core=2).naps
 
 
 @pytest.mark.deadlines
