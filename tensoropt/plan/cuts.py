@@ -41,10 +41,10 @@ NOTHING: Mapping[str, Block] = MappingProxyType({})
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A model that is cut into stages, each on devices of its own.
+    """A model that is cut into stages, with their devices.
 
     Attributes:
-        blocks: for each stage its devices.
+        blocks: for each stage its devices, which interleaved ones share.
         time_us: the predicted time of a step, with each operator split as it is fastest; not a number where it wasn't
             predicted.
         beside: the share of all operators' time that two stages would run at the same time if the batch were taken at once,
@@ -74,7 +74,7 @@ def balanced(
     """Return a model cut such that a step is predicted to take the least time of the cuts that are tried.
 
     Args:
-        choices: for each stage the devices that it may have; each device has one stage.
+        choices: for each stage the devices that it may have. Each device has one stage, or interleaved ones in turn.
         placed: the devices of the operators that a user placed, by name.
         schedule: the order of the step's passes, see :func:`.tried_orders`.
         known: cuts that were tried before, by the operators that stages end with; those tried now are added.
@@ -156,10 +156,10 @@ class _Places:
     ) -> _Places:
         blocks = {block for of_stage in choices for block in of_stage}
         sizes, n_devices = sorted({block.size for block in blocks}), max(block.end for block in blocks)
-        average = max(1, n_devices // len(choices)) if len(choices) <= n_devices else 1
+        is_interleaved = any(block.first == 0 for of_stage in choices[1:] for block in of_stage)
+        average = sizes[0] if is_interleaved else max(1, n_devices // len(choices))
         pairs = ((Block(block.first - average, average), Block(block.first, average)) for block in blocks if block.first)
         rates = {after.first: way_back_and_forth_us(hardware, before, after) for before, after in pairs}
-        is_interleaved = any(block.first == 0 for of_stage in choices[1:] for block in of_stage)
         pair = Block(n_devices - average, average), Block(0, average)
         back_us = way_back_and_forth_us(hardware, *pair) if is_interleaved else 0.0
         graph = times[sizes[0]].graph

@@ -34,7 +34,7 @@ from .stage_times import OperatorTimes, TimesBySize, beside, transfers, works
 from .staged_frontier import StagedFrontier
 from .staged_frontier_points import AnyPoint, StagedPoint, minimal_points
 from .staged_plan import StagedPlan
-from .submeshes import Block, choices, equal_blocks, interleaved_blocks
+from .submeshes import Block, choices, equal_blocks, interleaved_blocks, interleaved_counts
 
 MICRO_BATCHES_PER_STAGE = (1, 2, 4)
 """Without a number of micro-batches so many for each stage, or submesh, are searched, where the batch can be divided so."""
@@ -212,14 +212,19 @@ def search_cuts(
     model, hardware = request.model, request.hardware
     shared = interleaved_blocks(hardware, parallelism, count) if schedule == INTERLEAVED else None
     if schedule == INTERLEAVED and shared is None:
+        possible = interleaved_counts(hardware, parallelism)
+        ask = f"ask for {' or '.join(map(str, possible))} stages, or for another schedule" if possible else "use another one"
         raise InputError(
-            f"{count} stages can't be interleaved on {devices}: they share two submeshes or more of equal size, each of "
-            "which has two stages or more; ask for 4 stages, say, or another schedule"
+            f"{count} stages can't be interleaved on {devices}: two submeshes or more of equal size have two stages or more "
+            f"each; {ask}"
         )
     n_submeshes = len(set(shared)) if shared else count
     slices = [request.micro_batches] if request.micro_batches else possible_micro_batches(request, n_submeshes)
-    cuts = list(_cut(request, placed, parallelism, count, slices, schedule))
-    if request.micro_batches is None and 1 not in slices and cuts[0][1].beside >= WORTH_AT_ONCE:
+    if shared and slices == [1]:
+        model.in_micro_batches(2)  # says why not
+        raise InputError("interleaved stages take a batch in micro-batches, got one; ask for more, or for another schedule")
+    cuts = list(_cut(request, placed, parallelism, count, slices, schedule, shared))
+    if request.micro_batches is None and not shared and 1 not in slices and cuts[0][1].beside >= WORTH_AT_ONCE:
         slices = [1, *slices]
         cuts += (each for each in _cut(request, placed, parallelism, count, [1], schedule) if math.isfinite(each[1].time_us))
     # Together all stages are refined as long as a model without.
@@ -271,14 +276,17 @@ def _cut(
     count: int,
     slices: Sequence[int],
     schedule: str | None,
+    shared: Sequence[Block] | None = None,
 ) -> Iterator[tuple[int, Cut, TimesBySize, float]]:
     """Yield the cuts that are searched, with numbers of micro-batches, the operators' times and the bound of a step's time.
 
     Each number has the cut of least time into stages of equally many devices, and another one if it is predicted to save
     WORTH_UNEQUAL of a step; the largest, which needs the least memory, also the cut of least memory.
+
+    Args:
+        shared: for each stage its devices, where stages are interleaved; each number then has one cut.
     """
     model, hardware = request.model, request.hardware
-    shared = interleaved_blocks(hardware, parallelism, count) if schedule == INTERLEAVED else None
     if shared is not None:
         for n in slices:
             times = TimesBySize(model, hardware, n, request.known)
@@ -333,7 +341,7 @@ def _why_at_once(request: Request, found: Sequence[SearchedStages]) -> list[str]
 
 def _why_beaten(request: Request, count: int, searched: Sequence[SearchedStages]) -> list[str]:
     """Return which numbers of micro-batches weren't searched in a number of stages, as others are predicted to be better."""
-    n_submeshes = len({block for each in searched for block in each.blocks})
+    n_submeshes = max(len(set(each.blocks)) for each in searched)
     possible = [request.micro_batches] if request.micro_batches else possible_micro_batches(request, n_submeshes)
     beaten = [str(n) for n in possible if n not in {each.micro_batches for each in searched}]
     if not beaten:

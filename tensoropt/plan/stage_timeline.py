@@ -49,7 +49,8 @@ def stage_timeline(
     of_submesh = partial(of_submeshes, submeshes=submeshes)
     before = of_submesh([each.before for each in times], combine=add)
     for stage, way in enumerate(on_the_way.first):
-        rows.add(stage, NETWORK_LANE, float(first[stage]) - way, way, AT_BEGIN, SENT_ON)
+        name = f"{AT_BEGIN}{f', stage {stage}' * rows.names_stages}"
+        rows.add(stage, NETWORK_LANE, float(first[stage]) - way, way, name, SENT_ON)
     begin = [float(each) for each in of_submesh(first, combine=max)]
     for submesh, before_us in enumerate(before):
         rows.add(submesh, COMPUTE_LANE, 0.0, before_us, AT_BEGIN, BEFORE)

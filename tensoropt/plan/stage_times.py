@@ -16,7 +16,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import reduce
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -210,18 +209,18 @@ class TimesBySize:
         """Return for each stage the times on its devices."""
         return [self[size] for size in sizes]
 
-    def bound_us(self, sizes: Collection[int], n_stages: int, parallelism: int) -> float:
-        """Return a time that no step in so many stages beats, wherever the model is cut, with stages of any of these sizes.
+    def bound_us(self, sizes: Collection[int], n_submeshes: int, parallelism: int) -> float:
+        """Return a time that no step on so many submeshes beats, wherever the model is cut, with ones of any of these sizes.
 
-        One stage has its share of all operators' least times at least, and one device its share of their least device time:
-        an operator takes its time of each device of its stage.
+        One submesh has its share of all operators' least times at least, and one device its share of their least device
+        time: an operator takes its time of each device of its stage.
         """
         n, names = self._model.graph.n_micro_batches, self[min(sizes)].of
         by_size = {size: [float(self[size].of[name].total(n)) for name in names] for size in sizes}
         of_stage = sum(map(min, *by_size.values(), [math.inf] * len(names)))
         device_us = ([size * time_us for time_us in times] for size, times in by_size.items())
         of_device = sum(map(min, *device_us, [math.inf] * len(names)))
-        return max(of_stage / n_stages, of_device / parallelism)
+        return max(of_stage / n_submeshes, of_device / parallelism)
 
 
 def works(stages: Stages, times: Sequence[OperatorTimes]) -> list[PassTimes]:
@@ -251,7 +250,7 @@ def works(stages: Stages, times: Sequence[OperatorTimes]) -> list[PassTimes]:
 
 
 class _Link(NamedTuple):
-    """What joins two neighbouring stages: how much all their devices send at once, and what that takes of their cores.
+    """What joins the devices of two stages: how much all their devices send at once, and what that takes of their cores.
 
     Attributes:
         call_us: of each end of each message.
@@ -275,11 +274,6 @@ def _link(hardware: Hardware, one: Block, other: Block) -> _Link:
     return _Link(level.latency_us, units * level.bytes_per_s / 1e6, hardware.collective_call_us, share)
 
 
-def _links(hardware: Hardware, blocks: Sequence[Block]) -> list[_Link]:
-    """Return the links between neighbouring stages."""
-    return [_link(hardware, *pair) for pair in pairwise(blocks)]
-
-
 def crosses_in_passes(graph: Graph, tensor: str) -> bool:
     """Return whether a tensor is sent in passes, not once a step: of the batch at once all but what is made of variables."""
     if graph.micro_batching is None:
@@ -287,10 +281,17 @@ def crosses_in_passes(graph: Graph, tensor: str) -> bool:
     return tensor in graph.micro_batching.forms
 
 
-def _crossed(crossing: Crossing, blocks: Sequence[Block]) -> range:
-    """Return the numbers of the links that a crossing passes; none within one stage's devices."""
+def _crossed(crossing: Crossing, hardware: Hardware, blocks: Sequence[Block]) -> list[tuple[int, _Link]]:
+    """Return the links that a crossing passes, with their numbers; none within one stage's devices.
+
+    Interleaved stages are joined by one link, which counts as the last one before the later of them.
+    """
     source, target = sorted((crossing.source, crossing.target))
-    return range(0) if blocks[source] == blocks[target] else range(source, target)
+    if blocks[source] == blocks[target]:
+        return []
+    if len(set(blocks)) < len(blocks):
+        return [(target - 1, _link(hardware, blocks[source], blocks[target]))]
+    return [(number, _link(hardware, blocks[number], blocks[number + 1])) for number in range(source, target)]
 
 
 def transfers(stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_micro_batches: int) -> Transfers:
@@ -301,11 +302,10 @@ def transfers(stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_mic
     there when these begin.
     """
     graph = stages.whole.in_micro_batches(n_micro_batches).graph
-    links = _links(hardware, blocks)
     each, first, last = [0.0] * (stages.n - 1), [0.0] * stages.n, [0.0] * stages.n
     for crossing in stages.crossings:
         n_bytes = graph.tensors[crossing.tensor].mem_bytes
-        crossed = [(number, links[number]) for number in _crossed(crossing, blocks)]
+        crossed = _crossed(crossing, hardware, blocks)
         on_links = {number: link.latency_us + n_bytes / link.bytes_per_us for number, link in crossed}
         is_in_passes = crosses_in_passes(graph, crossing.tensor)
         if is_in_passes and not crossing.is_ahead:
@@ -327,12 +327,11 @@ def messages(
 ) -> list[PassTimes]:
     """Return what sending and receiving takes of the cores of each stage's devices."""
     graph = stages.whole.in_micro_batches(n_micro_batches).graph
-    links = _links(hardware, blocks)
     found = [PassTimes() for _ in range(stages.n)]
     for crossing in stages.crossings:
         n_bytes = graph.tensors[crossing.tensor].mem_bytes
-        crossed = [links[number] for number in _crossed(crossing, blocks)]
-        of_links = [link.call_us + link.share / 2 * n_bytes / link.bytes_per_us for link in crossed]
+        crossed = _crossed(crossing, hardware, blocks)
+        of_links = [link.call_us + link.share / 2 * n_bytes / link.bytes_per_us for _, link in crossed]
         end_us = max(of_links, default=hardware.collective_call_us)
         back_us = end_us if crossing.has_gradient else 0.0
         in_pass, once = PassTimes(forward=end_us, backward=back_us), PassTimes(before=end_us, after=back_us)

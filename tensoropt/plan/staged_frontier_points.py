@@ -119,10 +119,10 @@ class StagedPoint:
 
     @property
     def costs_ns(self) -> tuple[int, int, int]:
-        """The time of a step, the compute of the stage that computes longest, and that of the step's overlap: not told."""
+        """The time of a step, the compute of the devices that compute longest, and the step's overlap, which isn't told."""
         chosen = zip(self.searched.frontiers, self.numbers, strict=True)
-        compute_ns = max(int(frontier.costs.compute_ns[number]) for frontier, number in chosen)
-        return round(self.time_us * 1e3), compute_ns, 0
+        of_stages = [int(frontier.costs.compute_ns[number]) for frontier, number in chosen]
+        return round(self.time_us * 1e3), max(of_submeshes(of_stages, self.order.submeshes, add)), 0
 
     def plan(self, option: str, assumed: Mapping[str, Any]) -> StagedPlan:
         stages = self.searched.stages

@@ -12,7 +12,7 @@ from ..common.errors import InputError, cut
 from ..common.files import read_json, reading_value, write_json
 from ..common.memory_units import memory_text
 from ..ir.graph import Graph
-from ..program.interleaved import INTERLEAVED, Interleaving, interleaving_of
+from ..program.interleaved import INTERLEAVED, Interleaving, interleaving_of, most_in_flight
 from ..program.passes import Orders, merged
 from ..program.schedule import SCHEDULES, pass_orders
 from ..report.notebook import bundle, stages_html
@@ -291,6 +291,9 @@ class StagedPlan:
         if not devices or devices != list(range(len(devices))) or not in_turn or not are_alike:
             raise ValueError("its stages don't fit together")
         merged(plan.orders)
+        held = [(stage.in_flight, stage.deferred) for stage in plan.stages]
+        if plan.interleaving and held != [(count, 0) for count in most_in_flight(len(held), plan.orders)]:
+            raise ValueError("its stages don't have as many micro-batches in flight as it says")
         return plan
 
     def save(self, file: str | os.PathLike[str]) -> None:

@@ -67,6 +67,13 @@ def interleaved_blocks(hardware: Hardware, parallelism: int, n_stages: int) -> t
     return None
 
 
+def interleaved_counts(hardware: Hardware, parallelism: int) -> list[int]:
+    """Return two numbers of stages that can be interleaved, for the fewest equal submeshes; none where there are no such."""
+    fewest = (n for n in range(2, parallelism + 1) if equal_blocks(hardware, parallelism, n) is not None)
+    n_submeshes = next(fewest, 0)
+    return [2 * n_submeshes, 3 * n_submeshes] if n_submeshes else []
+
+
 def choices(hardware: Hardware, parallelism: int, n_stages: int, tries_all: bool = False) -> Choices:
     """Return for each stage the blocks that it has in some way to give each device to one stage, of those that are tried.
 

@@ -51,10 +51,10 @@ def interleaving_of(value: Any, n_stages: int) -> Interleaving | None:
     """
     if value is None:
         return None
-    found = Interleaving(int(value["n_submeshes"]), int(value["per_round"]), tuple(map(int, value["ahead"])))
-    n_submeshes = len(found.ahead)
-    are_equal = n_submeshes == found.n_submeshes > 0 and n_stages % n_submeshes == 0
-    if not are_equal or min(found.per_round, *found.ahead) < 1:
+    found = Interleaving(value["n_submeshes"], value["per_round"], tuple(value["ahead"]))
+    numbers, n_submeshes = (found.n_submeshes, found.per_round, *found.ahead), len(found.ahead)
+    are_counts = all(type(each) is int and each > 0 for each in numbers)
+    if not are_counts or n_submeshes != found.n_submeshes or n_stages % n_submeshes:
         raise ValueError(f"{n_stages} stages can't be interleaved as {value}")
     return found
 

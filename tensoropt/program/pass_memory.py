@@ -90,7 +90,8 @@ def peak_together(
 ) -> int:
     """Return the most bytes that are alive at once on a device that runs the passes of one stage, or of several.
 
-    What a stage needs outside of its passes is counted beside what the others hold before or after theirs.
+    What a stage needs outside of its passes is counted beside what the others hold before theirs, and beside all that they
+    run after its last one: updates wait for their own gradients alone.
 
     Args:
         of_stages: by number of a stage what is alive in its passes, and the messages that may wait meanwhile.
@@ -102,17 +103,21 @@ def peak_together(
     rises, changes = ({stage: getattr(m, name).tolist() for stage, m in memories.items()} for name in ("rises", "changes"))
     alive = {stage: memory.begins for stage, memory in memories.items()}
     in_flight, waiting = dict.fromkeys(memories, 0), {s: each.waiting_bytes(0, 0) for s, (_, each) in of_stages.items()}
-    none_waits, most = sum(waiting.values()), 0
-    for stage, index, work in _with_parameters(order):
+    none_waits, most, passes = sum(waiting.values()), 0, _with_parameters(order)
+    last_of = {stage: number for number, (stage, _, _) in enumerate(passes)}
+    outside = 0  # beyond what is alive, of stages whose passes have all run
+    for number, (stage, index, work) in enumerate(passes):
         last = len(rises[stage]) - 1
         replayed = last if index == n_micro_batches - 1 else min(index, last - 1)
         messages = of_stages[stage][1]
         in_flight[stage] += work == 0
         waiting[stage] = messages.waiting_bytes(in_flight[stage], in_flight[stage] - (work < 2))
-        most = max(most, sum(alive.values()) + rises[stage][replayed][work] + sum(waiting.values()))
+        most = max(most, sum(alive.values()) + rises[stage][replayed][work] + sum(waiting.values()) + outside)
         alive[stage] += changes[stage][replayed][work]
         in_flight[stage] -= work == 1
         waiting[stage] = messages.waiting_bytes(in_flight[stage], in_flight[stage])
+        if number == last_of[stage]:
+            outside = max(outside, memories[stage].outside - alive[stage])
     held = {stage: max(memory.begins, alive[stage]) for stage, memory in memories.items()}
     beyond = max(memory.outside - held[stage] for stage, memory in memories.items())
     return max(most, sum(held.values()) + beyond + none_waits)

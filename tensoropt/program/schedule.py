@@ -102,8 +102,11 @@ def pass_orders(
 
     Raises:
         InputError: there is no such schedule.
+        ValueError: stages are interleaved, and it isn't said how.
     """
     check_schedule(schedule)
+    if (interleaving is not None) != (schedule == INTERLEAVED):
+        raise ValueError(f"schedule {schedule!r} with {interleaving} as to how stages share submeshes")
     if interleaving is not None:
         return interleaved_orders(len(in_flight), n_micro_batches, interleaving)
     found, ahead = [], n_micro_batches

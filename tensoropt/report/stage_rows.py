@@ -34,6 +34,11 @@ class StageRows:
         """The number of devices of all stages."""
         return len({device for stage in self.value["stages"] for device in stage["devices"]})
 
+    @property
+    def interleaved(self) -> Row:
+        """The plan's key of how stages share devices, where they do."""
+        return {key: each for key, each in self.value.items() if key == "interleaved"}
+
     def summary(self) -> str:
         """Return one line on what was chosen and what it costs."""
         value = self.value
@@ -74,6 +79,7 @@ def stages_explanation(rows: StageRows) -> dict[str, Any]:
         "devices": rows.devices,
         "schedule": value["schedule"],
         "micro_batches": value["micro_batches"],
+        **rows.interleaved,
         "memory_bytes": value["memory_bytes"],
         "time_us": value["time_us"],
         "stages": [

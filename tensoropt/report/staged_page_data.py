@@ -31,6 +31,7 @@ def stages_report(rows: StageRows, title: str, details: Sequence[Row | None] | N
         "devices": rows.devices,
         "schedule": value["schedule"],
         "micro_batches": value["micro_batches"],
+        **rows.interleaved,
         "memory_bytes": value["memory_bytes"],
         "time_us": value["time_us"],
         "timeline": value["timeline"],

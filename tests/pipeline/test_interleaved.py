@@ -32,14 +32,20 @@ from tensoropt.program.interleaved import interleaved_orders, most_in_flight, tr
 from tensoropt.program.pass_memory import Messages, pass_memory, peak_together
 from tensoropt.program.passes import BACKWARD, FORWARD, Pass, merged
 from tensoropt.program.schedule import StepOrder, makespan
+from tensoropt.runtime.pipeline.beside import peak_staged_beside
+from tensoropt.runtime.pipeline.execute_staged import execute_staged
+from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.resharding import PathFinder
 
 SHARED = [(2, 4), (2, 6), (3, 6), (4, 8), (5, 10), (2, 8), (3, 9)]
 """Numbers of submeshes and of stages."""
 
 
-def request(name: str = "attention", cluster: str = "v100-1x2", force: object = None) -> Request:
-    asked = request_of(models.recorded(name, "adam").model, named(cluster), None, force or {})
+def request(
+    name: str = "attention", cluster: str = "v100-1x2", force: object = None, micro_batches: int | None = None
+) -> Request:
+    model = models.recorded(name, "adam").model
+    asked = request_of(model, named(cluster), None, force or {}, micro_batches=micro_batches)
     return replace(asked, budget=Budget(seconds=0))
 
 
@@ -124,8 +130,10 @@ def _peak_of_replays(replays: dict[int, list[np.ndarray]], passes: list[Pass]) -
     next_pass, most = dict.fromkeys(replays, 1), 0
     for each in passes:
         (other,) = replays.keys() - {each.stage}
-        parts = replays[each.stage]
-        most = max(most, int(parts[next_pass[each.stage]].max()) + alive[other])
+        parts, of_other = replays[each.stage], alive[other]
+        if next_pass[other] == len(replays[other]) - 1:  # it has run its passes, and may update meanwhile
+            of_other = max(of_other, *(int(replays[other][end].max()) for end in (0, -1)))
+        most = max(most, int(parts[next_pass[each.stage]].max()) + of_other)
         next_pass[each.stage] += 1
         alive[each.stage] = int(parts[next_pass[each.stage]][0])
     held = {stage: max(int(parts[1][0]), alive[stage]) for stage, parts in replays.items()}
@@ -152,10 +160,15 @@ def test_stages_are_on_submeshes_in_turn_and_a_plan_reads_back(tmp_path) -> None
         {**value["interleaved"], "ahead": [1, 1]},  # passes would wait for each other
         {**value["interleaved"], "n_submeshes": 3, "ahead": [1, 1, 1]},
         {**value["interleaved"], "per_round": 0},
+        {**value["interleaved"], "per_round": 2.5},
+        {**value["interleaved"], "ahead": "34"},
         None,
     ):
         with pytest.raises(ValueError, match=r"wait for each other|can't be interleaved|not all of it"):
             StagedPlan.from_json({**value, "interleaved": damaged})
+    more = {**value["interleaved"], "ahead": [each + 1 for each in value["interleaved"]["ahead"]]}
+    with pytest.raises(ValueError, match=r"don't have as many micro-batches in flight as it says|wait for each other"):
+        StagedPlan.from_json({**value, "interleaved": more})
     with pytest.raises(ValueError, match="don't fit together"):
         StagedPlan.from_json({**value, "stages": [value["stages"][i] for i in (0, 1, 3, 2)]})
 
@@ -170,9 +183,22 @@ def test_a_plan_trains_with_one_devices_losses_and_its_peak_is_of_both_its_stage
                 passes_of(point.frontiers[each], point.numbers[each], each, point.order) for each in (stage, stage + 2)
             ]
             assert max(alone) < point.stage_bytes[stage] == point.stage_bytes[stage + 2] <= sum(alone)
+        compute_ns = [int(f.costs.compute_ns[n]) for f, n in zip(point.frontiers, point.numbers, strict=True)]
+        assert point.costs_ns[1] == max(compute_ns[0] + compute_ns[2], compute_ns[1] + compute_ns[3])
         plan = found.plan(number)
         assert isinstance(plan, StagedPlan)
         check_losses(plan, models.recorded("mlp", "adam"))
+
+
+def test_what_runs_beside_and_what_is_told_of_ranks_is_of_all_stages_on_a_device() -> None:
+    asked = request("mlp")
+    plan, model = frontier_of(asked).plan(0), models.recorded("mlp", "adam")
+    assert isinstance(plan, StagedPlan)
+    values = model.first_values
+    execution = execute_staged(plan, model.model, lambda name: values[name], Processes(0, 1, ("here",)), "emulated")
+    assert len(execution.engine.local_parameter_bytes) == plan.parallelism == 2
+    at_once = [peak_staged_beside(execution, model.model, asked.hardware, n) for n in (plan.micro_batches, 1)]
+    assert at_once[0] >= plan.memory_bytes and at_once[1] > 0
 
 
 def passes_of(frontier: ModelFrontier, number: int, stage: int, order: StepOrder) -> int:
@@ -215,9 +241,11 @@ def test_devices_are_as_many_equal_submeshes_as_possible() -> None:
 @pytest.mark.parametrize(
     ("options", "stages", "message"),
     [
-        ({}, (2,), r"2 stages can't be interleaved on 2 devices: they share two submeshes or more .*; ask for 4 stages"),
+        ({}, (2,), r"2 stages can't be interleaved on 2 devices: two submeshes or more .*; ask for 4 or 6 stages, or for"),
+        ({"cluster": "v100-1x3"}, (4,), r"4 stages can't be interleaved on 3 devices: .*; ask for 6 or 9 stages, or for"),
+        ({"micro_batches": 1}, (4,), "interleaved stages take a batch in micro-batches, got one; ask for more, or for"),
         ({}, (5,), "5 stages can't be interleaved on 2 devices"),
-        ({"cluster": "v100-1x1"}, (4,), "4 stages can't be interleaved on 1 device: "),
+        ({"cluster": "v100-1x1"}, (4,), r"4 stages can't be interleaved on 1 device: .*; use another one"),
         ({"force": {"MatMul": {"devices": [0]}}}, (4,), "gives stages their devices in turn, and operators are placed"),
     ],
 )

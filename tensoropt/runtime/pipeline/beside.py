@@ -75,10 +75,8 @@ def execute_staged_beside(
 
 def _orders(execution: StagedExecution, model: Model, micro_batches: int) -> Orders:
     """Return the order of passes: as planned if micro-batches are as large as planned, or else one after the other."""
-    planned, plan = execution.engine.stages.whole.graph.operators, execution.plan
-    fed = [op for op in model.graph.operators.values() if op.type == PLACEHOLDER and op.name in planned]
-    is_as_large = bool(fed) and all(op.result.shape == planned[op.name].result.shape for op in fed)
-    if is_as_large and micro_batches == plan.micro_batches:
+    plan = execution.plan
+    if _is_as_planned(execution, model, micro_batches):
         return plan.orders
     n, interleaving = len(plan.stages), plan.interleaving
     if interleaving is not None:
@@ -86,17 +84,30 @@ def _orders(execution: StagedExecution, model: Model, micro_batches: int) -> Ord
     return pass_orders(plan.schedule, micro_batches, [1] * n, [0] * n, interleaving)
 
 
+def _is_as_planned(execution: StagedExecution, model: Model, micro_batches: int) -> bool:
+    """Return whether a program takes micro-batches that are as many and as large as planned."""
+    planned = execution.engine.stages.whole.graph.operators
+    fed = [op for op in model.graph.operators.values() if op.type == PLACEHOLDER and op.name in planned]
+    is_as_large = bool(fed) and all(op.result.shape == planned[op.name].result.shape for op in fed)
+    return is_as_large and micro_batches == execution.plan.micro_batches
+
+
 def peak_staged_beside(execution: StagedExecution, model: Model, hardware: Hardware, micro_batches: int = 1) -> int:
     """Return the most memory that is alive at once on a device while :func:`execute_staged_beside` runs a program.
+
+    Of interleaved stages it is the sum of those of a device, which don't all need most at once.
 
     Raises:
         InputError: the program can't run in so many micro-batches.
     """
-    peaks = []
+    peaks: dict[tuple[int, ...], int] = {}
     for (_, sliced), stage in zip(_parts(execution, model, micro_batches)[1], execution.plan.stages, strict=True):
         view = sliced.view(inherited(sliced, stage.plan.strategy))
-        peaks.append(peak_of(view, costing_of(sliced, hardware, stage.plan.mesh), stage.plan.path_finder(PlainCosts())))
-    return max(peak.n_bytes for peak in peaks)
+        peak = peak_of(view, costing_of(sliced, hardware, stage.plan.mesh), stage.plan.path_finder(PlainCosts()))
+        peaks[stage.devices] = peaks.get(stage.devices, 0) + peak.n_bytes
+    # As many are in flight as planned then.
+    trains_as_planned = bool(model.graph.train_steps) and _is_as_planned(execution, model, micro_batches)
+    return max(*peaks.values(), execution.plan.memory_bytes if trains_as_planned else 0)
 
 
 def _parts(execution: StagedExecution, model: Model, micro_batches: int) -> tuple[StagesAlike, list[tuple[Model, Model]]]:

@@ -54,7 +54,7 @@ class StagedExecution:
         """Return figures of the plan for a training log, as those of a plan without stages. Every rank must call it."""
         local = self.engine.local_parameter_bytes
         if not self.is_emulated:
-            local = self.processes.gather(sum(local))
+            local = self.processes.gather(local[0])
         return {
             "split_operators": self.plan.n_split_operators,
             "collectives_per_step": self.engine.collectives_per_step,

@@ -48,7 +48,7 @@ class Sending:
 
 @dataclass
 class MpiTransfers:
-    """Transfers between processes, each of which is one rank of one stage.
+    """Transfers between processes, each of which is one rank of its stages.
 
     Attributes:
         comm: all devices of all stages, in order.

@@ -80,7 +80,7 @@ class StagedEngine:
     Attributes:
         stages: the model, cut into stages.
         views: each stage's strategy.
-        orders: the order of each stage's passes.
+        orders: the order of the passes of each stage, or of each submesh that several share.
         engines: by number, the stages that this process builds, with their variables and optimizers.
         transfers: returns what carries messages between the stages of one function.
         share: gives all processes what the first rank of a stage fetched, given the stage's number.
@@ -165,8 +165,12 @@ class StagedEngine:
 
     @property
     def local_parameter_bytes(self) -> list[int]:
-        """Return, for each rank of each stage that is built here, the bytes of its shards of the trainable variables."""
-        return [n_bytes for _, engine in sorted(self.engines.items()) for n_bytes in engine.local_parameter_bytes]
+        """Return, for each rank that is built here, the bytes of its shards of its stages' trainable variables."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for stage, engine in sorted(self.engines.items()):
+            own, devices = engine.local_parameter_bytes, self.views[stage].devices
+            found[devices] = [a + b for a, b in zip(found.get(devices, [0] * len(own)), own, strict=True)]
+        return [n_bytes for of_ranks in found.values() for n_bytes in of_ranks]
 
     @property
     def collectives_per_step(self) -> int:

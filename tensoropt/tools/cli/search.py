@@ -90,8 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stages",
         metavar="N[,N...]",
-        help="cut the model into N stages, each on its own devices; several: whichever is best, 1 for none; default: none, "
-        "but where they pay between machines, or nothing else fits --memory",
+        help="cut the model into N stages, each on a part of the devices; several: whichever is best, 1 for none; default: "
+        "none, but where they pay between machines, or nothing else fits --memory",
     )
     parser.add_argument(
         "--schedule",
