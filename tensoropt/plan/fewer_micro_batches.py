@@ -1,26 +1,47 @@
-"""Predict from a searched cut what its plans cost in fewer micro-batches, to search only numbers that may be better.
+"""Predict from searched cuts what other plans cost, to search only what may be better: fewer micro-batches, or other cuts.
 
 A stage's points are taken over with their strategies. With 1/r as many micro-batches each has r times as many samples, so
 what it saves, sends and receives is predicted to be r times as much, though copies of parameters aren't. A stage's time
 changes as its operators' least times do. That leaves out that fewer messages are sent, so a number of micro-batches is
 searched unless it is predicted to be worse by MARGIN. Where a micro-batch had fewer samples than its stage has devices,
 more samples can be split in other ways, and nothing is predicted.
+
+Cut elsewhere into as many stages, a model is predicted to take as many times the time and the memory as is least for the
+one cut to what is for the other: with each operator split as it is fastest, and with all bytes split over a stage's devices.
+So a cut isn't searched if that is worse by MARGIN_ELSEWHERE. Between numbers of stages only those are compared that take the
+batch at once: more of these have fewer devices at work, and all of what they save.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ..profiling.hardware import Hardware
+from .cuts import Cut
+from .memory_cuts import most_bytes
 from .stage_points import SearchedStages
-from .stage_times import TimesBySize, beside, transfers, works
+from .stage_times import OperatorTimes, TimesBySize, beside, estimated_us, transfers, works
 
 MARGIN, MEMORY_MARGIN = 0.01, 0.06
 """A number of micro-batches isn't searched if each point predicted of it takes longer and more memory than a point found, by
 these shares. Predicted memory has been up to 6 % more than what a search finds."""
+MARGIN_ELSEWHERE = 0.1
+"""A cut isn't searched if each point predicted of it takes longer than a point found of no more memory, by this share.
+Memory needs no margin: what can't be split over a stage's devices doesn't get less."""
+
+
+def nearest(found: Sequence[SearchedStages], sizes: Sequence[int]) -> SearchedStages:
+    """Return the searched cut from which others that are cut for the least time are predicted: the fastest one.
+
+    Args:
+        sizes: the numbers of devices of their stages, which it has too if one has.
+    """
+    of_sizes = [each for each in found if [frontier.mesh.n_devices for frontier in each.frontiers] == list(sizes)]
+    return min(of_sizes or found, key=lambda each: each.least_us)
 
 
 def can_predict(found: Sequence[SearchedStages]) -> bool:
@@ -62,16 +83,46 @@ def is_beaten(predicted: SearchedStages, least_us: float, found: Sequence[Search
         least_us: the least time of a step in as many micro-batches, cut where that is least; all predicted times get less by
             as much as that is below the cut's own.
     """
-    mem_bytes, time_us = _points([predicted])
-    of_found, found_us = _points(found)
+    mem_bytes, time_us = all_points([predicted])
     expected_us = time_us * min(1.0, least_us / predicted.least_us) if predicted.least_us else time_us
+    return _are_above((1 - MEMORY_MARGIN) * mem_bytes, expected_us, found, MARGIN)
+
+
+def is_beaten_elsewhere(
+    cut: Cut, hardware: Hardware, times: Sequence[OperatorTimes], schedule: str | None, found: Sequence[SearchedStages]
+) -> bool:
+    """Return whether found points beat all that is predicted of another cut, from each cut that it is compared with.
+
+    Args:
+        times: for each stage of the cut those of operators on its devices.
+        found: what was searched, in any numbers of stages.
+    """
+    n = times[0].graph.n_micro_batches
+    compared = [each for each in found if each.micro_batches == n and (each.stages.n == cut.stages.n or n == 1)]
+    least_us = cut.time_us
+    if math.isnan(least_us):
+        least_us = estimated_us(cut.stages, hardware, cut.sizes, times, schedule)
+    least_bytes = most_bytes(cut.stages, cut.sizes, n)
+    for each in compared:
+        most = most_bytes(each.stages, [frontier.mesh.n_devices for frontier in each.frontiers], n)
+        if not (each.least_us and most):
+            return False
+        mem_bytes, time_us = all_points([each])
+        if not _are_above(least_bytes / most * mem_bytes, least_us / each.least_us * time_us, found, MARGIN_ELSEWHERE):
+            return False
+    return bool(compared)
+
+
+def _are_above(mem_bytes: np.ndarray, time_us: np.ndarray, found: Sequence[SearchedStages], margin: float) -> bool:
+    """Return whether each of some points takes longer than a point found of no more memory, by a share of its time."""
+    of_found, found_us = all_points(found)
     order = np.argsort(of_found, kind="stable")
-    at = np.searchsorted(of_found[order], (1 - MEMORY_MARGIN) * mem_bytes, side="right") - 1
+    at = np.searchsorted(of_found[order], mem_bytes, side="right") - 1
     fastest = np.minimum.accumulate(found_us[order])[np.maximum(at, 0)]
-    return bool(((at >= 0) & ((1 + MARGIN) * fastest <= expected_us)).all())
+    return bool(((at >= 0) & ((1 + margin) * fastest <= time_us)).all())
 
 
-def _points(of_cuts: Sequence[SearchedStages]) -> tuple[np.ndarray, np.ndarray]:
+def all_points(of_cuts: Sequence[SearchedStages]) -> tuple[np.ndarray, np.ndarray]:
     """Return memory and time of all combinations of points, int64[C] and float64[C]."""
     combinations = [each for of_cut in of_cuts for each in of_cut.combinations]
     return np.concatenate([each.mem_bytes for each in combinations]), np.concatenate([each.time_us for each in combinations])

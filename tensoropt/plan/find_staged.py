@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..common.errors import InputError, short
+from ..common.garbage import older_objects_kept
 from ..common.memory_units import memory_text
 from ..ft import ALGORITHMS, BY_DEFAULT
 from ..profiling.hardware import Hardware
@@ -24,7 +25,7 @@ from ..sharding.model import Model
 from ..sharding.stages import Stages
 from .alike_stages import AlikeStages
 from .cuts import Cut, balanced
-from .fewer_micro_batches import can_predict, in_fewer, is_beaten
+from .fewer_micro_batches import can_predict, in_fewer, is_beaten, is_beaten_elsewhere, nearest
 from .find_frontier import ModelFrontier
 from .memory_cuts import least_memory
 from .placement import allowed, fewest_stages, of_stage, placement
@@ -62,6 +63,7 @@ def find_staged(request: Request, parallelism: int, n_stages: object, schedule: 
     return plan
 
 
+@older_objects_kept()
 def find_with_stages(
     request: Request, parallelism: int, counts: Sequence[int] | None, schedule: str | None = None
 ) -> StagedFrontier:
@@ -86,19 +88,21 @@ def find_with_stages(
     unstaged = fastest_that_fits(replace(request, placed={}), parallelism)[1] if 1 in counts else []
     found: list[SearchedStages] = []
     left_out: list[str] = []
+    bounds_us: list[float] = []
     for count in sorted({*counts} - {1}):
         try:
-            of_count = search_cuts(request, placed, parallelism, count, schedule)
+            of_count, bound_us = _search_cuts(request, placed, parallelism, count, schedule, found)
         except InputError as error:
             left_out.append(str(error))
             continue
         left_out += _why_beaten(request, count, of_count)
+        bounds_us += [] if of_count else [bound_us]
         found += of_count
     if not found and not unstaged:
         raise InputError(left_out[0])
     if found and request.micro_batches is None and all(each.micro_batches == 1 for each in found):
         left_out += _why_at_once(request, found)
-    return frontier_of(request, parallelism, unstaged, found, left_out)
+    return frontier_of(request, parallelism, unstaged, found, left_out, bounds_us)
 
 
 def frontier_of(
@@ -107,6 +111,7 @@ def frontier_of(
     unstaged: Sequence[ModelFrontier],
     found: Sequence[SearchedStages],
     left_out: Sequence[str] = (),
+    bounds_us: Sequence[float] = (),
     points: Sequence[AnyPoint] | None = None,
 ) -> StagedFrontier:
     """Return the minimal points of all that was searched, as one frontier.
@@ -115,6 +120,7 @@ def frontier_of(
         unstaged: the frontiers without stages.
         found: the cuts.
         left_out: why some numbers of stages weren't searched.
+        bounds_us: for each number of which no cut was searched, a time that no step beats.
         points: the minimal points; None to evaluate some.
     """
     started = time.perf_counter()
@@ -132,6 +138,7 @@ def frontier_of(
         unstaged=tuple(unstaged),
         searched=tuple(found),
         left_out=tuple(left_out),
+        bounds_us=tuple(bounds_us),
         assumed=request.assumed,
         seconds_by_phase=seconds,
     )
@@ -196,11 +203,28 @@ def search_cuts(
 ) -> list[SearchedStages]:
     """Return the cuts into a number of stages that are searched, in the numbers of micro-batches that a request allows.
 
-    The most micro-batches come first, and of fewer those that aren't predicted to be beaten (:mod:`.fewer_micro_batches`).
-
     Raises:
         InputError: there are more stages than devices, the model can't be cut into so many, or can't be trained in
             micro-batches.
+    """
+    return _search_cuts(request, placed, parallelism, count, schedule, [])[0]
+
+
+@older_objects_kept()
+def _search_cuts(
+    request: Request,
+    placed: Mapping[str, Block],
+    parallelism: int,
+    count: int,
+    schedule: str | None,
+    before: Sequence[SearchedStages],
+) -> tuple[list[SearchedStages], float]:
+    """Return what :func:`search_cuts` does, and a time that no step in so many stages beats.
+
+    The most micro-batches come first, and of fewer those that aren't predicted to be beaten (:mod:`.fewer_micro_batches`).
+
+    Args:
+        before: what was searched in other numbers of stages.
     """
     devices = f"{parallelism} device{'s' * (parallelism > 1)}"
     if schedule != INTERLEAVED and count > parallelism:
@@ -233,17 +257,39 @@ def search_cuts(
     budget = replace(budget, seconds=budget.seconds / share, max_work=budget.max_work / share)
     bound_us, found, alike = min(each[-1] for each in cuts), list[SearchedStages](), AlikeStages()
     for n in reversed(slices):
-        of_n = [(cut, times) for n_of_cut, cut, times, _ in cuts if n_of_cut == n]
-        least_us = min(cut.time_us for cut, _ in of_n)
-        if can_predict(found) and all(is_beaten(in_fewer(each, hardware, of_n[0][1], n), least_us, found) for each in found):
-            continue
         own = replace(request, micro_batches=n, budget=budget, placed={})
-        for cut, times in of_n:
+        for cut, times in ((cut, times) for n_of_cut, cut, times, _ in cuts if n_of_cut == n):
+            if _is_beaten(cut, hardware, times, n, schedule, found, before):
+                continue
             models = cut.stages.models
             requests = (replace(own, model=each, force=of_stage(model.graph, each.graph, own.force)) for each in models)
             frontiers = tuple(alike.searched(each, size) for each, size in zip(requests, cut.sizes, strict=True))
             found.append(_searched(cut, frontiers, hardware, times.of(cut.sizes), schedule, bound_us))
-    return found
+    return found, bound_us
+
+
+def _is_beaten(
+    cut: Cut,
+    hardware: Hardware,
+    times: TimesBySize,
+    n: int,
+    schedule: str | None,
+    found: Sequence[SearchedStages],
+    before: Sequence[SearchedStages],
+) -> bool:
+    """Return whether all points of a cut are predicted to be beaten by those found.
+
+    Args:
+        times: the operators' times in ``n`` micro-batches.
+        found: what was searched in as many stages, in this number of micro-batches or more.
+        before: what was searched in other numbers of stages.
+    """
+    of_more, all_found = [each for each in found if each.micro_batches > n], [*before, *found]
+    if not of_more:
+        return is_beaten_elsewhere(cut, hardware, times.of(cut.sizes), schedule, all_found)
+    if not can_predict(of_more):
+        return False
+    return is_beaten(in_fewer(nearest(of_more, cut.sizes), hardware, times, n), cut.time_us, all_found)
 
 
 def _searched(
@@ -341,6 +387,8 @@ def _why_at_once(request: Request, found: Sequence[SearchedStages]) -> list[str]
 
 def _why_beaten(request: Request, count: int, searched: Sequence[SearchedStages]) -> list[str]:
     """Return which numbers of micro-batches weren't searched in a number of stages, as others are predicted to be better."""
+    if not searched:
+        return [f"{count} stages are predicted to be beaten by what was searched"]
     n_submeshes = max(len(set(each.blocks)) for each in searched)
     possible = [request.micro_batches] if request.micro_batches else possible_micro_batches(request, n_submeshes)
     beaten = [str(n) for n in possible if n not in {each.micro_batches for each in searched}]

@@ -74,6 +74,18 @@ def least_memory(
     return stages if why_not_placed(stages, blocks, placed) is None else None
 
 
+def most_bytes(stages: Stages, sizes: Sequence[int], n_micro_batches: int) -> float:
+    """Return the bytes of the stage of a cut that needs the most, on a device, as :func:`least_memory` counts them.
+
+    Args:
+        sizes: for each stage the number of its devices.
+    """
+    places, in_flight = _places(stages.whole, n_micro_batches), least_in_flight(stages.n, n_micro_batches)
+    ends = [*(places.names.index(name) for name in stages.cuts), len(places.names) - 1]
+    held, saved = (np.diff(each[ends], prepend=0) for each in (places.held, places.saved))
+    return float(((held + np.array(in_flight) * saved) / np.array(sizes)).max())
+
+
 def _places(model: Model, n_micro_batches: int) -> _Places:
     graph = model.in_micro_batches(n_micro_batches).graph
     updates, in_step = graph.full_batch.updates, {op.name for op in graph.step_operators}

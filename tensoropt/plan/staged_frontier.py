@@ -40,6 +40,7 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
         unstaged: the frontiers without stages that were searched; empty where stages are asked for.
         searched: the cuts that were searched.
         left_out: why some numbers of stages that were asked for weren't searched, one sentence each.
+        bounds_us: for each number of stages none of whose cuts was searched, as others beat them, a time that no step beats.
         why_stages: why there are stages where none were asked for; empty where they were.
         assumed: the assumptions that plans record.
         seconds_by_phase: the seconds of all searches by phase.
@@ -51,6 +52,7 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
     unstaged: tuple[ModelFrontier, ...]
     searched: tuple[SearchedStages, ...]
     left_out: tuple[str, ...] = ()
+    bounds_us: tuple[float, ...] = ()
     why_stages: str = ""
     assumed: Mapping[str, Any] = field(default_factory=dict)
     seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
@@ -87,13 +89,13 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
 
     @property
     def bound_us(self) -> float:
-        """The least time of any plan, whatever its memory, with one of the numbers of stages and micro-batches searched.
+        """The least time of any plan, whatever its memory, with one of the numbers of stages and micro-batches considered.
 
         With stages it is that of all operators as fast as they can be, on all devices; without, that of the search's bound.
         """
         proven = [each.certified for each in self.unstaged]
         alone = [int((each.time_ns if each.bound is None else each.bound.time_ns).min()) / 1e3 for each in proven]
-        return min([*alone, *(each.bound_us for each in self.searched)])
+        return min([*alone, *self.bounds_us, *(each.bound_us for each in self.searched)])
 
     @property
     def is_interrupted(self) -> bool:

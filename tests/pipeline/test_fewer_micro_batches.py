@@ -12,7 +12,7 @@ from helpers.large import first
 from tensoropt import zoo
 from tensoropt.ft import Budget
 from tensoropt.plan import find_staged
-from tensoropt.plan.fewer_micro_batches import in_fewer, is_beaten
+from tensoropt.plan.fewer_micro_batches import all_points, in_fewer, is_beaten
 from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.request import Request
 from tensoropt.plan.stage_times import TimesBySize
@@ -69,3 +69,21 @@ def test_as_many_micro_batches_cost_what_was_found(name: str) -> None:
             assert one.order == other.order and np.array_equal(one.stage_bytes, other.stage_bytes)
             assert np.array_equal(one.time_us, other.time_us)
         assert not is_beaten(predicted, each.least_us, [each])
+
+
+@cache
+def of_all_cuts(name: str) -> StagedFrontier:
+    """Return a model's frontier in two and in four stages, with all cuts and numbers of micro-batches searched."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(find_staged, "is_beaten", lambda *given: False)
+        patched.setattr(find_staged, "is_beaten_elsewhere", lambda *given: False)
+        return find_with_stages(request(name), 4, (2, 4))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cuts_that_are_left_out_have_no_minimal_point(name: str) -> None:
+    found, expected = find_with_stages(request(name), 4, (2, 4)), of_all_cuts(name)
+    of_found, found_us = all_points(found.searched)
+    for n_bytes, time_us in zip(*all_points(expected.searched), strict=True):
+        assert ((of_found <= n_bytes) & (found_us <= time_us)).any()
+    assert found.bound_us == expected.bound_us
