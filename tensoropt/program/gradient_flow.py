@@ -64,20 +64,25 @@ class GradientFlow:
 
         An operand is also the loss or a hyperparameter of a training step, and a gradient that a variable is given.
         """
+        tensor, known = self.resharded_tensor(site), self.view.derived
+        if site not in known:
+            known[site] = self._derived(site, tensor)
+        return tensor, known[site]
+
+    def _derived(self, site: Site, tensor: Tensor) -> Resharding:
+        """Return how a tensor is resharded to a site."""
         view, graph = self.view, self.view.graph
         if site.kind == SHARED:
-            tensor = graph.tensors[site.name]
-            return tensor, view.shared_resharding(tensor, view.strategy.shared[site.name])
-        tensor = self.resharded_tensor(site)
+            return view.shared_resharding(tensor, view.strategy.shared[site.name])
         if site.position < 0:
             kind = LOSS if site.position == LOSS else HYPERPARAMETER
-            return tensor, view.resharding(tensor, step_sharding(view.strategy.mesh, tensor, Consumer(site.name, kind)))
+            return view.resharding(tensor, step_sharding(view.strategy.mesh, tensor, Consumer(site.name, kind)))
         op = graph.operators[site.name]
         variable = op.name if op.type == VARIABLE else op.updates
         if variable is not None:
             layout = view.layout(graph.operators[variable].result)
-            return tensor, view.resharding(tensor, OperandSharding(layout, None))
-        return tensor, view.resharding(tensor, view.sharding(op, site.position))
+            return view.resharding(tensor, OperandSharding(layout, None))
+        return view.resharding(tensor, view.sharding(op, site.position))
 
     def resharded_tensor(self, site: Site) -> Tensor:
         """Return the tensor that is resharded to an operand or to a shared copy, whatever the strategy."""

@@ -54,6 +54,9 @@ class Instructions:
         self._due: float = 0
         self._workspace: Counter[tuple[str, bool]] = Counter()
         self._operand_bytes: dict[tuple[str, int], int] = {}
+        self._result_bytes: dict[str, int] = {}
+        # By the identity of a path, which is kept, and an element's bytes, what it takes: each micro-batch asks for that.
+        self._taken: dict[tuple[int, int], tuple[Path, tuple[int, int], dict[str, int]]] = {}
 
     def add(
         self,
@@ -118,7 +121,10 @@ class Instructions:
         """
         if views_operand(path):
             return source
-        last, scratch_bytes = moved_bytes(path, item_bytes)
+        key = id(path), item_bytes
+        if key not in self._taken:
+            self._taken[key] = path, moved_bytes(path, item_bytes), workspaces(path, item_bytes)
+        _, (last, scratch_bytes), of_workspaces = self._taken[key]
         moved = Buffer(last, use, is_python_s=path.communicates, of=source.of)
         reads = [source] if after is None else [source, after]
         self.add(
@@ -129,7 +135,7 @@ class Instructions:
             is_overlappable=is_overlappable and path.communicates,
             may_wait=may_wait and path.communicates,
         )
-        for name, n_bytes in workspaces(path, item_bytes).items():
+        for name, n_bytes in of_workspaces.items():
             # Collectives that overlap with compute form a chain, which has a workspace of its own.
             key = name, is_overlappable and self.overlaps
             self._workspace[key] = max(self._workspace[key], n_bytes)
@@ -161,8 +167,11 @@ class Instructions:
         return self._operand_bytes[key]
 
     def result_bytes(self, op: Operator, tensor: Tensor) -> int:
-        """Return the bytes of the largest shard of a result in its produced layout."""
-        return shard_bytes(tensor, self.view.interfaces[op.name].results[op.outputs.index(tensor)])
+        """Return the bytes of the largest shard of a result in its produced layout; see :meth:`operand_bytes`."""
+        if tensor.name not in self._result_bytes:
+            layout = self.view.interfaces[op.name].results[op.outputs.index(tensor)]
+            self._result_bytes[tensor.name] = shard_bytes(tensor, layout)
+        return self._result_bytes[tensor.name]
 
     def splits_inner(self, op: Operator) -> bool:
         """Return whether a factor is split that needs collectives inside the operator."""

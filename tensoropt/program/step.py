@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..ir.graph import CONSTANT, GRADIENT, PLACEHOLDER, SOURCES, Gradients, Graph, Operator, Tensor, TrainStep
 from ..ir.micro_batching import MicroBatch
@@ -212,24 +212,20 @@ class _Step:
 
     def _append(self, task: Task) -> None:
         """Append a task, of the micro-batch that is being written if it is one."""
-        own = self._own
-        self.tasks.append(
-            task
-            if self._micro_batch < 0 or self._pass is self._once
-            else replace(
-                task,
-                reads=tuple(map(own, task.reads)),
-                writes=tuple(map(own, task.writes)),
-                gradients=tuple((index, own(value)) for index, value in task.gradients),
-                after=tuple(map(own, task.after)),
-                micro_batch=self._micro_batch,
+        if self._micro_batch >= 0 and self._pass is not self._once:
+            own = self._own
+            reads, writes, after = (tuple(map(own, each)) for each in (task.reads, task.writes, task.after))
+            gradients = tuple((index, own(value)) for index, value in task.gradients)
+            task = Task(
+                task.work, task.direction, task.site, reads, writes, gradients, after, self._micro_batch, task.stream
             )
-        )
+        self.tasks.append(task)
 
     def _own(self, value: Value) -> Value:
         """Return a value as that of the micro-batch that is being written, unless it is made once a step."""
-        is_once = self._pass is self._once or value in self._made_once or value.micro_batch >= 0
-        return value if is_once else value._replace(micro_batch=self._micro_batch)
+        if self._pass is self._once or value.micro_batch >= 0 or value in self._made_once:
+            return value
+        return Value(value.site, value.version, value.n_summed, self._micro_batch, value.backward_pass)
 
     def _alias(self, value: Value, source: Value) -> None:
         """Note that a value is another one's memory."""

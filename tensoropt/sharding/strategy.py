@@ -15,7 +15,7 @@ that aren't saved either are available again by then: regathered, or remateriali
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -113,6 +113,11 @@ class StrategyView:
                 self.graph, operators[name], self.rules[name], self.strategy.configs[name], self.gradients
             )
         )
+
+    @cached_property
+    def derived(self) -> dict[Hashable, Resharding]:
+        """The reshardings that were derived so far, by where they lead: each pass of each micro-batch asks for them."""
+        return {}
 
     def layout(self, tensor: Tensor) -> Layout:
         """Return the produced layout of a tensor; a tensor that is read after an update has the variable's layout."""
