@@ -6,10 +6,10 @@ changes as its operators' least times do. That leaves out that fewer messages ar
 searched unless it is predicted to be worse by MARGIN. Where a micro-batch had fewer samples than its stage has devices,
 more samples can be split in other ways, and nothing is predicted.
 
-Cut elsewhere into as many stages, a model is predicted to take as many times the time and the memory as is least for the
-one cut to what is for the other: with each operator split as it is fastest, and with all bytes split over a stage's devices.
-So a cut isn't searched if that is worse by MARGIN_ELSEWHERE. Between numbers of stages only those are compared that take the
-batch at once: more of these have fewer devices at work, and all of what they save.
+Cut elsewhere into as many stages, a step takes at least the time with each operator split as it is fastest and nothing
+communicated inside of stages. The least memory is predicted to be as many times that of a cut that was searched as it is
+with all bytes split over a stage's devices: what can't be split doesn't get less. So a cut isn't searched if a point was
+found that needs no more of both. Numbers of stages are compared where the batch is taken at once: all of it is in flight.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ from .stage_times import OperatorTimes, TimesBySize, beside, estimated_us, trans
 MARGIN, MEMORY_MARGIN = 0.01, 0.06
 """A number of micro-batches isn't searched if each point predicted of it takes longer and more memory than a point found, by
 these shares. Predicted memory has been up to 6 % more than what a search finds."""
-MARGIN_ELSEWHERE = 0.1
-"""A cut isn't searched if each point predicted of it takes longer than a point found of no more memory, by this share.
-Memory needs no margin: what can't be split over a stage's devices doesn't get less."""
 
 
 def nearest(found: Sequence[SearchedStages], sizes: Sequence[int]) -> SearchedStages:
@@ -85,13 +82,17 @@ def is_beaten(predicted: SearchedStages, least_us: float, found: Sequence[Search
     """
     mem_bytes, time_us = all_points([predicted])
     expected_us = time_us * min(1.0, least_us / predicted.least_us) if predicted.least_us else time_us
-    return _are_above((1 - MEMORY_MARGIN) * mem_bytes, expected_us, found, MARGIN)
+    of_found, found_us = all_points(found)
+    order = np.argsort(of_found, kind="stable")
+    at = np.searchsorted(of_found[order], (1 - MEMORY_MARGIN) * mem_bytes, side="right") - 1
+    fastest = np.minimum.accumulate(found_us[order])[np.maximum(at, 0)]
+    return bool(((at >= 0) & ((1 + MARGIN) * fastest <= expected_us)).all())
 
 
 def is_beaten_elsewhere(
     cut: Cut, hardware: Hardware, times: Sequence[OperatorTimes], schedule: str | None, found: Sequence[SearchedStages]
 ) -> bool:
-    """Return whether found points beat all that is predicted of another cut, from each cut that it is compared with.
+    """Return whether a found point takes no longer than any of another cut and no more memory than all are predicted to.
 
     Args:
         times: for each stage of the cut those of operators on its devices.
@@ -99,27 +100,17 @@ def is_beaten_elsewhere(
     """
     n = times[0].graph.n_micro_batches
     compared = [each for each in found if each.micro_batches == n and (each.stages.n == cut.stages.n or n == 1)]
+    if not compared:
+        return False
     least_us = cut.time_us
     if math.isnan(least_us):
         least_us = estimated_us(cut.stages, hardware, cut.sizes, times, schedule)
-    least_bytes = most_bytes(cut.stages, cut.sizes, n)
+    ideal, least_bytes = most_bytes(cut.stages, cut.sizes, n), math.inf
     for each in compared:
-        most = most_bytes(each.stages, [frontier.mesh.n_devices for frontier in each.frontiers], n)
-        if not (each.least_us and most):
-            return False
-        mem_bytes, time_us = all_points([each])
-        if not _are_above(least_bytes / most * mem_bytes, least_us / each.least_us * time_us, found, MARGIN_ELSEWHERE):
-            return False
-    return bool(compared)
-
-
-def _are_above(mem_bytes: np.ndarray, time_us: np.ndarray, found: Sequence[SearchedStages], margin: float) -> bool:
-    """Return whether each of some points takes longer than a point found of no more memory, by a share of its time."""
-    of_found, found_us = all_points(found)
-    order = np.argsort(of_found, kind="stable")
-    at = np.searchsorted(of_found[order], mem_bytes, side="right") - 1
-    fastest = np.minimum.accumulate(found_us[order])[np.maximum(at, 0)]
-    return bool(((at >= 0) & ((1 + margin) * fastest <= time_us)).all())
+        of_each = most_bytes(each.stages, [frontier.mesh.n_devices for frontier in each.frontiers], n)
+        least_bytes = min(least_bytes, float(all_points([each])[0].min()) * ideal / max(1.0, of_each))
+    mem_bytes, time_us = all_points(found)
+    return bool(((mem_bytes <= least_bytes) & (time_us <= least_us)).any())
 
 
 def all_points(of_cuts: Sequence[SearchedStages]) -> tuple[np.ndarray, np.ndarray]:

@@ -121,10 +121,10 @@ class Instructions:
         """
         if views_operand(path):
             return source
-        key = id(path), item_bytes
-        if key not in self._taken:
-            self._taken[key] = path, moved_bytes(path, item_bytes), workspaces(path, item_bytes)
-        _, (last, scratch_bytes), of_workspaces = self._taken[key]
+        known = id(path), item_bytes
+        if known not in self._taken:
+            self._taken[known] = path, moved_bytes(path, item_bytes), workspaces(path, item_bytes)
+        _, (last, scratch_bytes), of_workspaces = self._taken[known]
         moved = Buffer(last, use, is_python_s=path.communicates, of=source.of)
         reads = [source] if after is None else [source, after]
         self.add(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import accumulate.models as models
@@ -12,11 +13,13 @@ from helpers.large import first
 from tensoropt import zoo
 from tensoropt.ft import Budget
 from tensoropt.plan import find_staged
-from tensoropt.plan.fewer_micro_batches import all_points, in_fewer, is_beaten
+from tensoropt.plan.cuts import Cut
+from tensoropt.plan.fewer_micro_batches import all_points, in_fewer, is_beaten, is_beaten_elsewhere
 from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.request import Request
 from tensoropt.plan.stage_times import TimesBySize
 from tensoropt.plan.staged_frontier import StagedFrontier
+from tensoropt.plan.submeshes import blocks_of
 from tensoropt.profiling.hardware import named
 from tensoropt.tools.offline import record
 
@@ -87,3 +90,20 @@ def test_cuts_that_are_left_out_have_no_minimal_point(name: str) -> None:
     for n_bytes, time_us in zip(*all_points(expected.searched), strict=True):
         assert ((of_found <= n_bytes) & (found_us <= time_us)).any()
     assert found.bound_us == expected.bound_us
+
+
+def test_a_cut_is_left_out_only_if_found_points_need_no_more_than_it_in_time_and_memory() -> None:
+    asked = request("mlp")
+    found = of_all_numbers("mlp").searched
+    first_found = found[0]
+    sizes = [frontier.mesh.n_devices for frontier in first_found.frontiers]
+    times = TimesBySize(asked.model, asked.hardware, first_found.micro_batches).of(sizes)
+    mem_bytes, time_us = all_points(found)
+    within = time_us[mem_bytes <= all_points([first_found])[0].min()].min()
+    for cut_us, expected in ((within, True), (0.999 * within, False), (math.inf, True)):
+        cut = Cut(first_found.stages, blocks_of(sizes), cut_us)
+        assert is_beaten_elsewhere(cut, asked.hardware, times, None, found) == expected
+    assert not is_beaten_elsewhere(cut, asked.hardware, times, None, [])
+    # Nothing that was found needs as little as half the memory.
+    halves = Cut(first_found.stages, blocks_of([2 * size for size in sizes]), math.inf)
+    assert not is_beaten_elsewhere(halves, asked.hardware, times, None, [first_found])
