@@ -31,13 +31,38 @@ MARGIN, MEMORY_MARGIN = 0.01, 0.06
 these shares. Predicted memory has been up to 6 % more than what a search finds."""
 
 
+def is_left_out(
+    cut: Cut,
+    hardware: Hardware,
+    times: TimesBySize,
+    schedule: str | None,
+    found: Sequence[SearchedStages],
+    before: Sequence[SearchedStages],
+) -> bool:
+    """Return whether all points of a cut are predicted to be beaten by those found, so that it needn't be searched.
+
+    Args:
+        times: the operators' times in its number of micro-batches.
+        found: what was searched in as many stages, in this number of micro-batches or more.
+        before: what was searched in other numbers of stages.
+    """
+    of_stages, all_found = times.of(cut.sizes), [*before, *found]
+    n = of_stages[0].graph.n_micro_batches
+    of_more = [each for each in found if each.micro_batches > n]
+    if not of_more:
+        return is_beaten_elsewhere(cut, hardware, of_stages, schedule, all_found)
+    if not can_predict(of_more):
+        return False
+    return is_beaten(in_fewer(nearest(of_more, cut.sizes), hardware, times, n), cut.time_us, all_found)
+
+
 def nearest(found: Sequence[SearchedStages], sizes: Sequence[int]) -> SearchedStages:
     """Return the searched cut from which others that are cut for the least time are predicted: the fastest one.
 
     Args:
         sizes: the numbers of devices of their stages, which it has too if one has.
     """
-    of_sizes = [each for each in found if [frontier.mesh.n_devices for frontier in each.frontiers] == list(sizes)]
+    of_sizes = [each for each in found if [block.size for block in each.blocks] == list(sizes)]
     return min(of_sizes or found, key=lambda each: each.least_us)
 
 
@@ -100,14 +125,14 @@ def is_beaten_elsewhere(
     """
     n = times[0].graph.n_micro_batches
     compared = [each for each in found if each.micro_batches == n and (each.stages.n == cut.stages.n or n == 1)]
-    if not compared:
+    if not compared or len(set(cut.blocks)) < cut.stages.n:  # interleaved stages share memory
         return False
     least_us = cut.time_us
     if math.isnan(least_us):
-        least_us = estimated_us(cut.stages, hardware, cut.sizes, times, schedule)
+        least_us = estimated_us(cut.stages, hardware, cut.blocks, times, schedule)
     ideal, least_bytes = most_bytes(cut.stages, cut.sizes, n), math.inf
     for each in compared:
-        of_each = most_bytes(each.stages, [frontier.mesh.n_devices for frontier in each.frontiers], n)
+        of_each = most_bytes(each.stages, [block.size for block in each.blocks], n)
         least_bytes = min(least_bytes, float(all_points([each])[0].min()) * ideal / max(1.0, of_each))
     mem_bytes, time_us = all_points(found)
     return bool(((mem_bytes <= least_bytes) & (time_us <= least_us)).any())

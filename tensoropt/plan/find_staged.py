@@ -25,7 +25,7 @@ from ..sharding.model import Model
 from ..sharding.stages import Stages
 from .alike_stages import AlikeStages
 from .cuts import Cut, balanced
-from .fewer_micro_batches import can_predict, in_fewer, is_beaten, is_beaten_elsewhere, nearest
+from .fewer_micro_batches import is_left_out
 from .find_frontier import ModelFrontier
 from .memory_cuts import least_memory
 from .placement import allowed, fewest_stages, of_stage, placement
@@ -221,7 +221,7 @@ def _search_cuts(
 ) -> tuple[list[SearchedStages], float]:
     """Return what :func:`search_cuts` does, and a time that no step in so many stages beats.
 
-    The most micro-batches come first, and of fewer those that aren't predicted to be beaten (:mod:`.fewer_micro_batches`).
+    The most micro-batches come first, and of all cuts those that aren't predicted to be beaten (:mod:`.fewer_micro_batches`).
 
     Args:
         before: what was searched in other numbers of stages.
@@ -259,37 +259,13 @@ def _search_cuts(
     for n in reversed(slices):
         own = replace(request, micro_batches=n, budget=budget, placed={})
         for cut, times in ((cut, times) for n_of_cut, cut, times, _ in cuts if n_of_cut == n):
-            if _is_beaten(cut, hardware, times, n, schedule, found, before):
+            if is_left_out(cut, hardware, times, schedule, found, before):
                 continue
             models = cut.stages.models
             requests = (replace(own, model=each, force=of_stage(model.graph, each.graph, own.force)) for each in models)
             frontiers = tuple(alike.searched(each, size) for each, size in zip(requests, cut.sizes, strict=True))
             found.append(_searched(cut, frontiers, hardware, times.of(cut.sizes), schedule, bound_us))
     return found, bound_us
-
-
-def _is_beaten(
-    cut: Cut,
-    hardware: Hardware,
-    times: TimesBySize,
-    n: int,
-    schedule: str | None,
-    found: Sequence[SearchedStages],
-    before: Sequence[SearchedStages],
-) -> bool:
-    """Return whether all points of a cut are predicted to be beaten by those found.
-
-    Args:
-        times: the operators' times in ``n`` micro-batches.
-        found: what was searched in as many stages, in this number of micro-batches or more.
-        before: what was searched in other numbers of stages.
-    """
-    of_more, all_found = [each for each in found if each.micro_batches > n], [*before, *found]
-    if not of_more:
-        return is_beaten_elsewhere(cut, hardware, times.of(cut.sizes), schedule, all_found)
-    if not can_predict(of_more):
-        return False
-    return is_beaten(in_fewer(nearest(of_more, cut.sizes), hardware, times, n), cut.time_us, all_found)
 
 
 def _searched(
@@ -387,14 +363,14 @@ def _why_at_once(request: Request, found: Sequence[SearchedStages]) -> list[str]
 
 def _why_beaten(request: Request, count: int, searched: Sequence[SearchedStages]) -> list[str]:
     """Return which numbers of micro-batches weren't searched in a number of stages, as others are predicted to be better."""
+    text = "are predicted to be beaten by what was searched"
+    if not searched:
     if not searched:
         return [f"{count} stages are predicted to be beaten by what was searched"]
     n_submeshes = max(len(set(each.blocks)) for each in searched)
     possible = [request.micro_batches] if request.micro_batches else possible_micro_batches(request, n_submeshes)
     beaten = [str(n) for n in possible if n not in {each.micro_batches for each in searched}]
-    if not beaten:
-        return []
-    return [f"{count} stages in {' or '.join(beaten)} micro-batches are predicted to be beaten by what was searched"]
+    return [f"{count} stages in {' or '.join(beaten)} micro-batches {text}"] if beaten else []
 
 
 def _most_micro_batches(model: Model, most: int, above: int = 1) -> int:

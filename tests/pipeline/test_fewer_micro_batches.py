@@ -12,7 +12,7 @@ from helpers.large import first
 
 from tensoropt import zoo
 from tensoropt.ft import Budget
-from tensoropt.plan import find_staged
+from tensoropt.plan import fewer_micro_batches
 from tensoropt.plan.cuts import Cut
 from tensoropt.plan.fewer_micro_batches import all_points, in_fewer, is_beaten, is_beaten_elsewhere
 from tensoropt.plan.find_staged import find_with_stages
@@ -42,7 +42,7 @@ def request(name: str) -> Request:
 def of_all_numbers(name: str) -> StagedFrontier:
     """Return a model's frontier in two stages, with all numbers of micro-batches searched."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(find_staged, "is_beaten", lambda *given: False)
+        patched.setattr(fewer_micro_batches, "is_beaten", lambda *given: False)
         return find_with_stages(request(name), 4, (2,))
 
 
@@ -55,8 +55,8 @@ def test_no_point_is_missed_where_numbers_are_left_out(name: str) -> None:
 
 
 def test_numbers_that_are_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find_staged, "can_predict", bool)
-    monkeypatch.setattr(find_staged, "is_beaten", lambda *given: True)
+    monkeypatch.setattr(fewer_micro_batches, "can_predict", bool)
+    monkeypatch.setattr(fewer_micro_batches, "is_beaten", lambda *given: True)
     found = find_with_stages(request("mlp"), 4, (2,))
     assert [each.micro_batches for each in found.searched] in ([8], [8, 8])
     assert "2 stages in 2 or 4 micro-batches are predicted to be beaten by what was searched" in found.summary()
@@ -78,8 +78,8 @@ def test_as_many_micro_batches_cost_what_was_found(name: str) -> None:
 def of_all_cuts(name: str) -> StagedFrontier:
     """Return a model's frontier in two and in four stages, with all cuts and numbers of micro-batches searched."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(find_staged, "is_beaten", lambda *given: False)
-        patched.setattr(find_staged, "is_beaten_elsewhere", lambda *given: False)
+        patched.setattr(fewer_micro_batches, "is_beaten", lambda *given: False)
+        patched.setattr(fewer_micro_batches, "is_beaten_elsewhere", lambda *given: False)
         return find_with_stages(request(name), 4, (2, 4))
 
 
