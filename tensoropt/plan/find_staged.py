@@ -91,7 +91,7 @@ def find_with_stages(
     bounds_us: list[float] = []
     for count in sorted({*counts} - {1}):
         try:
-            of_count, bound_us = _search_cuts(request, placed, parallelism, count, schedule, found)
+            of_count, bound_us = search_cuts(request, placed, parallelism, count, schedule, found)
         except InputError as error:
             left_out.append(str(error))
             continue
@@ -194,37 +194,28 @@ def _allowed(request: Request, counts: Sequence[int] | None, fewest: int) -> tup
     return tuple(counts)
 
 
+@older_objects_kept()
 def search_cuts(
     request: Request,
     placed: Mapping[str, Block],
     parallelism: int,
     count: int,
     schedule: str | None,
-) -> list[SearchedStages]:
+    before: Sequence[SearchedStages] = (),
+) -> tuple[list[SearchedStages], float]:
     """Return the cuts into a number of stages that are searched, in the numbers of micro-batches that a request allows.
+
+    Those that are predicted to be beaten aren't searched (:mod:`.fewer_micro_batches`).
+
+    Args:
+        before: what was searched in other numbers of stages.
+
+    Returns:
+        The cuts, those in the most micro-batches first, and a time that no step in so many stages beats.
 
     Raises:
         InputError: there are more stages than devices, the model can't be cut into so many, or can't be trained in
             micro-batches.
-    """
-    return _search_cuts(request, placed, parallelism, count, schedule, [])[0]
-
-
-@older_objects_kept()
-def _search_cuts(
-    request: Request,
-    placed: Mapping[str, Block],
-    parallelism: int,
-    count: int,
-    schedule: str | None,
-    before: Sequence[SearchedStages],
-) -> tuple[list[SearchedStages], float]:
-    """Return what :func:`search_cuts` does, and a time that no step in so many stages beats.
-
-    The most micro-batches come first, and of all cuts those that aren't predicted to be beaten (:mod:`.fewer_micro_batches`).
-
-    Args:
-        before: what was searched in other numbers of stages.
     """
     devices = f"{parallelism} device{'s' * (parallelism > 1)}"
     if schedule != INTERLEAVED and count > parallelism:
@@ -363,14 +354,14 @@ def _why_at_once(request: Request, found: Sequence[SearchedStages]) -> list[str]
 
 def _why_beaten(request: Request, count: int, searched: Sequence[SearchedStages]) -> list[str]:
     """Return which numbers of micro-batches weren't searched in a number of stages, as others are predicted to be better."""
-    text = "are predicted to be beaten by what was searched"
     if not searched:
     if not searched:
         return [f"{count} stages are predicted to be beaten by what was searched"]
     n_submeshes = max(len(set(each.blocks)) for each in searched)
     possible = [request.micro_batches] if request.micro_batches else possible_micro_batches(request, n_submeshes)
     beaten = [str(n) for n in possible if n not in {each.micro_batches for each in searched}]
-    return [f"{count} stages in {' or '.join(beaten)} micro-batches {text}"] if beaten else []
+    text = f"{count} stages in {' or '.join(beaten)} micro-batches are predicted to be beaten by what was searched"
+    return [text] if beaten else []
 
 
 def _most_micro_batches(model: Model, most: int, above: int = 1) -> int:

@@ -103,7 +103,7 @@ def _probe(request: Request, parallelism: int, count: int) -> StagedFrontier:
     """
     most = request.micro_batches or possible_micro_batches(request, count)[-1]
     probe = replace(request, micro_batches=most, budget=ONCE)
-    probed = search_cuts(probe, {}, parallelism, count, ONE_FORWARD_ONE_BACKWARD)
+    probed = search_cuts(probe, {}, parallelism, count, ONE_FORWARD_ONE_BACKWARD)[0]
     return frontier_of(request, parallelism, (), probed, points=reduced(staged_points(probed)[:FEW_PEAKS]))
 
 
@@ -176,7 +176,7 @@ def _of_all(
     request: Request, parallelism: int, count: int, tried: Sequence[ModelFrontier], probe: StagedFrontier
 ) -> StagedFrontier:
     """Return the frontier of all plans in a number of stages, beside those without; the probe's where only that fits."""
-    found = search_cuts(request, {}, parallelism, count, None)
+    found = search_cuts(request, {}, parallelism, count, None)[0]
     frontier = frontier_of(request, parallelism, tried, found)
     if frontier.fastest_within(request.limit_bytes) is None:
         frontier = probe

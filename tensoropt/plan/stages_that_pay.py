@@ -85,7 +85,7 @@ def frontier_that_pays(
         return None
     asked = replace(request, micro_batches=look.micro_batches, progress=_in_stages(request.progress, look.n_stages))
     try:
-        found = search_cuts(asked, {}, parallelism, look.n_stages, None)
+        found = search_cuts(asked, {}, parallelism, look.n_stages, None)[0]
     except InputError:  # what is forced can't be so
         return None
     points = staged_points(found)
