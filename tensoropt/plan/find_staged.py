@@ -205,13 +205,11 @@ def search_cuts(
 ) -> tuple[list[SearchedStages], float]:
     """Return the cuts into a number of stages that are searched, in the numbers of micro-batches that a request allows.
 
-    Those that are predicted to be beaten aren't searched (:mod:`.fewer_micro_batches`).
-
     Args:
         before: what was searched in other numbers of stages.
 
     Returns:
-        The cuts, those in the most micro-batches first, and a time that no step in so many stages beats.
+        The cuts but those predicted to be beaten (:mod:`.fewer_micro_batches`), and a time that no step in so many stages beats.
 
     Raises:
         InputError: there are more stages than devices, the model can't be cut into so many, or can't be trained in
@@ -355,13 +353,12 @@ def _why_at_once(request: Request, found: Sequence[SearchedStages]) -> list[str]
 def _why_beaten(request: Request, count: int, searched: Sequence[SearchedStages]) -> list[str]:
     """Return which numbers of micro-batches weren't searched in a number of stages, as others are predicted to be better."""
     if not searched:
-    if not searched:
         return [f"{count} stages are predicted to be beaten by what was searched"]
     n_submeshes = max(len(set(each.blocks)) for each in searched)
     possible = [request.micro_batches] if request.micro_batches else possible_micro_batches(request, n_submeshes)
     beaten = [str(n) for n in possible if n not in {each.micro_batches for each in searched}]
-    text = f"{count} stages in {' or '.join(beaten)} micro-batches are predicted to be beaten by what was searched"
-    return [text] if beaten else []
+    in_some = f" in {' or '.join(beaten)} micro-batches"
+    return [f"{count} stages{in_some} are predicted to be beaten by what was searched"] if beaten else []
 
 
 def _most_micro_batches(model: Model, most: int, above: int = 1) -> int:
