@@ -209,7 +209,7 @@ def search_cuts(
         before: what was searched in other numbers of stages.
 
     Returns:
-        The cuts but those predicted to be beaten (:mod:`.fewer_micro_batches`), and a time that no step in so many stages beats.
+        The cuts but those predicted to be beaten (:mod:`.fewer_micro_batches`), and a time that no step beats.
 
     Raises:
         InputError: there are more stages than devices, the model can't be cut into so many, or can't be trained in
