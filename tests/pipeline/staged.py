@@ -114,8 +114,9 @@ def random_engine_of(
         for index, view in enumerate(views)
     }
     deferred = [random.Random(seed - index).randint(0, n) for index in range(n_stages)]
-    orders = pass_orders(schedule, n, in_flight, deferred)
     if schedule == INTERLEAVED:
         orders = interleaved(random.Random(seed), n_stages, n, len(meshes)).orders
+    else:
+        orders = pass_orders(schedule, n, in_flight, deferred)
     machine_of = sorted(random.Random(seed).choices((0, 1), k=blocks[-1].end))
     return model, StagedEngine(stages, tuple(views), orders, engines, EmulatedTransfers, tuple(machine_of))

@@ -361,6 +361,16 @@ def test_real_operators_are_timed_unsplit_and_split():
     assert tf.config.optimizer.get_experimental_options() == {**options, "disable_meta_optimizer": False}
 
 
+def test_operators_take_their_cpu_time_as_often_as_ranks_share_a_core():
+    """A clock that stands still: what is told is of CPU time alone. On a core of its own a rank's CPU time doesn't count."""
+    model, busy = zoo.record(zoo.mlp, "sgd").model, iter(range(10**6))
+    op = next(op for op in model.graph.operators.values() if op.type == "MatMul")
+    trial = OperatorTrial.of(op, next(iter(configs(rule_of(op), Mesh.of(2)))), model.graph, model.backward, 1.0)
+    shared = OperatorTimer("/CPU:0", lambda: 0.0, lambda: next(busy) * 1e-3, 3.0, _call_s=0.0)
+    alone = OperatorTimer("/CPU:0", lambda: 0.0, lambda: next(busy) * 1e-3, _call_s=0.0)
+    assert [timer.time(trial).forward_us for timer in (shared, alone)] == [pytest.approx(3000.0 / 32), 0.0]
+
+
 def test_find_strategy_measures_within_its_budget_and_goes_on_later(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path))
     known = [0]
@@ -374,13 +384,3 @@ def test_find_strategy_measures_within_its_budget_and_goes_on_later(tmp_path, mo
         with closing(Store(tmp_path / FILE, told["environment"])) as store:
             known.append(len(store.measured))
     assert 0 < known[1] <= known[2]
-
-
-def test_operators_take_their_cpu_time_as_often_as_ranks_share_a_core():
-    """A clock that stands still: what is told is of CPU time alone. On a core of its own a rank's CPU time doesn't count."""
-    model, busy = zoo.record(zoo.mlp, "sgd").model, iter(range(10**6))
-    op = next(op for op in model.graph.operators.values() if op.type == "MatMul")
-    trial = OperatorTrial.of(op, next(iter(configs(rule_of(op), Mesh.of(2)))), model.graph, model.backward, 1.0)
-    shared = OperatorTimer("/CPU:0", lambda: 0.0, lambda: next(busy) * 1e-3, 3.0, _call_s=0.0)
-    alone = OperatorTimer("/CPU:0", lambda: 0.0, lambda: next(busy) * 1e-3, _call_s=0.0)
-    assert [timer.time(trial).forward_us for timer in (shared, alone)] == [pytest.approx(3000.0 / 32), 0.0]
