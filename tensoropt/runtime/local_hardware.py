@@ -126,8 +126,7 @@ def calibrated_file(processes: Processes, collectives: str = MPI) -> Path | None
         return None
     hosts = hashlib.sha256(" ".join(processes.hosts).encode()).hexdigest()[:8]
     by = f"-{HOROVOD}" if collectives == HOROVOD else ""
-    shared = f"-{processes.ranks_per_core:g}-to-a-core" if processes.shares_core else ""
-    return folder / "hardware" / f"{processes.machines}x{processes.devices_per_machine}-{hosts}{shared}{by}.json"
+    return folder / "hardware" / f"{processes.machines}x{processes.devices_per_machine}-{hosts}{by}.json"
 
 
 def _calibrated(processes: Processes, collectives: str, most_days: int = MOST_DAYS) -> Hardware | None:
