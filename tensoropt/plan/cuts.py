@@ -74,7 +74,7 @@ def balanced(
     """Return a model cut such that a step is predicted to take the least time of the cuts that are tried.
 
     Args:
-        choices: for each stage the devices that it may have. Each device has one stage, or interleaved ones in turn.
+        choices: for each stage the devices that it may have. Each device has one stage, or several that are interleaved.
         placed: the devices of the operators that a user placed, by name.
         schedule: the order of the step's passes, see :func:`.tried_orders`.
         known: cuts that were tried before, by the operators that stages end with; those tried now are added.

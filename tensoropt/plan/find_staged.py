@@ -82,7 +82,7 @@ def find_with_stages(
     placed = placement(request.model.graph, request.placed, request.hardware, parallelism)
     if placed and schedule == INTERLEAVED:
         raise InputError(
-            "schedule='interleaved' gives stages their devices in turn, and operators are placed; leave one of the two"
+            "schedule='interleaved' has stages share their devices, and operators are placed; leave one of the two"
         )
     counts = _allowed(request, counts, fewest_stages(placed, parallelism) if placed else 1)
     unstaged = fastest_that_fits(replace(request, placed={}), parallelism)[1] if 1 in counts else []

@@ -250,7 +250,7 @@ def works(stages: Stages, times: Sequence[OperatorTimes]) -> list[PassTimes]:
 
 
 class _Link(NamedTuple):
-    """What joins the devices of two stages: how much all their devices send at once, and what that takes of their cores.
+    """The link between the devices of two stages: how much these send at once, and what that takes of their cores.
 
     Attributes:
         call_us: of each end of each message.

@@ -58,7 +58,7 @@ def equal_blocks(hardware: Hardware, parallelism: int, n_stages: int) -> tuple[B
 def interleaved_blocks(hardware: Hardware, parallelism: int, n_stages: int) -> tuple[Block, ...] | None:
     """Return the devices of interleaved stages; None where there are none.
 
-    They are on as many submeshes of equal size as possible, two of these or more, in turn, two stages or more on each.
+    They are on as many submeshes of equal size as possible, two of these or more, with two stages or more on each.
     """
     for n_submeshes in range(n_stages // 2, 1, -1):
         blocks = None if n_stages % n_submeshes else equal_blocks(hardware, parallelism, n_submeshes)

@@ -60,7 +60,7 @@ def interleaving_of(value: Any, n_stages: int) -> Interleaving | None:
 
 
 def interleaved_orders(n_stages: int, n_micro_batches: int, interleaving: Interleaving) -> Orders:
-    """Return the order of each submesh's passes: some forward passes ahead, then a backward and a forward pass in turn.
+    """Return the order of each submesh's passes: some forward passes ahead, then backward and forward passes alternate.
 
     Backward passes go through a round's stages from the last one to the first.
     """

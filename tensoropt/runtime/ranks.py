@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import groupby
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..common.errors import InputError, TensorOptError, describe
@@ -23,11 +22,12 @@ from ..common.source_lines import code_location
 from ..common.watchdog import CHAINS, CRITICAL, DEFAULT_TIMEOUT_S, ChainState, timeout_s
 from .ending import Ending
 from .error_handling import install_error_handling, install_lone_error_handling
+from .machines import machine_shape
 from .mpi_start import started_mpi, within_timeout
 from .mpirun import share_of_cores, usable_cores
 from .objects_between_ranks import broadcast_object, collect_objects, gather_objects, wait_for_all
 
-__all__ = ["Processes", "current_processes", "display_here", "install_error_handling", "launched_as", "machine_shape"]
+__all__ = ["Processes", "current_processes", "display_here", "install_error_handling", "launched_as"]
 
 Value = TypeVar("Value")
 
@@ -87,52 +87,6 @@ def cores_of_a_rank(local_size: int) -> int:
     """Return the number of cores that this rank has for itself, of a machine with ``local_size`` ranks; at least 1."""
     # A rank that is bound to its share of the cores sees only those cores.
     return max(1, min((os.cpu_count() or 1) // local_size, len(usable_cores())))
-
-
-def machine_shape(hosts: Sequence[str]) -> tuple[int, int]:
-    """Return (machines, devices per machine) of ranks on these hosts.
-
-    Raises:
-        InputError: the ranks of a host aren't consecutive, or hosts have different numbers of ranks.
-    """
-    runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
-    counts = [count for _, count in runs]
-    if len({host for host, _ in runs}) < len(runs):
-        raise InputError(
-            describe(
-                "ranks must be ordered by host",
-                got=f"the hosts {', '.join(hosts)}",
-                advice="start with mpirun --map-by slot, or order the hostfile by host",
-            )
-        )
-    if len(set(counts)) == 1:
-        return len(counts), counts[0]
-    placed = ", ".join(f"{count} on {host}" for host, count in runs)
-    raise InputError(
-        describe(
-            f"{len(hosts)} ranks on {len(counts)} machines aren't M machines times D devices",
-            got=placed,
-            expected="p devices of one machine, or the same number on every machine",
-            advice=f"start {_neighbouring_counts(counts)}",
-        )
-    )
-
-
-def _neighbouring_counts(counts: Sequence[int]) -> str:
-    """Return text with the nearest counts of ranks that would work, below (on the devices seen) and above."""
-    size, machines = sum(counts), len(counts)
-    descending = sorted(counts, reverse=True)
-    below = max(((used * count, used, count) for used, count in enumerate(descending, start=1)), key=lambda c: c[:2])
-    per_machine = -(-size // machines)
-    if per_machine * machines == size:
-        return f"{below[0]} ({_shape_text(*below[1:])}) or place {size} as {_shape_text(machines, per_machine)}"
-    return (
-        f"{below[0]} ({_shape_text(*below[1:])}) or {per_machine * machines} ({_shape_text(machines, per_machine)})"
-    )
-
-
-def _shape_text(machines: int, devices: int) -> str:
-    return f"one machine of {devices}" if machines == 1 else f"{machines} machines of {devices}"
 
 
 class Call(NamedTuple):

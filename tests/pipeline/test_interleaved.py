@@ -246,7 +246,7 @@ def test_devices_are_as_many_equal_submeshes_as_possible() -> None:
         ({"micro_batches": 1}, (4,), "interleaved stages take a batch in micro-batches, got one; ask for more, or for"),
         ({}, (5,), "5 stages can't be interleaved on 2 devices"),
         ({"cluster": "v100-1x1"}, (4,), r"4 stages can't be interleaved on 1 device: .*; use another one"),
-        ({"force": {"MatMul": {"devices": [0]}}}, (4,), "gives stages their devices in turn, and operators are placed"),
+        ({"force": {"MatMul": {"devices": [0]}}}, (4,), "has stages share their devices, and operators are placed"),
     ],
 )
 def test_what_cant_be_interleaved_is_refused(options: dict, stages: tuple[int, ...], message: str) -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tensoropt.common.errors import InputError, describe
 from tensoropt.runtime import ranks as processes
+from tensoropt.runtime.machines import machine_shape
 from tensoropt.runtime.mpi_start import SOCKET_BYTES, send_at_once
-from tensoropt.runtime.ranks import launched_as, machine_shape
+from tensoropt.runtime.ranks import launched_as
 
 WORKER = Path(__file__).with_name("worker.py")
 
