@@ -40,8 +40,8 @@ from .submeshes import equal_blocks
 WORTH_STAGES = 0.15
 """Stages that weren't asked for must be predicted to save this share of a step of the fastest plan without.
 
-Predictions with stages have been 13.5 % off on average, and more where products have few rows (docs/how-it-works/stages.md,
-Transformers over 1 Gb/s).
+Predictions with stages have been 13.5 % off on average, and more where products have few rows (docs/reference/benchmarks.md,
+Stages).
 """
 WORTH_TRYING = 0.05
 """The same where both plans are run, so that the faster one is taken: the search of stages takes time, too."""
