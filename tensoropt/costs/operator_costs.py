@@ -214,8 +214,6 @@ class OperatorCosting:
 
         For a variable it is the time of the optimizer's update.
         """
-        if op.type in COMPOSITES:
-            return self._body(op).time_ns(config)
         return self.both_times_ns(op, rule, config, interface)[0]
 
     def backward_time_ns(self, op: Operator, rule: Rule, config: Config, interface: Interface) -> int:
@@ -223,14 +221,13 @@ class OperatorCosting:
 
         It is 0 for a variable, whose update isn't part of the backward pass.
         """
-        if op.type in COMPOSITES:
-            return self._body(op).backward_ns(config)
         return self.both_times_ns(op, rule, config, interface)[1]
 
     def both_times_ns(self, op: Operator, rule: Rule, config: Config, interface: Interface) -> tuple[int, int]:
         """Return :meth:`compute_time_ns` and :meth:`backward_time_ns`; describing the work, which both need, takes long."""
         if op.type in COMPOSITES:
-            return self._body(op).time_ns(config), self._body(op).backward_ns(config)
+            n_runs, body = self.graph.n_runs(op.result.name), self._body(op)
+            return n_runs * body.time_ns(config), n_runs * body.backward_ns(config)
         work = self.work(op, rule, config, interface)
         return (0, 0) if work is None else self._times_ns(op, work)
 
@@ -279,8 +276,9 @@ class OperatorCosting:
         return 2 * written + shard if written else 0
 
     def found_bytes(self, op: Operator) -> int:
-        """Return the bytes of all rows that lookups in a variable find, if it is updated by rows; else 0."""
-        return sum(self.graph.operators[name].result.mem_bytes for name in self.graph.lookups.get(op.name, ()))
+        """Return the bytes of all rows that a step's lookups in a variable find, if it is updated by rows; else 0."""
+        found = (self.graph.operators[name].result for name in self.graph.lookups.get(op.name, ()))
+        return sum(tensor.mem_bytes * self.graph.n_runs(tensor.name) for tensor in found)
 
     def _updating(self, op: Operator, rule: Rule, config: Config) -> Iterable[Resharding]:
         """Return the reshardings of a variable's update.

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import accumulate.models as models
 import composite.models
+import numpy as np
 import pytest
 from helpers import zoo
 from helpers.large import first
 from helpers.strategies import assert_variables, local_shards, random_router, train_and_check
 
 from tensoropt.common.errors import InputError
+from tensoropt.costs.model_costs import costing_of
+from tensoropt.profiling.hardware import Device, Hardware, LinkLevel
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.rules.registry import rule_of
+from tensoropt.rules.rule import Config, interface_of
 
+HARDWARE = Hardware("slow", Device("slow", 1 << 30, {"float32": 1e6}, 1e6), (LinkLevel("device", 1, 1.0, 1e6),))
 REFUSED = ("normalised_gradient_with_decay", "without_some_by_branch")
 SLICED = {each.__name__: each for each in composite.models.MODELS if each.__name__ not in REFUSED}
 
@@ -20,6 +26,20 @@ SLICED = {each.__name__: each for each in composite.models.MODELS if each.__name
 def _recorded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, function in SLICED.items():
         monkeypatch.setitem(models.FUNCTIONS, name, function)
+
+
+@pytest.mark.parametrize("name", sorted({*SLICED, *models.FUNCTIONS}))
+def test_compute_never_falls_with_micro_batches(name: str) -> None:
+    """Whatever an operator is, a loop or a custom gradient among them, forward and backward."""
+    model, mesh = models.recorded(name, "momentum").model, HARDWARE.mesh(1)
+    config, least = Config.unsplit(mesh), {}
+    for n in (1, 2, composite.models.BATCH if name in SLICED else models.BATCH):
+        costing = costing_of(model.in_micro_batches(n), HARDWARE, mesh)
+        for op in costing.graph.step_operators:
+            rule = rule_of(op)
+            found = np.array(costing.both_times_ns(op, rule, config, interface_of(rule, config)))
+            assert (found >= least.get(op.name, found)).all(), f"{n} micro-batches: {op.where()}"
+            least[op.name] = found
 
 
 @pytest.mark.usefixtures("graphs_as_built")
