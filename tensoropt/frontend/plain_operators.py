@@ -5,12 +5,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 from ..common.errors import InputError
+from .stateful import check_is_known
 
-_REFERENCE = "it makes a variable of the old kind; leave use_resource at True"
 _UNSUPPORTED = {
     "EagerPyFunc": "it calls Python with gradients; use TensorFlow's operators, or numpy_function where none are needed",
-    "VariableV2": _REFERENCE,
-    "Variable": _REFERENCE,
 }
 
 
@@ -18,8 +16,9 @@ def check_is_plain(op: tf.Operation, line: str) -> None:
     """Check that an operator is one of TensorFlow's own, with TensorFlow's gradient.
 
     Raises:
-        InputError: it calls a function, has another gradient, or calls Python.
+        InputError: it calls a function, has another gradient, calls Python, or does something that can't be recorded.
     """
+    check_is_known(op, line)
     functions = [attr.name for attr in op.op_def.attr if attr.type in ("func", "list(func)")]
     if functions:
         raise InputError(

@@ -67,6 +67,7 @@ BECAUSE = {
     ),
     "A step's Python runs once, when it is captured; what runs is the graph that it leaves": (
         "frontend/plain_operators.py: function|can't be recorded",
+        "frontend/stateful.py",
         "frontend/tracing/flatten.py",
         "frontend/tracing/capture.py: variables that are made",
         "trainer/accepting.py: run_eagerly",

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from ...rules.elementwise import LINEAR_UNARY, NONLINEAR_BINARY, NONLINEAR_UNARY
+from ..stateful import TABLE_TYPES
 
-TABLE_TYPES = ("LookupTableFindV2",)
 _ELEMENTWISE = frozenset(
     [
         *LINEAR_UNARY,

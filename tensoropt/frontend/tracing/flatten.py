@@ -16,7 +16,8 @@ import tensorflow as tf
 from ...common.errors import InputError
 from ...common.source_lines import source_line
 from ..gradient_placeholders import GRADIENT_ATTRIBUTE, UPDATE_ATTRIBUTE
-from .by_sample import TABLE_TYPES, BySample
+from ..stateful import TABLE_TYPES, check_is_known
+from .by_sample import BySample
 from .called import function_graph, is_call_by_name
 from .conditionals import CONDITIONALS, copy_conditional, is_constant, taken_branch
 from .custom_gradient import copy_custom_gradient, is_custom_gradient
@@ -147,6 +148,7 @@ class _Copy:
     def _copy(self, op: tf.Operation) -> None:
         if op.type in _DROPPED or (op.type == "Assert" and self.flattener.is_of_body):
             return
+        check_is_known(op, source_line(op))
         if op.type == "Placeholder" and GRADIENT_ATTRIBUTE not in op.node_def.attr:
             raise InputError(
                 f"placeholder '{op.name}' ({source_line(op)}) is inside of the function; make it one of its arguments"
