@@ -353,6 +353,12 @@ class Graph:
         needed = {name for step in self.train_steps.values() for name in self.operators_of(step)}
         return tuple(op for op in self.operators.values() if op.name in needed)
 
+    @property
+    def batch(self) -> int | None:
+        """The samples per step: the leading extent that the placeholders of the training steps share; None without one."""
+        extents = {op.result.shape[0] for op in self.step_operators if op.type == PLACEHOLDER and op.result.shape}
+        return extents.pop() if len(extents) == 1 else None
+
     @cached_property
     def digest(self) -> str:
         """A hash that is equal for models with the same operators, shapes, attributes and training steps.

@@ -11,23 +11,8 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
-from ..ir.graph import PLACEHOLDER
 from ..program.liveness import Buffer, Instruction, peak_of_program
-from ..sharding.model import Model
 from .find_frontier import ModelFrontier
-
-
-def batch_of(model: Model) -> int | None:
-    """Return the samples per step: the leading extent that the placeholders of the training steps share.
-
-    None if they don't share one.
-    """
-    extents = {
-        op.result.shape[0]
-        for op in model.graph.step_operators
-        if op.type == PLACEHOLDER and op.result.shape
-    }
-    return extents.pop() if len(extents) == 1 else None
 
 
 def batch_that_fits(frontier: ModelFrontier, point: int, batch: int, limit_bytes: int) -> int:

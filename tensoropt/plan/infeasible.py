@@ -24,7 +24,7 @@ from ..search.baselines import OTHERS
 from ..search.problem.choices import STAGES
 from ..search.problem.config_space import COMPACT, FULL
 from ..search.problem.splittable import check_usable
-from .batch_size import batch_of, batch_that_fits
+from .batch_size import batch_that_fits
 from .find_frontier import ModelFrontier
 from .request import (
     OF_CURVE,
@@ -204,7 +204,7 @@ class _Ways:
 
         The fastest is tried too because it may hold less of the parameters.
         """
-        frontier, batch = self.least.frontier, batch_of(self.request.model)
+        frontier, batch = self.least.frontier, self.request.model.graph.batch
         of_variables = least_held_bytes(self.request.model.graph, frontier.mesh.n_devices, of=(VARIABLE,))
         if batch is None or of_variables > self.limit_bytes:
             return []

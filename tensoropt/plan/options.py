@@ -16,7 +16,6 @@ from ..search.problem.choices import ACCUMULATE, REMAT, REUSE, checked_choices
 from ..sharding.constraints import Force
 from ..sharding.micro_batches import checked_count
 from ..sharding.model import Model
-from .batch_size import batch_of
 from .find_frontier import ModelFrontier
 from .infeasible import least_needed, nothing_fits, time_for_more
 from .placement import by_operator, split_force
@@ -73,7 +72,7 @@ def request_of(
         hardware,
         limit,
         forced,
-        assumptions(hardware),
+        assumptions(hardware, model),
         without=left_out,
         micro_batches=slices,
         placed={**model.placed, **by_operator(model.graph, placed)},
@@ -202,7 +201,7 @@ def _within(frontier: StagedFrontier | None, option: str, request: Request) -> P
 
 def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
     """Return the least time within the memory limit for each parallelism, without executing anything."""
-    batch = batch_of(request.model)
+    batch = request.model.graph.batch
     request = dataclasses.replace(request, budget=request.budget or OF_CURVE, wants_frontier=False)
     points = []
     for parallelism in parallelisms:
@@ -243,7 +242,7 @@ def staged_curve_point(frontier: StagedFrontier, request: Request) -> CurvePoint
         least = frontier.points_of[0]
         return CurvePoint(frontier.parallelism, False, least.n_bytes, None, None, False, least.n_stages)
     point, time_us = frontier.points_of[number], frontier.points[number].time_us
-    batch = batch_of(request.model)
+    batch = request.model.graph.batch
     rate = batch / time_us * 1e6 if batch else None
     return CurvePoint(frontier.parallelism, True, point.n_bytes, time_us, rate, False, point.n_stages)
 
@@ -286,14 +285,15 @@ def checked_force(requested: object) -> Force:
     return {str(name): {str(factor): int(degree) for factor, degree in pinned.items()} for name, pinned in requested.items()}
 
 
-def assumptions(hardware: Hardware) -> dict[str, object]:
-    """Return the assumptions that a plan for this hardware records: hardware, TensorFlow version, provenance of costs."""
+def assumptions(hardware: Hardware, model: Model) -> dict[str, object]:
+    """Return what a plan records of its search: hardware, batch, TensorFlow version, provenance of costs."""
     import tensorflow as tf
 
     return {
         "hardware": hardware.name,
         "device": hardware.device.name,
         "device_memory_bytes": int(hardware.device.memory_bytes),
+        "batch": model.graph.batch,
         "tensorflow": tf.__version__,
         "provenance": dict(hardware.provenance),
     }

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from ..common.dump import dump
 from ..common.errors import InputError
-from .batch_size import batch_of
 from .find_staged import checked_stages, find_with_stages, why_too_large
 from .options import find_answer, parallelisms, staged_curve_point
 from .plan import Plan
@@ -169,7 +168,7 @@ def _curve(
     Raises:
         InputError: none can.
     """
-    batch = batch_of(request.model)
+    batch = request.model.graph.batch
     request = dataclasses.replace(request, budget=request.budget or OF_CURVE)
     points: list[CurvePoint] = []
     errors: list[InputError] = []

@@ -254,7 +254,8 @@ class Plan(PlanRecord):
         elif added:
             difference = f"the model has {added[0].where()}, the plan has not"
         elif self.model_digest != graph.digest:
-            difference = "operators have the same names, but other shapes, attributes or hyperparameters"
+            difference = other_batch(self.assumed, graph)
+            difference = difference or "operators have the same names, but other shapes, attributes or hyperparameters"
         else:
             why_not = why_unsearched if self.n_split_operators else why_invalid
             for name, op in planned.items():
@@ -284,6 +285,14 @@ class Plan(PlanRecord):
             if kept != value.get(key):
                 raise InputError(f"plan '{file}' is damaged: '{key}' doesn't read back as it was written; save it again")
         return plan
+
+
+def other_batch(assumed: Mapping[str, Any], graph: Graph) -> str:
+    """Return in words that a plan was found for another batch than a model has; empty if it wasn't, or if none is known."""
+    searched = assumed.get("batch")
+    if not isinstance(searched, int) or graph.batch in (None, searched):
+        return ""
+    return f"it is for a batch of {searched}, the model has one of {graph.batch}"
 
 
 def _check_config(op: Operator, planned: PlannedOperator, why: str, rule: Rule) -> None:

@@ -25,7 +25,7 @@ from ..sharding.model import Model
 from ..sharding.stages import Stages
 from .details import details_of_plan
 from .frontier import PlanFrontier
-from .plan import FORMAT, VERSION, Plan
+from .plan import FORMAT, VERSION, Plan, other_batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,8 +148,7 @@ class StagedPlan:
         Raises:
             InputError: the plan was made for another model.
         """
-        if self.model_digest != model.graph.digest:
-            raise InputError("the plan with stages was made for another model; find a strategy for this one")
+        self.check_for(model.graph)
         stages = Stages(model, tuple(stage.last_operator for stage in self.stages[:-1]))
         for stage, part in zip(self.stages, stages.models, strict=True):
             stage.plan.check_for(part.graph)
@@ -162,7 +161,9 @@ class StagedPlan:
             InputError: it was made for another one.
         """
         if self.model_digest != graph.digest:
-            raise InputError("the plan with stages was made for another model; find a strategy for this one")
+            difference = other_batch(self.assumed, graph)
+            of = f"another model: {difference}" if difference else "another model"
+            raise InputError(f"the plan with stages was made for {of}; find a strategy for this one")
 
     def summary(self) -> str:
         """Return one line on what was chosen and what it costs."""

@@ -35,8 +35,9 @@ from .offline_keras import load_keras, record_keras
 from .recorded import Recorded
 
 OPTIMIZERS = {"sgd": GradientDescentOptimizer, "momentum": MomentumOptimizer, "adam": AdamOptimizer}
+DEFAULT_OPTIMIZER = "sgd"
 SEED = 0
-# Default samples per step of a Keras model, which doesn't say how many.
+# Samples per step of a Keras model, which doesn't say how many.
 KERAS_BATCH = 256
 
 
@@ -53,23 +54,28 @@ class _Recorder:
         raise InputError(f"a model function only records: {name} is for a script of its own, after tensoropt.init()")
 
 
-def record_named(name: str, optimizer: str = "sgd", batch_size: int = KERAS_BATCH) -> Recorded:
+def record_named(name: str, optimizer: str | None = None, batch_size: int | None = None) -> Recorded:
     """Record ``zoo:NAME[:SIZE=N,...]``, ``FILE.py:FUNCTION`` or ``FILE.keras``.
 
     Args:
-        optimizer: the optimizer of a model that has no training step of its own: ``sgd``, ``momentum`` or ``adam``.
-        batch_size: samples per step of a Keras model; other models define it themselves.
+        optimizer: the optimizer of a model that has no training step of its own: ``sgd``, ``momentum`` or ``adam``; None for
+            ``sgd``. A model that names its own takes none.
+        batch_size: samples per step of a Keras model or a zoo model; None for ``KERAS_BATCH`` or the zoo's own. A function
+            that records its loss defines the batch itself and takes none.
 
     Raises:
-        InputError: there is no such model, or it can't be recorded: the message says where it failed.
+        InputError: there is no such model, it can't be recorded (the message says where it failed), or it can't take the
+            optimizer or the batch.
     """
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"model {name!r}: --batch takes a positive number of samples, got {batch_size}")
     if name.endswith(".keras"):
         if not Path(name).is_file():
             raise InputError(f"model {name!r}: file '{name}' isn't there; expected what model.save('FILE.keras') wrote")
-        return record_keras(lambda: load_keras(Path(name), name), name, optimizer, batch_size)
+        return record_keras(lambda: load_keras(Path(name), name), name, optimizer, batch_size or KERAS_BATCH)
     of_zoo, separator, what = name.partition(":")
     if of_zoo == "zoo" and what:
-        return record(zoo.sized(what), name, optimizer)
+        return record(zoo.sized(what, batch_size), name, optimizer)
     where, separator, what = name.rpartition(":")
     if not separator or not where or not what:
         raise InputError(f"model {name!r}: expected zoo:NAME, FILE.py:FUNCTION or FILE.keras, such as zoo:vgg16")
@@ -83,21 +89,21 @@ def record_named(name: str, optimizer: str = "sgd", batch_size: int = KERAS_BATC
 def record(
     function: Callable[[], object],
     name: str,
-    optimizer: str = "sgd",
+    optimizer: str | None = None,
     file: Path | None = None,
-    batch_size: int = KERAS_BATCH,
+    batch_size: int | None = None,
 ) -> Recorded:
     """Record the model that a function makes.
 
     Args:
         function: the model function; it is called in a recording graph of its own.
         name: the model's name, for messages.
-        optimizer: the optimizer of the training step, where the function returns a loss.
+        optimizer: as in :func:`record_named`.
         file: the file of the function; error messages name the line in it.
-        batch_size: samples per step, where the function returns a Keras model.
+        batch_size: as in :func:`record_named`.
 
     Raises:
-        InputError: the function failed, or recorded nothing to train.
+        InputError: the function failed, recorded nothing to train, or can't take the optimizer or the batch.
     """
     started = time.perf_counter()
     recording = Recording(SEED)
@@ -113,13 +119,25 @@ def record(
         raise InputError(_failure(name, error, file)) from error
     if isinstance(result, tf.keras.Model):
         # Called again, since the variables of this model belong to the recording.
-        return record_keras(lambda: cast("tf.keras.Model", function()), name, optimizer, batch_size)
+        return record_keras(lambda: cast("tf.keras.Model", function()), name, optimizer, batch_size or KERAS_BATCH)
     steps, taken = recording.updates()
     if not steps:
-        _minimize(recording, result, name, optimizer)
+        _minimize(recording, result, name, optimizer or DEFAULT_OPTIMIZER)
         steps, taken = recording.updates()
+    elif optimizer is not None:
+        own = " and ".join(dict.fromkeys(str(step.optimizer) for step in steps))
+        raise InputError(
+            f"model {name!r} minimizes its loss by {own} itself, got --optimizer {optimizer}; leave out --optimizer, or "
+            "return the loss instead"
+        )
     recorded = time.perf_counter()
     graph = import_graph(recording.graph, steps, taken=taken)
+    if batch_size not in (None, graph.batch):
+        has = f"of {graph.batch}" if graph.batch else "(which none of its placeholders tells)"
+        raise InputError(
+            f"model {name!r} records a batch {has}, got --batch {batch_size}; change the batch where the model is recorded, "
+            "or leave out --batch"
+        )
     if os.environ.get("TENSOROPT_CHECK") == "1":
         check_graph(graph)
     model = Model(graph, analyse(graph), placed=recording.placed_in(graph.operators))

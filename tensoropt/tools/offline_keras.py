@@ -48,23 +48,23 @@ def load_keras(file: Path, name: str) -> keras.Model:
         raise InputError(f"model {name!r} can't be loaded: {reason}; expected a file that model.save wrote") from error
 
 
-def record_keras(make: Callable[[], keras.Model], name: str, optimizer: str, batch_size: int) -> Recorded:
+def record_keras(make: Callable[[], keras.Model], name: str, optimizer: str | None, batch_size: int) -> Recorded:
     """Record a Keras model with the loss, metrics and optimizer it was compiled with.
 
     Args:
         make: returns the model, made or loaded.
         name: the model's name, for messages.
-        optimizer: the optimizer (``sgd``, ``momentum``, ``adam``) for a model that wasn't compiled; such a model gets a mean
-            squared error as its loss.
+        optimizer: the optimizer (``sgd``, ``momentum``, ``adam``) for a model that wasn't compiled, None for ``sgd``; such a
+            model gets a mean squared error as its loss.
         batch_size: samples per step, over all devices.
 
     Raises:
-        InputError: the model isn't built, or can't be captured.
+        InputError: the model isn't built, can't be captured, or was compiled with an optimizer and gets another.
     """
     started = time.perf_counter()
     model = make()
     check_model(model, compiles=False)
-    compilation, chosen = _compiled(model, optimizer)
+    compilation, chosen = _compiled(model, name, optimizer)
     signature = assumed(signature_of(model, compilation.loss, batch_size, None, False, None), model, compilation.loss)
     objective = KerasObjective(model, OwnCompilation(model) if own_methods(model) else compilation)
 
@@ -84,10 +84,15 @@ def record_keras(make: Callable[[], keras.Model], name: str, optimizer: str, bat
     return Recorded(name, result, (keras_name(chosen),), lambda: first_value, seconds)
 
 
-def _compiled(model: keras.Model, optimizer: str) -> tuple[Compilation, Any]:
+def _compiled(model: keras.Model, name: str, optimizer: str | None) -> tuple[Compilation, Any]:
     config = model.get_compile_config() if model.compiled else None
     if not config or model.optimizer is None:
-        return Compilation(LOSS, None, None, None), OPTIMIZERS[optimizer]()
+        return Compilation(LOSS, None, None, None), OPTIMIZERS[optimizer or "sgd"]()
+    if optimizer is not None:
+        raise InputError(
+            f"model {name!r} is compiled with the optimizer {keras_name(model.optimizer)}, got --optimizer {optimizer}; "
+            "leave out --optimizer, or compile the model with another"
+        )
     loss = getattr(model, "loss", None) or LOSS
     given = {key: keras.saving.deserialize_keras_object(config.get(key)) for key in ("metrics", "weighted_metrics")}
     return Compilation(loss, config.get("loss_weights"), **given), model.optimizer

@@ -63,8 +63,11 @@ def find(name: str) -> Callable[..., tf.Tensor]:
     return function
 
 
-def sized(text: str) -> Callable[[], tf.Tensor]:
+def sized(text: str, batch: int | None = None) -> Callable[[], tf.Tensor]:
     """Return the function that records ``NAME[:SIZE=N[,SIZE=N]]``: a model with some of its sizes set.
+
+    Args:
+        batch: the size ``batch``, given beside the name; None leaves it to the name.
 
     Raises:
         InputError: there is no such model, or it has no such size, or a size isn't a positive integer or is given twice.
@@ -85,6 +88,8 @@ def sized(text: str) -> Callable[[], tf.Tensor]:
         if not (value.isascii() and value.isdigit() and int(value)):
             raise InputError(f"model 'zoo:{text}': size {size!r} must be a positive integer, got {value!r}")
         sizes[size] = int(value)
+    if batch is not None and sizes.setdefault("batch", batch) != batch:
+        raise InputError(f"model 'zoo:{text}' has batch={sizes['batch']}, got --batch {batch}; give one of them")
     return partial(function, **sizes)
 
 

@@ -202,7 +202,7 @@ def planned(
 
     Every rank must call it.
     """
-    request = Request(recorded.model, hardware, None, assumed=assumptions(hardware))
+    request = Request(recorded.model, hardware, None, assumed=assumptions(hardware, recorded.model))
     on_first_rank = Context(hardware, None).on_first_rank
 
     def search(known: MeasuredOperators) -> Plan:

@@ -31,7 +31,7 @@ def steps_of(name: str, batch: int) -> tuple[Callable[[], float], Callable[[], f
     recorded = record(lambda: function(**sizes), name, "momentum")
     processes = prepared_processes()
     hardware = hardware_here(processes)
-    plan = mini_time(Request(recorded.model, hardware, None, assumed=assumptions(hardware)), 1)
+    plan = mini_time(Request(recorded.model, hardware, None, assumed=assumptions(hardware, recorded.model)), 1)
     plain = versus_horovod.plain_step(name, recorded, processes, lambda gradient: gradient)
     return versus_horovod.tensoropt_step(plan, recorded, processes), plain
 

@@ -229,7 +229,7 @@ def plans_of(recorded: Recorded, processes: Processes, budget: str) -> tuple[Pla
     found: list[Plan] = []
 
     def search(known: Any) -> Plan:
-        request = Request(recorded.model, hardware, None, assumed=assumptions(hardware), known=known)
+        request = Request(recorded.model, hardware, None, assumed=assumptions(hardware, recorded.model), known=known)
         found[:] = [mini_time(request, processes.size)]
         return found[0]
 

@@ -55,6 +55,8 @@ def test_a_function_that_returns_a_keras_model(tmp_path: Path):
     assert recorded.optimizers == ("adamw",)
     (batch,) = {op.result.shape[0] for op in recorded.model.graph.operators.values() if op.type == "Placeholder"}
     assert batch == 16
+    with pytest.raises(tensoropt.InputError, match="compiled with the optimizer adamw, got --optimizer sgd; leave out"):
+        record_named(f"{file}:create", "sgd")
     with pytest.raises(tensoropt.InputError, match="doesn't tell the shapes of its inputs; expected every extent"):
         record_named(f"{file}:unbuilt")
 

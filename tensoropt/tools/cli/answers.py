@@ -1,4 +1,4 @@
-"""Arguments and output that the commands share which answer from files: a table, or JSON that is printed or written."""
+"""Arguments and output that commands share: how a model is trained; a table, or JSON that is printed or written."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from ...common.errors import InputError
 from ...common.files import check_writable, write_json
 
 PRINTED = "-"
+# A copy of those in offline.py, which imports TensorFlow.
+OPTIMIZERS = ("sgd", "momentum", "adam")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -19,6 +21,18 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
     """Add ``--json [FILE]``."""
     parser.add_argument(
         "--json", nargs="?", const=PRINTED, metavar="FILE", help="print the answer as JSON, or write it to FILE"
+    )
+
+
+def add_training_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say how a model is trained that doesn't say so itself."""
+    parser.add_argument(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        help=f"the optimizer of a model that names none (a loss, a Keras model not compiled); default: {OPTIMIZERS[0]}",
+    )
+    parser.add_argument(
+        "--batch", type=int, metavar="N", help="samples per step of a Keras model, default 256, or of a model of the zoo"
     )
 
 

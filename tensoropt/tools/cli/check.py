@@ -14,8 +14,8 @@ from ...common.files import check_writable, write_json
 from ...common.memory_units import memory_text
 from ...common.tensorflow_import import import_tensorflow
 from ...runtime.ranks import display_here
-from .answers import check_apart, files_read
-from .search import OPTIMIZERS, add_strictness, checked_measurement, positive_number
+from .answers import add_training_arguments, check_apart, files_read
+from .search import add_strictness, checked_measurement, positive_number
 
 if TYPE_CHECKING:
     from ..plan_check import Compared, PlanCheck
@@ -47,8 +47,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "FILE.keras",
     )
     parser.add_argument("--plan", type=Path, metavar="PLAN.json", required=True, help="of search --plan or plan.save")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0], help="the one the plan was searched with")
-    parser.add_argument("--batch", type=int, default=256, metavar="N", help="samples per step of a FILE.keras; default: 256")
+    add_training_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,9 +12,7 @@ from ...common.errors import InputError
 from ...common.files import reading_value
 from ...common.memory_units import parse_memory
 from ...common.time_units import parse_time_us
-from .answers import add_json_argument, answer, check_json_path
-
-OPTIMIZERS = ("sgd", "momentum", "adam")
+from .answers import add_json_argument, add_training_arguments, answer, check_json_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster", metavar="NAME|FILE", help="such as v100-2x8; a file names its own")
     parser.add_argument("--memory", metavar="SIZE", required=True, help="limit per device: 16GB (10^9), 15GiB (2^30)")
     parser.add_argument("--deadline", metavar="TIME", help="the longest that a step may take, such as 200ms; default: any")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0], help="as for search; default: sgd")
-    parser.add_argument("--batch", type=int, default=256, metavar="N", help="as for search; default: 256")
+    add_training_arguments(parser)
     add_json_argument(parser)
 
 
@@ -42,6 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     deadline_us = None if arguments.deadline is None else parse_time_us(arguments.deadline, "--deadline")
     check_json_path(arguments, arguments.subject)
     if is_of_these(arguments.subject):
+        if arguments.optimizer is not None or arguments.batch is not None:
+            raise InputError(f"'{arguments.subject}' is searched: leave out --optimizer and --batch, or give the model")
         rows = read_rows(arguments.subject, "frontier", "curve")
         with reading_value("file", arguments.subject):
             if isinstance(rows, FrontierRows):
@@ -91,7 +90,7 @@ def _searched_curve(arguments: argparse.Namespace, limit: int) -> dict[str, Any]
         recorded = record_named(arguments.subject, arguments.optimizer, arguments.batch)
     with display.phase("search for a plan"):
         request = Request(
-            model=recorded.model, hardware=hardware, limit_bytes=limit, force={}, assumed=assumptions(hardware),
-            algorithm="ft-ldp", progress=display.update, placed=recorded.model.placed,
+            model=recorded.model, hardware=hardware, limit_bytes=limit, assumed=assumptions(hardware, recorded.model),
+            progress=display.update, placed=recorded.model.placed,
         )  # fmt: skip
         return profiling(request, list(hardware.parallelisms())).to_json()

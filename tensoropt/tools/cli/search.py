@@ -23,7 +23,7 @@ from ...search.baselines import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
 from ...search.problem.choices import CHOICES, checked_choices
 from ...search.problem.config_space import SPACES
 from ...search.problem.objectives import MEMORY_TIME, PAIRS, parse_objectives
-from .answers import files_read
+from .answers import add_training_arguments, files_read
 from .frontier_outputs import (
     add_baselines,
     add_report_argument,
@@ -40,9 +40,8 @@ if TYPE_CHECKING:
 
 DEFAULT_DEVICE, PER_MACHINE = "v100", 8
 OF_CURVE = 1
-# Copies of those in options.py, offline.py and schedule.py, which import TensorFlow: help and errors are quick without it.
+# Copies of those in options.py and schedule.py, which import TensorFlow: help and errors are quick without it.
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
-OPTIMIZERS = ("sgd", "momentum", "adam")
 SCHEDULES = ("1f1b", "gpipe", "zero-bubble", "interleaved")
 INTERRUPTED = 130
 
@@ -112,15 +111,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--cluster", metavar="NAME|FILE", help="such as v100-2x8, machines x devices, or a hardware file")
     where.add_argument("--devices", metavar="N", help=f"N devices of {DEFAULT_DEVICE}, in machines of {PER_MACHINE}")
     parser.add_argument("--memory", metavar="SIZE", help="limit per device: 16GB (10^9), 15GiB (2^30); default: none")
-    parser.add_argument(
-        "--optimizer",
-        choices=OPTIMIZERS,
-        default=OPTIMIZERS[0],
-        help=f"the optimizer of a model function that returns its loss; default: {OPTIMIZERS[0]}",
-    )
-    parser.add_argument(
-        "--batch", type=int, default=256, metavar="N", help="samples per step of a Keras model; default: 256"
-    )
+    add_training_arguments(parser)
     parser.add_argument("--space", choices=SPACES, help="the search space; default: full while that is small, else compact")
     parser.add_argument(
         "--seconds",
@@ -245,7 +236,7 @@ def _search(arguments: argparse.Namespace) -> bool:
             hardware=hardware,
             limit_bytes=limit,
             force={},
-            assumed=assumptions(hardware),
+            assumed=assumptions(hardware, recorded.model),
             algorithm=arguments.algorithm,
             progress=display.update,
             space=arguments.space,

@@ -44,9 +44,10 @@ def introduction(setup: SearchSetup) -> str:
     """Return lines that describe the model and the hardware."""
     graph, hardware, seconds = setup.recorded.model.graph, setup.hardware, setup.recorded.seconds_by_phase
     replicated = {op.type: rule_of(op).without for op in graph.step_operators if op.updates is None}
+    of_batch = "" if graph.batch is None else f" on batches of {graph.batch:,}"
     lines = [
         f"model     {setup.recorded.name}: {len(graph.step_operators)} operators, "
-        f"{memory_text(graph.parameter_bytes)} of parameters, trained by {setup.optimizer}; recorded in "
+        f"{memory_text(graph.parameter_bytes)} of parameters, trained by {setup.optimizer}{of_batch}; recorded in "
         f"{sum(seconds.values()):.1f} s",
         f"hardware  {hardware.name}: {hardware.n_devices} x {hardware.device.name} with "
         f"{memory_text(hardware.device.memory_bytes)}, in machines of {hardware.levels[-1].count}; costs from its "

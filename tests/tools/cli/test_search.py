@@ -19,6 +19,7 @@ from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.search.problem.splittable import check_usable, most_devices
 from tensoropt.tools import offline
+from tensoropt.tools.cli import answers
 from tensoropt.tools.cli import search as search_command
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.offline import record_named
@@ -135,6 +136,24 @@ def test_the_optimizer_counts(tmp_path):
         assert read(file)["optimizer"] == optimizer
     # Momentum has one slot more per parameter, Adam two: 4 kB each.
     assert least["momentum"] - least["sgd"] == least["adam"] - least["momentum"] == 4000
+
+
+@pytest.mark.parametrize(("model", "given", "told"), [
+    (GOOD, ("--batch", 7), "records a batch of 64, got --batch 7; change the batch where"),
+    (f"{MODELS}:trains", ("--optimizer", "sgd"), "minimizes its loss by adam itself, got --optimizer sgd; leave out"),
+    ("zoo:lenet5:batch=6", ("--batch", 8), "has batch=6, got --batch 8; give one of them"),
+    ("zoo:lenet5", ("--batch", 0), "takes a positive number of samples, got 0"),
+])  # fmt: skip
+def test_a_batch_or_optimizer_that_the_model_sets_itself_is_refused(capsys, model, given, told):
+    assert told in refused(capsys, model, "--devices", 1, *given)
+
+
+def test_a_plan_for_another_batch_is_refused_with_both(tmp_path, capsys):
+    model, plan = "zoo:lenet5", tmp_path / "plan.json"
+    assert search(model, "--devices", 1, "--batch", 8, "--plan", plan) == 0
+    assert "trained by sgd on batches of 8; recorded" in capsys.readouterr().out
+    assert main(["simulate", model, "--batch", "4", "--plan", str(plan)]) == 2
+    assert "it is for a batch of 8, the model has one of 4; find" in capsys.readouterr().err
 
 
 def test_a_function_that_minimizes_keeps_its_optimizer(tmp_path):
@@ -335,7 +354,7 @@ def test_a_file_stays_whole_until_the_new_one_is(tmp_path):
 
 def test_choices_are_those_of_the_modules_behind():
     assert search_command.OPTIONS == options.OPTIONS
-    assert tuple(offline.OPTIMIZERS) == search_command.OPTIMIZERS
+    assert tuple(offline.OPTIMIZERS) == answers.OPTIMIZERS
 
 
 def test_refusals_need_no_tensorflow():
