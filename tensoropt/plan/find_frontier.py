@@ -169,7 +169,7 @@ def find_frontier(
         task = BaselineTask(costing, mesh, space, None, progress)
         return _of_other(model, hardware, task, algorithm, limit_bytes, budget)
     of_costs, of_search = (partial(progress, phase) for phase in ("costs", "search")) if progress else (None, None)
-    is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
+    is_remat = REMAT not in without and objectives[0] == "memory"
     choices = Choices(REUSE not in without, ZERO not in without)
     builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices)
     searching = ProblemSearch(objectives, algorithm, of_search, budget or BY_DEFAULT)
@@ -177,11 +177,11 @@ def find_frontier(
     def of_all(built: StrategyProblem, found: Frontier, note: str = "") -> ModelFrontier:
         return ModelFrontier(model, hardware, built, costing, found, phases.seconds, note=note, objectives=objectives)
 
-    rematerializing, exact = _at_once(builder, searching, phases) if is_remat and is_enough is None else (None, None)
+    rematerializing, exact = _at_once(builder, model, searching, phases) if is_remat and is_enough is None else (None, None)
     if rematerializing is not None and exact is not None:
         return _of_least_peaks(of_all(rematerializing, exact), progress)
     with phases.taking("costs"):
-        plain = plain_problem(builder, model)
+        plain = _problem_of(builder, model, builder.build())
     with phases.taking("search"):
         found = _searched(searching, plain, algorithm, not is_remat)
     if not is_remat:
@@ -189,7 +189,7 @@ def find_frontier(
     if is_enough is not None and is_enough(of_all(plain, found, NO_REMAT)):
         return _of_least_peaks(of_all(plain, found, NO_REMAT), progress)
     with phases.taking("costs"):
-        rematerializing = rematerializing or builder.build_rematerializing()
+        rematerializing = rematerializing or _rematerializing(builder, model)
     if rematerializing is None or rematerializing.transient is None:
         return _of_least_peaks(of_all(plain, found), progress)
     with phases.taking("search"):
@@ -214,11 +214,11 @@ class _Phases:
 
 
 def _at_once(
-    builder: ProblemBuilder, searching: ProblemSearch, phases: _Phases
+    builder: ProblemBuilder, model: Model, searching: ProblemSearch, phases: _Phases
 ) -> tuple[StrategyProblem | None, Frontier | None]:
     """Return the problem with rematerialization of a small model, and its exact frontier if that is found at once."""
     with phases.taking("costs"):
-        problem = builder.build_rematerializing() if builder.n_configs <= FEW_CONFIGS else None
+        problem = _rematerializing(builder, model) if builder.n_configs <= FEW_CONFIGS else None
     if problem is None:
         return None, None
     with phases.taking("search"):
@@ -297,20 +297,20 @@ def find_unsplit(frontier: ModelFrontier) -> ModelFrontier:
     return _of_answer(frontier.model, frontier.hardware, task, lambda: of_one_strategy(task, configs, "unsplit"))
 
 
-def plain_problem(builder: ProblemBuilder, model: Model) -> StrategyProblem:
-    """Return the problem of a model without rematerialization.
+def _rematerializing(builder: ProblemBuilder, model: Model) -> StrategyProblem | None:
+    """Return the problem of a model with rematerialization; None where that can't save any memory."""
+    problem = builder.build_rematerializing()
+    return None if problem is None else _problem_of(builder, model, problem)
 
-    That of one micro-batch has the configs alone that its operators can have at the full batch, too.
 
-    Raises:
-        InputError: as :meth:`ProblemBuilder.build`.
-    """
-    n, problem = model.graph.n_micro_batches, builder.build()
+def _problem_of(builder: ProblemBuilder, model: Model, built: StrategyProblem) -> StrategyProblem:
+    """Return a built problem with the configs alone that operators can have both in a micro-batch and at the full batch."""
+    n = model.graph.n_micro_batches
     if n == 1:
-        return problem
+        return built
     operators = model.graph.full_batch.step_operators
     rules = {op.name: rule_in_micro_batches(op, n, builder.mesh.n_devices) for op in operators}
-    return problem.allowing(lambda op, config: not why_invalid(rules[op.name], config))
+    return built.allowing(lambda op, config: not why_invalid(rules[op.name], config))
 
 
 def _of_baseline(model: Model, hardware: Hardware, task: BaselineTask, algorithm: str) -> ModelFrontier:

@@ -27,7 +27,7 @@ from .array_layout import (
 from .columns import LASTING, N_BYTES, WORKSPACES
 from .compilation import compiled, entry, sources_digest
 from .instruct import write_instructions
-from .records import write_records
+from .step_records import write_records
 
 N_WORKSPACES = len(WORKSPACES)
 

@@ -9,45 +9,49 @@ from __future__ import annotations
 
 # An outline: what it counts,
 N_OPERATORS, N_TENSORS, N_OPERANDS, N_DENSE, N_BY_ROWS, N_SOURCES = range(6)
-FIRST_OPERATOR, FIRST_LOOKUP, LOSS_BYTES, WAITS = range(6, 10)
+FIRST_OPERATOR, FIRST_LOOKUP, LOSS_BYTES, WAITS, N_MICRO_BATCHES, N_OTHERS, FIRST_RUN = range(6, 13)
 """The operands count the loss, which is the last. Then the sites of the first operator and of the first lookup, the bytes
-of an element of the loss, and whether updates wait for a sum over all gradients."""
+of an element of the loss, and whether updates wait for a sum over all gradients; how many micro-batches are written, and how
+many others there are; the first operator that each micro-batch runs: all before it run once a step. Of a batch as a whole,
+which is one micro-batch, it is 0."""
 # and its arrays.
-OF_OPERATOR, OPERANDS, OF_OPERAND, TENSOR = range(10, 14)
+OF_OPERATOR, OPERANDS, OF_OPERAND, TENSOR = range(13, 17)
 """Flags of operators, and where the operands of each begin; flags of operands, and the tensor of each."""
-OUTPUTS, PRODUCER, VIEWED, IS_RESIDUAL = range(14, 18)
+OUTPUTS, PRODUCER, VIEWED, IS_RESIDUAL = range(17, 21)
 """Where an operator's results begin, which are tensors in order; by tensor its operator, the operand that it views or -1,
 and whether its gradient reads it."""
-DENSE, VARIABLE, LOOKUPS, LOOKED_UP, CHANGES = range(18, 23)
+DENSE, VARIABLE, LOOKUPS, LOOKED_UP, CHANGES = range(21, 26)
 """The variables with dense gradients; the variable that an operator writes to; of each variable that is updated by rows
 where its lookups begin, what these found, and the variable itself if all of it changes, else -1."""
-IS_OVERLAPPABLE, SOURCES = range(23, 25)
+IS_OVERLAPPABLE, SOURCES = range(26, 28)
 """Whether only updates wait for a tensor's gradient; the results of sources."""
 
 # An arena: what it counts,
 N_RECORDS, N_VALUES, N_GRADIENTS, N_BUCKETED, N_OPENED = range(5)
 N_READS, N_WRITES, N_OVER, N_INSTRUCTIONS, N_RUN, N_DELAYED, DUE = range(5, 12)
-N_BUFFERS, EPOCH, N_COPIES, N_HELD, N_WAITING, HAS_REMATERIALIZED, N_BUCKETS = range(12, 19)
-"""``DUE`` says when the delayed instructions are due, ``EPOCH`` how often they were run."""
+N_BUFFERS, EPOCH, N_COPIES, N_HELD, N_WAITING, HAS_REMATERIALIZED, INDEX, N_BUCKETS = range(12, 20)
+"""``DUE`` says when the delayed instructions are due, ``EPOCH`` how often they were run, ``INDEX`` the micro-batch."""
 # the arrays of records,
-RECORDS, VALUES, ROOT, AGAIN, ARRIVED, LAST_READ, WRITER, STACK = range(19, 27)
+RECORDS, VALUES, ROOT, AGAIN, ARRIVED, LAST_READ, WRITER, STACK = range(20, 28)
 """Six numbers a record; two a value; by site its memory's site, its value in the backward pass, the gradient that has
 arrived; by tensor the record that reads it last; by gradient the record that makes it; a stack."""
-BUCKETED, BUCKETS, UPDATED, NEXT_UPDATED = range(27, 31)
+BUCKETED, BUCKETS, UPDATED, NEXT_UPDATED, TOTAL, FOUND = range(28, 34)
 """Site, gradient and bucket of what waits in buckets; of each bucket the number of gradients, their bytes, and when it was
-opened; by record the first variable that is updated behind it; by variable the next one there."""
+opened; by record the first variable that is updated behind it; by variable the next one there; by operand the sum of its
+gradients over micro-batches; by lookup and micro-batch the gradient of what it found."""
 # and those of memory.
-READS, WRITES_OF, OVER, ENDS, RUN, DELAYED = range(31, 37)
+READS, WRITES_OF, OVER, ENDS, RUN, DELAYED = range(34, 40)
 """What instructions read and write; what they may write over, and the bytes that they read of it; where their parts end,
 with scratch bytes and whether they call Python; those that run; those that are delayed."""
-COPIES, BYTES, IS_PYTHON_S, PENDING, LAST, WORKSPACE = range(37, 43)
+COPIES, BYTES, IS_PYTHON_S, PENDING, LAST, WORKSPACE = range(40, 46)
 """The path of each copy, the copy, and the next one of its source; of buffers the bytes, whether they are Python's, the
 epoch in which what writes them is delayed, and the instruction that uses them last; workspaces of collectives."""
-HELD, WAITING, MADE, MADE_AGAIN, OF_GRADIENT, WINDOWS, INSIDE_OF = range(43, 50)
+HELD, WAITING, MADE, MADE_AGAIN, OF_GRADIENT, WINDOWS, INSIDE_OF = range(46, 53)
 """Buffers: those that the last parameters' gradients read, held until other gradients are made; those that updates at the
 end read; that of each site, of the rematerialized value there, of each gradient and window; what operators save inside."""
-SIZES, IS_WRITTEN, IS_GONE, COPIES_OF = range(50, 54)
+SIZES, IS_WRITTEN, IS_GONE, COPIES_OF, OTHERS = range(53, 58)
 """What counting knows of buffers: their bytes with those that they were written over, whether they are written, or gone.
-Then the first copy of each source, by its place or, behind all sites, by its buffer."""
-N_ARENA = 54
+Then the first copy of each source, by its place or, behind all sites, by its buffer; and by lookup the first buffer that
+stands for what it found in micro-batches that aren't written."""
+N_ARENA = 58
 ENDS_COLUMNS = 5

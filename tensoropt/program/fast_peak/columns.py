@@ -33,9 +33,11 @@ EXCHANGES, SPLITS_INNER, OPERATOR_SCRATCH, INSIDE, REMATERIALIZED = range(6, 11)
 """whether it exchanges windows, and communicates inside; its workspace; the bytes that it saves inside, or -1."""
 
 # Flags of operators
-SOURCE, WRITES, OVERWRITES, IS_PRODUCT, PASSES = 1, 2, 4, 8, 16
-"""It is a source; writes to a variable; may write over an operand; is a product; passes gradients on to its operands."""
+SOURCE, WRITES, OVERWRITES, IS_PRODUCT, PASSES, IS_TAKEN = 1, 2, 4, 8, 16, 32
+"""It is a source; writes to a variable; may write over an operand; is a product; passes gradients on to its operands; is a
+batch of which each micro-batch takes its part."""
 # Flags of operands
-FIRST_USE, RESIDUAL, WANTED, PASSED_ON, OF_VARIABLES, IS_FIRST = 1, 2, 4, 8, 16, 32
+FIRST_USE, RESIDUAL, WANTED, PASSED_ON, OF_VARIABLES, IS_FIRST, ACCUMULATES, ONLY_ONCE = 1, 2, 4, 8, 16, 32, 64, 128
 """It is its tensor's first use; the gradient reads it; it has a gradient, perhaps that of the result; only updates wait for
-it; it is at the operator's first position."""
+it; it is at the operator's first position; it is resharded once, and its gradients are summed over micro-batches; only the
+first micro-batch has a gradient of it."""

@@ -22,18 +22,23 @@ from .array_layout import (
     EPOCH,
     FIRST_LOOKUP,
     FIRST_OPERATOR,
+    FOUND,
     HAS_REMATERIALIZED,
     HELD,
+    INDEX,
     INSIDE_OF,
     IS_OVERLAPPABLE,
-    LOOKED_UP,
+    IS_PYTHON_S,
     LOOKUPS,
     LOSS_BYTES,
     MADE,
     MADE_AGAIN,
+    N_BUFFERS,
     N_BY_ROWS,
     N_HELD,
+    N_MICRO_BATCHES,
     N_OPERATORS,
+    N_OTHERS,
     N_READS,
     N_RECORDS,
     N_TENSORS,
@@ -43,6 +48,7 @@ from .array_layout import (
     OF_OPERAND,
     OF_OPERATOR,
     OPERANDS,
+    OTHERS,
     OUTPUTS,
     READS,
     RECORDS,
@@ -69,7 +75,6 @@ from .columns import (
     OVERWRITES,
     PASSED_ON,
     SPLITS_INNER,
-    WANTED,
 )
 from .compilation import compiled
 from .running import N_WORKSPACES, add, catch_up, copy_of, may_overwrite, move, move_back, new_buffer, read, write
@@ -78,12 +83,15 @@ from .written import (
     COMPUTE,
     COMPUTE_AGAIN,
     GRADIENT,
+    MICRO_BATCH,
     RESHARD,
     RESHARD_AGAIN,
     RETURN,
     SUM,
+    TAKE,
     WIDTH,
     WRITE,
+    is_wanted,
 )
 
 
@@ -221,7 +229,7 @@ def _compute_gradients(o: Any, t: Any, r: Any, m: Any, record: int, overlaps: in
     n_bytes = _size(o, t, r, m, record, 0)
     for operand in range(o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]):
         flags = o[o[OF_OPERAND] + operand]
-        if flags & WANTED:
+        if is_wanted(o, operand, m[INDEX]):
             if flags & PASSED_ON and t[r[2 * o[N_TENSORS] + operand], OPERAND_BYTES] == n_bytes:
                 m[m[OF_GRADIENT] + made] = _known(o, m, record, 0)
             else:
@@ -255,16 +263,44 @@ def _update(o: Any, m: Any, gradient: int, overlaps: int) -> None:
 
 
 @compiled
+def _begin_micro_batch(o: Any, m: Any, index: int, overlaps: int) -> None:
+    """Let a micro-batch wait for the sums of the one before; the last one also for what others, not written, found."""
+    m[INDEX] = index
+    if index < 0:
+        return
+    catch_up(m)
+    if o[N_OTHERS] == 0 or index != o[N_MICRO_BATCHES] - 2:
+        return
+    for i in range(o[o[LOOKUPS] + o[N_BY_ROWS]]):
+        gradient = m[m[FOUND] + o[N_MICRO_BATCHES] * i + index - 1]
+        if gradient >= 0:
+            m[m[OTHERS] + i] = m[N_BUFFERS]
+            like = m[m[OF_GRADIENT] + gradient]
+            for _ in range(o[N_OTHERS]):
+                write(m, new_buffer(o, m, m[m[BYTES] + like], m[m[IS_PYTHON_S] + like]))
+            add(m, 0, 0, 0, overlaps)
+
+
+@compiled
+def _send_rows(o: Any, t: Any, r: Any, m: Any, lookup: int, overlaps: int) -> None:
+    """Add the way of the gradients of what a lookup found to every device, in all micro-batches; updates wait for them."""
+    for index in range(o[N_MICRO_BATCHES]):
+        gradient = m[m[FOUND] + o[N_MICRO_BATCHES] * lookup + index]
+        if gradient >= 0:
+            n_others = o[N_OTHERS] if index == o[N_MICRO_BATCHES] - 3 else 0
+            for k in range(n_others + 1):
+                source = m[m[OTHERS] + lookup] + k - 1 if k else m[m[OF_GRADIENT] + gradient]
+                m[m[WAITING] + m[N_WAITING]] = move_back(o, t, m, r[o[FIRST_LOOKUP] + lookup], source, 1, overlaps)
+                m[N_WAITING] += 1
+
+
+@compiled
 def _update_rows(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> None:
     """Add the updates of variables by rows, which come after all others."""
     for variable in range(o[N_BY_ROWS]):
         begin = m[N_WAITING]
-        for i in range(o[o[LOOKUPS] + variable], o[o[LOOKUPS] + variable + 1]):
-            gradient = m[m[ARRIVED] + o[o[LOOKED_UP] + i]]
-            if gradient >= 0:
-                sent = move_back(o, t, m, r[o[FIRST_LOOKUP] + i], m[m[OF_GRADIENT] + gradient], 1, overlaps)
-                m[m[WAITING] + m[N_WAITING]] = sent
-                m[N_WAITING] += 1
+        for lookup in range(o[o[LOOKUPS] + variable], o[o[LOOKUPS] + variable + 1]):
+            _send_rows(o, t, r, m, lookup, overlaps)
         for i in range(begin, m[N_WAITING]):
             read(m, m[m[WAITING] + i])
         changed = o[o[CHANGES] + variable]
@@ -291,7 +327,7 @@ def _run(o: Any, t: Any, r: Any, m: Any, number: int, overlaps: int) -> None:
     elif kind == BEGIN:
         read(m, _of_value(m, a))
         add(m, 0, 0, 0, overlaps)
-        m[gradients + b] = new_buffer(o, m, o[LOSS_BYTES], 0)
+        m[gradients + b] = m[gradients + c] if c >= 0 else new_buffer(o, m, o[LOSS_BYTES], 0)
     elif kind == RESHARD_AGAIN:
         m[m[MADE_AGAIN] + a] = move(o, t, m, r[a], _of_value(m, b), m[gradients + c], overlaps)
     elif kind == COMPUTE_AGAIN:
@@ -300,6 +336,12 @@ def _run(o: Any, t: Any, r: Any, m: Any, number: int, overlaps: int) -> None:
         _compute_gradients(o, t, r, m, record, overlaps)
     elif kind == SUM:
         m[gradients + c] = _sum(o, m, m[gradients + a], m[gradients + b], overlaps)
+    elif kind == MICRO_BATCH:
+        _begin_micro_batch(o, m, a, overlaps)
+    elif kind == TAKE:
+        m[made + a] = new_buffer(o, m, t[r[a], N_BYTES], 0)
+        write(m, m[made + a])
+        add(m, 0, 0, 0, overlaps)
     elif kind == RETURN:
         tensor = o[o[TENSOR] + a - first] if a >= first else a - o[N_TENSORS]
         m[gradients + c] = move_back(o, t, m, r[a], m[gradients + b], o[o[IS_OVERLAPPABLE] + tensor], overlaps)

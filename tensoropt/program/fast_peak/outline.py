@@ -1,4 +1,8 @@
-"""Number the sites of a graph's step, and write what is the same under all strategies as arrays for the kernels."""
+"""Number the sites of a graph's step, and write what is the same under all strategies as arrays for the kernels.
+
+Where a step takes its batch in micro-batches, its operators are those that run once and then those that each of these runs.
+Operators that run after all micro-batches have their memory, and are left out.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.graph import SOURCES, Graph, Operator, Tensor
+from ...ir.graph import PLACEHOLDER, SOURCES, Graph, Operator, Tensor
 from ...ir.views import viewed_operand
 from ..buffers import OVERWRITE, PASSED_ON, PRODUCTS
+from ..peak import MOST_MICRO_BATCHES
 from . import array_layout as layout
 from . import columns as c
 
@@ -50,16 +55,41 @@ class Outline:
 
 
 def can_outline(graph: Graph) -> bool:
-    """Return whether a graph's step has one backward pass on the batch as a whole."""
-    is_one = len(graph.backward_passes) == 1 and not graph.gradients
-    return is_one and graph.micro_batching is None and bool(graph.train_steps)
+    """Return whether a graph's step has one backward pass, from a loss of the batch or of each micro-batch."""
+    if len(graph.backward_passes) != 1 or graph.gradients or not graph.train_steps:
+        return False
+    if graph.micro_batching is None:
+        return True
+    (taken,), after = graph.backward_passes, graph.micro_batching.after
+    lookups = [graph.operators[each].result for name in taken.variables for each in graph.lookups.get(name, ())]
+    # What several operators share that all run after the micro-batches is copied then.
+    consumers: dict[str, list[bool]] = {taken.loss.name: [False]}
+    for op in graph.step_operators:
+        for _, tensor in op.operands:
+            consumers.setdefault(tensor.name, []).append(op.name in after)
+    is_copied_after = any(all(those) for those in consumers.values() if len(those) > 1)
+    return not is_copied_after and all(graph.n_runs(tensor.name) > 1 for tensor in (taken.loss, *lookups))
+
+
+def _operators(graph: Graph) -> tuple[list[Operator], list[Operator]]:
+    """Return the operators that a step runs once, and those that it runs with each micro-batch or the batch, in order."""
+    micro_batching, operators = graph.micro_batching, graph.step_operators
+    if micro_batching is None:
+        return [], list(operators)
+    once, each = list[Operator](), list[Operator]()
+    for op in operators:
+        if op.name not in micro_batching.after:
+            is_run = op.updates is None and graph.n_runs(op.result.name) > 1
+            (each if is_run and (op.type == PLACEHOLDER or op.type not in SOURCES) else once).append(op)
+    return once, each
 
 
 def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_operands: Collection[tuple[str, int]],
                residual_results: Collection[str]) -> Outline:
     """Return the outline of a graph's step; the sets are those of :class:`..sharding.strategy.StrategyView`."""
     (taken,) = graph.backward_passes
-    operators = tuple(graph.step_operators)
+    run_once, run_each = _operators(graph)
+    operators, first_run = (*run_once, *run_each), len(run_once)
     index = {op.name: i for i, op in enumerate(operators)}
     operands = tuple((i, position, tensor) for i, op in enumerate(operators) for position, tensor in op.operands)
     tensors = tuple(tensor for op in operators for tensor in op.outputs)
@@ -67,22 +97,33 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     dense = [graph.operators[name].result.name for name in taken.variables if name not in graph.lookups]
     by_rows = [name for name in taken.variables if name in graph.lookups]
     lookups = [tuple(graph.operators[each] for each in graph.lookups[name]) for name in by_rows]
-    starts = {*dense, *(op.result.name for of_variable in lookups for op in of_variable)}
-    reached = _reached(graph, starts)
+    found = {op.result.name for of_variable in lookups for op in of_variable}
+    micro_batching = graph.micro_batching
+    # Gradients go back to variables and, in micro-batches, to all that is computed once.
+    starts = {*found, *(dense if micro_batching is None else filter(graph.accumulates, graph.tensors))}
+    starts_once = set(dense)
+    reached, reached_once = _reached(graph, starts), _reached(graph, starts_once)
+    only_once = micro_batching.once if micro_batching is not None else frozenset()
     first_use: dict[str, int] = {}
     for entry, (_, _, tensor) in enumerate(operands):
         first_use.setdefault(tensor.name, entry)
     flags = [
         c.FIRST_USE * (first_use[tensor.name] == entry)
         | c.RESIDUAL * ((operators[i].name, position) in residual_operands)
-        | c.WANTED * ((operators[i].name, position) in gradients and tensor.name in reached)
+        | c.WANTED
+        * ((operators[i].name, position) in gradients and tensor.name in (reached if i >= first_run else reached_once))
         | c.PASSED_ON * (position in PASSED_ON.get(operators[i].type, ()))
         | c.OF_VARIABLES * (tensor.name in graph.made_of_variables)
         | c.IS_FIRST * (position == 0)
+        | c.ACCUMULATES * (i >= first_run and graph.accumulates(tensor.name))
+        | c.ONLY_ONCE * ((operators[i].name, position) in only_once)
         for entry, (i, position, tensor) in enumerate(operands)
     ]
     arrays = (
-        _ints(_flags(op, starts) for op in operators),
+        _ints(
+            _flags(op, starts if i >= first_run else starts_once, is_taken=i >= first_run > 0)
+            for i, op in enumerate(operators)
+        ),
         _ends(len(op.operands) for op in operators),
         _ints([*flags, c.FIRST_USE * (taken.loss.name not in first_use)]),
         _ints([*(number[tensor.name] for _, _, tensor in operands), number[taken.loss.name]]),
@@ -99,10 +140,12 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
         _ints(number[op.result.name] for op in operators if op.type in SOURCES),
     )
     first_operator = 2 * len(tensors) + len(operands) + 1
+    n = graph.n_micro_batches
     waits = any(update.sums for of_variable in graph.updates.values() for update in of_variable)
     counted = (
         len(operators), len(tensors), len(operands) + 1, len(dense), len(by_rows), len(arrays[-1]), first_operator,
-        first_operator + len(operators), taken.loss.item_bytes, int(waits),
+        first_operator + len(operators), taken.loss.item_bytes, int(waits), min(n, MOST_MICRO_BATCHES),
+        max(0, n - MOST_MICRO_BATCHES), first_run,
     )
     producers = tuple(i for i, op in enumerate(operators) for _ in op.outputs)
     ends = arrays[4].tolist()
@@ -134,10 +177,10 @@ def _joined(counted: Sequence[int], arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([counted, begins[:-1], *arrays]).astype(np.int64)
 
 
-def _flags(op: Operator, starts: Collection[str]) -> int:
-    """Return the flags of an operator; gradients end at the starts."""
+def _flags(op: Operator, starts: Collection[str], is_taken: bool) -> int:
+    """Return the flags of an operator; gradients end at the starts, and a batch may be taken by micro-batches."""
     if op.type in SOURCES:
-        return c.SOURCE
+        return c.SOURCE | c.IS_TAKEN * is_taken
     if op.updates is not None:
         return c.WRITES
     passes = not any(tensor.name in starts for tensor in op.outputs)
@@ -170,18 +213,21 @@ def _ends(counts: Any) -> np.ndarray:
 def arena_of(outline: Outline, n_buckets: int) -> np.ndarray:
     """Return an arena for the steps of a graph, with room for what they have at most."""
     n_operands, n_tensors, n_operators = len(outline.operands) + 1, len(outline.tensors), len(outline.operators)
+    n, n_others, n_lookups = *outline.numbers[[layout.N_MICRO_BATCHES, layout.N_OTHERS]].tolist(), len(outline.lookups)
+    n_passes = n + 1 if n > 1 else 1
     width = [len(op.operands) + len(op.outputs) + 4 for op in outline.operators]
-    records = 8 * (n_operands + n_tensors + n_operators) + 64
-    values, sites, buffers = 4 * sum(width) + 64, 2 * n_tensors + n_operands, 2 * records
-    entries = 4 * sum(each * each for each in width) + 4 * records
+    records = 8 * n_passes * (n_operands + n_tensors + n_operators) + 64
+    values, sites = 4 * n_passes * sum(width) + 64, 2 * n_tensors + n_operands
+    buffers = 2 * records + 2 * n_lookups * (n_others + n)
+    entries = 4 * n_passes * sum(each * each for each in width) + 4 * records + 2 * n_lookups * (n_others + n)
     sizes = (
         # of records
         6 * records, 2 * values, sites, sites, sites, n_tensors, records, 2 * entries, 3 * sites, 3 * max(1, n_buckets),
-        records, n_tensors,
+        records, n_tensors, n_operands, max(1, n * n_lookups),
         # and of memory
         entries, entries, 2 * entries, layout.ENDS_COLUMNS * (buffers + 1), buffers, buffers, 3 * records, buffers, buffers,
         buffers, buffers, 2 * len(c.WORKSPACES), entries, records, sites, sites, records, n_operators, n_operators,
-        buffers, buffers, buffers, sites + buffers,
+        buffers, buffers, buffers, sites + buffers, max(1, n_lookups),
     )
     begins = np.cumsum([layout.N_ARENA, *sizes])
     arena = np.empty(begins[-1], np.int64)

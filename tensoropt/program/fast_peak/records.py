@@ -1,4 +1,4 @@
-"""Write a step as records of numbers: what :mod:`..step`, :mod:`..backward` and :mod:`..residuals` do with objects.
+"""Write what is done at a site as records of numbers: what :mod:`..backward` and :mod:`..residuals` do with objects.
 
 A *value* is a number: twice its place, and one more if it was made again in the backward pass. A *gradient* is a number, in
 the order in which gradients are made. A record has six numbers: what is done, where, and what it reads and makes.
@@ -17,23 +17,15 @@ from .array_layout import (
     ARRIVED,
     BUCKETED,
     BUCKETS,
-    DENSE,
     FIRST_OPERATOR,
     IS_RESIDUAL,
-    LAST_READ,
     N_BUCKETED,
-    N_BUCKETS,
-    N_DENSE,
     N_GRADIENTS,
     N_OPENED,
-    N_OPERANDS,
-    N_OPERATORS,
     N_RECORDS,
     N_TENSORS,
     N_VALUES,
-    NEXT_UPDATED,
     OF_OPERAND,
-    OF_OPERATOR,
     OPERANDS,
     OUTPUTS,
     PRODUCER,
@@ -41,12 +33,12 @@ from .array_layout import (
     ROOT,
     STACK,
     TENSOR,
-    UPDATED,
-    VARIABLE,
+    TOTAL,
     VIEWED,
     WRITER,
 )
 from .columns import (
+    ACCUMULATES,
     BUCKET,
     COMMUNICATES,
     EXCHANGES,
@@ -57,29 +49,24 @@ from .columns import (
     HAS_STEPS,
     IS_FIRST,
     IS_FREE,
-    PASSES,
     READS_REGATHERED,
     REGATHERED,
     REMATERIALIZED,
     RESIDUAL,
-    SOURCE,
-    WANTED,
-    WRITES,
 )
 from .compilation import compiled
 from .written import (
-    BEGIN,
-    COMPUTE,
     COMPUTE_AGAIN,
     GRADIENT,
     RESHARD,
     RESHARD_AGAIN,
     RETURN,
+    SUM,
     WIDTH,
-    WRITE,
     add_value,
     append_record,
     arrive,
+    is_wanted,
     made_by,
     note_read,
     push,
@@ -87,7 +74,7 @@ from .written import (
 
 
 @compiled
-def _reshard(o: Any, t: Any, r: Any, m: Any, operand: int) -> None:
+def reshard(o: Any, t: Any, r: Any, m: Any, operand: int) -> None:
     """Write the resharding to an operand, by way of the shared copy if there is one."""
     n_tensors, root, tensor = o[N_TENSORS], m[ROOT], o[o[TENSOR] + operand]
     shared, site, source = n_tensors + tensor, 2 * n_tensors + operand, m[root + tensor]
@@ -102,25 +89,6 @@ def _reshard(o: Any, t: Any, r: Any, m: Any, operand: int) -> None:
     if t[r[site], HAS_STEPS]:
         m[root + site] = site
         append_record(m, RESHARD, site, 2 * source, 0, 0, 0)
-
-
-@compiled
-def _forward(o: Any, t: Any, r: Any, m: Any) -> None:
-    """Write the forward pass."""
-    root = m[ROOT]
-    for operator in range(o[N_OPERATORS]):
-        flags = o[o[OF_OPERATOR] + operator]
-        if not flags & SOURCE:
-            for operand in range(o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]):
-                _reshard(o, t, r, m, operand)
-            append_record(m, WRITE if flags & WRITES else COMPUTE, operator, 0, 0, 0, 0)
-        for tensor in range(o[o[OUTPUTS] + operator], o[o[OUTPUTS] + operator + 1]):
-            viewed = o[o[VIEWED] + tensor]
-            m[root + tensor] = tensor
-            if flags & WRITES:
-                m[root + tensor] = m[root + o[o[VARIABLE] + operator]]
-            elif viewed >= 0:
-                m[root + tensor] = m[root + 2 * o[N_TENSORS] + viewed]
 
 
 @compiled
@@ -175,6 +143,10 @@ def _ask(o: Any, t: Any, r: Any, m: Any, asked: int, after: int) -> None:
         site, stage = m[at], m[at + 1]
         if stage == 0 and m[again + site] >= 0:
             depth -= 1
+        elif site >= first and o[o[OF_OPERAND] + site - first] & ACCUMULATES:
+            # All micro-batches read it, so it isn't made again in each.
+            m[again + site] = 2 * m[m[ROOT] + site]
+            depth -= 1
         elif site >= first:
             if stage == 0:
                 m[at + 1] = 1
@@ -216,7 +188,7 @@ def _produced_at(o: Any, t: Any, r: Any, tensor: int) -> int:
 
 
 @compiled
-def _arrive_through(o: Any, t: Any, r: Any, m: Any, operand: int, gradient: int) -> None:
+def arrive_through(o: Any, t: Any, r: Any, m: Any, operand: int, gradient: int) -> None:
     """Let an operand's gradient arrive at its resharding or, if that is free, at the site after it."""
     site = 2 * o[N_TENSORS] + operand
     arrive(m, _produced_at(o, t, r, o[o[TENSOR] + operand]) if t[r[site], IS_FREE] else site, gradient)
@@ -254,11 +226,11 @@ def _return(o: Any, t: Any, r: Any, m: Any, site: int) -> None:
     m[bucket] += 1
     m[bucket + 1] += t[r[site], GRADIENT_BYTES]
     if m[bucket + 1] >= BUCKET_BYTES:
-        _send(o, t, r, m, key)
+        send(o, t, r, m, key)
 
 
 @compiled
-def _send(o: Any, t: Any, r: Any, m: Any, key: int) -> None:
+def send(o: Any, t: Any, r: Any, m: Any, key: int) -> None:
     """Write the sum over devices of all gradients in a bucket, in one task."""
     all_waiting, stack, kept, n_sent, first = m[BUCKETED], m[STACK], 0, 0, m[N_GRADIENTS]
     for i in range(m[N_BUCKETED]):
@@ -294,8 +266,11 @@ def _is_asked(o: Any, t: Any, r: Any, operator: int, operand: int) -> int:
 
 
 @compiled
-def _through(o: Any, t: Any, r: Any, m: Any, operator: int) -> None:
-    """Write the gradient of an operator, if one of its results has a gradient that leads on."""
+def through(o: Any, t: Any, r: Any, m: Any, operator: int, index: int) -> None:
+    """Write the gradient of an operator, if one of its results has a gradient that leads on.
+
+    Gradients of operands that are resharded once are added to those of the micro-batches before.
+    """
     arrived, again, first = m[ARRIVED], m[AGAIN], 2 * o[N_TENSORS]
     first_operand, end_operand = o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]
     first_tensor, end_tensor = o[o[OUTPUTS] + operator], o[o[OUTPUTS] + operator + 1]
@@ -307,7 +282,7 @@ def _through(o: Any, t: Any, r: Any, m: Any, operator: int) -> None:
     if after < 0:
         return
     for operand in range(first_operand, end_operand):
-        n_wanted += (o[o[OF_OPERAND] + operand] & WANTED) != 0
+        n_wanted += is_wanted(o, operand, index)
         if _is_asked(o, t, r, operator, operand):
             _ask(o, t, r, m, first + operand, after)
     for tensor in range(first_tensor, end_tensor):
@@ -335,62 +310,29 @@ def _through(o: Any, t: Any, r: Any, m: Any, operator: int) -> None:
     made = m[N_GRADIENTS]
     for _ in range(n_wanted):
         made_by(m, number)
+    end_made = made + n_wanted
+    for operand in range(end_operand - 1, first_operand - 1, -1):
+        if is_wanted(o, operand, index):
+            end_made -= 1
+            if o[o[OF_OPERAND] + operand] & ACCUMULATES:
+                total = m[TOTAL] + operand
+                if m[total] >= 0:
+                    number = append_record(m, SUM, m[total], end_made, m[N_GRADIENTS], 0, 0)
+                    m[total] = made_by(m, number)
+                else:
+                    m[total] = end_made
     for operand in range(first_operand, end_operand):
-        if o[o[OF_OPERAND] + operand] & WANTED:
-            _arrive_through(o, t, r, m, operand, made)
+        if is_wanted(o, operand, index):
+            if not o[o[OF_OPERAND] + operand] & ACCUMULATES:
+                arrive_through(o, t, r, m, operand, made)
             made += 1
 
 
 @compiled
-def _return_through(o: Any, t: Any, r: Any, m: Any, operand: int) -> None:
+def return_through(o: Any, t: Any, r: Any, m: Any, operand: int) -> None:
     """Write the way back from an operand and, where it is the first to use it, from the shared copy."""
     n_tensors = o[N_TENSORS]
     shared = n_tensors + o[o[TENSOR] + operand]
     _return(o, t, r, m, 2 * n_tensors + operand)
     if o[o[OF_OPERAND] + operand] & FIRST_USE and t[r[shared], EXISTS]:
         _return(o, t, r, m, shared)
-
-
-@compiled
-def _back(o: Any, t: Any, r: Any, m: Any) -> None:
-    """Write the backward pass from the loss, which is the last operand."""
-    loss = o[N_OPERANDS] - 1
-    _reshard(o, t, r, m, loss)
-    number = append_record(m, BEGIN, 2 * m[m[ROOT] + 2 * o[N_TENSORS] + loss], m[N_GRADIENTS], 0, 0, 0)
-    _arrive_through(o, t, r, m, loss, made_by(m, number))
-    _return_through(o, t, r, m, loss)
-    for operator in range(o[N_OPERATORS] - 1, -1, -1):
-        if o[o[OF_OPERATOR] + operator] & PASSES:
-            _through(o, t, r, m, operator)
-        for operand in range(o[o[OPERANDS] + operator + 1] - 1, o[o[OPERANDS] + operator] - 1, -1):
-            _return_through(o, t, r, m, operand)
-    buckets = m[BUCKETS]
-    while m[N_BUCKETED]:
-        earliest = -1
-        for key in range(m[N_BUCKETS]):
-            if m[buckets + 3 * key] and (earliest < 0 or m[buckets + 3 * key + 2] < m[buckets + 3 * earliest + 2]):
-                earliest = key
-        _send(o, t, r, m, earliest)
-
-
-@compiled
-def write_records(o: Any, t: Any, r: Any, m: Any) -> None:
-    """Write a step: its records, and the record behind which each variable is updated."""
-    for i in range(o[FIRST_OPERATOR]):
-        m[m[AGAIN] + i] = -1
-        m[m[ARRIVED] + i] = -1
-    for i in range(o[N_TENSORS]):
-        m[m[LAST_READ] + i] = -1
-    for i in range(3 * m[N_BUCKETS]):
-        m[m[BUCKETS] + i] = 0
-    _forward(o, t, r, m)
-    _back(o, t, r, m)
-    for i in range(m[N_RECORDS]):
-        m[m[UPDATED] + i] = -1
-    for i in range(o[N_DENSE] - 1, -1, -1):
-        tensor = o[o[DENSE] + i]
-        gradient = m[m[ARRIVED] + tensor]
-        if gradient >= 0:
-            behind = max(m[m[LAST_READ] + tensor], m[m[WRITER] + gradient])
-            m[m[NEXT_UPDATED] + i] = m[m[UPDATED] + behind]
-            m[m[UPDATED] + behind] = i

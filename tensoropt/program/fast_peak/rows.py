@@ -325,9 +325,10 @@ class _Maker:
         return number
 
     def _lasting(self, op: Operator, n_bytes: int) -> int:
-        """Return the bytes that are alive throughout with a source: a variable's slots."""
+        """Return the bytes that are alive throughout with a source: slots, and what other micro-batches have of it."""
         updates = self.view.graph.updates.get(op.name, ())
-        return sum(update.slots * (op.result.mem_bytes if update.is_global else n_bytes) for update in updates)
+        others = (self.view.graph.n_runs(op.result.name) - 1) * n_bytes
+        return others + sum(update.slots * (op.result.mem_bytes if update.is_global else n_bytes) for update in updates)
 
     def of_shared(self, tensor: Tensor) -> int:
         """Add the row of a tensor's shared copy."""

@@ -14,24 +14,28 @@ from .array_layout import (
     N_RECORDS,
     N_TENSORS,
     N_VALUES,
+    OF_OPERAND,
     RECORDS,
     STACK,
     VALUES,
     WRITER,
 )
+from .columns import ONLY_ONCE, WANTED
 from .compilation import compiled
 
-RESHARD, COMPUTE, WRITE, BEGIN, RESHARD_AGAIN, COMPUTE_AGAIN, GRADIENT, SUM, RETURN = range(9)
+RESHARD, COMPUTE, WRITE, BEGIN, RESHARD_AGAIN, COMPUTE_AGAIN, GRADIENT, SUM, RETURN, TAKE, MICRO_BATCH = range(11)
 """The kinds of records, each with what follows:
 
     RESHARD         site, value
     COMPUTE, WRITE  operator
-    BEGIN           value of the loss, gradient made
+    BEGIN           value of the loss, gradient made, that of the first micro-batch
     RESHARD_AGAIN   site, value, gradient that it waits for
     COMPUTE_AGAIN   operator, first of its values
     GRADIENT        operator, first of its values, number of gradients, number of values, first gradient made
     SUM             gradient, gradient, gradient made
     RETURN          site, gradient, gradient made
+    TAKE            tensor of a batch
+    MICRO_BATCH     index of the one that begins; -1 where what is done once goes on
 
 The values of a gradient are (tensor, gradient) of each gradient that it takes, then (site, value) of each value.
 """
@@ -78,6 +82,13 @@ def push(m: Any, depth: int, site: int) -> int:
     at = m[STACK] + 2 * depth
     m[at], m[at + 1] = site, 0
     return depth + 1
+
+
+@compiled
+def is_wanted(o: Any, operand: int, index: int) -> int:
+    """Return whether a micro-batch has a gradient of an operand; an index of -1 is that of what is done once."""
+    flags = o[o[OF_OPERAND] + operand]
+    return (flags & WANTED) != 0 and (index <= 0 or not flags & ONLY_ONCE)
 
 
 @compiled
