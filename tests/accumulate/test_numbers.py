@@ -65,8 +65,10 @@ def test_random_strategies_give_one_device_numbers(name: str, n: int, seed: int)
 @pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize(("n", "seed"), first(1, [(2, 12), (4, 14), (2, 15), (4, 17), (8, 13)]))
 @pytest.mark.parametrize("name", ["mlp", "attention", "windows"])
-def test_copies_are_regathered_in_each_micro_batch(name: str, n: int, seed: int) -> None:
-    assert check(name, n, MESHES[seed % len(MESHES)], seed, share_regathered=0.5).strategy.regathered
+def test_each_micro_batch_regathers_copies_and_rematerializes_operators(name: str, n: int, seed: int) -> None:
+    shares = {"share_regathered": 0.5, "share_rematerialized": 0.7}
+    strategy = check(name, n, MESHES[seed % len(MESHES)], seed, **shares).strategy
+    assert strategy.regathered and strategy.rematerialized
 
 
 @pytest.mark.parametrize("name", first(1, ["mlp", "attention"]))

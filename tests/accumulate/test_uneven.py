@@ -34,7 +34,7 @@ def recorded(n_samples: int) -> Recorded:
     """A Keras model, of whose batch every rank loads its share."""
     model = network()
     model.compile(**how())
-    return record_keras(lambda: model, "uneven", "sgd", n_samples)
+    return record_keras(lambda: model, "uneven", None, n_samples)
 
 
 def trained(of: Recorded, plan: Plan, n_samples: int) -> tuple[list[float], dict[str, np.ndarray]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import accumulate.models as in_micro_batches
 import composite.models
 import numpy as np
 import pytest
@@ -41,6 +42,22 @@ def test_random_strategies_have_the_peak_of_their_program(
             assert peaks.is_quick
             for _ in range(2):  # with new rows, and with known ones
                 assert peaks.quick_bytes(view) == peak_of(view, costing, peaks.path_finder).n_bytes, (seed, hardware.name)
+
+
+@pytest.mark.parametrize("name", in_micro_batches.FUNCTIONS)
+def test_random_strategies_in_micro_batches_have_the_peak_of_their_program(name: str, everything: bool) -> None:
+    for n in (2, 4, 8) if everything else (2, 8):
+        model = in_micro_batches.sliced(name, "adam", n)
+        for number, hardware in enumerate(HARDWARE[:2]):
+            mesh = hardware.mesh(hardware.n_devices)
+            counter = Peaks(model.model, costing_of(model.model, hardware, mesh), random_router(n))
+            assert counter.is_quick
+            for seed in range(16 if everything else 2):
+                regathered, rematerialized = SHARES[(seed + 2 * number + n // 8) % len(SHARES)]
+                shares = {"share_regathered": regathered, "share_rematerialized": rematerialized}
+                view = in_micro_batches.random_view(name, "adam", n, mesh, seed, **shares)[1]
+                peak = peak_of(view, counter.costing, counter.path_finder)
+                assert counter.quick_bytes(view) == peak.n_bytes, (n, hardware.name, seed)
 
 
 def equal_layers(api: Any = tf.compat.v1) -> zoo.Built:
