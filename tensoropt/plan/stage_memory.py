@@ -252,6 +252,8 @@ def _ahead_bytes(model: Model) -> int:
 def saved_bytes(frontier: ModelFrontier, points: np.ndarray) -> np.ndarray:
     """Return the bytes that a micro-batch saves for its backward pass, at most: all that isn't held for the whole step.
 
+    What is rematerialized is there for one micro-batch at a time, so others don't have it.
+
     Args:
         points: the numbers of points, int64[K].
     """
@@ -261,7 +263,8 @@ def saved_bytes(frontier: ModelFrontier, points: np.ndarray) -> np.ndarray:
         return costing.mem_bytes(op, rule_of(op), config, interface)
 
     once = _summed(frontier, points, lambda op: graph.n_runs(_result(op)) == 1, held)
-    return np.maximum(0, frontier.costs.mem_bytes[points] - once - _copies_made_once(frontier, points))
+    again = frontier.built.missing_bytes(frontier.found.strategies[points])
+    return np.maximum(0, frontier.costs.mem_bytes[points] - again - once - _copies_made_once(frontier, points))
 
 
 def _copies_made_once(frontier: ModelFrontier, points: np.ndarray) -> np.ndarray:
