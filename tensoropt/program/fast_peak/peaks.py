@@ -31,7 +31,7 @@ class Peaks:
 
     @cached_property
     def is_quick(self) -> bool:
-        """Return whether the kernels can count: compiled, and a step with one backward pass on the batch as a whole."""
+        """Return whether the kernels can count: compiled, and a step with one backward pass; see :func:`.can_outline`."""
         return IS_COMPILED and can_outline(self.model.graph)
 
     @cached_property
