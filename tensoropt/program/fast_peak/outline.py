@@ -213,7 +213,8 @@ def _ends(counts: Any) -> np.ndarray:
 def arena_of(outline: Outline, n_buckets: int) -> np.ndarray:
     """Return an arena for the steps of a graph, with room for what they have at most."""
     n_operands, n_tensors, n_operators = len(outline.operands) + 1, len(outline.tensors), len(outline.operators)
-    n, n_others, n_lookups = *outline.numbers[[layout.N_MICRO_BATCHES, layout.N_OTHERS]].tolist(), len(outline.lookups)
+    n, n_others = outline.numbers[[layout.N_MICRO_BATCHES, layout.N_OTHERS]].tolist()
+    n_lookups = len(outline.lookups)
     n_passes = n + 1 if n > 1 else 1
     width = [len(op.operands) + len(op.outputs) + 4 for op in outline.operators]
     records = 8 * n_passes * (n_operands + n_tensors + n_operators) + 64
