@@ -139,6 +139,11 @@ def is_reading(frame: FrameType | None) -> bool:
     return False
 
 
+def is_in_dataset() -> bool:
+    """Return whether a function of a dataset is being traced."""
+    return any(_DATASETS in each.f_code.co_filename for each in _outwards(sys._getframe()))
+
+
 def called_back_line(frame: FrameType | None) -> str:
     """Return the line that a thread is at in the user's code, if TensorFlow or Keras has called that; else "".
 

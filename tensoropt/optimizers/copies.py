@@ -71,6 +71,21 @@ def inner_of(optimizer: KerasBase) -> KerasBase:
     return optimizer.inner_optimizer if type(optimizer) is keras.optimizers.LossScaleOptimizer else optimizer
 
 
+def named_variables(optimizer: KerasBase) -> dict[str, Any]:
+    """Return an optimizer's variables by names that are the same for optimizers that are alike.
+
+    They lack the optimizer's own name, and names that Keras numbers throughout a program.
+    """
+    inner, found = inner_of(optimizer), {}
+    of_inner = {id(each) for each in inner.variables} if inner is not optimizer else set()
+    held = {id(value): key.strip("_") for key, value in reversed(vars(inner).items())}
+    for k, variable in enumerate(optimizer.variables):
+        name = variable.path.partition("/")[2] or held.get(id(variable), variable.path.strip("_"))
+        name = ("inner/" if id(variable) in of_inner else "") + name
+        found[f"{name}_{k}" if name in found else name] = variable
+    return found
+
+
 def fresh_copy(optimizer: KerasBase, kinds: dict[Any, Any] | None = None) -> KerasBase:
     """Return an optimizer of the same class and configuration, without variables yet.
 

@@ -26,7 +26,7 @@ from ..reschedule.layout import Layout
 from ..sharding.local_shapes import shard_slices
 from ..sharding.update_resharding import gather_resharding, split_resharding
 from .by_rows import AdagradByRows
-from .copies import KerasBase, OnRank, OptimizerVariable, ShardVariable, build_variables, fresh_copy
+from .copies import KerasBase, OnRank, OptimizerVariable, ShardVariable, build_variables, fresh_copy, named_variables
 from .global_norms import Completing
 from .keras_optimizer import KerasOptimizer
 from .lamb import LambOnShards
@@ -101,28 +101,17 @@ class RunningKeras:
     def state(self) -> tuple[StateEntry, ...]:
         """Return the optimizer's variables, in a fixed order."""
         shards, mesh = self._shards, self._layouts[0].mesh
-        entries: dict[str, StateEntry] = {}
-        for k, (variable, index) in enumerate((each.variable, each.parameter) for each in self._on[0].made):
-            key = f"{shards.step}/{self._name(variable)}"
-            key = f"{key}_{k}" if key in entries else key
+        entries = []
+        for k, (name, each) in enumerate(zip(named_variables(self._on[0].copy), self._on[0].made, strict=True)):
+            variable, index = each.variable, each.parameter
             of, shape = None, tuple(variable.shape)
             layout = Layout.replicated(mesh, len(shape))
             if index is not None:
                 of, shape, layout = shards.names[index], shards.tensors[index].shape, self._layouts[index]
+            key = f"{shards.step}/{name}"
             per_rank = tuple(on.made[k].variable.value for on in self._on)
-            entries[key] = StateEntry(key, shape, variable.dtype, layout, per_rank, shards.ranks, of, shards.step)
-        return tuple(entries.values())
-
-    def _name(self, variable: Any) -> str:
-        """Return a variable's name, without what differs between optimizers that are alike.
-
-        That is the optimizer's own name, and names that Keras numbers throughout a program.
-        """
-        on = self._on[0]
-        is_inner = on.inner is not on.copy and any(each is variable for each in on.inner.variables)
-        _, _, name = variable.path.partition("/")
-        held = (key for key, value in vars(on.inner).items() if value is variable)
-        return ("inner/" if is_inner else "") + (name or next(held, variable.path).strip("_"))
+            entries.append(StateEntry(key, shape, variable.dtype, layout, per_rank, shards.ranks, of, shards.step))
+        return tuple(entries)
 
     @property
     def averages(self) -> tuple[tuple[str, str], ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,14 +17,10 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 
 from ..common.errors import InputError, cut
 from ..common.source_lines import called_at, code_location, running_line, users_line_of
-from ..runtime.ranks import current_processes
 from .batch_shares import matched, planned_weight
 from .objective import has_own_step, that_takes_labels
 from .runs import check_fits
 from .signature import PARTS, Signature, Structure, check_dense, labels_for, left_open_by, part_of, symbolic
-from .watched import own_values
-
-logger = logging.getLogger("tensoropt")
 
 
 def completed(expected: Signature, seen: Structure, model: keras.Model, loss: Any, batch_size: int) -> Signature:
@@ -115,7 +110,6 @@ class Deferred:
         line: the line of the user's code that called ``parallelize``.
         checkpoint: a checkpoint to load once the model is captured; None without.
         is_capturing: whether the capture is under way.
-        batch_line: the line of the user's code that brought the first batch.
     """
 
     model: keras.Model
@@ -126,7 +120,6 @@ class Deferred:
     line: str
     checkpoint: str | None = None
     is_capturing: bool = False
-    batch_line: str = ""
     _before: dict[int, bytes] = field(default_factory=dict)
 
     def load(self, checkpoint: str) -> None:
@@ -134,26 +127,15 @@ class Deferred:
         self.checkpoint = checkpoint
         self._before = self._contents()
 
-    def tell_of_assigned(self) -> None:
-        """Warn of weights that were assigned after a checkpoint was given, whose values come in their place."""
+    def assigned(self) -> list[tuple[keras.Variable, np.ndarray]]:
+        """Return the variables that were assigned to after a checkpoint was given, with their values."""
         now = self._contents()
-        changed = [each.path for each in self.model.variables if now[id(each)] != self._before.get(id(each), now[id(each)])]
-        if changed and current_processes().rank == 0:
-            logger.warning(
-                "'%s' of model '%s' was assigned to after trainer.load('%s'), which is done with the first batch (%s): the "
-                "checkpoint's values are taken; assign by trainer.set_weights, after the first batch or with data= of "
-                "parallelize (%s)",
-                changed[0],
-                self.model.name,
-                self.checkpoint,
-                self.batch_line,
-                self.line,
-            )
+        changed = [each for each in self.model.variables if now[id(each)] != self._before.get(id(each), now[id(each)])]
+        return [(each, each.numpy()) for each in changed]
 
     def _contents(self) -> dict[int, bytes]:
-        with own_values():
-            values = ((id(each), np.ascontiguousarray(each.numpy())) for each in self.model.variables)
-            return {key: hashlib.blake2b(value.tobytes(), digest_size=16).digest() for key, value in values}
+        values = ((id(each), np.ascontiguousarray(each.numpy())) for each in self.model.variables)
+        return {key: hashlib.blake2b(value.tobytes(), digest_size=16).digest() for key, value in values}
 
     def capture(self, seen: Structure) -> None:
         """Capture the model for batches like one that was seen.
@@ -165,7 +147,7 @@ class Deferred:
             InputError: the model can't be called on such batches, they don't have what is waited for, or no plan fits.
         """
         signature = completed(self.expected, seen, self.model, self.loss, self.batch_size)
-        self.is_capturing, self.batch_line = True, running_line()
+        self.is_capturing = True
         try:
             with called_at(self.line):
                 self.start(signature)
@@ -196,8 +178,7 @@ class Deferred:
         self.check_readable()
         if not is_built(self.model):
             raise self.refusal()
-        with own_values():
-            return self.model.get_weights()
+        return self.model.get_weights()
 
     def check_readable(self) -> None:
         """Check that the model's own values are those that training will begin with.

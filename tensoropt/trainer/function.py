@@ -15,6 +15,7 @@ from ..common.errors import InputError, short
 from ..common.files import path_text
 from ..common.gradient_types import carries_gradient
 from ..frontend.tracing.capture import concrete, own_name
+from ..frontend.tracing.flatten import handle_of
 from ..plan.frontier import PlanFrontier
 from ..plan.plan import Plan
 from ..plan.staged_plan import StagedPlan
@@ -61,7 +62,7 @@ class CapturedFunction:
                 f"capture takes input_signature=, a list of a tf.TensorSpec for each argument, got {short(input_signature)}"
             )
         graph = concrete(function, input_signature).graph
-        by_handle = {id(variable.handle): variable for variable in graph.variables}
+        by_handle = {id(handle_of(variable)): variable for variable in graph.variables}
         used = [by_handle[id(outer)] for outer, _ in graph.captures if id(outer) in by_handle]
         return cls(function, tuple(input_signature), tuple(used))
 
@@ -94,7 +95,7 @@ class FunctionTrainer:
     """A captured function that trains on all ranks under a plan. Every rank makes the same calls.
 
     Attributes:
-        captured: the function; its variables change only by :meth:`export`.
+        captured: the function; its variables are those that are trained.
         optimizer: the learning rate and the number of updates as they are on the ranks.
     """
 
@@ -105,6 +106,7 @@ class FunctionTrainer:
         """Make the trainer ready to run. :func:`tensoropt.parallelize` calls it."""
         self._ranks = TrainerRanks(execution.processes)
         self._ranks.start(execution, runs)
+        self._ranks.hold_optimizers(optimizers)
         self._same = SameData(execution.processes, "trainer.step", SAME_BATCHES)
         self.optimizer = RunningRate(self._ranks)
 
@@ -139,7 +141,7 @@ class FunctionTrainer:
         if len(leaves) != len(inputs):
             raise InputError(f"step takes {len(inputs)} tensors, as input_signature says, got {len(leaves)}")
         self._same.check(lambda: zip((tensor.name for tensor in inputs), leaves, strict=True))
-        return float(self._ranks.runs.planned(leaves, is_share=False))
+        return float(self._ranks.step(self._ranks.runs.planned, leaves))
 
     def save(self, filepath: str | os.PathLike[str], *, max_to_keep: int | None = None) -> None:
         """Save a checkpoint with all that a later run needs to continue. Each rank writes its shards.
@@ -166,9 +168,5 @@ class FunctionTrainer:
         self._ranks.restore(path_text(filepath, "load"))
 
     def export(self) -> None:
-        """Assign the trained values to the function's own variables, on every rank."""
-        captured = self._ranks.runs.planned.captured
-        found = [(captured.variable(variable), variable) for variable in self.captured.variables]
-        variables = {op.name: variable for op, variable in found if op is not None}
-        for key, value in self._ranks.values(variables):
-            variables[key].assign(value)
+        """Bring the variables' own memory up to date, on every rank; each rank alone may read them then."""
+        self._ranks.export()

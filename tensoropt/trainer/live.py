@@ -1,261 +1,231 @@
-"""Decide which value a read of a parallelized model's variable returns, and what an assignment to it changes.
+"""Make the user's variables and the shards on the ranks one: what is read is the trained value, what is assigned trains on.
 
-A parallelized model has two values for each variable: the trained value, in shards on the ranks, and the model's own value,
-as it was before training.
+A variable of the user's has copies: its own buffer, and the shards of each trainer whose programs use it. One copy is the
+newest; the others follow when they are needed.
 
-| access through | a read returns | an assignment |
-|---|---|---|
-| the trainer: ``trainer(x)``, ``trainer.weights``, ``trainer.layers[0]`` | the trained value, gathered | reaches the ranks |
-| the user's model, while ``fit``, ``evaluate`` or ``predict`` runs | an error, once the two differ | is refused |
-| the user's model at other times | its own value; rank 0 warns once they differ | changes its own value; rank 0 warns |
-| the trainer's own work: captures, files, exports | its own value | changes its own value |
+| event | what happens |
+|---|---|
+| a trainer's step changes the variable | the trainer's shards are the newest copy; other trainers' are outdated |
+| the user's code accesses the variable | its buffer is brought up to date, which gathers shards; a snapshot is kept |
+| a trainer is about to run | a buffer that isn't its snapshot's any more is the newest copy; shards are renewed |
 
-Each variable of the model is watched (:mod:`.watched`): it asks the model's trainers at each access. They choose the row of
-the table by the scope in which the access happens. Of an assignment while the two are the same, rank 0 warns at the
-trainer's next step, since it doesn't matter before.
-Gathering a trained value takes the same call on every rank, unless rank 0 leads
-(:meth:`.trainer_ranks.TrainerRanks.lead`).
+All ranks do the same, except while rank 0 leads (:meth:`.trainer_ranks.TrainerRanks.lead`): there rank 0 alone reads, and
+what it assigns is sent to all. Reading a variable of which each rank has all takes no other rank.
+
+A variable is accessed by its handle, whoever does it: Keras, TensorFlow's Python or C++, raw operators, checkpoints. So the
+class of a live variable has a property in the place of this attribute. A ``tf.function`` holds handles from when it was
+traced; what it captured counts as accessed at each call. A snapshot shares the buffer's memory, so that whatever writes to
+the variable must make another buffer. In a step nothing is done for variables that nobody accesses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from types import MethodType
-from typing import Any
+from contextvars import ContextVar
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
-import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 from ..common.errors import InputError
-from ..common.source_lines import running_line
-from .trainer_ranks import TrainerRanks
-from .watched import OWN, TRAINED, VariableWatch, WatchedVariable, Words, class_with, scope, watch_all
+from ..common.source_lines import is_in_dataset, running_line
+from ..optimizers.copies import named_variables
+
+if TYPE_CHECKING:
+    from .trainer_ranks import TrainerRanks
+
+_is_ours: ContextVar[bool] = ContextVar("tensoropt_is_ours", default=False)
 
 
-class LiveValues(VariableWatch):
-    """The values of one trainer's model as they are on the ranks.
+@contextmanager
+def own_values() -> Iterator[None]:
+    """Within this context variables are accessed as they are, without another rank."""
+    token = _is_ours.set(True)
+    try:
+        yield
+    finally:
+        _is_ours.reset(token)
+
+
+class Live:
+    """One variable, with the copies of its value.
 
     Attributes:
-        model: the user's model.
-        other_watches: the watches over the user's optimizer and metrics.
+        variable: the user's variable; None for a slot of an optimizer that the user's optimizer doesn't hold.
+        newest: the trainer whose shards are the newest copy; None if that is the variable's own buffer.
+        holders: the trainers that have shards, each with the variable's key there.
+        count: how many variables have been live.
     """
 
-    def __init__(
-        self, model: keras.Model, ranks: TrainerRanks, key_of: Callable[[Any], str | None], words: Words | None = None
-    ) -> None:
-        words = words or Words(
-            f"model '{model.name}'",
-            "there take self.model, as a callback has it, or the trainer in place of the model",
-            "call trainer.export_to(model) on all ranks ahead of it, or ask the trainer: trainer.get_weights(), trainer(x), "
-            "trainer.predict(x)",
-            "trainer.set_weights(model.get_weights()) trains on with the model's values",
-        )
-        super().__init__(words, ranks.rank)
-        self.model, self._ranks = model, ranks
-        self.other_watches: tuple[VariableWatch, ...] = ()
-        self._views: dict[int, Any] = {}
-        keys = {id(variable): key_of(variable._value) for variable in model.variables}
-        self._keys = {of: key for of, key in keys.items() if key is not None}
-        watch_all([variable for variable in model.variables if id(variable) in self._keys], self)
+    count = 0
 
-    def trained(self) -> Any:
-        """Return a context in which reads of the model's variables give trained values and assignments reach the ranks."""
-        return scope(self, TRAINED)
+    def __init__(self, variable: tf.Variable | None) -> None:
+        Live.count += 1
+        self.variable = variable
+        self.newest: TrainerRanks | None = None
+        self.holders: WeakKeyDictionary[TrainerRanks, str] = WeakKeyDictionary()
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Refuse, within this context, reads that would give untrained values: a loop runs and calls the user's code."""
-        watches = (self, *self.other_watches)
-        before = [watch.is_running for watch in watches]
-        self._forget_traces()
-        for watch in watches:
-            watch.is_running = True
-        try:
-            yield
-        finally:
-            for watch, was_running in zip(watches, before, strict=True):
-                watch.is_running = was_running
-            self._forget_traces()
+    @classmethod
+    def of(cls, variable: tf.Variable) -> Live:
+        """Return what is known of one of the user's variables, which is live from now on."""
+        if not isinstance(variable, _LiveVariable):
+            _hook_calls()
+            vars(variable)["_live"] = cls(variable)
+            variable.__class__ = _class_of(type(variable))
+            _by_handle[id(vars(variable)["_handle"])] = vars(variable)["_live"]
+        live: Live = vars(variable)["_live"]
+        return live
 
-    def before_step(self) -> None:
-        """Warn of what was assigned beside the trainer, and prepare for values that will differ."""
-        super().before_step()
-        for watch in self.other_watches:
-            watch.before_step()
-        if not self.any_differs:
-            self._forget_traces()
+    def own(self) -> tf.Tensor:
+        """Return the value in the variable's own buffer, whose memory the tensor shares."""
+        assert self.variable is not None
+        return tf.raw_ops.ReadVariableOp(resource=vars(self.variable)["_handle"], dtype=self.variable.dtype)
 
-    def settle(self) -> None:
-        super().settle()
-        self._forget_traces()
+    def value(self) -> np.ndarray | None:
+        """Return the newest value; None if there is none any more. All ranks do so together."""
+        if self.newest is not None:
+            return self.newest.value(self.holders[self.newest])
+        return None if self.variable is None else self.own().numpy()
 
-    def _forget_traces(self) -> None:
-        """Have the model trace its functions again: one that is traced doesn't read the variables where it can be told."""
-        self.model.train_function = self.model.test_function = self.model.predict_function = None
-
-    # Answers to variables
-
-    def differs(self, variable: Any) -> bool:
-        """Return whether the trained value of a variable may be another than its own."""
-        return self._keys[id(variable)] in self._ranks.changed
+    def access(self) -> None:
+        """Bring the variable's own buffer up to date, since the user's code is about to use it."""
+        if self in _accessed:
+            return
+        if self.newest is not None:
+            ranks, key = self.newest, self.holders[self.newest]
+            value = tf.convert_to_tensor(ranks.value(key), self.variable.dtype)  # type: ignore[union-attr]
+            tf.raw_ops.AssignVariableOp(resource=vars(self.variable)["_handle"], value=value)
+            if not ranks.leads:  # else the other ranks' buffers are as they were
+                self.newest = None
+                ranks.changed.discard(key)
+        _accessed[self] = self.own()
 
     @property
-    def any_differs(self) -> bool:
-        return not self._ranks.changed.isdisjoint(self._keys.values())
+    def changes(self) -> bool:
+        """Whether a trainer's steps change the variable."""
+        return any(key in ranks.trained for ranks, key in self.holders.items())
 
-    def read(self, variable: Any) -> np.ndarray | None:
-        """Return the trained value of a variable; None if the access is to the variable's own value."""
-        if self.mode == TRAINED:
-            _check_eager(variable)
-            key = self._keys[id(variable)]
-            return dict(self._ranks.values([key]))[key]
-        return super().read(variable)
-
-    def assign(self, variable: Any, value: Any) -> bool:
-        """Assign a value on the ranks if the trained scope is open; return whether it was."""
-        if self.mode != TRAINED:
-            return super().assign(variable, value)
-        _check_eager(variable)
-        full = np.asarray(tf.cast(value, variable._value.dtype))
-        self._ranks.assign_same(lambda: {self._keys[id(variable)]: full})
-        return True
-
-    # Access through the trainer
-
-    def through(self, found: Any) -> Any:
-        """Wrap an attribute of the model so that reads and assignments through it reach the values on the ranks.
-
-        Variables and layers are wrapped, also inside of tuples, lists and dicts. Anything else is returned as it is.
-        """
-        if self.mode == OWN:
-            return found
-        if isinstance(found, keras.Variable):
-            return self._view(found)
-        if isinstance(found, MethodType) and found.__self__ is self.model:
-            return _in_scope(self, found)
-        if isinstance(found, keras.Layer) and not isinstance(found, LayerView):
-            return LayerView(self, found)
-        if isinstance(found, tuple) and not hasattr(found, "_fields"):
-            return tuple(map(self.through, found))
-        if isinstance(found, list):
-            return list(map(self.through, found))
-        if isinstance(found, dict):
-            return {key: self.through(value) for key, value in found.items()}
-        return found
-
-    def _view(self, variable: Any) -> Any:
-        if isinstance(variable, _View) or not isinstance(variable, WatchedVariable):
-            return variable
-        if id(variable) not in self._views:
-            view: Any = object.__new__(class_with(_View, variable))
-            attributes = {name: value for name, value in vars(variable).items() if name != "_value"}
-            vars(view).update(attributes, _of=variable, _live=self)
-            self._views[id(variable)] = view
-        return self._views[id(variable)]
+    def changes_in(self, ranks: TrainerRanks) -> None:
+        """Note that a trainer's shards become the newest copy."""
+        self.newest = ranks
+        for other, key in self.holders.items():
+            if other is not ranks:
+                other.changed.discard(key)
+                other.outdated[key] = False
 
 
-def _check_eager(variable: keras.Variable) -> None:
-    if not tf.executing_eagerly():
-        raise InputError(
-            f"the trained value of '{variable.path}' can't be taken inside of a tf.function ({running_line()}), as "
-            "predict of a layer has one: it would be a constant there; call the layer as it is, or call "
-            "trainer.export_to(model), and take the model"
-        )
+_accessed: WeakKeyDictionary[Live, tf.Tensor] = WeakKeyDictionary()
+_by_handle: WeakValueDictionary[int, Live] = WeakValueDictionary()
 
 
-# Variables
+def settle(leader: TrainerRanks | None) -> None:
+    """Find which variables the user's code has assigned to since it accessed them; their shards are outdated.
+
+    Args:
+        leader: the trainer whose rank 0 leads, so that what is assigned is sent to all ranks at once; None if none does.
+    """
+    if not _accessed:
+        return
+    written = [live for live, before in _accessed.items() if not _is_same(live.own(), before)]
+    _accessed.clear()
+    for live in written:
+        if leader is not None and live.holders:
+            ranks = leader if leader in live.holders else next(iter(live.holders))
+            ranks.assign(live.holders[ranks], live.own().numpy())
+            continue
+        live.newest = None
+        for ranks, key in live.holders.items():
+            ranks.changed.discard(key)
+            ranks.outdated[key] = True
 
 
-class _View:
-    """A mixin for a variable reached through the trainer, which reads and assigns the value on the ranks."""
+def _is_same(value: tf.Tensor, other: tf.Tensor) -> bool:
+    one, two = value._numpy(), other._numpy()  # without a copy
+    if not isinstance(one, np.ndarray) or one.dtype == object:
+        return np.array_equal(one, two, equal_nan=one.dtype != object)
+    return one.ctypes.data == two.ctypes.data or one.tobytes() == two.tobytes()
 
-    _of: Any
-    _live: LiveValues
+
+# Access
+
+
+class _LiveVariable:
+    """A mixin for the class of a live variable."""
 
     @property
-    def value(self) -> Any:
-        with self._live.trained():
-            return self._of.value
+    def _handle(self) -> tf.Tensor:
+        if not _is_ours.get():
+            if tf.executing_eagerly():
+                vars(self)["_live"].access()
+            elif vars(self)["_live"].changes and is_in_dataset():
+                raise InputError(
+                    f"a dataset reads '{vars(self)['_name']}' ({running_line()}), which a trainer changes on the ranks: its "
+                    "functions run outside of Python, and would read old values; do it in the training step, or give the "
+                    "dataset a copy of the model"
+                )
+        return vars(self)["_handle"]
 
-    def _direct_assign(self, value: Any) -> None:
-        with self._live.trained():
-            self._of._direct_assign(value)
-
-    @property
-    def handle(self) -> Any:
-        raise InputError(
-            f"'{self._of.path}' is sharded over the ranks, and is no variable by which a gradient can be taken or that a "
-            f"graph can hold ({running_line()}); call trainer.export_to(model), and take the model's variable"
-        )
-
-    @property
-    def trainable(self) -> bool:
-        return bool(self._of.trainable)
-
-    @trainable.setter
-    def trainable(self, value: bool) -> None:
-        raise _captured(f"trainable of '{self._of.path}'")
+    @_handle.setter
+    def _handle(self, value: tf.Tensor) -> None:
+        vars(self)["_handle"] = value
 
 
-def _captured(what: str) -> InputError:
-    return InputError(
-        f"{what} can't be set by way of the trainer ({running_line()}): what runs was captured by parallelize; call "
-        "trainer.export_to(model), set it on the model, and parallelize the model again"
-    )
+@cache
+def _class_of(kind: Any) -> Any:
+    return type(kind)(kind.__name__, (_LiveVariable, kind), {"__module__": kind.__module__})
 
 
-# Layers
+@cache
+def _hook_calls() -> None:
+    """Have each call of a ``tf.function`` count as an access to the live variables that it captured."""
+    call = ConcreteFunction._call_flat
+
+    @wraps(call)
+    def _call_flat(self: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
+        if tf.executing_eagerly() and not _is_ours.get():
+            for live in _captured_by(self, captured_inputs):
+                live.access()
+        return call(self, tensor_inputs, captured_inputs)
+
+    ConcreteFunction._call_flat = _call_flat
 
 
-class LayerView:
-    """A layer reached through the trainer: it has all attributes of the layer, with its variables' trained values."""
-
-    def __init__(self, live: LiveValues, layer: keras.Layer) -> None:
-        vars(self).update(_live=live, _layer=layer)
-
-    @property
-    def __class__(self) -> type:
-        return type(vars(self)["_layer"])
-
-    @__class__.setter
-    def __class__(self, kind: type) -> None:
-        raise _captured(f"the class of layer '{self.name}'")
-
-    def __getattr__(self, name: str) -> Any:
-        live, layer = vars(self)["_live"], vars(self)["_layer"]
-        with live.trained():
-            found = getattr(layer, name)
-        if isinstance(found, MethodType) and found.__self__ is layer:
-            return _in_scope(live, found)
-        return live.through(found)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise _captured(f"{name} of layer '{self.name}'")
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        with vars(self)["_live"].trained():
-            return vars(self)["_layer"](*arguments, **named)
-
-    def __eq__(self, other: object) -> bool:
-        return vars(self)["_layer"] is (vars(other)["_layer"] if type(other) is LayerView else other)
-
-    def __hash__(self) -> int:
-        return hash(vars(self)["_layer"])
-
-    def __repr__(self) -> str:
-        return repr(vars(self)["_layer"])
-
-    def __dir__(self) -> list[str]:
-        return dir(vars(self)["_layer"])
+def _captured_by(function: Any, captured_inputs: Any) -> tuple[Live, ...]:
+    known = vars(function).get("_tensoropt_live")
+    if known is None or known[0] != Live.count:
+        found = (_by_handle.get(id(each)) for each in captured_inputs)
+        known = Live.count, tuple(live for live in found if live is not None)
+        vars(function)["_tensoropt_live"] = known
+    return known[1]
 
 
-def _in_scope(live: LiveValues, function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def called(*arguments: Any, **named: Any) -> Any:
-        with live.trained():
-            return live.through(function(*arguments, **named))
+# Optimizers
 
-    return called
+_states: WeakKeyDictionary[Any, dict[frozenset[Live], dict[str, Live]]] = WeakKeyDictionary()
+
+
+def hold_optimizer(ranks: TrainerRanks, step: str, optimizer: Any, parameters: Iterable[tf.Variable]) -> None:
+    """Have a trainer's ranks hold an optimizer's state, which other trainers share that update the same parameters by it.
+
+    The first trainer begins with the values that the optimizer has.
+    """
+    states, own = _states.setdefault(optimizer, {}), named_variables(optimizer)
+    of = frozenset(map(Live.of, parameters))
+    is_another = bool(states) and of not in states  # of other parameters: it begins anew
+    known = states.setdefault(of, {})
+    for entry in ranks.optimizers[step].state():
+        name = entry.key.removeprefix(f"{step}/")
+        is_shared = name in known
+        if not is_shared:
+            known[name] = Live.of(own[name]._value) if name in own else Live(None)
+            if is_another:
+                known[name].holders.clear()
+        ranks.hold(entry.key, known[name])
+        if is_another and not is_shared:
+            ranks.changing({entry.key})
+        elif is_shared or name in own:
+            ranks.outdated[entry.key] = False

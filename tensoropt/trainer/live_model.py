@@ -1,4 +1,4 @@
-"""A Keras model with the variables and layers of the user's model, whose values are those on the ranks."""
+"""A Keras model with the variables, layers and attributes of the user's model, and what can't be done by way of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ..common.source_lines import running_line
 from ..runtime.ranks import current_processes
 from .callbacks import DECISIONS
 from .deferred import Deferred
-from .live import LiveValues
 from .objective import KerasObjective
 
 logger = logging.getLogger("tensoropt")
@@ -41,42 +40,36 @@ _SET_BY_LOOPS = frozenset({"history", "train_function", "test_function", "predic
 
 
 class LiveModel(KerasObjective):
-    """A Keras model whose variables and layers show the values on the ranks.
+    """A Keras model with the variables and layers of the user's model.
 
     Attributes:
-        live: the values on the ranks; None before :meth:`go_live`.
+        is_live: whether the model is captured.
         deferred: the capture that waits for the first batch; None otherwise.
     """
 
-    live: LiveValues | None = None
+    is_live = False
     deferred: Deferred | None = None
     _trained_before: Sequence[int] = ()
     _told: tuple[str, ...] = ()
 
-    def go_live(self, live: LiveValues, optimizer: keras.optimizers.Optimizer) -> None:
-        """Read variables from the ranks from now on, and refuse changes to what was captured."""
+    def go_live(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Refuse changes to what was captured from now on."""
         self._optimizer = optimizer
         self._trained_before = tuple(id(variable) for variable in self.trained)
-        self.live = live
+        self.is_live = True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the user's model, with the trained values once it is live."""
-        if self.live is None:
-            self._check_readable()
-            return super().call(*args, **kwargs)
-        with self.live.trained():
-            return self.inner(*args, **kwargs)
-
-    def _through(self, found: Any) -> Any:
+        """Call the user's model."""
         self._check_readable()
-        return found if self.live is None else self.live.through(found)
+        return super().call(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the user's model that Keras's models don't have, as callbacks take it of ``self.model``."""
         model = self.__dict__.get("inner")
         if model is None or name.startswith("_"):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        return self._through(getattr(model, name))
+        self._check_readable()
+        return getattr(model, name)
 
     def _check_readable(self) -> None:
         if self.deferred is not None:
@@ -84,36 +77,13 @@ class LiveModel(KerasObjective):
 
     @property
     def _is_parallelized(self) -> bool:
-        return self.live is not None or self.deferred is not None
+        return self.is_live or self.deferred is not None
 
     @property
     def layers(self) -> list[keras.Layer]:
-        """The layers of the user's model, with the trained values of their variables."""
-        return self._through(list(self.inner.layers))
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        return self._through(super().variables)
-
-    @property
-    def trainable_variables(self) -> list[keras.Variable]:
-        return self._through(super().trainable_variables)
-
-    @property
-    def non_trainable_variables(self) -> list[keras.Variable]:
-        return self._through(super().non_trainable_variables)
-
-    @property
-    def weights(self) -> list[keras.Variable]:
-        return self._through(super().weights)
-
-    @property
-    def trainable_weights(self) -> list[keras.Variable]:
-        return self._through(super().trainable_weights)
-
-    @property
-    def non_trainable_weights(self) -> list[keras.Variable]:
-        return self._through(super().non_trainable_weights)
+        """The layers of the user's model."""
+        self._check_readable()
+        return list(self.inner.layers)
 
     # What was captured can't change
 
@@ -128,7 +98,7 @@ class LiveModel(KerasObjective):
             raise _captured(self.inner.name, f"{name} of the trainer can't be set")
         if self._is_users(name):
             setattr(self.inner, name, value)
-            if self.live is not None and current_processes().rank == 0 and name not in self._told:
+            if self.is_live and current_processes().rank == 0 and name not in self._told:
                 self._told = (*self._told, name)
                 logger.warning(
                     "%s of model '%s' is set at %s, after its training step was captured, which goes on with the value from "
@@ -197,7 +167,7 @@ class LiveModel(KerasObjective):
             InputError: other variables are trainable now.
         """
         now = {id(variable) for variable in self.trained}
-        if self.live is None or now == set(self._trained_before):
+        if not self.is_live or now == set(self._trained_before):
             return
         for variable in self.inner.variables:
             is_trained, was_trained = id(variable) in now, id(variable) in self._trained_before

@@ -39,7 +39,6 @@ from .runs import Limit, Run, Runs
 from .signature import Signature, Structure, checked_batch_size, inputs_of, left_open_by, opened, signature_of
 from .step_function import StepFunction, StepObjective
 from .trainer import Trainer
-from .watched import own_values, tell_of_reads
 
 RUNNING_OPTIONS = tuple(option for option in OPTIONS if option != "profiling")
 
@@ -104,8 +103,7 @@ class _Start:
         def first_values(captured: Captured) -> _BroadcastValues:
             return _BroadcastValues(captured, context)
 
-        # The values are those of a model, optimizer and metrics that other trainers may have.
-        with own_values(), display.phase("start"):
+        with display.phase("start"):
             captured = capture(TRAIN, signature)
             with display.phase("gradients of the model"):
                 model = model_of(captured.graph, context)
@@ -228,15 +226,18 @@ def _scaling(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> keras
 
 @dataclass(frozen=True)
 class _BroadcastValues:
-    """The initial values of the user's variables, broadcast from rank 0, since each process has drawn its own."""
+    """The initial values of the user's variables, broadcast from rank 0, since each process may have drawn its own."""
 
     captured: Captured
     context: Context
 
     def __call__(self, name: str) -> np.ndarray:
         variable = self.captured.capture.variables[name]
-        value = variable.numpy() if self.context.processes.rank == 0 else None
-        return np.asarray(self.context.processes.broadcast(value))
+        own = variable.numpy()
+        value = np.asarray(self.context.processes.broadcast(own if self.context.processes.rank == 0 else None))
+        if self.context.processes.rank:
+            variable.assign(value)
+        return value
 
 
 # The arguments of keras.Model.compile and of find_strategy that parallelize doesn't take, and what to do instead.
@@ -331,7 +332,6 @@ def parallelized(
         if own and data is None and labels is None and not expected.waits_for:
             expected = replace(expected, waits_for=f"{own} of model '{model.name}' leaves open whether batches have labels")
         trainer = Trainer(model, compilation)
-        tell_of_reads(model.variables)
         start = _start_of(trainer, optimizer, options, inputs_of(model, batch_size)[0], bool(left_open_by(loss)))
         if expected.waits_for:
             trainer.defer(Deferred(model, loss, expected, batch_size, start, running_line()), start.optimizer)

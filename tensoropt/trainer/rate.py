@@ -10,8 +10,8 @@ import numpy as np
 
 from ..common.errors import InputError
 from ..common.source_lines import running_line
+from .programs import TRAIN
 from .trainer_ranks import TrainerRanks
-from .watched import class_with
 
 # The attributes that Keras's own loops and callbacks set.
 _SET = frozenset({"learning_rate", "built"})
@@ -20,7 +20,6 @@ _SET = frozenset({"learning_rate", "built"})
 class RunningRate(keras.optimizers.Optimizer):
     """A trainer's optimizer, with the learning rate, the number of updates and the averages of the ranks.
 
-    The user's own optimizer isn't updated while the model trains.
     """
 
     def __init__(self, ranks: TrainerRanks) -> None:
@@ -32,6 +31,7 @@ class RunningRate(keras.optimizers.Optimizer):
             self._trainable_variables = [_OnRanks(ranks, key) for key, _ in averages]
             self._model_variables_moving_average = [_OnRanks(ranks, key) for _, key in averages]
             self._distribution_strategy = _Strategy
+        self._source = ranks.runs.planned.captured.graph.train_steps[TRAIN].optimizer.source
         self._ranks: TrainerRanks = ranks
         self.built = True
 
@@ -50,11 +50,7 @@ class RunningRate(keras.optimizers.Optimizer):
         Assigning it sets it for the next steps. Every rank must assign the same, except in callbacks, which run on rank 0.
         """
         rate = self._ranks.optimizer.learning_rate
-        if not isinstance(rate, keras.Variable):
-            return rate
-        passing_on: Any = object.__new__(class_with(_Rate, rate))
-        vars(passing_on).update(vars(rate), _ranks=self._ranks)
-        return passing_on
+        return self._source.learning_rate if isinstance(rate, keras.Variable) else rate
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
@@ -96,12 +92,3 @@ class _Strategy:
         @staticmethod
         def update(variable: _OnRanks, change: Callable[..., None], args: tuple[Any, ...]) -> None:
             change(variable, *args)
-
-
-class _Rate:
-    """A mixin for the learning rate's variable that makes an assignment reach all ranks."""
-
-    _ranks: TrainerRanks
-
-    def _direct_assign(self, value: Any) -> None:
-        self._ranks.set_rate(float(value))

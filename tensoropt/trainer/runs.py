@@ -32,7 +32,6 @@ from ..sharding.model import Model
 from .batch import Batch
 from .programs import TRAIN, Captured
 from .signature import Signature
-from .watched import own_values
 
 logger = logging.getLogger("tensoropt")
 MOST_SHAPES = 8
@@ -68,6 +67,11 @@ class Run:
         """
         values = self.execution.engine.run(self._fetch, self._feeds(leaves, is_share))
         return tf.nest.pack_sequence_as(self.captured.program.results, [ranks[0] for ranks in values])
+
+    @cached_property
+    def updated(self) -> frozenset[str]:
+        """The names of the variables that the program assigns to."""
+        return frozenset(op.updates for op in self.captured.graph.operators.values() if op.updates is not None)
 
     @cached_property
     def _fetch(self) -> Fetch:
@@ -202,14 +206,13 @@ class Runs:
                 "program is made for each: pad to fewer lengths, as by padded_batch(..., padded_shapes=...), or by "
                 "bucket_by_sequence_length(..., pad_to_bucket_boundary=True)"
             )
-        with own_values():
-            captured, model = self._captured(kind, signature)
-            micro_batches = self._fitting(kind, signature, model)
-            if is_new:
-                self._say_once(signature)
-                shapes.add(signature.extents)
-            execution, first_values = self.planned.execution, self.first_values(captured)
-            return Run(captured, execute_beside(execution, model, first_values, micro_batches))
+        captured, model = self._captured(kind, signature)
+        micro_batches = self._fitting(kind, signature, model)
+        if is_new:
+            self._say_once(signature)
+            shapes.add(signature.extents)
+        execution, first_values = self.planned.execution, self.first_values(captured)
+        return Run(captured, execute_beside(execution, model, first_values, micro_batches))
 
     def _captured(self, kind: str, signature: Signature) -> tuple[Captured, Model]:
         try:

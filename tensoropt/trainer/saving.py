@@ -19,12 +19,10 @@ from ..common.errors import InputError, TensorOptError, cut, short
 from ..common.source_lines import running_line
 from ..lowering.variables import StateEntry
 from ..runtime.checkpoint import Objects, entry_name
-from .live import LiveValues
 from .objective import KerasObjective
 from .plain_optimizers import plain_optimizers, updated_by
 from .programs import inner
 from .trainer_ranks import TrainerRanks
-from .watched import own_values
 
 KERAS_SUFFIXES = (".keras", ".h5")
 # What Keras, h5py and zipfile raise for files that are damaged or of another model.
@@ -66,14 +64,12 @@ class Saving:
         optimizers: the user's optimizers, by the name of the training step that applies each first.
         ranks: all ranks, which hold the trained values.
         key_of: returns the key of one of the user's variables in the ranks' state; None if no program uses the variable.
-        live: decides whether the model's variables show the trained values or their own.
     """
 
     objective: KerasObjective
     optimizers: Mapping[str, keras.optimizers.Optimizer]
     ranks: TrainerRanks
     key_of: Callable[[Any], str | None]
-    live: LiveValues
 
     @property
     def model(self) -> keras.Model:
@@ -103,7 +99,6 @@ class Saving:
     def load(self, path: str) -> RunPosition:
         """Load a checkpoint, called like :meth:`save`; return the position at which it was saved."""
         content = self.ranks.restore(path)
-        self.live.settle()
         return RunPosition(**content.get("position", {}))
 
     # Keras's formats
@@ -145,34 +140,26 @@ class Saving:
                     self.ranks.assign(entry.key, inner(variable).numpy())
 
         self.ranks.lead(action)
-        self.live.settle()
 
     @contextmanager
     def as_trained(self) -> Iterator[tuple[keras.Model, Pairs]]:
-        """Give the user's model the trained values within this context, compiled with its optimizer, loss and metrics.
+        """Have the user's model compiled with its optimizer as trained, its loss and metrics within this context.
 
         Only rank 0 while it leads, or the only process of a run, may enter it.
 
         Yields:
-            The model, and pairs of a variable (of the model or of its optimizer) and the variable's entry on the ranks.
+            The model, and pairs of a variable of its optimizer and the variable's entry on the ranks.
         """
-        model = self.model
-        # What is loaded into a variable that no program uses stays there.
-        on_ranks = [each for each in map(inner, model.variables) if self.key_of(each) is not None]
-        attributes, values = dict(vars(model)), [variable.numpy() for variable in on_ranks]
-        with own_values():
-            try:
-                copies, pairs = self._plain_optimizers()
-                pairs = [*self._pairs(model), *pairs]
-                self._fill(pairs)
-                of = {id(optimizer): copies[step] for step, optimizer in self.optimizers.items()}
-                self.objective.compilation.with_copies(model, of)
-                yield model, pairs
-            finally:
-                vars(model).clear()
-                vars(model).update(attributes)
-                for variable, value in zip(on_ranks, values, strict=True):
-                    variable.assign(value)
+        model, attributes = self.model, dict(vars(self.model))
+        try:
+            copies, pairs = self._plain_optimizers()
+            self._fill(pairs)
+            of = {id(optimizer): copies[step] for step, optimizer in self.optimizers.items()}
+            self.objective.compilation.with_copies(model, of)
+            yield model, pairs
+        finally:
+            vars(model).clear()
+            vars(model).update(attributes)
 
     def _plain_optimizers(self, is_empty: bool = False) -> tuple[dict[str, keras.optimizers.Optimizer], Pairs]:
         def variables_of(step: str) -> list[keras.Variable]:
@@ -191,13 +178,13 @@ class Saving:
             InputError: the model's variables differ in number or shape.
         """
         _check_alike(self.model, model)
+        if model is self.model:
+            self.ranks.export()
+            return
         self._fill(self._pairs(model))
         for own, variable in zip(self.model.variables, model.variables, strict=True):
             if self.key_of(inner(own)) is None:
                 inner(variable).assign(self._own(own))
-        if model is self.model:
-            self.ranks.changed &= self.ranks.passing
-            self.live.settle()
 
     def values_of(self, variables: list[keras.Variable]) -> list[np.ndarray]:
         """Return the trained global values of variables of the user's model.
@@ -234,7 +221,6 @@ class Saving:
         self.ranks.assign_same(checked)
         for variable, array in others:
             inner(variable).assign(array)
-        self.live.settle()
 
     def _pairs(self, model: keras.Model) -> Pairs:
         """Return pairs of a model's variable and the state entry of the same variable of the user's model."""

@@ -20,13 +20,10 @@ from ..plan.staged_plan import StagedPlan
 from ..runtime.checkpoint import Objects, entry_name
 from ..runtime.other_programs import AnyExecution
 from .function import FunctionTrainer
-from .live import LiveValues
 from .plain_optimizers import plain_optimizers, updated_by
 from .programs import TRAIN, inner
 from .runs import Run, Runs
 from .signature import Signature
-from .unwatched_variables import UnwatchedVariables
-from .watched import Words, own_values
 
 
 @dataclass(eq=False)
@@ -63,8 +60,6 @@ class StepObjective:
 class StepFunction(FunctionTrainer):
     """A training step on all ranks: call it with the full batch, the same on every rank.
 
-    Variables beside those of the models, such as those of metrics, have the ranks' values after each call.
-
     Attributes:
         captured: the user's step.
         batch_size: the number of samples of a step, over all devices; the last batch of an epoch may be smaller.
@@ -74,8 +69,6 @@ class StepFunction(FunctionTrainer):
     captured: Any
     batch_size: int
     build: Callable[[Signature], None] = field(init=False)
-    _live: list[LiveValues] = field(default_factory=list)
-    _unwatched: UnwatchedVariables = field(init=False)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run one training step; return what the step returns, as arrays.
@@ -88,12 +81,7 @@ class StepFunction(FunctionTrainer):
         run = self._run(signature)
         leaves = list(map(_array, tf.nest.flatten(list(arguments))))
         self._same.check(lambda: zip((tensor.name for tensor in run.captured.given), leaves, strict=True))
-        for live in self._live:
-            live.before_step()
-        self._unwatched.push()
-        self._ranks.changed |= self._ranks._trained
-        results = run(leaves, is_share=False)
-        self._unwatched.pull()
+        results = self._ranks.step(run, leaves)
         return None if isinstance(results, tuple) and not results else results
 
     def start(self, execution: AnyExecution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
@@ -126,7 +114,6 @@ class StepFunction(FunctionTrainer):
         signature = self._signature(arguments)
         if not self._is_built:
             self.build(signature)
-            self._watch()
         return signature
 
     @property
@@ -156,19 +143,11 @@ class StepFunction(FunctionTrainer):
         """Load a checkpoint as :meth:`.FunctionTrainer.load` does, once the step is planned."""
         assert self.plan
         super().load(filepath)
-        self._unwatched.pull(all_of_them=True)
 
     def export(self) -> None:
-        """Assign the trained values to the user's own variables, on every rank."""
+        """Do as :meth:`.FunctionTrainer.export`, once the step is planned."""
         assert self.plan
-        variables = self._ranks.runs.planned.captured.capture.variables
-        known = {name: variable for name, variable in variables.items() if name in self._ranks.state}
-        with own_values():
-            for key, value in self._ranks.values(known):
-                known[key].assign(value)
-        self._ranks.changed.clear()
-        for live in self._live:
-            live.settle()
+        super().export()
 
     def _in_order(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the arguments of a call in the step's order.
@@ -206,20 +185,6 @@ class StepFunction(FunctionTrainer):
     def _run(self, signature: Signature) -> Run:
         runs: Runs = self._ranks.runs
         return runs.at((TRAIN, str(signature.inputs)), TRAIN, signature)
-
-    def _watch(self) -> None:
-        """Watch the models, and note the variables beside them."""
-        models = self.captured.models
-        self._unwatched = UnwatchedVariables(self._ranks, lambda: [each for model in models for each in model.variables])
-        by_variable = self._keys()
-        for model in models:
-            words = Words(
-                f"model '{model.name}'",
-                "take what the step returns",
-                "call train.export() on all ranks ahead of it",
-                "call train.export(), assign, and make another training_step",
-            )
-            self._live.append(LiveValues(model, self._ranks, lambda each: by_variable.get(id(each)), words))
 
 
 def _array(leaf: Any) -> np.ndarray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -32,7 +32,6 @@ from .callbacks import on_ranks
 from .deferred import Deferred
 from .fit_progress import FitProgress, Logs, PositionRecorder, as_python, skip_steps
 from .handing_out import is_determined
-from .live import LiveValues
 from .live_model import LiveModel
 from .objective import Compilation, OwnCompilation
 from .programs import inner
@@ -41,9 +40,6 @@ from .runs import Runs
 from .saving import RunPosition, Saving, is_keras_format
 from .signature import Signature
 from .trainer_ranks import TrainerRanks
-from .unwatched_variables import UnwatchedVariables
-from .watched import own_values
-from .watched_objects import WatchedMetrics, WatchedOptimizer
 
 
 class Trainer(LiveModel):
@@ -52,7 +48,7 @@ class Trainer(LiveModel):
     Every rank makes the same calls, except in callbacks, which run on rank 0 only.
 
     Attributes:
-        inner: the user's Keras model; its own variables change only by :meth:`export_to`.
+        inner: the user's Keras model, whose variables are those that are trained.
         ranks: the operations that all ranks run together.
     """
 
@@ -61,7 +57,6 @@ class Trainer(LiveModel):
         self.ranks = TrainerRanks(current_processes(), lambda: self._saving.objects)
         self._sharing = Sharing(self.ranks, self._expected)
         self._progress = FitProgress()
-        self._loop: ExitStack | None = None
 
     def defer(self, deferred: Deferred, optimizer: keras.optimizers.Optimizer) -> None:
         """Capture the model at its first batch. :func:`tensoropt.parallelize` calls it."""
@@ -92,37 +87,22 @@ class Trainer(LiveModel):
         """
         deferred, self.deferred = self.deferred, None
         self.ranks.start(execution, runs)
-        live = LiveValues(self.inner, self.ranks, self.ranks.key_of)
-        self._started_saving = Saving(self, optimizers, self.ranks, self.ranks.key_of, live)
+        self._started_saving = Saving(self, optimizers, self.ranks, self.ranks.key_of)
         counted = self._counted
         keys = [self.ranks.key_of(inner(each)) for each in counted]
         self.ranks.passing = frozenset(key for key in keys if key is not None)
-        watches = (WatchedOptimizer(optimizer, self.ranks, step) for step, optimizer in optimizers.items())
-        live.other_watches = (*watches, WatchedMetrics(counted, self.ranks, self.ranks.key_of))
-        self.go_live(live, RunningRate(self.ranks))
-        self._unwatched = UnwatchedVariables(self.ranks, lambda: [*self.inner.variables, *self._counted])
+        self.ranks.hold_optimizers(optimizers)
+        self.go_live(RunningRate(self.ranks))
         if deferred is not None and deferred.checkpoint is not None:
-            deferred.tell_of_assigned()
+            assigned = deferred.assigned()
             self._saving.load(deferred.checkpoint)
-            self._unwatched.pull(all_of_them=True)
-        if self._loop is not None:
-            self._loop.enter_context(live.running())
+            for variable, value in assigned:
+                variable.assign(value)
 
     @property
     def _counted(self) -> list[keras.Variable]:
         """The variables of the metrics."""
         return [variable for metric in self.metrics for variable in metric.variables]
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        """Run one of Keras's loops, which captures the model if that waits for the first batch."""
-        with ExitStack() as loop:
-            if self.deferred is None:
-                loop.enter_context(self._saving.live.running())
-            else:
-                self._loop = loop
-                loop.callback(setattr, self, "_loop", None)
-            yield
 
     @property
     def plan(self) -> Plan | StagedPlan:
@@ -167,23 +147,20 @@ class Trainer(LiveModel):
         position = PositionRecorder(self._progress, resumes or RunPosition())
         given["callbacks"] = [position, *(on_ranks(given.get("callbacks"), self) or ())]
         self._progress.opens = resumes or RunPosition()
-        with self._running():
-            return super().fit(**given)
+        return super().fit(**given)
 
     def evaluate(self, *arguments: Any, **named: Any) -> Any:
         """Evaluate like ``keras.Model.evaluate``, on all ranks."""
         given = self._arguments("evaluate", arguments, named)
         if not given.get("_use_cached_eval_dataset"):  # else they are those of fit
             given["callbacks"] = on_ranks(given.get("callbacks"), self)
-        with self._running():
-            return super().evaluate(**given)
+        return super().evaluate(**given)
 
     def predict(self, *arguments: Any, **named: Any) -> Any:
         """Return the results for all samples on all ranks, like ``keras.Model.predict``."""
         given = self._arguments("predict", arguments, named)
         given["callbacks"] = on_ranks(given.get("callbacks"), self)
-        with self._running():
-            return super().predict(**given)
+        return super().predict(**given)
 
     def save(
         self, filepath: str | os.PathLike[str], overwrite: bool = True, *, max_to_keep: int | None = None, **options: Any
@@ -224,7 +201,6 @@ class Trainer(LiveModel):
         self._progress.shares = None
         if self.deferred is None:
             self._progress.resumes = self._saving.load(path)
-            self._unwatched.pull(all_of_them=True)
         else:
             self._progress.resumes = RunPosition(**self.ranks.lead(lambda: read_metadata(path).content).get("position", {}))
             self.deferred.load(path)
@@ -323,9 +299,7 @@ class Trainer(LiveModel):
                 check(element)
             batch = self._batch(element)
             check_labels(batch, self.ranks.runs.signature, self.inner)
-            self._before_step()
             computed, logs = step(batch)
-            self._unwatched.pull()
             found = as_python(logs)
             self._progress.results = as_python(computed) if isinstance(computed, dict) else found
             return found
@@ -340,17 +314,11 @@ class Trainer(LiveModel):
 
         def function(elements: Sequence[Any]) -> Any:
             batches = list(map(self._batch, elements))
-            self._before_step()
             made = list(map(self.ranks.predict, batches))
-            self._unwatched.pull()
             return keras.tree.map_structure(lambda *values: tf.concat(values, 0), *made)
 
         self.predict_function = function
         return function
-
-    def _before_step(self) -> None:
-        self._saving.live.before_step()
-        self._unwatched.push()
 
     def _batch(self, element: Any) -> Batch:
         return element if isinstance(element, Batch) else self._sharing.full_batch(element)
@@ -373,17 +341,11 @@ class Trainer(LiveModel):
 
     def reset_metrics(self) -> None:
         """Reset the metrics' variables to their initial values, on the ranks too."""
-        with own_values():
-            super().reset_metrics()
+        super().reset_metrics()
         self._progress.results = None
-        for variable in self._counted if self.deferred is None else ():
-            key = self.ranks.key_of(inner(variable))
-            if key is not None:
-                self.ranks.assign(key, inner(variable).numpy())
 
     def get_metrics_result(self) -> Logs:
         """Return the metrics' results after the last step."""
         if tf.inside_function() or self._progress.results is None:
-            with own_values():
-                return super().get_metrics_result()
+            return super().get_metrics_result()
         return self._progress.results

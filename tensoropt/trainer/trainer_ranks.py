@@ -1,5 +1,8 @@
 """Run a trainer's operations on all ranks together.
 
+The shards are copies of the user's variables (:mod:`.live`): before an operation they take what the user has assigned, or
+what another trainer has trained.
+
 Normally every rank makes the same calls. Inside of :meth:`TrainerRanks.lead` only rank 0 runs the user's code, such as a
 callback that saves, predicts or changes the learning rate. Rank 0 announces each operation that needs all ranks to the
 others, which wait in :meth:`TrainerRanks.lead` and join in.
@@ -8,12 +11,14 @@ others, which wait in :meth:`TrainerRanks.lead` and join in.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property, wraps
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import tensorflow as tf
@@ -30,8 +35,9 @@ from ..runtime.pipeline.staged_optimizer import StagedOptimizer
 from ..runtime.ranks import Processes
 from ..sharding.local_shapes import shard_slices
 from .batch import Batch
+from .live import Live, hold_optimizer, own_values, settle
 from .programs import EVALUATE, PREDICT, TRAIN
-from .runs import Runs
+from .runs import Run, Runs
 
 Value = TypeVar("Value")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -39,13 +45,31 @@ _DO, _DONE, _FAILED = "do", "done", "failed"
 _CALLBACKS = "what rank 0 does in its callbacks"
 
 
+_known: WeakValueDictionary[int, TrainerRanks] = WeakValueDictionary()
+_numbers = itertools.count()
+_leading: list[TrainerRanks] = []
+_following: list[TrainerRanks] = []
+
+
 def everywhere(method: Method) -> Method:
     """Mark a method that all ranks must run together: when rank 0 calls it while it leads, the other ranks run it too."""
 
     @wraps(method)
     def called(self: TrainerRanks, *arguments: Any) -> Any:
-        if self.leads:
-            self.processes.broadcast((_DO, method.__name__, arguments), _CALLBACKS)
+        if _leading:
+            _leading[-1].processes.broadcast((_DO, (self.number, method.__name__), arguments), _CALLBACKS)
+        return method(self, *arguments)
+
+    return called  # type: ignore[return-value]
+
+
+def caught_up(method: Method) -> Method:
+    """Mark a method that needs the newest values in the shards; while rank 0 leads, it sees to them for all."""
+
+    @wraps(method)
+    def called(self: TrainerRanks, *arguments: Any) -> Any:
+        if not _following:
+            self.catch_up()
         return method(self, *arguments)
 
     return called  # type: ignore[return-value]
@@ -60,8 +84,10 @@ class TrainerRanks:
         runs: the trainer's programs, after :meth:`start`.
         objects: returns the user's objects, with the names of their variables in a checkpoint.
         passing: the keys of variables that no checkpoint saves.
-        changed: the keys of variables that may have other values than the user's own variables.
-        leads: whether this is rank 0 within :meth:`lead`, with the other ranks waiting.
+        number: the trainer's number, the same on all ranks.
+        changed: the keys of variables whose newest copy are these shards.
+        outdated: the keys of variables whose shards aren't up to date, and whether the user's code has assigned to them.
+        lives: what is known of each variable, by key.
     """
 
     execution: AnyExecution
@@ -71,12 +97,22 @@ class TrainerRanks:
         self.processes, self.objects = processes, objects
         self.passing: frozenset[str] = frozenset()
         self.changed: set[str] = set()
-        self.leads = False
+        self.outdated: dict[str, bool] = {}
+        self.lives: dict[str, Live] = {}
+        self.number = next(_numbers)
+        self._n_noticed = 0
+        _known[self.number] = self
         self._all_state: tuple[int, Mapping[str, StateEntry]] = (0, {})
 
     def start(self, execution: AnyExecution, runs: Runs) -> None:
         """Make the ranks that a plan needs ready to run its programs."""
         self.execution, self.runs, self.processes = execution, runs, execution.processes
+        self._notice()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0 while it leads, with the other ranks waiting."""
+        return bool(_leading)
 
     @property
     def rank(self) -> int:
@@ -117,60 +153,82 @@ class TrainerRanks:
         """
         if self.leads or self.processes.size == 1:
             return action()
+        if not _following:
+            settle(None)
         if self.rank:
             return self._follow()
-        self.leads = True
+        _leading.append(self)
         try:
             result = action()
+            settle(self)
         except (Exception, KeyboardInterrupt) as error:
             self.processes.broadcast((_FAILED, _portable(error), ()), _CALLBACKS)
             raise
         finally:
-            self.leads = False
+            _leading.pop()
         self.processes.broadcast((_DONE, result, ()), _CALLBACKS)
         return result
 
     def _follow(self) -> Any:
-        while True:
-            message: tuple[str, Any, tuple[Any, ...]] = self.processes.broadcast(("", None, ()), _CALLBACKS)
-            what, which, arguments = message
-            if what == _DONE:
-                return which
-            if what == _FAILED:
-                raise which
-            try:
-                getattr(self, which)(*arguments)
-            except TensorOptError:
-                continue  # rank 0 has the same error, and the user's code there decides whether it ends the run
+        _following.append(self)
+        try:
+            while True:
+                message: tuple[str, Any, tuple[Any, ...]] = self.processes.broadcast(("", None, ()), _CALLBACKS)
+                what, which, arguments = message
+                if what == _DONE:
+                    return which
+                if what == _FAILED:
+                    raise which
+                number, method = which
+                # rank 0 has the same error, and the user's code there decides whether it ends the run
+                with suppress(TensorOptError):
+                    getattr(_known[number], method)(*arguments)
+        finally:
+            _following.pop()
 
     # Steps
 
+    @caught_up
     @everywhere
     def train(self, batch: Batch) -> Any:
         """Run one training step and return its program's results."""
-        self.changed |= self._trained
+        self.changing(self.trained)
         return self.runs.of(TRAIN, batch)(batch.leaves, batch.is_share)
 
+    @caught_up
+    def step(self, run: Run, leaves: Sequence[Any]) -> Any:
+        """Run a program of a training step and return its results."""
+        self.changing(self.trained)
+        return run(leaves, is_share=False)
+
+    @caught_up
     @everywhere
     def evaluate(self, batch: Batch) -> Any:
         """Evaluate a batch, which updates the metrics, and return the program's results."""
-        self.changed |= self.passing
-        return self.runs.of(EVALUATE, batch)(batch.leaves, batch.is_share)
+        run = self.runs.of(EVALUATE, batch)
+        self.changing(run.updated)
+        return run(batch.leaves, batch.is_share)
 
+    @caught_up
     @everywhere
     def predict(self, batch: Batch) -> Any:
         """Return the model's global results for a batch, in the model's structure."""
-        return self.runs.of(PREDICT, batch)(batch.inputs, batch.is_share)
+        run = self.runs.of(PREDICT, batch)
+        self.changing(run.updated)
+        return run(batch.inputs, batch.is_share)
 
+    @caught_up
     @everywhere
     def set_rate(self, value: Any) -> None:
         """Set the learning rate of the next steps."""
         self.optimizer.learning_rate = value
+        self.changing({key for key in self.trained if key.endswith("/learning_rate")})
 
+    @caught_up
     @everywhere
     def finish_training(self) -> None:
         """Run the optimizer's work at the end of training: moving averages may replace the parameters."""
-        self.changed |= self._trained
+        self.changing(self.trained)
         for optimizer in self.optimizers.values():
             optimizer.finish()
 
@@ -198,19 +256,82 @@ class TrainerRanks:
         return name if name in self.state else None
 
     @cached_property
-    def _trained(self) -> frozenset[str]:
-        """The keys of the variables that a training step changes."""
+    def trained(self) -> frozenset[str]:
+        """The keys of the variables that a training step changes, those of optimizers included."""
         graph = self.runs.planned.captured.graph
         steps = [name for step in graph.train_steps.values() for name in step.variables]
-        return frozenset([*steps, *(op.updates for op in graph.operators.values() if op.updates is not None)])
+        of_optimizers = [key for key, entry in self.planned_state.items() if entry.step is not None]
+        return frozenset([*steps, *of_optimizers, *self.runs.planned.updated])
 
     def values(self, keys: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
         """Yield each variable's key and global value, on every rank; while rank 0 leads, only there."""
+        if not _following:
+            self.catch_up()
         for key in keys:
-            entry = self.state[key]
-            full = self._gather(key, not self.leads) if not entry.is_whole_here else entry.variables[0].numpy()
-            assert full is not None
-            yield key, full
+            yield key, self.value(key)
+
+    def value(self, key: str) -> np.ndarray:
+        """Return the global value of a variable's shards, on every rank; while rank 0 leads, only there."""
+        entry = self.state[key]
+        full = self._gather(key, not self.leads) if not entry.is_whole_here else entry.variables[0].numpy()
+        assert full is not None
+        return full
+
+    # Copies
+
+    def _notice(self) -> None:
+        """Notice the variables of programs that were made, which have begun with the variables' own values."""
+        self._n_noticed = len(self.runs.executions)
+        for variable, name in self.runs.names.all:
+            if name in self.state and name not in self.lives:
+                self.hold(name, Live.of(variable))
+
+    def hold(self, key: str, live: Live) -> None:
+        """Note which variable has shards of this key here."""
+        self.lives[key] = live
+        live.holders[self] = key
+
+    def hold_optimizers(self, optimizers: Mapping[str, Any]) -> None:
+        """Have the ranks hold the state of the user's optimizers, by the training step that applies each first."""
+        captured = self.runs.planned.captured
+        for step, optimizer in optimizers.items():
+            updated = [captured.capture.variables[name] for name in captured.graph.train_steps[step].variables]
+            hold_optimizer(self, step, optimizer, updated)
+        self.catch_up()
+
+    def export(self) -> None:
+        """Bring the own memory of all the user's variables up to date; all ranks call it together."""
+        for live in self.lives.values():
+            if live.variable is not None:
+                live.access()
+
+    def changing(self, keys: Set[str]) -> None:
+        """Note that the shards of these variables become the newest copy."""
+        for key in keys - self.changed:
+            live = self.lives.get(key)
+            if live is not None and self in live.holders:
+                live.changes_in(self)
+        self.changed |= keys
+
+    def catch_up(self) -> None:
+        """Give the shards the newest values: what the user's code assigned, and what other trainers have trained."""
+        settle(self if self.leads else None)
+        if len(self.runs.executions) != self._n_noticed:
+            self._notice()
+        if not self.outdated:
+            return
+        for key in sorted(key for key, is_assigned in self.outdated.items() if not is_assigned):  # alike on all ranks
+            value = self.lives[key].value()
+            if value is not None:
+                self._renew(key, value)
+        if self.outdated:
+            self.assign_same(lambda: {key: self.lives[key].own().numpy() for key in self.outdated})
+
+    @everywhere
+    def _renew(self, key: str, value: np.ndarray) -> None:
+        """Assign the newest value to a variable's shards."""
+        self.outdated.pop(key, None)
+        self.state[key].assign(value)
 
     @everywhere
     def _gather(self, key: str, to_all: bool) -> np.ndarray | None:
@@ -248,7 +369,8 @@ class TrainerRanks:
                 f"variable '{key}' has shape {list(entry.shape)}, and can't be given {list(np.shape(value))}; give an array "
                 "of the variable's whole shape"
             )
-        self.changed.add(key)
+        self.outdated.pop(key, None)
+        self.changing({key})
         entry.assign(value)
 
     def assign_same(self, checked: Callable[[], Mapping[str, np.ndarray]]) -> None:
@@ -282,17 +404,22 @@ class TrainerRanks:
         """The entries of the variables that a checkpoint saves: all but the metrics of the running epoch."""
         return [entry for key, entry in self.planned_state.items() if key not in self.passing]
 
+    @caught_up
     @everywhere
     def save(self, path: str, content: Mapping[str, Any], max_to_keep: int | None) -> None:
         """Save a checkpoint in which each rank writes its shards, with JSON content beside them."""
-        objects = self.objects() if self.rank == 0 else None
-        save(path, self._kept, self.processes, content, objects=objects, max_to_keep=max_to_keep)
+        with own_values():
+            objects = self.objects() if self.rank == 0 else None
+            save(path, self._kept, self.processes, content, objects=objects, max_to_keep=max_to_keep)
 
+    @caught_up
     @everywhere
     def restore(self, path: str) -> Mapping[str, Any]:
         """Assign a checkpoint's values to all variables. Return the JSON content that was saved beside them."""
-        self.changed |= self.state.keys()
-        return restore(path, self._kept, self.processes, self.objects()).content
+        with own_values():
+            content = restore(path, self._kept, self.processes, self.objects()).content
+        self.changing({entry.key for entry in self._kept})
+        return content
 
 
 def _digest(value: np.ndarray) -> bytes:

@@ -14,7 +14,7 @@ from ...common.errors import InputError, short
 from ...common.source_lines import running_line
 from ..attributes import LOADED_ATTRIBUTE
 from .by_sample import BySample
-from .flatten import Flattener
+from .flatten import Flattener, handle_of
 from .preprocessing import Preprocessing, find_preprocessing
 
 Structure = Any
@@ -52,13 +52,13 @@ class VariableNames:
 
     def __call__(self, variables: Sequence[tf.Variable]) -> list[str]:
         """Return the variables' names; those of variables that were asked for before are what they were."""
-        new = [variable for variable in variables if id(variable.handle) not in self._known]
+        new = [variable for variable in variables if id(handle_of(variable)) not in self._known]
         taken = {name for _, name in self._known.values()}
         for variable, own in zip(new, self.named(new), strict=True):
             name = next(name for name in _numbered(own) if name not in taken)
             taken.add(name)
-            self._known[id(variable.handle)] = variable, name
-        return [self._known[id(variable.handle)][1] for variable in variables]
+            self._known[id(handle_of(variable))] = variable, name
+        return [self._known[id(handle_of(variable))][1] for variable in variables]
 
     @property
     def all(self) -> tuple[tuple[tf.Variable, str], ...]:
@@ -67,7 +67,7 @@ class VariableNames:
 
     def of(self, variable: tf.Variable) -> str | None:
         """Return the name of a variable; None if it was never asked for."""
-        return self._known.get(id(variable.handle), (None, None))[1]
+        return self._known.get(id(handle_of(variable)), (None, None))[1]
 
 
 def _numbered(name: str) -> Iterator[str]:
@@ -121,7 +121,7 @@ class Capture:
         used = _variables(traced)
         # Before the placeholders, which give way where names are the same.
         for variable, own in zip(used, self.names_of(used), strict=True):
-            if id(variable.handle) not in self.flattener.handles:
+            if id(handle_of(variable)) not in self.flattener.handles:
                 name = self._unique(own)
                 self.flattener.add_variable(variable, name)
                 self.variables[name] = variable
@@ -138,7 +138,7 @@ class Capture:
 
     def name(self, variable: tf.Variable) -> str | None:
         """Return a variable's name in the flat graph; None if no captured function uses it."""
-        handle = self.flattener.handles.get(id(variable.handle))
+        handle = self.flattener.handles.get(id(handle_of(variable)))
         return None if handle is None else handle.op.name
 
     def _placeholder(self, spec: tf.TensorSpec, index: int, scope: str) -> tf.Tensor:
@@ -179,5 +179,5 @@ def own_name(variable: tf.Variable) -> str:
 
 def _variables(traced: Any) -> list[tf.Variable]:
     """Return the variables that a trace uses, in the order of their handles among its captures."""
-    by_handle = {id(variable.handle): variable for variable in traced.graph.variables}
+    by_handle = {id(handle_of(variable)): variable for variable in traced.graph.variables}
     return [by_handle[id(outer)] for outer, _ in traced.graph.captures if id(outer) in by_handle]

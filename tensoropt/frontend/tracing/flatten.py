@@ -29,6 +29,12 @@ WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _DROPPED = ("Print", "PrintV2", "NoOp")
 
+def handle_of(variable: tf.Variable) -> tf.Tensor:
+    """Return a variable's handle, without an access to the value of one of which a trainer has shards."""
+    handle: tf.Tensor = vars(variable)["_handle"]
+    return handle
+
+
 @dataclass(frozen=True)
 class Flat:
     """The copy of a traced function in the flat graph.
@@ -70,7 +76,7 @@ class Flattener:
 
     def add_variable(self, variable: tf.Variable, name: str) -> tf.Tensor:
         """Return the flat graph's handle for one of the user's variables; the variable's value isn't copied."""
-        key = id(variable.handle)
+        key = id(handle_of(variable))
         if key not in self.handles:
             with self.graph.as_default():
                 self.handles[key] = tf.raw_ops.VarHandleOp(
