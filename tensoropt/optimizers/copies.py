@@ -112,13 +112,21 @@ def fresh_copy(optimizer: KerasBase, kinds: dict[Any, Any] | None = None) -> Ker
             f"optimizer {type(optimizer).__name__} can't be made again from its get_config(), which each rank needs "
             f"({type(error).__name__}: {error}); its get_config must return all arguments of its __init__"
         ) from error
-    for key, value in vars(optimizer).items():
-        # Copy what was set on the optimizer after it was made, or is missing in its config.
-        if not key.startswith("_") and key not in _OF_LIFE and isinstance(value, (int, float, str, bool, type(None))):
-            setattr(copy, key, value)
-    if not is_number:
-        copy.learning_rate = rate
+    # Copy what was set on the optimizer after it was made, or is missing in its config.
+    for key, value in settings_of(optimizer).items():
+        setattr(copy, key, value)
     return copy
+
+
+def settings_of(optimizer: KerasBase) -> dict[str, Any]:
+    """Return the plain attributes by which an optimizer computes, and its learning rate if that is a schedule."""
+    found = {
+        key: value
+        for key, value in vars(optimizer).items()
+        if not key.startswith("_") and key not in _OF_LIFE and isinstance(value, (int, float, str, bool, type(None)))
+    }
+    rate = getattr(optimizer, "_learning_rate", None)
+    return found if rate is None or isinstance(rate, keras.Variable) else {**found, "learning_rate": rate}
 
 
 def build_variables(

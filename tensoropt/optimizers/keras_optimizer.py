@@ -125,6 +125,11 @@ class KerasOptimizer:
         kept = f"{self._slots} {self.is_global} {self.sum_lengths} {self.takes_rows}"
         return f"{type(self.source).__qualname__} {kept}"
 
+    @cached_property
+    def kept(self) -> tuple[Any, ...]:
+        """Return what can't change while a plan runs: variables, layouts, and in a model in stages what they sum."""
+        return self._slots, self.is_global, self.takes_rows, self.sum_lengths if self.is_part else ()
+
     @property
     def numbers(self) -> str:
         """Return the config as JSON, with the class's name (:func:`keras_name`) for the optimizer's own."""

@@ -11,7 +11,8 @@ A step goes through
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -20,13 +21,23 @@ import keras
 import tensorflow as tf
 
 from ..common.errors import InputError, short
+from ..common.source_lines import running_line
 from ..lowering.operators import Values
 from ..lowering.variables import StateEntry
 from ..reschedule.layout import Layout
 from ..sharding.local_shapes import shard_slices
 from ..sharding.update_resharding import gather_resharding, split_resharding
 from .by_rows import AdagradByRows
-from .copies import KerasBase, OnRank, OptimizerVariable, ShardVariable, build_variables, fresh_copy, named_variables
+from .copies import (
+    KerasBase,
+    OnRank,
+    OptimizerVariable,
+    ShardVariable,
+    build_variables,
+    fresh_copy,
+    named_variables,
+    settings_of,
+)
 from .global_norms import Completing
 from .keras_optimizer import KerasOptimizer
 from .lamb import LambOnShards
@@ -50,9 +61,15 @@ class RunningKeras:
         )
         widest = tf.float64 if any(tensor.dtype == "float64" for tensor in shards.tensors) else tf.float32
         self._sums = Sums(self._layouts, shards.ranks, widest)
-        is_alone = self._layouts[0].mesh.n_devices == 1 and not optimizer.is_part
-        self._completes = bool(optimizer.sum_lengths) and not is_alone
+        self._is_alone = self._layouts[0].mesh.n_devices == 1 and not optimizer.is_part
         self._on = [self._start(i) for i in range(len(shards.ranks))]
+        self._names = tuple(named_variables(self._on[0].copy))
+        self._kept, self._seen, self._settings = optimizer.kept, self._attributes(), self._current_settings()
+
+    @property
+    def _completes(self) -> bool:
+        """Whether the update needs sums over all shards."""
+        return bool(self._optimizer.sum_lengths) and not self._is_alone
 
     def _start(self, i: int) -> OnRank:
         """Return the i-th rank's copy, built on its shards.
@@ -98,11 +115,48 @@ class RunningKeras:
         """Return how many updates have been made."""
         return int(tf.convert_to_tensor(self._on[0].copy.iterations).numpy())
 
+    def _attributes(self) -> list[Any]:
+        optimizer = self._optimizer
+        return [*vars(optimizer.inner).values(), *(vars(optimizer.source).values() if optimizer.scales_dynamically else ())]
+
+    def _current_settings(self) -> dict[str, Any]:
+        return {**settings_of(self._optimizer.source), **settings_of(self._optimizer.inner)}
+
+    def new_settings(self) -> dict[str, Any]:
+        """Return the attributes that were set on the user's optimizer since they were last taken over."""
+        now = self._attributes()
+        if len(now) == len(self._seen) and all(map(operator.is_, now, self._seen)):
+            return {}
+        self._seen = now
+        return {k: v for k, v in self._current_settings().items() if k not in self._settings or self._settings[k] != v}
+
+    def take_over(self, settings: Mapping[str, Any]) -> None:
+        """Compute by other attributes of the optimizer from the next step that is built.
+
+        Raises:
+            InputError: the optimizer would keep other variables, or needs other layouts.
+        """
+        for optimizer, copies in (
+            (self._optimizer.source, [on.copy for on in self._on]),
+            (self._optimizer.inner, [on.inner for on in self._on]),
+        ):
+            for name in settings.keys() & {*vars(optimizer), "learning_rate"}:
+                for each in (optimizer, *copies):
+                    if name != "learning_rate" or each._learning_rate is not settings[name]:
+                        setattr(each, name, settings[name])
+        changed = replace(self._optimizer)
+        if changed.kept != self._kept:
+            raise InputError(
+                f"{', '.join(settings)} of optimizer {type(changed.inner).__name__} was set after a plan was made "
+                f"({running_line()}), by which it would keep other variables; set it before, or parallelize again"
+            )
+        self._optimizer, self._settings, self._seen = changed, self._current_settings(), self._attributes()
+
     def state(self) -> tuple[StateEntry, ...]:
         """Return the optimizer's variables, in a fixed order."""
         shards, mesh = self._shards, self._layouts[0].mesh
         entries = []
-        for k, (name, each) in enumerate(zip(named_variables(self._on[0].copy), self._on[0].made, strict=True)):
+        for k, (name, each) in enumerate(zip(self._names, self._on[0].made, strict=True)):
             variable, index = each.variable, each.parameter
             of, shape = None, tuple(variable.shape)
             layout = Layout.replicated(mesh, len(shape))

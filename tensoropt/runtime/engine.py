@@ -190,6 +190,10 @@ class Engine:
         n_ranks = len(self.backend.ranks)
         return [flat[i : i + n_ranks] for i in range(0, n_ranks * len(fetch.tensors), n_ranks)]
 
+    def build_steps_anew(self) -> None:
+        """Build the functions of training steps again when they next run."""
+        self._functions = {key: built for key, built in self._functions.items() if not key[0].train_steps}
+
     def function(self, fetch: Fetch, feeds: tuple[Feed, ...]) -> BuiltFunction:
         """Return the function for these fetches and feeds, which is built the first time.
 

@@ -109,6 +109,10 @@ class Live:
         """Whether a trainer's steps change the variable."""
         return any(key in ranks.trained for ranks, key in self.holders.items())
 
+    def forget_access(self) -> None:
+        """Forget what the user's code did with the own buffer, since the value is replaced."""
+        _accessed.pop(self, None)
+
     def changes_in(self, ranks: TrainerRanks) -> None:
         """Note that a trainer's shards become the newest copy."""
         self.newest = ranks
@@ -163,7 +167,7 @@ class _LiveVariable:
                 vars(self)["_live"].access()
             elif vars(self)["_live"].changes and is_in_dataset():
                 raise InputError(
-                    f"a dataset reads '{vars(self)['_name']}' ({running_line()}), which a trainer changes on the ranks: its "
+                    f"a dataset reads '{self.name}' ({running_line()}), which a trainer changes on the ranks: its "
                     "functions run outside of Python, and would read old values; do it in the training step, or give the "
                     "dataset a copy of the model"
                 )

@@ -8,8 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..common.errors import InputError
-from ..common.source_lines import running_line
+from ..optimizers.copies import inner_of
 from .programs import TRAIN
 from .trainer_ranks import TrainerRanks
 
@@ -37,10 +36,8 @@ class RunningRate(keras.optimizers.Optimizer):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_ranks" in vars(self) and name not in _SET and not name.startswith("_"):
-            raise InputError(
-                f"{name} of trainer.optimizer can't be set ({running_line()}), but learning_rate can: the steps that run "
-                "have it as parallelize captured it; call trainer.export_to(model), and parallelize again"
-            )
+            inner = inner_of(self._source)
+            setattr(inner if hasattr(inner, name) else self._source, name, value)
         super().__setattr__(name, value)
 
     @property

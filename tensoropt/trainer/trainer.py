@@ -32,6 +32,7 @@ from .callbacks import on_ranks
 from .deferred import Deferred
 from .fit_progress import FitProgress, Logs, PositionRecorder, as_python, skip_steps
 from .handing_out import is_determined
+from .live import own_values
 from .live_model import LiveModel
 from .objective import Compilation, OwnCompilation
 from .programs import inner
@@ -341,8 +342,13 @@ class Trainer(LiveModel):
 
     def reset_metrics(self) -> None:
         """Reset the metrics' variables to their initial values, on the ranks too."""
-        super().reset_metrics()
+        with own_values():
+            super().reset_metrics()
+            first = {self.ranks.key_of(inner(each)): inner(each).numpy() for each in self._counted}
         self._progress.results = None
+        for key, value in first.items() if self.is_live else ():
+            if key is not None:
+                self.ranks.assign(key, value)
 
     def get_metrics_result(self) -> Logs:
         """Return the metrics' results after the last step."""

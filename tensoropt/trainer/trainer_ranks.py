@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..common.errors import InputError, TensorOptError
+from ..common.source_lines import running_line
 from ..ir.graph import PLACEHOLDER
 from ..lowering.variables import StateEntry
 from ..optimizers.keras_running import RunningKeras
@@ -161,6 +162,7 @@ class TrainerRanks:
         try:
             result = action()
             settle(self)
+            self._catch_up_with_settings()
         except (Exception, KeyboardInterrupt) as error:
             self.processes.broadcast((_FAILED, _portable(error), ()), _CALLBACKS)
             raise
@@ -316,6 +318,7 @@ class TrainerRanks:
     def catch_up(self) -> None:
         """Give the shards the newest values: what the user's code assigned, and what other trainers have trained."""
         settle(self if self.leads else None)
+        self._catch_up_with_settings()
         if len(self.runs.executions) != self._n_noticed:
             self._notice()
         if not self.outdated:
@@ -326,6 +329,23 @@ class TrainerRanks:
                 self._renew(key, value)
         if self.outdated:
             self.assign_same(lambda: {key: self.lives[key].own().numpy() for key in self.outdated})
+
+    def _catch_up_with_settings(self) -> None:
+        """Take over the attributes that the user's code has set on optimizers."""
+        for step, optimizer in self.optimizers.items():
+            settings = optimizer.new_settings()
+            if settings:
+                what = f"attributes of the optimizer ({running_line()})"
+                if not self.leads and self.processes.first_that_differs(repr(settings), what) is not None:
+                    raise InputError(f"ranks set different {what}: {', '.join(settings)}; set the same on all ranks")
+                self._take_over(step, settings)
+
+    @everywhere
+    def _take_over(self, step: str, settings: Mapping[str, Any]) -> None:
+        """Have the steps computed with other attributes of an optimizer. They are built again, as at first."""
+        self.optimizers[step].take_over(settings)
+        for each in self.runs.executions:
+            each.engine.build_steps_anew()
 
     @everywhere
     def _renew(self, key: str, value: np.ndarray) -> None:
@@ -370,6 +390,8 @@ class TrainerRanks:
                 "of the variable's whole shape"
             )
         self.outdated.pop(key, None)
+        if key in self.lives:
+            self.lives[key].forget_access()
         self.changing({key})
         entry.assign(value)
 

@@ -21,6 +21,7 @@ from helpers.switches import floats
 from trainer.keras_callback_cases import CALLBACKS
 from trainer.keras_cases import EVALUATING, FITTING, Case
 from trainer.keras_models import KINDS
+from trainer.models import restart
 
 from tensoropt.common.settings import VARIABLE, RandomMode
 
@@ -39,7 +40,7 @@ def fresh(kind: str, **options: Any) -> Any:
     """The trainer as it was before its first step."""
     trainer = trainer_of(kind, **options)
     if trainer.deferred is None:
-        trainer.ranks.execution.engine.initialize()
+        restart(trainer)
     trainer._initial_epoch = None
     return trainer
 

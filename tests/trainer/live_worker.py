@@ -45,8 +45,12 @@ def check_weights(trainer: Any) -> None:
     wide = [*before[:-2], np.ones((8, 5 + RANK)), before[-1]]
     assert "on rank 1 set_weights (live_worker.py:" in refusal(lambda: trainer.set_weights(wide))
     assert "got 8 arrays" in refusal(lambda: trainer.set_weights(before[1 - RANK :]))
-    split = [each for each in trainer.weights if trainer.ranks.state[key_of(trainer, each)].layout.split_axes]
+    trainer.train_on_batch(*images(8))
+    split = [each for each in MODEL.weights if trainer.ranks.state[key_of(trainer, each)].layout.split_axes]
     assert "rank 0 reads '" in refusal(split[RANK].numpy)
+    MODEL.set_weights([each + RANK for each in before])
+    assert "ranks 0 and 1 assign different values to '" in refusal(lambda: trainer.train_on_batch(*images(8)))
+    MODEL.set_weights(before)
     for one, kept in zip(trainer.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, kept)
     trainer.set_weights([each + 1 for each in before])
@@ -58,7 +62,7 @@ def check_weights(trainer: Any) -> None:
 
 
 def key_of(trainer: Any, variable: Any) -> str:
-    return trainer.ranks.key_of(variable._of._value)
+    return trainer.ranks.key_of(variable._value)
 
 
 def check_callbacks(trainer: Any, model: keras.Model) -> None:
@@ -80,11 +84,17 @@ def check_callbacks(trainer: Any, model: keras.Model) -> None:
     np.testing.assert_array_equal(trainer.layers[-1].kernel, np.zeros((8, 5)))
 
     def on_epoch_end(epoch: int, logs: Any) -> None:
-        model.get_weights()
+        np.testing.assert_array_equal(model.get_weights()[0], trainer.get_weights()[0])
+        model.layers[-1].kernel.assign(np.ones((8, 5)))
+        OPTIMIZER.weight_decay = 0.5
 
-    closing = keras.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)
-    said = refusal(lambda: trainer.fit(batches(16), verbose=0, callbacks=[closing]))
-    assert "is read at live_worker.py" in said
+    trainer.fit(batches(16), verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)])
+    np.testing.assert_array_equal(model.layers[-1].kernel, np.ones((8, 5)))
+    assert [trainer.ranks.optimizer._on[0].copy.weight_decay, OPTIMIZER.weight_decay] == [0.5, 0.5]
+    trainer.train_on_batch(*images(8))
+    weights = trainer.ranks.processes.gather(model.get_weights())
+    assert all(map(np.array_equal, *weights))
+    assert not np.array_equal(weights[0][-2], np.ones((8, 5)))
 
 
 def drawn(first_other: int, n: int = 40) -> tf.data.Dataset:
@@ -148,11 +158,12 @@ def main() -> None:
     check_run()
     print(f"rank {RANK} done", flush=True)
     if RANK == 0:
-        print([each.numpy().shape for each in TRAINER.weights], "read alone")
+        print([each.numpy().shape for each in MODEL.weights], "read alone")
 
 
 if __name__ == "__main__":
     MODEL = network()
-    TRAINER = tensoropt.parallelize(MODEL, keras.optimizers.Adam(1e-2), loss(), batch_size=BATCH, cluster="v100-1x2")
+    OPTIMIZER = keras.optimizers.Adam(1e-2, weight_decay=0.01)
+    TRAINER = tensoropt.parallelize(MODEL, OPTIMIZER, loss(), batch_size=BATCH, cluster="v100-1x2")
     TRAINER.fit(batches(16), verbose=0)
     main()

@@ -58,6 +58,16 @@ def parallelized(model: keras.Model | None = None, optimizer: Any = None, n_rank
     return tensoropt.parallelize(model or network(), optimizer, **given)
 
 
+def restart(trainer: Any) -> Any:
+    """Return a trainer as it was when this was first called, for which it is read."""
+    first = vars(trainer.ranks).setdefault("first_values", {})
+    trainer.ranks.execution.engine.initialize()  # what only the ranks have
+    for key, live in trainer.ranks.lives.items():
+        if live.variable is not None:
+            live.variable.assign(first.setdefault(key, live.variable.numpy()))
+    return trainer
+
+
 def plain(optimizer: Any = None) -> keras.Model:
     """The same model, to be trained by Keras itself."""
     model = network()

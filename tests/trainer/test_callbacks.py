@@ -9,7 +9,16 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from trainer.models import assert_same_history, assert_same_weights, batches, fresh_plain, images, parallelized, plain
+from trainer.models import (
+    assert_same_history,
+    assert_same_weights,
+    batches,
+    fresh_plain,
+    images,
+    parallelized,
+    plain,
+    restart,
+)
 
 import tensoropt
 
@@ -27,7 +36,7 @@ def trainer():
 @pytest.fixture
 def fresh(trainer):
     """The trainer as it was before its first step."""
-    trainer.ranks.execution.engine.initialize()
+    restart(trainer)
     trainer._initial_epoch = None
     return trainer
 
@@ -113,7 +122,7 @@ def test_a_run_that_was_cut_off_goes_on_from_its_backup(fresh, tmp_path: Path):
         fresh.fit(
             batches(16), epochs=3, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=cut), backup()][::-1]
         )
-    fresh.ranks.execution.engine.initialize()
+    restart(fresh)
     history = fresh.fit(batches(16), epochs=3, verbose=0, callbacks=[backup()])
     expected = fresh_plain()
     expected.fit(batches(16), epochs=3, verbose=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,15 @@ class StagedOptimizer:
     def learning_rate(self, value: Any) -> None:
         for each in self.running:
             each.learning_rate = value
+
+    def new_settings(self) -> dict[str, Any]:
+        """Return the attributes that were set on the user's optimizer since they were last taken over."""
+        return self.running[0].new_settings()
+
+    def take_over(self, settings: Mapping[str, Any]) -> None:
+        """Compute by other attributes of the optimizer from the next step that is built."""
+        for each in self.running:
+            each.take_over(settings)
 
     @property
     def iterations(self) -> int:
