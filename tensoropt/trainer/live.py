@@ -160,8 +160,7 @@ def _is_same(value: tf.Tensor, other: tf.Tensor) -> bool:
 class _LiveVariable:
     """A mixin for the class of a live variable."""
 
-    @property
-    def _handle(self) -> tf.Tensor:
+    def access_to_a_variable(self) -> tf.Tensor:  # this name is in messages of ranks that wait
         if not _is_ours.get():
             if tf.executing_eagerly():
                 vars(self)["_live"].access()
@@ -173,9 +172,7 @@ class _LiveVariable:
                 )
         return vars(self)["_handle"]
 
-    @_handle.setter
-    def _handle(self, value: tf.Tensor) -> None:
-        vars(self)["_handle"] = value
+    _handle = property(access_to_a_variable, lambda self, value: vars(self).update(_handle=value))
 
 
 @cache

@@ -344,9 +344,10 @@ class Trainer(LiveModel):
         """Reset the metrics' variables to their initial values, on the ranks too."""
         with own_values():
             super().reset_metrics()
-            first = {self.ranks.key_of(inner(each)): inner(each).numpy() for each in self._counted}
+            values = [(inner(each), inner(each).numpy()) for each in (self._counted if self.is_live else ())]
         self._progress.results = None
-        for key, value in first.items() if self.is_live else ():
+        for variable, value in values:
+            key = self.ranks.key_of(variable)
             if key is not None:
                 self.ranks.assign(key, value)
 

@@ -332,7 +332,7 @@ class TrainerRanks:
 
     def _catch_up_with_settings(self) -> None:
         """Take over the attributes that the user's code has set on optimizers."""
-        for step, optimizer in self.optimizers.items():
+        for step, optimizer in self.optimizers.items() if hasattr(self, "runs") else ():  # else it waits for the first batch
             settings = optimizer.new_settings()
             if settings:
                 what = f"attributes of the optimizer ({running_line()})"

@@ -32,12 +32,10 @@ WHEN = {
     "trainer/live_model.py": "the trainer is used as a model",
     "trainer/own_step.py": "a step is captured",
     "trainer/trainer_ranks.py": "values are read or assigned",
-    "trainer/rate.py": "`trainer.optimizer`",
     "trainer/runs.py": "a batch is seen",
     "trainer/saving.py": "saving, loading, assigning",
     "trainer/step_function.py": "`training_step`",
     "trainer/trainer.py": "`fit`, `evaluate`, `predict`",
-    "trainer/watched.py": "values are read or assigned",
     "session": "the calls of a recorded script",
     "optimizers": "the optimizer starts, or its rate is set",
     "lowering": "gradients are derived, or the step is built",
@@ -90,11 +88,9 @@ BECAUSE = {
         "frontend/importer.py",
         "frontend/initial_values.py",
     ),
-    "Trained values are shards on the ranks; the model that was given has those from before": (
+    "Trained values are shards on the ranks, and what runs was captured": (
         "trainer/live.py",
         "trainer/live_model.py",
-        "trainer/watched.py",
-        "trainer/rate.py",
     ),
     "All ranks must do the same, with the same values": (
         "trainer/trainer_ranks.py",

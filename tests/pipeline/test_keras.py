@@ -158,6 +158,8 @@ def test_a_captured_function_is_trained_in_stages_by_its_plan(tmp_path: Path) ->
 
     x, losses = np.random.default_rng(1).normal(size=(8, 3)), []
     for plan in (None, tmp_path / "plan.json"):
+        for variable, value in zip((first, second), started, strict=True):
+            variable.assign(value)
         captured = tensoropt.capture(loss, [tf.TensorSpec((8, 3), tf.float64)])
         optimizer = keras.optimizers.Adam(0.1, global_clipnorm=0.01)
         where = {"parallelism": 2, "cluster": "v100-1x2", "collectives": "emulated", "verbose": 0}

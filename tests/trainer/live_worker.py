@@ -38,18 +38,17 @@ def refusal(action: Callable[[], Any]) -> str:
 
 def check_weights(trainer: Any) -> None:
     """Wrong or different values of one rank are refused on both; nothing changes."""
+    trainer.fit(batches(8), verbose=0)
     before = trainer.get_weights()
     other = [each + RANK for each in before]
     assert "ranks 0 and 1 assign different values to '" in refusal(lambda: trainer.set_weights(other))
-    assert "ranks 0 and 1 assign different values to '" in refusal(lambda: trainer.weights[0].assign(other[0]))
     wide = [*before[:-2], np.ones((8, 5 + RANK)), before[-1]]
     assert "on rank 1 set_weights (live_worker.py:" in refusal(lambda: trainer.set_weights(wide))
     assert "got 8 arrays" in refusal(lambda: trainer.set_weights(before[1 - RANK :]))
-    trainer.train_on_batch(*images(8))
     split = [each for each in MODEL.weights if trainer.ranks.state[key_of(trainer, each)].layout.split_axes]
     assert "rank 0 reads '" in refusal(split[RANK].numpy)
-    MODEL.set_weights([each + RANK for each in before])
-    assert "ranks 0 and 1 assign different values to '" in refusal(lambda: trainer.train_on_batch(*images(8)))
+    MODEL.set_weights([each + 1 for each in other])
+    assert "ranks 0 and 1 assign different values to '" in refusal(lambda: trainer.fit(batches(8), verbose=0))
     MODEL.set_weights(before)
     for one, kept in zip(trainer.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, kept)
@@ -91,7 +90,7 @@ def check_callbacks(trainer: Any, model: keras.Model) -> None:
     trainer.fit(batches(16), verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)])
     np.testing.assert_array_equal(model.layers[-1].kernel, np.ones((8, 5)))
     assert [trainer.ranks.optimizer._on[0].copy.weight_decay, OPTIMIZER.weight_decay] == [0.5, 0.5]
-    trainer.train_on_batch(*images(8))
+    trainer.fit(batches(8), verbose=0)
     weights = trainer.ranks.processes.gather(model.get_weights())
     assert all(map(np.array_equal, *weights))
     assert not np.array_equal(weights[0][-2], np.ones((8, 5)))
