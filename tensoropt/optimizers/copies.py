@@ -78,7 +78,7 @@ def named_variables(optimizer: KerasBase) -> dict[str, Any]:
     """
     inner, found = inner_of(optimizer), {}
     of_inner = {id(each) for each in inner.variables} if inner is not optimizer else set()
-    held = {id(value): key.strip("_") for key, value in reversed(vars(inner).items())}
+    held = {id(value): key.strip("_") for key, value in reversed(list(vars(inner).items()))}
     for k, variable in enumerate(optimizer.variables):
         name = variable.path.partition("/")[2] or held.get(id(variable), variable.path.strip("_"))
         name = ("inner/" if id(variable) in of_inner else "") + name

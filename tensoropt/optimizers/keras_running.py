@@ -148,7 +148,7 @@ class RunningKeras:
         if changed.kept != self._kept:
             raise InputError(
                 f"{', '.join(settings)} of optimizer {type(changed.inner).__name__} was set after a plan was made "
-                f"({running_line()}), by which it would keep other variables; set it before, or parallelize again"
+                f"({running_line()}), by which it would keep other variables; give it from the start, or parallelize again"
             )
         self._optimizer, self._settings, self._seen = changed, self._current_settings(), self._attributes()
 

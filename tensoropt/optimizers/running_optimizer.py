@@ -6,7 +6,7 @@ It holds the optimizer's variables for the ranks of one process and emits the up
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -90,14 +90,6 @@ class RunningOptimizer(Protocol):
     @property
     def iterations(self) -> int:
         """Return how many updates have been made."""
-        ...
-
-    def new_settings(self) -> dict[str, Any]:
-        """Return the attributes that were set on the user's optimizer since they were last taken over."""
-        ...
-
-    def take_over(self, settings: Mapping[str, Any]) -> None:
-        """Compute by other attributes of the optimizer from the next step that is built."""
         ...
 
     def state(self) -> tuple[StateEntry, ...]:

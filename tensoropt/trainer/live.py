@@ -75,7 +75,8 @@ class Live:
         if not isinstance(variable, _LiveVariable):
             _hook_calls()
             vars(variable)["_live"] = cls(variable)
-            variable.__class__ = _class_of(type(variable))
+            kind: Any = type(variable)
+            variable.__class__ = _class_of(kind)
             _by_handle[id(vars(variable)["_handle"])] = vars(variable)["_live"]
         live: Live = vars(variable)["_live"]
         return live
@@ -159,6 +160,8 @@ def _is_same(value: tf.Tensor, other: tf.Tensor) -> bool:
 
 class _LiveVariable:
     """A mixin for the class of a live variable."""
+
+    name: str
 
     def access_to_a_variable(self) -> tf.Tensor:  # this name is in messages of ranks that wait
         if not _is_ours.get():

@@ -30,7 +30,8 @@ class RunningRate(keras.optimizers.Optimizer):
             self._trainable_variables = [_OnRanks(ranks, key) for key, _ in averages]
             self._model_variables_moving_average = [_OnRanks(ranks, key) for _, key in averages]
             self._distribution_strategy = _Strategy
-        self._source = ranks.runs.planned.captured.graph.train_steps[TRAIN].optimizer.source
+        optimizer: Any = ranks.runs.planned.captured.graph.train_steps[TRAIN].optimizer
+        self._source = optimizer.source
         self._ranks: TrainerRanks = ranks
         self.built = True
 

@@ -38,11 +38,13 @@ class StagedOptimizer:
 
     def new_settings(self) -> dict[str, Any]:
         """Return the attributes that were set on the user's optimizer since they were last taken over."""
-        return self.running[0].new_settings()
+        parts: tuple[Any, ...] = self.running  # of a Keras optimizer
+        return dict(parts[0].new_settings())
 
     def take_over(self, settings: Mapping[str, Any]) -> None:
         """Compute by other attributes of the optimizer from the next step that is built."""
-        for each in self.running:
+        parts: tuple[Any, ...] = self.running
+        for each in parts:
             each.take_over(settings)
 
     @property
