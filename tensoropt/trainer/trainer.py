@@ -245,7 +245,7 @@ class Trainer(LiveModel):
         self._saving.assign(self.inner.weights, weights)
 
     def as_trained(self) -> AbstractContextManager[Any]:
-        """Return a context in which the user's model has the trained values, on rank 0 while it leads."""
+        """Return a context in which the user's model is compiled with its trained optimizer, on rank 0 while it leads."""
         return self._saving.as_trained()
 
     def _arguments(self, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
