@@ -95,9 +95,7 @@ def by_hand(model):
     def step():
         with tf.GradientTape() as tape:
             value = tf.reduce_mean(model(images(8)[0]) ** 2)
-        for each, gradient in zip(
-            model.trainable_variables, tape.gradient(value, model.trainable_variables), strict=True
-        ):
+        for each, gradient in zip(model.trainable_variables, tape.gradient(value, model.trainable_variables), strict=True):
             tf.raw_ops.ResourceApplyGradientDescent(var=each.value.handle, alpha=0.5, delta=gradient)
 
     return step
@@ -131,7 +129,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.large) if way in ("layer", "bias", "value") else way for way in WAYS]
+)
 def test_training_goes_on_from_what_is_assigned(way):
     model, whole = network(), plain(keras.optimizers.SGD(0.1))
     assign = [WAYS[way](each) for each in (model, whole)]
@@ -171,11 +171,16 @@ def schedules(optimizer):
     optimizer.learning_rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
 
 
-@pytest.mark.parametrize("by_trainer", [False, True], ids=["the user's", "the trainer's"])
-@pytest.mark.parametrize("set_them", [rates, decays, clips, schedules])
+@pytest.mark.parametrize(
+    ("set_them", "by_trainer"),
+    [
+        (rates, True),
+        pytest.param(decays, True, marks=pytest.mark.large),
+        (clips, False),
+        pytest.param(schedules, False, marks=pytest.mark.large),
+    ],
+)
 def test_the_next_step_takes_the_optimizers_attributes(set_them, by_trainer):
-    if by_trainer and set_them is schedules:
-        pytest.skip("refused: see test_callbacks.py")
     ours, own = keras.optimizers.AdamW(1e-2, weight_decay=0.01), keras.optimizers.AdamW(1e-2, weight_decay=0.01)
     trainer, whole = parallelized(optimizer=ours, n_ranks=2), plain(own)
     for k in range(3):
