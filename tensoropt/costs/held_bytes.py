@@ -6,6 +6,7 @@ from collections.abc import Container
 
 from ..ir.graph import PLACEHOLDER, VARIABLE, Graph
 from ..sharding.model import Model
+from .operator_costs import OperatorCosting
 
 
 def least_held_bytes(graph: Graph, n_devices: int, of: Container[str] = (VARIABLE, PLACEHOLDER)) -> int:
@@ -50,3 +51,25 @@ def least_summed_bytes(model: Model, n_devices: int) -> int:
         ):
             total += -(-tensor.mem_bytes // n_devices)
     return total
+
+
+def least_kept_bytes(costing: OperatorCosting, n_devices: int, remade: Container[str] = ()) -> int:
+    """Return the bytes per device of results that no plan can do with less than when the last backward pass begins.
+
+    They are one device's share of each result that the backward pass reads, be it kept in shards or in copies; 0 for a model
+    of several backward passes, which has no such instant. What :func:`least_held_bytes` counts isn't counted, nor what is
+    made of variables and constants alone, nor what is computed once, after all micro-batches.
+
+    Args:
+        costing: that of a model, or of one of several micro-batches.
+        remade: the names of the operators that a plan may rematerialize, whose results don't count.
+    """
+    graph = costing.graph
+    if len(graph.train_steps) != 1 or graph.late:
+        return 0
+    total = 0
+    for name in costing.saved - graph.made_of_variables:
+        op = graph.producers[name]
+        is_kept = op.type != PLACEHOLDER and op.name not in remade and graph.n_runs(name) == graph.n_micro_batches
+        total += next(tensor.mem_bytes for tensor in op.outputs if tensor.name == name) if is_kept else 0
+    return total // n_devices

@@ -48,6 +48,8 @@ from .plan import Plan
 
 FEW_CONFIGS = 4_096
 """The most configs of a model whose frontier with rematerialization is tried to be found exactly before any other."""
+LOOK = "look"
+"""The algorithm's name of strategies that were looked at before a search."""
 NO_REMAT = "without rematerialization, as the fastest plan fits without it"
 
 

@@ -10,6 +10,7 @@ then are certain; the others are made as possible ones.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,12 +21,14 @@ from ..costs.held_bytes import least_held_bytes
 from ..ft import ALGORITHMS
 from ..ir.graph import VARIABLE
 from ..profiling.hardware import Hardware, LinkLevel
+from ..program.buffers import PARAMETERS, SLOTS
 from ..search.baselines import OTHERS
 from ..search.problem.choices import STAGES
 from ..search.problem.config_space import COMPACT, FULL
 from ..search.problem.splittable import check_usable
 from .batch_size import batch_that_fits
-from .find_frontier import ModelFrontier
+from .find_frontier import LOOK, ModelFrontier
+from .first_look import first_look, held_anyway
 from .request import (
     OF_CURVE,
     DeadlineError,
@@ -34,6 +37,7 @@ from .request import (
     frontiers,
     least_in_micro_batches,
     may_use_micro_batches,
+    micro_batches_to_look_at,
     until_deadline,
 )
 from .staged_frontier import StagedFrontier
@@ -56,7 +60,9 @@ def time_for_more(tried: Sequence[ModelFrontier], started: float) -> float:
     """
     whole = (each for each in tried if each.model.graph.n_micro_batches == 1)
     seconds = sum(sum(each.seconds_by_phase.values()) for each in whole)
-    return max(started + OF_SEARCH * seconds, time.monotonic() + LEAST_S)
+    is_looked_at = all(each.found.algorithm == LOOK for each in tried)
+    now = time.monotonic()
+    return max(started + OF_SEARCH * seconds, now + LEAST_S, now + (OF_SEARCH - 1) * (now - started) * is_looked_at)
 
 
 def nothing_fits(
@@ -84,9 +90,10 @@ def nothing_fits(
     text = f"no plan fits {request.limit_bytes:,} bytes ({memory_text(request.limit_bytes)}) per device: the least on "
     text += f"{n_devices} device{'s' * (n_devices > 1)}{'' if least.is_sure else ' that was found in time'} is "
     text += f"{least.n_bytes:,} bytes ({memory_text(least.n_bytes)}) per device{how}{_most_of_it(least)}"
-    held = least_held_bytes(request.model.graph, n_devices)
-    if held > request.limit_bytes:
-        text += f"; a device's share of the parameters, their slots and the batch alone is {memory_text(held)}"
+    looked = next(each for each in tried if each.mesh.n_devices == n_devices)
+    held = held_anyway(request, looked, micro_batches_to_look_at(request, n_devices))
+    if all(each.n_bytes > request.limit_bytes for each in held):
+        text += f"; {'; '.join(map(str, held))}"
     enough = least.n_bytes
     if in_stages is not None and in_stages.points_of[0].n_bytes < enough:
         point = in_stages.points_of[0]
@@ -125,19 +132,20 @@ def least_needed(request: Request, tried: Sequence[ModelFrontier], deadline: flo
 
 
 def _most_of_it(least: LeastMemory) -> str:
-    """Return a phrase that names the user's operator with the largest share of a peak; empty if there is none.
+    """Return a phrase that names what most of a peak is for, and the user's operator with the largest share.
 
     An operator's share consists of its results, their copies and gradients, and a variable's slots.
     """
     peak, producers = least.frontier.peak(least.point), least.frontier.model.graph.producers
-    amounts: dict[str, int] = {}
+    groups, amounts = Counter[str](), Counter[str]()
+    for use, n_bytes in peak.by_use.items():
+        groups["parameters and slots" if use in (PARAMETERS, SLOTS) else use] += n_bytes
     for tensor, n_bytes in peak.by_tensor.items():
-        where = producers[tensor].where()
-        amounts[where] = amounts.get(where, 0) + n_bytes
-    if not amounts:
-        return ""
-    where = max(amounts, key=lambda each: amounts[each])
-    return f", {memory_text(amounts[where])} of it for {where}"
+        amounts[producers[tensor].where()] += n_bytes
+    ((group, of_group),) = groups.most_common(1) or [("", 0)]
+    ((where, of_operator),) = amounts.most_common(1) or [("", 0)]
+    most = f", {memory_text(of_group)} of it for {group}" if group else ""
+    return f"{most}, the largest share {memory_text(of_operator)} for {where}" if where else most
 
 
 @dataclass
@@ -266,6 +274,11 @@ class _Ways:
         request = replace(request, budget=request.budget or OF_CURVE, progress=progress)
         try:
             progress("costs", 0, 1)
+            look = first_look(request, parallelism, micro_batches_to_look_at(request, parallelism))
+            if look is not None and look.best is not None:
+                return [f"{words} ({memory_text(look.best[0].needed_bytes(look.best[1]))} are enough)"]
+            if look is not None and look.certainly_not(self.limit_bytes):
+                return []
             for frontier in frontiers(request, parallelism):
                 least = LeastMemory.of(frontier, progress)
                 if least.n_bytes <= self.limit_bytes:

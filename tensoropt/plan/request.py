@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -19,7 +19,8 @@ from ..search.problem.choices import ACCUMULATE
 from ..search.problem.objectives import MEMORY_TIME, Objectives
 from ..sharding.constraints import Force
 from ..sharding.model import Model
-from .find_frontier import ModelFrontier, Progress, find_frontier
+from .find_frontier import LOOK, ModelFrontier, Progress, find_frontier
+from .first_look import first_look
 
 OF_CURVE = Budget(seconds=1.0, gap=0.01)
 """The default budget of a search that is one of several, such as one point of a curve."""
@@ -55,6 +56,7 @@ class Request:
             never faster, are searched only where the fastest of the others doesn't fit.
         placed: the devices that operators are placed on, by name, as only plans with stages have them.
         may_take_stages: whether plans in stages are searched where none without fits the memory limit, or they may pay.
+        tell: called with a sentence on whether anything fits, as soon as that is known of a large model.
         stages_must_pay: whether stages, where plans without are possible too, must be predicted to save more than what
             predictions are off on measured hardware; they needn't where both are run.
     """
@@ -77,6 +79,7 @@ class Request:
     placed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     may_take_stages: bool = False
     stages_must_pay: bool = True
+    tell: Callable[[str], None] | None = None
 
 
 def searched(request: Request, parallelism: int) -> ModelFrontier:
@@ -146,18 +149,32 @@ def least_in_micro_batches(request: Request, parallelism: int) -> Iterator[Model
     be split only along samples. So these two frontiers say whether micro-batches help at all. They are searched without
     refinement, so that the answer doesn't depend on the speed of the machine.
     """
-    try:
-        micro_batching = request.model.in_micro_batches(2).graph.micro_batching
-    except InputError:
-        return
-    assert micro_batching is not None
-    possible = [n for n in _powers_of_two(micro_batching.batch) if micro_batching.batch % n == 0]
-    one_each = [n for n in possible if micro_batching.batch // n >= parallelism]
-    for n in dict.fromkeys([*one_each[-1:], *possible[-1:]]):
+    for n in most_micro_batches(request.model, parallelism):
         try:
             yield searched(replace(request, micro_batches=n, budget=ONCE), parallelism)
         except InputError:
             return
+
+
+def micro_batches_to_look_at(request: Request, parallelism: int) -> list[int]:
+    """Return the number of micro-batches that is asked for, or 1; where it is open, also the most."""
+    more = most_micro_batches(request.model, parallelism) if may_use_micro_batches(request) else []
+    return [request.micro_batches or 1, *more]
+
+
+def most_micro_batches(model: Model, parallelism: int) -> list[int]:
+    """Return the most micro-batches with a sample per device, and the most of all; none where there can't be two.
+
+    They are powers of two.
+    """
+    try:
+        micro_batching = model.in_micro_batches(2).graph.micro_batching
+    except InputError:
+        return []
+    assert micro_batching is not None
+    possible = [n for n in _powers_of_two(micro_batching.batch) if micro_batching.batch % n == 0]
+    one_each = [n for n in possible if micro_batching.batch // n >= parallelism]
+    return list(dict.fromkeys([*one_each[-1:], *possible[-1:]]))
 
 
 def least_bytes_in_micro_batches(model: Model, n_devices: int) -> int:
@@ -182,12 +199,28 @@ def fastest_that_fits(
     If memory allows both, more micro-batches are never faster than fewer. So more are searched only if the limit excludes a
     frontier's fastest point, and only as long as they need less memory and become faster. If nothing fits without
     micro-batches, 2, 4, 8, ... are searched only if something fits with the smallest micro-batches. None are where a
-    device's share of what is held anyway, sums of gradients among it, is above the limit.
+    device's share of what is held anyway, sums of gradients among it, is above the limit. A large model is looked at before
+    (:mod:`.first_look`), and not searched if certainly nothing fits.
 
     Returns:
         A frontier and the number of its fastest point within the limit, or None if nothing fits; and all frontiers that were
         searched.
     """
+    look, limit = first_look(request, parallelism, micro_batches_to_look_at(request, parallelism)), request.limit_bytes
+    if look is None or limit is None:
+        return _searched_that_fits(request, parallelism)
+    if request.tell is not None:
+        request.tell(look.text(limit))
+    if look.certainly_not(limit):
+        return None, list(look.tried)
+    best, tried = _searched_that_fits(request, parallelism)
+    return (best, tried) if best is not None or look.best is None else (look.best, [*tried, look.best[0]])
+
+
+def _searched_that_fits(
+    request: Request, parallelism: int
+) -> tuple[tuple[ModelFrontier, int] | None, list[ModelFrontier]]:
+    """Search for the fastest point within the memory limit; see :func:`fastest_that_fits`."""
     frontier = searched(request, parallelism)
     tried, limit = [frontier], request.limit_bytes
     if limit is not None and limit < least_held_bytes(request.model.graph, parallelism):
@@ -273,7 +306,7 @@ class LeastMemory:
 
     Attributes:
         point: its number.
-        is_sure: whether there was the time to evaluate all points that the search for it needs.
+        is_sure: whether the frontier was searched, and there was the time to evaluate all points that are needed.
     """
 
     frontier: ModelFrontier
@@ -288,7 +321,7 @@ class LeastMemory:
         ``FEW``.
         """
         try:
-            return cls(frontier, frontier.least_point(progress))
+            return cls(frontier, frontier.least_point(progress), frontier.found.algorithm != LOOK)
         except DeadlineError:
             by_memory = np.argsort(frontier.costs.mem_bytes, kind="stable")
             few = {int(by_memory[len(by_memory) // part]) for part in FEW}

@@ -245,6 +245,7 @@ def _search(arguments: argparse.Namespace) -> bool:
             without=without,
             micro_batches=micro_batches,
             placed=recorded.model.placed,
+            tell=lambda text: print(f"fits      {text}", flush=True),
         )
         found = _find(arguments, request, counts, stages)
     compared = None
