@@ -88,8 +88,8 @@ class Comparison:
                 rows.append([name, *memory, *times, told, seconds, marks])
                 name = seconds = ""
         rows += [self._staged_row(name, plan) for name, plan in self.in_stages.items()]
-        headers = ["algorithm", "memory per device", "peak", "time (us)", "simulated (us)", "compute (us)", "network (us)"]
-        headers += ["above", "seconds", ""]
+        times = [f"{kind} (us)" for kind in ("time", "simulated", "compute", "network")]
+        headers = ["algorithm", "paper's sum", "memory per device", *times, "above", "seconds", ""]
         align = ("left", *("right",) * 8, "left")
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=align)
 

@@ -175,7 +175,8 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
             raise InputError(
                 f"no plan of this frontier fits {limit:,} bytes ({memory_text(limit)}) per device: the least on {n_devices} "
                 f"device{'s' * (n_devices > 1)} is {least:,} bytes ({memory_text(least)}) per device; ask for "
-                f"memory={least} or more, or search on more devices"
+                f"memory={least} or more, or search within the limit (find_strategy(memory={limit})), which tries "
+                "micro-batches, too, or on more devices"
             )
         return self.plan(point, "mini_time")
 
@@ -288,6 +289,8 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
     def table(self, chosen: int | None = None, with_peaks: bool = True) -> str:
         """Return the points as a table of text, numbered.
 
+        Memory per device is the peak, the paper's sum is Equation (1).
+
         A long frontier is thinned; its ends, its turning point and the chosen point stay.
 
         Args:
@@ -310,7 +313,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
             peak = "" if peak_bytes is None else memory_text(peak_bytes)
             rows.append([str(number + 1), memory_text(point.memory_bytes), peak, *times, ", ".join(marks)])
         overlap = ["overlap (us)"] * overlaps
-        headers = ["point", "memory per device", "peak", "time (us)", "compute (us)", "network (us)", *overlap, ""]
+        headers = ["point", "paper's sum", "memory per device", "time (us)", "compute (us)", "network (us)", *overlap, ""]
         alignment = (*("right",) * (len(headers) - 1), "left")
         text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment)
         return text if len(shown) == len(self) else f"{text}\n{len(shown)} of {len(self)} points"

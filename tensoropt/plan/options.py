@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -199,27 +199,36 @@ def _within(frontier: StagedFrontier | None, option: str, request: Request) -> P
     return None if frontier is None or number is None else frontier.plan(number, option)
 
 
-def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
-    """Return the least time within the memory limit for each parallelism, without executing anything."""
+def profiling(
+    request: Request, parallelisms: Sequence[int], on_point: Callable[[Curve], None] = lambda of_one: None
+) -> Curve:
+    """Return the least time within the memory limit for each parallelism, without executing anything.
+
+    Args:
+        on_point: called with each point as soon as it is known, as a curve of this point alone.
+    """
     batch = request.model.graph.batch
     request = dataclasses.replace(request, budget=request.budget or OF_CURVE, wants_frontier=False)
-    points = []
+    of_all = Curve((), request.hardware.name, batch, request.limit_bytes, request.assumed)
     for parallelism in parallelisms:
-        started = time.monotonic()
-        best, tried = fastest_that_fits(request, parallelism)
-        if best is None:
-            points.append(_where_nothing_fits(request, parallelism, tried, started))
-            continue
-        faster = frontier_that_pays(request, parallelism, best, tried)
-        if faster is not None:
-            points.append(staged_curve_point(faster, request))
-            continue
-        frontier, point = best
-        needed_bytes, exact = frontier.needed_bytes(point), frontier.found.exact
-        time_us = frontier.points[point].time_us
-        rate = batch / time_us * 1e6 if batch else None
-        points.append(CurvePoint(parallelism, True, needed_bytes, time_us, rate, exact))
-    return Curve(tuple(points), request.hardware.name, batch, request.limit_bytes, request.assumed)
+        of_one = dataclasses.replace(of_all, points=(_curve_point(request, parallelism),))
+        on_point(of_one)
+        of_all = dataclasses.replace(of_all, points=of_all.points + of_one.points)
+    return of_all
+
+
+def _curve_point(request: Request, parallelism: int) -> CurvePoint:
+    started = time.monotonic()
+    best, tried = fastest_that_fits(request, parallelism)
+    if best is None:
+        return _where_nothing_fits(request, parallelism, tried, started)
+    faster = frontier_that_pays(request, parallelism, best, tried)
+    if faster is not None:
+        return staged_curve_point(faster, request)
+    frontier, point = best
+    needed_bytes, time_us, batch = frontier.needed_bytes(point), frontier.points[point].time_us, request.model.graph.batch
+    rate = batch / time_us * 1e6 if batch else None
+    return CurvePoint(parallelism, True, needed_bytes, time_us, rate, frontier.found.exact)
 
 
 def _where_nothing_fits(

@@ -130,9 +130,10 @@ class Plan(PlanRecord):
         if self.frontier is None or self.point is None:
             return explanation(rows, PlanFacts())
         frontier, at = self.frontier.alone(self.point)
-        points = frontier.points
-        smaller = asdict(points[at - 1]) if at > 0 else None
-        faster = asdict(points[at + 1]) if at + 1 < len(points) else None
+        smaller, faster = (
+            {**asdict(frontier.points[i]), "peak_bytes": frontier.peak_bytes(i)} if 0 <= i < len(frontier) else None
+            for i in (at - 1, at + 1)
+        )
         return explanation(rows, PlanFacts(smaller, faster, True, self._peak_json(), self._fitting_the_device(rows)))
 
     def _peak_json(self) -> Mapping[str, Any] | None:

@@ -169,8 +169,10 @@ def _stages_text(told: dict[str, Any]) -> list[str]:
 
 
 def _totals_text(told: dict[str, Any]) -> str:
-    rows = [[key.removesuffix("_bytes").removesuffix("_us").replace("_", " "), *_pair(key, pair)]
-            for key, pair in told["totals"].items()]  # fmt: skip
+    totals, names = told["totals"], {"memory_bytes": "memory per device"}
+    if "peak_bytes" in totals:
+        names = {"memory_bytes": "paper's sum", "peak_bytes": "memory per device"}
+    rows = [[names.get(key, key.removesuffix("_us").replace("_", " ")), *_pair(key, pair)] for key, pair in totals.items()]
     return _table(rows, ("per device and step", "before", "after", "change"))
 
 
@@ -194,7 +196,7 @@ def _plans_text(told: dict[str, Any]) -> list[str]:
         ]
         for row in told["layers"][:MOST_ROWS]
     ]
-    headers = ("layer", "configs changed", "compute us", "network us", "memory")
+    headers = ("layer", "configs changed", "compute us", "network us", "of the paper's sum")
     parts.append(_table(rows, headers) + _left_out(told["layers"], "layers"))
     rows = [[row["name"], row["type"], _said(row["before"]), _said(row["after"])] for row in told["operators"][:MOST_ROWS]]
     text = tabulate(rows, ("operator", "type", "before", "after"), disable_numparse=True)

@@ -86,12 +86,15 @@ def explanation(plan: PlanRows, facts: PlanFacts) -> dict[str, Any]:
 
 
 def compared_costs(plan: PlanRows, point: Row) -> dict[str, Any]:
-    """Return the costs of another plan, and by what part of this plan's they differ."""
-    memory_bytes, time_us = plan.value["memory_bytes"], plan.value["time_us"]
+    """Return the costs of another plan, and by what part of this plan's they differ: in peaks where both are known."""
+    own, other, time_us = plan.peak_bytes, point.get("peak_bytes"), plan.value["time_us"]
+    if not own or not other:
+        own, other = plan.value["memory_bytes"], point["memory_bytes"]
     return {
         "memory_bytes": point["memory_bytes"],
+        "peak_bytes": point.get("peak_bytes"),
         "time_us": point["time_us"],
-        "memory_change": point["memory_bytes"] / memory_bytes - 1 if memory_bytes else None,
+        "memory_change": other / own - 1 if own else None,
         "time_change": point["time_us"] / time_us - 1 if time_us else None,
     }
 

@@ -45,7 +45,7 @@ def _reshardings(told: dict[str, Any]) -> str:
 def _memory(told: dict[str, Any]) -> str:
     amounts = _largest((row["name"], row["bytes"]) for row in told["memory"])
     rows = [[name, memory_text(round(n)), _share(n, told["memory_bytes"])] for name, n in amounts]
-    return _table(rows, ("where the memory goes, per device", "", ""))
+    return _table(rows, (f"where the paper's sum of {memory_text(told['memory_bytes'])} per device goes", "", ""))
 
 
 def _peak(told: dict[str, Any]) -> list[str]:
@@ -75,7 +75,7 @@ def _layers(told: dict[str, Any]) -> str:
     if rest:
         sums = [sum(row[key] for row in rest) for key in ("operators", "time_us", "network_time_us", "memory_bytes")]
         shown.append([f"{len(rest)} others", sums[0], f"{sums[1]:,.1f}", f"{sums[2]:,.1f}", memory_text(sums[3])])
-    return _table(shown, ("layers", "operators", "compute us", "network us", "memory"))
+    return _table(shown, ("layers", "operators", "compute us", "network us", "of the sum"))
 
 
 def _rematerialized(told: dict[str, Any]) -> list[str]:
@@ -120,10 +120,12 @@ def _neighbours(told: dict[str, Any]) -> str:
             continue
         rows.append([
             f"the next {what}",
-            memory_text(point["memory_bytes"]), signed(point["memory_change"]),
+            memory_text(point["peak_bytes"] or point["memory_bytes"]), signed(point["memory_change"]),
             f"{point['time_us']:,.1f}", signed(point["time_change"]),
         ])  # fmt: skip
-    text: str = tabulate(rows, ("plan", "memory", "", "us", ""), disable_numparse=True)
+    is_peak = any(told[what] and told[what]["peak_bytes"] for what in ("smaller", "faster"))
+    memory = "memory per device" if is_peak else "paper's sum"
+    text: str = tabulate(rows, ("plan", memory, "", "us", ""), disable_numparse=True)
     return text
 
 

@@ -13,6 +13,7 @@ from .sentences import time_text
 
 MOST_ROWS = 8
 WIDTH, HEIGHT, MARGIN = 460, 220, 12
+SUM, SUM_GOES = "paper's sum per device", "where the paper's sum goes"
 
 
 def bundle(shown: Any) -> dict[str, str]:
@@ -30,7 +31,7 @@ def plan_html(told: dict[str, Any]) -> str:
     ]
     return (
         f"<p>{html.escape(told['summary'])}</p>"
-        f"{_table(time, ('where the time goes', 'per step'))}{_table(memory, ('where the memory goes', 'per device'))}"
+        f"{_table(time, ('where the time goes', 'per step'))}{_table(memory, (SUM_GOES, 'per device'))}"
         f"{_table(layers, ('layer', 'compute', 'network', 'memory'))}"
     )
 
@@ -59,7 +60,7 @@ def frontier_html(summary: str, points: Sequence[Any], marked: dict[str, int], s
         [str(i + 1), memory_text(points[i].memory_bytes), time_text(points[i].time_us), names.get(i, "")] for i in shown
     ]
     picture = _picture([(point.memory_bytes, point.time_us) for point in points], marked)
-    return f"<p>{html.escape(summary)}</p>{picture}{_table(rows, ('point', 'memory per device', 'time per step', ''))}"
+    return f"<p>{html.escape(summary)}</p>{picture}{_table(rows, ('point', SUM, 'time per step', ''))}"
 
 
 def curve_html(cluster: str, points: Sequence[Any]) -> str:

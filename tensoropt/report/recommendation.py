@@ -18,8 +18,8 @@ FORMAT, VERSION = "tensoropt/recommendation", 1
 def of_curve(curve: Row, limit_bytes: int, deadline_us: float | None) -> dict[str, Any]:
     """Return the recommendation that a curve leads to.
 
-    A curve has one plan for each number of devices. Where that needs more than the limit, a slower plan may need less: then
-    it isn't known whether that many devices do, unless the curve was found within the limit or nothing fits a larger one.
+    A curve has one plan for each number of devices, the fastest. Where that meets the deadline but needs more than the
+    limit, a slower plan may need less: then it isn't known whether that many devices do.
     """
     searched = curve["memory_limit_bytes"]
     judged = []
@@ -49,19 +49,19 @@ def _judged(point: Row, searched: int | None, limit_bytes: int, deadline_us: flo
     """Return whether a number of devices does (None where it isn't known), and why not."""
     count = point["parallelism"]
     devices = f"{count} device{'s' * (count != 1)}"
+    is_within = searched is not None and searched < limit_bytes
+    unknown = {"does": None, "why": f"{devices}: the curve was found within {memory_text(searched or 0)} only"}
+    needed, limit = memory_text(point["memory_bytes"]), memory_text(limit_bytes)
     if not point["fits"]:
-        if searched is None or searched >= limit_bytes:
-            needed, limit = memory_text(point["memory_bytes"]), memory_text(limit_bytes)
-            return {"does": False, "why": f"{devices}: needs {needed} per device, the limit is {limit}"}
-        return {"does": None, "why": f"{devices}: the curve was found within {memory_text(searched)} only"}
-    if point["memory_bytes"] > limit_bytes:
-        needed = memory_text(point["memory_bytes"])
-        return {"does": None, "why": f"{devices}: its fastest plan needs {needed}, and the curve doesn't tell of others"}
+        if point["memory_bytes"] <= limit_bytes:
+            return unknown
+        return {"does": False, "why": f"{devices}: needs {needed} per device, the limit is {limit}"}
     if deadline_us is not None and point["time_us"] > deadline_us:
-        if searched is not None and searched < limit_bytes:
-            return {"does": None, "why": f"{devices}: the curve was found within {memory_text(searched)} only"}
+        # No plan is faster than the fastest, be it within the limit or not.
         takes, most = (f"{time_us / 1e3:,.4g} ms" for time_us in (point["time_us"], deadline_us))
-        return {"does": False, "why": f"{devices}: {takes} per step, the deadline is {most}"}
+        return unknown if is_within else {"does": False, "why": f"{devices}: {takes} per step, the deadline is {most}"}
+    if point["memory_bytes"] > limit_bytes:
+        return {"does": None, "why": f"{devices}: its fastest plan needs {needed}, and the curve doesn't tell of others"}
     return {"does": True, "why": ""}
 
 
@@ -83,6 +83,15 @@ def _recommendation(
         "why_not_fewer": [row["why"] for row in fewer],
         "candidates": list(judged),
     }
+
+
+def row_text(told: Mapping[str, Any]) -> str:
+    """Return in a line whether the only number of devices of a recommendation does, and at what cost or why not."""
+    (row,) = told["candidates"]
+    if not row["does"]:
+        return str(row["why"])
+    devices = f"{row['parallelism']} device{'s' * (row['parallelism'] != 1)}"
+    return f"{devices}: {row['time_us'] / 1e3:,.4g} ms per step, {memory_text(row['memory_bytes'])} per device"
 
 
 def recommendation_text(told: Mapping[str, Any]) -> str:

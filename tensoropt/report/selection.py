@@ -63,7 +63,8 @@ def nothing_fits_text(frontier: FrontierRows, limit_bytes: int) -> str:
     least = frontier.needed_bytes(frontier.least_point())
     return (
         f"no plan of this frontier fits {limit_bytes:,} bytes ({memory_text(limit_bytes)}) per device: the least is "
-        f"{least:,} bytes ({memory_text(least)}); ask for --memory {least} or more, or search on more devices"
+        f"{least:,} bytes ({memory_text(least)}); ask for --memory {least} or more, or search within the limit (search "
+        f"--memory {limit_bytes}), which tries micro-batches, too, or on more devices"
     )
 
 
@@ -82,7 +83,8 @@ def selected_text(told: dict[str, Any]) -> str:
         for row in told["plans"]
     ]
     stages = ("stages", "micro-batches") if any("stages" in row for row in told["plans"]) else ()
-    headers = ("point", "memory per device", "peak", "time (us)", "compute (us)", "network (us)", "slower", *stages, "")
+    times = ("time (us)", "compute (us)", "network (us)", "slower")
+    headers = ("point", "paper's sum", "memory per device", *times, *stages, "")
     table = tabulate(rows, headers, disable_numparse=True, colalign=(*("right",) * (7 + len(stages)), "left"))
     limit = told["memory_limit_bytes"]
     within = "" if limit is None else f" within {memory_text(limit)} per device"

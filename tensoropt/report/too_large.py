@@ -19,7 +19,8 @@ def too_large_text(plan: PlanRows, fitting: tuple[int, Row] | None = None) -> st
     said = f"this plan needs {memory_text(needed)} per device, but {device} has {memory_text(has)}: it won't run there"
     limit = default_limit(has)
     if fitting is None:
-        return f"{said}; search within {limit} bytes (--memory, or memory=), or on more devices"
+        ways = f"within {limit} bytes (--memory, or memory=), which tries micro-batches, too, or on more devices"
+        return f"{said}; search {ways}"
     point, costs = fitting
     fits = memory_text(costs.get("peak_bytes") or costs["memory_bytes"])
     return f"{said}; point {point + 1} fits with {fits} and {costs['time_us'] / 1e3:,.4g} ms per step (--memory {limit})"

@@ -58,7 +58,7 @@ function fastestWithin(limit) {
 function drawCards() {
   const points = data.points, at = state.point;
   const cards = [
-    ["point", `${at + 1} of ${count}`], ["memory per device", memoryText(points.memory_bytes[at])], ["peak of a step", memoryText(points.peak_bytes[at])],
+    ["point", `${at + 1} of ${count}`], ["memory per device", memoryText(points.peak_bytes[at])], ["paper's sum", memoryText(points.memory_bytes[at])],
     ["time per step", timeText(points.time_us[at])], ["compute", timeText(points.compute_time_us[at])], ["network", timeText(points.network_time_us[at])],
   ];
   if (points.overlap_time_us[at]) cards.push(["overlap", timeText(points.overlap_time_us[at])]);
@@ -73,7 +73,7 @@ function drawCards() {
   if (has && neededBytes(at) > has) {
     const fitting = fastestWithin(data.default_limit_bytes);
     marks.push(`This plan needs ${memoryText(neededBytes(at))} per device, but ${data.assumed.device} has ${memoryText(has)}: it won't run there. ` +
-      (fitting === null ? "None of these plans fits."
+      (fitting === null ? "None of these plans fits: search within less (--memory), which tries micro-batches, too, or on more devices."
         : `Point ${fitting + 1} fits, with ${memoryText(neededBytes(fitting))} and ${timeText(points.time_us[fitting])} per step.`));
   }
   if (at === data.chosen) marks.push("This is the plan that was chosen.");
@@ -109,7 +109,7 @@ function drawPlan() {
   bars("time-bars", data.time_parts.map((part) => ({name: part.name, part: part.part, amount: part.time_us[at]})),
     data.points.time_us[at], timeText, "time per step");
   bars("memory-bars", data.memory_parts.map((part) => ({name: part.name, amount: part.bytes[at]})),
-    data.points.memory_bytes[at], memoryText, "memory per device, as the frontier counts it");
+    data.points.memory_bytes[at], memoryText, "the paper's sum, per device");
   drawPeakUse(at);
   state.rows = rowsOf(data, at);
   drawTable(data, state);

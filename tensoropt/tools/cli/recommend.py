@@ -12,7 +12,7 @@ from ...common.errors import InputError
 from ...common.files import reading_value
 from ...common.memory_units import parse_memory
 from ...common.time_units import parse_time_us
-from .answers import add_json_argument, add_training_arguments, answer, check_json_path
+from .answers import PRINTED, add_json_argument, add_training_arguments, answer, check_json_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
                 told = of_curve(rows, limit, deadline_us)
         _check_cluster(arguments.cluster, told["cluster"], arguments.subject)
     else:
-        told = of_curve(_searched_curve(arguments, limit), limit, deadline_us)
+        told = of_curve(_searched_curve(arguments, limit, deadline_us), limit, deadline_us)
     answer(arguments, told, recommendation_text(told))
     return 0 if told["devices"] is not None else 1
 
@@ -65,8 +65,8 @@ def _check_cluster(given: str | None, own: str, file: str) -> None:
         raise InputError(f"'{file}' is for the cluster {own}, got --cluster {given}; leave it out, or give the model")
 
 
-def _searched_curve(arguments: argparse.Namespace, limit: int) -> dict[str, Any]:
-    """Return the curve of a model within a limit as a JSON value.
+def _searched_curve(arguments: argparse.Namespace, limit: int, deadline_us: float | None) -> dict[str, Any]:
+    """Return the curve of a model within a limit as a JSON value; print what is known of each number of devices at once.
 
     Raises:
         InputError: no cluster is given, or there is no such model or cluster.
@@ -83,7 +83,16 @@ def _searched_curve(arguments: argparse.Namespace, limit: int) -> dict[str, Any]
         raise InputError(str(error)) from error
     import_tensorflow()
     from ...plan.options import Request, assumptions, profiling
+    from ...plan.scaling_curve import Curve
+    from ...report.recommendation import of_curve, row_text
     from ..offline import record_named
+
+    def tell(text: str) -> None:
+        if arguments.json != PRINTED:
+            print(text, flush=True)
+
+    def tell_row(of_one: Curve) -> None:
+        tell(row_text(of_curve(of_one.to_json(), limit, deadline_us)))
 
     display = display_here()
     with display.phase("recording of the model"):
@@ -91,6 +100,6 @@ def _searched_curve(arguments: argparse.Namespace, limit: int) -> dict[str, Any]
     with display.phase("search for a plan"):
         request = Request(
             model=recorded.model, hardware=hardware, limit_bytes=limit, assumed=assumptions(hardware, recorded.model),
-            progress=display.update, placed=recorded.model.placed,
+            progress=display.update, placed=recorded.model.placed, tell=tell,
         )  # fmt: skip
-        return profiling(request, list(hardware.parallelisms())).to_json()
+        return profiling(request, list(hardware.parallelisms()), tell_row).to_json()
