@@ -258,12 +258,17 @@ class OperatorCosts:
     Args:
         measured: the measured operators by the key of their work.
         is_cautious: see :class:`.work.Known`.
+        speed: how fast the slowest device that takes part computes, over the rates of the hardware's device.
     """
 
     def __init__(
-        self, hardware: Hardware, measured: Mapping[str, Measured] | None = None, is_cautious: bool = False
+        self,
+        hardware: Hardware,
+        measured: Mapping[str, Measured] | None = None,
+        is_cautious: bool = False,
+        speed: float = 1.0,
     ) -> None:
-        self.hardware = hardware
+        self.hardware, self._ns_per_us = hardware, 1e3 / speed
         self.measured: Mapping[str, Measured] = measured or {}
         self.is_cautious = is_cautious
         self._margin = lru_cache(maxsize=None)(self._margin_of)
@@ -281,16 +286,16 @@ class OperatorCosts:
         """Return the time of one operator, forward and, where it has a backward pass, backward."""
         known = self.measured.get(work.key) if work.key else None
         if known is not None:
-            return round(known.time_us * 1e3)
+            return round(known.time_us * self._ns_per_us)
         ways = WAYS if work.n_gradients else WAYS[:1]
-        return round(sum(self._unmeasured_us(work, way) for way in ways) * 1e3)
+        return round(sum(self._unmeasured_us(work, way) for way in ways) * self._ns_per_us)
 
     def backward_ns(self, work: WorkItem) -> int:
         """Return the part of :meth:`time_ns` that is the backward pass."""
         if not work.n_gradients:
             return 0
         known = self.measured.get(work.key) if work.key else None
-        return round((self._unmeasured_us(work, BACKWARD) if known is None else known.backward_us) * 1e3)
+        return round((self._unmeasured_us(work, BACKWARD) if known is None else known.backward_us) * self._ns_per_us)
 
     def predicted_us(self, work: WorkItem, way: str) -> float:
         """Return the predicted time of one way (forward or backward) of an operator, even if it has been measured."""

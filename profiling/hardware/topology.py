@@ -148,6 +148,15 @@ class Topology:
         """Return how fast a device computes, over the rates of the hardware's ``device``."""
         return self.speeds[device] if self.speeds else 1.0
 
+    @property
+    def is_uneven(self) -> bool:
+        """Return whether devices have different speeds."""
+        return len(set(self.speeds)) > 1
+
+    def slowest(self, n_devices: int) -> float:
+        """Return the speed of the slowest of the first devices, for which a step waits whose operators are split evenly."""
+        return min(self.speeds[:n_devices], default=1.0)
+
     def route(self, source: int, target: int) -> tuple[int, ...]:
         """Return the numbers, in :attr:`directed`, of the links from a device to another."""
         return self._routes(source)[target]

@@ -14,7 +14,11 @@ from .resharding_costs import ReshardingCosting
 def costing_of(
     model: Model, hardware: Hardware, mesh: Mesh, known: MeasuredOperators = NOTHING_KNOWN
 ) -> OperatorCosting:
-    """Return the costs of a model's operators and reshardings on some hardware, given what is known of operators."""
+    """Return the costs of a model's operators and reshardings on some hardware, given what is known of operators.
+
+    Of unequal devices the slowest one's are returned: a step whose operators are split evenly waits for it.
+    """
     reshardings = ReshardingCosting(mesh, CollectiveCosts(hardware, mesh), hardware.exposed_share_on(mesh))
-    costs = OperatorCosts(hardware, known.measured, known.is_cautious)
+    speed = 1.0 if hardware.topology is None else hardware.topology.slowest(mesh.n_devices)
+    costs = OperatorCosts(hardware, known.measured, known.is_cautious, speed)
     return OperatorCosting(model.graph, model.backward, costs, reshardings)

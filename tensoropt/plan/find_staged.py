@@ -186,10 +186,11 @@ def _allowed(request: Request, counts: Sequence[int] | None, fewest: int) -> tup
             raise InputError(
                 f"algorithm '{request.algorithm}' knows no stages; leave out {asked}, or search with {ALGORITHMS[0]}"
             )
+        if request.hardware.topology is not None and request.hardware.topology.is_uneven:
+            raise InputError(f"{asked} isn't searched on devices of unequal speed, as {request.hardware.name} has")
         if request.model.graph.late:
             request.model.in_micro_batches(2)  # says why not
-        n_steps = len(request.model.graph.train_steps)
-        if n_steps > 1:
+        if (n_steps := len(request.model.graph.train_steps)) > 1:
             raise InputError(f"{asked} is for one training step, and the model has {n_steps}; record one, or use stages=1")
     return tuple(counts)
 

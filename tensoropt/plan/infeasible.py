@@ -145,7 +145,7 @@ def _most_of_it(least: LeastMemory) -> str:
     ((group, of_group),) = groups.most_common(1) or [("", 0)]
     ((where, of_operator),) = amounts.most_common(1) or [("", 0)]
     most = f", {memory_text(of_group)} of it for {group}" if group else ""
-    return f"{most}, the largest share {memory_text(of_operator)} for {where}" if where else most
+    return f"{most} and, whatever the use, {memory_text(of_operator)} for {where}" if where else most
 
 
 @dataclass

@@ -60,6 +60,7 @@ def may_take_stages(request: Request, parallelism: int) -> bool:
     graph = request.model.graph
     return (
         request.may_take_stages
+        and not (request.hardware.topology is not None and request.hardware.topology.is_uneven)
         and parallelism > 1
         and STAGES not in request.without
         and request.objectives == MEMORY_TIME

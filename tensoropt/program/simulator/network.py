@@ -30,7 +30,7 @@ class Action(NamedTuple):
         kind: COMPUTE, or the kind of the collective.
         axes: the axes of the mesh that make the collective's groups.
         n_bytes: the collective's bytes, see :mod:`tensoropt.profiling.hardware_costs`.
-        time_ns: the time of the computation, on a device of the hardware's own speed.
+        time_ns: the time of the computation, on the slowest device.
         of_bucket: the bytes that a small gradient has in a bucket of BUCKET_BYTES, which are ``n_bytes``; 0 for others. It
             takes its share of the bucket's time.
     """

@@ -63,7 +63,8 @@ class TopologyNetwork:
         """Return the work of an action for each class of devices; see :class:`.network.Network`."""
         if action.kind == COMPUTE:
             speeds = (self._topology.speed(ranks[0]) for ranks in self.classes)
-            return tuple(Work((i,), ((i, round(action.time_ns / speed)),)) for i, speed in enumerate(speeds))
+            slowest = self._topology.slowest(self._mesh.n_devices)  # whose time it is
+            return tuple(Work((i,), ((i, round(action.time_ns * slowest / speed)),)) for i, speed in enumerate(speeds))
         axes = tuple(sorted(action.axes))
         found = [self._of_pattern(pattern, axes, action) for pattern in _PATTERNS[action.kind]]
         works = min(found, key=lambda works: max(_alone_ns(work) for work in works))

@@ -197,7 +197,9 @@ def test_diff_of_frontiers_compares_the_fastest_within_memory(found, folder, tmp
         (["--memory", "200"], 2, ["1 device: needs 400 B per device, the limit is 200 B"]),
         (["--memory", "200", "--deadline", "500us"], 4, ["1 device: needs", "2 devices: 0.9 ms per step, the deadline is"]),
         (["--memory", "100"], 4, ["1 device: needs 400 B", "2 devices: its fastest plan needs 200 B, and the curve"]),
-        (["--memory", "300"], 2, ["1 device: the curve was found within 200 B only"]),
+        (["--memory", "100", "--deadline", "500us"], 4, ["1 device: needs 400 B", "2 devices: 0.9 ms per step"]),
+        (["--memory", "300"], 2, ["1 device: needs 400 B per device, the limit is 300 B"]),
+        (["--memory", "400"], 2, ["1 device: the curve was found within 200 B only"]),
     ],
 )
 def test_the_fewest_devices_of_a_curve(folder, capsys, arguments, devices, why_not):
