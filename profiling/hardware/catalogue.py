@@ -18,6 +18,8 @@ from .checks import HardwareError
 from .description import Hardware
 from .frozen import FrozenMapping
 
+_NEAREST = {"a100": "h100"}
+"""Devices whose operators nobody measured, and the nearest device that was."""
 _NAME = re.compile(r"(?P<device>[a-z0-9]+)-(?P<machines>[1-9][0-9]*)x(?P<devices>[1-9][0-9]*)")
 
 
@@ -29,7 +31,33 @@ def shipped() -> FrozenMapping[Hardware]:
         if entry.name.endswith(".json"):
             with as_file(entry) as path:
                 described[entry.name.removesuffix(".json")] = Hardware.load(path)
+    for device, nearest in _NEAREST.items():
+        described[device] = _as_near(described[device], described[nearest])
     return FrozenMapping(described)
+
+
+def _as_near(own: Hardware, measured: Hardware) -> Hardware:
+    """Return hardware whose operators are assumed to reach the fractions of its peaks that those of another reach of its."""
+    flops = {dtype: rate / own.device.flops_per_s[dtype] for dtype, rate in measured.device.flops_per_s.items()}
+    slower = measured.device.memory_bytes_per_s / own.device.memory_bytes_per_s
+    operators = {
+        name: {
+            dtype: {
+                way: replace(rate, us_per_gflop=rate.us_per_gflop * flops[dtype], us_per_gb=rate.us_per_gb * slower)
+                for way, rate in ways.items()
+            }
+            for dtype, ways in dtypes.items()
+        }
+        for name, dtypes in measured.operators.items()
+    }
+    overhead_us, copied = measured.device.operator_overhead_us, measured.device.copied_bytes_per_s / slower
+    source = f"assumed: the fractions of its peaks that a {measured.device.name} was measured to reach, the nearest that was"
+    return replace(
+        own,
+        device=replace(own.device, operator_overhead_us=overhead_us, copied_bytes_per_s=copied),
+        operators=FrozenMapping(operators),
+        provenance=FrozenMapping({**own.provenance, "operators": source}),
+    )
 
 
 def named(name: str) -> Hardware:

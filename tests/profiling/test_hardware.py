@@ -222,6 +222,15 @@ def test_every_shipped_description_is_the_paper_s_or_an_own_cluster_with_sources
         assert len(described.levels) == 2
 
 
+def test_an_a100_reaches_the_fractions_of_its_peaks_that_an_h100_does_and_newer_links_are_faster():
+    older, newer = named("a100-2x8"), named("h100-2x8")
+    before, after = (each.operators["MatMul"]["bfloat16"]["forward"] for each in (older, newer))
+    peaks = [each.device.flops_per_s["bfloat16"] for each in (older, newer)]
+    assert before.us_per_gflop * peaks[0] == pytest.approx(after.us_per_gflop * peaks[1])
+    assert older.provenance["operators"].startswith("assumed: ")
+    assert newer.levels[0].bytes_per_s == 2 * older.levels[0].bytes_per_s
+
+
 @pytest.mark.parametrize(("name", "counts"), [("h100-1x8", (1, 8)), ("v100-4x2", (4, 2)), ("k80-3x5", (3, 5))])
 def test_a_name_gives_any_number_of_machines_and_devices(name, counts):
     hardware = named(name)
