@@ -183,7 +183,7 @@ def find_frontier(
     if rematerializing is not None and exact is not None:
         return _of_least_peaks(of_all(rematerializing, exact), progress)
     with phases.taking("costs"):
-        plain = _problem_of(builder, model, builder.build())
+        plain = problem_of(builder, model, builder.build())
     with phases.taking("search"):
         found = _searched(searching, plain, algorithm, not is_remat)
     if not is_remat:
@@ -191,7 +191,7 @@ def find_frontier(
     if is_enough is not None and is_enough(of_all(plain, found, NO_REMAT)):
         return _of_least_peaks(of_all(plain, found, NO_REMAT), progress)
     with phases.taking("costs"):
-        rematerializing = rematerializing or _rematerializing(builder, model)
+        rematerializing = rematerializing or rematerializing_problem(builder, model)
     if rematerializing is None or rematerializing.transient is None:
         return _of_least_peaks(of_all(plain, found), progress)
     with phases.taking("search"):
@@ -220,7 +220,7 @@ def _at_once(
 ) -> tuple[StrategyProblem | None, Frontier | None]:
     """Return the problem with rematerialization of a small model, and its exact frontier if that is found at once."""
     with phases.taking("costs"):
-        problem = _rematerializing(builder, model) if builder.n_configs <= FEW_CONFIGS else None
+        problem = rematerializing_problem(builder, model) if builder.n_configs <= FEW_CONFIGS else None
     if problem is None:
         return None, None
     with phases.taking("search"):
@@ -299,13 +299,13 @@ def find_unsplit(frontier: ModelFrontier) -> ModelFrontier:
     return _of_answer(frontier.model, frontier.hardware, task, lambda: of_one_strategy(task, configs, "unsplit"))
 
 
-def _rematerializing(builder: ProblemBuilder, model: Model) -> StrategyProblem | None:
+def rematerializing_problem(builder: ProblemBuilder, model: Model) -> StrategyProblem | None:
     """Return the problem of a model with rematerialization; None where that can't save any memory."""
     problem = builder.build_rematerializing()
-    return None if problem is None else _problem_of(builder, model, problem)
+    return None if problem is None else problem_of(builder, model, problem)
 
 
-def _problem_of(builder: ProblemBuilder, model: Model, built: StrategyProblem) -> StrategyProblem:
+def problem_of(builder: ProblemBuilder, model: Model, built: StrategyProblem) -> StrategyProblem:
     """Return a built problem with the configs alone that operators can have both in a micro-batch and at the full batch."""
     n = model.graph.n_micro_batches
     if n == 1:

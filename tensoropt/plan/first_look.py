@@ -37,7 +37,7 @@ from ..search.problem.config_space import Assignments, space_for, states_of
 from ..search.problem.fusion_groups import FusionGroup
 from ..search.problem.objectives import MEMORY_TIME
 from ..search.problem.strategy_problem import StrategyProblem
-from .find_frontier import LOOK, ModelFrontier, plain_problem
+from .find_frontier import LOOK, ModelFrontier, problem_of, rematerializing_problem
 
 if TYPE_CHECKING:
     from .request import Request
@@ -106,7 +106,7 @@ class FirstLook:
                 f"step{how}; faster ones are searched"
             )
         if self.certainly_not(limit_bytes):
-            return f"no, not {where}: {'; '.join(map(str, self.held))}"
+            return f"no, not {where} without stages: {'; '.join(map(str, self.held))}"
         least = min(each.needed_bytes(each.least_point()) for each in self.tried)
         return f"not known yet {where}: the least that was looked at is {memory_text(least)}; it is searched"
 
@@ -131,8 +131,8 @@ def first_look(request: Request, parallelism: int, counts: Sequence[int]) -> Fir
         point = tried[-1].fastest_within(limit, request.progress)
         if point is not None:
             return FirstLook(tuple(tried), (tried[-1], point), ())
-        held = held or held_anyway(request, tried[0], counts)
-        if all(each.states > limit or (len(tried) > 1 and each.n_bytes > limit) for each in held):
+        held = held_anyway(request, tried, counts)
+        if all(each.n_bytes > limit for each in held):
             break
     return FirstLook(tuple(tried), None, held) if tried else None
 
@@ -167,8 +167,8 @@ def _evaluated(request: Request, mesh: Mesh, n: int, is_coarse: bool) -> ModelFr
     builder = ProblemBuilder(
         model.graph, model.backward, costing, mesh, space, request.force, progress, states=states, choices=choices
     )
-    built = builder.build_rematerializing() if n == 1 and REMAT not in request.without else None
-    built = built or plain_problem(builder, model)
+    built = rematerializing_problem(builder, model) if REMAT not in request.without else None
+    built = built or problem_of(builder, model, builder.build())
     found = _corners(built)
     return ModelFrontier(model, request.hardware, built, costing, found, {"look": time.perf_counter() - began})
 
@@ -202,19 +202,21 @@ def _corners(built: StrategyProblem) -> Frontier:
     return Frontier(mem[kept], time_ns[kept], strategies[kept], {}, LOOK, bound)
 
 
-def held_anyway(request: Request, looked: ModelFrontier, counts: Sequence[int]) -> tuple[Held, ...]:
-    """Return what no plan can do with less than in the first and in the last of some numbers of micro-batches.
+def held_anyway(request: Request, tried: Sequence[ModelFrontier], counts: Sequence[int]) -> tuple[Held, ...]:
+    """Return what no plan without stages can do with less than in the first and the last of some numbers of micro-batches.
 
     Args:
-        looked: strategies in the first number.
+        tried: strategies on as many devices, which tell what may be rematerialized; where none are in a number of
+            micro-batches, anything may be.
     """
-    model, n_devices = request.model, looked.mesh.n_devices
-    states, n = least_held_bytes(model.graph, n_devices), looked.model.graph.n_micro_batches
-    remade = {node.operators[k].name for node, of_node in looked.built.nodes for k in of_node.rematerialized}
-    sums = least_summed_bytes(looked.model, n_devices) if n > 1 else 0
-    held = [Held(n, states + sums, least_kept_bytes(looked.costing, n_devices, remade))]
-    for most in counts[1:][-1:]:
-        in_most = model.in_micro_batches(most)
-        kept = least_kept_bytes(costing_of(in_most, request.hardware, looked.mesh), n_devices)
-        held.append(Held(most, states + least_summed_bytes(in_most, n_devices), kept))
+    model, n_devices, held = request.model, tried[0].mesh.n_devices, []
+    for n in dict.fromkeys([counts[0], counts[-1]]):
+        states = least_held_bytes(model.graph, n_devices)
+        states += least_summed_bytes(model.in_micro_batches(n), n_devices) if n > 1 else 0
+        looked = next((each for each in tried if each.model.graph.n_micro_batches == n), None)
+        if looked is None:
+            held.append(Held(n, states, 0))
+            continue
+        remade = {node.operators[k].name for node, of_node in looked.built.nodes for k in of_node.rematerialized}
+        held.append(Held(n, states, least_kept_bytes(looked.costing, n_devices, remade)))
     return tuple(held)

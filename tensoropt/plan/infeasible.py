@@ -90,7 +90,7 @@ def nothing_fits(
     text = f"no plan fits {request.limit_bytes:,} bytes ({memory_text(request.limit_bytes)}) per device: the least on "
     text += f"{n_devices} device{'s' * (n_devices > 1)}{'' if least.is_sure else ' that was found in time'} is "
     text += f"{least.n_bytes:,} bytes ({memory_text(least.n_bytes)}) per device{how}{_most_of_it(least)}"
-    looked = next(each for each in tried if each.mesh.n_devices == n_devices)
+    looked = [each for each in tried if each.mesh.n_devices == n_devices]
     held = held_anyway(request, looked, micro_batches_to_look_at(request, n_devices))
     if all(each.n_bytes > request.limit_bytes for each in held):
         text += f"; {'; '.join(map(str, held))}"

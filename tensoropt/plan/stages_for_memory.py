@@ -3,8 +3,8 @@
 A limit that excludes all plans without stages mostly excludes those with stages too. Whoever then waits for an error
 shouldn't wait much longer, so two quick looks come first:
 
-1. Variables, their slots and in micro-batches the sums of their gradients and what the last backward pass reads are at best
-   divided by the number of devices, in stages as without. If a device's share alone is above the limit, nothing is searched.
+1. Variables, their slots and in micro-batches the sums of their gradients are at best divided by the number of devices, in
+   stages as without. If a device's share alone is above the limit, nothing is searched.
 2. A probe searches each number of stages in the most micro-batches alone that are searched by default, in the order of
    1F1B, which holds the fewest of them, and without refinement. More micro-batches, up to a sample for each device of a
    stage, are probed only if what a micro-batch saves, divided so, leaves enough room beside what is held anyway. More stages
@@ -22,8 +22,7 @@ from dataclasses import replace
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from ..common.progress import Progress
-from ..costs.held_bytes import least_held_bytes, least_kept_bytes, least_summed_bytes
-from ..costs.model_costs import costing_of
+from ..costs.held_bytes import least_held_bytes, least_summed_bytes
 from ..ir.graph import VARIABLE
 from ..program.schedule import ONE_FORWARD_ONE_BACKWARD
 from ..sharding.model import Model
@@ -84,11 +83,7 @@ def _may_help(request: Request, parallelism: int, limit_bytes: int) -> bool:
     held = least_held_bytes(request.model.graph, 1, of=(VARIABLE,))
     n = request.micro_batches or possible_micro_batches(request, 2)[0]
     if n > 1:
-        in_several = request.model.in_micro_batches(n)
-        micro_batching = in_several.graph.micro_batching
-        assert micro_batching is not None
-        costing = costing_of(in_several, request.hardware, request.hardware.mesh(parallelism))
-        held += least_summed_bytes(in_several, 1) + least_kept_bytes(costing, 1) * n // micro_batching.batch  # one sample's
+        held += least_summed_bytes(request.model.in_micro_batches(n), 1)
     return held <= limit_bytes * parallelism
 
 

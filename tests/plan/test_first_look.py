@@ -23,9 +23,9 @@ def test_no_plan_is_below_the_bound_and_each_plan_looked_at_fits(name: str, monk
     said: list[str] = []
     request = Request(model, named("v100-2x2"), 1, budget=ONCE, tell=said.append)
     counts = micro_batches_to_look_at(request, 4)
-    held, peaks = held_anyway(request, searched(request, 4), counts), []
-    for bound, n in zip(held, (counts[0], counts[-1]), strict=False):
-        found = searched(replace(request, micro_batches=n), 4)
+    whole = [searched(replace(request, micro_batches=n), 4) for n in (counts[0], counts[-1])]
+    held, peaks = held_anyway(request, whole, counts), []
+    for bound, n, found in zip(held, (counts[0], counts[-1]), whole, strict=False):
         peaks += [found.peak(point).n_bytes for point in range(len(found))]
         assert bound.micro_batches == n and bound.kept > 0 and bound.n_bytes <= min(peaks[-len(found):])
 
