@@ -20,11 +20,11 @@ the variable must make another buffer. In a step nothing is done for variables t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
@@ -35,8 +35,30 @@ from ..common.errors import InputError
 from ..common.source_lines import is_in_dataset, running_line
 from ..optimizers.copies import named_variables
 
-if TYPE_CHECKING:
-    from .trainer_ranks import TrainerRanks
+
+class Holder(Protocol):
+    """A trainer that has shards; see :class:`.trainer_ranks.TrainerRanks`."""
+
+    changed: set[str]
+    outdated: dict[str, bool]
+
+    @property
+    def leads(self) -> bool: ...
+
+    @property
+    def trained(self) -> frozenset[str]: ...
+
+    @property
+    def optimizers(self) -> Mapping[str, Any]: ...
+
+    def value(self, key: str) -> np.ndarray: ...
+
+    def assign(self, key: str, value: np.ndarray) -> None: ...
+
+    def hold(self, key: str, live: Live) -> None: ...
+
+    def changing(self, keys: Set[str]) -> None: ...
+
 
 _is_ours: ContextVar[bool] = ContextVar("tensoropt_is_ours", default=False)
 
@@ -66,8 +88,8 @@ class Live:
     def __init__(self, variable: tf.Variable | None) -> None:
         Live.count += 1
         self.variable = variable
-        self.newest: TrainerRanks | None = None
-        self.holders: WeakKeyDictionary[TrainerRanks, str] = WeakKeyDictionary()
+        self.newest: Holder | None = None
+        self.holders: WeakKeyDictionary[Holder, str] = WeakKeyDictionary()
 
     @classmethod
     def of(cls, variable: tf.Variable) -> Live:
@@ -114,7 +136,7 @@ class Live:
         """Forget what the user's code did with the own buffer, since the value is replaced."""
         _accessed.pop(self, None)
 
-    def changes_in(self, ranks: TrainerRanks) -> None:
+    def changes_in(self, ranks: Holder) -> None:
         """Note that a trainer's shards become the newest copy."""
         self.newest = ranks
         for other, key in self.holders.items():
@@ -127,7 +149,7 @@ _accessed: WeakKeyDictionary[Live, tf.Tensor] = WeakKeyDictionary()
 _by_handle: WeakValueDictionary[int, Live] = WeakValueDictionary()
 
 
-def settle(leader: TrainerRanks | None) -> None:
+def settle(leader: Holder | None) -> None:
     """Find which variables the user's code has assigned to since it accessed them; their shards are outdated.
 
     Args:
@@ -212,7 +234,7 @@ def _captured_by(function: Any, captured_inputs: Any) -> tuple[Live, ...]:
 _states: WeakKeyDictionary[Any, dict[frozenset[Live], dict[str, Live]]] = WeakKeyDictionary()
 
 
-def hold_optimizer(ranks: TrainerRanks, step: str, optimizer: Any, parameters: Iterable[tf.Variable]) -> None:
+def hold_optimizer(ranks: Holder, step: str, optimizer: Any, parameters: Iterable[tf.Variable]) -> None:
     """Have a trainer's ranks hold an optimizer's state, which other trainers share that update the same parameters by it.
 
     The first trainer begins with the values that the optimizer has.
