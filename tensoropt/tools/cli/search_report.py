@@ -62,7 +62,7 @@ def _basis(hardware: Hardware) -> str:
     if hardware.measured is not None:
         return f"measured on {hardware.measured.date}"
     source = hardware.provenance.get("operators", "peaks of datasheets")
-    return f"modelled, operators {source.partition(',')[0].partition(';')[0]}"
+    return f"modelled, operators {source.partition(' with ')[0].partition(',')[0]}"
 
 
 def result_text(setup: SearchSetup, found: Plan | Curve) -> str:
