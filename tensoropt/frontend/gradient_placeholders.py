@@ -153,9 +153,19 @@ def assign_gradients(
         if variable is None or isinstance(tensor, tf.IndexedSlices):
             raise _refused_rows(each, line)
         assigned = tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tensor)
-        assigned._set_attr(UPDATE_ATTRIBUTE, tf.compat.v1.AttrValue(s=str(number).encode()))
+        mark_update(assigned, number)
         assigns.append(assigned)
     return tuple(assigns)
+
+
+def mark_update(assignment: tf.Operation, number: int) -> None:
+    """Have an assignment stand for an optimizer's update: that of the application of this number."""
+    assignment._set_attr(UPDATE_ATTRIBUTE, tf.compat.v1.AttrValue(s=str(number).encode()))
+
+
+def update_of(assignment: tf.Operation) -> int:
+    """Return the number that :func:`mark_update` gave."""
+    return int(assignment.get_attr(UPDATE_ATTRIBUTE))
 
 
 def variable_of(source: Any) -> tf.Variable | None:

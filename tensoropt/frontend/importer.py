@@ -36,7 +36,7 @@ from .dilated_convolution import find_dilated
 from .gradient_function import GradientFunction, is_custom_gradient
 from .imported_gradients import ImportedGradients
 from .plain_operators import check_is_plain
-from .recorded_graph import RecordedGradients, RecordedStep, known_shape, wanted_operators
+from .recorded_graph import RecordedGradients, RecordedStep, conditions_of, known_shape, wanted_operators
 from .shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
 
 _READS = ("ReadVariableOp",)
@@ -101,7 +101,8 @@ class _Importer:
         self._fold(ops, targets)
         dilated = find_dilated((op for op in ops if op.name not in self.static), self.value, self.targets or ())
         inside = {op.name for each in dilated.values() for op in (each.batches, each.convolution)}
-        for op in grouped(ops, self.static, self.fed, self.targets or ()):
+        taken_by_steps = (tensor.op for step in steps for tensor in (*step.gradients, *conditions_of([step])))
+        for op in grouped(ops, self.static, self.fed, [*(self.targets or ()), *taken_by_steps]):
             if isinstance(op, Group):
                 self._add(import_group(op, self))
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -94,7 +95,7 @@ def wanted_operators(
         roots = [op for op in ends if not any(tensor.consumers() for tensor in op.outputs)]
     pending, wanted, gradients = list(roots), set[str](), dict[str, GradientFunction]()
     pending += [step.loss.op for step in steps if step.loss is not None] + [each.loss.op for each in taken]
-    pending += [tensor.op for step in steps for tensor in step.gradients]
+    pending += [tensor.op for step in steps for tensor in step.gradients] + [each.op for each in conditions_of(steps)]
     while pending:
         op = pending.pop()
         if op.name in wanted or op.name in left_out:
@@ -107,6 +108,11 @@ def wanted_operators(
             gradients[op.name] = trace_gradient(op)
             pending += [outer.op for outer, _ in gradients[op.name].read]
     return [op for op in recorded.get_operations() if op.name in wanted], gradients
+
+
+def conditions_of(steps: Sequence[RecordedStep]) -> list[Any]:
+    """Return the recorded truth values that say whether steps are made."""
+    return [each.optimizer.condition for each in steps if each.optimizer.condition is not None]
 
 
 def known_shape(tensor: tf.Tensor, op: tf.Operation, line: str) -> Shape:

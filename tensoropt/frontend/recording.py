@@ -19,10 +19,10 @@ from .connected import GradientWalk, custom_gradients
 from .gradient_placeholders import Gradient, Taken, assign_gradients, is_pending, pending_on, placeholders
 from .recorded_graph import RecordedGradients, RecordedStep
 from .recorded_updates import computed_with, minimised
-from .tracing.flatten import WRITES
+from .writes import ASSIGNMENTS, RecordingGraph
 
 
-class _OfBatchSize(tf.Graph):
+class _OfBatchSize(RecordingGraph):
     """A graph whose placeholders have the batch size as their leading extent where they leave that open.
 
     So all shapes that follow are inferred with it.
@@ -47,7 +47,7 @@ class Recording:
     """The graph that is being recorded, and its training steps. It is the default graph until :meth:`close`."""
 
     def __init__(self, seed: int, batch_size: int | None = None) -> None:
-        self.graph = tf.Graph() if batch_size is None else _OfBatchSize(batch_size)
+        self.graph = RecordingGraph() if batch_size is None else _OfBatchSize(batch_size)
         self.is_open = False
         self.steps: list[RecordedStep] = []
         self.taken: list[Taken] = []
@@ -147,7 +147,7 @@ class Recording:
 
 
     def _step_by_hand(self) -> RecordedStep:
-        assigns = [op for op in self.graph.get_operations() if op.type in WRITES and is_pending(op)]
+        assigns = [op for op in self.graph.get_operations() if op.type in ASSIGNMENTS and is_pending(op)]
         if self._by_hand is None or set(self._by_hand.control_inputs) != set(assigns):
             with self.graph.as_default(), tf.control_dependencies(assigns):
                 self._by_hand = tf.no_op(name="updates_by_hand")

@@ -34,7 +34,8 @@ class Treatment(enum.Enum):
 _SCATTER = "Add Sub Mul Div Min Max Update"
 _KNOWN = {
     Treatment.READ: "VarHandleOp ReadVariableOp ResourceGather ResourceGatherNd VariableShape",
-    Treatment.WRITE: "AssignVariableOp AssignAddVariableOp AssignSubVariableOp ResourceStridedSliceAssign "
+    Treatment.WRITE: "AssignVariableOp AssignAddVariableOp AssignSubVariableOp ResourceApplyGradientDescent "
+    "ResourceStridedSliceAssign "
     + " ".join(f"ResourceScatter{kind}" for kind in _SCATTER.split())
     + " "
     + " ".join(f"ResourceScatterNd{kind}" for kind in "Add Sub Min Max Update".split()),

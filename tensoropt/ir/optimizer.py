@@ -52,6 +52,11 @@ class Optimizer(Protocol):
         ...
 
     @property
+    def condition(self) -> Tensor | None:
+        """Return the one of them that says whether the optimizer is applied; None if it always is."""
+        ...
+
+    @property
     def takes_rows(self) -> bool:
         """Return whether the gradient of a variable that is only looked up is rows (``IndexedSlices``)."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..ir.graph import Tensor
 from ..ir.optimizer import ParameterUpdate
@@ -29,6 +29,7 @@ class Classic:
 
     kind: str
     hyperparameters: tuple[tuple[str, Any], ...] = ()
+    condition: ClassVar[None] = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

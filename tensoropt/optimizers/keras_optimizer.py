@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +36,13 @@ class KerasOptimizer:
         parameters: the trained variables, in the training step's order.
         slots_of_part: for each parameter, the number of its slots, where the step trains other parameters too, in other
             stages; else None.
+        condition: whether the optimizer is applied: a recorded truth value; None if it always is.
     """
 
     source: KerasBase
     parameters: tuple[Parameter, ...]
     slots_of_part: tuple[int, ...] | None = None
+    condition: Any = None
 
     @classmethod
     def of(cls, optimizer: KerasBase, variables: Sequence[Any]) -> KerasOptimizer:
@@ -107,8 +109,8 @@ class KerasOptimizer:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return no recorded scalars: a Keras optimizer takes none."""
-        return ()
+        """Return the recorded scalars that the update reads: the condition, if there is one."""
+        return () if self.condition is None else (self.condition,)
 
     @property
     def takes_rows(self) -> bool:
@@ -122,7 +124,7 @@ class KerasOptimizer:
     @cached_property
     def structure(self) -> str:
         """Return, as text, all that a plan depends on: the class, its variables and its communication, not the numbers."""
-        kept = f"{self._slots} {self.is_global} {self.sum_lengths} {self.takes_rows}"
+        kept = f"{self._slots} {self.is_global} {self.sum_lengths} {self.takes_rows}{' if' * len(self.tensors)}"
         return f"{type(self.source).__qualname__} {kept}"
 
     @cached_property
@@ -186,7 +188,7 @@ class KerasOptimizer:
                 "a loss that its optimizer scales can't be trained in stages, which take micro-batches; use stages=1, or "
                 "leave out the scale"
             )
-        fault = mixing_of(self.inner)
+        fault = "it is applied under a condition" if self.condition is not None else mixing_of(self.inner)
         if fault:
             raise InputError(
                 f"optimizer {type(self.inner).__name__} can't update the parameters of each stage by themselves: {fault}; "
@@ -198,8 +200,8 @@ class KerasOptimizer:
         )
 
     def imported(self, convert: Callable[[tf.Tensor], Tensor]) -> KerasOptimizer:
-        """Return the same optimizer: it holds no recorded tensors."""
-        return self
+        """Return the same optimizer, with the imported condition."""
+        return self if self.condition is None else replace(self, condition=convert(self.condition))
 
     def __str__(self) -> str:
         return keras_name(self.source)

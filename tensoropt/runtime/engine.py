@@ -329,10 +329,14 @@ class Engine:
         reads = [model.value(self.graph.operators[name].result) for name in step.variables]
         reshard = partial(self._reshard_overlappable, step, model)
         emission = Emission(reads, lookups, reshard, lambda tensor: model.replicated(tensor, step.name), gradients)
-        pending = self.optimizers[step.name].train(losses, emission)
+        pending, condition = self.optimizers[step.name].train(losses, emission), step.optimizer.condition
+        is_applied = None if condition is None else emission.replicated(condition)[0]
 
         def apply(sums: Values | None) -> None:
-            pending.apply(sums)
+            if is_applied is None:
+                pending.apply(sums)
+            else:  # there is no collective in it
+                tf.cond(is_applied, lambda: pending.apply(sums), lambda: None)
             for variable in self.variables[step.step_counter] if step.step_counter is not None else ():
                 variable.assign_add(tf.ones([], variable.dtype))
 

@@ -11,15 +11,15 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from ..common.errors import InputError
-from ..frontend.gradient_placeholders import UPDATE_ATTRIBUTE, variable_of
+from ..frontend.gradient_placeholders import UPDATE_ATTRIBUTE, update_of, variable_of
 from ..frontend.recorded_graph import RecordedGradients, RecordedStep
 from ..frontend.recorded_updates import behind_identities, computed_with, minimised, written_by
 from ..frontend.tracing.capture import Capture, Program
 from ..frontend.tracing.preprocessing import ancestors
 from ..frontend.tracing.tapes import Applied, StepGradients
-from ..ir.optimizer import Optimizer
+from ..optimizers.keras_optimizer import KerasOptimizer
 
-OptimizerOf = Callable[[Any, Sequence[Any]], Optimizer]
+OptimizerOf = Callable[[Any, Sequence[Any]], KerasOptimizer]
 
 
 @dataclass(frozen=True)
@@ -110,16 +110,21 @@ def recorded_updates(capture: Capture, program: Program, trace: StepGradients, o
     writes = []
     for op in program.writes:
         if UPDATE_ATTRIBUTE in op.node_def.attr:
-            updates.setdefault(int(op.get_attr(UPDATE_ATTRIBUTE)), []).append(op)
+            updates.setdefault(update_of(op), []).append(op)
         else:
             writes.append(op)
     steps: list[RecordedStep] = []
     first: dict[int, int] = {}
     for number, applied in enumerate(trace.applied):
-        assigns = tuple(updates[number])
+        assigns = tuple(updates.get(number, ()))
+        if not assigns:  # in a branch that is never taken
+            continue
         with capture.graph.as_default(), tf.control_dependencies(writes if number == len(trace.applied) - 1 else []):
             op = tf.no_op(name="train")
         optimizer = optimizer_of(applied.optimizer, applied.variables)
+        condition = capture.flattener.conditions.get(assigns[0].name)
+        if condition is not None:
+            optimizer = replace(optimizer, condition=condition)
         variables = tuple(op.inputs[0].op.name for op in assigns)
         before = trace.applied[first.setdefault(id(applied.optimizer), number)]
         if [id(each) for each in before.variables] != [id(each) for each in applied.variables]:

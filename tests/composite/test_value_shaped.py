@@ -74,15 +74,10 @@ def with_noise(x: tf.Tensor, w: tf.Variable) -> tf.Tensor:
     return tf.reduce_sum(found * tf.random.normal(tf.shape(found), dtype=tf.float64))
 
 
-def with_counting(x: tf.Tensor, w: tf.Variable) -> tf.Tensor:
-    return tf.cond(x[0, 0] > 0, lambda: tf.reduce_sum(w.assign_add(x[0])), lambda: tf.reduce_sum(w))
-
-
 @pytest.mark.parametrize(
     ("function", "said"),
     [
         (with_noise, r"RandomStandardNormal '.*' \(test_value_shaped.py:\d+\) .* by Where 'boolean_mask\S*'"),
-        (with_counting, r"\(test_value_shaped.py:\d+\) updates a variable inside of a loop or conditional"),
     ],
 )
 def test_what_cannot_depend_on_values(function: Callable[..., Any], said: str) -> None:

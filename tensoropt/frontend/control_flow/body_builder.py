@@ -12,9 +12,11 @@ import tensorflow as tf
 from ...ir.body import Body
 from ...ir.graph import Tensor
 from ..gradient_function import copy_operator
+from ..stateful import Treatment, treatment_of
 from ..tracing.conditionals import CONDITIONALS, copy_conditional
 from ..tracing.custom_gradient import copy_custom_gradient, is_custom_gradient
-from ..tracing.loops import READERS, copy_while, read_value
+from ..tracing.loops import copy_while
+from ..writes import value_read
 
 LOOPS = ("While", "StatelessWhile")
 Own = Callable[[tf.Operation], "list[tf.Tensor] | None"]
@@ -92,8 +94,8 @@ class Collector:
 
     def _copied(self, op: tf.Operation, made: dict[str, tf.Tensor]) -> list[tf.Tensor]:
         inputs = [made[tensor.name] for tensor in op.inputs]
-        if op.type in READERS:  # the first input is the variable's value
-            return read_value(op, inputs)
+        if op.inputs and treatment_of(op.type) is Treatment.READ:  # the first input is the variable's value
+            return [value_read(op.type, inputs[0], inputs[1:], op.node_def.attr)]
         if op.type in LOOPS:
             return copy_while(op, inputs, self._copy_function)
         if op.type in CONDITIONALS:

@@ -20,12 +20,12 @@ from ...common.errors import InputError
 from ...ir.body import BODY, VALUE_SHAPED, Definition
 from ...ir.graph import Operator, Tensor
 from ..gradient_function import is_custom_gradient
+from ..stateful import Treatment, treatment_of
 from ..tracing.called import function_graph
 from ..tracing.conditionals import CONDITIONALS
-from ..tracing.loops import READERS
 from .body_builder import LOOPS, Collector, OuterImporter
 
-_LEFT_OUT = ("Assert", "Print", "PrintV2", "VarHandleOp")
+_LEFT_OUT = ("Assert", "Print", "PrintV2")
 _HANDLES = (tf.resource, tf.variant)
 # They may have unknown shapes before they are imported: a loop's results are known from its body's.
 _NEVER_FIRST = (*LOOPS, "Placeholder", "PlaceholderWithDefault", "FusedBatchNormV3", "TensorListStack", "TensorListGetItem")
@@ -89,7 +89,7 @@ def _members(ops: Sequence[tf.Operation]) -> list[set[str]]:
     open_of: dict[str, set[str]] = {}
     for op in ops:
         joined = [open_of[tensor.name] for tensor in op.inputs if tensor.name in open_of]
-        begins = op.type not in _NEVER_FIRST and (not op.op_def.is_stateful or op.type in READERS)
+        begins = op.type not in _NEVER_FIRST and treatment_of(op.type) in (None, Treatment.READ)
         opens = begins and any(map(_is_open, op.outputs)) and not any(map(_is_open, op.inputs))
         is_first = opens or op.type in CONDITIONALS
         if not joined and not is_first:
@@ -212,7 +212,7 @@ def _does_more(op: tf.Operation) -> bool:
     functions = [function_graph(op, each.name) for each in _references(op.node_def)]
     if functions:
         return any(_does_more(inner) for function in functions for inner in function.get_operations())
-    return is_custom_gradient(op) or (op.op_def.is_stateful and op.type not in (*READERS, *_LEFT_OUT))
+    return is_custom_gradient(op) or (treatment_of(op.type) not in (None, Treatment.READ) and op.type not in _LEFT_OUT)
 
 
 def _named_by_content(graph: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:

@@ -13,6 +13,7 @@ from tensorflow.python.eager.lift_to_graph import UnliftableError
 from ...common.errors import InputError, short
 from ...common.source_lines import running_line
 from ..attributes import LOADED_ATTRIBUTE
+from ..writes import RecordingGraph
 from .by_sample import BySample
 from .flatten import Flattener, handle_of
 from .preprocessing import Preprocessing, find_preprocessing
@@ -92,7 +93,7 @@ class Capture:
     flattener: Flattener = field(init=False)
 
     def __post_init__(self) -> None:
-        self.flattener = Flattener(tf.Graph(), self.layer_of, by_sample=self.by_sample)
+        self.flattener = Flattener(RecordingGraph(), self.layer_of, by_sample=self.by_sample)
 
     @property
     def graph(self) -> tf.Graph:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ...common.reach import reached
 from .called import function_graph
-from .loops import CopyBody, value_of
+from .loops import CopyBody
 
 CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 _GIVEN = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "ReadVariableOp")
@@ -33,26 +33,32 @@ def taken_branch(op: tf.Operation, chosen: tf.Tensor) -> str:
     return branches[index if 0 <= index < len(branches) else -1].name
 
 
-def copy_conditional(op: tf.Operation, inputs: Sequence[tf.Tensor], copy_body: CopyBody) -> list[tf.Tensor]:
-    """Copy a conditional with all its branches into the default graph. A variable is read once, before the conditional.
+def copy_conditional(op: tf.Operation, values: Sequence[tf.Tensor], copy_body: CopyBody) -> list[tf.Tensor]:
+    """Copy a conditional with all its branches into the default graph.
 
     Args:
         op: an ``If`` or ``Case``, stateless or not.
-        inputs: the counterparts of its inputs.
+        values: the counterparts of its inputs; for a variable's handle, the value.
         copy_body: copies a function, given its arguments, into the default graph; returns its results.
 
     Returns:
-        The counterparts of its outputs.
+        The results of the branch that is taken.
     """
-    arguments = [value_of(tensor) for tensor in inputs[1:]]
 
-    def emitting(function: Any) -> Callable[[], list[tf.Tensor]]:
-        return lambda: copy_body(function_graph(op, function.name), arguments)
+    def emitting(graph: Any) -> Callable[[], list[tf.Tensor]]:
+        return lambda: copy_body(graph, values[1:])
 
+    branches = list(map(emitting, branch_graphs(op)))
     if op.type.endswith("Case"):
-        return list(tf.switch_case(inputs[0], list(map(emitting, op.get_attr("branches"))), name=op.name))
-    then, otherwise = (emitting(op.get_attr(name)) for name in ("then_branch", "else_branch"))
-    return list(tf.cond(tf.cast(inputs[0], tf.bool), then, otherwise, name=op.name))
+        return list(tf.switch_case(values[0], branches, name=op.name))
+    return list(tf.cond(tf.cast(values[0], tf.bool), *branches, name=op.name))
+
+
+def branch_graphs(op: tf.Operation) -> list[Any]:
+    """Return the graphs of a conditional's branches."""
+    is_case = op.type.endswith("Case")
+    functions = op.get_attr("branches") if is_case else [op.get_attr(f"{name}_branch") for name in ("then", "else")]
+    return [function_graph(op, function.name) for function in functions]
 
 
 def is_constant(tensor: tf.Tensor) -> bool:

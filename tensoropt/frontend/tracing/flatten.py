@@ -1,8 +1,9 @@
 """Copy a traced function to a flat ``tf.Graph``, as if the user had recorded its operators one by one.
 
 Calls of other functions are inlined. Variables, which a trace reaches through handles, become variables of the flat graph.
-Tensors that the function closes over become constants. Reads and writes of variables keep their order: a read waits for the
-writes before it, and nothing else waits for anything. So the flat graph looks to the importer like a recording.
+Tensors that the function closes over become constants. Reads and writes of variables keep their order: each waits for the
+last write of its variable, and nothing else waits for anything. In loops and branches a variable's value stands for its
+handle; what they write is assigned after them. So the flat graph looks to the importer like a recording.
 """
 
 from __future__ import annotations
@@ -15,18 +16,16 @@ import tensorflow as tf
 
 from ...common.errors import InputError
 from ...common.source_lines import source_line
-from ..gradient_placeholders import GRADIENT_ATTRIBUTE, UPDATE_ATTRIBUTE
-from ..stateful import TABLE_TYPES, check_is_known
+from ..gradient_placeholders import GRADIENT_ATTRIBUTE, UPDATE_ATTRIBUTE, mark_update, update_of
+from ..stateful import TABLE_TYPES, Treatment, check_is_known, treatment_of
+from ..writes import value_read, value_written
 from .by_sample import BySample
 from .called import function_graph, is_call_by_name
-from .conditionals import CONDITIONALS, copy_conditional, is_constant, taken_branch
+from .conditionals import CONDITIONALS, branch_graphs, copy_conditional, is_constant, taken_branch
 from .custom_gradient import copy_custom_gradient, is_custom_gradient
-from .loops import READERS, copy_while, read_value
+from .loops import copy_while, loop_functions
+from .written import CALLS, LOOPS, handle_of, written_in
 
-CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-LOOPS = ("While", "StatelessWhile")
-WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _DROPPED = ("Print", "PrintV2", "NoOp")
 
 def handle_of(variable: tf.Variable) -> tf.Tensor:
@@ -62,6 +61,7 @@ class Flattener:
             sample by itself; else None.
         tables: lookup tables that the functions use, by the names of their placeholders in the flat graph.
         checks: copies of checks of values, which no other operator needs.
+        conditions: whether an optimizer is applied, by the name of an assignment that stands for its update.
         is_of_body: whether the graph is a loop's body, where checks are left out.
     """
 
@@ -72,6 +72,7 @@ class Flattener:
     by_sample: BySample = lambda name: None
     tables: dict[str, Any] = field(default_factory=dict)
     checks: list[tf.Operation] = field(default_factory=list)
+    conditions: dict[str, tf.Tensor] = field(default_factory=dict)
     is_of_body: bool = False
 
     def add_variable(self, variable: tf.Variable, name: str) -> tf.Tensor:
@@ -99,7 +100,7 @@ class Flattener:
             n_samples = next((tensor.shape[0] for tensor in arguments if tensor.shape.rank), None)
             copy = _Copy(self, traced, given, f"{scope}/" if scope else "", n_samples)
             copy.run()
-            return Flat([copy.tensor(_behind_controls(tensor)) for tensor in traced.outputs], tuple(copy.writes))
+            return Flat(copy.outputs, tuple(copy.writes))
 
     def _captured(self, outer: Any, inner: tf.Tensor) -> tf.Tensor:
         if outer.dtype != tf.resource:
@@ -129,7 +130,10 @@ class _Copy:
         given: the inputs' counterparts, by name.
         prefix: the prefix of the copies' names.
         n_samples: the number of samples in a batch, if that is known.
-        writes: copies of the operations that update variables.
+        writes: copies of the operations that update variables, those of called functions included.
+        latest: by name of a variable's handle, the last of them.
+        updates: in a branch, by number of an application of an optimizer whether it is applied, and what each variable, by
+            the name of its handle in the source, is updated by.
     """
 
     flattener: Flattener
@@ -138,8 +142,9 @@ class _Copy:
     prefix: str
     n_samples: int | None = None
     writes: list[tf.Operation] = field(default_factory=list)
+    latest: dict[str, tf.Operation] = field(default_factory=dict)
+    updates: dict[int, tuple[tf.Tensor, dict[str, tf.Tensor]]] = field(default_factory=dict)
     _tensors: dict[str, tf.Tensor] = field(default_factory=dict)
-    _writes_of: dict[str, list[tf.Operation]] = field(default_factory=dict)
 
     def run(self) -> None:
         self._tensors.update(self.given)
@@ -149,7 +154,12 @@ class _Copy:
 
     def tensor(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return the counterpart of a tensor of the source."""
-        return self._tensors[tensor.name]
+        return self._tensors[handle_of(tensor).name]
+
+    @property
+    def outputs(self) -> list[tf.Tensor]:
+        """The counterparts of the source's results."""
+        return [self.tensor(_behind_controls(tensor)) for tensor in self.source.outputs]
 
     def _copy(self, op: tf.Operation) -> None:
         if op.type in _DROPPED or (op.type == "Assert" and self.flattener.is_of_body):
@@ -159,22 +169,26 @@ class _Copy:
             raise InputError(
                 f"placeholder '{op.name}' ({source_line(op)}) is inside of the function; make it one of its arguments"
             )
-        if op.type in WRITES and self.flattener.is_of_body:
-            raise InputError(
-                f"{op.type} '{op.name}' ({source_line(op)}) updates a variable inside of a loop or conditional, which can't "
-                "be captured; carry the value out of it and assign it afterwards"
-            )
-        inputs = [self._tensors[tensor.name] for tensor in op.inputs]
-        if op.type in READERS and inputs[0].dtype != tf.resource:
-            results = read_value(op, inputs)  # inside of a loop, where a variable's value stands for its handle
+        inputs = [self.tensor(tensor) for tensor in op.inputs]
+        of_value = treatment_of(op.type) if self.flattener.is_of_body and inputs else None
+        if of_value in (Treatment.READ, Treatment.WRITE):
+            self._check_is_read_before_updated(op)
+        if op.type == "Identity" and op.inputs[0].dtype == tf.resource:
+            results = inputs
+        elif of_value is Treatment.READ:
+            results = [value_read(op.type, inputs[0], inputs[1:], op.node_def.attr)]
+        elif of_value is Treatment.WRITE and UPDATE_ATTRIBUTE in op.node_def.attr:
+            results = self._update(update_of(op), op.inputs[0], inputs[1], tf.constant(True))
+        elif of_value is Treatment.WRITE:
+            results = self._write(op.inputs[0], value_written(op.type, inputs[0], inputs[1:], op.node_def.attr))
         elif op.type in CALLS:
             results = self._inline(op, op.get_attr("f").name, inputs)
         elif op.type in CONDITIONALS and is_constant(inputs[0]):
             results = self._inline(op, taken_branch(op, inputs[0]), inputs[1:])
         elif op.type in CONDITIONALS:
-            results = copy_conditional(op, inputs, self._copy_body)
+            results = self._copy_branches(op, inputs)
         elif op.type in LOOPS:
-            results = copy_while(op, inputs, self._copy_body)
+            results = self._copy_loop(op, inputs)
         elif is_call_by_name(op):
             results = self._inline(op, op.type, inputs)
         elif op.type == "Empty":
@@ -200,11 +214,10 @@ class _Copy:
         return result.shape
 
     def _copy_plain(self, op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        graph = self.flattener.graph
-        waits = [write for control in op.control_inputs for write in self._writes_of.get(control.name, ())]
-        if op.type in WRITES:  # writes are emitted in order anyway, but for those of optimizers
-            waits = [write for write in waits if UPDATE_ATTRIBUTE in write.node_def.attr]
-        with graph.control_dependencies(waits if op.type in (*_READS, *WRITES) else None):
+        graph, treatment = self.flattener.graph, treatment_of(op.type)
+        in_order = inputs and treatment in (Treatment.READ, Treatment.WRITE)
+        n_before = graph.version
+        with graph.control_dependencies(self._last_write(inputs[0]) if in_order else None):
             made = graph._create_op_internal(
                 op.type,
                 list(inputs),
@@ -212,28 +225,83 @@ class _Copy:
                 name=self.prefix + op.name,
                 attrs={key: value for key, value in op.node_def.attr.items() if key != "_class"},
             )
-        self.flattener.lines[made.name] = source_line(op)
+        copies = graph.get_operations()[n_before:] if graph.version > n_before + 1 else [made]
+        self.flattener.lines.update(dict.fromkeys((each.name for each in copies), source_line(op)))
         if op.type == "Assert":
             self.flattener.checks.append(made)
-        if op.type in WRITES:
-            self.writes.append(made)
-            self._writes_of[op.name] = [made]
+        if treatment is Treatment.WRITE:
+            self._note_write(made)
         return list(made.outputs)
+
+    # Variables
+
+    def _last_write(self, handle: tf.Tensor) -> list[tf.Operation]:
+        return [self.latest[handle.name]] if handle.name in self.latest else []
+
+    def _note_write(self, made: tf.Operation) -> None:
+        self.writes.append(made)
+        self.latest[made.inputs[0].name] = made
+
+    def _value(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return a tensor, or the value of a variable whose handle it is, as it is at this place of the program."""
+        if tensor.dtype != tf.resource:
+            return tensor
+        with self.flattener.graph.control_dependencies(self._last_write(tensor)):
+            return tf.raw_ops.ReadVariableOp(resource=tensor, dtype=tensor.op.get_attr("dtype"))
+
+    def _write(self, source: tf.Tensor, value: tf.Tensor) -> list[tf.Tensor]:
+        """Assign to a variable, given by its handle in the source."""
+        if self.flattener.is_of_body:
+            self._tensors[handle_of(source).name] = value
+        else:
+            handle = self.tensor(source)
+            with self.flattener.graph.control_dependencies(self._last_write(handle)):
+                self._note_write(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
+        return []
+
+    def _update(self, number: int, source: tf.Tensor, gradient: tf.Tensor, condition: tf.Tensor) -> list[tf.Tensor]:
+        """Emit what stands for an optimizer's update of a variable, where a condition holds."""
+        if self.flattener.is_of_body:
+            self.updates.setdefault(number, (condition, {}))[1][handle_of(source).name] = gradient
+            return []
+        self._write(source, gradient)
+        made = self.writes[-1]
+        mark_update(made, number)
+        self.flattener.conditions[made.name] = condition
+        return []
+
+    def _check_is_read_before_updated(self, op: tf.Operation) -> None:
+        if any(handle_of(op.inputs[0]).name in gradients for _, gradients in self.updates.values()):
+            raise InputError(
+                f"{op.type} '{op.name}' ({source_line(op)}) reads or assigns a variable in the branch of a condition in "
+                "which an optimizer has updated it, which can't be captured; do it after the condition"
+            )
+
+    # Functions
 
     def _inline(self, op: tf.Operation, function: str, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         inner = self._inside(op, function, inputs)
-        self.writes += inner.writes
-        self._writes_of[op.name] = inner.writes
-        return [inner.tensor(_behind_controls(tensor)) for tensor in inner.source.outputs]
+        if self.flattener.is_of_body:
+            given = op.inputs[len(op.inputs) - len(inputs) :]
+            handles = {own.name: tensor for own, tensor in zip(inner.source.inputs, given, strict=True)}
+            self._tensors.update((handle_of(given[k]).name, inner._at(k)) for k in written_in(inner.source).variables)
+            for number, (condition, gradients) in inner.updates.items():
+                for name, gradient in gradients.items():
+                    self._update(number, handles[name], gradient, condition)
+        return inner.outputs
 
     def _inside(self, op: tf.Operation, function: str, inputs: Sequence[tf.Tensor]) -> _Copy:
         graph = function_graph(op, function)
         given = dict(zip((tensor.name for tensor in graph.inputs), inputs, strict=True))
-        copy = _Copy(self.flattener, graph, given, f"{self.prefix}{op.name}/", self.n_samples)
+        copy = _Copy(self.flattener, graph, given, f"{self.prefix}{op.name}/", self.n_samples, self.writes, self.latest)
         copy.run()
         return copy
 
-    def _copy_body(self, function: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def _at(self, position: int) -> tf.Tensor:
+        """Return what an input's counterpart is after the source's last operator: for a variable, its value."""
+        return self._tensors[self.source.inputs[position].name]
+
+    def _copy_body(self, function: Any, inputs: Sequence[tf.Tensor]) -> _Copy:
         """Copy the body of a loop, or a branch, into the default graph, which is the one that TensorFlow builds for it."""
         flattener = self.flattener
         inside = Flattener(
@@ -242,7 +310,47 @@ class _Copy:
         given = dict(zip((tensor.name for tensor in function.inputs), inputs, strict=True))
         copy = _Copy(inside, function, given, "")
         copy.run()
-        return [copy.tensor(_behind_controls(tensor)) for tensor in function.outputs]
+        return copy
+
+    def _copy_loop(self, op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        cond, body = loop_functions(op)
+        if written_in(cond).variables:
+            raise InputError(
+                f"{op.type} '{op.name}' ({source_line(op)}) updates a variable in the condition of a loop, which can't be "
+                "captured; carry its value through the loop, and assign it afterwards"
+            )
+        written = sorted(written_in(body).variables)
+        results = copy_while(
+            op, list(map(self._value, inputs)), lambda graph, values: self._copy_body(graph, values).outputs, written
+        )
+        for k in written:
+            self._write(op.inputs[k], results[k])
+        return [given if given.dtype == tf.resource else result for given, result in zip(inputs, results, strict=True)]
+
+    def _copy_branches(self, op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        found = list(map(written_in, branch_graphs(op)))
+        written = sorted(set[int]().union(*(each.variables for each in found)))
+        updates = {number: at for each in found for number, at in each.updates.items()}
+
+        def copy_branch(graph: Any, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            copy = self._copy_body(graph, values)
+            results = [*copy.outputs, *map(copy._at, written)]
+            for number, at in updates.items():
+                condition, gradients = copy.updates.get(number, (tf.constant(False), {}))
+                of_inputs = [gradients.get(graph.inputs[k].name) for k in at]
+                results += [condition]
+                results += [tf.zeros_like(values[k]) if g is None else g for k, g in zip(at, of_inputs, strict=True)]
+            return results
+
+        results = copy_conditional(op, list(map(self._value, inputs)), copy_branch)
+        more = iter(results[len(op.outputs) :])
+        for k in written:
+            self._write(op.inputs[1 + k], next(more))
+        for number, at in updates.items():
+            condition = next(more)
+            for k in at:
+                self._update(number, op.inputs[1 + k], next(more), condition)
+        return results[: len(op.outputs)]
 
 
 def _behind_controls(tensor: tf.Tensor) -> tf.Tensor:
@@ -254,5 +362,3 @@ def _behind_controls(tensor: tf.Tensor) -> tf.Tensor:
         tensor = tensor.op.inputs[0]
     return tensor
 
-
-CopyBody = Callable[[Any, Sequence[tf.Tensor]], list[tf.Tensor]]

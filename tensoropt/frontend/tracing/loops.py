@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.ops import while_v2
 
-READERS = ("ReadVariableOp", "ResourceGather")
 CopyBody = Callable[[Any, Sequence[tf.Tensor]], list[tf.Tensor]]
 
 
@@ -25,31 +24,25 @@ def is_passed_on(body: Any, position: int) -> bool:
     return result is body.inputs[position]
 
 
-def read_value(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return the results of an operator that reads a variable, where the variable's value stands for its handle."""
-    if op.type == "ReadVariableOp":
-        return list(inputs)
-    dims = op.get_attr("batch_dims")
-    return [tf.raw_ops.GatherV2(params=inputs[0], indices=inputs[1], axis=dims, batch_dims=dims)]
-
-
-def copy_while(op: tf.Operation, inputs: Sequence[tf.Tensor], copy_body: CopyBody) -> list[tf.Tensor]:
+def copy_while(
+    op: tf.Operation, values: Sequence[tf.Tensor], copy_body: CopyBody, written: Collection[int] = ()
+) -> list[tf.Tensor]:
     """Copy a loop into the default graph, by ``tf.while_loop``.
 
-    A loop variable that no iteration changes becomes a tensor that the new loop captures. A variable is read once before the
-    loop, and the copied body gets its value where it had the handle.
+    A loop variable that no iteration changes becomes a tensor that the new loop captures. The copied body gets a variable's
+    value where it had the handle, and returns what the variable holds afterwards.
 
     Args:
         op: a ``While`` or ``StatelessWhile``.
-        inputs: the counterparts of its inputs.
+        values: the counterparts of its inputs; for a variable's handle, the value.
         copy_body: copies a function, given its arguments, into the default graph; returns its results.
+        written: the positions of the variables that the body writes.
 
     Returns:
-        The counterparts of its outputs.
+        The counterparts of its outputs; for a variable's handle, the value.
     """
     cond, body = loop_functions(op)
-    values = [value_of(tensor) for tensor in inputs]
-    changing = [k for k in range(len(values)) if not is_passed_on(body, k)]
+    changing = [k for k in range(len(values)) if k in written or not is_passed_on(body, k)]
 
     def arguments(variables: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         given = dict(zip(changing, variables, strict=True))
@@ -63,16 +56,9 @@ def copy_while(op: tf.Operation, inputs: Sequence[tf.Tensor], copy_body: CopyBod
         lambda *variables: copy_body(cond, arguments(variables))[0],
         step,
         [values[k] for k in changing],
-        shape_invariants=[body.inputs[k].shape for k in changing],
+        shape_invariants=[values[k].shape if k in written else body.inputs[k].shape for k in changing],
         parallel_iterations=op.get_attr("parallel_iterations"),
         name=op.name,
     )
     made = dict(zip(changing, results, strict=True))
-    return [made.get(k, tensor) for k, tensor in enumerate(inputs)]
-
-
-def value_of(tensor: tf.Tensor) -> tf.Tensor:
-    """Return a tensor, or the value of a variable whose handle it is."""
-    if tensor.dtype != tf.resource:
-        return tensor
-    return tf.raw_ops.ReadVariableOp(resource=tensor, dtype=tensor.op.get_attr("dtype"))
+    return [made.get(k, tensor) for k, tensor in enumerate(values)]

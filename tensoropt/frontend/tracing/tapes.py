@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import tensorflow as tf
+from tensorflow.python.ops.control_flow_v2_func_graphs import CondBranchFuncGraph
 
 from ...common.errors import InputError
 from ...common.gradient_types import carries_gradient
@@ -163,14 +164,16 @@ class StepGradients:
         """Record that an optimizer updates variables by gradients, given in pairs of a gradient and a variable.
 
         Raises:
-            InputError: it is applied in a loop or a condition, or by rows that aren't gradients of the step.
+            InputError: it is applied in a loop, or by rows that aren't gradients of the step.
         """
         line = running_line()
-        if self.is_inside:
+        graph = tf.compat.v1.get_default_graph()
+        while isinstance(graph, CondBranchFuncGraph) and graph is not self._graph:
+            graph = graph.outer_graph
+        if graph is not self._graph:
             raise InputError(
-                f"{type(optimizer).__name__} is applied inside of a loop, a condition or a tf.function ({line}), which "
-                "can't be captured; expected it in the step itself: choose between gradients with tf.where, and write loops "
-                "in Python"
+                f"{type(optimizer).__name__} is applied inside of a loop or a tf.function ({line}), which can't be "
+                "captured; expected it in the step itself, or in a branch of a condition: write loops in Python"
             )
         assign_gradients(pairs, self.taken, len(self.applied), line)
         self.applied.append(Applied(optimizer, tuple(variable for _, variable in pairs), line))
