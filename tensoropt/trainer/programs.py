@@ -107,7 +107,7 @@ def capture_program(
     kind: str,
     objective: Objective,
     signature: Signature,
-    optimizer_of: Callable[[Any, Sequence[Any]], Optimizer],
+    optimizer_of: Callable[[Any, Sequence[Any]], Any],
     names: VariableNames | None = None,
 ) -> Captured:
     """Capture one program for batches of one size.
