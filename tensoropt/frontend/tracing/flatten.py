@@ -24,7 +24,7 @@ from .called import function_graph, is_call_by_name
 from .conditionals import CONDITIONALS, branch_graphs, copy_conditional, is_constant, taken_branch
 from .custom_gradient import copy_custom_gradient, is_custom_gradient
 from .loops import copy_while, loop_functions
-from .written import CALLS, LOOPS, handle_of, written_in
+from .written import CALLS, LOOPS, handle_behind, written_in
 
 _DROPPED = ("Print", "PrintV2", "NoOp")
 
@@ -154,7 +154,7 @@ class _Copy:
 
     def tensor(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return the counterpart of a tensor of the source."""
-        return self._tensors[handle_of(tensor).name]
+        return self._tensors[handle_behind(tensor).name]
 
     @property
     def outputs(self) -> list[tf.Tensor]:
@@ -252,7 +252,7 @@ class _Copy:
     def _write(self, source: tf.Tensor, value: tf.Tensor) -> list[tf.Tensor]:
         """Assign to a variable, given by its handle in the source."""
         if self.flattener.is_of_body:
-            self._tensors[handle_of(source).name] = value
+            self._tensors[handle_behind(source).name] = value
         else:
             handle = self.tensor(source)
             with self.flattener.graph.control_dependencies(self._last_write(handle)):
@@ -262,7 +262,7 @@ class _Copy:
     def _update(self, number: int, source: tf.Tensor, gradient: tf.Tensor, condition: tf.Tensor) -> list[tf.Tensor]:
         """Emit what stands for an optimizer's update of a variable, where a condition holds."""
         if self.flattener.is_of_body:
-            self.updates.setdefault(number, (condition, {}))[1][handle_of(source).name] = gradient
+            self.updates.setdefault(number, (condition, {}))[1][handle_behind(source).name] = gradient
             return []
         self._write(source, gradient)
         made = self.writes[-1]
@@ -271,7 +271,7 @@ class _Copy:
         return []
 
     def _check_is_read_before_updated(self, op: tf.Operation) -> None:
-        if any(handle_of(op.inputs[0]).name in gradients for _, gradients in self.updates.values()):
+        if any(handle_behind(op.inputs[0]).name in gradients for _, gradients in self.updates.values()):
             raise InputError(
                 f"{op.type} '{op.name}' ({source_line(op)}) reads or assigns a variable in the branch of a condition in "
                 "which an optimizer has updated it, which can't be captured; do it after the condition"
@@ -284,7 +284,7 @@ class _Copy:
         if self.flattener.is_of_body:
             given = op.inputs[len(op.inputs) - len(inputs) :]
             handles = {own.name: tensor for own, tensor in zip(inner.source.inputs, given, strict=True)}
-            self._tensors.update((handle_of(given[k]).name, inner._at(k)) for k in written_in(inner.source).variables)
+            self._tensors.update((handle_behind(given[k]).name, inner._at(k)) for k in written_in(inner.source).variables)
             for number, (condition, gradients) in inner.updates.items():
                 for name, gradient in gradients.items():
                     self._update(number, handles[name], gradient, condition)

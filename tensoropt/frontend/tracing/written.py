@@ -37,12 +37,12 @@ def written_in(graph: Any) -> Written:
     found = Written()
     for op in graph.get_operations():
         if UPDATE_ATTRIBUTE in op.node_def.attr:
-            found.updates.setdefault(update_of(op), []).append(place[handle_of(op.inputs[0]).name])
+            found.updates.setdefault(update_of(op), []).append(place[handle_behind(op.inputs[0]).name])
         elif treatment_of(op.type) is Treatment.WRITE:
-            found.variables.add(place[handle_of(op.inputs[0]).name])
+            found.variables.add(place[handle_behind(op.inputs[0]).name])
         for inner, offset in functions_of(op):
             there = written_in(inner)
-            here = {k: place.get(handle_of(tensor).name, -1) for k, tensor in enumerate(op.inputs[offset:])}
+            here = {k: place.get(handle_behind(tensor).name, -1) for k, tensor in enumerate(op.inputs[offset:])}
             found.variables.update(here[k] for k in there.variables)
             found.updates.update({number: [here[k] for k in at] for number, at in there.updates.items()})
     return found
@@ -60,7 +60,7 @@ def functions_of(op: tf.Operation) -> Iterator[tuple[Any, int]]:
         yield function_graph(op, op.type), 0
 
 
-def handle_of(tensor: tf.Tensor) -> tf.Tensor:
+def handle_behind(tensor: tf.Tensor) -> tf.Tensor:
     """Return the handle of a variable behind identities; other tensors as they are."""
     while tensor.dtype == tf.resource and tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
