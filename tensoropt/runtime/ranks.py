@@ -26,6 +26,7 @@ from .machines import machine_shape
 from .mpi_start import started_mpi, within_timeout
 from .mpirun import share_of_cores, usable_cores
 from .objects_between_ranks import broadcast_object, collect_objects, gather_objects, wait_for_all
+from .separate_starts import refuse_separate_processes
 
 __all__ = ["Processes", "current_processes", "display_here", "install_error_handling", "launched_as"]
 
@@ -292,10 +293,12 @@ def current_processes() -> Processes:
     """Return the ranks of this run. The first call connects them, and all ranks must make it.
 
     Raises:
+        InputError: the launcher started more processes than MPI sees.
         TensorOptError: the launcher's MPI isn't mpi4py's, mpi4py is missing, or MPI has too little thread support.
     """
     launched = launched_as()
     if launched is None:
+        refuse_separate_processes(n_seen=1)
         return Processes(rank=0, size=1, hosts=(socket.gethostname(),))
     install_lone_error_handling(rank=launched[0])
     return _connect(*launched)
@@ -338,6 +341,7 @@ def _connect(launched_rank: int, launched_size: int | None) -> Processes:
                 advice="start with tensoropt run, or with the mpirun beside this environment's python",
             )
         )
+    refuse_separate_processes(world.size)
     # Collectives are called from TensorFlow's threads, one after the other in a chain. For one chain, serialised is enough.
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise TensorOptError(

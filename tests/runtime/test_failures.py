@@ -361,14 +361,20 @@ def test_one_process_alone_needs_no_mpi():
     assert result.stderr.strip() == "tensoropt: wrong (at <string>:7)."
 
 
-def test_the_mpirun_of_another_mpi_is_named():
-    """Each process of another MPI's mpirun sees an MPI job of one rank."""
+@pytest.mark.parametrize(
+    ("names", "code", "says"),
+    [
+        (("PMI_RANK", "PMI_SIZE"), 1, "mpirun belongs to another MPI"),
+        (("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), 2, "got 2 processes (SLURM_STEP_NUM_TASKS), of which this one sees 1"),
+    ],
+)
+def test_a_launcher_whose_processes_do_not_see_each_other_is_named_once(names, code, says):
     script = "from tensoropt.runtime.ranks import current_processes; current_processes()"
-    for rank in (0, 1):
-        env = {"PMI_RANK": str(rank), "PMI_SIZE": "2"}
+    for rank in ("0", "1"):
+        env = dict(zip(names, (rank, "2"), strict=True))
         result = run_command([sys.executable, "-c", script], timeout=LIMIT_S, env=env)
-        assert result.returncode == 1
-        assert ("mpirun belongs to another MPI" in result.stderr) == (rank == 0)
+        assert result.returncode == code
+        assert (says in result.stderr) == bool(result.stderr) == (rank == "0")
         assert "Traceback" not in result.stderr
 
 

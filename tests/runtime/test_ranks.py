@@ -2,6 +2,7 @@
 
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tensoropt.runtime import ranks as processes
 from tensoropt.runtime.machines import machine_shape
 from tensoropt.runtime.mpi_start import SOCKET_BYTES, send_at_once
 from tensoropt.runtime.ranks import launched_as
+from tensoropt.runtime.separate_starts import refuse_separate_processes
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -60,6 +62,25 @@ def test_ranks_must_be_ordered_by_host():
 )
 def test_a_launcher_is_seen_in_the_environment(environ, expected):
     assert launched_as(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "n_seen", "parent", "is_refused"),
+    [
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, 1, "bash", False),  # plain python in a batch script
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, 1, "slurmstepd", False),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}, 1, "slurmstepd", True),  # srun python
+        ({"SLURM_STEP_NUM_TASKS": "4", "PMIX_RANK": "2"}, 1, "slurmstepd", True),  # a PMIx that MPI doesn't speak
+        ({"SLURM_STEP_NUM_TASKS": "4", "PMIX_RANK": "2"}, 4, "slurmstepd", False),
+        ({"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"}, 1, "hydra_pmi_proxy", True),
+        ({"SLURM_STEP_NUM_TASKS": "4", "OMPI_COMM_WORLD_SIZE": "2"}, 2, "prterun", True),  # srun mpirun
+        ({"SLURM_STEP_NUM_TASKS": "4", "OMPI_COMM_WORLD_SIZE": "2"}, 2, "prted", False),  # mpirun's own daemons
+    ],
+)
+def test_more_processes_than_mpi_sees_are_refused(environ, n_seen, parent, is_refused, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(InputError, match="more processes than see each other") if is_refused else nullcontext():
+        refuse_separate_processes(n_seen, environ, parent)
 
 
 @pytest.mark.parametrize(("n_ranks", "bare"), [(1, False), (2, True), (5, False)])
