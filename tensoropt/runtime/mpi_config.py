@@ -1,6 +1,6 @@
-"""Configure this environment so that bare ``mpirun`` starts more ranks than cores.
+"""Configure this environment so that bare ``mpirun`` starts more ranks than cores, as pip does when it installs TensorOpt.
 
-Run it as ``python -m tensoropt.runtime.mpi_config``.
+Run it as ``python -m tensoropt.runtime.mpi_config`` if Open MPI was installed or upgraded afterwards.
 """
 
 from __future__ import annotations

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..common.errors import InputError, TensorOptError, describe
+from ..common.launched import launched_as
 from ..common.progress import Display
 from ..common.source_lines import code_location
 from ..common.watchdog import CHAINS, CRITICAL, DEFAULT_TIMEOUT_S, ChainState, timeout_s
@@ -32,27 +33,10 @@ __all__ = ["Processes", "current_processes", "display_here", "install_error_hand
 
 Value = TypeVar("Value")
 
-# The variables with (rank, size) of launchers: OpenMPI, MVAPICH, MPICH and Intel MPI (PMI), and PMIx.
-LAUNCHER_VARIABLES = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("PMIX_RANK", "PMIX_SIZE"),
-)
-
-# The same launchers' variables with the number of the job's ranks on this machine.
+# The variables of launchers with the number of the job's ranks on this machine.
 LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 THREADS_VARIABLE = "TF_NUM_INTRAOP_THREADS"
 OPERATORS_VARIABLE = "TF_NUM_INTEROP_THREADS"
-
-
-def launched_as(environ: Mapping[str, str] = os.environ) -> tuple[int, int | None] | None:
-    """Return (rank, size) in the MPI job of this process, or None if it was started alone; size is None if unknown."""
-    for rank_name, size_name in LAUNCHER_VARIABLES:
-        if rank_name in environ:
-            size = environ.get(size_name)
-            return int(environ[rank_name]), int(size) if size is not None else None
-    return None
 
 
 def display_here(verbose: int | str | bool = 1) -> Display:

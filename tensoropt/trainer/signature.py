@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src import backend
+from tensorflow.python.framework.none_tensor import NoneTensorSpec  # TensorFlow 2.21 is the first to have it as tf's
 
 from ..common.errors import InputError, short
 from ..common.source_lines import running_line
@@ -239,7 +240,7 @@ def part_of(part: Structure, name: str, of: str = "a batch") -> Structure:
 
 def is_none(leaf: Any) -> bool:
     """Return whether there is no tensor: in a batch, or in a dataset's elements."""
-    return leaf is None or isinstance(leaf, tf.NoneTensorSpec)
+    return leaf is None or isinstance(leaf, NoneTensorSpec)
 
 
 def _spec_of(leaf: Any, part: str) -> tf.TensorSpec | None:

@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 from helpers.mpirun import ROOT, run_command
 
+from tensoropt.common import tensorflow_import, versions
+from tensoropt.common.errors import InputError
+from tensoropt.common.versions import TRIED
+
 # Not at the top of site-packages, where their names would collide.
 COMPONENTS = ("ft", "reschedule", "profiling")
+MPI_SETTINGS = "tensoropt-0.1.0.data/data/etc/prte-mca-params.conf"
 SOURCES = ("setup.py", "pyproject.toml", "MANIFEST.in", "Makefile", "README.md", "LICENSE", "tensoropt", *COMPONENTS)
 
 
@@ -36,6 +41,14 @@ def test_the_wheel_holds_real_files_under_one_name(checkout, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         assert archive.read("tensoropt/ft/__init__.py") == (ROOT / "ft" / "__init__.py").read_bytes()
+        # More ranks than cores, by bare mpirun.
+        assert b"\nrmaps_default_mapping_policy = :oversubscribe" in archive.read(MPI_SETTINGS)
+        metadata = archive.read("tensoropt-0.1.0.dist-info/METADATA").decode()
+    assert {"Author: The TensorOpt authors", "Requires-Python: >=3.10,<3.14"} <= set(metadata.splitlines())
+    required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist:")]
+    assert not any("tensoropt" in line for line in required)  # resolved without an index that knows us
+    for extra, tensorflow in (("cpu", "tensorflow-cpu>="), ("gpu", "tensorflow[and-cuda]>=")):
+        assert any(f'extra == "{extra}"' in line and tensorflow + TRIED["TensorFlow"][0] in line for line in required)
     assert {name.split("/")[0].split("-")[0] for name in names} == {"tensoropt"}
     for component in ("", *COMPONENTS):
         folder = ROOT / "tensoropt" / component
@@ -100,3 +113,30 @@ def test_make_alone_lists_the_targets(checkout):
     assert result.returncode == 0
     for target in ("install", "demo", "test", "lint", "bench", "clean"):
         assert f"make {target} " in result.stdout
+
+
+def test_make_and_setup_have_the_versions_that_are_tried():
+    makefile = (ROOT / "Makefile").read_text()
+    for at, name in enumerate(("OLDEST", "NEWEST")):
+        assert f"{name}_PYTHON ?= python{TRIED['Python'][at]}\n" in makefile
+        assert f"tensorflow-cpu=={TRIED['TensorFlow'][at]}.* keras=={TRIED['Keras'][at]}.*\n" in makefile
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [("3.9.2", "Keras 3.9.2 is untried, TensorOpt was tried with 3.10 to 3.15"), ("3.10.0", ""), ("3.16", "Keras 3.16")],
+)
+def test_other_versions_have_a_sentence_with_both_numbers(monkeypatch, version, says):
+    monkeypatch.setattr(versions, "_version", {"keras": version, "tensorflow": "2.19.0"}.get)
+    monkeypatch.setattr(versions.platform, "python_version", lambda: "3.13.1")
+    said = versions.untried_versions()
+    assert len(said) == bool(says) and all(line.startswith(says) for line in said)
+    with pytest.raises(ImportError, match=r"Python 3\.9\.18 is too old; expected 3\.10 or newer"):
+        versions.check_python("3.9.18")
+
+
+def test_a_missing_tensorflow_is_named(monkeypatch):
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    monkeypatch.setattr(tensorflow_import.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="pip install tensorflow-cpu, or for GPUs with pip install 'tensorflow"):
+        tensorflow_import.import_tensorflow()
