@@ -278,9 +278,10 @@ def test_the_report_that_is_asked_for_is_of_the_plan_that_is_built(tmp_path, mon
     assert f'"devices":{found.parallelism},' in page and f'"time_us":[{found.time_us}]' in page and found.parallelism > 1
 
 
-def test_running_alone_is_said_once(capfd):
+def test_running_alone_is_said_once(capfd, monkeypatch):
     from tensoropt.runtime.context import _say_alone
 
+    monkeypatch.delenv("TENSOROPT_QUIET")
     _say_alone.cache_clear()
     for _ in range(2):
         tensoropt.init()
