@@ -23,6 +23,9 @@ from .segment_memory import Transient, summed
 MOST_PAIRS = 1 << 23
 """The most pairs of states, over all points, that are looked at."""
 
+MOST_CELLS = 1 << 25
+"""The number of nodes of the strategies that were found, all together, from which no further operators are looked at."""
+
 MOST_STATES, MOST_EXCHANGES, MOST_ALIKE = 1 << 20, 1 << 15, 8
 """The most states of nodes, over all points, of which two are looked for; the most such pairs; and the most of either kind
 for each difference in cost: alike layers have many.
@@ -48,10 +51,14 @@ def equal_beside(
     beside = _Beside(problem, transient, n_operators, strategies)
     origins, found = [np.empty(0, np.int64)], [np.empty((0, len(problem.nodes)), np.int32)]
     if beside.n_pairs <= MOST_PAIRS:
+        n_cells = 0
         for node in range(n_operators):
+            if n_cells > MOST_CELLS:
+                break
             for origin, others in beside.as_fast(node):
                 origins.append(origin)
                 found.append(others)
+                n_cells += others.size
     origin, others = np.concatenate(origins), np.concatenate(found)
     if not len(others):
         return origin, others

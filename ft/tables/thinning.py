@@ -22,6 +22,7 @@ Complexity: O(K log P) for K points kept of P.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,6 +36,8 @@ _WORTH = 0.75
 """The largest share of the points that thinning may leave; if it leaves more, its error is better spent later."""
 _LONG = 24
 """Points of a frontier, on average, from which thinning it saves more than it costs."""
+_FEW = 32
+"""The number of frontiers up to which going through one after the other takes less time than through all at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +105,22 @@ def mark_cover_in_numpy(
 ) -> None:
     """Mark the points to keep of the frontiers from ``begins`` to ``ends``, in place.
 
-    It goes through all frontiers at once, a kept point at a time.
+    It goes through all frontiers at once, a kept point at a time, while there are many, then through each.
     """
     at = begins
-    while len(at):
+    while len(at) > _FEW:
         last = _last_where(mem, mem[at] + tolerance.mem_bytes, at, ends)
         kept[last] = True
         at = _last_where(-time, tolerance.time_ns - time[last], last, ends) + 1
         open_ = at < ends
         at, ends = at[open_], ends[open_]
+    for begin, end in zip(at.tolist(), ends.tolist(), strict=True):
+        of_mem, of_time = mem[begin:end].tolist(), (-time[begin:end]).tolist()
+        first, covering = 0, []
+        while first < len(of_mem):
+            covering.append(bisect_right(of_mem, of_mem[first] + tolerance.mem_bytes, first) - 1)
+            first = bisect_right(of_time, of_time[covering[-1]] + tolerance.time_ns, covering[-1])
+        kept[begin + np.array(covering)] = True
 
 
 def _last_where(values: Ints, limits: Ints, begins: Ints, ends: Ints) -> Ints:

@@ -51,6 +51,7 @@ FEW_CONFIGS = 4_096
 LOOK = "look"
 """The algorithm's name of strategies that were looked at before a search."""
 NO_REMAT = "without rematerialization, as the fastest plan fits without it"
+NOTHING_OFFERED = "nothing can be rematerialized that would save memory"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -193,7 +194,7 @@ def find_frontier(
     with phases.taking("costs"):
         rematerializing = rematerializing or rematerializing_problem(builder, model)
     if rematerializing is None or rematerializing.transient is None:
-        return _of_least_peaks(of_all(plain, found), progress)
+        return _of_least_peaks(of_all(plain, found, NOTHING_OFFERED), progress)
     with phases.taking("search"):
         found = replace(found, strategies=adopted(rematerializing, plain, found.strategies))
         del plain, builder  # with them go hundreds of megabytes of a large model's costs

@@ -20,7 +20,7 @@ Complexity: O(operators + cuts^2 x LIMITS^2), the square in arrays.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -38,8 +38,10 @@ LIMITS = 24
 """The number of sizes of the largest segment that are tried, and of sizes of a segment's parameters."""
 SLACK, SLACK_OF_RESULTS = 1 / 6, 0.6
 """The part by which a division may cost more than the cheapest, for being finer: in all, and counting results alone."""
-LEAST_SHARE = 0.0025
-"""The share of all saved bytes that a node must save itself for its rematerialization to be a choice."""
+LEAST_SHARE, LEAST_OF_SEGMENT = 0.0025, 0.02
+"""The shares of all saved bytes, and of a typical segment's, of which a node must save one itself for its rematerialization
+to be a choice. The second one alone doesn't depend on how many layers there are.
+"""
 LONG = 0.125
 """The share of the program's operators: a tensor still used farther than this from its producer is always saved."""
 LARGE = 0.5
@@ -118,17 +120,23 @@ def segments_of(nodes: Sequence[FusionGroup], costing: OperatorCosting, n_device
         )
         if indices:
             possible[number] = Rematerializable(indices, segment)
-    found = _worth_it(nodes, possible, costing)
+    found = _worth_it(nodes, possible, costing, sizes.values())
     largest = max(sizes.values())
     return Segments(found, frozenset(segment for segment, size in sizes.items() if size >= LARGE * largest))
 
 
 def _worth_it(
-    nodes: Sequence[FusionGroup], possible: Mapping[int, Rematerializable], costing: OperatorCosting
+    nodes: Sequence[FusionGroup],
+    possible: Mapping[int, Rematerializable],
+    costing: OperatorCosting,
+    sizes: Collection[int],
 ) -> dict[int, Rematerializable]:
     """Return the nodes whose rematerialization can pay: those that save much, and the producers of their operands.
 
     The operands would have to be saved instead if their producers couldn't be rematerialized too.
+
+    Args:
+        sizes: the saved bytes of each segment.
     """
     node_of = {op.name: number for number, node in enumerate(nodes) for op in node.operators}
     made_by = {
@@ -136,7 +144,7 @@ def _worth_it(
         for number, each in possible.items()
     }
     saved_bytes = {number: sum(_saved_bytes(op, costing) for op in made) for number, made in made_by.items()}
-    least = max(1.0, LEAST_SHARE * sum(saved_bytes.values()))
+    least = max(1.0, min(LEAST_SHARE * sum(saved_bytes.values()), LEAST_OF_SEGMENT * _typical(sizes)))
     pending = [number for number, n_bytes in saved_bytes.items() if n_bytes >= least]
     found = set(pending)
     while pending:
@@ -149,6 +157,12 @@ def _worth_it(
                     found.add(number)
                     pending.append(number)
     return {number: possible[number] for number in sorted(found)}
+
+
+def _typical(sizes: Collection[int]) -> int:
+    """Return the size of a segment such that half of all bytes are in segments that aren't larger."""
+    ascending = np.sort(list(sizes))
+    return int(ascending[np.searchsorted(2 * np.cumsum(ascending), ascending.sum())])
 
 
 def _path(graph: Graph, program: Sequence[Operator], costing: OperatorCosting) -> set[str]:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import zoo
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensoropt.costs.model_costs import costing_of
+from tensoropt.plan.find_frontier import NOTHING_OFFERED, find_frontier
+from tensoropt.profiling.hardware import named
+from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.remat_segments import LIMITS, SLACK, SLACK_OF_RESULTS, _chosen, _Cut, _within
 
 SIZES = st.integers(1, 9)
@@ -66,3 +73,30 @@ def test_of_divisions_that_are_about_the_best_the_finest_is_taken(program: Progr
     is_good = everywhere[0] < segments[0].sum() and everywhere[0] <= least_of_results * (1 + SLACK_OF_RESULTS)
     if is_good and everywhere[1] <= least * (1 + SLACK):
         assert len(taken) == len(cuts)
+
+
+def chain(n_layers: int) -> zoo.Built:
+    value = x = tf.compat.v1.placeholder(tf.float32, [64, 8], name="x")
+    for i in range(n_layers):
+        value = tf.tanh(tf.matmul(value, tf.compat.v1.get_variable(f"w{i}", [8, 8])))
+    return zoo.Built(tf.reduce_mean(tf.square(value)), {x: (np.ones((64, 8), np.float32),) * zoo.N_BATCHES}, ())
+
+
+@pytest.mark.parametrize("n_layers", [20, 500])
+def test_what_is_offered_of_a_layer_does_not_depend_on_how_many_there_are(n_layers: int) -> None:
+    hardware, model = named("v100-1x1"), zoo.record(lambda: chain(n_layers), "sgd").model
+    mesh = hardware.mesh(1)
+    costing = costing_of(model, hardware, mesh)
+    built = ProblemBuilder(model.graph, model.backward, costing, mesh, "full").build_rematerializing()
+    assert built is not None
+    offered = {op.type: 0 for op in model.graph.operators.values()}
+    for node, states in built.nodes:
+        for i in states.rematerialized:
+            offered[node.operators[i].type] += 1
+    assert offered["Tanh"] > n_layers / 2
+
+
+def test_a_search_says_where_nothing_can_be_rematerialized() -> None:
+    hardware = named("v100-1x1")
+    assert NOTHING_OFFERED in find_frontier(zoo.record(lambda: chain(1), "sgd").model, hardware, 1).summary()
+    assert NOTHING_OFFERED not in find_frontier(zoo.record(lambda: chain(20), "sgd").model, hardware, 1).summary()
