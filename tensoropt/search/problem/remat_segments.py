@@ -40,8 +40,10 @@ SLACK, SLACK_OF_RESULTS = 1 / 6, 0.6
 """The part by which a division may cost more than the cheapest, for being finer: in all, and counting results alone."""
 LEAST_SHARE, LEAST_OF_SEGMENT = 0.0025, 0.02
 """The shares of all saved bytes, and of a typical segment's, of which a node must save one itself for its rematerialization
-to be a choice. The second one alone doesn't depend on how many layers there are.
+to be a choice. The second one, which doesn't depend on how many layers there are, counts where the first leaves out much.
 """
+ENOUGH = 0.9
+"""The share of the bytes that could be rematerialized from which nodes that save less aren't offered: they take time."""
 LONG = 0.125
 """The share of the program's operators: a tensor still used farther than this from its producer is always saved."""
 LARGE = 0.5
@@ -144,7 +146,11 @@ def _worth_it(
         for number, each in possible.items()
     }
     saved_bytes = {number: sum(_saved_bytes(op, costing) for op in made) for number, made in made_by.items()}
-    least = max(1.0, min(LEAST_SHARE * sum(saved_bytes.values()), LEAST_OF_SEGMENT * _typical(sizes)))
+    total = sum(saved_bytes.values())
+    least = LEAST_SHARE * total
+    if sum(n_bytes for n_bytes in saved_bytes.values() if n_bytes >= least) < ENOUGH * total:
+        least = min(least, LEAST_OF_SEGMENT * _typical(sizes))
+    least = max(1.0, least)
     pending = [number for number, n_bytes in saved_bytes.items() if n_bytes >= least]
     found = set(pending)
     while pending:
