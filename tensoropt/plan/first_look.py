@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,10 +36,8 @@ from ..search.problem.config_space import Assignments, space_for, states_of
 from ..search.problem.fusion_groups import FusionGroup
 from ..search.problem.objectives import MEMORY_TIME
 from ..search.problem.strategy_problem import StrategyProblem
+from .asked import Request
 from .find_frontier import LOOK, ModelFrontier, problem_of, rematerializing_problem
-
-if TYPE_CHECKING:
-    from .request import Request
 
 LARGE = 500
 """The number of operators from which a model is looked at: the search of a smaller one takes seconds itself."""
@@ -184,7 +181,8 @@ def _corners(built: StrategyProblem) -> Frontier:
     small, fast = search.least((1.0, LITTLE * most_mem / most_time)), search.least((LITTLE * most_time / most_mem, 1.0))
     least_mem = small.bound / small.weights[0] - LITTLE * most_mem
     least_time = fast.bound / fast.weights[1] - LITTLE * most_time
-    bound = LowerBound(*(np.array([max(1, int(least))]) for least in (least_mem, least_time)), "the ends of the frontier")
+    corner = [np.array([max(1, int(least))]) for least in (least_mem, least_time)]
+    bound = LowerBound(corner[0], corner[1], "the ends of the frontier")
     found = [fast]
     for _ in range(N_BETWEEN):
         faster = found[-1]
