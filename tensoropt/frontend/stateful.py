@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 import re
+from collections.abc import Collection
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
@@ -120,6 +121,26 @@ def check_is_known(op: tf.Operation, line: str) -> None:
     if treatment_of(op.type) is Treatment.REFUSED:
         why = why_refused(op.type) or _UNKNOWN
         raise InputError(f"{op.type} '{op.name}' ({line}) can't be recorded: {why}")
+
+
+def check_keeps_effect(op: tf.Operation, results: Collection[str], line: str) -> None:
+    """Check that an operator with an effect on the world runs: others run only if something computes with their results.
+
+    Args:
+        results: the names of the tensors that the function with the operator returns.
+
+    Raises:
+        InputError: it would be left out.
+    """
+    if treatment_of(op.type) is not Treatment.EFFECT or op.type in ("Assert", "Print"):
+        return
+    if op.type == "PrintV2" and not op.get_attr("output_stream").startswith(b"file://"):
+        return
+    if not any(tensor.consumers() or tensor.name in results for tensor in op.outputs):
+        raise InputError(
+            f"{op.type} '{op.name}' ({line}) can't be recorded: it has an effect on the world, which would be left out; "
+            "return from the step what it needs, and do it outside, as in a callback"
+        )
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +18,7 @@ import tensorflow as tf
 from ...common.errors import InputError
 from ...common.source_lines import source_line
 from ..gradient_placeholders import GRADIENT_ATTRIBUTE, UPDATE_ATTRIBUTE, mark_update, update_of
-from ..stateful import TABLE_TYPES, Treatment, check_is_known, treatment_of
+from ..stateful import TABLE_TYPES, Treatment, check_is_known, check_keeps_effect, treatment_of
 from ..writes import value_read, value_written
 from .by_sample import BySample
 from .called import function_graph, is_call_by_name
@@ -146,6 +147,10 @@ class _Copy:
     updates: dict[int, tuple[tf.Tensor, dict[str, tf.Tensor]]] = field(default_factory=dict)
     _tensors: dict[str, tf.Tensor] = field(default_factory=dict)
 
+    @cached_property
+    def _returned(self) -> set[str]:
+        return {tensor.name for tensor in self.source.outputs}
+
     def run(self) -> None:
         self._tensors.update(self.given)
         for op in self.source.get_operations():
@@ -162,9 +167,11 @@ class _Copy:
         return [self.tensor(_behind_controls(tensor)) for tensor in self.source.outputs]
 
     def _copy(self, op: tf.Operation) -> None:
+        line = source_line(op)
+        check_keeps_effect(op, self._returned, line)
         if op.type in _DROPPED or (op.type == "Assert" and self.flattener.is_of_body):
             return
-        check_is_known(op, source_line(op))
+        check_is_known(op, line)
         if op.type == "Placeholder" and GRADIENT_ATTRIBUTE not in op.node_def.attr:
             raise InputError(
                 f"placeholder '{op.name}' ({source_line(op)}) is inside of the function; make it one of its arguments"
