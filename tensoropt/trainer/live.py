@@ -241,7 +241,7 @@ def hold_optimizer(ranks: Holder, step: str, optimizer: Any, parameters: Iterabl
     """
     states, own = _states.setdefault(optimizer, {}), named_variables(optimizer)
     of = frozenset(map(Live.of, parameters))
-    is_another = bool(states) and of not in states  # of other parameters: it begins anew
+    is_another = bool(states) and of not in states  # of other parameters: it begins again
     known = states.setdefault(of, {})
     for entry in ranks.optimizers[step].state():
         name = entry.key.removeprefix(f"{step}/")
