@@ -190,7 +190,7 @@ class Engine:
         n_ranks = len(self.backend.ranks)
         return [flat[i : i + n_ranks] for i in range(0, n_ranks * len(fetch.tensors), n_ranks)]
 
-    def build_steps_anew(self) -> None:
+    def rebuild_steps(self) -> None:
         """Build the functions of training steps again when they next run."""
         self._functions = {key: built for key, built in self._functions.items() if not key[0].train_steps}
 

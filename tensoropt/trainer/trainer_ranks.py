@@ -345,7 +345,7 @@ class TrainerRanks:
         """Have the steps computed with other attributes of an optimizer. They are built again, as at first."""
         self.optimizers[step].take_over(settings)
         for each in self.runs.executions:
-            each.engine.build_steps_anew()
+            each.engine.rebuild_steps()
 
     @everywhere
     def _renew(self, key: str, value: np.ndarray) -> None:

@@ -241,7 +241,7 @@ class StagedEngine:
         found = self.micro_batches[stage]
         return found if fetch.train_steps and comes_in_micro_batches(feed, found) else ()
 
-    def build_steps_anew(self) -> None:
+    def rebuild_steps(self) -> None:
         """Build the functions of training steps again when they next run."""
         self._functions = {key: built for key, built in self._functions.items() if not key[0].train_steps}
 
