@@ -12,7 +12,7 @@ result then says so and carries a lower bound, which limits how far it can be fr
 1. A small problem is solved exactly. This attempt ends where it would take too much.
 2. Otherwise weighted searches find the states that matter and bound all strategies, and Frontier-Tracking works on these
    states (:mod:`.guided`). This phase always counts, however long it takes. Where phase 1 left a gap by thinning alone,
-   phase 2 is done only while there is time, or where the gap is large.
+   phase 2 is done only while there is time.
 3. While there is time and a gap: what is known to be dominated is dropped (:mod:`.weighted.reduced_cost_pruning`), and the
    rest is solved exactly if it can be. Then there are more rounds of phase 2.
 """
@@ -48,8 +48,6 @@ _MORE = 4
 _MOST_GAP = 0.1
 _SHARE = 0.75
 """Share of the remaining time that pruning may take."""
-_FAR = 0.25
-"""The gap from which weights are tried however long phase 1 took: of many equal parts, each of which was thinned."""
 
 
 class _TimeIsUp(Exception):
@@ -99,8 +97,7 @@ class _Search:
         limits = Limits(self.budget.max_table_cells, self.budget.max_work, is_strict=True)
         n_pairs = sum(edge.mem_bytes.size for edge in self.problem.edges)
         best = self._tracked(self.problem, limits) if n_pairs <= MAX_PAIRS else None
-        is_late = time.monotonic() > self.start + self.budget.seconds
-        if best is not None and (self._is_enough(best) or (is_late and best.worst_gap <= _FAR)):
+        if best is not None and (self._is_enough(best) or time.monotonic() > self.start + self.budget.seconds):
             return best
         return self._by_weights(best)
 

@@ -237,7 +237,7 @@ def test_long_names_keep_both_ends():
 
 def test_the_frontier_table_is_numbered_and_marks_the_choice(planned):
     lines = planned.frontier_table().splitlines()
-    assert lines[0].split()[:4] == ["point", "memory", "per", "device"]
+    assert lines[0].split()[:6] == ["point", "paper's", "sum", "memory", "per", "device"]
     (chosen,) = [line for line in lines if line.endswith("chosen")]
     assert int(chosen.split()[0]) == planned.point + 1
     assert Plan.from_json(planned.to_json()).frontier_table() == planned.frontier_table()
@@ -253,11 +253,11 @@ def test_explain_tells_where_time_and_memory_go_and_what_is_next(tmp_path):
     told = plan.explain()
     for text in (plan.summary(), "where the time goes", "MatMul", "collectives", "parameters, gradients and slots"):
         assert text in told
-    smaller, faster = frontier.points[0], frontier.points[2]
     lines = {line[:12]: line for line in told.splitlines()}
-    for line, point in ((lines["the next sma"], smaller), (lines["the next fas"], faster)):
+    for line, number in ((lines["the next sma"], 0), (lines["the next fas"], 2)):
+        point = frontier.points[number]
         assert f"{point.time_us:,.1f}" in line and f"{point.time_us / plan.time_us - 1:+.1%}" in line
-        assert f"{point.memory_bytes / plan.memory_bytes - 1:+.1%}" in line
+        assert f"{frontier.peak_bytes(number) / plan.peak_bytes - 1:+.1%}" in line
     # Shares of time add up to all of it, and so do those of memory.
     for what in ("where the time goes", "where the memory goes"):
         rows = told.split(what)[1].split("\n\n")[0].splitlines()

@@ -64,7 +64,7 @@ function drawCards() {
   if (points.overlap_time_us[at]) cards.push(["overlap", timeText(points.overlap_time_us[at])]);
   byId("cards").replaceChildren(...cards.map(([name, text]) => {
     const card = element("div");
-    card.append(element("dt", name), element("dd", text, {id: "card-" + name.replaceAll(" ", "-")}));
+    card.append(element("dt", name), element("dd", text, {id: "card-" + name.replaceAll("'", "").replaceAll(" ", "-")}));
     return card;
   }));
   const beside = (time, bytes) => `${signedPercent(time / points.time_us[at] - 1)} time, ${signedPercent(bytes / neededBytes(at) - 1)} memory`;

@@ -43,8 +43,8 @@ class Opened:
     def shows(self, data, point: int) -> None:
         points = data["points"]
         assert self.card("point") == f"{point + 1} of {len(points['time_us'])}"
-        assert self.card("memory-per-device") == memory_text(points["memory_bytes"][point])
-        assert self.card("peak-of-a-step") == memory_text(points["peak_bytes"][point])
+        assert self.card("papers-sum") == memory_text(points["memory_bytes"][point])
+        assert self.card("memory-per-device") == memory_text(points["peak_bytes"][point])
         assert self.card("time-per-step") == time_text(points["time_us"][point])
         assert self.card("compute") == time_text(points["compute_time_us"][point])
         assert self.card("network") == time_text(points["network_time_us"][point])
