@@ -259,7 +259,7 @@ def test_explain_tells_where_time_and_memory_go_and_what_is_next(tmp_path):
         assert f"{point.time_us:,.1f}" in line and f"{point.time_us / plan.time_us - 1:+.1%}" in line
         assert f"{frontier.peak_bytes(number) / plan.peak_bytes - 1:+.1%}" in line
     # Shares of time add up to all of it, and so do those of memory.
-    for what in ("where the time goes", "where the memory goes"):
+    for what in ("where the time goes", "where the paper's sum of"):
         rows = told.split(what)[1].split("\n\n")[0].splitlines()
         assert sum(float(row.split()[-1].rstrip("%")) for row in rows if "%" in row) == pytest.approx(100, abs=1)
     assert "none is smaller" in frontier.plan(0).explain()

@@ -49,7 +49,7 @@ def test_the_step_of_all_stages_is_drawn_and_each_stage_can_be_chosen(browser, p
         assert page.get_attribute("#stages-table button:focus", "aria-pressed") == "true"
         assert f"stage {number}, one of 2" in page.inner_text("#subtitle")
         assert opened.card("time-per-step") == time_text(stage.plan.time_us)
-        assert opened.card("peak-of-a-step") == memory_text(stage.plan.peak_bytes)
+        assert opened.card("memory-per-device") == memory_text(stage.plan.peak_bytes)
         kernel = next(op for op in stage.plan.operators if op.type == "Variable")
         page.fill("#search", kernel.name)
         page.locator("#rows .inner button").first.click()
