@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Container
 from dataclasses import replace
 from functools import lru_cache
@@ -11,7 +12,7 @@ from ..ir.body import COMPOSITES
 from ..ir.graph import SOURCES, Operator
 from ..profiling.work import WorkItem
 from ..reschedule.layout import Shape
-from ..rules.rule import Config, Interface, Rule
+from ..rules.rule import Config, Interface, Rule, local_points
 from ..sharding.resharding import halo_resharding
 
 # Attributes that don't change how long an operator takes, and static inputs that hold global shapes.
@@ -76,6 +77,8 @@ def _key(op: Operator, rule: Rule, config: Config, interface: Interface, positio
     shapes = [f"{tensor.dtype}{list(shape)}" for (_, tensor), shape in shards]
     if rule.exchanged(config):
         shapes.append("all that windows cover")
+    if rule.points is not math.prod:  # the operands alone don't tell how much is drawn
+        shapes.append(f"{local_points(rule, config)} points")
     inner = "".join(f" {name}/{config.degree(name)}" for name in sorted(rule.inner) if config.degree(name) > 1)
     return f"{op.type}({', '.join(shapes)}){inner} to {list(positions)} {attributes_key(op)}"
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_library
 
-from ..common.settings import RandomMode, random_mode
 from ..ir.graph import ARGUMENTS, CONSTANT, Operator
 from ..ir.micro_batching import MicroBatch
 from ..reschedule.layout import Layout
@@ -39,7 +38,6 @@ class Job:
         interface: the layouts of its operands and results, which follow from rule and config.
         ranks: the ranks that this process builds.
         complete: ``complete(k, values)`` emits the k-th resharding inside of the operator.
-        random: how random operators draw.
         differentiated: the positions of the operands to which a gradient comes back, where that is known.
         micro_batch: the micro-batch that the operator belongs to, where a step has several.
         rematerialized_with: ``rematerialized_with(i)`` is a context in which to emit all that the backward pass reads of
@@ -53,7 +51,6 @@ class Job:
     interface: Interface
     ranks: tuple[int, ...]
     complete: Complete
-    random: RandomMode = field(default_factory=random_mode)
     differentiated: frozenset[int] = frozenset()
     micro_batch: MicroBatch | None = None
     rematerialized_with: Callable[[int], AbstractContextManager[None]] = lambda position: nullcontext()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import overload
@@ -60,10 +61,10 @@ class ConfigArrays:
 
     def local_points(self) -> Ints:
         """Return what :func:`.rule.local_points` does, int64[K]."""
-        points = np.ones(len(self), np.int64)
-        for name, extent in self.rule.extents.items():
-            points *= -(-extent // self.degree(name))
-        return points
+        blocks = [-(-extent // self.degree(name)) for name, extent in self.rule.extents.items()]
+        if self.rule.points is not math.prod:
+            return np.array([self.rule.points(block) for block in zip(*(each.tolist() for each in blocks), strict=True)])
+        return np.prod([np.ones(len(self), np.int64), *blocks], axis=0)
 
     def are_exchanged(self) -> Mask:
         """Return whether each config needs a halo exchange (:meth:`.Rule.exchanged`), bool[K]."""

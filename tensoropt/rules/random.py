@@ -1,8 +1,13 @@
-"""Rules of random operators. If a result is split, each rank draws its own block; see :mod:`..lowering.ops.random`."""
+"""Rules of random operators. Ranks draw what covers their blocks of one device's numbers: :mod:`..lowering.ops.random`."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from functools import partial
+
 from ..ir.graph import Operator
+from ..reschedule.layout import Shape
 from .registry import op_rule
 from .rule import Dims, Rule, make_rule
 
@@ -12,6 +17,8 @@ FROM_KEY = (
     "StatelessRandomUniformFullIntV2"
 ).split()
 FROM_SEED = "RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt".split()
+# Drawing one more run takes about as long as drawing so many more elements, and makes the graph larger.
+_RUN_ELEMENTS, _MOST_RUNS = 8192, 64
 # The approximate cost of an element: Philox takes ten rounds of two products and six other operations for four numbers,
 # which is 20 operations for each.
 _FLOPS = 20.0
@@ -28,14 +35,37 @@ def _by_element(op: Operator) -> Rule:
     return make_rule(op, _unsplit(op), (dims,), flops_per_point=_FLOPS)
 
 
+def rows_drawn(local: Shape, shape: Shape) -> int:
+    """Return the dimension whose whole rows a rank draws, to cut its block from them.
+
+    For each index of the dimensions before, it draws one run of consecutive elements: its rows of this dimension.
+
+    Args:
+        local: the largest shape of a block; at least one dimension, which needn't be split.
+    """
+    innermost = max((i for i, n in enumerate(local) if n < shape[i]), default=0)
+    possible = [i for i in range(innermost + 1) if math.prod(local[:i]) <= _MOST_RUNS]
+    return min(possible, key=lambda i: math.prod(local[:i]) * _RUN_ELEMENTS + _elements(local, shape, i))
+
+
+def _elements(local: Shape, shape: Shape, rows: int) -> int:
+    return math.prod(local[: rows + 1]) * math.prod(shape[rows + 1 :])
+
+
+def _drawn(shape: Shape, local: Shape) -> int:
+    """Return how many elements a rank draws from a key for a block of this shape."""
+    return _elements(local, shape, rows_drawn(local, shape)) if shape else 1
+
+
 @op_rule(*FROM_KEY, static=(0, 3))
 def from_key(op: Operator) -> Rule:
-    return _by_element(op)
+    return replace(_by_element(op), points=partial(_drawn, op.result.shape))
 
 
 @op_rule(*FROM_SEED, static=(0,))
 def from_seed(op: Operator) -> Rule:
-    return _by_element(op)
+    """Return the rule of an operator that keeps its state: every rank draws the whole, so that states stay equal."""
+    return replace(_by_element(op), points=lambda local: math.prod(op.result.shape))
 
 
 @op_rule("StatelessRandomGetKeyCounter")

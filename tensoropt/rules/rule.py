@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -52,6 +52,8 @@ class Rule:
         spread: the factor that every axis must be assigned to, if it has enough elements: the batch of an input of which
             each rank loads its share. Empty if there is none. Where no axis is used, each rank loads the global batch.
         flops_per_point: floating-point operations of the forward pass per point of the product of all factors.
+        points: returns how many points a device computes, from the extents of its largest blocks of all factors. It is their
+            product, unless the operator computes more than its block.
         without: the reason why the operator has no better rule, if it runs replicated; else empty.
     """
 
@@ -67,6 +69,7 @@ class Rule:
     halos: Mapping[str, Window] = field(default_factory=dict)
     spread: str = ""
     flops_per_point: float = 1.0
+    points: Callable[[tuple[int, ...]], int] = math.prod
     without: str = field(default="")
 
     @cached_property
@@ -393,6 +396,6 @@ def _contiguous(names: tuple[str, ...], n_axes: int, before: tuple[str, ...] = (
 
 def local_points(rule: Rule, config: Config) -> int:
     """Return how many points of the product of all factors the device with the largest blocks computes."""
-    return math.prod(-(-extent // config.degree(name)) for name, extent in rule.extents.items())
+    return rule.points(tuple(-(-extent // config.degree(name)) for name, extent in rule.extents.items()))
 
 

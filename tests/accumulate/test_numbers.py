@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import accumulate.models as models
-import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import zoo
@@ -38,11 +37,6 @@ CASES = [
     for number, name in enumerate(models.FUNCTIONS)
     for case in first(1, [(name, n, seed) for n, seed in (COUNTS[number % 2], COUNTS[1 - number % 2], *COUNTS[2:])])
 ]
-
-
-@pytest.fixture(autouse=True)
-def _numbers_of_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
 
 
 def check(name: str, n: int, mesh: Mesh, seed: int, **shares: float) -> StrategyView:
@@ -99,21 +93,6 @@ def test_fetches_of_a_step_are_of_the_full_batch_in_order(mesh: Mesh) -> None:
         for tensor, shards, expected in zip(tensors, found[len(tensors) :], alone, strict=True):
             layout = views[0].layout(tensor).with_partial(())
             assert_close(gather(shards, layout, tensor.shape), expected[0], 1e-12, f"pieces of {tensor.name}")
-
-
-def test_dropout_differs_between_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks of micro-batches and of devices differ, and those of replicas don't."""
-    monkeypatch.setenv("TENSOROPT_RANDOM", "folded")
-    model = models.recorded("dropping_out", "sgd")
-    ones = {"x:0": np.ones_like(model.batches[0]["x:0"])}
-    dropped = next(op.result for op in model.graph.operators.values() if op.type in ("SelectV2", "Select"))
-    for mesh in (Mesh.of(1), Mesh.of(2)):
-        for seed in range(3):
-            views = models.random_view("dropping_out", "sgd", 4, mesh, seed)
-            engine = models.engine_in_micro_batches(model, views, PathFinder(Link()))
-            (values,) = engine.run(Fetch(((dropped, False),), ("train",)), feeds_of(model.graph, ones))
-            masks = {tuple(row) for row in (values[0] != 0).tolist()}
-            assert len(masks) > 4 and all(np.array_equal(value, values[0]) for value in values)
 
 
 @pytest.mark.parametrize(("n_ranks", "collectives"), [(2, "mpi"), (2, "link")])

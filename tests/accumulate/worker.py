@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
-os.environ["TENSOROPT_RANDOM"] = "one_device"
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import accumulate.models as models

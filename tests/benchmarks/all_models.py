@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import keras
 from helpers.strategies import random_router, random_strategy
-from helpers.switches import graphs_as_built
+from helpers.switches import floats, graphs_as_built
 from models.catalog import SMALL, Entry, application
-from models.training import by_strategy, case_of, differences, floats
+from models.training import by_strategy, case_of, differences
 
 from tensoropt.ir.graph import Graph
 from tensoropt.plan.find_frontier import find_frontier

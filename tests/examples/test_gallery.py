@@ -16,7 +16,7 @@ WORKER = Path(gallery.__file__)
 
 
 def steps_of(n_ranks: int, *arguments: str) -> list[dict[str, float]]:
-    done = run_ranks(n_ranks, WORKER, *arguments, timeout=300, env={"TENSOROPT_RANDOM": "one_device"})
+    done = run_ranks(n_ranks, WORKER, *arguments, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return gallery.steps_shown(done.stdout)
 

@@ -15,11 +15,12 @@ import pytest
 import tensorflow as tf
 from helpers.large import first
 from helpers.strategies import random_router, random_strategy, slides
+from helpers.switches import floats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import layers
 from models.catalog import Entry
-from models.training import Case, by_strategy, case_of, differences, floats
+from models.training import Case, by_strategy, case_of, differences
 
 from tensoropt.frontend.importer import import_graph
 from tensoropt.lowering.operators import raw_operator

@@ -1,5 +1,4 @@
-"""Models that draw, look up, mask and scatter: one device's numbers under ``TENSOROPT_RANDOM=one_device``, and equal
-replicas either way."""
+"""Models that draw, look up, mask and scatter: one device's numbers."""
 
 from __future__ import annotations
 
@@ -13,17 +12,14 @@ from helpers.large import first
 from helpers.strategies import (
     assert_variables,
     engine_of,
-    feeds_of,
     local_shards,
     random_router,
     random_strategy,
     train_and_check,
-    training_fetch,
 )
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.simulate import gather
 
 
 def drawing() -> zoo.Built:
@@ -57,25 +53,9 @@ MESHES = (Mesh.of(4), Mesh.of(2, 2), Mesh.of(3))
 
 @pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize("seed", first(3, range(9)))
-def test_drawing_the_global_tensor_gives_one_device_numbers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
+def test_random_operators_give_one_device_numbers(seed: int) -> None:
     mesh = MESHES[seed % 3]
     view = random_strategy(recorded(), mesh, seed)
     engine = engine_of(recorded(), view, random_router(seed), EmulatedBackend(mesh))
     train_and_check(engine, recorded())
     assert_variables(recorded(), view, local_shards(engine))
-
-
-@pytest.mark.usefixtures("graphs_as_built")
-@pytest.mark.parametrize("seed", first(3, range(6)))
-def test_shards_drawn_separately_leave_replicas_equal(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TENSOROPT_RANDOM", raising=False)
-    model, mesh = recorded(), MESHES[seed % 3]
-    view = random_strategy(model, mesh, seed)
-    engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh))
-    for batch in model.batches:
-        (losses,) = engine.run(training_fetch(model), feeds_of(model.graph, batch))
-        assert len({loss.tobytes() for loss in losses}) == 1 and np.isfinite(losses[0])
-    shards = local_shards(engine)
-    for op in model.graph.variables:
-        gather(shards[op.name], view.layout(op.result), op.result.shape)  # which compares replicas to the bit

@@ -19,10 +19,10 @@ os.environ.setdefault("TENSOROPT_CACHE", "off")
 
 import keras
 from helpers.strategies import random_router, random_strategy
-from helpers.switches import graphs_as_built
+from helpers.switches import floats, graphs_as_built
 
 from models.catalog import SMALL
-from models.training import Case, by_strategy, case_of, differences, floats, sgd, without_gradient
+from models.training import Case, by_strategy, case_of, differences, sgd, without_gradient
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.mesh import Mesh

@@ -18,9 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import keras
 import numpy as np
+from helpers.switches import floats
 
 from models.catalog import APPLICATIONS, SMALL, Entry
-from models.training import N_STEPS, Step, captured, distances, floats, on_one_device, sgd
+from models.training import N_STEPS, Step, captured, distances, on_one_device, sgd
 
 COLUMNS = ("model", *(f"step {number}" for number in range(N_STEPS)))
 

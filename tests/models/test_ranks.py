@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.mpirun import run_ranks
+from helpers.switches import floats
 
 from models.catalog import SMALL
-from models.training import floats
 from models.worker import N_STEPS, prepared
-from tensoropt.common.settings import VARIABLE, RandomMode
 
 WORKER = Path(__file__).with_name("worker.py")
 TOLERANCE = 1e-9
@@ -34,8 +33,7 @@ def plain(name: str) -> list[float]:
 
 
 def check(name: str) -> None:
-    env = {VARIABLE: RandomMode.ONE_DEVICE.value}
-    done = run_ranks(4, "-m", "mpi4py", WORKER, name, MEMORY[name], timeout=600, env=env)
+    done = run_ranks(4, "-m", "mpi4py", WORKER, name, MEMORY[name], timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     expected = plain(name)

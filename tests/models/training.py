@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from helpers import switches
 
 from models.catalog import Entry
-from tensoropt.common.settings import VARIABLE, RandomMode
 from tensoropt.ir.graph import Graph
 from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.lowering.resharding.backends import EmulatedBackend
@@ -73,21 +69,6 @@ class Case:
     @property
     def graph(self) -> Graph:
         return self.model.graph
-
-
-@contextmanager
-def floats(dtype: str) -> Iterator[None]:
-    """Keras makes models of this type, and random operators draw as on one device, while this lasts."""
-    drawing = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = RandomMode.ONE_DEVICE.value
-    try:
-        with switches.floats(dtype):
-            yield
-    finally:
-        if drawing is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = drawing
 
 
 def case_of(entry: Entry, make_optimizer: MakeOptimizer = sgd, seed: int = 1) -> Case:

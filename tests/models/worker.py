@@ -10,10 +10,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import keras
+from helpers.switches import floats
 
 import tensoropt
 from models.catalog import SMALL
-from models.training import floats
 
 N_STEPS = 20
 RATE = 0.003

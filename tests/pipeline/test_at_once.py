@@ -18,8 +18,7 @@ CASES = [(name, seed) for seed in range(12) for name in MODELS]
 
 @pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize(("name", "seed"), first(6, CASES))
-def test_random_strategies_give_one_device_numbers(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
+def test_random_strategies_give_one_device_numbers(name: str, seed: int) -> None:
     optimizer = sorted(zoo.HYPERPARAMETERS)[seed % len(zoo.HYPERPARAMETERS)]
     model = zoo.record(MODELS[name], optimizer)
     tolerance = 5e-5 if name == "fused_cnn" else 1e-10  # TensorFlow's one operator is of float32

@@ -42,8 +42,7 @@ def assert_same_weights(found: list[np.ndarray], expected: list[np.ndarray]) -> 
 
 @pytest.mark.large
 @pytest.mark.usefixtures("float64")
-def test_a_fit_is_that_of_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
+def test_a_fit_is_that_of_keras(tmp_path: Path) -> None:
     (x, y), plain = data(), network()
     plain.compile(**compiled())
     fitting = {"epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (x[:8], y[:8])}
@@ -92,7 +91,7 @@ def test_batch_normalisation_on_real_ranks_is_that_of_keras(n_ranks: int, tmp_pa
 
 
 def told_by_ranks(n_ranks: int, folder: Path, epochs: int, **env: str) -> dict[str, Any]:
-    done = run_ranks(n_ranks, WORKER, str(folder), str(epochs), env={"TENSOROPT_RANDOM": "one_device", **env})
+    done = run_ranks(n_ranks, WORKER, str(folder), str(epochs), env=env)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     assert f"{env.get('STAGES', '2')} stages" in told["plan"] and env.get("SCHEDULE", "") in told["plan"]
@@ -123,9 +122,8 @@ def test_real_ranks_fit_as_keras_does(tmp_path: Path, everything: bool) -> None:
 
 
 @pytest.mark.usefixtures("float64")
-def test_class_weights_several_stages_and_clipping_by_each_norm(monkeypatch: pytest.MonkeyPatch, everything: bool) -> None:
+def test_class_weights_several_stages_and_clipping_by_each_norm(everything: bool) -> None:
     """All forward passes first; a batch of one sample, which isn't divided; the rate is set. By ``--all`` in four stages."""
-    monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
 
     def optimizer() -> keras.optimizers.Optimizer:
         return keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.02, weight_decay=1e-3)
@@ -205,8 +203,7 @@ class AsKeras(keras.Model):
 
 
 @pytest.mark.usefixtures("float64")
-def test_a_training_step_of_ones_own_that_applies_its_gradients_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
+def test_a_training_step_of_ones_own_that_applies_its_gradients_is_cut() -> None:
     x, y = data(BATCH)
     plain, own = (AsKeras(each.inputs, each.outputs) for each in (network(), network()))
     for model in (plain, own):

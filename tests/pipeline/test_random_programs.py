@@ -15,13 +15,12 @@ CASES = [(seed, devices_of(seed)) for seed in range(200)]
 
 @pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize(("seed", "n_devices"), first(3, CASES))
-def test_emulated_programs_give_one_device_numbers(seed: int, n_devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
+def test_emulated_programs_give_one_device_numbers(seed: int, n_devices: int) -> None:
     check_emulated(random_program(seed, n_devices))
 
 
 @pytest.mark.parametrize(("n_ranks", "seeds"), first(1, [(3, "1,4"), *((n, "0-9") for n in (2, 3, 4))]))
 def test_programs_between_processes_give_one_device_numbers(n_ranks: int, seeds: str) -> None:
-    result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, seeds, timeout=280, env={"TENSOROPT_RANDOM": "one_device"})
+    result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, seeds, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"programs {seeds} on {n_ranks} ranks" in result.stdout

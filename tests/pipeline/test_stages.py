@@ -24,8 +24,7 @@ MESHES = (
 
 @pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize(("name", "seed"), first(6, sorted(CASES[:7], key=("attention", 1).__eq__)) + first(0, CASES[7:]))
-def test_random_strategies_give_one_device_numbers(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
+def test_random_strategies_give_one_device_numbers(name: str, seed: int) -> None:
     optimizer = sorted(models.zoo.HYPERPARAMETERS)[seed % len(models.zoo.HYPERPARAMETERS)]
     meshes, schedule = MESHES[seed % len(MESHES)], SCHEDULES[(seed + len(name)) % len(SCHEDULES)]
     check_numbers(*random_engine(name, optimizer, (2, 4, 8)[seed % 3], meshes, seed, schedule))

@@ -30,7 +30,8 @@ from unittest import mock
 import keras
 import numpy as np
 import tensorflow as tf
-from models.training import floats, ratio
+from helpers.switches import floats
+from models.training import ratio
 
 import tensoropt
 from random_models.drawing import Case, Training, described, made

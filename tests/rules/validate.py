@@ -24,7 +24,6 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from tensoropt.common.settings import RandomMode
 from tensoropt.ir.graph import Operator, Tensor
 from tensoropt.lowering import operators
 from tensoropt.lowering.localise import uniform_shape
@@ -224,7 +223,7 @@ class _Building:
             start = graph.version
             return results
 
-        job = Job(op, self.rule, config, interface, self.resharder.backend.ranks, complete, RandomMode.ONE_DEVICE)
+        job = Job(op, self.rule, config, interface, self.resharder.backend.ranks, complete)
         item.results = item.operator.results = emit(job, operands)
         parts.append(Created(start, graph.version))
         results = zip(op.outputs, interface.results, item.results, self.truth.weights, strict=True)

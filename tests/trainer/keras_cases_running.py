@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -22,8 +21,6 @@ from trainer.keras_callback_cases import CALLBACKS
 from trainer.keras_cases import EVALUATING, FITTING, Case
 from trainer.keras_models import KINDS
 from trainer.models import restart
-
-from tensoropt.common.settings import VARIABLE, RandomMode
 
 TOLERANCE = 1e-9
 CASES = {case.name: case for case in (*FITTING, *EVALUATING, *CALLBACKS)}
@@ -112,8 +109,7 @@ def _flat(found: Any, at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def main(folder: str, *names: str) -> None:
-    one_device = mock.patch.dict(os.environ, {VARIABLE: RandomMode.ONE_DEVICE.value})
-    with floats("float64"), one_device:
+    with floats("float64"):
         for kind in dict.fromkeys(CASES[name].kind for name in names):
             trainer_of(kind)  # ahead of plain Keras's models, which rank 0 alone makes, so that ranks number names alike
         for name in names:

@@ -5,7 +5,6 @@ The cases are in ``keras_cases.py`` and ``keras_callback_cases.py``; ``make test
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from helpers.mpirun import run_ranks
 from trainer.keras_cases import Case
 from trainer.keras_cases_running import CASES, check
 
-from tensoropt.common.settings import VARIABLE, RandomMode
-
 pytestmark = [
-    pytest.mark.usefixtures("float64", "one_device", "graphs_as_built"),
+    pytest.mark.usefixtures("float64", "graphs_as_built"),
     pytest.mark.filterwarnings("ignore:.shuffle=True. was passed"),
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept"),  # Keras writes its files so
     pytest.mark.filterwarnings("ignore:Your input ran out of data"),
@@ -60,14 +57,6 @@ BY_DEFAULT = {
     "a CallbackList of the user's own",
     "BackupAndRestore after an interruption",
 }
-
-
-@pytest.fixture(scope="module")
-def one_device() -> Iterator[None]:
-    """Random operators draw as on one device."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, RandomMode.ONE_DEVICE.value)
-        yield
 
 
 def parameters() -> list[Any]:

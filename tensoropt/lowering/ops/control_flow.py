@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from ...common.settings import RandomMode
 from ...ir.body import BODY, COMPOSITES, FORM, LOOP, VALUE_SHAPED, Definition, GradientForm, LoopForm
 from ...ir.graph import CONSTANT, Operator
 from ...rules.composition import Composition
@@ -24,7 +23,7 @@ def composite(job: Job, operands: Sequence[Values]) -> list[Values]:
     composition = Composition(job.op)
     emit_one = _loop if job.op.type == LOOP else _custom_gradient
     per_rank = [
-        emit_one(_Local(composition, job.config, rank, job.random), job, _shaped(job, [values[i] for values in operands]))
+        emit_one(_Local(composition, job.config, rank), job, _shaped(job, [values[i] for values in operands]))
         for i, rank in enumerate(job.ranks)
     ]
     return [list(values) for values in zip(*per_rank, strict=True)]
@@ -52,7 +51,6 @@ class _Local:
     composition: Composition
     config: Config
     rank: int
-    random: RandomMode
 
     def emit(self, given: Mapping[str, tf.Tensor], constants: bool | None = None) -> dict[str, tf.Tensor]:
         """Emit the body's operators; return the body's tensors, the given ones included, by name.
@@ -70,7 +68,7 @@ class _Local:
     def _emit(self, op: Operator, made: dict[str, tf.Tensor]) -> None:
         """Emit one operator of the body and add its results to ``made``."""
         config, interface = self.composition.inner(op, self.config)
-        job = Job(op, self.composition.rules[op.name], config, interface, (self.rank,), _no_resharding, self.random)
+        job = Job(op, self.composition.rules[op.name], config, interface, (self.rank,), _no_resharding)
         results = emit(job, [[made[tensor.name]] for _, tensor in op.operands])
         made.update({tensor.name: values[0] for tensor, values in zip(op.outputs, results, strict=True)})
 
