@@ -142,7 +142,7 @@ def _resizing() -> list[Case]:
 
 
 def _random() -> list[Case]:
-    """Held to one device's numbers in the mode that draws the whole; :mod:`.test_random` has the other mode."""
+    """Small results; :mod:`.test_random` has larger ones, of other types."""
     key, counter = Input((1,), 0, 99, np.uint64), Input((2,), 0, 99, np.uint64)
     shape, philox, seeds = Static([3, 5]), Static(1), {"seed": 7, "seed2": 11, "differentiable": False}
     low, high = ints(low=0, high=3), ints(low=50, high=60)

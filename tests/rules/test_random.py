@@ -19,6 +19,7 @@ from tensoropt.reschedule.simulate import gather
 from tensoropt.rules.random import FROM_KEY, FROM_SEED
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, interface_of, local_points
+from tensoropt.runtime.functions import structure_digest
 
 from .case import Case
 from .cases import CASES
@@ -45,6 +46,12 @@ def _of(op: Operator, shape: Shape, dtype: str) -> Operator:
     return replace(op, outputs=(result,), statics={**op.statics, 0: np.array(shape, np.int32)}, attrs=attrs)
 
 
+def _emitted(op: Operator, values: list[np.ndarray], config: Config, ranks: tuple[int, ...]) -> list[tf.Tensor]:
+    rule = rule_of(op)
+    job = Job(op, rule, config, interface_of(rule, config), ranks, lambda k, shards: shards)
+    return emit(job, [[tf.constant(value)] * len(ranks) for value in values])[0]
+
+
 def _drawn(op: Operator, values: list[np.ndarray], config: Config | None) -> np.ndarray:
     """What all ranks draw together, or what one device draws; replicas are compared to the bit."""
     with tf.Graph().as_default(), session() as running:
@@ -52,11 +59,8 @@ def _drawn(op: Operator, values: list[np.ndarray], config: Config | None) -> np.
             remaining = iter(values)
             inputs = [op.statics[i] if tensor is None else next(remaining) for i, tensor in enumerate(op.inputs)]
             return running.run(raw_operator(op, inputs)[0])
-        rule, ranks = rule_of(op), tuple(range(config.mesh.n_devices))
-        interface = interface_of(rule, config)
-        job = Job(op, rule, config, interface, ranks, lambda k, shards: shards)
-        (results,) = emit(job, [[tf.constant(value)] * len(ranks) for value in values])
-        return gather(running.run(results), interface.results[0], op.result.shape)
+        shards = running.run(_emitted(op, values, config, tuple(range(config.mesh.n_devices))))
+        return gather(shards, interface_of(rule_of(op), config).results[0], op.result.shape)
 
 
 @pytest.mark.parametrize("case", DRAWING, ids=str)
@@ -67,8 +71,13 @@ def test_all_ranks_draw_what_one_device_draws(case: Case) -> None:
         values = [value if value.dtype == np.uint64 else value.astype(op.result.dtype) for value in case.values]
         if case.type in FROM_KEY:  # the lower half overflows within the result
             values[1] = np.array([2**64 - 3, 2**64 - 1 - number], np.uint64)
-        found, expected = (_drawn(op, values, config) for config in (Config.parse(mesh, split), None))
-        assert found.tobytes() == expected.tobytes(), (op.result, split)
+        config, structures = Config.parse(mesh, split), set()
+        assert _drawn(op, values, config).tobytes() == _drawn(op, values, None).tobytes(), (op.result, split)
+        for rank in range(mesh.n_devices):
+            with tf.Graph().as_default() as graph:
+                _emitted(op, values, config, (rank,))
+            structures.add(structure_digest(graph, ()))
+        assert len(structures) == 1, "ranks build different graphs"
 
 
 @pytest.mark.parametrize("case", [case for case in DRAWING if case.type == "StatelessRandomUniformV2"], ids=str)

@@ -22,6 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -32,7 +33,6 @@ from ..localise import local_block, opaque
 from ..operators import Job, Values, emit_plain, lowering, raw_operator
 
 _COUNTER = 2
-Bounds = Sequence[tuple[int, int]]
 
 
 @lowering(*FROM_SEED, always=True)
@@ -59,53 +59,62 @@ def draw_blocks(job: Job, operands: Sequence[Values]) -> list[Values]:
         return emit_plain(job, operands)
     op = job.op if which is None else which.full_batch(job.op)
     rows = rows_drawn(layout.largest_local_shape(job.op.result.shape), op.result.shape)
-    dimension = 0 if which is None else which.micro_batching.forms[op.result.name]
+    runs = [_runs(job, op, rank, rows) for rank in range(layout.mesh.n_devices)]
+    # All ranks' graphs have equally many runs, some of them empty, and cut the first elements off if one of them has to.
+    n_runs, is_cut = max(map(len, runs)), any(start % _group(op) for each in runs for start, _ in each)
     drawn = []
     for i, rank in enumerate(job.ranks):
         remaining = iter([values[i] for values in operands])
         inputs = [op.statics[k] if tensor is None else next(remaining) for k, tensor in enumerate(op.inputs)]
-        parts = [_block(op, inputs, bounds, rows) for bounds in _parts(job, rank, dimension)]
-        drawn.append(parts[0] if len(parts) == 1 else tf.concat(parts, dimension))
+        parts = [_run(op, inputs, *run, is_cut) for run in [*runs[rank], *[(0, 0)] * (n_runs - len(runs[rank]))]]
+        drawn.append(_cut(job, op, rank, rows, parts[0] if n_runs == 1 else tf.concat(parts, 0)))
     return [drawn]
 
 
-def _parts(job: Job, rank: int, dimension: int) -> list[Bounds]:
-    """Return the bounds of a rank's block in one device's tensor: several if a micro-batch's samples aren't consecutive."""
-    bounds, which = list(job.interface.results[0].bounds(job.op.result.shape, rank)), job.micro_batch
-    if which is None:
-        return [bounds]
-    indices = which.indices(which.full_batch(job.op).result.shape[dimension])[slice(*bounds[dimension])]
-    parts = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
-    return [[*bounds[:dimension], (int(p[0]), int(p[-1]) + 1), *bounds[dimension + 1 :]] for p in parts]
-
-
-def _block(op: Operator, inputs: list[object], bounds: Bounds, rows: int) -> tf.Tensor:
-    """Draw a block: for each index before dimension ``rows``, whole rows of it, in one run of consecutive elements."""
-    shape, extents = op.result.shape, [end - start for start, end in bounds]
-    inner = shape[rows + 1 :]
+def _runs(job: Job, op: Operator, rank: int, rows: int) -> list[tuple[int, int]]:
+    """Return start and length of the runs of elements that a rank draws; ``rows`` is as by :func:`.rows_drawn`."""
+    shape, which, bounds = op.result.shape, job.micro_batch, job.interface.results[0].bounds(job.op.result.shape, rank)
+    indices = [np.arange(*each) for each in bounds]
+    if which is not None:
+        split = which.micro_batching.forms[op.result.name]
+        indices[split] = which.indices(shape[split])[slice(*bounds[split])]
     steps = [math.prod(shape[i + 1 :]) for i in range(rows + 1)]
-    first = bounds[rows][0] * steps[rows]
-    before = [range(bounds[i][0] * steps[i], bounds[i][1] * steps[i], steps[i]) for i in range(rows)]
-    runs = [_run(op, inputs, first + sum(starts), extents[rows] * steps[rows]) for starts in product(*before)]
-    drawn = tf.reshape(runs[0] if len(runs) == 1 else tf.concat(runs, 0), opaque([*extents[: rows + 1], *inner], tf.int32))
-    if tuple(extents[rows + 1 :]) == inner:
-        return drawn
-    starts = [0] * (rows + 1) + [start for start, _ in bounds[rows + 1 :]]
-    return tf.slice(drawn, opaque(starts, tf.int32), opaque(extents, tf.int32))
+    parts = np.split(indices[rows], np.flatnonzero(np.diff(indices[rows]) != 1) + 1)
+    return [
+        (int(np.dot((*before, part[0]), steps)), len(part) * steps[rows])
+        for before in product(*indices[:rows])
+        for part in parts
+    ]
 
 
-def _run(op: Operator, inputs: list[object], start: int, n: int) -> tf.Tensor:
+def _run(op: Operator, inputs: list[Any], start: int, n: int, is_cut: bool) -> tf.Tensor:
     """Draw ``n`` elements of the flattened result from ``start`` on."""
-    group = 2 if tf.as_dtype(op.result.dtype).size == 8 else 4
-    n_groups, n_before = divmod(start, group)
-    counters = n_groups * (64 * group if op.type == "StatelessTruncatedNormalV2" else 1)
-    counter = _advanced(inputs[_COUNTER], counters) if counters else inputs[_COUNTER]
+    n_groups, n_before = divmod(start, _group(op))
+    counter = _advanced(inputs[_COUNTER], n_groups * (64 * _group(op) if op.type == "StatelessTruncatedNormalV2" else 1))
     (drawn,) = raw_operator(op, [opaque([n_before + n], tf.int32), *inputs[1:_COUNTER], counter, *inputs[_COUNTER + 1 :]])
-    return drawn[n_before:] if n_before else drawn
+    return tf.slice(drawn, opaque([n_before], tf.int32), opaque([n], tf.int32)) if is_cut else drawn
+
+
+def _group(op: Operator) -> int:
+    return 2 if tf.as_dtype(op.result.dtype).size == 8 else 4
 
 
 def _advanced(counter: tf.Tensor, n: int) -> tf.Tensor:
     """Return the counter ``n`` further: a number of 128 bits, its lower half first."""
-    low = counter[0] + tf.constant(n, tf.uint64)
-    carry = tf.cast(low < tf.constant(n, tf.uint64), tf.uint64)
-    return tf.stack([low, counter[1] + carry])
+    advanced = counter + tf.constant([n, 0], tf.uint64)
+    carry = tf.cast(advanced < counter, tf.uint64)
+    return advanced + tf.reverse(carry, [0])
+
+
+def _cut(job: Job, op: Operator, rank: int, rows: int, drawn: tf.Tensor) -> tf.Tensor:
+    """Cut a rank's block out of the whole rows that it has drawn."""
+    layout, which, inner = job.interface.results[0], job.micro_batch, op.result.shape[rows + 1 :]
+    bounds = layout.bounds(job.op.result.shape, rank)
+    extents = [end - start for start, end in bounds]
+    drawn = tf.reshape(drawn, opaque([*extents[: rows + 1], *inner], tf.int32))
+    if which is not None and (split := which.micro_batching.forms[op.result.name]) > rows:
+        drawn = tf.gather(drawn, which.indices(op.result.shape[split]), axis=split)
+    if not any(layout.splits[rows + 1 :]):
+        return drawn
+    starts = [0] * (rows + 1) + [start for start, _ in bounds[rows + 1 :]]
+    return tf.slice(drawn, opaque(starts, tf.int32), opaque(extents, tf.int32))
