@@ -1,6 +1,6 @@
 """The page docs/reference/refusals.md: what models, scripts and calls are refused, why, and the way round.
 
-``python tests/common/refusals.py`` writes its tables again, from the sentences in the code.
+``python tests/common/refusals.py`` writes its lists again, from the sentences in the code.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ LEAST_WORDS = 4
 WHEN = {
     "frontend": "the model is captured or recorded",
     "frontend/tracing/tapes.py": "a step is captured",
-    "trainer": "`parallelize`",
-    "trainer/batch_checks.py": "`fit`, `evaluate`, `predict`",
-    "trainer/callbacks.py": "`fit`, `evaluate`, `predict`",
-    "trainer/batch_shares.py": "`fit`, `evaluate`, `predict`",
-    "trainer/deferred.py": "before the first batch",
-    "trainer/function.py": "`capture`, `step`",
+    "trainer": "`parallelize` is called",
+    "trainer/batch_checks.py": "`fit`, `evaluate` or `predict` is called",
+    "trainer/callbacks.py": "`fit`, `evaluate` or `predict` is called",
+    "trainer/batch_shares.py": "`fit`, `evaluate` or `predict` is called",
+    "trainer/deferred.py": "no batch has been seen yet",
+    "trainer/function.py": "`capture` or `step` is called",
     "trainer/live.py": "values are read or assigned",
     "trainer/live_model.py": "the trainer is used as a model",
     "trainer/own_step.py": "a step is captured",
     "trainer/trainer_ranks.py": "values are read or assigned",
     "trainer/runs.py": "a batch is seen",
-    "trainer/saving.py": "saving, loading, assigning",
-    "trainer/step_function.py": "`training_step`",
-    "trainer/trainer.py": "`fit`, `evaluate`, `predict`",
-    "session": "the calls of a recorded script",
+    "trainer/saving.py": "values are saved, loaded or assigned",
+    "trainer/step_function.py": "`training_step` is called",
+    "trainer/trainer.py": "`fit`, `evaluate` or `predict` is called",
+    "session": "a recorded script calls TensorOpt",
     "optimizers": "the optimizer starts, or its rate is set",
     "lowering": "gradients are derived, or the step is built",
 }
@@ -170,25 +170,26 @@ def _texts(node: ast.expr) -> Iterator[str]:
         yield GAP
 
 
-def tables() -> str:
-    """Return a table for each reason, in the order of the reasons."""
-    found, lines = refusals(), []
+def lists() -> str:
+    """Return a list for each reason, in the order of the reasons, with a heading for each moment."""
+    lines = []
     for reason in BECAUSE:
-        rows = [each for each in found if each.because == reason]
-        lines += [f"## {reason}", "", "| when | what is said, and the way round |", "|---|---|"]
-        lines += [f"| {each.when} | {_cell(each.text)} |" for each in rows]
-        lines.append("")
+        rows = [refusal for refusal in refusals() if refusal.because == reason]
+        lines += [f"## {reason}", ""]
+        for when in dict.fromkeys(refusal.when for refusal in rows):
+            texts = dict.fromkeys(refusal.text for refusal in rows if refusal.when == when)
+            lines += [f"When {when}:", "", *(f"- {_plain(text)}" for text in texts), ""]
     return "\n".join(lines)
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+def _plain(text: str) -> str:
+    return text.replace("<", "&lt;").replace("*", "\\*")
 
 
-def with_tables(page: str) -> str:
-    """Return the page with its tables."""
-    return re.sub(r"(?<=<!-- tables -->\n).*(?=<!-- end -->\n)", lambda _: tables(), page, flags=re.DOTALL)
+def with_lists(page: str) -> str:
+    """Return the page with its lists."""
+    return re.sub(r"(?<=<!-- lists -->\n).*(?=<!-- end -->\n)", lambda _: lists(), page, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text()))
+    PAGE.write_text(with_lists(PAGE.read_text()))

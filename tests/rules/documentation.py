@@ -29,25 +29,17 @@ def operators_table() -> str:
     for op_type in dict.fromkeys(sorted(case.type for case in CASES)):
         rule = rule_of(next(case for case in CASES if case.type == op_type).op)
         types_of.setdefault(_row(rule), []).append(op_type)
-    lines = ["| operator types | factors | split | never split | collectives inside | linear in | cases |", "|" + "---|" * 7]
-    lines += [f"| {' '.join(types)} | {row} | {_cases(types)} |" for row, types in types_of.items()]
+    lines = ["| operator types | factors | split | collectives inside | linear in |", "|" + "---|" * 5]
+    lines += [f"| {' '.join(types)} | {row} |" for row, types in types_of.items()]
     return "\n".join(lines)
 
 
 def _row(rule: Rule) -> str:
-    whole = [name for name in rule.extents if name in rule.fixed]
     linear = [" and ".join(str(position) for position in group) for group in rule.linear]
     inner = [name for name in rule.splittable if name in rule.inner]
     inner += [f"{name} (halo)" for name in rule.splittable if name in rule.halos]
-    cells = [f"`{rule}`", " ".join(rule.splittable), " ".join(whole), " ".join(inner), ", or ".join(linear)]
+    cells = [f"`{rule}`", " ".join(rule.splittable), " ".join(inner), ", or ".join(linear)]
     return " | ".join(cells)
-
-
-def _cases(types: list[str]) -> str:
-    """The number of cases, and the names of those that are named by more than the type."""
-    labels = [case.label for case in CASES if case.type in types]
-    special = dict.fromkeys(label.partition("/")[2] for label in labels if "/" in label)
-    return f"{len(labels)}: {'; '.join(special)}" if special else str(len(labels))
 
 
 def missing_table() -> str:
