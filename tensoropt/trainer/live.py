@@ -9,7 +9,7 @@ newest; the others follow when they are needed.
 | the user's code accesses the variable | its buffer is brought up to date, which gathers shards; a snapshot is kept |
 | a trainer is about to run | a buffer that isn't its snapshot's any more is the newest copy; shards are renewed |
 
-All ranks do the same, except while rank 0 leads (:meth:`.trainer_ranks.TrainerRanks.lead`): there rank 0 alone reads, and
+All ranks do the same, except while rank 0 leads (:meth:`.leading.LedRanks.lead`): there rank 0 alone reads, and
 what it assigns is sent to all. Reading a variable of which each rank has all takes no other rank.
 
 A variable is accessed by its handle, whoever does it: Keras, TensorFlow's Python or C++, raw operators, checkpoints. So the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,7 +157,8 @@ class KerasObjective(keras.Model):
 
         def step(x: Any, *rest: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             labels, weights = _labels_and_weights(signature, rest)
-            logs = getattr(self.inner, name)(keras.utils.pack_x_y_sample_weight(x, labels, weights))
+            with _weighed_as_by_keras(self.inner):
+                logs = getattr(self.inner, name)(keras.utils.pack_x_y_sample_weight(x, labels, weights))
             if logs is not None and not isinstance(logs, Mapping):
                 raise InputError(
                     f"{name} of model '{self.inner.name}' returns {short(logs)}; expected a dictionary from names to "
@@ -179,11 +181,33 @@ class KerasObjective(keras.Model):
         def step(x: Any, *rest: Any) -> tuple[tf.Tensor, dict[str, Any]]:
             labels, weights = _labels_and_weights(signature, rest)
             predicted = self._predicted(x, training)
-            loss = computes._compute_loss(x, labels, predicted, weights, training=training)
+            with _weighed_as_by_keras(computes):
+                loss = computes._compute_loss(x, labels, predicted, weights, training=training)
             computes._loss_tracker.update_state(loss, sample_weight=signature.batch_size)
             return loss, computes.compute_metrics(x, labels, predicted, weights)
 
         return step
+
+
+@contextmanager
+def _weighed_as_by_keras(model: keras.Model) -> Iterator[None]:
+    """Have batches weigh in the mean losses of a model's results as they do in Keras's own steps.
+
+    Keras weighs a batch there by its number of samples as far as a trace knows that: in its own it doesn't, so that all
+    batches weigh the same, unless the model runs eagerly. Here it is known.
+    """
+    update = keras.metrics.Mean.update_state
+
+    def update_state(metric: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> Any:
+        is_of_result = model._compile_loss is not None and any(metric is each for each in model._compile_loss.metrics)
+        return update(metric, values, None if is_of_result else sample_weight)
+
+    if not model.run_eagerly:
+        keras.metrics.Mean.update_state = update_state
+    try:
+        yield
+    finally:
+        keras.metrics.Mean.update_state = update
 
 
 def _flat_logs(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -2,28 +2,19 @@
 
 The shards are copies of the user's variables (:mod:`.live`): before an operation they take what the user has assigned, or
 what another trainer has trained.
-
-Normally every rank makes the same calls. Inside of :meth:`TrainerRanks.lead` only rank 0 runs the user's code, such as a
-callback that saves, predicts or changes the learning rate. Rank 0 announces each operation that needs all ranks to the
-others, which wait in :meth:`TrainerRanks.lead` and join in.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from functools import cached_property, wraps
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 import numpy as np
 import tensorflow as tf
 
-from ..common.errors import InputError, TensorOptError
+from ..common.errors import InputError
 from ..common.source_lines import running_line
 from ..ir.graph import PLACEHOLDER
 from ..lowering.variables import StateEntry
@@ -36,32 +27,13 @@ from ..runtime.pipeline.staged_optimizer import StagedOptimizer
 from ..runtime.ranks import Processes
 from ..sharding.local_shapes import shard_slices
 from .batch import Batch
+from .leading import LedRanks, everywhere
 from .live import Live, hold_optimizer, own_values, settle
 from .programs import EVALUATE, PREDICT, TRAIN
 from .runs import Run, Runs
+from .same_values import check_same, digest
 
-Value = TypeVar("Value")
 Method = TypeVar("Method", bound=Callable[..., Any])
-_DO, _DONE, _FAILED = "do", "done", "failed"
-_CALLBACKS = "what rank 0 does in its callbacks"
-
-
-_known: WeakValueDictionary[int, TrainerRanks] = WeakValueDictionary()
-_numbers = itertools.count()
-_leading: list[TrainerRanks] = []
-_following: list[TrainerRanks] = []
-
-
-def everywhere(method: Method) -> Method:
-    """Mark a method that all ranks must run together: when rank 0 calls it while it leads, the other ranks run it too."""
-
-    @wraps(method)
-    def called(self: TrainerRanks, *arguments: Any) -> Any:
-        if _leading:
-            _leading[-1].processes.broadcast((_DO, (self.number, method.__name__), arguments), _CALLBACKS)
-        return method(self, *arguments)
-
-    return called  # type: ignore[return-value]
 
 
 def caught_up(method: Method) -> Method:
@@ -69,14 +41,14 @@ def caught_up(method: Method) -> Method:
 
     @wraps(method)
     def called(self: TrainerRanks, *arguments: Any) -> Any:
-        if not _following:
+        if not self.follows:
             self.catch_up()
         return method(self, *arguments)
 
     return called  # type: ignore[return-value]
 
 
-class TrainerRanks:
+class TrainerRanks(LedRanks):
     """All ranks of a trainer, with the operations that they run together.
 
     Attributes:
@@ -85,7 +57,6 @@ class TrainerRanks:
         runs: the trainer's programs, after :meth:`start`.
         objects: returns the user's objects, with the names of their variables in a checkpoint.
         passing: the keys of variables that no checkpoint saves.
-        number: the trainer's number, the same on all ranks.
         changed: the keys of variables whose newest copy are these shards.
         outdated: the keys of variables whose shards aren't up to date, and whether the user's code has assigned to them.
         lives: what is known of each variable, by key.
@@ -95,25 +66,19 @@ class TrainerRanks:
     runs: Runs
 
     def __init__(self, processes: Processes, objects: Callable[[], Objects | None] = lambda: None) -> None:
-        self.processes, self.objects = processes, objects
+        super().__init__(processes)
+        self.objects = objects
         self.passing: frozenset[str] = frozenset()
         self.changed: set[str] = set()
         self.outdated: dict[str, bool] = {}
         self.lives: dict[str, Live] = {}
-        self.number = next(_numbers)
         self._n_noticed = 0
-        _known[self.number] = self
         self._all_state: tuple[int, Mapping[str, StateEntry]] = (0, {})
 
     def start(self, execution: AnyExecution, runs: Runs) -> None:
         """Make the ranks that a plan needs ready to run its programs."""
         self.execution, self.runs, self.processes = execution, runs, execution.processes
         self._notice()
-
-    @property
-    def leads(self) -> bool:
-        """Whether this is rank 0 while it leads, with the other ranks waiting."""
-        return bool(_leading)
 
     @property
     def rank(self) -> int:
@@ -146,47 +111,6 @@ class TrainerRanks:
         first = [step.name for step in self.runs.planned.captured.graph.train_steps.values() if not step.of]
         found = {name: self.execution.engine.optimizers[name] for name in first}
         return {name: running for name, running in found.items() if isinstance(running, (RunningKeras, StagedOptimizer))}
-
-    def lead(self, action: Callable[[], Value]) -> Value:
-        """Have rank 0 run an action. Return its result (picklable) or raise its exception, on every rank.
-
-        A KeyboardInterrupt is raised on every rank too, so that a script may catch it and save.
-        """
-        if self.leads or self.processes.size == 1:
-            return action()
-        if not _following:
-            settle(None)
-        if self.rank:
-            return self._follow()
-        _leading.append(self)
-        try:
-            result = action()
-            settle(self)
-            self._catch_up_with_settings()
-        except (Exception, KeyboardInterrupt) as error:
-            self.processes.broadcast((_FAILED, _portable(error), ()), _CALLBACKS)
-            raise
-        finally:
-            _leading.pop()
-        self.processes.broadcast((_DONE, result, ()), _CALLBACKS)
-        return result
-
-    def _follow(self) -> Any:
-        _following.append(self)
-        try:
-            while True:
-                message: tuple[str, Any, tuple[Any, ...]] = self.processes.broadcast(("", None, ()), _CALLBACKS)
-                what, which, arguments = message
-                if what == _DONE:
-                    return which
-                if what == _FAILED:
-                    raise which
-                number, method = which
-                # rank 0 has the same error, and the user's code there decides whether it ends the run
-                with suppress(TensorOptError):
-                    getattr(_known[number], method)(*arguments)
-        finally:
-            _following.pop()
 
     # Steps
 
@@ -267,7 +191,7 @@ class TrainerRanks:
 
     def values(self, keys: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
         """Yield each variable's key and global value, on every rank; while rank 0 leads, only there."""
-        if not _following:
+        if not self.follows:
             self.catch_up()
         for key in keys:
             yield key, self.value(key)
@@ -329,6 +253,11 @@ class TrainerRanks:
                 self._renew(key, value)
         if self.outdated:
             self.assign_same(lambda: {key: self.lives[key].own().numpy() for key in self.outdated})
+
+    def settle_for_all(self) -> None:
+        """While rank 0 leads, send all ranks what the user's code has changed."""
+        settle(self)
+        self._catch_up_with_settings()
 
     def _catch_up_with_settings(self) -> None:
         """Take over the attributes that the user's code has set on optimizers."""
@@ -415,7 +344,7 @@ class TrainerRanks:
                 raise refusal
         else:
             said = None if refusal is None else str(refusal)
-            _check_same(self.processes.gather((said, {key: _digest(value) for key, value in values.items()})))
+            check_same(self.processes.gather((said, {key: digest(value) for key, value in values.items()})))
         for key, value in values.items():
             self.assign(key, value)
 
@@ -442,38 +371,3 @@ class TrainerRanks:
             content = restore(path, self._kept, self.processes, self.objects()).content
         self.changing({entry.key for entry in self._kept})
         return content
-
-
-def _digest(value: np.ndarray) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, digest_size=16).digest()
-
-
-def _check_same(given: list[tuple[str | None, dict[str, bytes]]]) -> None:
-    """Check that all ranks give valid values, equal to those of rank 0.
-
-    Args:
-        given: for each rank, why its values were refused (None if they weren't), and the digests of its values by key.
-
-    Raises:
-        InputError: a rank's values were refused, or differ from rank 0's.
-    """
-    refusals = [refusal for refusal, _ in given]
-    for rank, refusal in enumerate(refusals):
-        if refusal is not None:
-            raise InputError(refusal if refusals.count(refusal) == len(refusals) else f"on rank {rank} {refusal}")
-    first = given[0][1]
-    for rank, (_, digests) in enumerate(given):
-        for key in (*first, *digests):
-            if digests.get(key) != first.get(key):
-                raise InputError(
-                    f"ranks 0 and {rank} assign different values to '{key}'; every rank must give the same, as rank 0's "
-                    "broadcast to all, or random ones of one seed"
-                )
-
-
-def _portable(error: BaseException) -> BaseException:
-    """Return the exception for other ranks to raise: itself if it can be pickled, so that one rank reports it for all."""
-    with suppress(Exception):  # pickling a user's exception may raise anything
-        if str(pickle.loads(pickle.dumps(error))) == str(error):
-            return error
-    return TensorOptError(f"rank 0 failed: {type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
 """What Keras's trainer does, case by case: each is run by our trainer and by plain Keras, and must return the same.
 
 A case is a function of a trainer or a model, and of an empty folder. What it returns is compared, and so are the weights.
-``docs/how-to/keras.md`` says what is refused, and what differs on purpose.
+``docs/how-to/keras.md`` says what is refused, and what differs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from trainer.keras_models import BATCH, BITS, CLASSES, FOUR, NUMBERS, OF_STEPS, 
 
 Use = Callable[[Any, Path], Any]
 IN_ORDER = {"shuffle": False, "batch_size": BATCH}
-# In whole batches: Keras averages the losses of several results by batches, and the trainer by samples.
 WHOLE = 3 * BATCH
-NAMED = {"left": X[:WHOLE], "right": X2[:WHOLE]}, {"number": NUMBERS[:WHOLE], "class": Y[:WHOLE]}
-LISTED = [X[:WHOLE], X2[:WHOLE]], [NUMBERS[:WHOLE], FOUR[:WHOLE], NUMBERS[:WHOLE]]
-BY_NAME = {"number": WEIGHTS[:WHOLE], "class": WEIGHTS[:WHOLE][::-1]}
+NAMED = {"left": X, "right": X2}, {"number": NUMBERS, "class": Y}
+LISTED = [X, X2], [NUMBERS, FOUR, NUMBERS]
+BY_NAME = {"number": WEIGHTS, "class": WEIGHTS[::-1]}
 CLASS_WEIGHTS = {label: 0.5 + label for label in range(CLASSES)}
 
 
@@ -153,12 +152,13 @@ FITTING = (
     Case("lines on the screen", lambda model, folder: printed(fit(X, Y, **IN_ORDER, verbose=2))(model, folder)),
     Case("by name", fit(*NAMED, **IN_ORDER, validation_data=NAMED), "by name"),
     Case("by name, weighted", fit(*NAMED, sample_weight=BY_NAME, **IN_ORDER), "by name"),
-    Case("by name, one weight for all results", fit(*NAMED, sample_weight=WEIGHTS[:WHOLE], **IN_ORDER), "by name"),
+    Case("by name, one weight for all results", fit(*NAMED, sample_weight=WEIGHTS, **IN_ORDER), "by name"),
+    Case("by name, run eagerly", fit(*NAMED, **IN_ORDER, validation_data=NAMED), "by name, eager"),
     Case("by name, a dataset", fit(dataset(*NAMED), validation_data=dataset(*NAMED)), "by name"),
     Case("by name, a PyDataset", fit(lambda: Batches(*NAMED), shuffle=False), "by name"),
     Case("in order", fit(*LISTED, **IN_ORDER, validation_split=1 / 3), "in order"),
-    Case("in order, weighted", fit(*LISTED, sample_weight=[WEIGHTS[:WHOLE]] * 3, **IN_ORDER), "in order"),
-    Case("in order, a generator", fit(generated(*map(tuple, LISTED), n=WHOLE, forever=True), steps_per_epoch=3), "in order"),
+    Case("in order, weighted", fit(*LISTED, sample_weight=[WEIGHTS] * 3, **IN_ORDER), "in order"),
+    Case("in order, a generator", fit(generated(*map(tuple, LISTED), forever=True), steps_per_epoch=3), "in order"),
     Case(
         "losses that layers add, metrics with a state",
         fit(X[:WHOLE], BITS[:WHOLE], **IN_ORDER, validation_data=(X[:WHOLE], BITS[:WHOLE])),
@@ -174,7 +174,7 @@ FITTING = (
     Case("compiled by XLA", fit(X[:WHOLE], BITS[:WHOLE], **IN_ORDER), "compiled by XLA"),
     Case("the loss scaled by itself", fit(X, Y, **IN_ORDER), "scales by itself"),
     Case("losses that layers add alone", fit(X, **IN_ORDER), "no loss"),
-    Case("results without a loss", fit(LISTED[0], NUMBERS[:WHOLE], **IN_ORDER), "results without a loss"),
+    Case("results without a loss", fit(LISTED[0], NUMBERS, **IN_ORDER), "results without a loss"),
 )
 
 

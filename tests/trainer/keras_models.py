@@ -177,6 +177,7 @@ def scaled() -> keras.optimizers.Optimizer:
 KINDS = {
     "classes": Kind(of_classes, _classes, lambda: keras.optimizers.Adam(0.01)),
     "by name": Kind(by_name, _by_name),
+    "by name, eager": Kind(by_name, _by_name, own={"run_eagerly": True}),
     "in order": Kind(in_order, _in_order),
     "bits": Kind(regularized, _of_bits),
     "averages": Kind(of_classes, _classes, averaged),

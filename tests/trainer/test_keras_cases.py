@@ -41,6 +41,7 @@ OTHERS_ON_RANKS = [
     "averages in place of weights after each epoch",
 ]
 BY_DEFAULT = {
+    "by name, weighted",
     "shuffled arrays after a seed",
     "a PyDataset that changes after an epoch",
     "a PyDataset of lists",
