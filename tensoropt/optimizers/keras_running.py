@@ -168,6 +168,11 @@ class RunningKeras:
         return tuple(entries)
 
     @property
+    def named(self) -> dict[str, tf.Variable]:
+        """The optimizer's variables on the first rank of this process, by :func:`named_variables`."""
+        return {name: each.variable.value for name, each in zip(self._names, self._on[0].made, strict=True)}
+
+    @property
     def averages(self) -> tuple[tuple[str, str], ...]:
         """The keys of each parameter and of its moving average; empty if the optimizer keeps none (``use_ema``)."""
         inner = self._on[0].inner

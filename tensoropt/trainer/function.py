@@ -76,6 +76,8 @@ class CapturedFunction:
         """Return False: the function returns the loss."""
         return False
 
+    counter = None
+
     def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
         """Return the variables' own names."""
         return [own_name(variable) for variable in variables]

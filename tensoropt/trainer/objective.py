@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ..common.errors import InputError, short
 from ..frontend.tracing.capture import own_name
+from ..optimizers.copies import inner_of
 from .by_sample_layers import BY_SAMPLE
 from .programs import EVALUATE, PREDICT, TRAIN, inner
 from .signature import Signature
@@ -80,6 +81,8 @@ class KerasObjective(keras.Model):
         compilation: the loss and the metrics; an ``OwnCompilation`` if they are those that the model itself has.
     """
 
+    _optimizer_to_count: Any = None
+
     def __init__(self, model: keras.Model, compilation: Compilation | OwnCompilation) -> None:
         super().__init__(name=f"{model.name}_trainer")
         self.inner, self.compilation = model, compilation
@@ -102,6 +105,12 @@ class KerasObjective(keras.Model):
     def applies_optimizers(self) -> bool:
         """Return whether the model has a training step of its own."""
         return has_own_step(self.inner)
+
+    @property
+    def counter(self) -> tf.Variable | None:
+        """The number of updates that the user's optimizer counts; None if it scales the loss, and may leave some out."""
+        optimizer = self._optimizer_to_count
+        return None if optimizer is None or inner_of(optimizer) is not optimizer else inner(optimizer._iterations)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Call the user's model."""
@@ -184,6 +193,8 @@ class KerasObjective(keras.Model):
             with _weighed_as_by_keras(computes):
                 loss = computes._compute_loss(x, labels, predicted, weights, training=training)
             computes._loss_tracker.update_state(loss, sample_weight=signature.batch_size)
+            if training and self.counter is not None:
+                self.counter.assign_add(1)  # ahead of metrics, which may read the optimizer
             return loss, computes.compute_metrics(x, labels, predicted, weights)
 
         return step

@@ -34,6 +34,7 @@ from .compiling import check_compilation
 from .deferred import Deferred, build_layers
 from .function import CapturedFunction, FunctionTrainer
 from .objective import Compilation, OwnCompilation, that_takes_labels
+from .optimizer_reads import check_reads
 from .programs import TRAIN, Captured, capture_program
 from .runs import Limit, Run, Runs
 from .signature import Signature, Structure, checked_batch_size, inputs_of, left_open_by, opened, signature_of
@@ -95,10 +96,14 @@ class _Start:
             return KerasOptimizer.of(self.optimizer if applied is None else applied, variables)
 
         names = VariableNames(objective.names_of)
+        if isinstance(objective, Trainer):
+            objective._optimizer_to_count = self.optimizer
 
         def capture(kind: str, at: Signature) -> Captured:
             with display.phase("capture of the model"):
-                return capture_program(kind, objective, at, optimizer_of, names)
+                captured = capture_program(kind, objective, at, optimizer_of, names)
+            check_reads(captured, self.optimizer)
+            return captured
 
         def first_values(captured: Captured) -> _BroadcastValues:
             return _BroadcastValues(captured, context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -39,6 +39,11 @@ class Objective(Protocol):
     @property
     def applies_optimizers(self) -> bool:
         """Return whether the training step takes gradients and applies optimizers itself; else it returns the loss first."""
+        ...
+
+    @property
+    def counter(self) -> tf.Variable | None:
+        """The variable by which a training step counts updates, for what it computes after them; None if it doesn't."""
         ...
 
     def names_of(self, variables: Sequence[tf.Variable]) -> Sequence[str]:
@@ -140,12 +145,21 @@ def capture_program(
         updates = recorded_updates(capture, program, trace, optimizer_of)
         program, steps, taken = updates.program, updates.steps, updates.taken
     elif kind == TRAIN:
+        program = _without_unread_count(program, capture, objective.counter)
         step, taken = _step(capture, program, objective, partial(optimizer_of, None))
         steps = [step]
     targets = [tensor.op for tensor in (*program.inputs, *tf.nest.flatten(program.results))]
     fed = [tensor for tensor in program.inputs if not any(tensor is each for each in program.given)]
     graph = import_graph(capture.graph, steps, capture.lines, [*targets, *program.writes], taken, fed)
     return Captured(graph, program, capture)
+
+
+def _without_unread_count(program: Program, capture: Capture, counter: tf.Variable | None) -> Program:
+    """Return a training step that counts updates only where something reads their number."""
+    name = None if counter is None else capture.name(counter)
+    if name is None or len(capture.graph.get_operation_by_name(name).outputs[0].consumers()) > 1:
+        return program
+    return replace(program, writes=tuple(op for op in program.writes if op.inputs[0].op.name != name))
 
 
 def _described(tensor: tf.Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from ..optimizers.copies import inner_of
 from .programs import TRAIN
@@ -47,6 +48,8 @@ class RunningRate(keras.optimizers.Optimizer):
 
         Assigning it sets it for the next steps. Every rank must assign the same, except in callbacks, which run on rank 0.
         """
+        if tf.inside_function():
+            return inner_of(self._source).learning_rate
         rate = self._ranks.optimizer.learning_rate
         return self._source.learning_rate if isinstance(rate, keras.Variable) else rate
 
@@ -55,8 +58,10 @@ class RunningRate(keras.optimizers.Optimizer):
         self._ranks.set_rate(value)
 
     @property
-    def iterations(self) -> int:
+    def iterations(self) -> Any:
         """The number of updates that have been made."""
+        if tf.inside_function():
+            return inner_of(self._source).iterations
         return self._ranks.optimizer.iterations
 
     def finalize_variable_values(self, var_list: Any) -> None:

@@ -45,6 +45,8 @@ class StepObjective:
         known = {id(inner(each)): str(each.path) for model in self.models for each in model.variables}
         return [known.get(id(variable)) or own_name(variable) for variable in variables]
 
+    counter = None
+
     def layer_of(self, name: str) -> str | None:
         """Return None: layers are named by the user's lines."""
         return None

@@ -29,6 +29,7 @@ from ..sharding.local_shapes import shard_slices
 from .batch import Batch
 from .leading import LedRanks, everywhere
 from .live import Live, hold_optimizer, own_values, settle
+from .optimizer_reads import copies_on_ranks
 from .programs import EVALUATE, PREDICT, TRAIN
 from .runs import Run, Runs
 from .same_values import check_same, digest
@@ -73,6 +74,7 @@ class TrainerRanks(LedRanks):
         self.outdated: dict[str, bool] = {}
         self.lives: dict[str, Live] = {}
         self._n_noticed = 0
+        self._shown: dict[str, tf.Variable] = {}
         self._all_state: tuple[int, Mapping[str, StateEntry]] = (0, {})
 
     def start(self, execution: AnyExecution, runs: Runs) -> None:
@@ -119,19 +121,19 @@ class TrainerRanks(LedRanks):
     def train(self, batch: Batch) -> Any:
         """Run one training step and return its program's results."""
         self.changing(self.trained)
-        return self.runs.of(TRAIN, batch)(batch.leaves, batch.is_share)
+        return self._current(self.runs.of(TRAIN, batch))(batch.leaves, batch.is_share)
 
     @caught_up
     def step(self, run: Run, leaves: Sequence[Any]) -> Any:
         """Run a program of a training step and return its results."""
         self.changing(self.trained)
-        return run(leaves, is_share=False)
+        return self._current(run)(leaves, is_share=False)
 
     @caught_up
     @everywhere
     def evaluate(self, batch: Batch) -> Any:
         """Evaluate a batch, which updates the metrics, and return the program's results."""
-        run = self.runs.of(EVALUATE, batch)
+        run = self._current(self.runs.of(EVALUATE, batch))
         self.changing(run.updated)
         return run(batch.leaves, batch.is_share)
 
@@ -139,7 +141,7 @@ class TrainerRanks(LedRanks):
     @everywhere
     def predict(self, batch: Batch) -> Any:
         """Return the model's global results for a batch, in the model's structure."""
-        run = self.runs.of(PREDICT, batch)
+        run = self._current(self.runs.of(PREDICT, batch))
         self.changing(run.updated)
         return run(batch.inputs, batch.is_share)
 
@@ -157,6 +159,14 @@ class TrainerRanks(LedRanks):
         self.changing(self.trained)
         for optimizer in self.optimizers.values():
             optimizer.finish()
+
+    def _current(self, run: Run) -> Run:
+        """Return a program, which reads the optimizers as they are now."""
+        if len(self.runs.executions) != self._n_noticed:
+            self._notice()
+        for key, variable in self._shown.items():
+            self.state[key].assign(variable.numpy())
+        return run
 
     # State
 
@@ -208,8 +218,11 @@ class TrainerRanks(LedRanks):
     def _notice(self) -> None:
         """Notice the variables of programs that were made, which have begun with the variables' own values."""
         self._n_noticed = len(self.runs.executions)
+        on_ranks = copies_on_ranks(self.runs.planned.captured, self.optimizers)
         for variable, name in self.runs.names.all:
-            if name in self.state and name not in self.lives:
+            if name in self.state and id(variable) in on_ranks:
+                self._shown[name] = on_ranks[id(variable)]
+            elif name in self.state and name not in self.lives:
                 self.hold(name, Live.of(variable))
 
     def hold(self, key: str, live: Live) -> None:
@@ -353,7 +366,7 @@ class TrainerRanks(LedRanks):
     @property
     def _kept(self) -> list[StateEntry]:
         """The entries of the variables that a checkpoint saves: all but the metrics of the running epoch."""
-        return [entry for key, entry in self.planned_state.items() if key not in self.passing]
+        return [entry for key, entry in self.planned_state.items() if key not in self.passing and key not in self._shown]
 
     @caught_up
     @everywhere

@@ -110,6 +110,10 @@ class Batches(keras.utils.PyDataset):
         self.epoch += 1
 
 
+def halved() -> list[keras.callbacks.Callback]:
+    return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / (epoch + 1))]
+
+
 FITTING = (
     Case("arrays, a part of a batch at the end", fit(X, Y, **IN_ORDER)),
     Case("shuffled arrays after a seed", lambda model, folder: _seeded(fit(X, Y, batch_size=BATCH))(model, folder)),
@@ -167,6 +171,8 @@ FITTING = (
     Case("losses that layers add to a part of a batch", fit(X, BITS, **IN_ORDER, validation_data=(X, BITS)), "bits"),
     Case("a weight for each step", fit(X, STEPS, sample_weight=OF_STEPS, **IN_ORDER), "steps"),
     Case("inputs in a structure", fit(STRUCTURE, FOUR, **IN_ORDER, validation_split=0.3), "counting"),
+    Case("a metric of a rate that falls", fit(X, BITS, **IN_ORDER, validation_data=(X, BITS)), "a rate that falls"),
+    Case("a metric of a rate that is set", fit(X, BITS, **IN_ORDER, callbacks=halved), "a rate that is set"),
     Case("averages of weights", fit(X, Y, **IN_ORDER, validation_data=(X, Y)), "averages"),
     Case("a scaled loss", fit(X, Y, **IN_ORDER, epochs=3), "loss scale"),
     Case("run eagerly", fit(X, Y, **IN_ORDER), "eager"),

@@ -174,7 +174,38 @@ def scaled() -> keras.optimizers.Optimizer:
     return keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=8.0, dynamic_growth_steps=2)
 
 
+_MADE: list[keras.optimizers.Optimizer] = []
+
+
+def falling() -> keras.optimizers.Optimizer:
+    _MADE.append(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), 0.5))
+    return _MADE[-1]
+
+
+def accumulating() -> keras.optimizers.Optimizer:
+    _MADE.append(keras.optimizers.Adam(0.01, gradient_accumulation_steps=2))
+    return _MADE[-1]
+
+
+def _of_optimizer() -> dict[str, Any]:
+    """A loss and metrics that read the optimizer, which was made just before."""
+    optimizer = _MADE[-1]
+
+    def annealed(y: Any, predicted: Any) -> Any:
+        return keras.ops.square(y - predicted) / (1.0 + keras.ops.cast(optimizer.iterations, predicted.dtype))
+
+    def rate(y: Any, predicted: Any) -> Any:
+        return keras.ops.cast(optimizer.learning_rate, predicted.dtype)
+
+    def updates(y: Any, predicted: Any) -> Any:
+        return keras.ops.cast(optimizer.iterations, predicted.dtype)
+
+    return {"loss": annealed, "metrics": [rate, updates]}
+
+
 KINDS = {
+    "a rate that falls": Kind(regularized, _of_optimizer, falling),
+    "a rate that is set": Kind(regularized, _of_optimizer, accumulating),
     "classes": Kind(of_classes, _classes, lambda: keras.optimizers.Adam(0.01)),
     "by name": Kind(by_name, _by_name),
     "by name, eager": Kind(by_name, _by_name, own={"run_eagerly": True}),

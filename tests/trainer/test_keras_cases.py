@@ -5,14 +5,19 @@ The cases are in ``keras_cases.py`` and ``keras_callback_cases.py``; ``make test
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 from helpers.large import first
 from helpers.mpirun import run_ranks
 from trainer.keras_cases import Case
 from trainer.keras_cases_running import CASES, check
+from trainer.keras_models import BITS, KINDS, X
+
+from tensoropt.common.errors import InputError
 
 pytestmark = [
     pytest.mark.usefixtures("float64", "graphs_as_built"),
@@ -41,6 +46,8 @@ OTHERS_ON_RANKS = [
     "averages in place of weights after each epoch",
 ]
 BY_DEFAULT = {
+    "a metric of a rate that falls",
+    "a metric of a rate that is set",
     "by name, weighted",
     "shuffled arrays after a seed",
     "a PyDataset that changes after an epoch",
@@ -77,3 +84,11 @@ def test_on_two_ranks_as_plain_keras(names: list[str], tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     said = [f"same: {name}" for name in names]
     assert [line for line in result.stdout.splitlines() if line.startswith("same")] == said
+
+
+def test_metrics_cant_read_an_optimizer_that_scales_the_loss() -> None:
+    kind = KINDS["a rate that falls"]
+    scaled = replace(kind, optimizer=lambda: keras.optimizers.LossScaleOptimizer(kind.optimizer()))
+    trainer = scaled.trainer(cluster="v100-1x2", collectives="emulated", parallelism=2)
+    with pytest.raises(InputError, match=r"metric \(.*:\d+\) reads 'sgd.*/iteration' of optimizer LossScaleOptimizer"):
+        trainer.train_on_batch(X[:8], BITS[:8])
