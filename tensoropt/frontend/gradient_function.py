@@ -20,6 +20,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from ..common.errors import InputError
 from ..common.gradient_types import carries_gradient
 from ..common.source_lines import source_line
+from .stateful import has_only_an_effect, left_out
 
 Lookup = Callable[[tf.Tensor], tf.Tensor]
 
@@ -84,6 +85,8 @@ def trace_gradient(op: tf.Operation) -> GradientFunction:
         found = list(found) if isinstance(found, (list, tuple)) else [found]
         gradients = tuple(None if each is None else tf.convert_to_tensor(each) for each in found)
     for inner in graph.get_operations():
+        if has_only_an_effect(inner, [each.name for each in gradients if each is not None]):
+            raise left_out(f"{inner.type} '{inner.name}' ({source_line(inner)})", "a custom gradient")
         if any(attr.type in ("func", "list(func)") for attr in inner.op_def.attr):
             raise InputError(
                 f"{where} calls a function ({inner.type}); expected plain operators: take tf.function off the function that "

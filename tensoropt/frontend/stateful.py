@@ -48,7 +48,7 @@ _KNOWN = {
     "RandomUniform RandomUniformInt SampleDistortedBoundingBox SampleDistortedBoundingBoxV2 "
     "ThreadUnsafeUnigramCandidateSampler TruncatedNormal UniformCandidateSampler",
     Treatment.EFFECT: "Assert CheckNumerics CheckNumericsV2 CloseSummaryWriter CreateSummaryDbWriter "
-    "CreateSummaryFileWriter EagerPyFunc FlushSummaryWriter ImportEvent Print PrintV2 PyFunc SummaryWriter "
+    "CreateSummaryFileWriter EagerPyFunc FlushSummaryWriter ImportEvent PrintV2 PyFunc SummaryWriter "
     "WriteAudioSummary WriteFile WriteGraphSummary WriteHistogramSummary WriteImageSummary WriteRawProtoSummary "
     "WriteScalarSummary WriteSummary",
     Treatment.HARMLESS: "DeepCopy DeviceIndex DisableCopyOnRead Empty GraphDefVersion GuaranteeConst "
@@ -86,6 +86,7 @@ _REFUSED = {  # why, to what to do: the names of the operators
     "it gives something else each time, on each rank; give its value to the step as an argument": (
         r"Timestamp|Sleep(Identity)?Op"
     ),
+    "it prints, and passes on what it is given; use tf.print": r"Print",
     "it is of a kind of model that TensorFlow no longer trains": r"BoostedTrees\w+|IsBoostedTrees\w+|Skipgram",
     "it makes, passes on or ends a resource; make variables outside of the step": (
         r"DestroyResourceOp|MakeWeakResourceHandle|Resource(CreateOp|InitializedOp|UsingOp)|StubResourceHandleOp|"
@@ -123,24 +124,28 @@ def check_is_known(op: tf.Operation, line: str) -> None:
         raise InputError(f"{op.type} '{op.name}' ({line}) can't be recorded: {why}")
 
 
-def check_keeps_effect(op: tf.Operation, results: Collection[str], line: str) -> None:
-    """Check that an operator with an effect on the world runs: others run only if something computes with their results.
+def has_only_an_effect(op: tf.Operation, returned: Collection[str]) -> bool:
+    """Return whether an operator has an effect on the world, and nothing computes with its results.
 
     Args:
-        results: the names of the tensors that the function with the operator returns.
-
-    Raises:
-        InputError: it would be left out.
+        returned: the names of the tensors that the function with the operator returns.
     """
-    if treatment_of(op.type) is not Treatment.EFFECT or op.type in ("Assert", "Print"):
-        return
-    if op.type == "PrintV2" and not op.get_attr("output_stream").startswith(b"file://"):
-        return
-    if not any(tensor.consumers() or tensor.name in results for tensor in op.outputs):
-        raise InputError(
-            f"{op.type} '{op.name}' ({line}) can't be recorded: it has an effect on the world, which would be left out; "
-            "return from the step what it needs, and do it outside, as in a callback"
-        )
+    if treatment_of(op.type) is not Treatment.EFFECT:
+        return False
+    return not any(tensor.consumers() or tensor.name in returned for tensor in op.outputs)
+
+
+def left_out(where: str, what: str) -> InputError:
+    """Return the error that says that an effect on the world can't run as often as on one device.
+
+    Args:
+        where: the operator and its line.
+        what: where it is.
+    """
+    return InputError(
+        f"{where} can't be recorded: it has an effect on the world in {what}, which would be left out; do it after that, "
+        "with the values that it needs, or outside of the step, as in a callback"
+    )
 
 
 @functools.cache

@@ -88,6 +88,26 @@ class RefusedValues:
         ) from error
 
 
+class CheckedValues:
+    """A context that reports which of the user's assertions fails."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        """Begin to check."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Explain an assertion that fails.
+
+        Raises:
+            InputError: one failed.
+        """
+        if isinstance(error, tf.errors.InvalidArgumentError):
+            reason = _reason(error.message)
+            raise InputError(f"{self._where} doesn't hold in this step ({running_line()}): {reason}") from error
+
+
 def _operator(graph: Graph, message: str) -> Operator | None:
     """Return the operator that failed, or None if the message names none of the graph.
 

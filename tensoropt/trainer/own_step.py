@@ -106,6 +106,15 @@ def recorded_updates(capture: Capture, program: Program, trace: StepGradients, o
     for k, (each, loss, markers) in enumerate(zip(trace.taken, losses, dense, strict=True)):
         names = tuple(capture.name(variable) or "" for variable in each.variables)
         taken.append(RecordedGradients(f"gradients_{k}", loss, names, tuple(map(behind_identities, markers))))
+    gradients = {tensor.name for each in taken for tensor in each.results}
+
+    def used(tensor: tf.Tensor) -> tf.Tensor:
+        """Return a tensor that the step gives out; a gradient behind an operator, so that the step computes with it."""
+        with capture.graph.as_default():
+            return tf.stop_gradient(tensor) if behind_identities(tensor).name in gradients else tensor
+
+    results = tf.nest.map_structure(used, results, expand_composites=True)
+    effects = tuple(replace(each, needs=tuple(map(used, each.needs))) for each in program.effects)
     updates: dict[int, list[tf.Operation]] = {}
     writes = []
     for op in program.writes:
@@ -140,7 +149,7 @@ def recorded_updates(capture: Capture, program: Program, trace: StepGradients, o
         step = minimised(step, [] if was_updated else [each for each in taken if not _reads_late(each.loss, variables)])
         _check_scaling(applied, trace, is_given=step.loss is None)
         steps.append(step)
-    program = replace(program, results=results, writes=tuple(writes))
+    program = replace(program, results=results, writes=tuple(writes), effects=effects)
     return RecordedUpdates(program, tuple(steps), computed_with(taken, steps))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from ..common.errors import InputError
@@ -16,10 +18,12 @@ from ..frontend.importer import import_graph
 from ..frontend.recorded_graph import RecordedGradients, RecordedStep
 from ..frontend.recorded_updates import written_by
 from ..frontend.tracing.capture import Capture, Program, VariableNames
+from ..frontend.tracing.effects import Effect
 from ..frontend.tracing.preprocessing import ancestors
 from ..frontend.tracing.tapes import StepGradients
-from ..ir.graph import Graph, Operator, Tensor
+from ..ir.graph import CONSTANT, Graph, Operator, Tensor
 from ..ir.optimizer import Optimizer
+from ..runtime.step_errors import CheckedValues
 from .by_sample_layers import that_tell_samples
 from .compiling import in_a_sentence
 from .own_step import capturable, recorded_updates
@@ -92,6 +96,27 @@ class Captured:
         """The tensors that the program returns, flattened."""
         return tuple(self._tensor(tensor) for tensor in tf.nest.flatten(self.program.results))
 
+    @cached_property
+    def needed(self) -> tuple[Tensor, ...]:
+        """The tensors that the program's effects on the world need, each once."""
+        return tuple(dict.fromkeys(self._tensor(tensor) for each in self.program.effects for tensor in each.needs))
+
+    def act(self, values: Sequence[np.ndarray], rank: int) -> None:
+        """Have the program's effects on the world: prints and the like on rank 0, checks of values on all ranks.
+
+        Args:
+            values: the global values of :attr:`needed`.
+
+        Raises:
+            InputError: a check fails.
+        """
+        known = dict(zip((tensor.name for tensor in self.needed), values, strict=True))
+        for each in self.program.effects:
+            given = [known[self._tensor(tensor).name] for tensor in each.needs]
+            if (rank == 0 or each.is_check) and not each.is_out(given):
+                with CheckedValues(each.where) if each.is_check else nullcontext():
+                    each(given)
+
     @property
     def writes(self) -> tuple[str, ...]:
         """The names of the operators by which the program updates variables."""
@@ -148,10 +173,19 @@ def capture_program(
         program = _without_unread_count(program, capture, objective.counter)
         step, taken = _step(capture, program, objective, partial(optimizer_of, None))
         steps = [step]
-    targets = [tensor.op for tensor in (*program.inputs, *tf.nest.flatten(program.results))]
+    needed = (tensor for each in program.effects for tensor in each.needs)
+    targets = [tensor.op for tensor in (*program.inputs, *tf.nest.flatten(program.results), *needed)]
     fed = [tensor for tensor in program.inputs if not any(tensor is each for each in program.given)]
     graph = import_graph(capture.graph, steps, capture.lines, [*targets, *program.writes], taken, fed)
-    return Captured(graph, program, capture)
+    return Captured(graph, replace(program, effects=tuple(_possible(program.effects, graph))), capture)
+
+
+def _possible(effects: Iterable[Effect], graph: Graph) -> Iterator[Effect]:
+    """Yield the effects that constants don't rule out, such as assertions about shapes."""
+    for each in effects:
+        makers = [graph.producers[found.name] for found in map(graph.resolve, (need.name for need in each.needs)) if found]
+        if not each.is_out([op.statics.get(0) if op.type == CONSTANT else None for op in makers]):
+            yield each
 
 
 def _without_unread_count(program: Program, capture: Capture, counter: tf.Variable | None) -> Program:

@@ -65,8 +65,10 @@ class Run:
         Returns:
             The program's global results on every rank, in the program's structure.
         """
-        values = self.execution.engine.run(self._fetch, self._feeds(leaves, is_share))
-        return tf.nest.pack_sequence_as(self.captured.program.results, [ranks[0] for ranks in values])
+        fetched = self.execution.engine.run(self._fetch, self._feeds(leaves, is_share))
+        values, n_results = [ranks[0] for ranks in fetched], len(self.captured.results)
+        self.captured.act(values[n_results:], self.execution.processes.rank)
+        return tf.nest.pack_sequence_as(self.captured.program.results, values[:n_results])
 
     @cached_property
     def updated(self) -> frozenset[str]:
@@ -76,7 +78,7 @@ class Run:
     @cached_property
     def _fetch(self) -> Fetch:
         steps = tuple(self.captured.graph.train_steps)
-        results = tuple((tensor, False) for tensor in self.captured.results)
+        results = tuple((tensor, False) for tensor in (*self.captured.results, *self.captured.needed))
         return Fetch(results, steps, () if steps else self.captured.writes)
 
     def _feeds(self, leaves: Sequence[Any], is_share: bool) -> dict[Feed, Any]:

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 import tensoropt
-from tensoropt.common.errors import InputError
 from tensoropt.profiling.hardware import Device, Hardware, LinkLevel
 
 SLOW = Hardware("slow", Device("slow", 8 << 30, {"float32": 1e8}, 1e8), (LinkLevel("device", 3, 0.01, 1e12),))
@@ -108,28 +107,3 @@ def test_one_devices_numbers(kind: str) -> None:
     for found, wanted in zip(ours.numbers(step, lambda: step.export()), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)
     assert step.plan.n_collectives
-
-
-@pytest.mark.parametrize(
-    "effect",
-    [
-        lambda value: tf.py_function(float, [value], []),
-        lambda value: tf.numpy_function(float, [value], tf.float64),
-        lambda value: tf.io.write_file("loss", tf.strings.as_string(value)),
-        lambda value: tf.print(value, output_stream="file://loss"),
-    ],
-    ids=["py_function", "numpy_function", "write_file", "print"],
-)
-def test_an_effect_on_the_world_is_refused(effect: Callable[[tf.Tensor], Any]) -> None:
-    written = Written("none")
-
-    def step(x: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(written.model(x)))
-        written.apply(tape.gradient(loss, written.weights))
-        effect(loss)
-        return loss
-
-    run = tensoropt.training_step(step, model=written.model, optimizer=written.optimizer, batch_size=8, cluster=SLOW)
-    with pytest.raises(InputError, match=r"test_writes.py.*it has an effect on the world, which would be left out"):
-        run(np.ones((8, 6)))

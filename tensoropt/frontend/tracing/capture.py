@@ -15,6 +15,7 @@ from ...common.source_lines import running_line
 from ..attributes import LOADED_ATTRIBUTE
 from ..writes import RecordingGraph
 from .by_sample import BySample
+from .effects import Effect
 from .flatten import Flattener, handle_of
 from .preprocessing import Preprocessing, find_preprocessing
 
@@ -30,6 +31,7 @@ class Program:
         inputs: the tensors that are fed: those of its arguments, or what its preprocessing gives instead of them.
         results: the value that it returns, in its own structure, as tensors of the flat graph.
         writes: the operations that update variables, in program order.
+        effects: what has an effect on the world, in program order.
         preprocessing: what it does with text and lookup tables; None if it does nothing with them.
     """
 
@@ -37,6 +39,7 @@ class Program:
     inputs: tuple[tf.Tensor, ...]
     results: Structure
     writes: tuple[tf.Operation, ...]
+    effects: tuple[Effect, ...] = ()
     preprocessing: Preprocessing | None = None
 
 
@@ -130,12 +133,13 @@ class Capture:
             given = tuple(self._placeholder(spec, i, scope) for i, spec in enumerate(leaves))
         flat = self.flattener.flatten(traced.graph, given, scope)
         results = tf.nest.pack_sequence_as(traced.graph.structured_outputs, flat.outputs, expand_composites=True)
-        found = find_preprocessing(self.flattener, given, tf.nest.flatten(results), flat.writes)
+        ends = [*tf.nest.flatten(results), *(tensor for each in flat.effects for tensor in each.needs)]
+        found = find_preprocessing(self.flattener, given, ends, flat.writes)
         inputs = given if found is None else found.results
         for tensor in inputs:
             if loads and tensor.shape.rank:
                 tensor.op._set_attr(LOADED_ATTRIBUTE, tf.compat.v1.AttrValue(b=True))
-        return Program(given, inputs, results, flat.writes, found)
+        return Program(given, inputs, results, flat.writes, flat.effects, found)
 
     def name(self, variable: tf.Variable) -> str | None:
         """Return a variable's name in the flat graph; None if no captured function uses it."""

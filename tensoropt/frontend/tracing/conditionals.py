@@ -54,6 +54,20 @@ def copy_conditional(op: tf.Operation, values: Sequence[tf.Tensor], copy_body: C
     return list(tf.cond(tf.cast(values[0], tf.bool), *branches, name=op.name))
 
 
+def is_taken(op: tf.Operation, chosen: tf.Tensor, branch: int) -> tf.Tensor:
+    """Return whether a conditional takes one of its branches.
+
+    Args:
+        chosen: the counterpart of its first input.
+        branch: the position of the branch among those that :func:`branch_graphs` returns.
+    """
+    if not op.type.endswith("Case"):
+        condition = tf.cast(chosen, tf.bool)
+        return tf.logical_not(condition) if branch else condition
+    last = len(op.get_attr("branches")) - 1
+    return tf.equal(tf.where((chosen < 0) | (chosen > last), last, chosen), branch)
+
+
 def branch_graphs(op: tf.Operation) -> list[Any]:
     """Return the graphs of a conditional's branches."""
     is_case = op.type.endswith("Case")

@@ -14,20 +14,21 @@ from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
 
 from ...common.errors import InputError
 from ...common.source_lines import source_line
 from ..gradient_placeholders import GRADIENT_ATTRIBUTE, UPDATE_ATTRIBUTE, mark_update, update_of
-from ..stateful import TABLE_TYPES, Treatment, check_is_known, check_keeps_effect, treatment_of
+from ..stateful import Treatment, check_is_known, has_only_an_effect, left_out, treatment_of
 from ..writes import value_read, value_written
 from .by_sample import BySample
 from .called import function_graph, is_call_by_name
-from .conditionals import CONDITIONALS, branch_graphs, copy_conditional, is_constant, taken_branch
+from .conditionals import CONDITIONALS, branch_graphs, copy_conditional, is_constant, is_taken, taken_branch
 from .custom_gradient import copy_custom_gradient, is_custom_gradient
+from .effects import Effect, effect_of, has_effects, is_check_of_text, takes_resource
 from .loops import copy_while, loop_functions
-from .written import CALLS, LOOPS, handle_behind, written_in
+from .written import CALLS, LOOPS, behind_controls, handle_behind, written_in
 
-_DROPPED = ("Print", "PrintV2", "NoOp")
 
 def handle_of(variable: tf.Variable) -> tf.Tensor:
     """Return a variable's handle, without an access to the value of one of which a trainer has shards."""
@@ -42,10 +43,12 @@ class Flat:
     Attributes:
         outputs: the function's results.
         writes: the operations that update variables, in program order.
+        effects: what has an effect on the world, in program order.
     """
 
     outputs: list[tf.Tensor]
     writes: tuple[tf.Operation, ...]
+    effects: tuple[Effect, ...]
 
 
 @dataclass
@@ -60,10 +63,11 @@ class Flattener:
         lines: by name of a copied operator, the line of the user's code that made its original.
         by_sample: returns the scope of the layer of an operator, given the operator's name, if the layer computes each
             sample by itself; else None.
-        tables: lookup tables that the functions use, by the names of their placeholders in the flat graph.
+        tables: lookup tables and other resources that the functions use, by the names of their placeholders in the flat
+            graph.
         checks: copies of checks of values, which no other operator needs.
         conditions: whether an optimizer is applied, by the name of an assignment that stands for its update.
-        is_of_body: whether the graph is a loop's body, where checks are left out.
+        is_of_body: whether the graph is a loop's body, or a branch.
     """
 
     graph: tf.Graph
@@ -101,12 +105,12 @@ class Flattener:
             n_samples = next((tensor.shape[0] for tensor in arguments if tensor.shape.rank), None)
             copy = _Copy(self, traced, given, f"{scope}/" if scope else "", n_samples)
             copy.run()
-            return Flat(copy.outputs, tuple(copy.writes))
+            return Flat(copy.outputs, tuple(copy.writes), tuple(copy.effects))
 
     def _captured(self, outer: Any, inner: tf.Tensor) -> tf.Tensor:
         if outer.dtype != tf.resource:
             return tf.constant(outer.numpy(), name="captured")
-        if id(outer) not in self.handles and all(user.type in (*TABLE_TYPES, *CALLS) for user in inner.consumers()):
+        if id(outer) not in self.handles and all(map(takes_resource, inner.consumers())):
             # Ids of handles stay what they are only while someone has the handle, as the tables' dictionary has.
             self.handles[id(outer)] = tf.compat.v1.placeholder(tf.resource, [], "table")
             self.tables[self.handles[id(outer)].name] = outer
@@ -132,7 +136,8 @@ class _Copy:
         prefix: the prefix of the copies' names.
         n_samples: the number of samples in a batch, if that is known.
         writes: copies of the operations that update variables, those of called functions included.
-        latest: by name of a variable's handle, the last of them.
+        effects: what has an effect on the world, in program order, likewise.
+        latest: by name of a variable's handle, the last of the operations that update it.
         updates: in a branch, by number of an application of an optimizer whether it is applied, and what each variable, by
             the name of its handle in the source, is updated by.
     """
@@ -143,6 +148,7 @@ class _Copy:
     prefix: str
     n_samples: int | None = None
     writes: list[tf.Operation] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
     latest: dict[str, tf.Operation] = field(default_factory=dict)
     updates: dict[int, tuple[tf.Tensor, dict[str, tf.Tensor]]] = field(default_factory=dict)
     _tensors: dict[str, tf.Tensor] = field(default_factory=dict)
@@ -164,14 +170,18 @@ class _Copy:
     @property
     def outputs(self) -> list[tf.Tensor]:
         """The counterparts of the source's results."""
-        return [self.tensor(_behind_controls(tensor)) for tensor in self.source.outputs]
+        return [self.tensor(behind_controls(tensor)) for tensor in self.source.outputs]
 
     def _copy(self, op: tf.Operation) -> None:
-        line = source_line(op)
-        check_keeps_effect(op, self._returned, line)
-        if op.type in _DROPPED or (op.type == "Assert" and self.flattener.is_of_body):
+        if has_only_an_effect(op, self._returned):
+            inputs = [self.tensor(tensor) for tensor in op.inputs]
+            if self.flattener.is_of_body or not is_check_of_text(op, inputs):
+                self.effects.append(effect_of(op, inputs, self.flattener.tables))
+            if op.type != "Assert" or self.flattener.is_of_body:
+                return
+        if op.type == "NoOp":
             return
-        check_is_known(op, line)
+        check_is_known(op, source_line(op))
         if op.type == "Placeholder" and GRADIENT_ATTRIBUTE not in op.node_def.attr:
             raise InputError(
                 f"placeholder '{op.name}' ({source_line(op)}) is inside of the function; make it one of its arguments"
@@ -251,7 +261,7 @@ class _Copy:
 
     def _value(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return a tensor, or the value of a variable whose handle it is, as it is at this place of the program."""
-        if tensor.dtype != tf.resource:
+        if tensor.dtype != tf.resource or tensor.name in self.flattener.tables:
             return tensor
         with self.flattener.graph.control_dependencies(self._last_write(tensor)):
             return tf.raw_ops.ReadVariableOp(resource=tensor, dtype=tensor.op.get_attr("dtype"))
@@ -300,7 +310,8 @@ class _Copy:
     def _inside(self, op: tf.Operation, function: str, inputs: Sequence[tf.Tensor]) -> _Copy:
         graph = function_graph(op, function)
         given = dict(zip((tensor.name for tensor in graph.inputs), inputs, strict=True))
-        copy = _Copy(self.flattener, graph, given, f"{self.prefix}{op.name}/", self.n_samples, self.writes, self.latest)
+        copy = _Copy(self.flattener, graph, given, f"{self.prefix}{op.name}/", self.n_samples)
+        copy.writes, copy.effects, copy.latest = self.writes, self.effects, self.latest
         copy.run()
         return copy
 
@@ -310,9 +321,9 @@ class _Copy:
 
     def _copy_body(self, function: Any, inputs: Sequence[tf.Tensor]) -> _Copy:
         """Copy the body of a loop, or a branch, into the default graph, which is the one that TensorFlow builds for it."""
-        flattener = self.flattener
+        flattener, graph = self.flattener, tf.compat.v1.get_default_graph()
         inside = Flattener(
-            tf.compat.v1.get_default_graph(), flattener.layer_of, flattener.handles, flattener.lines, is_of_body=True
+            graph, flattener.layer_of, flattener.handles, flattener.lines, tables=flattener.tables, is_of_body=True
         )
         given = dict(zip((tensor.name for tensor in function.inputs), inputs, strict=True))
         copy = _Copy(inside, function, given, "")
@@ -327,9 +338,14 @@ class _Copy:
                 "captured; carry its value through the loop, and assign it afterwards"
             )
         written = sorted(written_in(body).variables)
-        results = copy_while(
-            op, list(map(self._value, inputs)), lambda graph, values: self._copy_body(graph, values).outputs, written
-        )
+
+        def copy_function(graph: Any, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            copy = self._copy_body(graph, values)
+            if copy.effects:
+                raise left_out(copy.effects[0].where, "a loop")
+            return copy.outputs
+
+        results = copy_while(op, list(map(self._value, inputs)), copy_function, written)
         for k in written:
             self._write(op.inputs[k], results[k])
         return [given if given.dtype == tf.resource else result for given, result in zip(inputs, results, strict=True)]
@@ -338,6 +354,9 @@ class _Copy:
         found = list(map(written_in, branch_graphs(op)))
         written = sorted(set[int]().union(*(each.variables for each in found)))
         updates = {number: at for each in found for number, at in each.updates.items()}
+        values = list(map(self._value, inputs))
+        of_branches = [self._effects_of(graph, values[1:]) for graph in branch_graphs(op)]
+        needed = [[tensor for effect in each for tensor in effect.needed_in(graph)] for graph, each in of_branches]
 
         def copy_branch(graph: Any, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             copy = self._copy_body(graph, values)
@@ -347,9 +366,12 @@ class _Copy:
                 of_inputs = [gradients.get(graph.inputs[k].name) for k in at]
                 results += [condition]
                 results += [tf.zeros_like(values[k]) if g is None else g for k, g in zip(at, of_inputs, strict=True)]
+            own = iter(t for effect in copy.effects for t in effect.needed_in(tf.compat.v1.get_default_graph()))
+            for tensors, branch in zip(needed, branch_graphs(op), strict=True):
+                results += [next(own) if branch is graph else tf.zeros(t.shape, t.dtype) for t in tensors]
             return results
 
-        results = copy_conditional(op, list(map(self._value, inputs)), copy_branch)
+        results = copy_conditional(op, values, copy_branch)
         more = iter(results[len(op.outputs) :])
         for k in written:
             self._write(op.inputs[1 + k], next(more))
@@ -357,15 +379,16 @@ class _Copy:
             condition = next(more)
             for k in at:
                 self._update(number, op.inputs[1 + k], next(more), condition)
+        for branch, (graph, effects) in enumerate(of_branches):
+            for effect in effects:
+                needs = [next(more) if tensor.graph is graph else tensor for tensor in effect.needs]
+                self.effects.append(effect.under(is_taken(op, values[0], branch), needs))
         return results[: len(op.outputs)]
 
-
-def _behind_controls(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor behind identities that wait for side effects.
-
-    A function's results are such identities; its side effects are kept apart here.
-    """
-    while tensor.op.type == "Identity" and tensor.op.control_inputs:
-        tensor = tensor.op.inputs[0]
-    return tensor
-
+    def _effects_of(self, function: Any, inputs: Sequence[tf.Tensor]) -> tuple[tf.Graph, list[Effect]]:
+        """Return what has an effect in a branch, with the graph, of no use else, that has what it needs."""
+        graph = FuncGraph("effects")
+        if not has_effects(function):
+            return graph, []
+        with graph.as_default():
+            return graph, self._copy_body(function, inputs).effects

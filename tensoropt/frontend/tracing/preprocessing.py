@@ -18,6 +18,7 @@ from ...common.errors import InputError
 from ...common.reach import reached
 from ..gradient_function import copy_operator
 from .by_sample import TABLE_TYPES, first_that_mixes
+from .effects import is_of_text
 from .flatten import Flattener
 
 
@@ -74,7 +75,7 @@ def find_preprocessing(
 
     Args:
         given: the placeholders of the function's arguments.
-        results: the function's results.
+        results: the function's results, and what its effects on the world need.
         writes: the operations by which it updates variables.
 
     Raises:
@@ -83,7 +84,7 @@ def find_preprocessing(
     """
     needed = ancestors([*(tensor.op for tensor in results), *writes])
     ops = [op for op in flat.graph.get_operations() if op.name in needed]
-    of_text = {op.name for op in ops if _is_of_text(op)}
+    of_text = {op.name for op in ops if is_of_text(op)}
     if not of_text:
         return None
     live = _live(flat.graph, [*given, *(flat.graph.get_tensor_by_name(name) for name in flat.tables)])
@@ -125,10 +126,6 @@ def find_preprocessing(
             "alone; take tf.shape(x)[0] instead of x.shape[0] there, so that each rank can do it for its share of a batch"
         )
     return found
-
-
-def _is_of_text(op: tf.Operation) -> bool:
-    return op.type in TABLE_TYPES or any(tensor.dtype == tf.string for tensor in (*op.inputs, *op.outputs))
 
 
 def _is_shown(op: tf.Operation) -> bool:

@@ -65,3 +65,13 @@ def handle_behind(tensor: tf.Tensor) -> tf.Tensor:
     while tensor.dtype == tf.resource and tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     return tensor
+
+
+def behind_controls(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the tensor behind identities that wait for side effects.
+
+    A function's results are such identities; its side effects are kept apart.
+    """
+    while tensor.op.type == "Identity" and tensor.op.control_inputs:
+        tensor = tensor.op.inputs[0]
+    return tensor
