@@ -26,8 +26,9 @@ from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import mesh_of
 from ..reschedule.path import Path, cheapest_path
-from ..rules.registry import rule_in_micro_batches
+from ..rules.registry import rule_in_micro_batches, rule_of
 from ..rules.rule import Rule, interface_of, why_invalid, why_unsearched
+from ..sharding.model import Model
 from ..sharding.rematerializable import NEVER
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import Copy, Strategy
@@ -239,14 +240,14 @@ class Plan(PlanRecord):
         """
         return _plan_from_json(value)
 
-    def check_for(self, graph: Graph) -> None:
-        """Check that the plan fits a model.
+    def check_for(self, model: Model) -> None:
+        """Check that the plan fits a model, or a stage of one.
 
         Raises:
             InputError: it was made for another model, or has a config that its operator can't have; the message names the
                 first fault.
         """
-        planned = {op.name: op for op in self.operators}
+        graph, planned = model.graph, {op.name: op for op in self.operators}
         actual = {op.name: op for op in graph.operators.values() if op.updates is None}
         missing = [op for name, op in planned.items() if name not in actual or actual[name].type != op.type]
         added = [op for name, op in actual.items() if name not in planned]
@@ -259,9 +260,11 @@ class Plan(PlanRecord):
             difference = difference or "operators have the same names, but other shapes, attributes or hyperparameters"
         else:
             why_not = why_unsearched if self.n_split_operators else why_invalid
+            # A config of a reshape names other dimensions where a micro-batch has one sample.
+            per_micro_batch = model.in_micro_batches(self.micro_batches, self.parallelism).graph.operators
             for name, op in planned.items():
                 rule = rule_in_micro_batches(actual[name], self.micro_batches, self.parallelism)
-                _check_config(actual[name], op, why_not(rule, op.config), rule)
+                _check_config(actual[name], op, why_not(rule, op.config), rule_of(per_micro_batch[name]))
             return
         raise InputError(f"the plan was made for another model: {cut(difference)}; find a strategy for this one")
 
@@ -303,6 +306,7 @@ def _check_config(op: Operator, planned: PlannedOperator, why: str, rule: Rule) 
 
     Args:
         why: the reason why it can't; empty if it can.
+        rule: of the operator in a micro-batch.
 
     Raises:
         InputError: it can't, or they don't.

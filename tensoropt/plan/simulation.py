@@ -121,7 +121,7 @@ def simulate_plan(plan: Plan, model: Model, hardware: Hardware) -> Simulation:
     Raises:
         InputError: the plan is for another model or for another mesh, or the model can't be simulated.
     """
-    plan.check_for(model.graph)
+    plan.check_for(model)
     try:
         mesh = hardware.mesh(plan.parallelism)
     except ValueError as error:

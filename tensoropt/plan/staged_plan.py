@@ -151,7 +151,7 @@ class StagedPlan:
         self.check_for(model.graph)
         stages = Stages(model, tuple(stage.last_operator for stage in self.stages[:-1]))
         for stage, part in zip(self.stages, stages.models, strict=True):
-            stage.plan.check_for(part.graph)
+            stage.plan.check_for(part)
         return stages
 
     def check_for(self, graph: Graph) -> None:

@@ -118,7 +118,7 @@ def execute(
         InputError: the plan is for another model or for more devices than there are.
         OutOfMemoryError: the plan needs more memory than is available.
     """
-    plan.check_for(model.graph)
+    plan.check_for(model)
     check_ranks(plan, processes, collectives)
     view = model.view(plan.strategy)
     in_micro_batches = model.in_micro_batches(plan.micro_batches).view(plan.strategy)

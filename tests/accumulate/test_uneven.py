@@ -77,9 +77,9 @@ def test_a_plan_in_uneven_micro_batches_reads_back(tmp_path: Path) -> None:
     find_frontier(of.model, named("v100-1x3"), 3, micro_batches=4).plan(0, "mini_time").save(tmp_path / "plan.json")
     plan = Plan.load(tmp_path / "plan.json")
     assert plan.n_split_operators, "each rank would load all of the batch of a plan that splits nothing"
-    plan.check_for(of.model.graph)
+    plan.check_for(of.model)
     with pytest.raises(InputError, match="every rank loads its share of factor 'd0'"):
-        replace(plan, micro_batches=1).check_for(of.model.graph)
+        replace(plan, micro_batches=1).check_for(of.model)
 
 
 def test_ranks_train_in_uneven_micro_batches_as_keras_does() -> None:

@@ -69,9 +69,9 @@ def planned():
     w = tensoropt.get_variable("w", [6, 4])
     tensoropt.GradientDescentOptimizer(0.1).minimize(tensoropt.reduce_mean(tensoropt.nn.relu(tensoropt.matmul(x, w))))
     plan = tensoropt.find_strategy(force={"MatMul": {"k": 2}})
-    graph = session.model().graph
+    model = session.model()
     session._recording.close()
-    return plan, graph
+    return plan, model
 
 
 def refused_or_read(
@@ -111,7 +111,7 @@ def says_the_same(written: Any, read: Any) -> bool:
 
 
 def test_damaged_plans_are_refused(planned, folder, times):
-    plan, graph = planned
+    plan, model = planned
     file = folder / "plan.json"
     plan.save(file)
 
@@ -119,7 +119,7 @@ def test_damaged_plans_are_refused(planned, folder, times):
         loaded = tensoropt.load_plan(file)
         written = json.loads(file.read_bytes())
         assert all(written[key] == value for key, value in loaded.to_json().items())
-        loaded.check_for(graph)
+        loaded.check_for(model)
         repr(loaded), loaded.strategy, loaded.explain()
 
     assert refused_or_read(file, file.read_bytes(), load, True, tensoropt.InputError, times) > times // 2

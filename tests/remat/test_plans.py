@@ -38,7 +38,7 @@ def test_a_plan_reads_back_as_it_was_written(found: ModelFrontier, tmp_path: Pat
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded.strategy.rematerialized == plan.strategy.rematerialized and loaded.operators == plan.operators
-    loaded.check_for(found.model.graph)
+    loaded.check_for(found.model)
     check_reshardings(found.model.view(loaded.strategy), loaded)
 
 
@@ -87,7 +87,7 @@ def test_a_plan_that_rematerializes_a_source_is_refused(found: ModelFrontier) ->
         if place is not None:
             operators[place] = replace(operators[place], is_rematerialized=True)
             with pytest.raises(InputError, match=refusal):
-                replace(plan, operators=tuple(operators)).check_for(found.model.graph)
+                replace(plan, operators=tuple(operators)).check_for(found.model)
 
 
 def test_rematerialization_lowers_memory_and_no_point_is_above_one_without(found: ModelFrontier) -> None:

@@ -1,0 +1,109 @@
+"""Draws run, on emulated devices or on real ranks, and held to one device's numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from helpers.strategies import (
+    assert_close,
+    assert_collectives_are_charged,
+    evaluate_and_check,
+    feeds_of,
+    training_fetch,
+)
+
+from one_device.drawing import Draw, plan_of, refusal
+from one_device.models import MODELS
+from tensoropt.common.errors import InputError
+from tensoropt.plan.plan import Plan
+from tensoropt.plan.staged_plan import StagedPlan
+from tensoropt.reschedule.simulate import gather
+from tensoropt.runtime.engine import Engine
+from tensoropt.runtime.execute import EMULATED, MPI, execute
+from tensoropt.runtime.pipeline.execute_staged import execute_staged
+from tensoropt.runtime.pipeline.staged_engine import StagedEngine
+from tensoropt.runtime.ranks import Processes
+
+ALONE = Processes(0, 1, ("here",))
+
+
+def check(draw: Draw, processes: Processes = ALONE) -> bool:
+    """Check that a draw trains with one device's numbers, or is refused as it is listed; return whether it trains.
+
+    Several processes each run one of the devices; rank 0 draws the plan.
+    """
+    expected = refusal(draw)
+    try:
+        if expected is None:
+            _check_trained(draw, processes)
+        else:
+            _check_refused(draw, expected)
+    except Exception as error:
+        error.add_note(str(draw))
+        raise
+    return expected is None
+
+
+def _check_refused(draw: Draw, expected: str) -> None:
+    try:
+        plan_of(draw)
+    except InputError as error:
+        assert re.search(expected, str(error)), f"refused, but not by {expected!r}: {error}"
+    else:
+        raise AssertionError(f"there is a plan, which is to be refused by {expected!r}")
+
+
+def _check_trained(draw: Draw, processes: Processes) -> None:
+    plan = plan_of(draw)
+    kind = type(plan)
+    value = json.loads(json.dumps(plan.to_json()))
+    plan = kind.from_json(value if processes.alone else processes.broadcast(value))
+    engine, model = engine_of(draw, plan, processes), draw.model
+    fetch, tolerance = training_fetch(model), MODELS[draw.name].tolerance
+    for step, batch in enumerate(model.batches):
+        (losses,) = engine.run(fetch, feeds_of(model.graph, batch))
+        for loss in losses:
+            assert loss.tobytes() == losses[0].tobytes(), f"the loss of step {step} has other bits on another rank"
+        assert_close(losses[0], model.reference.losses[step], tolerance, f"the loss of step {step}")
+    if isinstance(engine, Engine) and (draw.n == 1 or not draw.regathered + draw.rematerialized):
+        assert_collectives_are_charged(engine, model)
+    evaluate_and_check(engine, model, tolerance)  # type: ignore[arg-type]
+    _check_variables(draw, engine, processes)
+
+
+def engine_of(draw: Draw, plan: Plan | StagedPlan, processes: Processes) -> Engine | StagedEngine:
+    """Return the engine that runs a plan on these processes."""
+    values, collectives = draw.model.first_values, EMULATED if processes.alone else MPI
+    run: Any = execute if isinstance(plan, Plan) else execute_staged
+    engine = run(plan, draw.model.model, lambda name: values[name], processes, collectives).engine
+    if isinstance(engine, Engine):
+        engine.in_order |= draw.in_order
+    elif processes.alone:
+        engine.machine_of = tuple(sorted(draw.rng.choices((0, 1), k=draw.n_devices)))
+    return engine
+
+
+def _check_variables(draw: Draw, engine: Engine | StagedEngine, processes: Processes) -> None:
+    """Check that all variables have one device's values, and replicas the same bits."""
+    model, tolerance = draw.model, MODELS[draw.name].tolerance
+    held = [entry for entry in engine.state() if entry.step is None]
+    assert sorted(entry.key for entry in held) == sorted(op.name for op in model.graph.variables)
+    own = {entry.key: {r: v.numpy() for r, v in zip(entry.ranks, entry.variables, strict=True)} for entry in held}
+    everywhere: list[Mapping[str, Mapping[int, np.ndarray]]] = [own] if processes.alone else processes.comm.allgather(own)
+    for entry in held:
+        shards = {rank: value for each in everywhere for rank, value in each[entry.key].items()}
+        whole = gather([shards[rank] for rank in sorted(shards)], entry.layout, entry.shape)
+        if entry.key.endswith("key/bias"):  # whose gradient is zero, since attention is that of differences
+            assert np.abs(whole).max() < 1e-12
+        else:
+            assert_close(whole, model.reference.variables[entry.key], tolerance, f"variable {entry.key}")
+
+
+def over_links(processes: Processes) -> Processes:
+    """Return the ranks as if each had a machine of its own: they nap, and sums of gradients have a chain of their own."""
+    return replace(processes, hosts=tuple(map(str, range(processes.size))), ranks_per_core=2.0)

@@ -1,0 +1,47 @@
+"""Whatever the model, strategy, stages, order of passes, rematerialization and micro-batches: one device's numbers.
+
+Losses of three steps, metrics and all variables after them, to 1e-10 of each tensor's largest magnitude in float64, by plans
+that were written to JSON and read back; without stages also the collectives that are charged. What can't be is refused by a
+sentence that is listed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.large import first
+from helpers.mpirun import run_ranks
+
+from one_device.drawing import drawn
+from one_device.models import recorded
+from one_device.running import check
+from tensoropt.plan.find_frontier import find_frontier
+from tensoropt.profiling.hardware import named
+
+WORKER = Path(__file__).with_name("worker.py")
+N_EMULATED, N_ON_RANKS, IN_A_RUN = 1700, 300, 6
+"""How many are drawn in all. By default 48 are emulated, and two runs are on ranks."""
+
+
+@pytest.mark.usefixtures("graphs_as_built")
+@pytest.mark.parametrize("seed", first(48, range(N_EMULATED)))
+def test_emulated_devices_give_one_device_numbers(seed: int) -> None:
+    check(drawn(seed))
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "start"), first(2, [(n, start) for start in range(0, N_ON_RANKS // 3, IN_A_RUN) for n in (3, 2, 4)])
+)
+def test_ranks_give_one_device_numbers(n_ranks: int, start: int) -> None:
+    result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, start, start + IN_A_RUN, timeout=280)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"of {IN_A_RUN} draws trained on {n_ranks} ranks" in result.stdout
+
+
+def test_a_plan_in_micro_batches_of_one_sample_is_for_its_model() -> None:
+    """There a reshape's dimensions have other names than in the whole batch."""
+    model = recorded("attention of 8", "sgd").model
+    found = find_frontier(model, named("v100-1x2"), 2, micro_batches=8)
+    for point in range(len(found)):
+        found.plan(point).check_for(model)

@@ -1,0 +1,37 @@
+"""Train draws of the suite on these ranks, and hold them to one device's numbers.
+
+    mpirun -n N python -m mpi4py tests/one_device/worker.py FIRST LAST
+
+Every second draw is trained as over a link.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import tensorflow as tf
+from helpers.switches import graphs_as_built
+
+from one_device.drawing import drawn
+from one_device.running import check, over_links
+from tensoropt.runtime.local_hardware import prepared_processes
+
+
+def main(first: int, last: int) -> None:
+    # Two chains of collectives, and a thread that computes beside them.
+    tf.config.threading.set_inter_op_parallelism_threads(3)
+    processes = prepared_processes()
+    of_links = over_links(processes)
+    n_trained = 0
+    for seed in range(first, last):
+        n_trained += check(drawn(seed, processes.size), of_links if seed % 2 else processes)
+    if processes.rank == 0:
+        print(f"{n_trained} of {last - first} draws trained on {processes.size} ranks", flush=True)
+
+
+if __name__ == "__main__":
+    with graphs_as_built():
+        main(int(sys.argv[1]), int(sys.argv[2]))
