@@ -5,7 +5,8 @@ sums that could have kept their dimensions. For a mean, it divides after the gra
 emitted here have the same bits: the same products, sums over the same dimensions, quotients of the same numbers.
 
 The gradient of a bias that is added to images is emitted such that TensorFlow doesn't merge it with that of the
-convolution's filter: see :func:`_of_bias_add`.
+convolution's filter: see :func:`_of_bias_add`. For a filter of one pixel it is emitted such that oneDNN doesn't crash: see
+:func:`_of_convolution`.
 
 Complex numbers, and shapes that don't tell which dimensions are broadcast, are left to TensorFlow's gradient functions.
 """
@@ -25,6 +26,8 @@ from ..ir.graph import Operator
 Gradients = list[tf.Tensor | None]
 Pulled = dict[int, tf.Tensor]
 MEAN, BIAS_ADD = "Mean", "BiasAdd"
+CONVOLUTION, DEPTHWISE, TRANSPOSED = "Conv2D", "DepthwiseConv2dNative", "BackpropInput"
+_FEW_CHANNELS = 16
 
 
 def _of_sum(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, positions: Collection[int]) -> Pulled:
@@ -75,7 +78,8 @@ def lean_gradient(op: Operator, positions: Collection[int]) -> AbstractContextMa
     name = _name(op.type, positions)
     if name not in _REGISTERED or tf.as_dtype(op.result.dtype).is_complex:
         return nullcontext()
-    context: AbstractContextManager[Any] = tf.compat.v1.get_default_graph().gradient_override_map({op.type: name})
+    names = {op.type: name} | ({DEPTHWISE: name} if op.type == CONVOLUTION else {})  # one may be emitted as the other
+    context: AbstractContextManager[Any] = tf.compat.v1.get_default_graph().gradient_override_map(names)
     return context
 
 
@@ -171,6 +175,30 @@ def _of_bias_add(op: tf.Operation, gradient: Any) -> Gradients:
     return [gradient, tf.raw_ops.BiasAddGrad(out_backprop=tf.reshape(gradient, tf.stack([-1, n_channels])))]
 
 
+def _of_convolution(op: tf.Operation, gradient: Any) -> Gradients:
+    """Return the gradients of a convolution, or of a transposed one, whose filter of one pixel is moved by strides.
+
+    The filter's gradient is taken over the pixels that the filter reads: the same sum. Over the whole image oneDNN writes
+    past its workspace in float32, and crashes, where an image has few channels (uxlfoundation/oneDNN#6035).
+    """
+    gradient, is_transposed = tf.convert_to_tensor(gradient), op.type.endswith(TRANSPOSED)
+    image, results = (gradient, op.inputs[2]) if is_transposed else (op.inputs[0], gradient)
+    kernel, (_, down, right, _) = op.inputs[1], op.get_attr("strides")
+    is_plain = op.get_attr("data_format") == b"NHWC" and not any(op.get_attr("explicit_paddings"))
+    is_safe = kernel.shape[:2] != (1, 1) or down == right == 1 or (image.shape[-1] or 0) >= _FEW_CHANNELS
+    if is_safe or not is_plain:
+        return _by_tensorflow(op, gradient)
+    convolution = op.type.removesuffix(TRANSPOSED)
+    of_image, of_filter = (getattr(tf.raw_ops, convolution + suffix) for suffix in (TRANSPOSED, "BackpropFilter"))
+    pixels, once = image[:, ::down, ::right], {"strides": [1, 1, 1, 1], "padding": "VALID"}
+    of_kernel = of_filter(input=pixels, filter_sizes=tf.shape(kernel), out_backprop=results, **once)
+    if is_transposed:
+        return [None, of_kernel, getattr(tf.raw_ops, convolution)(input=pixels, filter=kernel, **once)]
+    strides, padding = op.get_attr("strides"), op.get_attr("padding")
+    given = {"input_sizes": tf.shape(image), "filter": kernel, "out_backprop": gradient}
+    return [of_image(**given, strides=strides, padding=padding), of_kernel]
+
+
 def _register() -> frozenset[str]:
     """Register the gradients of this module with TensorFlow, for each set of operands; return the names."""
     names = [_name(MEAN, (0,))]
@@ -178,6 +206,10 @@ def _register() -> frozenset[str]:
     for positions in ((0,), (1,), (0, 1)):
         names.append(_name(BIAS_ADD, positions))
         tf.RegisterGradient(names[-1])(_of_bias_add)
+    for op_type, positions in ((CONVOLUTION, (0, 1)), (DEPTHWISE, (0, 1)), (CONVOLUTION + TRANSPOSED, (1, 2))):
+        for asked in ((), positions[:1], positions[1:], positions):
+            names.append(_name(op_type, asked))
+            tf.RegisterGradient(names[-1])(_of_convolution)
     for op_type in _BROADCASTING:
         for positions in ((0,), (1,), (0, 1)):
             names.append(_name(op_type, positions))
