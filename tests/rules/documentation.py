@@ -43,9 +43,12 @@ def _row(rule: Rule) -> str:
 
 
 def missing_table() -> str:
-    """The splits that would be right and aren't offered."""
+    """Return the splits that would be right and aren't offered; cases with the same splits and reason stand in one row."""
     lines = ["| case | splits | why not |", "|---|---|---|"]
-    lines += [f"| {label} | `{splits}` | {why} |" for label, splits, why in missing.table()]
+    labels: dict[tuple[str, str], list[str]] = {}
+    for label, splits, why in missing.table():
+        labels.setdefault((splits, why), []).append(label)
+    lines += [f"| {', '.join(alike)} | `{splits}` | {why} |" for (splits, why), alike in labels.items()]
     return "\n".join(lines)
 
 
