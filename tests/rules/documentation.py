@@ -29,7 +29,7 @@ def operators_table() -> str:
     for op_type in dict.fromkeys(sorted(case.type for case in CASES)):
         rule = rule_of(next(case for case in CASES if case.type == op_type).op)
         types_of.setdefault(_row(rule), []).append(op_type)
-    lines = ["| operator types | factors | split | collectives inside | linear in |", "|" + "---|" * 5]
+    lines = ["| operator types | factors | never split | collectives inside | linear in |", "|" + "---|" * 5]
     lines += [f"| {' '.join(types)} | {row} |" for row, types in types_of.items()]
     return "\n".join(lines)
 
@@ -38,7 +38,8 @@ def _row(rule: Rule) -> str:
     linear = [" and ".join(str(position) for position in group) for group in rule.linear]
     inner = [name for name in rule.splittable if name in rule.inner]
     inner += [f"{name} (halo)" for name in rule.splittable if name in rule.halos]
-    cells = [f"`{rule}`", " ".join(rule.splittable), " ".join(inner), ", or ".join(linear)]
+    whole = [name for name in rule.extents if name in rule.fixed]
+    cells = [f"`{rule}`", " ".join(whole), " ".join(inner), ", or ".join(linear)]
     return " | ".join(cells)
 
 
