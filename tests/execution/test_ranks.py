@@ -65,6 +65,12 @@ def test_complex_numbers_between_processes(everything: bool) -> None:
     assert f"{count} strategies, " in result.stdout and f" on {n_ranks} ranks" in result.stdout
 
 
+def test_random_numbers_between_processes_are_one_devices_to_the_bit() -> None:
+    result = run_ranks(3, "-m", "mpi4py", WORKER, "random", 4, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "4 strategies, " in result.stdout
+
+
 def test_blocks_of_one_beside_blocks_of_two_broadcast_alike(everything: bool) -> None:
     """Dimensions of 3 over 2 ranks: from static shapes TensorFlow would emit other gradients on each rank, and hang."""
     count = 8 if everything else 2

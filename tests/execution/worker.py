@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import tensorflow as tf
 from helpers import zoo
 from helpers.strategies import (
+    EXACT,
     assert_variables,
     engine_of,
     evaluate_and_check,
@@ -63,7 +64,9 @@ def agree(text: str) -> None:
     assert len(set(COMM.allgather(text))) == 1, text
 
 
-def check(model: zoo.Recorded, view: StrategyView, seed: int, backend: Backend, in_order: bool = False) -> int:
+def check(
+    case: str, model: zoo.Recorded, view: StrategyView, seed: int, backend: Backend, in_order: bool = False
+) -> int:
     """Train by one strategy; the number of collectives in a step and an evaluation."""
     digests: list[str] = []
     n_collectives: list[int] = []
@@ -80,7 +83,7 @@ def check(model: zoo.Recorded, view: StrategyView, seed: int, backend: Backend, 
     by_rank = COMM.allgather((digests, local_shards(engine)))
     assert all(digest == by_rank[0][0] for digest, _ in by_rank), "the ranks' graphs differ in structure"
     shards = {name: [held[name][0] for _, held in by_rank] for name in engine.variables}
-    assert_variables(model, view, shards)
+    assert_variables(model, view, shards, 0.0 if case == "random" else EXACT)
     return sum(n_collectives)
 
 
@@ -98,10 +101,11 @@ def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
         "recomputed": (zoo.mlp, zoo.cnn, zoo.attention),
         "broadcasting": (zoo.broadcasting,),
         "complex": (zoo.fourier,),
+        "random": (zoo.noise,),
         "windows": (zoo.windows,),
     }[case]
     optimizers = tuple(zoo.HYPERPARAMETERS)
-    splits = dict.fromkeys(("broadcasting", "complex"), lambda config: bool(config.used_axes))
+    splits = dict.fromkeys(("broadcasting", "complex", "random"), lambda config: bool(config.used_axes))
     prefers = {**splits, "windows": slides}.get(case)
     models: dict[tuple[str, str], zoo.Recorded] = {}
     n_collectives = n_regathered = n_rematerialized = 0
@@ -116,7 +120,7 @@ def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
         view = random_strategy(models[key], mesh, 1000 + seed, prefers, *shares)
         n_rematerialized += len(view.rematerialized)
         n_regathered += sum(entry.is_regathered for entry in cost_entries(view))
-        n_collectives += check(models[key], view, 1000 + seed, backend, in_order=any(shares) and seed % 2 == 1)
+        n_collectives += check(case, models[key], view, 1000 + seed, backend, in_order=any(shares) and seed % 2 == 1)
     if COMM.rank == 0:
         again = f"{n_rematerialized} computed again, {n_regathered} made again"
         print(f"{n_strategies} strategies, {n_collectives} collectives on {COMM.size} ranks, {again}")

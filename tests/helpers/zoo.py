@@ -184,6 +184,22 @@ def attention(api: Any = tf.compat.v1, batch: int = 3) -> Built:
     return Built(loss, inputs, (accuracy, api.nn.top_k(logits, 2).values), inner={"scores": scores})
 
 
+def noise() -> Built:
+    """Variables whose gradients are what is drawn, to the bit."""
+    api, total, shape = tf.compat.v1, 0.0, [7, 5, 6]
+    seed = api.placeholder(tf.int64, [2], name="seed")
+    for name, drawn in {
+        "uniform": tf.random.stateless_uniform(shape, seed, dtype=tf.float64),
+        "normal": tf.cast(tf.random.stateless_normal(shape, seed + 1), tf.float64),
+        "truncated": tf.random.stateless_truncated_normal(shape, seed + 2, dtype=tf.float64),
+        "whole": tf.cast(tf.random.stateless_uniform(shape, seed + 3, 0, 1000, tf.int32), tf.float64),
+        "state": tf.random.normal(shape, dtype=tf.float64, seed=4),
+        "dropout": tf.nn.experimental.stateless_dropout(tf.ones(shape, tf.float64), 0.3, seed=seed + 5),
+    }.items():
+        total += tf.reduce_sum(api.get_variable(name, shape, tf.float64) * drawn)
+    return Built(total, {seed: tuple(np.array([1, step]) for step in range(N_BATCHES))}, (seed + 1,))
+
+
 def fourier(api: Any = tf.compat.v1, batch: int = 5) -> Built:
     """Mixing by Fourier transforms beside a residual edge, complex weights, and all ways from complex to real numbers."""
     length, width = 6, 4
