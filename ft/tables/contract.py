@@ -60,7 +60,7 @@ class _Join:
     a_order: Ints
     """The cells of ``a``, ordered such that those that differ in the summed-out variable only are together."""
     group_start: Ints
-    """Where in ``a_order`` such a group begins; no two groups have a target in common."""
+    """The places in ``a_order`` where such a group begins; no two groups have a target in common."""
     b_order: Ints
     first: Ints
     count: Ints

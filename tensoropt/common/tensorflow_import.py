@@ -24,7 +24,7 @@ from .versions import untried_versions
 # Lines with these texts are dropped; everything else that the import writes is passed on.
 _NOISE = ("oneDNN custom operations are on", "before absl::InitializeLog()")
 _COMMANDS = ("tensoropt", "-m")
-"""What Python calls its program where that is a command, many of which need no TensorFlow."""
+"""The names that Python gives to commands, many of which need no TensorFlow."""
 MISSING = (
     "TensorFlow isn't installed beside this Python. Install it with pip install tensorflow-cpu, or for GPUs with "
     "pip install 'tensorflow[and-cuda]'"

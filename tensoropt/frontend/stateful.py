@@ -20,7 +20,7 @@ TABLE_TYPES = ("LookupTableFindV2",)
 
 
 class Treatment(enum.Enum):
-    """What TensorOpt does with an operator."""
+    """The ways in which TensorOpt treats an operator."""
 
     READ = "it reads a variable, and is recorded"
     WRITE = "it writes variables, and is recorded"

@@ -68,7 +68,7 @@ class RunningKeras:
 
     @property
     def _completes(self) -> bool:
-        """Whether the update needs sums over all shards."""
+        """Say whether the update needs sums over all shards."""
         return bool(self._optimizer.sum_lengths) and not self._is_alone
 
     def _start(self, i: int) -> OnRank:

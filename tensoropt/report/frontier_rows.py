@@ -99,7 +99,7 @@ class FrontierRows:
 
     @property
     def has_stages(self) -> bool:
-        """Whether the frontier may have plans with stages: each of its points has the whole plan then."""
+        """Say whether the frontier may have plans with stages: each of its points has the whole plan then."""
         return any("plan" in point for point in self.points)
 
     @cached_property

@@ -40,12 +40,12 @@ class LedRanks:
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0 while it leads, with the other ranks waiting."""
+        """Say whether this is rank 0 while it leads, with the other ranks waiting."""
         return bool(_leading)
 
     @property
     def follows(self) -> bool:
-        """Whether this rank waits for what rank 0 calls."""
+        """Say whether this rank waits for what rank 0 calls."""
         return bool(_following)
 
     def settle_for_all(self) -> None:

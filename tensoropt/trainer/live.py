@@ -129,7 +129,7 @@ class Live:
 
     @property
     def changes(self) -> bool:
-        """Whether a trainer's steps change the variable."""
+        """Say whether a trainer's steps change the variable."""
         return any(key in ranks.trained for ranks, key in self.holders.items())
 
     def forget_access(self) -> None:

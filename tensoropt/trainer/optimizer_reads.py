@@ -1,4 +1,4 @@
-"""What programs read of the optimizers, such as metrics that report a learning rate.
+"""Optimizers' values that programs read, such as metrics that report a learning rate.
 
 A program has a variable of its own for what it reads of the user's optimizer. Before each run it takes the value that the
 optimizer on the ranks has. A training step counts its update in there, ahead of metrics.

@@ -20,7 +20,7 @@ LOOPS = ("While", "StatelessWhile")
 
 @dataclass(frozen=True)
 class Written:
-    """What a function writes.
+    """The writes of a function.
 
     Attributes:
         variables: the positions of the inputs that are handles of variables that it writes.

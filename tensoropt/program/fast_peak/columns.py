@@ -12,11 +12,11 @@ HAS_STEPS, COMMUNICATES, IS_VIEW, N_BYTES, SCRATCH, PATH = range(6)
 """Forward: whether there is anything to do, by a collective, or only to view; bytes of the result, and beside it; the path's
 number."""
 IS_FREE, HAS_BACK, BACK_COMMUNICATES, BACK_IS_VIEW, BACK_BYTES, BACK_SCRATCH = range(6, 12)
-"""Whether both ways have no steps; and the same of the way back."""
+"""Flags: both ways have no steps; and the same of the way back."""
 BUCKET, GRADIENT_BYTES = 12, 13
 """The bucket that a small gradient is summed in, or -1; and the gradient's bytes."""
 EXISTS, REGATHERED, READS_REGATHERED = 14, 15, 16
-"""Whether there is such a shared copy; whether an operand is regathered, or read from a shared copy that is."""
+"""Flags: there is such a shared copy; an operand is regathered, or read from a shared copy that is."""
 OPERAND_BYTES, GRADIENT_SCRATCH = 17, 18
 """The bytes that an operator reads of its operand; the workspace of the operand's gradient."""
 WORK, BACK_WORK = 19, 22
