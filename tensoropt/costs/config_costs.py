@@ -123,7 +123,7 @@ def _times_ns(costing: OperatorCosting, op: Operator, arrays: ConfigArrays, inte
     moved = nothing.copy()
     for tensor, layouts in () if op.type in ALIASES else (*zip(op.outputs, interfaces.results, strict=True), *operands):
         moved += _shards(tensor, layouts, interfaces)
-    flops = np.rint(arrays.rule.flops_per_point * arrays.local_points()).astype(np.int64)
+    flops = np.rint(arrays.rule.flops_per_point * arrays.local_points()).astype(np.int64) * costing.draws(op)
     columns = [flops, moved]
     if costing.compute.needs_keys:
         # A key tells the largest shards of the operands, whether windows are exchanged, and which factors inside are split.

@@ -6,6 +6,7 @@ import accumulate.models as models
 import composite.models
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers import zoo
 from helpers.large import first
 from helpers.strategies import assert_variables, local_shards, random_router, train_and_check
@@ -40,6 +41,25 @@ def test_compute_never_falls_with_micro_batches(name: str) -> None:
             found = np.array(costing.both_times_ns(op, rule, config, interface_of(rule, config)))
             assert (found >= least.get(op.name, found)).all(), f"{n} micro-batches: {op.where()}"
             least[op.name] = found
+
+
+def test_operators_with_a_state_draw_for_all_micro_batches_in_each() -> None:
+    def drawing() -> zoo.Built:
+        batches = zoo._reals(3, 64, 8)
+        x = tf.compat.v1.placeholder(tf.float64, [64, 8], name="x")
+        noise = tf.random.normal([64, 8], dtype=tf.float64, seed=4, name="noise")
+        loss = tf.reduce_mean(tf.square(x * tf.compat.v1.get_variable("w", [8], tf.float64) + noise))
+        return zoo.Built(loss, {x: batches}, (loss,))
+
+    model, mesh, times = zoo.record(drawing, "sgd").model, HARDWARE.mesh(1), []
+    for n in (1, 4):
+        costing = costing_of(model.in_micro_batches(n), HARDWARE, mesh)
+        op = next(op for op in costing.graph.step_operators if op.type == "RandomStandardNormal")
+        config = Config.unsplit(mesh)
+        work = costing.work(op, rule_of(op), config, interface_of(rule_of(op), config))
+        assert work is not None
+        times.append(work.flops)
+    assert times[0] == times[1] > 0
 
 
 @pytest.mark.usefixtures("graphs_as_built")
