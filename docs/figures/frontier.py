@@ -1,11 +1,10 @@
-"""Draw ``frontier.png``: the frontier of a small VGG on eight modelled V100s, and its profiling curve.
+"""Draw ``frontier.png``: the frontier of VGG-16 on eight modelled V100s, and its profiling curve.
 
     python docs/figures/frontier.py
 
 Needs no MPI and no GPU: the hardware is described, not measured.
 """
 
-import sys
 from pathlib import Path
 
 import matplotlib
@@ -15,19 +14,10 @@ import matplotlib.pyplot as plt
 
 import tensoropt
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
-from models import SMALL_VGG  # noqa: E402
-
-BATCH = 256
-
 
 def main():
     tensoropt.init(hardware="v100-1x8", seed=1)
-    images = tensoropt.placeholder(tensoropt.float32, [BATCH, *SMALL_VGG.image])
-    labels = tensoropt.placeholder(tensoropt.int64, [BATCH])
-    loss = SMALL_VGG.build(tensoropt, lambda name, shape: tensoropt.get_variable(name, shape), images, labels)
-    tensoropt.MomentumOptimizer().minimize(loss)
+    tensoropt.MomentumOptimizer().minimize(tensoropt.zoo.vgg16(batch=256))
     plan = tensoropt.find_strategy("mini_time")
     curve = tensoropt.find_strategy("profiling", parallelism=[1, 2, 4, 8])
     _, (left, right) = plt.subplots(1, 2, figsize=(11, 4))

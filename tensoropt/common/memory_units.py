@@ -1,4 +1,4 @@
-"""Memory limits as users write them: bytes, '16GB' (10^9) or '15GiB' (2^30)."""
+"""Memory limits as users write them: '16GB' (10^9), '15GiB' (2^30), '400B', or in Python a number of bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numbers import Real
 
 from .errors import InputError, short
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
          "TIB": 2**40}  # fmt: skip
 _TEXT = re.compile(r"\s*(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>[A-Za-z]*)\s*")
 _SAFETY = 1.1
@@ -23,14 +23,16 @@ def parse_memory(limit: int | float | str) -> int:
         match = _TEXT.fullmatch(limit)
         if match is None or match["unit"].upper() not in UNITS:
             raise InputError(
-                f"memory limit {limit!r} isn't an amount of memory; expected bytes, or a number with one of the units "
-                "kB, MB, GB, TB (powers of 10) or KiB, MiB, GiB, TiB (powers of 2), such as '16GB'"
+                f"memory limit {limit!r} isn't an amount of memory; expected a number with one of the units B, kB, MB, GB, "
+                "TB (powers of 10) or KiB, MiB, GiB, TiB (powers of 2), such as '16GB'"
             )
         amount = float(match["number"]) * UNITS[match["unit"].upper()]
     elif isinstance(limit, Real) and not isinstance(limit, bool):
         amount = float(limit)
     else:
-        raise InputError(f"memory limit {short(limit)} isn't an amount of memory; expected bytes, or a text such as '16GB'")
+        raise InputError(
+            f"memory limit {short(limit)} isn't an amount of memory; expected a number of bytes, or a text such as '16GB'"
+        )
     if not 1 <= amount < 2**62:
         raise InputError(f"memory limit {limit!r} must be at least one byte per device, and less than 2^62")
     return int(amount)

@@ -18,6 +18,8 @@ BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}]"
 QUIET = "TENSOROPT_QUIET"
 Progress = Callable[[str, int, int], None]
 """A function that long work calls with the name of what it does, how many parts are done, and how many there are."""
+BENEATH: list[str] = []
+"""The things that any phase may wait for and doesn't know of, such as compilation, the innermost last."""
 
 
 class Clock:
@@ -100,6 +102,8 @@ class Display:
             phase, seconds = self._phase, self._clock.now_s() - self._started_s
             if phase is None:
                 continue
+            if BENEATH:
+                phase = _Phase(f"{phase.name}: {BENEATH[-1]}")
             if is_terminal:
                 self._write(f"\r\x1b[K{_bar(phase, seconds)}")
                 wait_s, has_bar = BAR_S, True

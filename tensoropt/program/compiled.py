@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from ..common.progress import BENEATH
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 try:
     import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    from numba.core import event  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     IS_COMPILED = True
+
+    class _Compilation(event.Listener):  # type: ignore[misc,unused-ignore]
+        """Says that loops are being compiled. Those that are loaded from the disk aren't."""
+
+        def on_start(self, _: Any) -> None:
+            BENEATH.append("compiling loops, once on this machine")
+
+        def on_end(self, _: Any) -> None:
+            BENEATH.pop()
+
+    event.register("numba:compile", _Compilation())
 except ImportError:
     IS_COMPILED = False
 

@@ -8,8 +8,10 @@ import sys
 import threading
 
 import pytest
+from numba.core import event
 
 from tensoropt.common.progress import NOT_SHOWN, Clock, Display
+from tensoropt.program.compiled import njit
 
 QUIET = "TENSOROPT_QUIET"
 
@@ -116,3 +118,27 @@ def test_quiet_and_hidden_show_nothing_and_start_nothing(
             assert clock.waits.empty()
         display.say("plan: 2 devices")
     assert not capsys.readouterr().err
+
+
+def test_a_compilation_shows_instead_of_what_waits_for_it(
+    clock: DrivenClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @njit
+    def waits(n: int) -> int:
+        return n + 1
+
+    class WhenCompiled(event.Listener):
+        def on_start(self, _: object) -> None:
+            clock.pass_time()
+
+        def on_end(self, _: object) -> None:
+            pass
+
+    display = Display(clock=clock)
+    with display.phase("peaks"), event.install_listener("numba:compile", WhenCompiled()):
+        display.update("peaks", 0, 35)
+        assert waits(1) == 2
+        clock.end()
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "tensoropt: after 2 s: peaks: compiling loops, once on this machine"
+    )

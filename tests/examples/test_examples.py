@@ -68,7 +68,7 @@ def test_a_limit_that_replication_cannot_meet_splits_parameters() -> None:
     whole = alone["parameter_bytes"]
     limit = 3 * whole - 1
     # Activations need room as well, so a small batch.
-    arguments = ("--memory", str(limit), "--batch", "32", "--dtype", "float64")
+    arguments = ("--memory", f"{limit}B", "--batch", "32", "--dtype", "float64")
     log, _ = train(DIGITS, 2, *arguments)
     assert log["split_operators"] > 0
     assert log["collectives_per_step"] > 0

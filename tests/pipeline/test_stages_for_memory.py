@@ -256,7 +256,7 @@ def test_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     least = min(point["peak_bytes"] for point in json.loads((tmp_path / "all.json").read_text())["points"])
     capsys.readouterr()
     found = tmp_path / "found.json"
-    assert main([*search, "--memory", str(least - 1), "--json", str(found), "--frontier", str(tmp_path / "f.json")]) == 0
+    assert main([*search, "--memory", f"{least - 1}B", "--json", str(found), "--frontier", str(tmp_path / "f.json")]) == 0
     why = f"no plan without stages fits {memory_text(least - 1)}"
     assert why in capsys.readouterr().out and json.loads(found.read_text())["why_stages"] == why
     assert main(["plans", str(tmp_path / "f.json")]) == 0

@@ -247,8 +247,9 @@ def test_a_first_value_that_needs_a_fed_value():
     [
         ({"option": "fast"}, "unknown option 'fast'; expected one of 'mini_time', 'mini_parallelism', 'profiling'"),
         ({"option": ["fast"]}, "unknown option"),
-        ({"memory": "abc"}, "memory limit 'abc' isn't an amount of memory; expected bytes, or a number with one of"),
+        ({"memory": "abc"}, "memory limit 'abc' isn't an amount of memory; expected a number with one of"),
         ({"memory": "16 XB"}, "isn't an amount of memory"),
+        ({"memory": "16"}, "isn't an amount of memory"),
         ({"memory": [1]}, "isn't an amount of memory"),
         ({"memory": b"16GB"}, "isn't an amount of memory"),
         ({"memory": True}, "isn't an amount of memory"),

@@ -38,7 +38,7 @@ def test_all_ranks_end_and_one_says_it(tmp_path: Path) -> None:
 def test_a_file_of_the_command_line_tells_the_peak(tmp_path: Path) -> None:
     """A limit on the command line, too, goes by the peak, which the result has."""
     limit = 12_000_000
-    command = [sys.executable, *forked(*SEARCH, "--memory", limit, "--json", "out.json")]
+    command = [sys.executable, *forked(*SEARCH, "--memory", f"{limit}B", "--json", "out.json")]
     done = run_command(command, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     value = json.loads((tmp_path / "out.json").read_text())

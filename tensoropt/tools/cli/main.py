@@ -17,6 +17,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from ... import __version__
 from ...common.errors import TensorOptError
@@ -43,12 +44,20 @@ OF_A_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of errors that what is printed ends in where it goes to a file; files that a command writes have sentences."""
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong with the arguments, and exit with 2."""
+        if "are required" in message and "--json" in sys.argv:
+            message += "; --json takes the word after it as the file to write: put --json last, or write --json=FILE"
+        super().error(message)
+
+
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """Return the parser; only the chosen command's module is imported, so that help is quick."""
     # --debug may stand before or after the command: tensoropt --debug run, tensoropt run --debug.
     debug = argparse.ArgumentParser(add_help=False)
     debug.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show traces of errors")
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="tensoropt",
         description="Automatic parallel training for TensorFlow.",
         epilog="Exit codes: 0 done, 1 failed while running, 2 wrong use or input.",

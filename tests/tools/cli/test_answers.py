@@ -56,7 +56,7 @@ def test_files_are_answered_without_tensorflow_or_the_search(folder):
         ["explain", "plan.json"], ["explain", "frontier.json", "--point", "2"],
         ["diff", "small.json", "plan.json"], ["diff", "frontier.json", "frontier.json"],
         ["plans", "frontier.json"], ["recommend", "frontier.json", "--memory", "1GB"],
-        ["recommend", "curve.json", "--memory", "200"], ["report", "frontier.json"], ["report", "plan.json"],
+        ["recommend", "curve.json", "--memory", "200B"], ["report", "frontier.json"], ["report", "plan.json"],
     ]  # fmt: skip
     commands = [[str(folder / word) if word.endswith(".json") else word for word in command] for command in commands]
     script = (
@@ -127,18 +127,18 @@ def test_explain_of_a_frontier_is_that_of_its_point(found, folder, capsys):
         plan = found.plan(at)
         told = json.loads(said(capsys, 0, "explain", file, "--point", at + 1, "--json"))
         assert told == json.loads(json.dumps({**plan.explanation(), "frontier": []}))
-    by_limit = said(capsys, 0, "explain", file, "--memory", found.needed_bytes(1))
+    by_limit = said(capsys, 0, "explain", file, "--memory", f"{found.needed_bytes(1)}B")
     assert by_limit == said(capsys, 0, "explain", file, "--point", found.at(found.needed_bytes(1)).point + 1)
     assert said(capsys, 0, "explain", file) == said(capsys, 0, "explain", file, "--point", 3)
     assert f"a point from 1 to {len(found)}, got '0'" in said(capsys, 2, "explain", file, "--point", 0)
-    assert "no plan of this frontier fits 1 bytes" in said(capsys, 2, "explain", file, "--memory", 1)
+    assert "no plan of this frontier fits 1 bytes" in said(capsys, 2, "explain", file, "--memory", "1B")
     assert "is one plan" in said(capsys, 2, "explain", folder / "plan.json", "--point", 1)
 
 
 def test_plans_are_the_fastest_within_the_limit(found, folder, capsys):
     loaded = tensoropt.load_frontier(folder / "frontier.json")
     limit = loaded.needed_bytes(len(loaded) // 2)
-    told = json.loads(said(capsys, 0, "plans", folder / "frontier.json", "--memory", limit, "--top", 3, "--json"))
+    told = json.loads(said(capsys, 0, "plans", folder / "frontier.json", "--memory", f"{limit}B", "--top", 3, "--json"))
     best = loaded.at(limit)
     assert told["plans"][0]["point"] == best.point and told["plans"][0]["time_us"] == best.time_us
     assert told["plans"][0]["peak_bytes"] == best.peak_bytes
@@ -146,10 +146,10 @@ def test_plans_are_the_fastest_within_the_limit(found, folder, capsys):
     assert len(times) == 3 and times == sorted(times) and told["plans"][0]["slower"] == 0
     fitting = [i for i in loaded.known_peaks if loaded.needed_bytes(i) <= limit]
     assert told["fitting"] == len(fitting)
-    table = said(capsys, 0, "plans", folder / "frontier.json", "--memory", limit)
+    table = said(capsys, 0, "plans", folder / "frontier.json", "--memory", f"{limit}B")
     assert f"{best.time_us:,.1f}" in table.splitlines()[2] and table.splitlines()[2].split()[0] == str(best.point + 1)
     assert "no plan of this frontier fits 1 bytes (1 B) per device: the least is" in said(
-        capsys, 2, "plans", folder / "frontier.json", "--memory", 1
+        capsys, 2, "plans", folder / "frontier.json", "--memory", "1B"
     )
     assert "--top takes a number of plans from 1 up, got '0'" in said(capsys, 2, "plans", "x.json", "--top", 0)
 
@@ -194,12 +194,12 @@ def test_diff_of_frontiers_compares_the_fastest_within_memory(found, folder, tmp
 @pytest.mark.parametrize(
     ("arguments", "devices", "why_not"),
     [
-        (["--memory", "200"], 2, ["1 device: needs 400 B per device, the limit is 200 B"]),
-        (["--memory", "200", "--deadline", "500us"], 4, ["1 device: needs", "2 devices: 0.9 ms per step, the deadline is"]),
-        (["--memory", "100"], 4, ["1 device: needs 400 B", "2 devices: its fastest plan needs 200 B, and the curve"]),
-        (["--memory", "100", "--deadline", "500us"], 4, ["1 device: needs 400 B", "2 devices: 0.9 ms per step"]),
-        (["--memory", "300"], 2, ["1 device: needs 400 B per device, the limit is 300 B"]),
-        (["--memory", "400"], 2, ["1 device: the curve was found within 200 B only"]),
+        (["--memory", "200B"], 2, ["1 device: needs 400 B per device, the limit is 200 B"]),
+        (["--memory", "200B", "--deadline", "500us"], 4, ["1 device: needs", "2 devices: 0.9 ms per step, the deadline is"]),
+        (["--memory", "100B"], 4, ["1 device: needs 400 B", "2 devices: its fastest plan needs 200 B, and the curve"]),
+        (["--memory", "100B", "--deadline", "500us"], 4, ["1 device: needs 400 B", "2 devices: 0.9 ms per step"]),
+        (["--memory", "300B"], 2, ["1 device: needs 400 B per device, the limit is 300 B"]),
+        (["--memory", "400B"], 2, ["1 device: the curve was found within 200 B only"]),
     ],
 )
 def test_the_fewest_devices_of_a_curve(folder, capsys, arguments, devices, why_not):
@@ -211,14 +211,14 @@ def test_the_fewest_devices_of_a_curve(folder, capsys, arguments, devices, why_n
 
 
 def test_no_number_of_devices_does(folder, capsys):
-    arguments = ["recommend", folder / "curve.json", "--memory", "200", "--deadline", "100us"]
+    arguments = ["recommend", folder / "curve.json", "--memory", "200B", "--deadline", "100us"]
     assert json.loads(said(capsys, 1, *arguments, "--json"))["devices"] is None
     assert said(capsys, 1, *arguments).startswith("no number of devices of v100-1x8 is known to train it")
 
 
 def test_a_frontier_and_a_model_are_recommended_as_they_are_planned(found, folder, capsys):
     needed = found.needed_bytes(found.least_point())
-    told = json.loads(said(capsys, 0, "recommend", folder / "frontier.json", "--memory", needed, "--json"))
+    told = json.loads(said(capsys, 0, "recommend", folder / "frontier.json", "--memory", f"{needed}B", "--json"))
     assert told["devices"] == 4 and told["time_us"] == found.at(needed).time_us
     model = f"{Path(__file__).with_name('models.py')}:good"
     told = json.loads(said(capsys, 0, "recommend", model, "--cluster", "v100-1x4", "--memory", "16GB", "--json"))

@@ -189,13 +189,13 @@ def test_a_memory_limit_holds_for_any_pair(tmp_path, capsys):
     assert main(arguments) == 0
     peaks = sorted(point["peak_bytes"] for point in json.loads(file.read_text())["points"])
     assert peaks[0] < peaks[-1]
-    assert main([*arguments, "--memory", str(peaks[0])]) == 0
+    assert main([*arguments, "--memory", f"{peaks[0]}B"]) == 0
     found = json.loads(file.read_text())
     assert found["points"][found["chosen"]]["peak_bytes"] == found["chosen_peak_bytes"] == peaks[0]
     capsys.readouterr()
     # In micro-batches a step would need less.
     whole = ["--option", "profiling", "--parallelism", "4", "--without", "accumulate"]
-    assert main([*arguments, *whole, "--memory", str(peaks[0] - 1)]) == 0
+    assert main([*arguments, *whole, "--memory", f"{peaks[0] - 1}B"]) == 0
     (point,) = json.loads(file.read_text())["curve"]
     assert (point["fits"], point["memory_bytes"]) == (False, peaks[0])
 

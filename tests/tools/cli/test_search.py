@@ -118,7 +118,7 @@ def test_a_memory_limit_gives_the_fastest_that_fits(tmp_path, everything):
     peaks = [point["peak_bytes"] for point in read(file)["points"]]
     limits = sorted({*peaks, *(peak - 1 for peak in peaks if peak > min(peaks))})
     for limit in limits[:: 1 if everything else len(limits) // 3]:
-        assert search(GOOD, "--devices", 4, "--json", file, "--memory", limit) == 0
+        assert search(GOOD, "--devices", 4, "--json", file, "--memory", f"{limit}B") == 0
         assert read(file)["chosen"] == max(point for point, peak in enumerate(peaks) if peak <= limit)
 
 
@@ -179,9 +179,9 @@ def test_mini_parallelism_takes_the_fewest_devices_that_fit(tmp_path):
     search(GOOD, "--devices", 1, "--json", file)
     alone = min(point["peak_bytes"] for point in read(file)["points"])
     arguments = ("--devices", 4, "--option", "mini_parallelism", "--json", file, "--memory")
-    search(GOOD, *arguments, alone)
+    search(GOOD, *arguments, f"{alone}B")
     assert read(file)["devices"] == 1
-    search(GOOD, *arguments, alone - 1)
+    search(GOOD, *arguments, f"{alone - 1}B")
     assert read(file)["devices"] == 2
 
 
@@ -263,7 +263,7 @@ def test_a_bad_model_function_gets_a_sentence(capsys, function, expected):
         ([GOOD, "--devices", -2], "--devices takes a positive number of devices, got '-2'"),
         ([GOOD, "--devices", "two"], "--devices takes a positive number of devices, got 'two'"),
         ([GOOD, "--devices", 12], "doesn't fill machines of 8; nearest are 8 and 16"),
-        ([GOOD, "--devices", 2, "--memory", 0], "must be at least one byte per device"),
+        ([GOOD, "--devices", 2, "--memory", "0B"], "must be at least one byte per device"),
         ([GOOD, "--devices", 2, "--memory", "-1GB"], "memory limit '-1GB' isn't an amount of memory"),
         ([GOOD, "--cluster", "v100-2x"], "did you mean v100-2x8"),
         ([GOOD, "--cluster", "nowhere.json"], "nowhere.json: cannot be read"),
