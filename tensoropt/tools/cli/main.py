@@ -55,7 +55,7 @@ class _Parser(argparse.ArgumentParser):
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """Return the parser; only the chosen command's module is imported, so that help is quick."""
     # --debug may stand before or after the command: tensoropt --debug run, tensoropt run --debug.
-    debug = argparse.ArgumentParser(add_help=False)
+    debug = _Parser(add_help=False)
     debug.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show traces of errors")
     parser = _Parser(
         prog="tensoropt",
