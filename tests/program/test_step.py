@@ -12,11 +12,24 @@ from helpers import zoo
 from helpers.large import first
 from helpers.strategies import engine_of, feeds_of, random_router, random_strategy, training_fetch
 
+from tensoropt.ir.graph import CONSTANT
 from tensoropt.lowering import backward
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.program.invariants import check_program
 from tensoropt.program.step import StepProgram, step_program
-from tensoropt.program.tasks import BACKWARD, COMPUTE, FEED, OPERATOR, REMATERIALIZED, RESHARD, SUM, UPDATE, Site, Task
+from tensoropt.program.tasks import (
+    BACKWARD,
+    COMPUTE,
+    FEED,
+    FORWARD,
+    OPERATOR,
+    REMATERIALIZED,
+    RESHARD,
+    SUM,
+    UPDATE,
+    Site,
+    Task,
+)
 from tensoropt.reschedule.mesh import Mesh
 
 MODELS = (zoo.mlp, zoo.cnn, zoo.attention, zoo.windows, zoo.broadcasting, *composite.models.MODELS)
@@ -49,10 +62,12 @@ def test_the_lowering_emits_the_tasks_of_the_program(
     function: Callable[[], zoo.Built], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emitted: list[Task] = []
+    forward: list[Site] = []
     emit = backward.BackwardEmission._emit
 
     def watched(self: backward.BackwardEmission, task: Task) -> None:
         emitted.append(task)
+        forward[:] = self.forward.sites
         emit(self, task)
 
     monkeypatch.setattr(backward.BackwardEmission, "_emit", watched)
@@ -63,6 +78,12 @@ def test_the_lowering_emits_the_tasks_of_the_program(
     program = step_program(view, random_router(seed))
     of_pass = [task for task in program.tasks if task.direction in (BACKWARD, REMATERIALIZED)]
     assert emitted == [task for task in of_pass if task.work not in (FEED, UPDATE)]
+    # The lowering also records constants, which the program feeds, but no operands of writes, which have no gradient.
+    operators, free = model.graph.operators, {value.site for value in program.aliases}
+    tasks = [task.site for task in program.tasks if task.direction == FORWARD and task.work in (COMPUTE, RESHARD)]
+    constants = {name for name, op in operators.items() if op.type == CONSTANT}
+    made = [site for site in forward if site not in free and (site.kind != OPERATOR or site.name not in constants)]
+    assert made == [site for site in tasks if site.name not in operators or operators[site.name].updates is None]
 
 
 def two_layers() -> zoo.Built:
