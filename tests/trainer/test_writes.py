@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tensoropt
+from tensoropt.frontend.tracing.capture import Capture
 from tensoropt.profiling.hardware import Device, Hardware, LinkLevel
 
 SLOW = Hardware("slow", Device("slow", 8 << 30, {"float32": 1e8}, 1e8), (LinkLevel("device", 3, 0.01, 1e12),))
@@ -107,3 +108,10 @@ def test_one_devices_numbers(kind: str) -> None:
     for found, wanted in zip(ours.numbers(step, lambda: step.export()), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)
     assert step.plan.n_collectives
+
+
+def test_a_variable_that_is_only_gathered_from_is_known() -> None:
+    table, capture = tf.Variable(np.ones((12, 6)), trainable=False), Capture()
+    capture.add(lambda ids: tf.gather_nd(table, ids[:, None]), [tf.TensorSpec([8], tf.int64)])
+    (found,) = capture.variables.values()
+    assert found is table

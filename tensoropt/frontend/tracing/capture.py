@@ -6,9 +6,12 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import tensorflow as tf
 from tensorflow.python.eager.lift_to_graph import UnliftableError
+from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from ...common.errors import InputError, short
 from ...common.source_lines import running_line
@@ -170,12 +173,22 @@ def concrete(function: Callable[..., Any], signature: Sequence[Structure]) -> An
             )
     traceable = function if hasattr(function, "get_concrete_function") else tf.function(function)
     try:
-        return traceable.get_concrete_function(*signature)
+        with mock.patch.object(BaseResourceVariable, "handle", property(_noted_handle)):
+            return traceable.get_concrete_function(*signature)
     except UnliftableError as error:
         raise InputError(
             f"variables that are made while a step is traced ({running_line()}) take their first values from what the "
             "step computes or from other variables; make them before it, as in __init__ of the model"
         ) from error
+
+
+def _noted_handle(variable: tf.Variable) -> tf.Tensor:
+    """Return a variable's handle, and note its use: TensorFlow doesn't where something only gathers from it."""
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(graph, FuncGraph):
+        graph._watched_variables.add(variable)
+        graph = graph.outer_graph
+    return variable._handle
 
 
 def own_name(variable: tf.Variable) -> str:
