@@ -12,12 +12,13 @@ A step goes through
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ..common.errors import InputError, short
@@ -44,6 +45,7 @@ from .lamb import LambOnShards
 from .running_optimizer import Emission, PendingUpdate, Shards
 from .sparse import Gradient, places_of, row_gradients
 from .sums import Sums
+from .without_data import without_data
 
 
 class RunningKeras:
@@ -64,6 +66,7 @@ class RunningKeras:
         self._is_alone = self._layouts[0].mesh.n_devices == 1 and not optimizer.is_part
         self._on = [self._start(i) for i in range(len(shards.ranks))]
         self._names = tuple(named_variables(self._on[0].copy))
+        self._without_data: list[Callable[[], Any] | None] | None = None
         self._kept, self._seen, self._settings = optimizer.kept, self._attributes(), self._current_settings()
 
     @property
@@ -150,6 +153,7 @@ class RunningKeras:
                 f"{', '.join(settings)} of optimizer {type(changed.inner).__name__} was set after a plan was made "
                 f"({running_line()}), by which it would keep other variables; give it from the start, or parallelize again"
             )
+        self._without_data = None
         self._optimizer, self._settings, self._seen = changed, self._current_settings(), self._attributes()
 
     def state(self) -> tuple[StateEntry, ...]:
@@ -180,6 +184,30 @@ class RunningKeras:
         entries = zip(self._on[0].made, self.state(), strict=True)
         return tuple((entry.parameter or "", entry.key) for each, entry in entries if id(each.variable) in kept)
 
+    @property
+    def is_always_applied(self) -> bool:
+        """Whether steps apply the optimizer without a condition."""
+        return self._optimizer.condition is None
+
+    def update_without_data(self, value: Callable[[str], np.ndarray]) -> None:
+        """Do what an update does without gradients, such as weight decay.
+
+        Args:
+            value: returns a parameter's global value by its name.
+        """
+        for n, is_moved in enumerate(self._is_moved):
+            for on in self._on if is_moved else ():
+                on.updated[n].value.assign(value(self._shards.names[n]))
+        if self._without_data is None:
+            self._without_data = [self._traced_without_data(on) for on in self._on]
+        for update in filter(None, self._without_data):
+            update()
+        self._write_whole()
+
+    def _traced_without_data(self, on: OnRank) -> Callable[[], Any] | None:
+        gradients = [tf.TensorSpec(each.value.shape, each.dtype) for each in on.updated]
+        return without_data(lambda *given: on.copy.apply(list(given), list(on.updated)), gradients)
+
     def reset(self) -> None:
         """Give the optimizer's variables their first values again, for the parameters as they are now."""
         for on in self._on:
@@ -190,8 +218,13 @@ class RunningKeras:
         """Do what Keras's optimizer does when training ends: its averages may replace the parameters."""
         if not self._optimizer.inner.use_ema:
             return
-        for i, on in enumerate(self._on):
+        for on in self._on:
             on.copy.finalize_variable_values(list(on.updated))
+        self._write_whole()
+
+    def _write_whole(self) -> None:
+        """Write the parameters that every device updates in full to their shards."""
+        for i, on in enumerate(self._on):
             for n, is_moved in enumerate(self._is_moved):
                 if is_moved:
                     shard = shard_slices(self._shards.layouts[n], self._shards.tensors[n].shape, self._shards.ranks[i])

@@ -1,9 +1,8 @@
 """Give each rank its share of every batch: all ranks read the same dataset of global batches.
 
 Each share is cut, and converted to the types that the model takes, in the dataset's own pipeline, ahead of the step that
-takes it. The ranks compare digests of every epoch's first batch and of some of the later ones. If the first batches differ,
-as after a shuffle without a seed, rank 0 reads for all ranks (:mod:`.handing_out`), as it does for Python generators. If
-later batches differ, all ranks end.
+takes it. The ranks compare digests of every epoch's first batch and of some later ones. If the first differ, as after a
+shuffle without a seed, rank 0 reads for all (:mod:`.handing_out`), as for Python generators; if later ones do, all end.
 """
 
 from __future__ import annotations
@@ -80,13 +79,14 @@ class BatchShares:
     """A rank's shares of a dataset's batches, over which Keras's loops iterate instead of the dataset.
 
     Attributes:
+        data: the dataset, of global batches.
         one_reads: whether rank 0 reads for all ranks.
         opened: how often the dataset was opened; the order of a dataset that is shuffled at each opening depends on it.
         taken: the number of batches taken since the last opening.
     """
 
     def __init__(self, data: tf.data.Dataset, ranks: TrainerRanks, expected: Expected) -> None:
-        self._data, self._ranks, self._expected = data, ranks, expected
+        self.data, self._ranks, self._expected = data, ranks, expected
         self._begin = 0
         self._begun: Iterator[Any] | None = None
         self._pipelines: dict[int, tf.data.Dataset] = {}
@@ -95,7 +95,7 @@ class BatchShares:
     def go_on(self, opened: int, taken: int) -> None:
         """Continue where a run stopped: repeat ``opened`` openings, and let the next one start at batch ``taken``."""
         for _ in range(opened):
-            iter(self._data)
+            iter(self.data)
         self.opened, self._begin = opened, taken
 
     @cached_property
@@ -105,7 +105,7 @@ class BatchShares:
         Raises:
             InputError: the dataset doesn't have what is expected.
         """
-        return _ElementParts.of(self._data.element_spec, self._expected(self._seen))
+        return _ElementParts.of(self.data.element_spec, self._expected(self._seen))
 
     def check(self) -> None:
         """Check that the dataset has what is expected; its first batch may decide what is.
@@ -121,12 +121,12 @@ class BatchShares:
         Where the dataset leaves extents open, they are those of its first batch. The next iteration begins with that batch,
         so that the dataset isn't opened once more.
         """
-        spec = self._data.element_spec
+        spec = self.data.element_spec
         leaves = [leaf for leaf in tf.nest.flatten(spec) if isinstance(leaf, tf.TensorSpec)]
         if any(leaf.shape.rank is None or None in leaf.shape[1:] for leaf in leaves):
             spec = None
             if not self.one_reads or self._ranks.rank == 0:
-                elements = iter(_in_order(self._data.skip(self._begin).prefetch(tf.data.AUTOTUNE)))
+                elements = iter(_in_order(self.data.skip(self._begin).prefetch(tf.data.AUTOTUNE)))
                 first = next(elements, None)
                 if first is not None:
                     spec = _each(tf.TensorSpec.from_tensor, first if isinstance(first, tuple) else (first,))
@@ -207,9 +207,9 @@ class BatchShares:
             begun, self._begun = self._begun, None
             return self._read(itertools.starmap(self._cut(n_shares), enumerate(begun)), n_shares)
         if self.taken:
-            return self._read(iter(self._pipeline(self._data.skip(self.taken), n_shares)), n_shares)
+            return self._read(iter(self._pipeline(self.data.skip(self.taken), n_shares)), n_shares)
         if n_shares not in self._pipelines:
-            self._pipelines[n_shares] = self._pipeline(self._data, n_shares)
+            self._pipelines[n_shares] = self._pipeline(self.data, n_shares)
         return self._read(iter(self._pipelines[n_shares]), n_shares)
 
     def _pipeline(self, data: tf.data.Dataset, n_shares: int) -> tf.data.Dataset:
@@ -223,8 +223,7 @@ class BatchShares:
         It returns a digest, the number of samples and this rank's share of the tensors. The digest of a batch that isn't
         compared is that of its shapes, as far as these are open. A batch with too few samples isn't cut.
         """
-        rank, least = (self._ranks.rank if n_shares > 1 else 0), self._ranks.least_shared
-        parts = self.parts
+        rank, least, parts = (self._ranks.rank if n_shares > 1 else 0), self._ranks.least_shared, self.parts
 
         @tf.autograph.experimental.do_not_convert  # which would take longer than all else of a small epoch
         def cut(number: Any, element: Structure) -> tuple[tf.Tensor, ...]:

@@ -27,6 +27,7 @@ class FitProgress:
         opens: the position at which ``fit`` is about to open its data; None once the data is open.
         shares: the data that ``fit`` iterates over.
         lasts: whether one opening of the data serves several epochs.
+        is_open: whether the data that was opened last leaves open how many samples a batch has.
         results: the metrics' results after the last step; None before the first step.
     """
 
@@ -37,6 +38,7 @@ class FitProgress:
     opens: RunPosition | None = None
     shares: BatchShares | None = None
     lasts: bool = False
+    is_open: bool = True
     results: Logs | None = None
 
     @property

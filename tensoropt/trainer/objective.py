@@ -14,7 +14,9 @@ import tensorflow as tf
 from ..common.errors import InputError, short
 from ..frontend.tracing.capture import own_name
 from ..optimizers.copies import inner_of
+from ..optimizers.without_data import without_data
 from .by_sample_layers import BY_SAMPLE
+from .own_step import without_updates
 from .programs import EVALUATE, PREDICT, TRAIN, inner
 from .signature import Signature
 
@@ -159,6 +161,12 @@ class KerasObjective(keras.Model):
             PREDICT: (predict, [signature.inputs]),
         }
 
+    def without_data(self, kind: str, signature: Signature) -> Callable[[], Any] | None:
+        """Return a function that does what a step does at the end of data, without its optimizers; None if nothing."""
+        function, arguments = self.functions(signature)[kind]
+        with without_updates():
+            return without_data(function, arguments)
+
     def _own(self, signature: Signature, name: str, own: Sequence[str]) -> Callable[..., Any] | None:
         """Return a function that calls the model's own step; None if it has none of this name."""
         if name not in own:
@@ -192,7 +200,8 @@ class KerasObjective(keras.Model):
             predicted = self._predicted(x, training)
             with _weighed_as_by_keras(computes):
                 loss = computes._compute_loss(x, labels, predicted, weights, training=training)
-            computes._loss_tracker.update_state(loss, sample_weight=signature.batch_size)
+            n_samples = signature.batch_size or tf.shape(next(each for each in tf.nest.flatten(x) if each is not None))[0]
+            computes._loss_tracker.update_state(loss, sample_weight=n_samples)
             if training and self.counter is not None:
                 self.counter.assign_add(1)  # ahead of metrics, which may read the optimizer
             return loss, computes.compute_metrics(x, labels, predicted, weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,6 +84,17 @@ def _stand_ins(trace: StepGradients) -> Iterator[tuple[type, str, Callable[..., 
         for name, function in (("apply", apply), ("scale_loss", scale_loss)):
             if name in vars(kind):
                 yield kind, name, function
+
+
+@contextmanager
+def without_updates() -> Iterator[None]:
+    """Have optimizers do nothing where they are applied."""
+    with ExitStack() as restoring:
+        for kind in _subclasses(BaseOptimizer):
+            if "apply" in vars(kind):
+                restoring.callback(setattr, kind, "apply", vars(kind)["apply"])
+                setattr(kind, "apply", lambda *arguments, **named: None)  # noqa: B010
+        yield
 
 
 def _subclasses(kind: type) -> list[type]:

@@ -179,12 +179,12 @@ class Runs:
             InputError: the batches have too many shapes, or one of this shape needs too much memory.
         """
         key = (kind, batch.n_samples, batch.extents)
-        if key in self._others:
-            return self._others[key]
+        return self._others[key] if key in self._others else self.at(key, kind, self.signature_of(batch))
+
+    def signature_of(self, batch: Batch) -> Signature:
+        """Return the signature of a batch."""
         signature = self.expected.of(batch.n_samples, batch.inputs, batch.labels, batch.weights)
-        if not batch.labels:
-            signature = replace(signature, labels=self.signature.resized(batch.n_samples).labels)
-        return self.at(key, kind, signature)
+        return signature if batch.labels else replace(signature, labels=self.signature.resized(batch.n_samples).labels)
 
     def at(self, key: tuple[Any, ...], kind: str, signature: Signature) -> Run:
         """Return the program of a kind for batches of a signature, which a key tells from others."""

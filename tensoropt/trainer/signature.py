@@ -57,12 +57,12 @@ class Signature:
 
     @property
     def batch_size(self) -> int:
-        """The leading extent of the first input that has a dimension; 0 if none has."""
+        """The leading extent of the first input that has a dimension; 0 if none has, or if it is open."""
         shapes = [spec.shape for spec in tf.nest.flatten(self.inputs) if spec.shape.rank]
-        return int(shapes[0][0]) if shapes else 0
+        return int(shapes[0][0] or 0) if shapes else 0
 
-    def resized(self, batch_size: int) -> Signature:
-        """Return the signature for batches of another size."""
+    def resized(self, batch_size: int | None) -> Signature:
+        """Return the signature for batches of another size, or of any size for None."""
 
         def sized(structure: Structure) -> Structure:
             return tf.nest.map_structure(lambda spec: spec and _led_by(batch_size, spec, spec), structure)

@@ -32,14 +32,14 @@ from .callbacks import on_ranks
 from .deferred import Deferred
 from .fit_progress import FitProgress, Logs, PositionRecorder, as_python, skip_steps
 from .handing_out import is_determined
-from .live import own_values
+from .live import Live, own_values
 from .live_model import LiveModel
 from .objective import Compilation, OwnCompilation
-from .programs import inner
+from .programs import EVALUATE, TRAIN, inner
 from .rate import RunningRate
 from .runs import Runs
 from .saving import RunPosition, Saving, is_keras_format
-from .signature import Signature
+from .signature import Signature, is_none
 from .trainer_ranks import TrainerRanks
 
 
@@ -283,29 +283,62 @@ class Trainer(LiveModel):
             self._progress.step += 1
             return self.ranks.train(batch)
 
-        self.train_function = self._stepping(step, lambda batch: check_size(batch, self._progress, self.batch_size))
+        self.train_function = self._stepping(TRAIN, step, lambda batch: check_size(batch, self._progress, self.batch_size))
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Callable[[Iterator[Any]], Logs]:
         """Return the function that evaluates the next batch of an iterator."""
-        self.test_function = self._stepping(self.ranks.evaluate)
+        self.test_function = self._stepping(EVALUATE, self.ranks.evaluate)
         return self.test_function
 
     def _stepping(
-        self, step: Callable[[Batch], Any], check: Callable[[Batch], None] = lambda batch: None
+        self, kind: str, step: Callable[[Batch], Any], check: Callable[[Batch], None] = lambda batch: None
     ) -> Callable[[Iterator[Any]], Logs]:
+        last: list[Batch] = []
+        end_data = self._ending(kind, self._progress.is_open)
+
         def function(iterator: Iterator[Any]) -> Logs:
-            element = next(iterator)
+            element = next(iterator, None)
+            if element is None:
+                end_data(*last)
+                raise StopIteration
             if isinstance(element, Batch):
                 check(element)
             batch = self._batch(element)
             check_labels(batch, self.ranks.runs.signature, self.inner)
+            last[:] = [batch]
             computed, logs = step(batch)
             found = as_python(logs)
             self._progress.results = as_python(computed) if isinstance(computed, dict) else found
             return found
 
         return function
+
+    def _ending(self, kind: str, is_open: bool) -> Callable[..., None]:
+        """Return a function of the last batch, which does what Keras does where there is no other: all that needs none.
+
+        Args:
+            is_open: whether the data leaves open how many samples a batch has.
+        """
+        computes, known = self._computes, dict[Any, Callable[[], Any] | None]()
+
+        def end_data(batch: Batch | None = None) -> None:
+            if batch is None or computes.run_eagerly or computes.steps_per_execution > 1:
+                return  # then Keras looks first whether there is a batch
+            self.ranks.catch_up()
+            if batch.extents not in known:
+                signature = self.ranks.runs.signature_of(batch)
+                known[batch.extents] = self.without_data(kind, signature.resized(None) if is_open else signature)
+            update = known[batch.extents]
+            if update is not None:
+                update()
+                self._progress.results = None
+            if kind == TRAIN:
+                if self.counter is not None:
+                    Live.of(self.counter).forget_access()
+                self.ranks.update_without_data()
+
+        return end_data
 
     def make_predict_function(self, force: bool = False) -> Callable[[Sequence[Any]], Any]:
         """Return the function that predicts a list of batches and concatenates the results."""
@@ -332,6 +365,8 @@ class Trainer(LiveModel):
         if iterator is None:
             return
         shares = iterator._distributed_dataset
+        first = next((leaf for leaf in tf.nest.flatten(shares.data.element_spec) if not is_none(leaf)), None)
+        self._progress.is_open = first is None or not first.shape.rank or first.shape[0] is None
         shares.one_reads = not is_determined(iterator.data_adapter)
         opens, self._progress.opens = self._progress.opens, None
         if opens is not None:

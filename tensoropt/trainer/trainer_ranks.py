@@ -154,6 +154,18 @@ class TrainerRanks(LedRanks):
 
     @caught_up
     @everywhere
+    def update_without_data(self) -> None:
+        """Have the optimizers do what they do without a batch."""
+        self.changing(self.trained)
+        for step in self.runs.planned.captured.graph.train_steps.values():
+            optimizer = self.optimizers[step.of or step.name]
+            for each in optimizer.running if isinstance(optimizer, StagedOptimizer) else [optimizer]:
+                assert isinstance(each, RunningKeras)
+                if each.is_always_applied:
+                    each.update_without_data(self.value)
+
+    @caught_up
+    @everywhere
     def finish_training(self) -> None:
         """Run the optimizer's work at the end of training: moving averages may replace the parameters."""
         self.changing(self.trained)

@@ -91,6 +91,22 @@ def generated(*parts: Any, n: int = N, forever: bool = False) -> Callable[[], It
     return make
 
 
+def unsized(*parts: Any) -> Callable[[], tf.data.Dataset]:
+    """A dataset that doesn't tell its size."""
+    return lambda: dataset(*parts)().filter(lambda *element: True)
+
+
+def to_the_end(*parts: Any, **named: Any) -> Use:
+    """Train on such a dataset, at whose end Keras begins another step, and evaluate it."""
+
+    def use(model: Any, folder: Path) -> Any:
+        found = fit(unsized(*parts), validation_data=unsized(*parts), **named)(model, folder)
+        updates = model.optimizer.iterations
+        return found, model.evaluate(unsized(*parts)(), verbose=0), int(updates)
+
+    return use
+
+
 class Batches(keras.utils.PyDataset):
     """Batches by their number; after each epoch in the order of another first sample."""
 
@@ -173,6 +189,17 @@ FITTING = (
     Case("inputs in a structure", fit(STRUCTURE, FOUR, **IN_ORDER, validation_split=0.3), "counting"),
     Case("a metric of a rate that falls", fit(X, BITS, **IN_ORDER, validation_data=(X, BITS)), "a rate that falls"),
     Case("a metric of a rate that is set", fit(X, BITS, **IN_ORDER, callbacks=halved), "a rate that is set"),
+    *(
+        Case(f"data that ends, {kind}", to_the_end(X, Y, epochs=3), kind)
+        for kind in ("classes", "averages", "loss scale", "eager", "several steps", "decay", "Nadam", "Lamb", "accumulated")
+    ),
+    Case("data that ends, whole batches", fit(lambda: unsized(X, Y)().unbatch().batch(BATCH, drop_remainder=True)), "decay"),
+    Case("data that ends, a step of its own", to_the_end(X, BITS, epochs=2), "own step"),
+    Case("data that ends, weighted", to_the_end(X, Y, WEIGHTS)),
+    Case("data that ends, by name", to_the_end(*NAMED), "by name"),
+    Case("data that ends, metrics of a rate", to_the_end(X, BITS), "a rate that falls"),
+    Case("data that ends, metrics with a state", to_the_end(X, BITS), "bits"),
+    Case("data that ends early", fit(dataset(X, Y), steps_per_epoch=3, epochs=3), "decay"),
     Case("averages of weights", fit(X, Y, **IN_ORDER, validation_data=(X, Y)), "averages"),
     Case("a scaled loss", fit(X, Y, **IN_ORDER, epochs=3), "loss scale"),
     Case("run eagerly", fit(X, Y, **IN_ORDER), "eager"),

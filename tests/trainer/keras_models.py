@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tensoropt
 
@@ -96,6 +97,31 @@ class AlwaysDropped(LAYERS.Layer):
 
 def always_random() -> keras.Model:
     return keras.Sequential([keras.Input((WIDTH,)), LAYERS.Dense(8), AlwaysDropped(), LAYERS.Dense(1)], name="regularized")
+
+
+class Stepping(keras.Model):
+    """A model with a training step of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(name="regularized")
+        self.first, self.dropout, self.last = LAYERS.Dense(6, "tanh"), LAYERS.Dropout(0.25, seed=2), LAYERS.Dense(1)
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        return self.last(self.dropout(self.first(x), training=training))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+
+def stepping() -> keras.Model:
+    model = Stepping()
+    model(np.zeros((1, WIDTH)))
+    return model
 
 
 class Counting(keras.Model):
@@ -213,6 +239,11 @@ KINDS = {
     "bits": Kind(regularized, _of_bits),
     "averages": Kind(of_classes, _classes, averaged),
     "loss scale": Kind(of_classes, _classes, scaled),
+    "decay": Kind(of_classes, _classes, lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.5)),
+    "Nadam": Kind(of_classes, _classes, lambda: keras.optimizers.Nadam(0.01)),
+    "Lamb": Kind(of_classes, _classes, lambda: keras.optimizers.Lamb(0.01, weight_decay=0.1)),
+    "accumulated": Kind(of_classes, _classes, lambda: keras.optimizers.AdamW(0.01, 0.1, gradient_accumulation_steps=2)),
+    "own step": Kind(stepping, lambda: {"loss": "mse"}, lambda: keras.optimizers.AdamW(0.01, 0.1), {"run_eagerly": False}),
     "eager": Kind(of_classes, _classes, own={"run_eagerly": True}),
     "several steps": Kind(of_classes, _classes, own={"steps_per_execution": 2}),
     "compiled by XLA": Kind(regularized, lambda: {"loss": "mse", "metrics": ["mae"]}, own={"jit_compile": True}),

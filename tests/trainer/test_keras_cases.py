@@ -31,6 +31,7 @@ pytestmark = [
 WORKER = Path(__file__).with_name("keras_cases_running.py")
 ON_RANKS = [
     "a PyDataset that changes after an epoch",
+    "data that ends, decay",
     "training stops in an epoch",
 ]
 OTHERS_ON_RANKS = [
@@ -46,6 +47,9 @@ OTHERS_ON_RANKS = [
     "averages in place of weights after each epoch",
 ]
 BY_DEFAULT = {
+    "data that ends, by name",
+    "data that ends, decay",
+    "data that ends, Lamb",
     "a metric of a rate that falls",
     "a metric of a rate that is set",
     "by name, weighted",
