@@ -1,4 +1,4 @@
-"""Run on each rank models by random strategies and real collectives, for ``test_random_strategies.py``."""
+"""Run on each rank models by random strategies and real collectives, for ``test_ranks.py``."""
 
 from __future__ import annotations
 
