@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .plan.plan import Plan
     from .plan.scaling_curve import Curve
     from .plan.staged_frontier_file import SavedStagedFrontier
-    from .plan.staged_plan import StagedPlan
     from .profiling.hardware import Hardware
     from .session.session import Session
     from .sharding.constraints import Force
@@ -93,7 +92,7 @@ def find_strategy(
     verbose: int | str | bool = 1,
     stages: int | Sequence[int] | None = None,
     schedule: str | None = None,
-) -> Plan | StagedPlan | Curve:
+) -> Plan | Curve:
     """Search the recorded model's strategies by Frontier-Tracking.
 
     Args:
@@ -129,7 +128,7 @@ def find_strategy(
             there are no stages.
 
     Returns:
-        A :class:`~tensoropt.plan.plan.Plan`, or a :class:`~tensoropt.plan.staged_plan.StagedPlan` where stages are asked
+        A :class:`~tensoropt.plan.plan.Plan`, or a :class:`~tensoropt.plan.staged_plan.Plan` where stages are asked
         for or nothing else fits, or for ``profiling`` a :class:`~tensoropt.plan.scaling_curve.Curve`.
 
     Raises:
@@ -220,7 +219,7 @@ def parallelize(
     parallelism: int | Sequence[int] | None = None,
     cluster: Hardware | str | None = None,
     force: Force | None = None,
-    plan: Plan | StagedPlan | str | None = None,
+    plan: Plan | str | None = None,
     collectives: str | None = None,
     loss_weights: Any = None,
     weighted_metrics: Any = None,
@@ -292,15 +291,15 @@ def parallelize(
     )
 
 
-def load_plan(file: str | os.PathLike[str]) -> Plan | StagedPlan:
+def load_plan(file: str | os.PathLike[str]) -> Plan:
     """Load a plan that ``plan.save`` wrote, to use it without a search.
 
     Raises:
         InputError: the file is missing, cut off, or not a plan.
     """
-    from .plan.staged_plan import load_any
+    from .plan.plan import Plan
 
-    return load_any(file)
+    return Plan.load(file)
 
 
 def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier | SavedStagedFrontier:
@@ -315,7 +314,7 @@ def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier | SavedStagedFr
 
 
 def build_execution_graph(
-    engine: str = "tensorflow", plan: Plan | StagedPlan | str | None = None, collectives: str | None = None
+    engine: str = "tensorflow", plan: Plan | str | None = None, collectives: str | None = None
 ) -> Session:
     """Build this rank's graph for a plan and give the variables their initial values; eager mode is back afterwards.
 

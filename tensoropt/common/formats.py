@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PLAN = "tensoropt/plan", 5
-FRONTIER = "tensoropt/frontier", 5
+PLAN = "tensoropt/plan", 6
+FRONTIER = "tensoropt/frontier", 6
 CURVE = "tensoropt/curve", 1
 CHECK = "tensoropt/check", 2

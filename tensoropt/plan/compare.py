@@ -22,14 +22,13 @@ from ..search.baselines import SPACES as BASELINE_SPACES
 from ..search.problem.config_space import FULL, described
 from .find_frontier import ModelFrontier, find_baseline
 from .plan import Plan
-from .staged_plan import StagedPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from ..ft import Frontier
 
-FORMAT, VERSION = "tensoropt/compare", 1
+FORMAT, VERSION = "tensoropt/compare", 2
 # The picture spans this many times the frontier's memory and time. Points beyond are named in the legend instead, so that
 # the others can be told apart.
 FARTHEST = 2.5
@@ -60,7 +59,7 @@ class Comparison:
     baselines: dict[str, ModelFrontier]
     limit_bytes: int | None = None
     failed: Mapping[str, str] = field(default_factory=dict)
-    in_stages: Mapping[str, StagedPlan] = field(default_factory=dict)
+    in_stages: Mapping[str, Plan] = field(default_factory=dict)
 
     def all(self) -> dict[str, ModelFrontier]:
         """Return the frontier and all baselines by the name of their algorithm, the frontier first."""
@@ -84,7 +83,7 @@ class Comparison:
                 fits = self.limit_bytes is None or each.needed_bytes(point) <= self.limit_bytes
                 told = "" if each is self.frontier else self._above_text(each, point)
                 marks = ", ".join([*([mark] if mark else []), *([] if fits else ["does not fit"])])
-                memory = memory_text(at.memory_bytes), memory_text(each.needed_bytes(point))
+                memory = memory_text(at.sum_bytes), memory_text(each.needed_bytes(point))
                 rows.append([name, *memory, *times, told, seconds, marks])
                 name = seconds = ""
         rows += [self._staged_row(name, plan) for name, plan in self.in_stages.items()]
@@ -93,19 +92,19 @@ class Comparison:
         align = ("left", *("right",) * 8, "left")
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=align)
 
-    def _staged_row(self, name: str, plan: StagedPlan) -> list[str]:
+    def _staged_row(self, name: str, plan: Plan) -> list[str]:
         """Return the table's row of a plan in stages."""
-        fits = self.limit_bytes is None or plan.peak_bytes <= self.limit_bytes
+        fits = self.limit_bytes is None or plan.needed_bytes <= self.limit_bytes
         above = self._above_frontier(plan)
         told = "less memory" if above is None else f"{above:+.2%}"
         devices = "+".join(str(len(submesh)) for submesh in plan.submeshes)
         marks = f"{len(plan.stages)} stages on {devices} devices{'' if fits else ', does not fit'}"
-        return [name, "", memory_text(plan.peak_bytes), f"{plan.time_us:,.1f}", "", "", "", told, "", marks]
+        return [name, "", memory_text(plan.needed_bytes), f"{plan.time_us:,.1f}", "", "", "", told, "", marks]
 
-    def _above_frontier(self, plan: StagedPlan) -> float | None:
+    def _above_frontier(self, plan: Plan) -> float | None:
         """Return the fraction by which a plan is slower than the frontier; see :meth:`above`."""
         found = self.points_of(self.frontier)
-        at = found.at(plan.peak_bytes)
+        at = found.at(plan.needed_bytes)
         return None if at is None else plan.time_us * 1e3 / int(found.time_ns[at]) - 1.0
 
     def simulated_us(self, each: ModelFrontier, point: int) -> float | None:
@@ -181,14 +180,14 @@ class Comparison:
             **{name: self._staged_json(plan) for name, plan in self.in_stages.items()},
         }
 
-    def _staged_json(self, plan: StagedPlan) -> dict[str, Any]:
+    def _staged_json(self, plan: Plan) -> dict[str, Any]:
         """Return the JSON value of a plan in stages."""
         return {
             "stages": [{"devices": list(stage.devices), "last_operator": stage.last_operator} for stage in plan.stages],
-            "peak_bytes": plan.peak_bytes,
+            "peak_bytes": plan.needed_bytes,
             "time_us": plan.time_us,
             "above": self._above_frontier(plan),
-            "fits": self.limit_bytes is None or plan.peak_bytes <= self.limit_bytes,
+            "fits": self.limit_bytes is None or plan.needed_bytes <= self.limit_bytes,
         }
 
     def _algorithm_json(self, name: str, each: ModelFrontier) -> dict[str, Any]:
@@ -196,7 +195,7 @@ class Comparison:
         searched = each.built.space
         points = [
             {
-                "memory_bytes": point.memory_bytes,
+                "sum_bytes": point.sum_bytes,
                 "peak_bytes": each.needed_bytes(number),
                 "time_us": point.time_us,
                 "simulated_us": self.simulated_us(each, number),

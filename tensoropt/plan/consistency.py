@@ -6,11 +6,11 @@ from ..common.errors import InputError
 from ..sharding.resharding import PlainCosts
 from ..sharding.strategy import StrategyView
 from .build import cost_entries
-from .plan import Plan
+from .stage_plan import StagePlan
 
 
-def check_reshardings(view: StrategyView, plan: Plan) -> None:
-    """Check that a plan's reshardings and rematerialized operators follow from its configs: its file may have been changed.
+def check_reshardings(view: StrategyView, stage: StagePlan) -> None:
+    """Check that a stage's reshardings and rematerialized operators follow from its configs: its file may have been changed.
 
     Raises:
         InputError: they don't.
@@ -22,13 +22,13 @@ def check_reshardings(view: StrategyView, plan: Plan) -> None:
             f"the plan computes {op.where()} again, which can't be done with the config "
             f"'{view.strategy.configs[op.name]}'; it was changed: find the strategy again"
         )
-    path_finder = plan.path_finder(PlainCosts())
+    path_finder = stage.path_finder(PlainCosts())
     expected = {
         (planned.tensor, planned.consumers, planned.sharding, planned.is_shared, planned.is_regathered, planned.n_runs)
         for entry in cost_entries(view)
         if (planned := entry.planned(path_finder)) is not None
     }
-    given = {(d.tensor, d.consumers, d.sharding, d.is_shared, d.is_regathered, d.n_runs) for d in plan.reshardings}
+    given = {(d.tensor, d.consumers, d.sharding, d.is_shared, d.is_regathered, d.n_runs) for d in stage.reshardings}
     if expected != given:
         tensor, consumers, sharding, *rest = min(expected ^ given, key=str)
         difference = "lacks" if (tensor, consumers, sharding, *rest) in expected else "has, against its configs,"

@@ -62,7 +62,7 @@ def _decision(frontier: FoundPoints, changes: _PointChanges, node: int) -> dict[
             "config": str(config),
             "words": _words(op, states, other[node], str(config)),
             "is_rematerialized": op.name in strategy.rematerialized,
-            "memory_bytes": mem_bytes - changes.cost[0],
+            "sum_bytes": mem_bytes - changes.cost[0],
             "time_us": (time_ns - changes.cost[1]) / 1e3,
         }
     return told

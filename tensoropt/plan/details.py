@@ -16,6 +16,7 @@ from .decisions import decisions, user_source
 from .found_points import FoundPoints
 from .frontier import PlanFrontier
 from .plan import Plan
+from .stage_plan import StagePlan
 from .step_views import step_view
 
 MOST_POINTS = 20
@@ -91,11 +92,11 @@ def details_of(
     }
 
 
-def details_of_plan(plan: Plan) -> dict[str, Any] | None:
-    """Return the details of one plan, for a report of that plan alone; None if its model isn't at hand."""
-    if not isinstance(plan.frontier, DetailedFrontier) or plan.point is None:
+def details_of_stage(stage: StagePlan) -> dict[str, Any] | None:
+    """Return the details of one stage, for a report of that alone; None if its model isn't at hand."""
+    if stage.frontier is None or stage.point is None:
         return None
-    return {"views": {"0": _view(plan.frontier, plan.point)}, **_of_operators(plan.frontier.model.graph.full_batch)}
+    return {"views": {"0": _view(stage.frontier, stage.point)}, **_of_operators(stage.frontier.model.graph.full_batch)}
 
 
 def _view(frontier: DetailedFrontier, point: int) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def _of_operators(graph: Graph) -> dict[str, Any]:
 def _baseline(name: str, found: DetailedFrontier) -> dict[str, Any]:
     """Return the points that a baseline found, with its plan if that is compared."""
     points = [
-        {"memory_bytes": point.memory_bytes, "time_us": point.time_us, "peak_bytes": found.peak_bytes(number)}
+        {"sum_bytes": point.sum_bytes, "time_us": point.time_us, "peak_bytes": found.peak_bytes(number)}
         for number, point in enumerate(found.points)
     ]
     told: dict[str, Any] = {"name": name, "points": points}

@@ -45,6 +45,8 @@ from .compress import compressed
 from .details import DetailedFrontier
 from .found_points import Candidates
 from .plan import Plan
+from .points import Passes
+from .stage_plan import StagePlan
 
 FEW_CONFIGS = 4_096
 """The most configs of a model whose frontier with rematerialization is tried to be found exactly before any other."""
@@ -61,38 +63,67 @@ class ModelFrontier(DetailedFrontier):
     @older_objects_kept()
     def plan(self, point: int, option: str = "point") -> Plan:
         """Return the plan of a point; see :class:`PlanFrontier`."""
-        point, costs, costing = self.check_point(point), self.costs, self.costing
-        view = self.model.view(complete_configs(self.model, self.built.strategy(self.found.strategies[point]), costing))
-        path_finder = PathFinder(costing.reshardings.steps)
-        reshardings = (entry.planned(path_finder) for entry in cost_entries(view, costing))
+        point = self.check_point(point)
+        stage = self.stage(point)
         return Plan(
+            stages=(stage,),
             mesh=self.mesh,
-            operators=tuple(planned_operators(view, costing)),
-            reshardings=tuple(planned for planned in reshardings if planned is not None),
-            memory_bytes=int(costs.mem_bytes[point]),
-            time_us=int(costs.time_ns[point]) / 1e3,
-            compute_time_us=int(costs.compute_ns[point]) / 1e3,
-            model_digest=self.model.graph.full_batch.digest,
+            time_us=stage.time_us,
+            model_digest=stage.model_digest,
             exact=self.found.exact,
             option=option,
+            micro_batches=self.model.graph.n_micro_batches,
             assumed=dict(self.assumed),
             frontier_text=self.table(point, with_peaks=False),
             frontier=self,
             point=point,
+        )
+
+    def stage(self, point: int) -> StagePlan:
+        """Return a point's plan of the frontier's model as the only stage of a plan."""
+        costs, costing = self.costs, self.costing
+        view = self.model.view(complete_configs(self.model, self.built.strategy(self.found.strategies[point]), costing))
+        path_finder = PathFinder(costing.reshardings.steps)
+        reshardings = (entry.planned(path_finder) for entry in cost_entries(view, costing))
+        return StagePlan(
+            mesh=self.mesh,
+            devices=tuple(range(self.mesh.n_devices)),
+            operators=tuple(planned_operators(view, costing)),
+            reshardings=tuple(planned for planned in reshardings if planned is not None),
+            sum_bytes=int(costs.mem_bytes[point]),
+            time_us=int(costs.time_ns[point]) / 1e3,
+            compute_time_us=int(costs.compute_ns[point]) / 1e3,
+            model_digest=self.model.graph.full_batch.digest,
+            frontier=self,
+            point=point,
             overlap_time_us=int(costs.overlap_ns[point]) / 1e3,
             peak_bytes=self.peak_bytes(point),
-            micro_batches=self.model.graph.n_micro_batches,
         )
 
     def save(
-        self, file: str | os.PathLike[str], progress: Progress | None = None, details: Mapping[str, Any] | None = None
+        self,
+        file: str | os.PathLike[str],
+        progress: Progress | None = None,
+        chosen: int | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         """Write all points with their plans to a file; see :class:`PlanFrontier`. Takes seconds for thousands of points.
 
         Args:
             details: what a report shows beside the plans, see :mod:`.details`.
         """
+        details = details if chosen is None else {**(details or {}), "chosen": chosen}
         compressed(self, progress, details).save(file)
+
+    @property
+    def without_stages(self) -> tuple[ModelFrontier, ...]:
+        return (self,)
+
+    def parts(self, point: int) -> list[tuple[ModelFrontier, int]]:
+        return [(self, self.check_point(point))]
+
+    def passes(self, point: int) -> Passes:
+        return Passes(micro_batches=self.model.graph.n_micro_batches)
 
     def baseline(self, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
         """Return the points that a baseline chooses; see :class:`DetailedFrontier`."""

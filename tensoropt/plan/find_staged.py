@@ -29,12 +29,12 @@ from .fewer_micro_batches import is_left_out
 from .find_frontier import ModelFrontier
 from .memory_cuts import least_memory
 from .placement import allowed, fewest_stages, of_stage, placement
+from .plan import Plan
 from .request import Request, fastest_that_fits
 from .stage_points import SearchedStages
 from .stage_times import OperatorTimes, TimesBySize, beside, transfers, works
 from .staged_frontier import StagedFrontier
 from .staged_frontier_points import AnyPoint, StagedPoint, minimal_points
-from .staged_plan import StagedPlan
 from .submeshes import Block, choices, equal_blocks, interleaved_blocks, interleaved_counts
 
 MICRO_BATCHES_PER_STAGE = (1, 2, 4)
@@ -45,7 +45,7 @@ WORTH_UNEQUAL = 0.02
 """Stages of unequally many devices are searched beside equal ones where they are predicted to save this share of a step."""
 
 
-def find_staged(request: Request, parallelism: int, n_stages: object, schedule: str | None) -> StagedPlan:
+def find_staged(request: Request, parallelism: int, n_stages: object, schedule: str | None) -> Plan:
     """Return the fastest plan that was found in a number of stages, within the memory limit.
 
     Raises:
@@ -59,7 +59,6 @@ def find_staged(request: Request, parallelism: int, n_stages: object, schedule: 
     if why is not None:
         raise InputError(why)
     plan = frontier.plan(frontier.fastest_within(request.limit_bytes), "mini_time")
-    assert isinstance(plan, StagedPlan)
     return plan
 
 

@@ -171,6 +171,13 @@ class FoundPoints:
         counted = self._counter.known_bytes(states)
         return self._counter.remember(states, self.peak(point).n_bytes) if counted is None else counted
 
+    @property
+    def counted_peaks(self) -> Mapping[int, int | None]:
+        """The peaks in bytes by point, as far as they are known without counting more."""
+        if self.all_peaks is not None:
+            return dict(enumerate(self.all_peaks.tolist()))
+        return {point: peak.n_bytes for point, peak in self._peaks.items()}
+
     @cached_property
     def all_peaks(self) -> np.ndarray | None:
         """The peaks of all points in bytes, int64[P], by which they are in order; None where they aren't counted."""

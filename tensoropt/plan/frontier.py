@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from numbers import Integral
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -25,6 +26,7 @@ from ..report.page import report_name, write_report
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
 from .first_fit import ALL_AT_ONCE, first_that_fits, least_of
 from .picture import new_axes, save_picture
+from .points import FrontierPoint, Passes, thinned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,28 +36,6 @@ if TYPE_CHECKING:
     from ..reschedule.mesh import Mesh
 
 AnyPlan = TypeVar("AnyPlan")
-MAX_ROWS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class FrontierPoint:
-    """The costs of one plan.
-
-    The step takes ``compute_time_us + network_time_us - overlap_time_us``.
-
-    Attributes:
-        memory_bytes: memory per device, as the frontier counts it.
-        time_us: the time of a training step.
-        overlap_time_us: the overlap, in which compute and network run at the same time.
-        exact: whether no plan beats this one in both objectives.
-    """
-
-    memory_bytes: int
-    time_us: float
-    compute_time_us: float
-    network_time_us: float
-    overlap_time_us: float
-    exact: bool
 
 
 class PlanFrontier(ABC, Generic[AnyPlan]):
@@ -65,10 +45,16 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         found: the points as arrays of integers, and what is proven about them. Its ``mem_bytes`` are the first objective,
             its ``time_ns`` the second, whatever the objectives are.
         objectives: the names of the two objectives, ``("memory", "time")`` by default.
+        seconds_by_phase: the seconds of each phase of the search; empty of a frontier that was loaded.
+        left_out: why some of what was asked for wasn't searched, one sentence each.
+        why_stages: why there are stages where none were asked for; empty where they were.
     """
 
     found: Frontier
     objectives: Objectives
+    seconds_by_phase: Mapping[str, float] = MappingProxyType({})
+    left_out: Sequence[str] = ()
+    why_stages: str = ""
 
     @property
     @abstractmethod
@@ -101,12 +87,25 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
             InputError: there is no such point.
         """
 
-    def alone(self, point: int) -> tuple[PlanFrontier[Any], int]:
-        """Return the frontier that was searched for a point's plan alone, and the point's number there.
+    @property
+    def without_stages(self) -> Sequence[Any]:
+        """The ``ModelFrontier`` s of the whole model that were searched; empty where there are none, or they were loaded."""
+        return ()
 
-        It is another one where several were searched, with stages and without; see :mod:`.staged_frontier`.
+    def parts(self, point: int) -> list[tuple[Any, int]]:
+        """Return for each stage of a point's plan the ``ModelFrontier`` that was searched, and the number of its point.
+
+        They are none where the frontier was loaded.
         """
-        return self, point
+        return []
+
+    def passes(self, point: int) -> Passes:
+        """Return in how many stages and micro-batches a point's plan takes a step, and the share in which devices wait."""
+        return Passes()
+
+    def row(self, point: int) -> dict[str, Any]:
+        """Return the costs of a point as a file has them."""
+        return {**asdict(self.points[point]), "peak_bytes": self.peak_bytes(point), **self.passes(point)._asdict()}
 
     def peak(self, point: int) -> Peak | None:
         """Return the most memory that is alive at once on a device under a point's plan; None without the model."""
@@ -127,14 +126,22 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         """The numbers of the points whose peak is known or can be computed; empty if a file has no peaks."""
         return range(len(self))
 
+    @property
+    def counted_peaks(self) -> Mapping[int, int | None]:
+        """The peaks in bytes by point, as far as they are known without counting more."""
+        return {point: self.peak_bytes(point) for point in self.known_peaks}
+
     @abstractmethod
-    def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
+    def save(
+        self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None
+    ) -> None:
         """Write all points with their plans to a file, which ``tensoropt.load_frontier`` reads.
 
         An existing file stays intact until the new one is complete.
 
         Args:
             progress: called with (phase, done, total) now and then.
+            chosen: the number of the point that was chosen; None for the fastest one.
 
         Raises:
             InputError: the file can't be written.
@@ -311,7 +318,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
             times = [f"{value:,.1f}" for value in values]
             peak_bytes = self.peak_bytes(number) if number in with_peak else None
             peak = "" if peak_bytes is None else memory_text(peak_bytes)
-            rows.append([str(number + 1), memory_text(point.memory_bytes), peak, *times, ", ".join(marks)])
+            rows.append([str(number + 1), memory_text(point.sum_bytes), peak, *times, ", ".join(marks)])
         overlap = ["overlap (us)"] * overlaps
         headers = ["point", "paper's sum", "memory per device", "time (us)", "compute (us)", "network (us)", *overlap, ""]
         alignment = (*("right",) * (len(headers) - 1), "left")
@@ -392,11 +399,3 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
 
     def __repr__(self) -> str:
         return f"{self.summary()}\n{self.table()}"
-
-
-def thinned(n_points: int, always: set[int]) -> list[int]:
-    """Return the numbers of the points that a table shows: all of a short frontier, else some from end to end."""
-    if n_points <= 2 * MAX_ROWS:
-        return list(range(n_points))
-    spread = {round(i * (n_points - 1) / (MAX_ROWS - 1)) for i in range(MAX_ROWS)}
-    return sorted(spread | always)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, overload
@@ -25,6 +25,7 @@ from ..common.progress import Progress
 from ..ft.frontier import Frontier
 from ..ft.lower_bound import LowerBound
 from ..program.liveness import PEAK_KEYS
+from ..program.schedule import PLAIN
 from ..report.checksum import check_signed, signed
 from ..report.frontier_rows import FrontierRows, column_of
 from ..report.page_data import report_data
@@ -33,6 +34,8 @@ from ..reschedule.mesh import Mesh, mesh_of
 from ..search.problem.objectives import Objectives, StrategyCosts, parse_objectives
 from .frontier import PlanFrontier
 from .plan import Plan
+from .points import Passes
+from .stage_plan import levels_json
 
 FORMAT, VERSION = FRONTIER
 Entry = dict[str, Any]
@@ -113,6 +116,9 @@ class SavedFrontier(PlanFrontier[Plan]):
     def summary(self) -> str:
         return self.searched.summary
 
+    def passes(self, point: int) -> Passes:
+        return Passes(micro_batches=self.searched.micro_batches)
+
     def peak_bytes(self, point: int) -> int | None:
         """Return the peak of a point in bytes; None if it wasn't computed before saving."""
         return self.of_peaks.get(self.check_point(point))
@@ -152,22 +158,27 @@ class SavedFrontier(PlanFrontier[Plan]):
     def plan(self, point: int, option: str = "point") -> Plan:
         """Return the plan of a point, the same as before the frontier was saved; see :class:`PlanFrontier`."""
         number = self.check_point(point)
-        costs = self.points[number]
-        value = {
-            "option": option,
-            "mesh": _levels(self.mesh),
-            "model_digest": self.searched.model_digest,
-            "micro_batches": self.searched.micro_batches,
-            "memory_bytes": costs.memory_bytes,
-            "time_us": costs.time_us,
-            "compute_time_us": costs.compute_time_us,
-            "overlap_time_us": costs.overlap_time_us,
-            "peak_bytes": self.of_peaks.get(number),
-            "exact": self.found.exact,
-            "assumed": self.searched.assumed,
-            "frontier": self.table(number, with_peaks=False).splitlines(),
+        costs = {**asdict(self.points[number]), "peak_bytes": self.of_peaks.get(number)}
+        del costs["exact"]
+        told = {"mesh": levels_json(self.mesh), "model_digest": self.searched.model_digest, **costs}
+        stage = {
+            "devices": range(self.mesh.n_devices),
+            "last_operator": "",
+            "in_flight": 1,
+            "deferred": 0,
+            "idle_share": 0.0,
+            **told,
             "operators": [row for part in self.operators for row in part.rows(number)],
             "reshardings": [row for part in self.reshardings for row in part.rows(number)],
+        }
+        value = {
+            **told,
+            "option": option,
+            "exact": self.found.exact,
+            "schedule": {"name": PLAIN, "micro_batches": self.searched.micro_batches},
+            "assumed": self.searched.assumed,
+            "frontier": self.table(number, with_peaks=False).splitlines(),
+            "stages": [stage],
         }
         try:
             made = Plan.from_json(value)
@@ -177,7 +188,9 @@ class SavedFrontier(PlanFrontier[Plan]):
             ) from error
         return replace(made, frontier=self, point=number)
 
-    def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
+    def save(
+        self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None
+    ) -> None:
         """Write the frontier to a file; see :class:`PlanFrontier`."""
         text = signed(_text(frontier_json(self)))
         write_atomically(file, lambda partial: Path(partial).write_text(text, encoding="utf-8"), "frontier")
@@ -218,7 +231,7 @@ def frontier_json(frontier: SavedFrontier) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "hardware": searched.hardware_name,
-        "mesh": _levels(searched.mesh),
+        "mesh": levels_json(searched.mesh),
         "model_digest": searched.model_digest,
         **({"micro_batches": searched.micro_batches} if searched.micro_batches > 1 else {}),
         "assumed": dict(searched.assumed),
@@ -227,18 +240,7 @@ def frontier_json(frontier: SavedFrontier) -> dict[str, Any]:
         "algorithm": found.algorithm,
         "eliminations": dict(found.eliminations),
         "bound": bound,
-        "points": [
-            {
-                "memory_bytes": point.memory_bytes,
-                "time_us": point.time_us,
-                "compute_time_us": point.compute_time_us,
-                "network_time_us": point.network_time_us,
-                "overlap_time_us": point.overlap_time_us,
-                "exact": point.exact,
-                "peak_bytes": frontier.of_peaks.get(number),
-            }
-            for number, point in enumerate(frontier.points)
-        ],
+        "points": [frontier.row(number) for number in range(len(frontier))],
         "columns": list(columns),
         "operators": operators,
         "reshardings": reshardings,
@@ -253,10 +255,10 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
     n_points = len(points)
     objectives = parse_objectives(",".join(value["objectives"]))
     costs = StrategyCosts(
-        _ints(point["memory_bytes"] for point in points),
+        _ints(point["sum_bytes"] for point in points),
         _nanoseconds(point["time_us"] for point in points),
         _nanoseconds(point["compute_time_us"] for point in points),
-        _nanoseconds(point.get("overlap_time_us", 0.0) for point in points),
+        _nanoseconds(point["overlap_time_us"] for point in points),
     )
     found = Frontier(
         *costs.pair(objectives),
@@ -290,8 +292,8 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
 
 
 def _peaks(points: Sequence[dict[str, Any]]) -> dict[int, int]:
-    """Return the peaks in bytes by point; files of earlier versions have none."""
-    known = {number: point["peak_bytes"] for number, point in enumerate(points) if point.get("peak_bytes") is not None}
+    """Return the peaks in bytes by point"""
+    known = {number: point["peak_bytes"] for number, point in enumerate(points) if point["peak_bytes"] is not None}
     if not all(isinstance(n_bytes, int) for n_bytes in known.values()):
         raise ValueError("peaks must be integers")
     return known
@@ -338,11 +340,6 @@ def _runs(chosen: np.ndarray) -> str:
     counts = np.diff(starts, append=len(chosen))
     pairs = zip(chosen[starts].tolist(), counts.tolist(), strict=True)
     return " ".join(str(choice) if count == 1 else f"{choice}x{count}" for choice, count in pairs)
-
-
-def _levels(mesh: Mesh) -> list[dict[str, Any]]:
-    """Return the levels of a mesh as JSON."""
-    return [{"name": level.name, "count": level.count} for level in mesh.levels]
 
 
 def _ints(values: Any) -> np.ndarray:

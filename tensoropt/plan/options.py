@@ -23,7 +23,6 @@ from .plan import Plan
 from .request import OF_CURVE, Request, fastest_that_fits
 from .scaling_curve import Curve, CurvePoint
 from .staged_frontier import StagedFrontier
-from .staged_plan import StagedPlan
 from .stages_for_memory import frontier_in_stages
 from .stages_that_pay import frontier_that_pays, hint_of_stages
 from .unsplit import unsplit_if_as_fast
@@ -107,7 +106,7 @@ def checked_micro_batches(model: Model, requested: object, without: Container[st
     return count
 
 
-def find_answer(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan | StagedPlan | Curve:
+def find_answer(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan | Curve:
     """Return the answer to one of the options: a plan, or for ``profiling`` a curve.
 
     Args:
@@ -141,7 +140,7 @@ def find_answer(option: str, request: Request, parallelism: int | Sequence[int] 
     return plan
 
 
-def mini_time(request: Request, parallelism: int) -> Plan | StagedPlan:
+def mini_time(request: Request, parallelism: int) -> Plan:
     """Return the plan of least time within the memory limit at one parallelism.
 
     It has stages only if the request allows them, and nothing else fits or they are predicted to pay.
@@ -164,7 +163,7 @@ def mini_time(request: Request, parallelism: int) -> Plan | StagedPlan:
     return dataclasses.replace(plan, hint=hint_of_stages(request, parallelism, best, tried))
 
 
-def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan | StagedPlan:
+def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
     """Return the fastest plan that fits on the fewest devices on which any plan fits.
 
     It has stages only if the request allows them, and nothing else fits or they are predicted to pay.
@@ -193,7 +192,7 @@ def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan | St
     raise InputError(nothing_fits(request, all_tried, started, least))
 
 
-def _within(frontier: StagedFrontier | None, option: str, request: Request) -> Plan | StagedPlan | None:
+def _within(frontier: StagedFrontier | None, option: str, request: Request) -> Plan | None:
     """Return the fastest plan of a frontier in stages within the memory limit; None where there is none."""
     number = None if frontier is None else frontier.fastest_within(request.limit_bytes)
     return None if frontier is None or number is None else frontier.plan(number, option)

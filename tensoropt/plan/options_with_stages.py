@@ -15,7 +15,6 @@ from .request import OF_CURVE, Request
 from .scaling_curve import Curve, CurvePoint
 from .staged_frontier import StagedFrontier
 from .staged_frontier_points import UnstagedPoint
-from .staged_plan import StagedPlan
 from .stages_that_pay import WORTH_STAGES
 from .unsplit import unsplit_if_as_fast
 
@@ -46,7 +45,7 @@ def find_any_answer(
     parallelism: int | Sequence[int] | None,
     stages: Sequence[int] | None = None,
     schedule: str | None = None,
-) -> Plan | StagedPlan | Curve:
+) -> Plan | Curve:
     """Return the answer to one of the options, among plans with stages where these are asked for.
 
     Args:
@@ -67,7 +66,7 @@ def find_answer_with_stages(
     parallelism: int | Sequence[int] | None,
     stages: Sequence[int] | None,
     schedule: str | None = None,
-) -> Plan | StagedPlan | Curve:
+) -> Plan | Curve:
     """Return the answer to one of the options among plans with some numbers of stages: a plan with its frontier, or a curve.
 
     Args:
@@ -121,24 +120,24 @@ def _on_fewest_devices(
     return frontier
 
 
-def _fastest(frontier: StagedFrontier, option: str, request: Request) -> Plan | StagedPlan:
+def _fastest(frontier: StagedFrontier, option: str, request: Request) -> Plan:
     """Return the fastest plan of a frontier within the memory limit, or an unsplit one as :func:`.unsplit_if_as_fast`.
 
     One without stages is taken where stages are predicted to save less than WORTH_STAGES.
     """
     number = frontier.fastest_within(request.limit_bytes)
     plan, point = frontier.plan(number, option), frontier.points_of[number]
-    if option == "mini_time" and isinstance(point, UnstagedPoint):
+    if option == "mini_time" and point.n_stages == 1:
         own = point.plan(option, request.assumed)
         unsplit = unsplit_if_as_fast(own, request)
         if unsplit is not own:
             return dataclasses.replace(unsplit, frontier=frontier, frontier_text=frontier.table())
-    if isinstance(plan, StagedPlan) and request.stages_must_pay and request.hardware.measured is not None:
+    if len(plan.stages) > 1 and request.stages_must_pay and request.hardware.measured is not None:
         return _without_stages(frontier, plan, request) or plan
     return plan
 
 
-def _without_stages(frontier: StagedFrontier, plan: StagedPlan, request: Request) -> Plan | None:
+def _without_stages(frontier: StagedFrontier, plan: Plan, request: Request) -> Plan | None:
     """Return the fastest plan without stages within the memory limit, if one with stages saves less than WORTH_STAGES."""
     fastest = [(each, each.fastest_within(request.limit_bytes)) for each in frontier.unstaged]
     fitting = [UnstagedPoint(each, number) for each, number in fastest if number is not None]

@@ -1,15 +1,14 @@
-"""The data of a plan, with a row for each operator and each resharding; read and write the rows as JSON."""
+"""The rows of a plan: one for each operator and each resharding; read and write them as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..common.files import name_in_file
-from ..report.plan_rows import SOURCES, summary_line
 from ..reschedule.halo import HALO, HaloStep, Window
 from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import Mesh
@@ -24,23 +23,26 @@ class PlannedOperator:
 
     Attributes:
         results: the produced layout of each result.
-        memory_bytes: memory per device for parameters with their gradients and slots, and for results that are saved for the
+        sum_bytes: memory per device for parameters with their gradients and slots, and for results that are saved for the
             backward pass in their produced layout.
         time_us: the time of the operator per step, including its rematerialization.
         is_rematerialized: whether the backward pass computes it again instead of reading saved results.
         rematerialization_us: the time that rematerialization takes.
-        freed_bytes: the memory that rematerialization frees, of what would otherwise be in ``memory_bytes``.
+        freed_bytes: the memory that rematerialization frees, of what would otherwise be in ``sum_bytes``.
+        is_stand_in: whether only its stage has it, and not the model: what other stages feed to it, or the loss that stands
+            in for the model's.
     """
 
     name: str
     type: str
     config: Config
     results: tuple[Layout, ...]
-    memory_bytes: int
+    sum_bytes: int
     time_us: float
     is_rematerialized: bool = False
     rematerialization_us: float = 0.0
     freed_bytes: int = 0
+    is_stand_in: bool = False
 
     def to_json(self) -> dict[str, Any]:
         rematerialization = {
@@ -53,9 +55,10 @@ class PlannedOperator:
             "type": self.type,
             "config": str(self.config),
             "results": [str(layout) for layout in self.results],
-            "memory_bytes": self.memory_bytes,
+            "sum_bytes": self.sum_bytes,
             "time_us": self.time_us,
             **(rematerialization if self.is_rematerialized else {}),
+            **({"is_stand_in": True} if self.is_stand_in else {}),
         }
 
     @classmethod
@@ -69,11 +72,12 @@ class PlannedOperator:
             type=name_in_file(value["type"]),
             config=Config.parse(mesh, value["config"]),
             results=tuple(Layout.parse(mesh, text) for text in value["results"]),
-            memory_bytes=int(value["memory_bytes"]),
+            sum_bytes=int(value["sum_bytes"]),
             time_us=float(value["time_us"]),
             is_rematerialized=bool(value.get("is_rematerialized", False)),
             rematerialization_us=float(value.get("rematerialization_us", 0.0)),
             freed_bytes=int(value.get("freed_bytes", 0)),
+            is_stand_in=bool(value.get("is_stand_in", False)),
         )
 
 
@@ -152,70 +156,6 @@ class PlannedResharding:
             "reduction": self.reduction,
             **more,
         }
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PlanRecord:
-    """The data of a plan: what its file holds.
-
-    Attributes:
-        operators: config and costs of every operator.
-        reshardings: every resharding whose paths aren't empty. Those inside an operator name the operator as tensor.
-        memory_bytes: memory per device, by the cost model.
-        time_us, compute_time_us: the time of a training step, and the compute in it; the rest is network time that doesn't
-            overlap with compute.
-        model_digest: the digest of the model that the plan is for.
-        exact: whether the point is on the exact frontier.
-        option: the option that chose the plan.
-        assumed: the hardware, the provenance of costs, the TensorFlow version.
-        frontier_text: the frontier that the plan was chosen from, as a table.
-        overlap_time_us: the overlap, in which network and compute run at the same time.
-        peak_bytes: the most memory that is alive at once on a device, see :mod:`..program.peak`; None if it isn't known.
-        micro_batches: the number of micro-batches in which a training step processes its batch, one after the other; see
-            :mod:`..sharding.micro_batches`.
-        peak: the instant of the peak as the plan's file has it, see ``Peak.to_json``; None of a plan that isn't from a file.
-    """
-
-    mesh: Mesh
-    operators: tuple[PlannedOperator, ...]
-    reshardings: tuple[PlannedResharding, ...]
-    memory_bytes: int
-    time_us: float
-    compute_time_us: float
-    model_digest: str
-    exact: bool
-    option: str
-    assumed: Mapping[str, Any] = field(default_factory=dict)
-    frontier_text: str = field(default="", repr=False)
-    overlap_time_us: float = 0.0
-    peak_bytes: int | None = None
-    micro_batches: int = 1
-    peak: Mapping[str, Any] | None = field(default=None, repr=False)
-
-    @property
-    def network_time_us(self) -> float:
-        """The network time of a step, whether it overlaps with compute or not."""
-        return self.time_us + self.overlap_time_us - self.compute_time_us
-
-    @property
-    def parallelism(self) -> int:
-        return self.mesh.n_devices
-
-    @property
-    def n_split_operators(self) -> int:
-        """The number of operators that use some mesh axis; variables, placeholders and constants don't count."""
-        return sum(1 for op in self.operators if op.type not in SOURCES and op.config.used_axes)
-
-    @property
-    def n_collectives(self) -> int:
-        return sum(resharding.n_collectives for resharding in self.reshardings)
-
-    def summary(self) -> str:
-        """Return one line on what was chosen and what it costs."""
-        return summary_line(
-            self.option, self.mesh, self.micro_batches, self.peak_bytes or self.memory_bytes, self.time_us,
-            self.compute_time_us, self.overlap_time_us, self.n_split_operators, self.n_collectives,
-        )  # fmt: skip
 
 
 def _path_layouts(path: Path) -> list[str]:

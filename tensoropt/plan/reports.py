@@ -13,10 +13,9 @@ from ..common.errors import TensorOptError
 from ..common.progress import Display
 from ..report.page import ASKED
 from .plan import Plan
-from .staged_plan import StagedPlan
 
 
-def write_asked_report(plan: Plan | StagedPlan, display: Display) -> None:
+def write_asked_report(plan: Plan, display: Display) -> None:
     """Write the report of the plan that this script runs, if ``tensoropt run --report`` asks for one; for rank 0 alone.
 
     A report that can't be written ends nothing: a line says why.

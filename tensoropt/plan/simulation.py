@@ -40,7 +40,7 @@ class Simulation:
     @property
     def peak_bytes(self) -> int:
         """The most memory that is alive at once on a device; by Equation (1) where the plan doesn't know it."""
-        return self.plan.memory_bytes if self.plan.peak_bytes is None else self.plan.peak_bytes
+        return self.plan.needed_bytes
 
     def report(self) -> str:
         """Return tables of the step: its time, how busy devices and links are, and the critical path by operator."""
@@ -132,10 +132,10 @@ def simulate_plan(plan: Plan, model: Model, hardware: Hardware) -> Simulation:
             f"there it is {mesh}; find a plan for {hardware.name}, or give the cluster that the plan was found for"
         )
     model = model.in_micro_batches(plan.micro_batches, plan.parallelism)
-    view = model.view(plan.strategy)
-    check_reshardings(view, plan)
+    view = model.view(plan.stages[0].strategy)
+    check_reshardings(view, plan.stages[0])
     costing = costing_of(model, hardware, mesh)
-    path_finder = plan.path_finder(costing.reshardings.steps)
+    path_finder = plan.stages[0].path_finder(costing.reshardings.steps)
     network = network_of(hardware, mesh)
     timeline = step_timeline(view, costing, path_finder, network)
     return Simulation(plan, hardware, timeline, timeline.additive_ns(network.costs))

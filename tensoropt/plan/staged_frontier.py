@@ -16,21 +16,22 @@ from ..common.progress import Progress
 from ..ft import Frontier
 from ..ft.lower_bound import LowerBound
 from ..profiling.hardware import Hardware
-from ..report.staged_frontier_page import staged_frontier_report
+from ..report.plan_page import points_report
+from ..report.plan_rows import PlanRows
 from ..reschedule.mesh import Mesh
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
-from .details import details_of_plan
+from .details import details_of_stage
 from .find_frontier import ModelFrontier
-from .frontier import PlanFrontier, thinned
+from .frontier import PlanFrontier
 from .plan import Plan
+from .points import FrontierPoint, Passes, thinned
 from .stage_points import SearchedStages
-from .staged_frontier_file import rows_of_points, save_with_stages
-from .staged_frontier_points import AnyPoint, UnstagedPoint
-from .staged_plan import StagedPlan
+from .staged_frontier_file import save_with_stages
+from .staged_frontier_points import AnyPoint
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
+class StagedFrontier(PlanFrontier[Plan]):
     """The minimal points of all that was searched; see :class:`PlanFrontier`.
 
     Attributes:
@@ -72,6 +73,15 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
         times = np.array([point.costs_ns for point in self.points_of], np.int64).T
         return StrategyCosts(np.array([point.n_bytes for point in self.points_of], np.int64), *times)
 
+    @cached_property
+    def points(self) -> tuple[FrontierPoint, ...]:
+        """The costs of the points, by ascending peak."""
+        return tuple(point.costs for point in self.points_of)
+
+    def passes(self, point: int) -> Passes:
+        found = self.points_of[self.check_point(point)]
+        return Passes(found.n_stages, found.micro_batches, found.idle_share)
+
     @property
     def all_peaks(self) -> np.ndarray:
         return self.costs.mem_bytes
@@ -103,12 +113,11 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
         frontiers = [*self.unstaged, *(each for searched in self.searched for each in searched.frontiers)]
         return any(each.is_interrupted for each in frontiers)
 
-    def plan(self, point: int, option: str = "point") -> Plan | StagedPlan:
+    def plan(self, point: int, option: str = "point") -> Plan:
         number = self.check_point(point)
         plan = self.points_of[number].plan(option, self.assumed)
-        if isinstance(plan, StagedPlan):
-            plan = replace(plan, why_stages=self.why_stages)
-        return replace(plan, frontier=self, point=number, frontier_text=self.table(number))
+        why = self.why_stages if len(plan.stages) > 1 else ""
+        return replace(plan, why_stages=why, frontier=self, point=number, frontier_text=self.table(number))
 
     def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> Any:
         """Return the number of the fastest point that fits; see :class:`PlanFrontier`."""
@@ -165,31 +174,29 @@ class StagedFrontier(PlanFrontier["Plan | StagedPlan"]):
         Args:
             chosen: the number of the point that was chosen; None for the fastest one.
         """
-        save_with_stages(file, self, self._of_points, self.bound_us, chosen)
-
-    @property
-    def _of_points(self) -> list[dict[str, Any]]:
-        """The stages, micro-batches and idle share of each point's plan, as the frontier's file has them."""
-        return [
-            {"stages": point.n_stages, "micro_batches": point.micro_batches, "idle_share": point.idle_share}
-            for point in self.points_of
-        ]
+        save_with_stages(file, self, self.bound_us, chosen)
 
     def report_value(self, title: str, chosen: int | None = None, model: str = "") -> dict[str, Any]:
         """Return the data of the frontier's report, with the step and the decisions of the chosen point's plan."""
         chosen = self.fastest_within(None) if chosen is None else self.check_point(chosen)
         plan = self.points_of[chosen].plan("point", self.assumed)
-        parts = [stage.plan for stage in plan.stages] if isinstance(plan, StagedPlan) else [plan]
-        return staged_frontier_report(
-            rows_of_points(self, self._of_points),
-            lambda number: self.plan(number).to_json(),
+        return points_report(
+            [self.row(number) for number in range(len(self))],
+            lambda number: PlanRows(self.plan(number).to_json()),
             self.summary(),
             title,
             chosen,
-            [details_of_plan(part) for part in parts],
+            [details_of_stage(stage) for stage in plan.stages],
         )
 
-    def alone(self, point: int) -> tuple[PlanFrontier[Any], int]:
-        """Return the frontier without stages that a point belongs to, and its number there; see :class:`PlanFrontier`."""
+    @property
+    def without_stages(self) -> tuple[ModelFrontier, ...]:
+        return self.unstaged
+
+    def parts(self, point: int) -> list[tuple[ModelFrontier, int]]:
         found = self.points_of[self.check_point(point)]
-        return (found.frontier, found.number) if isinstance(found, UnstagedPoint) else (self, point)
+        return list(zip(found.frontiers, found.numbers, strict=True))
+
+    def peak_json(self, point: int) -> Mapping[str, Any] | None:
+        parts = self.parts(point)
+        return parts[0][0].peak_json(parts[0][1]) if len(parts) == 1 else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,38 +19,28 @@ from ..ft.frontier import Frontier
 from ..ft.lower_bound import LowerBound
 from ..report.checksum import check_signed, signed
 from ..report.frontier_rows import FrontierRows
+from ..report.plan_page import report_of
 from ..report.plan_rows import device_bytes_of
-from ..report.staged_frontier_page import report_of_file
 from ..reschedule.mesh import Mesh, mesh_of
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
 from .frontier import PlanFrontier
 from .frontier_file import SavedFrontier
 from .plan import Plan
-from .staged_plan import StagedPlan
+from .points import FrontierPoint, Passes
 
 FORMAT, VERSION = FRONTIER
-COSTS = ("memory_bytes", "time_us", "compute_time_us", "network_time_us", "overlap_time_us", "exact")
-
-
-def rows_of_points(frontier: PlanFrontier[Any], of_points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the costs of each point as a file has them, with what stages have brought."""
-    return [
-        {**{key: getattr(point, key) for key in COSTS}, "peak_bytes": frontier.peak_bytes(number), **of_points[number]}
-        for number, point in enumerate(frontier.points)
-    ]
+COSTS = ("sum_bytes", "time_us", "compute_time_us", "network_time_us", "overlap_time_us", "exact")
 
 
 def save_with_stages(
     file: str | os.PathLike[str],
     frontier: PlanFrontier[Any],
-    of_points: Sequence[Mapping[str, Any]],
     bound_us: float,
     chosen: int | None = None,
 ) -> None:
     """Write a frontier of plans with stages and without.
 
     Args:
-        of_points: for each point its number of stages, of micro-batches, and its idle share.
         bound_us: a time that none of the searched plans beats.
         chosen: the number of the point that was chosen; None for the fastest one.
 
@@ -68,10 +58,9 @@ def save_with_stages(
         "summary": frontier.summary(),
         "objectives": list(frontier.objectives),
         "bound_time_us": bound_us,
-        **({} if chosen is None else {"details": {"chosen": chosen}}),
+        "details": {} if chosen is None else {"chosen": chosen},
         "points": [
-            {**point, "plan": {**plan, "frontier": []} if "frontier" in plan else plan}
-            for point, plan in zip(rows_of_points(frontier, of_points), plans, strict=True)
+            {**frontier.row(number), "plan": {**plan, "frontier": []}} for number, plan in enumerate(plans)
         ],
     }
     text = signed(json.dumps(value))
@@ -79,7 +68,7 @@ def save_with_stages(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SavedStagedFrontier(PlanFrontier["Plan | StagedPlan"]):
+class SavedStagedFrontier(PlanFrontier[Plan]):
     """A frontier of plans with stages and without, as it is saved.
 
     Attributes:
@@ -103,7 +92,16 @@ class SavedStagedFrontier(PlanFrontier["Plan | StagedPlan"]):
             np.array([round(row[key] * 1e3) for row in rows], np.int64)
             for key in ("time_us", "compute_time_us", "overlap_time_us")
         )
-        return StrategyCosts(np.array([row["memory_bytes"] for row in rows], np.int64), time_ns, compute_ns, overlap_ns)
+        return StrategyCosts(np.array([row["peak_bytes"] for row in rows], np.int64), time_ns, compute_ns, overlap_ns)
+
+    @cached_property
+    def points(self) -> tuple[FrontierPoint, ...]:
+        """The costs of the points, by ascending peak."""
+        return tuple(FrontierPoint(**{key: row[key] for key in COSTS}) for row in self.value["points"])
+
+    def passes(self, point: int) -> Passes:
+        row = self.value["points"][point]
+        return Passes(row["stages"], row["micro_batches"], row["idle_share"])
 
     @property
     def all_peaks(self) -> np.ndarray:
@@ -124,9 +122,9 @@ class SavedStagedFrontier(PlanFrontier["Plan | StagedPlan"]):
         """Return one line on the search, as it was told; see :class:`PlanFrontier`."""
         return str(self.value["summary"])
 
-    def plan(self, point: int, option: str = "point") -> Plan | StagedPlan:
+    def plan(self, point: int, option: str = "point") -> Plan:
         number = self.check_point(point)
-        plan = _plan(self.value["points"][number]["plan"])
+        plan = Plan.from_json(self.value["points"][number]["plan"])
         return replace(plan, option=option, frontier=self, point=number, frontier_text=self.table(number))
 
     def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> Any:
@@ -138,18 +136,16 @@ class SavedStagedFrontier(PlanFrontier["Plan | StagedPlan"]):
         """Return the number of the point that needs the least memory."""
         return 0
 
-    def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
+    def save(
+        self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None
+    ) -> None:
         """Write the frontier to a file; see :class:`PlanFrontier`."""
         text = signed(json.dumps(dict(self.value)))
         write_atomically(file, lambda partial: Path(partial).write_text(text, encoding="utf-8"), "frontier")
 
     def report_value(self, title: str, chosen: int | None = None, model: str = "") -> dict[str, Any]:
         """Return the data of the frontier's report; see :class:`PlanFrontier`."""
-        return report_of_file(FrontierRows(self.value), title, chosen)
-
-
-def _plan(value: dict[str, Any]) -> Plan | StagedPlan:
-    return StagedPlan.from_json(value) if "stages" in value else Plan.from_json(value)
+        return report_of(FrontierRows(self.value), title)
 
 
 def load_any_frontier(file: str | os.PathLike[str]) -> SavedFrontier | SavedStagedFrontier:
@@ -165,5 +161,5 @@ def load_any_frontier(file: str | os.PathLike[str]) -> SavedFrontier | SavedStag
             return SavedFrontier.load(file)
         device_bytes_of(value["assumed"])
         found = SavedStagedFrontier(value)
-        _ = found.found, found.mesh, [_plan(point["plan"]) for point in value["points"]]
+        _ = found.found, found.mesh, [Plan.from_json(point["plan"]) for point in value["points"]]
         return found

@@ -21,9 +21,9 @@ from ..ft.pareto import reduce_unsorted
 from ..program.schedule import StepOrder, of_submeshes
 from .find_frontier import ModelFrontier
 from .plan import Plan
+from .points import FrontierPoint
 from .stage_memory import needed_of_devices
 from .stage_points import SearchedStages
-from .staged_plan import PlannedStage, StagedPlan
 
 MOST_EVALUATED = 16
 """The most points in stages whose peaks are replayed, apart from those next to a memory limit."""
@@ -63,6 +63,10 @@ class UnstagedPoint:
         """The time of a step, of compute, and that in which compute and network overlap."""
         costs = self.frontier.costs
         return int(costs.time_ns[self.number]), int(costs.compute_ns[self.number]), int(costs.overlap_ns[self.number])
+
+    @property
+    def costs(self) -> FrontierPoint:
+        return self.frontier.points[self.number]
 
     def plan(self, option: str, assumed: Mapping[str, Any]) -> Plan:
         return replace(self.frontier, assumed=assumed).plan(self.number, option)
@@ -119,22 +123,39 @@ class StagedPoint:
 
     @property
     def costs_ns(self) -> tuple[int, int, int]:
-        """The time of a step, the compute of the devices that compute longest, and the step's overlap, which isn't told."""
-        chosen = zip(self.searched.frontiers, self.numbers, strict=True)
-        of_stages = [int(frontier.costs.compute_ns[number]) for frontier, number in chosen]
-        return round(self.time_us * 1e3), max(of_submeshes(of_stages, self.order.submeshes, add)), 0
+        """The time of a step, and the compute and the overlap of the devices of which they are longest."""
+        return round(self.time_us * 1e3), self._most("compute_ns"), self._most("overlap_ns")
 
-    def plan(self, option: str, assumed: Mapping[str, Any]) -> StagedPlan:
-        stages = self.searched.stages
-        planned = []
+    @property
+    def costs(self) -> FrontierPoint:
+        """The costs of a step: each but its time is that of the devices of which it is largest."""
+        compute, network, overlap = (self._most(name) / 1e3 for name in ("compute_ns", "network_ns", "overlap_ns"))
+        return FrontierPoint(self._most("mem_bytes"), self.time_us, compute, network, overlap, exact=False)
+
+    def _most(self, name: str) -> int:
+        """Return the largest amount of a submesh's stages together."""
+        chosen = zip(self.searched.frontiers, self.numbers, strict=True)
+        of_stages = [int(getattr(frontier.costs, name)[number]) for frontier, number in chosen]
+        return int(max(of_submeshes(of_stages, self.order.submeshes, add)))
+
+    def plan(self, option: str, assumed: Mapping[str, Any]) -> Plan:
+        stages, planned = self.searched.stages, []
+        own = stages.whole.graph.operators
+        mesh = self.searched.frontiers[0].hardware.mesh(sum(block.size for block in set(self.searched.blocks)))
         for frontier, block, last_operator, number, in_flight, deferred, n_bytes, idle_share in zip(
             self.searched.frontiers, self.searched.blocks, (*stages.cuts, ""), self.numbers, self.order.in_flight,
             self.order.deferred, self.stage_bytes, self.idle_shares, strict=True,
         ):  # fmt: skip
-            plan = replace(frontier, assumed=assumed).plan(number, "mini_time")
-            planned.append(PlannedStage(block.devices, last_operator, in_flight, deferred, plan, n_bytes, idle_share))
-        return StagedPlan(
+            stage = frontier.stage(number)
+            operators = (replace(op, is_stand_in=op.name not in own) for op in stage.operators)
+            planned.append(replace(
+                stage, devices=block.devices, operators=tuple(operators), last_operator=last_operator, in_flight=in_flight,
+                deferred=deferred, peak_bytes=n_bytes, idle_share=idle_share,
+            ))
+        return Plan(
             stages=tuple(planned),
+            mesh=mesh,
+            exact=False,
             schedule=self.order.schedule,
             interleaving=self.order.interleaving,
             micro_batches=self.micro_batches,

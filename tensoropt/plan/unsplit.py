@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..rules.registry import rule_of
 from ..search.baselines import OTHERS
 from ..search.problem.objectives import MEMORY_TIME
-from .find_frontier import ModelFrontier, find_unsplit
+from .find_frontier import find_unsplit
 from .plan import Plan
 from .request import Request
 
@@ -21,8 +21,8 @@ def unsplit_if_as_fast(plan: Plan, request: Request) -> Plan:
 
     They are compared on measured hardware alone: descriptions don't say how long small operators and collectives take.
     """
-    frontier = plan.frontier
-    assert isinstance(frontier, ModelFrontier)
+    frontier = plan.stages[0].frontier
+    assert frontier is not None
     is_open = not (request.force or request.placed) and request.algorithm not in OTHERS and request.objectives == MEMORY_TIME
     loads_shares = any(rule_of(op).spread for op in frontier.model.graph.step_operators)
     if plan.parallelism == 1 or not (is_open and loads_shares) or request.hardware.measured is None:

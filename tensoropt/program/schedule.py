@@ -33,6 +33,8 @@ from .interleaved import INTERLEAVED, Interleaving, interleaved_orders, most_in_
 from .passes import BACKWARD, FORWARD, PARAMETERS, Orders, Pass, merged, needs, submesh_of_stages
 
 ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD, ZERO_BUBBLE = "1f1b", "gpipe", "zero-bubble"
+PLAIN = "plain"
+"""The order of one stage: a micro-batch after the other, each forward and backward."""
 SCHEDULES = (ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD, ZERO_BUBBLE, INTERLEAVED)
 MOST_MORE_IN_FLIGHT = 4
 """So many more micro-batches in flight are tried at most for each stage that follows."""

@@ -10,56 +10,33 @@ from tabulate import tabulate
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from .config_words import config_words
-from .explanation import layer_costs
+from .explanation import OF_A_STAGE, layer_costs
 from .explanation_text import signed
 from .frontier_rows import FrontierRows
 from .plan_rows import PlanRows, Row
-from .stage_rows import StageRows
 
-FORMAT, VERSION = "tensoropt/diff", 1
+FORMAT, VERSION = "tensoropt/diff", 2
 MOST_ROWS = 20
-_COSTS = ("memory_bytes", "time_us", "compute_time_us")
+_COSTS = ("sum_bytes", "peak_bytes", "time_us", "compute_time_us", "network_time_us")
+_COUNTS = ("stages", "micro_batches")
 
 
-Compared = PlanRows | StageRows | FrontierRows
+Compared = PlanRows | FrontierRows
 
 
 def differences(before: Compared, after: Compared) -> dict[str, Any]:
     """Return what differs between two plans or two frontiers as a JSON value.
 
     Raises:
-        InputError: they are of different kinds: plans, plans with as many stages, frontiers.
+        InputError: one is a plan, and the other a frontier.
     """
-    if isinstance(before, StageRows) and isinstance(after, StageRows) and len(before.plans) == len(after.plans):
-        return {"format": FORMAT, "version": VERSION, "kind": "stages", **_of_stages(before, after)}
+    told: dict[str, Any] = {"format": FORMAT, "version": VERSION}
     if isinstance(before, PlanRows) and isinstance(after, PlanRows):
-        return {"format": FORMAT, "version": VERSION, "kind": "plan", **_of_plans(before, after)}
+        return {**told, "kind": "plan", **_of_plans(before, after)}
     if isinstance(before, FrontierRows) and isinstance(after, FrontierRows):
-        return {"format": FORMAT, "version": VERSION, "kind": "frontier", **_of_frontiers(before, after)}
-    first, second = map(_kind, (before, after))
-    raise InputError(f"{first} and {second} can't be compared; give two plans, of equally many stages, or two frontiers")
-
-
-def _kind(rows: Compared) -> str:
-    if isinstance(rows, StageRows):
-        return f"a plan with {len(rows.plans)} stages"
-    return "a plan" if isinstance(rows, PlanRows) else "a frontier"
-
-
-def _of_stages(before: StageRows, after: StageRows) -> dict[str, Any]:
-    """Return what differs between plans with as many stages: the whole, and stage by stage."""
-    kept = ("time_us", "memory_bytes", "micro_batches")
-    stages = zip(before.value["stages"], after.value["stages"], before.plans, after.plans, strict=True)
-    return {
-        "is_same_model": before.value["model_digest"] == after.value["model_digest"],
-        "schedule": [before.value["schedule"], after.value["schedule"]],
-        "totals": {key: [before.value[key], after.value[key]] for key in kept},
-        "stages": [
-            {"devices": [a["devices"], b["devices"]], "last_operator": [a["last_operator"], b["last_operator"]],
-             **_of_plans(old, new), "is_same_model": True}
-            for a, b, old, new in stages
-        ],
-    }  # fmt: skip
+        return {**told, "kind": "frontier", **_of_frontiers(before, after)}
+    first, second = ("a plan" if isinstance(rows, PlanRows) else "a frontier" for rows in (before, after))
+    raise InputError(f"{first} and {second} can't be compared; give two plans, or two frontiers")
 
 
 def _of_plans(before: PlanRows, after: PlanRows) -> dict[str, Any]:
@@ -78,10 +55,12 @@ def _of_plans(before: PlanRows, after: PlanRows) -> dict[str, Any]:
     return {
         "is_same_model": before.value["model_digest"] == after.value["model_digest"],
         "mesh": [str(before.mesh), str(after.mesh)],
+        "schedule": [dict(plan.value["schedule"]) for plan in (before, after)],
+        "stages": [[{key: stage.value[key] for key in OF_A_STAGE} for stage in plan.stages] for plan in (before, after)],
         "totals": {
             **{key: [plan.value[key] for plan in (before, after)] for key in _COSTS},
-            "network_time_us": [plan.network_time_us for plan in (before, after)],
-            "peak_bytes": [plan.peak_bytes for plan in (before, after)],
+            "stages": [len(plan.stages) for plan in (before, after)],
+            "micro_batches": [plan.micro_batches for plan in (before, after)],
             "collectives_per_step": [plan.n_collectives for plan in (before, after)],
         },
         "only_before": [name for name in a if name not in b],
@@ -100,18 +79,18 @@ def _operator(op: Row) -> dict[str, Any]:
         "config": op["config"],
         "words": config_words(op["type"], op["config"], op["results"]),
         "is_rematerialized": bool(op.get("is_rematerialized", False)),
-        "memory_bytes": op["memory_bytes"],
+        "sum_bytes": op["sum_bytes"],
         "time_us": op["time_us"],
     }
 
 
 def _layers(before: PlanRows, after: PlanRows, changed: Iterable[str]) -> list[dict[str, Any]]:
     """Return the layers whose operators or costs differ, the largest change of time first."""
-    a, b = ({row["name"]: row for row in layer_costs(plan)} for plan in (before, after))
+    a, b = (_layer_costs(plan) for plan in (before, after))
     counts: dict[str, int] = {}
     for name in changed:
         counts[name] = counts.get(name, 0) + 1
-    empty = {"time_us": 0.0, "network_time_us": 0.0, "memory_bytes": 0}
+    empty = {"time_us": 0.0, "network_time_us": 0.0, "sum_bytes": 0}
     found = []
     for name in dict.fromkeys([*b, *a]):
         old, new = a.get(name, empty), b.get(name, empty)
@@ -119,6 +98,16 @@ def _layers(before: PlanRows, after: PlanRows, changed: Iterable[str]) -> list[d
         if counts.get(name) or any(pair[0] != pair[1] for pair in costs.values()):
             found.append({"name": name, "changed_operators": counts.get(name, 0), **costs})
     return sorted(found, key=lambda row: -abs(_time_change(row)))
+
+
+def _layer_costs(plan: PlanRows) -> dict[str, Row]:
+    """Return the costs of each layer, of all stages together."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in (row for stage in plan.stages for row in layer_costs(stage)):
+        known = found.setdefault(row["name"], {key: 0 for key in row if key != "name"})
+        for key in known:
+            known[key] += row[key]
+    return dict(found)
 
 
 def _time_change(row: Row) -> float:
@@ -155,29 +144,38 @@ def _told(frontier: FrontierRows) -> set[int]:
 def differences_text(told: dict[str, Any]) -> str:
     """Return the differences as tables."""
     parts = [] if told["is_same_model"] else ["the two are for different models; operators are compared by their names"]
-    texts = {"plan": _plans_text, "stages": _stages_text, "frontier": _frontiers_text}
-    return "\n\n".join([*parts, *texts[told["kind"]](told)])
-
-
-def _stages_text(told: dict[str, Any]) -> list[str]:
-    schedule = " > ".join(dict.fromkeys(told["schedule"]))
-    parts = [f"{len(told['stages'])} stages by {schedule}", _totals_text(told)]
-    for number, stage in enumerate(told["stages"]):
-        ends = " > ".join(dict.fromkeys(name or "(the end)" for name in stage["last_operator"]))
-        parts += [f"stage {number}, which ends with {ends}", *_plans_text(stage)]
-    return parts
+    return "\n\n".join([*parts, *(_plans_text if told["kind"] == "plan" else _frontiers_text)(told)])
 
 
 def _totals_text(told: dict[str, Any]) -> str:
-    totals, names = told["totals"], {"memory_bytes": "memory per device"}
-    if "peak_bytes" in totals:
-        names = {"memory_bytes": "paper's sum", "peak_bytes": "memory per device"}
-    rows = [[names.get(key, key.removesuffix("_us").replace("_", " ")), *_pair(key, pair)] for key, pair in totals.items()]
+    totals, names = told["totals"], {"sum_bytes": "paper's sum", "peak_bytes": "memory per device"}
+    shown = {key: pair for key, pair in totals.items() if key not in _COUNTS or set(pair) != {1}}
+    rows = [[names.get(key, key.removesuffix("_us").replace("_", " ")), *_pair(key, pair)] for key, pair in shown.items()]
     return _table(rows, ("per device and step", "before", "after", "change"))
 
 
+def _stages_text(told: dict[str, Any]) -> list[str]:
+    """Return a table of the stages of the two plans; none where neither is cut."""
+    if all(len(stages) == 1 for stages in told["stages"]):
+        return []
+    rows = [
+        [
+            f"{which} {number}",
+            ", ".join(map(str, stage["devices"])),
+            stage["last_operator"] or "(the end)",
+            "" if stage["peak_bytes"] is None else memory_text(stage["peak_bytes"]),
+            f"{stage['idle_share']:.0%}",
+        ]
+        for which, stages in zip(("before", "after"), told["stages"], strict=True)
+        for number, stage in enumerate(stages)
+    ]
+    schedule = " > ".join(dict.fromkeys(each["name"] for each in told["schedule"]))
+    text: str = tabulate(rows, ("stage", "devices", "ends with", "memory per device", "waits"), disable_numparse=True)
+    return [f"{text}\nby {schedule}"]
+
+
 def _plans_text(told: dict[str, Any]) -> list[str]:
-    parts = [_totals_text(told)]
+    parts = [_totals_text(told), *_stages_text(told)]
     if told["mesh"][0] != told["mesh"][1]:
         parts.append(f"the mesh was {told['mesh'][0]} and is {told['mesh'][1]}")
     for key, where in (("only_before", "before"), ("only_after", "after")):
@@ -192,7 +190,7 @@ def _plans_text(told: dict[str, Any]) -> list[str]:
             row["name"],
             row["changed_operators"],
             *(f"{row[key][0]:,.1f} > {row[key][1]:,.1f}" for key in ("time_us", "network_time_us")),
-            " > ".join(map(memory_text, row["memory_bytes"])),
+            " > ".join(map(memory_text, row["sum_bytes"])),
         ]
         for row in told["layers"][:MOST_ROWS]
     ]

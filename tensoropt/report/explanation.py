@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .plan_rows import PlanRows, Row, Way
+from .plan_rows import PlanRows, Row, StageRows, Way, summary_line
 from .too_large import too_large_text
 
-FORMAT, VERSION = "tensoropt/explanation", 3
+FORMAT, VERSION = "tensoropt/explanation", 4
 NETWORK, COPIES = "collectives", "saved copies of reshardings"
 TAKEN = "results saved for their consumers, or rematerialized"
 ACCUMULATED = "gradients accumulated beside those of parameters"
@@ -26,58 +26,48 @@ BASELINE_US = {DATA_PARALLELISM: "data_parallel_us", WITHOUT_STAGES: "without_st
 """The key of a plan's ``assumed`` for a baseline trial: times of interleaved steps by the plan and by data parallelism."""
 COMPUTE, COLLECTIVES, OVERLAP = "compute", "collectives", "overlap"
 _VARIABLE = "Variable"
+TIMES = ("time_us", "compute_time_us", "network_time_us", "overlap_time_us")
+OF_A_STAGE = ("devices", "last_operator", "in_flight", "deferred", "idle_share", "sum_bytes", "peak_bytes")
+"""The keys of a stage in a plan's file that are told as they are."""
 
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """The facts about a plan that its rows lack: its neighbours on the frontier, and its peak.
+    """The facts about a plan that its rows lack: its neighbours on the frontier.
 
     Attributes:
         smaller, faster: the costs of the next smaller and the next faster point of its frontier; None if there is none.
         has_frontier: whether there is a frontier at all.
-        peak: the instant of the peak, see ``Peak.to_json``; None if it isn't known beside what the plan itself knows.
         fitting: the number and the costs of the fastest point that fits the device; None if none is known.
     """
 
     smaller: Row | None = None
     faster: Row | None = None
     has_frontier: bool = False
-    peak: Row | None = None
     fitting: tuple[int, Row] | None = None
 
 
 def explanation(plan: PlanRows, facts: PlanFacts) -> dict[str, Any]:
     """Return the explanation of a plan as a JSON value; rows are in descending order of what they cost."""
-    value, peak = plan.value, facts.peak or plan.peak
+    value = plan.value
     smaller_faster = (("smaller", facts.smaller), ("faster", facts.faster))
     neighbours = {what: None if row is None else compared_costs(plan, row) for what, row in smaller_faster}
     return {
         "format": FORMAT,
         "version": VERSION,
-        "summary": plan.summary(),
+        "summary": summary_line(plan),
         "option": value["option"],
         "devices": plan.mesh.n_devices,
         "mesh": str(plan.mesh),
-        "micro_batches": plan.micro_batches,
-        "memory_bytes": value["memory_bytes"],
+        "schedule": dict(value["schedule"]),
+        "sum_bytes": value["sum_bytes"],
         "peak_bytes": plan.peak_bytes,
         "device_memory_bytes": plan.device_bytes,
         "too_large": too_large_text(plan, facts.fitting),
-        "time_us": value["time_us"],
-        "compute_time_us": value["compute_time_us"],
-        "network_time_us": plan.network_time_us,
-        "overlap_time_us": plan.overlap_time_us,
+        **{key: value[key] for key in TIMES},
         "split_operators": plan.n_split_operators,
         "collectives_per_step": plan.n_collectives,
-        "time": time_parts(plan),
-        "memory": memory_parts(plan),
-        "peak": [] if peak is None else _ordered(peak["peak_by_use"], "bytes"),
-        "peak_instant": None if peak is None else _instant(peak),
-        "peak_tensors": [] if peak is None else _ordered(peak["peak_by_tensor"], "bytes"),
-        "layers": layer_costs(plan),
-        "reshardings": reshardings(plan),
-        "rematerialized": rematerialized(plan),
-        "regathered": regathered(plan),
+        "stages": [_of_stage(stage) for stage in plan.stages],
         "has_frontier": facts.has_frontier,
         **neighbours,
         "frontier": list(value["frontier"]),
@@ -85,13 +75,31 @@ def explanation(plan: PlanRows, facts: PlanFacts) -> dict[str, Any]:
     }
 
 
+def _of_stage(stage: StageRows) -> dict[str, Any]:
+    """Return what the time and the memory of a stage are spent on."""
+    peak = stage.peak
+    return {
+        **{key: stage.value[key] for key in (*OF_A_STAGE, *TIMES)},
+        "mesh": str(stage.mesh),
+        "time": time_parts(stage),
+        "memory": memory_parts(stage),
+        "peak": [] if peak is None else _ordered(peak["peak_by_use"], "bytes"),
+        "peak_instant": None if peak is None else _instant(peak),
+        "peak_tensors": [] if peak is None else _ordered(peak["peak_by_tensor"], "bytes"),
+        "layers": layer_costs(stage),
+        "reshardings": reshardings(stage),
+        "rematerialized": rematerialized(stage),
+        "regathered": regathered(stage),
+    }
+
+
 def compared_costs(plan: PlanRows, point: Row) -> dict[str, Any]:
     """Return the costs of another plan, and by what part of this plan's they differ: in peaks where both are known."""
-    own, other, time_us = plan.peak_bytes, point.get("peak_bytes"), plan.value["time_us"]
+    own, other, time_us = plan.peak_bytes, point.get("peak_bytes"), plan.time_us
     if not own or not other:
-        own, other = plan.value["memory_bytes"], point["memory_bytes"]
+        own, other = plan.value["sum_bytes"], point["sum_bytes"]
     return {
-        "memory_bytes": point["memory_bytes"],
+        "sum_bytes": point["sum_bytes"],
         "peak_bytes": point.get("peak_bytes"),
         "time_us": point["time_us"],
         "memory_change": other / own - 1 if own else None,
@@ -104,29 +112,29 @@ def _instant(peak: Row) -> dict[str, Any]:
     return {"instruction": peak["peak_instruction"], "instructions": peak["instructions"], "makes": peak["peak_runs"]}
 
 
-def time_parts(plan: PlanRows) -> list[dict[str, Any]]:
-    """Return the time by operator type and by kinds of collectives; the times add up to the plan's.
+def time_parts(stage: StageRows) -> list[dict[str, Any]]:
+    """Return the time by operator type and by kinds of collectives; the times add up to the stage's.
 
     What collectives hide behind compute is a part with a negative time.
     """
     compute: dict[str, float] = {}
     network: dict[str, float] = {}
-    for op in plan.operators:
+    for op in stage.operators:
         _add(compute, UPDATES if op["type"] == _VARIABLE else op["type"], op["time_us"])
-    for row in plan.reshardings:
-        _add(network, ways_text(plan, row), row["time_us"])
+    for row in stage.reshardings:
+        _add(network, ways_text(stage, row), row["time_us"])
     parts = [(COMPUTE, each) for each in _ordered(compute, "time_us")]
     parts += [(COLLECTIVES, each) for each in _ordered(network, "time_us")]
     parts.sort(key=lambda part: -part[1]["time_us"])
     found = [{"part": part, **each} for part, each in parts]
-    if plan.overlap_time_us:
-        found.append({"part": OVERLAP, "name": OVERLAPPED, "time_us": -plan.overlap_time_us})
+    if stage.overlap_time_us:
+        found.append({"part": OVERLAP, "name": OVERLAPPED, "time_us": -stage.overlap_time_us})
     return found
 
 
-def ways_text(plan: PlanRows, row: Row) -> str:
+def ways_text(stage: StageRows, row: Row) -> str:
     """Return the kinds of a resharding's collectives as text, those of the way back after ``back``."""
-    forward, backward = _kinds(plan.forward(row)), _kinds(plan.backward(row))
+    forward, backward = _kinds(stage.forward(row)), _kinds(stage.backward(row))
     said = [forward] if forward else []
     said += [f"back {backward}"] if backward else []
     return ", ".join(said) or "local copies"
@@ -136,57 +144,57 @@ def _kinds(ways: Iterable[Way]) -> str:
     return " and ".join(dict.fromkeys(way.kind.replace("_", "-") for way in ways))
 
 
-def memory_parts(plan: PlanRows) -> list[dict[str, Any]]:
-    """Return the memory per device by use; the bytes add up to the plan's."""
+def memory_parts(stage: StageRows) -> list[dict[str, Any]]:
+    """Return the memory per device by use; the bytes add up to the stage's."""
     amounts: dict[str, float] = {}
-    for op in plan.operators:
+    for op in stage.operators:
         is_state = op["type"] == _VARIABLE
-        _add(amounts, PARAMETERS if is_state else f"saved for the backward pass of {op['type']}", op["memory_bytes"])
-    amounts[ACCUMULATED] = sum(row.get("accumulator_bytes", 0) for row in plan.reshardings)
-    amounts[COPIES] = sum(row.get("copy_bytes", 0) for row in plan.reshardings if not row.get("is_regathered", False))
-    amounts[TAKEN] = plan.value["memory_bytes"] - sum(amounts.values())
+        _add(amounts, PARAMETERS if is_state else f"saved for the backward pass of {op['type']}", op["sum_bytes"])
+    amounts[ACCUMULATED] = sum(row.get("accumulator_bytes", 0) for row in stage.reshardings)
+    amounts[COPIES] = sum(row.get("copy_bytes", 0) for row in stage.reshardings if not row.get("is_regathered", False))
+    amounts[TAKEN] = stage.value["sum_bytes"] - sum(amounts.values())
     return _ordered(amounts, "bytes")
 
 
-def reshardings(plan: PlanRows) -> list[dict[str, Any]]:
+def reshardings(stage: StageRows) -> list[dict[str, Any]]:
     """Return the time of each resharding that communicates."""
     found: dict[str, dict[str, Any]] = {}
-    for row in plan.reshardings:
-        kinds = list(dict.fromkeys(way.kind for way in plan.executed(row)))
+    for row in stage.reshardings:
+        kinds = list(dict.fromkeys(way.kind for way in stage.executed(row)))
         if kinds:
             name = f"{row['tensor']} to {row['consumers'][0]}: {', '.join(kinds)}"
             entry = found.setdefault(name, {
-                "name": name, "tensor": row["tensor"], "consumer": row["consumers"][0], "layer": plan.layer_of(row),
+                "name": name, "tensor": row["tensor"], "consumer": row["consumers"][0], "layer": stage.layer_of(row),
                 "collectives": kinds, "time_us": 0.0,
             })  # fmt: skip
             entry["time_us"] += row["time_us"]
     return sorted(found.values(), key=lambda entry: -entry["time_us"])
 
 
-def layer_costs(plan: PlanRows) -> list[dict[str, Any]]:
+def layer_costs(stage: StageRows) -> list[dict[str, Any]]:
     """Return the compute time, network time and memory of each layer."""
     found: dict[str, dict[str, Any]] = {}
 
     def entry(name: str) -> dict[str, Any]:
-        empty = {"name": name, "operators": 0, "time_us": 0.0, "network_time_us": 0.0, "memory_bytes": 0}
+        empty = {"name": name, "operators": 0, "time_us": 0.0, "network_time_us": 0.0, "sum_bytes": 0}
         return found.setdefault(name, empty)
 
-    for op in plan.operators:
-        each = entry(plan.layers[op["name"]])
+    for op in stage.operators:
+        each = entry(stage.layers[op["name"]])
         each["operators"] += 1
         each["time_us"] += op["time_us"]
-        each["memory_bytes"] += op["memory_bytes"]
-    for row in plan.reshardings:
-        each = entry(plan.layer_of(row))
+        each["sum_bytes"] += op["sum_bytes"]
+    for row in stage.reshardings:
+        each = entry(stage.layer_of(row))
         each["network_time_us"] += row["time_us"]
-        each["memory_bytes"] += row.get("accumulator_bytes", 0)
-        each["memory_bytes"] += 0 if row.get("is_regathered", False) else row.get("copy_bytes", 0)
+        each["sum_bytes"] += row.get("accumulator_bytes", 0)
+        each["sum_bytes"] += 0 if row.get("is_regathered", False) else row.get("copy_bytes", 0)
     return sorted(found.values(), key=lambda each: -(each["time_us"] + each["network_time_us"]))
 
 
-def rematerialized(plan: PlanRows) -> list[dict[str, Any]]:
+def rematerialized(stage: StageRows) -> list[dict[str, Any]]:
     """Return by type what the operators that the backward pass computes again free and take."""
-    made = [op for op in plan.operators if op.get("is_rematerialized", False)]
+    made = [op for op in stage.operators if op.get("is_rematerialized", False)]
     found: dict[str, dict[str, Any]] = {}
     for op in sorted(made, key=lambda op: (-op["freed_bytes"], -op["rematerialization_us"])):
         each = found.setdefault(op["type"], {"name": op["type"], "operators": 0, "freed_bytes": 0, "time_us": 0.0})
@@ -196,9 +204,9 @@ def rematerialized(plan: PlanRows) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def regathered(plan: PlanRows) -> list[dict[str, Any]]:
+def regathered(stage: StageRows) -> list[dict[str, Any]]:
     """Return what each copy that is regathered in the backward pass frees and takes."""
-    made = sorted((row for row in plan.reshardings if row.get("is_regathered", False)), key=_copy_bytes)
+    made = sorted((row for row in stage.reshardings if row.get("is_regathered", False)), key=_copy_bytes)
     return [
         {
             "name": f"{row['tensor']} to {row['consumers'][0]}",

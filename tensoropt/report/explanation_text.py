@@ -15,10 +15,38 @@ _Rows = Sequence[dict[str, Any]]
 
 
 def explanation_text(told: dict[str, Any]) -> str:
-    """Return the tables of an explanation: time by operator type, by resharding and by layer, memory by use, neighbours."""
-    memory = [_memory(told), *_regathered(told), *_rematerialized(told), *_peak(told)]
+    """Return the tables of an explanation: of each stage where its time and memory go, then neighbours and assumptions."""
+    stages: _Rows = told["stages"]
     around = _neighbours(told) if told["has_frontier"] else _rows_around(told["frontier"])
-    return "\n\n".join([_summary(told), _time(told), _reshardings(told), *memory, _layers(told), around, _assumed(told)])
+    of_stages = [_stage(stage) for stage in stages]
+    if len(stages) > 1:
+        of_stages = [_stages(stages), *(f"stage {number}\n{text}" for number, text in enumerate(of_stages))]
+    return "\n\n".join([_summary(told), *of_stages, around, _assumed(told)])
+
+
+def _stage(told: dict[str, Any]) -> str:
+    memory = [_memory(told), *_regathered(told), *_rematerialized(told), *_peak(told)]
+    return "\n\n".join([_time(told), _reshardings(told), *memory, _layers(told)])
+
+
+def _stages(stages: _Rows) -> str:
+    """Return one row for each stage."""
+    rows = [
+        [
+            number,
+            ", ".join(map(str, stage["devices"])),
+            stage["last_operator"] or "(the end)",
+            stage["in_flight"],
+            stage["deferred"],
+            "" if stage["peak_bytes"] is None else memory_text(stage["peak_bytes"]),
+            f"{stage['time_us']:,.1f}",
+            f"{stage['idle_share']:.0%}",
+        ]
+        for number, stage in enumerate(stages)
+    ]
+    headers = ("stage", "devices", "ends with", "in flight", "deferred", "memory per device", "time (us)", "waits")
+    text: str = tabulate(rows, headers, disable_numparse=True)
+    return text
 
 
 def _summary(told: dict[str, Any]) -> str:
@@ -44,8 +72,8 @@ def _reshardings(told: dict[str, Any]) -> str:
 
 def _memory(told: dict[str, Any]) -> str:
     amounts = _largest((row["name"], row["bytes"]) for row in told["memory"])
-    rows = [[name, memory_text(round(n)), _share(n, told["memory_bytes"])] for name, n in amounts]
-    return _table(rows, (f"where the paper's sum of {memory_text(told['memory_bytes'])} per device goes", "", ""))
+    rows = [[name, memory_text(round(n)), _share(n, told["sum_bytes"])] for name, n in amounts]
+    return _table(rows, (f"where the paper's sum of {memory_text(told['sum_bytes'])} per device goes", "", ""))
 
 
 def _peak(told: dict[str, Any]) -> list[str]:
@@ -68,12 +96,12 @@ def _layers(told: dict[str, Any]) -> str:
     rows: _Rows = told["layers"]
     shown = [
         [row["name"], row["operators"], f"{row['time_us']:,.1f}", f"{row['network_time_us']:,.1f}",
-         memory_text(row["memory_bytes"])]
+         memory_text(row["sum_bytes"])]
         for row in rows[:MOST_ROWS]
     ]  # fmt: skip
     rest = rows[MOST_ROWS:]
     if rest:
-        sums = [sum(row[key] for row in rest) for key in ("operators", "time_us", "network_time_us", "memory_bytes")]
+        sums = [sum(row[key] for row in rest) for key in ("operators", "time_us", "network_time_us", "sum_bytes")]
         shown.append([f"{len(rest)} others", sums[0], f"{sums[1]:,.1f}", f"{sums[2]:,.1f}", memory_text(sums[3])])
     return _table(shown, ("layers", "operators", "compute us", "network us", "of the sum"))
 
@@ -120,7 +148,7 @@ def _neighbours(told: dict[str, Any]) -> str:
             continue
         rows.append([
             f"the next {what}",
-            memory_text(point["peak_bytes"] or point["memory_bytes"]), signed(point["memory_change"]),
+            memory_text(point["peak_bytes"] or point["sum_bytes"]), signed(point["memory_change"]),
             f"{point['time_us']:,.1f}", signed(point["time_change"]),
         ])  # fmt: skip
     is_peak = any(told[what] and told[what]["peak_bytes"] for what in ("smaller", "faster"))

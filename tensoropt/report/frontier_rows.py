@@ -9,10 +9,12 @@ import numpy as np
 
 from ..common.memory_units import default_limit
 from ..common.turning_point import turning_point
+from ..reschedule.mesh import mesh_of
 from .explanation import PlanFacts
 from .plan_rows import PlanRows, Row, device_bytes_of, layers_of
 
-_COSTS = {"memory": "memory_bytes", "time": "time_us", "network": "network_time_us"}
+COSTS = ("sum_bytes", "peak_bytes", "time_us", "compute_time_us", "network_time_us", "overlap_time_us")
+_OBJECTIVES = {"memory": "sum_bytes", "time": "time_us", "network": "network_time_us"}
 
 
 class FrontierRows:
@@ -40,7 +42,7 @@ class FrontierRows:
     @cached_property
     def turning_point(self) -> int:
         """The number of the point at which the frontier bends: by peak, where all are known."""
-        first, second = (np.array([point[_COSTS[name]] for point in self.points], float) for name in self.objectives)
+        first, second = (np.array([point[_OBJECTIVES[name]] for point in self.points], float) for name in self.objectives)
         if self.objectives[0] == "memory" and len(self.known_peaks) == len(self):
             first = np.array([self.known_peaks[i] for i in range(len(self))], float)
         return turning_point(first, second)
@@ -52,18 +54,18 @@ class FrontierRows:
 
     def needed_bytes(self, point: int) -> int:
         """Return the bytes that a limit applies to: the peak, or the memory as the frontier counts it if there is none."""
-        return int(self.known_peaks.get(point, self.points[point]["memory_bytes"]))
+        return int(self.known_peaks.get(point, self.points[point]["sum_bytes"]))
 
     @cached_property
     def comparable(self) -> Sequence[int]:
         """The points to which a limit applies, by ascending time: those whose peak is known, else all."""
         points = list(self.known_peaks) or range(len(self))
-        return sorted(points, key=lambda i: (self.points[i]["time_us"], self.points[i]["memory_bytes"]))
+        return sorted(points, key=lambda i: (self.points[i]["time_us"], self.points[i]["sum_bytes"]))
 
     def fastest_within(self, limit_bytes: int | None) -> int | None:
         """Return the number of the fastest point within a limit, None if none fits; without one, of the fastest point."""
         if limit_bytes is None:
-            return min(range(len(self)), key=lambda i: (self.points[i]["time_us"], self.points[i]["memory_bytes"]))
+            return min(range(len(self)), key=lambda i: (self.points[i]["time_us"], self.points[i]["sum_bytes"]))
         return next((point for point in self.comparable if self.needed_bytes(point) <= limit_bytes), None)
 
     def least_point(self) -> int:
@@ -86,21 +88,16 @@ class FrontierRows:
         return None if point is None else (point, self.points[point])
 
     def facts_of(self, point: int) -> PlanFacts:
-        """Return what is known of a point beside its plan: its neighbours, and its peak by use if its step is stored."""
+        """Return what is known of a point beside its plan: its neighbours, and what fits the device."""
         smaller = self.points[point - 1] if point > 0 else None
         faster = self.points[point + 1] if point + 1 < len(self) else None
-        return PlanFacts(smaller, faster, True, self.peak(point), self.fitting_the_device())
+        return PlanFacts(smaller, faster, True, self.fitting_the_device())
 
     def peak(self, point: int) -> Row | None:
         """Return the instant of a point's peak, see ``Peak.to_json``; None if its step isn't stored."""
         details = self.value.get("details", {})
         stored: Row | None = details.get("views", {}).get(str(point), {}).get("memory")
         return stored or details.get("peaks", {}).get(str(point))
-
-    @property
-    def has_stages(self) -> bool:
-        """Say whether the frontier may have plans with stages: each of its points has the whole plan then."""
-        return any("plan" in point for point in self.points)
 
     @cached_property
     def columns(self) -> Sequence[np.ndarray]:
@@ -114,8 +111,11 @@ class FrontierRows:
         return layers_of(named, [row for part in self.value["reshardings"] for row in part["pool"]])
 
     def plan(self, point: int, option: str = "point") -> PlanRows:
-        """Return the plan of a point."""
-        columns, costs, value = self.columns, self.points[point], self.value
+        """Return the plan of a point: the point's own, or that which the parts have for it."""
+        costs, value = self.points[point], self.value
+        if "plan" in costs:
+            return PlanRows({**costs["plan"], "option": option})
+        columns = self.columns
         operators = []
         for part in value["operators"]:
             row = part["choices"][columns[part["column"]][point]]
@@ -123,18 +123,31 @@ class FrontierRows:
         reshardings = []
         for part in value["reshardings"]:
             reshardings += [part["pool"][i] for i in part["choices"][columns[part["column"]][point]]]
-        return PlanRows({
-            "option": option,
+        peak = self.peak(point)
+        told = {
             "mesh": value["mesh"],
             "model_digest": value["model_digest"],
-            "micro_batches": value.get("micro_batches", 1),
-            **{key: costs[key] for key in ("memory_bytes", "time_us", "compute_time_us")},
-            "overlap_time_us": costs.get("overlap_time_us", 0.0),
-            "peak_bytes": costs.get("peak_bytes"),
-            "assumed": value["assumed"],
-            "frontier": [],
+            **{key: costs[key] for key in COSTS},
+        }
+        stage = {
+            "devices": list(range(mesh_of(value["mesh"]).n_devices)),
+            "last_operator": "",
+            "in_flight": 1,
+            "deferred": 0,
+            "idle_share": 0.0,
+            **told,
+            **({} if peak is None else {"peak": peak}),
             "operators": operators,
             "reshardings": reshardings,
+        }
+        return PlanRows({
+            "option": option,
+            **told,
+            "exact": costs["exact"],
+            "schedule": {"name": "plain", "micro_batches": value.get("micro_batches", 1)},
+            "assumed": value["assumed"],
+            "frontier": [],
+            "stages": [stage],
         }, self.layers)
 
 

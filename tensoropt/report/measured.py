@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
-from .frontier_rows import FrontierRows
 from .plan_rows import Row
 from .timelines import checked_timeline
 
 COMPARED = ("step_us", "compute_us", "network_us", "memory_bytes")
 
 
-def measured_at(frontier: FrontierRows, check: Row, file: str) -> dict[str, Any]:
+def measured_at(points: Sequence[Row], check: Row, file: str) -> dict[str, Any]:
     """Return what a report shows of a check: predicted and measured costs, the measured step, and the number of its point.
 
     Args:
@@ -22,18 +22,18 @@ def measured_at(frontier: FrontierRows, check: Row, file: str) -> dict[str, Any]
         file: the check's name, for the message.
 
     Raises:
-        InputError: the check ran another plan than those of the frontier.
+        InputError: the check ran another plan.
     """
     told = {key: {what: check[key][what] for what in ("name", "predicted", "measured")} for key in COMPARED}
     if not all(math.isfinite(row["predicted"]) and math.isfinite(row["measured"]) for row in told.values()):
         raise ValueError("a cost isn't finite")
     timeline = checked_timeline(check["timeline"])
     predicted_us = told["step_us"]["predicted"]
-    fits = [i for i, point in enumerate(frontier.points) if math.isclose(point["time_us"], predicted_us, rel_tol=1e-9)]
+    fits = [i for i, point in enumerate(points) if math.isclose(point["time_us"], predicted_us, rel_tol=1e-9)]
     if not fits:
         raise InputError(
             f"check '{file}' ran a plan of {predicted_us:,.1f} us, expected one of those that the report shows, such as "
-            f"{frontier.points[frontier.chosen]['time_us']:,.1f} us and "
-            f"{memory_text(frontier.points[frontier.chosen]['memory_bytes'])}; run check --json on the plan of one of them"
+            f"{points[-1]['time_us']:,.1f} us and {memory_text(points[-1]['sum_bytes'])}; run check --json on the plan of "
+            "one of them"
         )
     return {**told, "timeline": timeline, "point": fits[0]}

@@ -22,44 +22,44 @@ def bundle(shown: Any) -> dict[str, str]:
 
 
 def plan_html(told: dict[str, Any]) -> str:
-    """Return an explanation as HTML: where time and memory go, and the layers."""
+    """Return an explanation as HTML: the stages where there are several, where time and memory go, and the layers."""
+    stages = told["stages"]
+    rows = [
+        [str(number), ", ".join(map(str, stage["devices"])), memory_text(stage["peak_bytes"] or stage["sum_bytes"]),
+         time_text(stage["time_us"]), f"{stage['idle_share']:.0%}"]
+        for number, stage in enumerate(stages)
+    ]  # fmt: skip
+    table = _table(rows, ("stage", "devices", "memory per device", "time", "idle")) if len(stages) > 1 else ""
+    return f"<p>{html.escape(told['summary'])}</p>{table}{''.join(map(_stage_html, stages))}"
+
+
+def _stage_html(told: dict[str, Any]) -> str:
+    """Return what the time and the memory of a stage are spent on."""
     time = [[row["name"], time_text(row["time_us"])] for row in told["time"][:MOST_ROWS]]
     memory = [[row["name"], memory_text(round(row["bytes"]))] for row in told["memory"][:MOST_ROWS]]
     layers = [
-        [row["name"], time_text(row["time_us"]), time_text(row["network_time_us"]), memory_text(row["memory_bytes"])]
+        [row["name"], time_text(row["time_us"]), time_text(row["network_time_us"]), memory_text(row["sum_bytes"])]
         for row in told["layers"][:MOST_ROWS]
     ]
     return (
-        f"<p>{html.escape(told['summary'])}</p>"
         f"{_table(time, ('where the time goes', 'per step'))}{_table(memory, (SUM_GOES, 'per device'))}"
         f"{_table(layers, ('layer', 'compute', 'network', 'memory'))}"
     )
-
-
-def stages_html(told: dict[str, Any]) -> str:
-    """Return the explanation of a plan with stages as HTML: its stages, and what each one costs."""
-    rows = [
-        [str(number), ", ".join(map(str, stage["devices"])), memory_text(stage["memory_bytes"]),
-         time_text(stage["explanation"]["time_us"]), f"{stage['idle_share']:.0%}"]
-        for number, stage in enumerate(told["stages"])
-    ]  # fmt: skip
-    table = _table(rows, ("stage", "devices", "memory per device", "time", "idle"))
-    return f"<p>{html.escape(told['summary'])}</p>{table}"
 
 
 def frontier_html(summary: str, points: Sequence[Any], marked: dict[str, int], shown: Sequence[int]) -> str:
     """Return a frontier as HTML: a picture of time against memory, and a table of some points.
 
     Args:
-        points: with ``memory_bytes`` and ``time_us``.
+        points: with ``sum_bytes`` and ``time_us``.
         marked: numbers of points to mark, by what they are.
         shown: the numbers of the points in the table.
     """
     names = {number: name for name, number in marked.items()}
     rows = [
-        [str(i + 1), memory_text(points[i].memory_bytes), time_text(points[i].time_us), names.get(i, "")] for i in shown
+        [str(i + 1), memory_text(points[i].sum_bytes), time_text(points[i].time_us), names.get(i, "")] for i in shown
     ]
-    picture = _picture([(point.memory_bytes, point.time_us) for point in points], marked)
+    picture = _picture([(point.sum_bytes, point.time_us) for point in points], marked)
     return f"<p>{html.escape(summary)}</p>{picture}{_table(rows, ('point', SUM, 'time per step', ''))}"
 
 

@@ -28,11 +28,11 @@ from .explanation import (
     ways_text,
 )  # fmt: skip
 from .frontier_rows import FrontierRows
-from .plan_rows import PlanRows, Row
+from .plan_rows import PlanRows, Row, StageRows, summary_line
 from .sentences import PointSentences
 from .sums import Sums
 
-FORMAT, VERSION = "tensoropt/report", 4
+FORMAT, VERSION = "tensoropt/report", 5
 _TIMES = ("time_us", "compute_time_us", "network_time_us", "overlap_time_us")
 
 
@@ -54,7 +54,8 @@ def report_data(
         first_rank: the number of the first of the devices, which isn't 0 in a stage that others come before.
     """
     value, details = frontier.value, frontier.value.get("details", {})
-    rows = frontier.plan(0)
+    plan = frontier.plan(0)
+    rows = plan.stages[0]
     mesh = rows.mesh
     baselines = details.get("baselines", [])
     other = next((PlanRows(each["plan"]) for each in baselines if "plan" in each), None)
@@ -73,12 +74,12 @@ def report_data(
             {"name": AXIS_NAMES[axis], "size": size, "level": mesh.levels[mesh.level_of_axis[axis]].name}
             for axis, size in enumerate(mesh.sizes)
         ],
-        "micro_batches": rows.micro_batches,
+        "micro_batches": plan.micro_batches,
         "summary": value["summary"],
         "objectives": list(frontier.objectives),
         "assumed": value["assumed"],
-        "device_memory_bytes": rows.device_bytes,
-        "default_limit_bytes": None if rows.device_bytes is None else default_limit(rows.device_bytes),
+        "device_memory_bytes": plan.device_bytes,
+        "default_limit_bytes": None if plan.device_bytes is None else default_limit(plan.device_bytes),
         "turning_point": frontier.turning_point,
         "chosen": frontier.chosen if chosen is None else chosen,
         "points": _points(frontier),
@@ -99,35 +100,34 @@ def report_data(
     }
 
 
-def frontier_of_plan(plan: PlanRows, details: Row | None = None) -> FrontierRows:
-    """Return a plan as a frontier of one point.
+def frontier_of_stage(plan: PlanRows, number: int = 0, details: Row | None = None) -> FrontierRows:
+    """Return a stage of a plan as a frontier of one point.
 
     Args:
+        number: the stage's number.
         details: what a report shows beside the plan, if it is known; see the details of a frontier's file.
     """
-    value = plan.value
+    value, stage = plan.value, plan.stages[number]
     common = ("name", "type")
     operators = [
         {**{key: op[key] for key in common}, "column": 0, "choices": [{key: op[key] for key in op if key not in common}]}
-        for op in plan.operators
+        for op in stage.operators
     ]
-    point = {"memory_bytes": value["memory_bytes"], "time_us": value["time_us"], "compute_time_us": value["compute_time_us"],
-             "network_time_us": plan.network_time_us, "overlap_time_us": plan.overlap_time_us, "exact": value["exact"],
-             "peak_bytes": plan.peak_bytes}  # fmt: skip
+    costs = ("sum_bytes", "peak_bytes", *_TIMES)
     return FrontierRows({
         "hardware": str(value["assumed"].get("hardware", "unknown hardware")),
-        "mesh": value["mesh"],
+        "mesh": stage.value["mesh"],
         "model_digest": value["model_digest"],
         "micro_batches": plan.micro_batches,
         "assumed": value["assumed"],
-        "summary": plan.summary(),
+        "summary": summary_line(plan),
         "objectives": ["memory", "time"],
         "bound": None,
-        "points": [point],
+        "points": [{**{key: stage.value[key] for key in costs}, "exact": value["exact"]}],
         "columns": ["0"],
         "operators": operators,
-        "reshardings": [{"column": 0, "choices": [list(range(len(plan.reshardings)))], "pool": list(plan.reshardings)}],
-        "details": {"peaks": {} if plan.peak is None else {"0": plan.peak}, **(details or {})},
+        "reshardings": [{"column": 0, "choices": [list(range(len(stage.reshardings)))], "pool": list(stage.reshardings)}],
+        "details": {"peaks": {} if stage.peak is None else {"0": stage.peak}, **(details or {})},
     })
 
 
@@ -153,7 +153,7 @@ def _points(frontier: FrontierRows) -> dict[str, list[Any]]:
     """Return the costs of all points as columns."""
     points = frontier.points
     return {
-        "memory_bytes": [point["memory_bytes"] for point in points],
+        "sum_bytes": [point["sum_bytes"] for point in points],
         "peak_bytes": [point.get("peak_bytes") for point in points],
         **{key: [point.get(key, 0.0) for point in points] for key in _TIMES},
         "exact": [point["exact"] for point in points],
@@ -181,7 +181,7 @@ def _operators(frontier: FrontierRows, details: Row) -> list[dict[str, Any]]:
     ]
 
 
-def _reshardings(frontier: FrontierRows, rows: PlanRows, words: Mapping[int, Sequence[str]]) -> list[dict[str, Any]]:
+def _reshardings(frontier: FrontierRows, rows: StageRows, words: Mapping[int, Sequence[str]]) -> list[dict[str, Any]]:
     """Return the reshardings that occur, in words.
 
     Args:
@@ -234,7 +234,7 @@ def _memory_parts(frontier: FrontierRows) -> list[dict[str, Any]]:
     sums: Sums[str] = Sums(frontier)
     for part in frontier.value["operators"]:
         name = PARAMETERS if part["type"] == "Variable" else f"saved for the backward pass of {part['type']}"
-        sums.add(name, part, [row["memory_bytes"] for row in part["choices"]])
+        sums.add(name, part, [row["sum_bytes"] for row in part["choices"]])
     for part in frontier.value["reshardings"]:
         pool = part["pool"]
         summed = [row.get("accumulator_bytes", 0) for row in pool]
@@ -242,7 +242,7 @@ def _memory_parts(frontier: FrontierRows) -> list[dict[str, Any]]:
         sums.add(ACCUMULATED, part, [sum(summed[i] for i in choice) for choice in part["choices"]])
         sums.add(COPIES, part, [sum(copies[i] for i in choice) for choice in part["choices"]])
     amounts = dict(sums.items())
-    total = np.array([point["memory_bytes"] for point in frontier.points])
+    total = np.array([point["sum_bytes"] for point in frontier.points])
     amounts[TAKEN] = total - sum(amounts.values())
     return _ordered([{"name": name, "bytes": n_bytes} for name, n_bytes in amounts.items()], "bytes")
 

@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from ..common.memory_units import memory_text
 from ..reschedule.halo import HALO, HaloStep, Window
 from ..reschedule.layout import Layout
 from ..reschedule.mesh import Mesh, mesh_of
 from ..reschedule.steps import State, make_step, move_between
+from .timelines import checked_timeline
 
 Row = Mapping[str, Any]
 SOURCES = ("Variable", "Placeholder", "Const")
@@ -31,15 +32,15 @@ class Way:
 
 
 @dataclass(frozen=True, eq=False)
-class PlanRows:
-    """A plan's JSON value; a damaged one raises whatever error it leads to.
+class StageRows:
+    """A stage's JSON value, as a plan's file has it; a damaged one raises whatever error it leads to.
 
     Attributes:
-        layers_of_all: the layer of each operator, where the plan is one of many of one model; None to find them.
+        layers: the layer of each operator by its name; see :func:`layers_of`.
     """
 
     value: Row
-    layers_of_all: Mapping[str, str] | None = None
+    layers: Mapping[str, str]
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -71,35 +72,19 @@ class PlanRows:
         return known
 
     @property
-    def device_bytes(self) -> int | None:
-        """The memory of the device that the plan was found for; None if the plan doesn't know it."""
-        return device_bytes_of(self.value["assumed"])
-
-    @property
     def peak(self) -> Row | None:
         """The instant of the peak, see ``Peak.to_json``; None if the plan doesn't know it."""
         return peak_of(self.value)
 
     @property
-    def micro_batches(self) -> int:
-        return int(self.value.get("micro_batches", 1))
-
-    @property
     def n_split_operators(self) -> int:
         """The number of operators that use some mesh axis; variables, placeholders and constants don't count."""
-        return sum(1 for op in self.operators if op["type"] not in SOURCES and op["config"] != "-")
+        computing = (op for op in self.operators if op["type"] not in SOURCES and not op.get("is_stand_in", False))
+        return sum(1 for op in computing if op["config"] != "-")
 
     @property
     def n_collectives(self) -> int:
         return sum(len(self.executed(row)) for row in self.reshardings)
-
-    def summary(self) -> str:
-        """Return one line on what was chosen and what it costs."""
-        value = self.value
-        return summary_line(
-            value["option"], self.mesh, self.micro_batches, self.peak_bytes or value["memory_bytes"], value["time_us"],
-            value["compute_time_us"], self.overlap_time_us, self.n_split_operators, self.n_collectives,
-        )  # fmt: skip
 
     @cached_property
     def _known(self) -> dict[tuple[str, ...], tuple[Way, ...]]:
@@ -148,11 +133,6 @@ class PlanRows:
         again = self.forward(row) if row.get("is_regathered", False) else ()
         return (*self.forward(row), *again, *self.backward(row)) * int(row.get("n_runs", 1))
 
-    @cached_property
-    def layers(self) -> Mapping[str, str]:
-        """The layer of each operator by its name; see :func:`layers_of`."""
-        return self.layers_of_all or layers_of([(op["name"], op["type"]) for op in self.operators], self.reshardings)
-
     def layer_of(self, row: Row) -> str:
         """Return the layer that a resharding is charged to: that of its first consumer, else of its tensor."""
         for name in (row["consumers"][0], row["tensor"].rpartition(":")[0], row["tensor"]):
@@ -174,10 +154,10 @@ def device_bytes_of(assumed: Row) -> int | None:
 
 
 def peak_of(value: Row) -> Row | None:
-    """Return the instant of the peak that a plan's JSON value has; None if it has none.
+    """Return the instant of the peak that a stage's JSON value has; None if it has none.
 
     Raises:
-        ValueError: it isn't one of the plan's own peak.
+        ValueError: it isn't one of the stage's own peak.
     """
     peak: Row | None = value.get("peak")
     if peak is None:
@@ -191,31 +171,156 @@ def peak_of(value: Row) -> Row | None:
     return peak
 
 
-def summary_line(
-    option: str,
-    mesh: Mesh,
-    micro_batches: int,
-    memory_bytes: int,
-    time_us: float,
-    compute_time_us: float,
-    overlap_time_us: float,
-    n_split: int,
-    n_collectives: int,
-) -> str:
-    """Return one line on what a plan is and what it costs.
+@dataclass(frozen=True, eq=False)
+class PlanRows:
+    """A plan's JSON value; a damaged one raises whatever error it leads to.
 
-    Args:
-        memory_bytes: the memory at the peak of a device, where it is known; else as the frontier counts it.
+    Attributes:
+        layers_of_all: the layer of each operator, where the plan is one of many of one model; None to find them.
     """
-    devices = mesh.n_devices
-    slices = f"{micro_batches} micro-batches, " if micro_batches > 1 else ""
-    hidden = f", {overlap_time_us:,.0f} us network beside it" if overlap_time_us else ""
+
+    value: Row
+    layers_of_all: Mapping[str, str] | None = None
+
+    @cached_property
+    def stages(self) -> Sequence[StageRows]:
+        """The stages, in the order in which data passes them."""
+        return [StageRows(stage, self.layers) for stage in self.value["stages"]]
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The mesh of all devices."""
+        return mesh_of(self.value["mesh"])
+
+    @property
+    def operators(self) -> Sequence[Row]:
+        """The operators of all stages, but those that only stages have."""
+        return [op for stage in self.value["stages"] for op in stage["operators"] if not op.get("is_stand_in", False)]
+
+    @cached_property
+    def layers(self) -> Mapping[str, str]:
+        """The layer of each operator by its name; see :func:`layers_of`."""
+        if self.layers_of_all is not None:
+            return self.layers_of_all
+        stages = self.value["stages"]
+        found = layers_of(
+            [(op["name"], op["type"]) for op in self.operators], [row for stage in stages for row in stage["reshardings"]]
+        )
+        stand_ins = (op for stage in stages for op in stage["operators"] if op.get("is_stand_in", False))
+        return {**found, **{op["name"]: NO_LAYER for op in stand_ins}}
+
+    @property
+    def option(self) -> str:
+        return str(self.value["option"])
+
+    @property
+    def schedule(self) -> str:
+        return str(self.value["schedule"]["name"])
+
+    @property
+    def micro_batches(self) -> int:
+        return int(self.value["schedule"]["micro_batches"])
+
+    @property
+    def time_us(self) -> float:
+        return float(self.value["time_us"])
+
+    @property
+    def compute_time_us(self) -> float:
+        return float(self.value["compute_time_us"])
+
+    @property
+    def overlap_time_us(self) -> float:
+        return float(self.value["overlap_time_us"])
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory that is alive at once; None if the plan doesn't know it."""
+        known: int | None = self.value["peak_bytes"]
+        return known
+
+    @property
+    def needed_bytes(self) -> int:
+        """The bytes that a device needs, to which limits apply: the peak, or the sum where no peak is known."""
+        return int(self.value["sum_bytes"] if self.peak_bytes is None else self.peak_bytes)
+
+    @property
+    def device_bytes(self) -> int | None:
+        """The memory of the device that the plan was found for; None if the plan doesn't know it."""
+        return device_bytes_of(self.value["assumed"])
+
+    @property
+    def n_split_operators(self) -> int:
+        """The number of operators that use some mesh axis of their stage."""
+        return sum(stage.n_split_operators for stage in self.stages)
+
+    @property
+    def n_collectives(self) -> int:
+        return sum(stage.n_collectives for stage in self.stages)
+
+    @property
+    def why_stages(self) -> str:
+        """Why there are stages where none were asked for; empty where they were."""
+        return str(self.value.get("why_stages", ""))
+
+    def check(self) -> None:
+        """Read all that is told of a plan, which raises whatever error damage leads to."""
+        if not self.stages:
+            raise ValueError("a plan has at least one stage")
+        _ = self.mesh, self.device_bytes, self.layers, self.needed_bytes, self.n_collectives, self.micro_batches
+        _ = [(stage.peak, stage.value["devices"]) for stage in self.stages]
+        if len(self.stages) > 1:
+            checked_timeline(self.value["timeline"])
+
+
+class Summarized(Protocol):
+    """What is told of a plan in one line; see the attributes of ``Plan``."""
+
+    @property
+    def option(self) -> str: ...
+    @property
+    def mesh(self) -> Mesh: ...
+    @property
+    def stages(self) -> Sequence[Any]: ...
+    @property
+    def schedule(self) -> str: ...
+    @property
+    def micro_batches(self) -> int: ...
+    @property
+    def needed_bytes(self) -> int: ...
+    @property
+    def time_us(self) -> float: ...
+    @property
+    def compute_time_us(self) -> float: ...
+    @property
+    def overlap_time_us(self) -> float: ...
+    @property
+    def n_split_operators(self) -> int: ...
+    @property
+    def n_collectives(self) -> int: ...
+    @property
+    def why_stages(self) -> str: ...
+
+
+def summary_line(plan: Summarized) -> str:
+    """Return one line on what a plan is and what it costs."""
+    devices, n_stages = plan.mesh.n_devices, len(plan.stages)
+    of = f"{devices} device{'s' * (devices != 1)} {plan.mesh}"
+    slices = f"{plan.micro_batches} micro-batches, " if plan.micro_batches > 1 else ""
+    if n_stages > 1:
+        of, slices = f"{n_stages} stages on {of}", f"{passes_text(plan.micro_batches, plan.schedule)}, "
+    hidden = f", {plan.overlap_time_us:,.0f} us network beside it" if plan.overlap_time_us else ""
     return (
-        f"{option}: {devices} device{'s' * (devices != 1)} {mesh}, {slices}"
-        f"{memory_text(memory_bytes)} per device, {time_us:,.0f} us per step "
-        f"({compute_time_us:,.0f} us compute{hidden}), {n_split} operator{'s' * (n_split != 1)} split, "
-        f"{n_collectives} collective{'s' * (n_collectives != 1)} per step"
+        f"{plan.option}: {of}, {slices}{memory_text(plan.needed_bytes)} per device, {plan.time_us:,.0f} us per step "
+        f"({plan.compute_time_us:,.0f} us compute{hidden}), {plan.n_split_operators} operator"
+        f"{'s' * (plan.n_split_operators != 1)} split, {plan.n_collectives} collective{'s' * (plan.n_collectives != 1)} per "
+        f"step{'; ' * bool(plan.why_stages)}{plan.why_stages}"
     )
+
+
+def passes_text(n_micro_batches: int, schedule: str) -> str:
+    """Return in words in how many passes stages take a batch."""
+    return "the batch at once" if n_micro_batches == 1 else f"{n_micro_batches} micro-batches by {schedule}"
 
 
 def layers_of(operators: Iterable[tuple[str, str]], reshardings: Iterable[Row] = ()) -> dict[str, str]:

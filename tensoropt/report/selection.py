@@ -8,9 +8,9 @@ from tabulate import tabulate
 
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
-from .frontier_rows import FrontierRows
+from .frontier_rows import COSTS, FrontierRows
 
-FORMAT, VERSION = "tensoropt/plans", 2
+FORMAT, VERSION = "tensoropt/plans", 3
 IN_STAGES = ("stages", "micro_batches")
 
 
@@ -49,12 +49,9 @@ def point_row(frontier: FrontierRows, number: int, least_us: float) -> dict[str,
     point = frontier.points[number]
     return {
         "point": number,
-        **{key: point[key] for key in ("memory_bytes", "time_us", "compute_time_us", "network_time_us")},
-        "overlap_time_us": point.get("overlap_time_us", 0.0),
-        "peak_bytes": point.get("peak_bytes"),
+        **{key: point[key] for key in (*COSTS, *IN_STAGES, "idle_share")},
         "slower": point["time_us"] / least_us - 1 if least_us else 0.0,
         "is_turning_point": number == frontier.turning_point,
-        **{key: point[key] for key in ("stages", "micro_batches", "idle_share") if key in point},
     }
 
 
@@ -73,19 +70,18 @@ def selected_text(told: dict[str, Any]) -> str:
     rows = [
         [
             row["point"] + 1,
-            memory_text(row["memory_bytes"]),
+            memory_text(row["sum_bytes"]),
             "" if row["peak_bytes"] is None else memory_text(row["peak_bytes"]),
             *(f"{row[key]:,.1f}" for key in ("time_us", "compute_time_us", "network_time_us")),
             f"{row['slower']:+.1%}",
-            *([str(row[key]) for key in IN_STAGES] if "stages" in row else []),
+            *(str(row[key]) for key in IN_STAGES),
             "turning point" if row["is_turning_point"] else "",
         ]
         for row in told["plans"]
     ]
-    stages = ("stages", "micro-batches") if any("stages" in row for row in told["plans"]) else ()
     times = ("time (us)", "compute (us)", "network (us)", "slower")
-    headers = ("point", "paper's sum", "memory per device", *times, *stages, "")
-    table = tabulate(rows, headers, disable_numparse=True, colalign=(*("right",) * (7 + len(stages)), "left"))
+    headers = ("point", "paper's sum", "memory per device", *times, "stages", "micro-batches", "")
+    table = tabulate(rows, headers, disable_numparse=True, colalign=(*("right",) * 9, "left"))
     limit = told["memory_limit_bytes"]
     within = "" if limit is None else f" within {memory_text(limit)} per device"
     return f"{table}\n{len(rows)} of {told['fitting']} points{within}; {told['summary']}"

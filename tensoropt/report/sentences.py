@@ -9,7 +9,7 @@ import numpy as np
 from ..common.memory_units import memory_text
 from .config_words import config_words
 from .frontier_rows import FrontierRows
-from .plan_rows import SOURCES, PlanRows, Row
+from .plan_rows import SOURCES, PlanRows, Row, StageRows
 from .sums import Sums
 
 MOST_DIFFERENCES = 8
@@ -66,7 +66,7 @@ class PointSentences:
         network: Sums[str] = Sums(frontier)
         for part in frontier.value["operators"]:
             compute.add(frontier.layers[part["name"]], part, [row["time_us"] for row in part["choices"]])
-        rows = PlanRows({}, frontier.layers)
+        rows = StageRows({}, frontier.layers)
         for part in frontier.value["reshardings"]:
             layers = [rows.layer_of(row) for row in part["pool"]]
             for layer in dict.fromkeys(layers):
@@ -83,8 +83,8 @@ class PointSentences:
         mine, other = self.frontier.points[point], self.other.value
         said = [
             f"Data parallelism would take {time_text(other['time_us'])} per step "
-            f"({_ratio(other['time_us'], mine['time_us'])} this plan) and {memory_text(other['memory_bytes'])} per device "
-            f"as the frontier counts it ({_ratio(other['memory_bytes'], mine['memory_bytes'])} this plan)."
+            f"({_ratio(other['time_us'], mine['time_us'])} this plan) and {memory_text(other['sum_bytes'])} per device "
+            f"as the frontier counts it ({_ratio(other['sum_bytes'], mine['sum_bytes'])} this plan)."
         ]
         counts: dict[tuple[str, str, str], tuple[int, float]] = {}
         columns = self.frontier.columns
@@ -122,7 +122,7 @@ class PointSentences:
             found.append((part["column"], [
                 None if row["config"] == before["config"] else
                 (part["type"], was, config_words(part["type"], row["config"], row["results"]),
-                 row["time_us"] + row["memory_bytes"] / 1e9)
+                 row["time_us"] + row["sum_bytes"] / 1e9)
                 for row in part["choices"]
             ]))  # fmt: skip
         return found

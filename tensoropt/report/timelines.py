@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
-
-from .plan_rows import Row
 
 _NUMBERS_OF_A_TASK = 6
 
 
-def checked_timeline(value: Row) -> dict[str, Any]:
+def checked_timeline(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return the timeline of a JSON value, whose tasks are all of devices, operators and kinds that it names.
 
     Raises:

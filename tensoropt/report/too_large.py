@@ -12,7 +12,7 @@ def too_large_text(plan: PlanRows, fitting: tuple[int, Row] | None = None) -> st
     Args:
         fitting: the number and the costs of the fastest point of its frontier that fits the device; None if none is known.
     """
-    needed, has = plan.peak_bytes or plan.value["memory_bytes"], plan.device_bytes
+    needed, has = plan.needed_bytes, plan.device_bytes
     if has is None or needed <= has:
         return None
     device = plan.value["assumed"].get("device", "the device")
@@ -22,5 +22,5 @@ def too_large_text(plan: PlanRows, fitting: tuple[int, Row] | None = None) -> st
         ways = f"within {limit} bytes (--memory, or memory=), which tries micro-batches, too, or on more devices"
         return f"{said}; search {ways}"
     point, costs = fitting
-    fits = memory_text(costs.get("peak_bytes") or costs["memory_bytes"])
+    fits = memory_text(costs.get("peak_bytes") or costs["sum_bytes"])
     return f"{said}; point {point + 1} fits with {fits} and {costs['time_us'] / 1e3:,.4g} ms per step (--memory {limit})"

@@ -14,7 +14,6 @@ from ..common.errors import InputError, TensorOptError, cut, short
 from ..common.progress import NOT_SHOWN, Display
 from ..plan.plan import Plan
 from ..plan.reports import write_asked_report
-from ..plan.staged_plan import StagedPlan
 from ..profiling.hardware import Hardware, HardwareError, resolve
 from .execute import checked_collectives
 from .local_hardware import hardware_here, prepared_processes, warning_of
@@ -60,7 +59,7 @@ class Context:
         if self.processes.rank == 0:
             try:
                 mine = compute()
-                answer = mine.to_json() if isinstance(mine, (Plan, StagedPlan)) else mine
+                answer = mine.to_json() if isinstance(mine, Plan) else mine
             except TensorOptError as error:
                 answer = error
         if self.processes.size == 1:
@@ -72,9 +71,9 @@ class Context:
             raise answer
         if mine is not None or not isinstance(answer, dict):
             return mine if mine is not None else answer
-        return StagedPlan.from_json(answer) if "stages" in answer else Plan.from_json(answer)
+        return Plan.from_json(answer)
 
-    def report(self, plan: Plan | StagedPlan, display: Display) -> None:
+    def report(self, plan: Plan, display: Display) -> None:
         """Have rank 0 write the report of the plan that is run, if ``tensoropt run --report`` asks for one."""
         if self.processes.rank == 0:
             write_asked_report(plan, display)

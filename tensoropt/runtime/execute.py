@@ -21,7 +21,6 @@ from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
 from ..lowering.resharding.reshard import Backend, Collective
 from ..plan.consistency import check_reshardings
 from ..plan.plan import Plan
-from ..plan.staged_plan import StagedPlan, load_any
 from ..program.invariants import check_program
 from ..program.step import step_program
 from ..reschedule.layout import Axes, parse_axes
@@ -85,15 +84,15 @@ def checked_collectives(given: str | None) -> str:
     return collectives
 
 
-def loaded_plan(plan: object) -> Plan | StagedPlan:
+def loaded_plan(plan: object) -> Plan:
     """Return a plan, with stages or without, which is given itself or as a file's path.
 
     Raises:
         InputError: it is neither.
     """
     if isinstance(plan, (str, os.PathLike)):
-        plan = load_any(FilePath(plan))
-    if not isinstance(plan, (Plan, StagedPlan)):
+        plan = Plan.load(FilePath(plan))
+    if not isinstance(plan, Plan):
         raise InputError(
             f"build_execution_graph takes plan=, the result of find_strategy or load_plan, got {short(plan)}"
         )
@@ -120,9 +119,10 @@ def execute(
     """
     plan.check_for(model)
     check_ranks(plan, processes, collectives)
-    view = model.view(plan.strategy)
-    in_micro_batches = model.in_micro_batches(plan.micro_batches).view(plan.strategy)
-    check_reshardings(in_micro_batches, plan)
+    (stage,) = plan.stages
+    view = model.view(stage.strategy)
+    in_micro_batches = model.in_micro_batches(plan.micro_batches).view(stage.strategy)
+    check_reshardings(in_micro_batches, stage)
     if collectives == EMULATED:
         check_available_memory(plan.parallelism * state_bytes(view), processes.local_size)
         backend: Backend = EmulatedBackend(plan.mesh)
@@ -132,7 +132,7 @@ def execute(
         backend, processes, prepare = _communicating(plan.mesh, processes, collectives)
         # With more cores per rank TensorFlow computes several operators at once, which takes less time.
         in_order = processes.broadcast(cores_of_a_rank(processes.local_size) == 1)
-    path_finder = plan.path_finder(PlainCosts())
+    path_finder = stage.path_finder(PlainCosts())
     if processes.rank == 0:
         dump("program", lambda: step_program(in_micro_batches, path_finder))
     if os.environ.get("TENSOROPT_CHECK") == "1":
@@ -155,7 +155,7 @@ def execute(
     return Execution(plan, engine, processes)
 
 
-def check_ranks(plan: Plan | StagedPlan, processes: Processes, collectives: str) -> None:
+def check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:
     if collectives == EMULATED and processes.size > 1:
         raise InputError(
             f"collectives='emulated' runs all ranks in one process, but mpirun started {processes.size}; start it alone"

@@ -46,7 +46,7 @@ def execute_beside(
     strategy = _strategy(plan, model, micro_batches)
     engine = Engine(
         model.view(strategy),
-        plan.path_finder(PlainCosts()),
+        plan.stages[0].path_finder(PlainCosts()),
         first.backend,
         initial_value,
         first.agree,
@@ -72,8 +72,8 @@ def peak_beside(
     plan = execution.plan
     sliced = model.in_micro_batches(micro_batches, plan.mesh.n_devices)
     view = sliced.view(_strategy(plan, model, micro_batches))
-    return peak_of(view, costing_of(sliced, hardware, plan.mesh), plan.path_finder(PlainCosts())).n_bytes
+    return peak_of(view, costing_of(sliced, hardware, plan.mesh), plan.stages[0].path_finder(PlainCosts())).n_bytes
 
 
 def _strategy(plan: Plan, model: Model, micro_batches: int) -> Strategy:
-    return inherited(model.in_micro_batches(micro_batches, plan.mesh.n_devices), plan.strategy)
+    return inherited(model.in_micro_batches(micro_batches, plan.mesh.n_devices), plan.stages[0].strategy)

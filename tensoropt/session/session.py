@@ -25,7 +25,6 @@ from ..plan.options import check_option, request_of
 from ..plan.options_with_stages import find_any_answer, stages_asked_for
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve
-from ..plan.staged_plan import StagedPlan
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context, resolve_cluster
 from ..runtime.engine import Engine
@@ -57,7 +56,7 @@ class Session:
 
     def __init__(self, hardware: Hardware | str | None, seed: int | None, batch_size: int | None) -> None:
         self._display = display_here()
-        self._reported: Plan | StagedPlan | None = None
+        self._reported: Plan | None = None
         self.context = Context(hardware, seed, self._display)
         self.execution: Execution | StagedExecution | None = None
         self._same_feeds: SameData | None = None
@@ -76,7 +75,7 @@ class Session:
         return self.context.hardware
 
     @property
-    def plan(self) -> Plan | StagedPlan | None:
+    def plan(self) -> Plan | None:
         """The plan that is executed, after :meth:`build`."""
         return self.execution.plan if self.execution else None
 
@@ -137,7 +136,7 @@ class Session:
         verbose: int | str | bool = 1,
         stages: int | Sequence[int] | None = None,
         schedule: str | None = None,
-    ) -> Plan | StagedPlan | Curve:
+    ) -> Plan | Curve:
         """Find a plan or a curve; see :func:`tensoropt.find_strategy`."""
         check_option(option)
         self._display = display_here(verbose)
@@ -165,7 +164,7 @@ class Session:
                         counts,
                         schedule,
                     )
-        assert isinstance(found, (Plan, StagedPlan, Curve))
+        assert isinstance(found, (Plan, Curve))
         if not isinstance(found, Curve):
             self._display.say(found.brief())
             self.context.report(found, self._display)
@@ -174,7 +173,7 @@ class Session:
 
     # Building
 
-    def build(self, engine: str, plan: Plan | StagedPlan | str | None, collectives: str | None) -> None:
+    def build(self, engine: str, plan: Plan | str | None, collectives: str | None) -> None:
         """Build this rank's graph; see :func:`tensoropt.build_execution_graph`."""
         if self.execution is not None:
             raise InputError("the execution graph has been built already; call tensoropt.init() to record another model")
@@ -189,7 +188,7 @@ class Session:
         recording.close()
         try:
             values = FirstValues(recording.graph)
-            if isinstance(plan, StagedPlan):
+            if len(plan.stages) > 1:
                 self.execution = execute_staged(plan, model, values, self.processes, collectives, self._display)
             else:
                 self.execution = execute(plan, model, values, self.processes, collectives, self._display)

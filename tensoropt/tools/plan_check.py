@@ -183,9 +183,9 @@ class _Rank:
 
 def _peak_bytes(plan: Plan, model: Model, hardware: Hardware) -> int:
     model = model.in_micro_batches(plan.micro_batches)
-    view = model.view(plan.strategy)
+    view = model.view(plan.stages[0].strategy)
     costing = costing_of(model, hardware, plan.mesh)
-    return peak_of(view, costing, plan.path_finder(PlainCosts())).n_bytes
+    return peak_of(view, costing, plan.stages[0].path_finder(PlainCosts())).n_bytes
 
 
 def _state_bytes(engine: Engine) -> int:

@@ -18,7 +18,6 @@ from ..frontend.tracing.capture import concrete, own_name
 from ..frontend.tracing.flatten import handle_of
 from ..plan.frontier import PlanFrontier
 from ..plan.plan import Plan
-from ..plan.staged_plan import StagedPlan
 from ..runtime.other_programs import AnyExecution
 from ..runtime.ranks import current_processes, install_error_handling
 from ..runtime.same_data import SameData
@@ -113,7 +112,7 @@ class FunctionTrainer:
         self.optimizer = RunningRate(self._ranks)
 
     @property
-    def plan(self) -> Plan | StagedPlan:
+    def plan(self) -> Plan:
         """The plan that runs."""
         return self._ranks.execution.plan
 

@@ -19,7 +19,6 @@ from ..optimizers.keras_optimizer import KerasOptimizer
 from ..plan.options import OPTIONS, limit_of, request_of
 from ..plan.options_with_stages import find_any_answer, stages_asked_for
 from ..plan.plan import Plan
-from ..plan.staged_plan import StagedPlan
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context
 from ..runtime.execute import HOROVOD, Execution, checked_collectives, execute, loaded_plan
@@ -53,7 +52,7 @@ class TrainingOptions:
     parallelism: int | Sequence[int] | None = None
     cluster: Hardware | str | None = None
     force: Force | None = None
-    plan: Plan | StagedPlan | str | None = None
+    plan: Plan | str | None = None
     collectives: str | None = None
     profile_budget: float | str | None = None
     without: Collection[str] = ()
@@ -156,19 +155,19 @@ def _start_of(
 
 
 def _executed(
-    plan: Plan | StagedPlan,
+    plan: Plan,
     model: Model,
     values: Callable[[str], np.ndarray],
     processes: Processes,
     collectives: str,
     display: Display,
 ) -> Execution | StagedExecution:
-    if isinstance(plan, StagedPlan):
+    if len(plan.stages) > 1:
         return execute_staged(plan, model, values, processes, collectives, display, values_are_exchanged=True)
     return execute(plan, model, values, processes, collectives, display)
 
 
-def _given(wanted: Plan | StagedPlan | str, context: Context) -> Plan | StagedPlan:
+def _given(wanted: Plan | str, context: Context) -> Plan:
     plan = loaded_plan(wanted)
     other = context.processes.first_that_differs(json.dumps(plan.to_json(), sort_keys=True))
     if other is not None:
@@ -182,7 +181,7 @@ def _found(
     options: TrainingOptions,
     first_values: Callable[[], Callable[[str], np.ndarray]],
     collectives: str,
-) -> Plan | StagedPlan:
+) -> Plan:
     request = request_of(
         model, context.hardware, options.memory, options.force, options.without, options.micro_batches
     )
@@ -206,7 +205,7 @@ def _found(
     plan = context.on_first_rank(
         lambda: find_any_answer(options.option, request, options.parallelism, counts, options.schedule)
     )
-    assert isinstance(plan, (Plan, StagedPlan))
+    assert isinstance(plan, Plan)
     return plan
 
 

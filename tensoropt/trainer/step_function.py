@@ -16,7 +16,6 @@ from ..common.errors import InputError, short
 from ..common.source_lines import running_line
 from ..frontend.tracing.capture import own_name
 from ..plan.plan import Plan
-from ..plan.staged_plan import StagedPlan
 from ..runtime.checkpoint import Objects, entry_name
 from ..runtime.other_programs import AnyExecution
 from .function import FunctionTrainer
@@ -123,7 +122,7 @@ class StepFunction(FunctionTrainer):
         return hasattr(self, "_ranks")
 
     @property
-    def plan(self) -> Plan | StagedPlan:
+    def plan(self) -> Plan:
         """The plan that runs.
 
         Raises:

@@ -33,7 +33,7 @@ class StepScalars:
 
     def of(self, plan: Plan, batch_size: int) -> dict[str, float]:
         """Return the scalars of the epoch; what is measured needs two steps, as the first one's begin isn't known."""
-        predicted = {"predicted_step_ms": plan.time_us / 1e3, "memory_bytes_per_device": float(plan.memory_bytes)}
+        predicted = {"predicted_step_ms": plan.time_us / 1e3, "memory_bytes_per_device": float(plan.sum_bytes)}
         if plan.peak_bytes is not None:
             predicted["peak_bytes_per_device"] = float(plan.peak_bytes)
         if self._ends is None or self._ends[2] < 2:

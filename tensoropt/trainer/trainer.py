@@ -21,7 +21,6 @@ from ..common.errors import InputError
 from ..common.files import path_text
 from ..plan.frontier import PlanFrontier
 from ..plan.plan import Plan
-from ..plan.staged_plan import StagedPlan
 from ..runtime.checkpoint import read_metadata
 from ..runtime.other_programs import AnyExecution
 from ..runtime.ranks import current_processes
@@ -106,7 +105,7 @@ class Trainer(LiveModel):
         return [variable for metric in self.metrics for variable in metric.variables]
 
     @property
-    def plan(self) -> Plan | StagedPlan:
+    def plan(self) -> Plan:
         """The plan that runs."""
         return self._saving.ranks.execution.plan
 

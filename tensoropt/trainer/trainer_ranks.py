@@ -19,7 +19,6 @@ from ..common.source_lines import running_line
 from ..ir.graph import PLACEHOLDER
 from ..lowering.variables import StateEntry
 from ..optimizers.keras_running import RunningKeras
-from ..plan.staged_plan import StagedPlan
 from ..runtime.checkpoint import Objects, restore, save
 from ..runtime.checkpoint.parts import holders_of
 from ..runtime.other_programs import AnyExecution
@@ -96,7 +95,7 @@ class TrainerRanks(LedRanks):
     def least_shared(self) -> int:
         """The fewest samples of a batch of which each rank takes a share: one each, or none if the plan splits no batch."""
         plan = self.execution.plan
-        if isinstance(plan, StagedPlan):
+        if len(plan.stages) > 1:
             return sys.maxsize  # its stages have devices of their own, and take the samples of a micro-batch
         fed = (op for op in plan.operators if op.type == PLACEHOLDER and op.results[0].splits)
         is_split = any(op.config.used_axes for op in fed)

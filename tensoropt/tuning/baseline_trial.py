@@ -18,14 +18,13 @@ import numpy as np
 
 from ..plan.find_frontier import ModelFrontier, find_baseline
 from ..plan.plan import Plan
-from ..plan.staged_plan import StagedPlan
 from ..profiling.available_memory import available_memory_bytes
 from ..profiling.store import Store
 from ..report.explanation import BASELINE_US, DATA_PARALLELISM, INTERLEAVED, WITHOUT_STAGES
 from ..runtime.ranks import Processes
 from ..sharding.model import Model
 from .interleaved_timing import FirstValue, interleaved_seconds, steps_of
-from .planned_parts import fastest_without_stages, unstaged_frontier
+from .planned_parts import fastest_without_stages
 
 NEAR = 1.5
 """A baseline isn't tried if it is predicted to take more than this many times as long as the plan."""
@@ -56,16 +55,16 @@ class BaselineTrial:
     limit_bytes: int | None
     budget_s: float
     store: Store
-    stats: Callable[[Plan | StagedPlan], Mapping[str, Any]]
+    stats: Callable[[Plan], Mapping[str, Any]]
     progress: Callable[[str, int, int], None] | None = None
 
-    def winner(self, plan: Plan | StagedPlan, on_first_rank: OnFirstRank) -> Plan | StagedPlan:
+    def winner(self, plan: Plan, on_first_rank: OnFirstRank) -> Plan:
         """Return the plan, or that of its baselines which was faster; every rank must call it.
 
         Args:
             on_first_rank: gives the result that rank 0 computes, or its error, to all ranks.
         """
-        names = [WITHOUT_STAGES] * isinstance(plan, StagedPlan) + [DATA_PARALLELISM]
+        names = [WITHOUT_STAGES] * (len(plan.stages) > 1) + [DATA_PARALLELISM]
         kept = {name: on_first_rank(partial(self._kept, plan, name)) for name in names}
         known: dict[str, tuple[float, float]] = {name: seconds for name, seconds in kept.items() if seconds is not None}
         if len(known) == len(names) and all(plan_s <= baseline_s for plan_s, baseline_s in known.values()):
@@ -93,16 +92,16 @@ class BaselineTrial:
             return _with_trial(plan, known, PLAN)
         return _with_trial(baselines[fastest], known, fastest)
 
-    def _key(self, plan: Plan | StagedPlan, name: str) -> str:
+    def _key(self, plan: Plan, name: str) -> str:
         """Return what the store keeps a trial of a plan against one of its baselines by."""
-        first = WITHOUT_STAGES if isinstance(plan, StagedPlan) else DATA_PARALLELISM
+        first = WITHOUT_STAGES if len(plan.stages) > 1 else DATA_PARALLELISM
         return f"{self.collectives} {runs_as(plan)}{'' if name == first else f' {name}'}"
 
-    def _kept(self, plan: Plan | StagedPlan, name: str) -> tuple[float, float] | None:
+    def _kept(self, plan: Plan, name: str) -> tuple[float, float] | None:
         """Return the seconds of a step of a plan and of a baseline in an earlier trial."""
         return self.store.step_s.get(self._key(plan, name))
 
-    def _measured(self, *plans: Plan | StagedPlan) -> list[float]:
+    def _measured(self, *plans: Plan) -> list[float]:
         """Return the median seconds of a step of each plan."""
         shown = None
         if self.progress is not None and self.processes.rank == 0:
@@ -117,15 +116,15 @@ class BaselineTrial:
         medians: list[float] = np.median(seconds, axis=0).tolist()
         return medians
 
-    def _n_turns(self, *plans: Plan | StagedPlan) -> int:
+    def _n_turns(self, *plans: Plan) -> int:
         """Return the most turns that the budget allows, up to ``MOST_TURNS``; it may be below ``LEAST_TURNS``."""
         possible = (n for n in range(MOST_TURNS, 0, -1) if self._seconds(n, *plans) <= SHARE * self.budget_s)
         return next(possible, 0)
 
-    def _seconds(self, n_turns: int, *plans: Plan | StagedPlan) -> float:
+    def _seconds(self, n_turns: int, *plans: Plan) -> float:
         return steps_of(n_turns) * sum(plan.time_us for plan in plans) / 1e6
 
-    def _baseline(self, name: str, plans: Sequence[Plan | StagedPlan], available_bytes: float) -> Plan | None:
+    def _baseline(self, name: str, plans: Sequence[Plan], available_bytes: float) -> Plan | None:
         """Return a baseline; None where it can't be faster, is the same as another plan, or does not fit beside the others
         or in the budget.
 
@@ -139,7 +138,7 @@ class BaselineTrial:
         baseline = replace(found, assumed=plan.assumed).plan(point, plan.option)
         needed_bytes = found.needed_bytes(point)
         fits = self.limit_bytes is None or needed_bytes <= self.limit_bytes
-        all_bytes = needed_bytes + sum(each.peak_bytes or each.memory_bytes for each in plans)
+        all_bytes = needed_bytes + sum(each.needed_bytes for each in plans)
         fits = fits and all_bytes <= min(available_bytes, found.hardware.device.memory_bytes)
         if runs_as(baseline) in map(runs_as, plans) or not fits:
             return None
@@ -150,33 +149,29 @@ class BaselineTrial:
         assert searched is not None
         return replace(baseline, frontier=searched, frontier_text=searched.table(None, with_peaks=False), point=None)
 
-    def _found(self, plan: Plan | StagedPlan, name: str) -> tuple[ModelFrontier | None, int]:
+    def _found(self, plan: Plan, name: str) -> tuple[ModelFrontier | None, int]:
         """Return the frontier that has a baseline, and its point there; None where there is none."""
-        if isinstance(plan, StagedPlan):
-            without = fastest_without_stages(plan, self.limit_bytes)
-            if without is None or name == WITHOUT_STAGES:
-                return without or (None, 0)
-            return find_baseline(without[0], "data-parallel"), 0
-        return find_baseline(unstaged_frontier(plan), "data-parallel"), 0
+        without = fastest_without_stages(plan, self.limit_bytes)
+        if without is None or name == WITHOUT_STAGES:
+            return without or (None, 0)
+        return find_baseline(without[0], "data-parallel"), 0
 
 
-def _with_trial(chosen: Plan | StagedPlan, known: Mapping[str, tuple[float, float]], name: str) -> Plan | StagedPlan:
+def _with_trial(chosen: Plan, known: Mapping[str, tuple[float, float]], name: str) -> Plan:
     """Return what was chosen, with the seconds of the plan that was found and of each of its baselines."""
     plan_s = next(iter(known.values()))[0]
     baselines = {BASELINE_US[baseline]: baseline_s * 1e6 for baseline, (_, baseline_s) in known.items()}
     return replace(chosen, assumed={**chosen.assumed, INTERLEAVED: {"plan_us": plan_s * 1e6, **baselines, "chosen": name}})
 
 
-def runs_as(plan: Plan | StagedPlan) -> str:
+def runs_as(plan: Plan) -> str:
     """Return a digest of all that decides how a plan runs, without its predicted costs."""
-    if isinstance(plan, StagedPlan):
-        order = f"{plan.schedule} {plan.interleaving}"
-        parts = [order, *(f"{stage.in_flight} {stage.devices} {runs_as(stage.plan)}" for stage in plan.stages)]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-    operators = [(op.name, str(op.config), op.is_rematerialized) for op in plan.operators]
-    reshardings = [
-        {name: value for name, value in resharding.to_json().items() if name not in ("time_us", "regathering_us")}
-        for resharding in plan.reshardings
-    ]
-    text = json.dumps([plan.model_digest, str(plan.mesh), plan.micro_batches, operators, reshardings], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    parts: list[Any] = [plan.model_digest, f"{plan.schedule} {plan.micro_batches} {plan.interleaving}"]
+    for stage in plan.stages:
+        operators = [(op.name, str(op.config), op.is_rematerialized) for op in stage.operators]
+        reshardings = [
+            {name: value for name, value in resharding.to_json().items() if name not in ("time_us", "regathering_us")}
+            for resharding in stage.reshardings
+        ]
+        parts.append([stage.in_flight, stage.deferred, stage.devices, str(stage.mesh), operators, reshardings])
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..plan.plan import Plan
-from ..plan.staged_plan import StagedPlan
 from ..runtime.engine import Engine
 from ..runtime.execute import execute
 from ..runtime.pipeline.execute_staged import execute_staged
@@ -33,7 +32,7 @@ def steps_of(n_turns: int) -> int:
 
 
 def interleaved_seconds(
-    plans: Sequence[Plan | StagedPlan],
+    plans: Sequence[Plan],
     model: Model,
     first_values: Callable[[], FirstValue],
     processes: Processes,
@@ -54,7 +53,7 @@ def interleaved_seconds(
     fetch, feeds = synthetic_step(model.graph)
     engines: list[Engine | StagedEngine] = []
     for plan in plans:
-        if isinstance(plan, StagedPlan):
+        if len(plan.stages) > 1:
             values = first_values()
             staged = execute_staged(plan, model, values, processes, collectives, values_are_exchanged=True)
             engines.append(staged.engine)

@@ -30,7 +30,6 @@ from ..plan.options_with_stages import asks_for_stages, find_any_answer
 from ..plan.plan import Plan
 from ..plan.request import Request
 from ..plan.scaling_curve import Curve
-from ..plan.staged_plan import StagedPlan
 from ..profiling.cache import cache_folder
 from ..profiling.store import FILE, Store
 from ..profiling.tensorflow_engine import TensorFlowEngine
@@ -47,7 +46,7 @@ from .baseline_trial import BaselineTrial
 from .interleaved_timing import FirstValue
 from .planned_parts import PlannedPart, parts_of, parts_of_points, parts_without_stages, work_of
 
-Search = Callable[[MeasuredOperators], Plan | StagedPlan]
+Search = Callable[[MeasuredOperators], Plan]
 NEGLIGIBLE = 0.01
 """The smallest operators, up to this share of the plan's compute time, are never measured."""
 
@@ -94,14 +93,14 @@ class MeasuredSearch:
     _failed: set[str] = field(default_factory=set)
     _work_items: dict[_Operator, WorkItem] = field(default_factory=dict)
 
-    def find(self, on_first_rank: Callable[[Callable[[], Any]], Any]) -> Plan | StagedPlan:
+    def find(self, on_first_rank: Callable[[Callable[[], Any]], Any]) -> Plan:
         """Return the plan; every rank must call it.
 
         Args:
             on_first_rank: gives the result that rank 0 computes, or its error, to all ranks.
         """
         started, has_measured = self.clock(), False
-        found: list[Plan | StagedPlan] = []
+        found: list[Plan] = []
 
         def is_spent() -> bool:
             return self.clock() - started > self.budget_s
@@ -115,13 +114,13 @@ class MeasuredSearch:
                 found[:] = [self.search(MeasuredOperators(self.store.measured, is_cautious=True))]
             return []
 
-        def result() -> Plan | StagedPlan:
+        def result() -> Plan:
             return replace(found[0], assumed={**found[0].assumed, "operators": self.stats(found[0])})
 
         while wanted := on_first_rank(next_round):
             self._measure_all(wanted, is_spent)
             has_measured = True
-        plan: Plan | StagedPlan = on_first_rank(result)
+        plan: Plan = on_first_rank(result)
         return plan
 
     def measure(self, frontier: ModelFrontier | None, strategies: Iterable[Strategy]) -> None:
@@ -156,7 +155,7 @@ class MeasuredSearch:
             else:
                 self.store.add([slowest_of(work, [each for each in timed if each is not None])])
 
-    def _wanted(self, plan: Plan | StagedPlan, is_first: bool) -> _Wanted:
+    def _wanted(self, plan: Plan, is_first: bool) -> _Wanted:
         """Return the operators to measure next, largest first: those of the plan, then those of what no plan should be
         slower than, data parallelism and, beside stages, the fastest plan without; or else those of the frontier.
 
@@ -168,13 +167,13 @@ class MeasuredSearch:
         of_plan = self._of_plan(plan)
         if is_first or not of_plan:
             wanted = {self._work_items[operator].key for operator, _ in of_plan}
-            without = parts_without_stages(plan, self.limit_bytes)
+            without = parts_without_stages(plan, self.limit_bytes) if len(plan.stages) > 1 else []
             baselines = [_of_data_parallelism(part.frontier) for part in (*parts, *without)]
             others = self._unmeasured([*without, *baselines], least_us)
             of_plan += [each for each in others if self._work_items[each[0]].key not in wanted]
         return of_plan or self._unmeasured(parts_of_points(plan.frontier), least_us)
 
-    def _of_plan(self, plan: Plan | StagedPlan) -> _Wanted:
+    def _of_plan(self, plan: Plan) -> _Wanted:
         """Return the operators of a plan that are still to be measured."""
         parts = parts_of(plan)
         return self._unmeasured(parts, self._least_worth_us(parts))
@@ -204,7 +203,7 @@ class MeasuredSearch:
         small = np.cumsum(times_us) <= NEGLIGIBLE * sum(times_us)
         return times_us[int(small.sum())] if times_us else 0.0
 
-    def stats(self, plan: Plan | StagedPlan) -> dict[str, Any]:
+    def stats(self, plan: Plan) -> dict[str, Any]:
         """Return the stats of how much of a plan's compute time was measured."""
         measured_ns = total_ns = n_measured = n_predicted = 0
         for part in parts_of(plan):
@@ -292,7 +291,7 @@ def find_measured(
     collectives: str = MPI,
     stages: Sequence[int] | None = None,
     schedule: str | None = None,
-) -> Plan | StagedPlan:
+) -> Plan:
     """Return a plan that is found by measured operators; every rank must call it. Measurements are kept, however the
     search ends. The number of micro-batches isn't searched, except with stages.
 
@@ -315,7 +314,7 @@ def find_measured(
     is_tried = first_values is not None and not request.force and runs_here
     must_pay = not (is_tried or asks_for_stages(request, stages))
 
-    def search(known: MeasuredOperators) -> Plan | StagedPlan:
+    def search(known: MeasuredOperators) -> Plan:
         asked = replace(request, known=known, stages_must_pay=must_pay)
         plan = find_any_answer(option, asked, parallelism, stages, schedule)
         assert not isinstance(plan, Curve)

@@ -166,15 +166,15 @@ def test_a_plan_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert loaded.micro_batches == 4 and loaded.reshardings == plan.reshardings and loaded.summary() == plan.summary()
     loaded.check_for(lenet())
     sliced = lenet().in_micro_batches(4)
-    view = sliced.view(loaded.strategy)
-    check_reshardings(view, loaded)
-    path_finder = loaded.path_finder(PlainCosts())
+    view = sliced.view(loaded.stages[0].strategy)
+    check_reshardings(view, loaded.stages[0])
+    path_finder = loaded.stages[0].path_finder(PlainCosts())
     executed = sum(path_finder.paths(entry.resharding).n_collectives * entry.n_runs for entry in cost_entries(view)
                    if not entry.is_regathered)
     regathered = sum(each.n_collectives for each in loaded.reshardings if each.is_regathered)
     assert loaded.n_collectives == executed + regathered
     with pytest.raises(InputError, match="resharding"):
-        check_reshardings(lenet().view(loaded.strategy), loaded)
+        check_reshardings(lenet().view(loaded.stages[0].strategy), loaded.stages[0])
 
 
 def test_a_frontier_reads_back_as_it_was_written(tmp_path: Path) -> None:

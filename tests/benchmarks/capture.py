@@ -133,10 +133,10 @@ def measured(entry: Entry, n_devices: int, builds: bool) -> tuple[Seconds, str]:
     if not builds:
         return seconds, frontier.summary()
     with seconds.stage("build"):
-        view = planned.view(plan.strategy)
+        view = planned.view(plan.stages[0].strategy)
         values = captured.capture.variables
         backend = CommunicatingBackend(plan.mesh, 0, _Silent())
-        engine = Engine(view, plan.path_finder(PlainCosts()), backend, lambda name: values[name].numpy())
+        engine = Engine(view, plan.stages[0].path_finder(PlainCosts()), backend, lambda name: values[name].numpy())
         engine.function(Fetch((), (TRAIN,)), tuple(Feed(tensor, False) for tensor in captured.inputs))
     return seconds, frontier.summary()
 

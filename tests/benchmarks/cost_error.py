@@ -225,7 +225,7 @@ def planned(
             each += chosen_plans(frontier, arguments.random, arguments.frontier)
             each += [("data parallel", find_baseline(frontier, "data-parallel").plan(0))]
         seconds = [speed.seconds()]
-        searching.measure(frontier, [plan.strategy for _, plan in each])
+        searching.measure(frontier, [plan.stages[0].strategy for _, plan in each])
         seconds.append(speed.seconds())
         chosen = []
         if frontier is not None:
@@ -240,8 +240,8 @@ def planned(
 
 def simulated_ns(plan: Plan, model: Model, costing: OperatorCosting, hardware: Hardware) -> int:
     """Return the simulated time of a plan's step, with measured operators."""
-    view, network = model.view(plan.strategy), network_of(hardware, plan.mesh)
-    return step_timeline(view, costing, plan.path_finder(costing.reshardings.steps), network).makespan_ns
+    view, network = model.view(plan.stages[0].strategy), network_of(hardware, plan.mesh)
+    return step_timeline(view, costing, plan.stages[0].path_finder(costing.reshardings.steps), network).makespan_ns
 
 
 def costed(plan: Plan, model: Model, costing: OperatorCosting, built: StrategyProblem) -> Plan:
@@ -257,7 +257,7 @@ def costed(plan: Plan, model: Model, costing: OperatorCosting, built: StrategyPr
 
     operators = tuple(replace(op, time_us=time_us(op)) for op in plan.operators)
     compute_us = sum(op.time_us for op in operators)
-    (overlap_ns,) = built.overlap_ns(built.states_of(plan.strategy)[None])
+    (overlap_ns,) = built.overlap_ns(built.states_of(plan.stages[0].strategy)[None])
     hidden_us = overlap_ns / 1e3
     time_us = compute_us + plan.network_time_us - hidden_us
     return replace(

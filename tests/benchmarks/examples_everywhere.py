@@ -148,7 +148,7 @@ def worker(name: str, n_devices: int, n_steps: int, folder: Path, collectives: s
 
     def run(limit: str, plan: Any) -> Any:
         plan, losses = example.train(hardware, collectives, plan, n_steps)
-        found[limit] = {"losses": losses, "memory": plan.memory_bytes, "split": plan.n_split_operators}
+        found[limit] = {"losses": losses, "memory": plan.sum_bytes, "split": plan.n_split_operators}
         return plan
 
     def write() -> None:

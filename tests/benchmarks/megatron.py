@@ -27,9 +27,9 @@ from tensoropt.common.memory_units import memory_text
 from tensoropt.ft import Budget
 from tensoropt.ir.graph import Graph
 from tensoropt.plan.find_staged import find_with_stages
+from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.plan.staged_frontier import StagedFrontier
-from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import named
 from tensoropt.tools.offline import record
 
@@ -66,8 +66,8 @@ def splits(found: StagedFrontier) -> str:
     Where none fits, it is the plan of the least memory.
     """
     plan = found.plan(found.fastest_within(int(found.hardware.device.memory_bytes)) or 0)
-    assert isinstance(plan, StagedPlan)
-    stage = plan.stages[len(plan.stages) // 2].plan
+    assert isinstance(plan, Plan)
+    stage = plan.stages[len(plan.stages) // 2]
     products = [op for op in stage.operators if op.type == "MatMul"]
     counts = Counter(" ".join(f"{name}:{op.config.degree(name)}" for name in "mnk") for op in products)
     return ", ".join(f"{count} x ({degrees})" for degrees, count in counts.most_common())

@@ -47,7 +47,7 @@ def errors_of(
     for kind, value in processes.broadcast(plans):
         plan = Plan.from_json(value)
         check = check_plan(plan, recorded.model, recorded.first_values(), processes, 1, hardware)
-        predicted = np.array([plan.memory_bytes, check.memory.predicted])
+        predicted = np.array([plan.sum_bytes, check.memory.predicted])
         errors.append(predicted / check.memory.measured - 1)
         if processes.rank == 0:
             told = ", ".join(f"{value / 1e6:.2f}" for value in (*predicted, check.memory.measured))

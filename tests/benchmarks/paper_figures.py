@@ -128,7 +128,7 @@ def _no_longer_than(seconds: float) -> Callable[[str, int, int], None]:
 def point_numbers(frontier: ModelFrontier, point: int) -> Numbers:
     at = frontier.points[point]
     return {
-        "memory_bytes": at.memory_bytes,
+        "sum_bytes": at.sum_bytes,
         "time_us": at.time_us,
         "compute_time_us": at.compute_time_us,
         "network_time_us": at.network_time_us,
@@ -174,7 +174,7 @@ def rows_of(name: str, numbers: Numbers, with_copies: bool) -> list[list[str]]:
         times = [f"{at[part] / 1e6:.3f}" for part in ("time_us", "compute_time_us", "network_time_us")]
         mark = mark.replace("_", " ") if numbers["points"] > 1 else ""
         again = f"{at['copies_regathered']}, {memory_text(at['bytes_not_saved'])}" if at.get("copies_regathered") else ""
-        rows.append([name, mark, memory_text(at["memory_bytes"]), *times, *([again] * with_copies), *told])
+        rows.append([name, mark, memory_text(at["sum_bytes"]), *times, *([again] * with_copies), *told])
         name, told = "", ["", "", ""]
     return rows
 
@@ -315,7 +315,7 @@ def _cell(numbers: Numbers) -> str:
     if not numbers["feasible"]:
         return "took too long"
     text = f"{numbers['time_us'] / 1e6:.2f}"
-    return text if numbers["fits"] else f"({text}, {memory_text(numbers['memory_bytes'])})"
+    return text if numbers["fits"] else f"({text}, {memory_text(numbers['sum_bytes'])})"
 
 
 def _scaling(name: str, numbers: dict[str, dict[str, Numbers]], axes: Axes) -> None:

@@ -29,10 +29,10 @@ from tensoropt.ft import Budget
 from tensoropt.lowering.resharding.backends import CommunicatingBackend, TimedBackend
 from tensoropt.lowering.resharding.reshard import Resharder
 from tensoropt.plan.find_staged import find_with_stages
+from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.plan.stage_memory import messages_of, needed_bytes
 from tensoropt.plan.staged_frontier_points import StagedPoint
-from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import Hardware
 from tensoropt.profiling.trace import MemoryEvent, traced_step
 from tensoropt.program.pass_memory import Messages
@@ -89,7 +89,7 @@ def _on_followed_way(message: Message) -> Message:
     return replace(message, way=way)
 
 
-def measured_bytes(plan: StagedPlan, recorded: Recorded, processes: Processes) -> list[int]:
+def measured_bytes(plan: Plan, recorded: Recorded, processes: Processes) -> list[int]:
     """Return for each stage the most bytes that one of its ranks holds in a step; every rank must call it."""
     engine = execute_staged(plan, recorded.model, recorded.first_values(), processes, MPI).engine
     ((stage, own),) = engine.engines.items()
@@ -177,10 +177,10 @@ def rows_of(
         plans = chosen(recorded, hardware, processes.size, n_stages, n, schedule)
     rows: list[list[object]] = []
     for kind, value, all_seen in processes.broadcast(plans):
-        plan = StagedPlan.from_json(value)
+        plan = Plan.from_json(value)
         measured = measured_bytes(plan, recorded, processes)
         for number, (stage, seen, n_bytes) in enumerate(zip(plan.stages, all_seen, measured, strict=True)):
-            told = [stage.memory_bytes, seen, n_bytes]
+            told = [stage.peak_bytes, seen, n_bytes]
             off = [f"{each / n_bytes - 1:+.1%}" for each in told[:2]]
             counts = f"{stage.in_flight} in flight, {stage.deferred} deferred"
             rows.append([name, schedule, kind, number, counts, *(f"{each / 1e6:.2f}" for each in told), *off])

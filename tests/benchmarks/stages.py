@@ -41,7 +41,6 @@ from tensoropt.plan.find_staged import find_staged
 from tensoropt.plan.options_with_stages import WORTH_STAGES
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
-from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.program.interleaved import INTERLEAVED
 from tensoropt.runtime.context import Context
 from tensoropt.runtime.execute import MPI, execute
@@ -86,7 +85,7 @@ SIZES: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
 FASTEST, DATA_PARALLEL, MEASURED = "fastest", "data parallel", "stages=(1, 2)"
 
 
-Plans = dict[str, Plan | StagedPlan]
+Plans = dict[str, Plan]
 
 
 def plans_by_rates(recorded: Recorded, context: Context, micro_batches: list[int], schedules: list[str]) -> Plans:
@@ -101,7 +100,7 @@ def plans_by_rates(recorded: Recorded, context: Context, micro_batches: list[int
             values[_title(n, schedule)] = find_staged(request, processes.size, _n_stages(schedule), schedule).to_json()
     values = processes.broadcast(values)
     return {
-        name: StagedPlan.from_json(value) if "stages" in value else Plan.from_json(value) for name, value in values.items()
+        name: Plan.from_json(value) for name, value in values.items()
     }
 
 
@@ -150,7 +149,7 @@ def clocked(step: Callable[[], object], cpu_s: list[float]) -> Callable[[], None
     return run
 
 
-def stages_table(plan: StagedPlan, cpu_s: list[float]) -> str:
+def stages_table(plan: Plan, cpu_s: list[float]) -> str:
     """Return a table of stages: predicted busy time beside the CPU time of a step.
 
     Args:
@@ -164,9 +163,9 @@ def stages_table(plan: StagedPlan, cpu_s: list[float]) -> str:
     return tabulate(rows, ["stage", "ends with", "in flight", "deferred", "predicted busy", "CPU time"])
 
 
-def step_of(recorded: Recorded, plan: Plan | StagedPlan, processes: Processes) -> Callable[[], object]:
+def step_of(recorded: Recorded, plan: Plan, processes: Processes) -> Callable[[], object]:
     """Return a function that runs a step under a plan."""
-    build = execute_staged if isinstance(plan, StagedPlan) else execute
+    build = execute_staged if len(plan.stages) > 1 else execute
     execution = build(plan, recorded.model, recorded.first_values(), processes, MPI)  # type: ignore[operator]
     return partial(execution.engine.run, *synthetic_step(recorded.model.graph))
 
@@ -215,11 +214,11 @@ def compare(
         title: abs(plan.time_us / 1e6 / timing.median - 1)
         for (title, plan), timing in zip(plans.items(), timings, strict=True)
     }
-    staged = [error for title, error in errors.items() if isinstance(plans[title], StagedPlan)]
+    staged = [error for title, error in errors.items() if len(plans[title].stages) > 1]
     of_all = f"{statistics.mean(errors.values()):.1%} of all plans"
     print(f"mean error of predictions: {statistics.mean(staged):.1%} with stages, {of_all}")
     for number, (title, plan) in enumerate(plans.items()):
-        if isinstance(plan, StagedPlan):
+        if len(plan.stages) > 1:
             print(f"\n{title}\n{stages_table(plan, [of_rank[number] for of_rank in by_rank])}")
     print(flush=True)
 

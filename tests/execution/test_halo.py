@@ -26,6 +26,7 @@ from tensoropt.plan.build import cost_entries
 from tensoropt.plan.consistency import check_reshardings
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator, PlannedResharding
+from tensoropt.plan.stage_plan import StagePlan
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import StrategyView
@@ -55,7 +56,7 @@ def test_a_plan_keeps_its_exchanges(tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded.reshardings == plan.reshardings and "halo(" in loaded.table()
-    check_reshardings(view, loaded)
+    check_reshardings(view, loaded.stages[0])
 
 
 def plan_of_view(view: StrategyView) -> Plan:
@@ -76,7 +77,8 @@ def plan_of_view(view: StrategyView) -> Plan:
         PlannedOperator(name, graph.operators[name].type, strategy.configs[name], interface.results, 0, 0.0)
         for name, interface in view.interfaces.items()
     ]
-    return Plan(
-        mesh=strategy.mesh, operators=tuple(operators), reshardings=tuple(reshardings), memory_bytes=0, time_us=0.0,
-        compute_time_us=0.0, model_digest=graph.digest, exact=False, option="mini_time",
+    stage = StagePlan(
+        mesh=strategy.mesh, devices=tuple(range(strategy.mesh.n_devices)), operators=tuple(operators),
+        reshardings=tuple(reshardings), sum_bytes=0, time_us=0.0, compute_time_us=0.0, model_digest=graph.digest,
     )
+    return Plan(stages=(stage,), mesh=stage.mesh, time_us=0.0, model_digest=graph.digest, exact=False, option="mini_time")

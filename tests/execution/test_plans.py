@@ -54,8 +54,8 @@ def test_all_points_of_a_frontier(function: Any, cluster: str, space: str, every
         plan = frontier.plan(point, "mini_time")
         parts = [each.time_us for each in (*plan.operators, *plan.reshardings)]
         assert sum(parts) == pytest.approx(plan.time_us, rel=1e-9)
-        view = model.model.view(plan.strategy)
-        engine = engine_of(model, view, plan.path_finder(PlainCosts()), EmulatedBackend(plan.mesh))
+        view = model.model.view(plan.stages[0].strategy)
+        engine = engine_of(model, view, plan.stages[0].path_finder(PlainCosts()), EmulatedBackend(plan.mesh))
         train_and_check(engine, model)
         assert_variables(model, view, local_shards(engine))
         log = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0]))).log

@@ -28,7 +28,7 @@ from tensoropt.profiling.work import Measured, WorkItem
 from tensoropt.report.differences import differences, differences_text
 from tensoropt.report.explanation import PlanFacts, explanation
 from tensoropt.report.explanation_text import explanation_text
-from tensoropt.report.page_data import frontier_of_plan, report_data
+from tensoropt.report.plan_page import plan_report
 from tensoropt.report.reading import read_rows
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.checkpoint import restore, save
@@ -120,7 +120,7 @@ def test_damaged_plans_are_refused(planned, folder, times):
         written = json.loads(file.read_bytes())
         assert all(written[key] == value for key, value in loaded.to_json().items())
         loaded.check_for(model)
-        repr(loaded), loaded.strategy, loaded.explain()
+        repr(loaded), loaded.stages[0].strategy, loaded.explain()
 
     assert refused_or_read(file, file.read_bytes(), load, True, tensoropt.InputError, times) > times // 2
 
@@ -133,7 +133,7 @@ def test_damaged_plans_are_explained_and_reported_or_refused(planned, folder, ti
         plan = read_rows(file, "plan")
         with reading_value("plan", file):
             explanation_text(explanation(plan, PlanFacts()))
-            json.dumps(report_data(frontier_of_plan(plan), file.name))
+            json.dumps(plan_report(plan, file.name))
             differences_text(differences(plan, plan))
 
     assert refused_or_read(file, file.read_bytes(), load, True, tensoropt.InputError, times) > times // 4

@@ -58,8 +58,8 @@ def differing(name: str, strategy: str, dtype: str = "float64", optimizer: str =
     if strategy in PLANS:
         frontier = _frontier(name, dtype)
         plan = frontier.fastest() if strategy == "fastest" else frontier.smallest()
-        view = case.model.view(plan.strategy)
-        path_finder = plan.path_finder(PlainCosts())
+        view = case.model.view(plan.stages[0].strategy)
+        path_finder = plan.stages[0].path_finder(PlainCosts())
     else:
         seed = int(strategy)
         view = random_strategy(case, MESHES[seed % len(MESHES)], seed)

@@ -25,9 +25,10 @@ def test_points_of_a_frontier(name: str) -> None:
         plan = frontier.plan(point, "mini_time")
         parts = [each.time_us for each in (*plan.operators, *plan.reshardings)]
         assert sum(parts) == pytest.approx(plan.time_us, rel=1e-9)
-        view = case.model.view(plan.strategy)
-        check_reshardings(view, plan)
-        engine = Engine(view, plan.path_finder(PlainCosts()), EmulatedBackend(plan.mesh), lambda n: case.first_values[n])
+        view = case.model.view(plan.stages[0].strategy)
+        check_reshardings(view, plan.stages[0])
+        path_finder = plan.stages[0].path_finder(PlainCosts())
+        engine = Engine(view, path_finder, EmulatedBackend(plan.mesh), lambda n: case.first_values[n])
         fetch = Fetch(((case.graph.tensors[case.loss], False),), ("train",))
         for batch in case.batches:
             engine.run(fetch, feeds_of(case.graph, batch))

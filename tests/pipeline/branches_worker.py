@@ -19,7 +19,7 @@ from pipeline.random_programs import Program, check_training, engine_of, random_
 from pipeline.test_branches import CUTS, MODELS
 
 from tensoropt.lowering.order import CALLBACK
-from tensoropt.plan.staged_plan import StagedPlan
+from tensoropt.plan.plan import Plan
 from tensoropt.plan.submeshes import blocks_of
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.execute import MPI
@@ -52,7 +52,7 @@ def main() -> None:
         for n, schedule in CASES[name]:
             stages, rng = Stages(model.model, (cut,)), random.Random(n)
             plan = random_plan(rng, model, stages, blocks_of((1, 1)), named("v100-1x2"), n, schedule)
-            plan = StagedPlan.from_json(processes.broadcast(plan.to_json()))
+            plan = Plan.from_json(processes.broadcast(plan.to_json()))
             engine = engine_of(Program(model, plan, {}), processes, MPI)
             check_training(engine, model)
             if processes.rank == 1:

@@ -24,7 +24,7 @@ from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
 from tensoropt.plan.options import request_of
 from tensoropt.plan.options_with_stages import find_answer_with_stages
-from tensoropt.plan.staged_plan import PlannedStage, StagedPlan
+from tensoropt.plan.plan import Plan
 from tensoropt.plan.submeshes import Block, blocks_of, is_submesh
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.interleaved import INTERLEAVED
@@ -91,7 +91,7 @@ class Program:
     """
 
     model: helped.Recorded
-    plan: StagedPlan
+    plan: Plan
     placed: dict[str, tuple[int, ...]]
 
 
@@ -126,7 +126,7 @@ def random_plan(
     hardware: Hardware,
     n: int,
     schedule: str,
-) -> StagedPlan:
+) -> Plan:
     """Return a plan of a model in stages, with random strategies, micro-batches in flight and deferred."""
     planned, n_submeshes = [], len(set(blocks))
     order = interleaved(rng, stages.n, n, n_submeshes) if n_submeshes < stages.n else None
@@ -134,12 +134,17 @@ def random_plan(
         mesh = hardware.mesh(block.size)
         shares = (rng.choice((0.0, 0.3)), rng.choice((0.0, 0.3)))
         view = random_stage_view(part, n, mesh, rng.randrange(10**6), block.devices, *shares)
-        plan = as_plan(view.per_micro_batch, rng.randrange(1000), part, hardware, n)
+        (stage,) = as_plan(view.per_micro_batch, rng.randrange(1000), part, hardware, n).stages
         in_flight, deferred = rng.randint(1, n), rng.randint(0, n) if schedule == ZERO_BUBBLE else 0
         in_flight = in_flight if order is None else order.in_flight[part.index]
-        planned.append(PlannedStage(block.devices, last_operator, in_flight, deferred, plan, 0, 0.0))
-    return StagedPlan(
+        held = {"in_flight": in_flight, "deferred": deferred, "peak_bytes": 0}
+        own = tuple(replace(op, is_stand_in=op.name not in model.graph.operators) for op in stage.operators)
+        planned.append(replace(stage, devices=block.devices, last_operator=last_operator, operators=own, **held))
+    return Plan(
         stages=tuple(planned),
+        mesh=hardware.mesh(hardware.n_devices),
+        exact=False,
+        option="random",
         schedule=schedule,
         interleaving=order and order.interleaving,
         micro_batches=n,
@@ -183,7 +188,7 @@ def _placed(
             if not any(sentence in str(error) for sentence in IMPOSSIBLE):
                 raise
             continue
-        assert isinstance(plan, StagedPlan)
+        assert isinstance(plan, Plan)
         return Program(model, plan, placed)
     raise AssertionError(f"no placement of {MOST_DRAWS} is possible")
 
@@ -223,7 +228,7 @@ def check_training(engine: StagedEngine, model: helped.Recorded, tolerance: floa
 def check_emulated(program: Program) -> None:
     """Check that a program has one device's losses, variables and metrics, all ranks emulated, and is where it is placed."""
     for operator, devices in program.placed.items():
-        (stage,) = (each for each in program.plan.stages if operator in {op.name for op in each.plan.operators})
+        (stage,) = (each for each in program.plan.stages if operator in {op.name for op in each.operators})
         assert stage.devices == devices
     engine, model = engine_of(program, Processes(0, 1, ("here",)), EMULATED), program.model
     check_numbers(model, engine)

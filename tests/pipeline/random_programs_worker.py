@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from helpers.switches import graphs_as_built
 from pipeline.random_programs import Program, check_training, engine_of, random_program
 
-from tensoropt.plan.staged_plan import StagedPlan
+from tensoropt.plan.plan import Plan
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.local_hardware import prepared_processes
 
@@ -27,7 +27,7 @@ def main(seeds: str) -> None:
     for seed in range(int(first), int(last) + 1) if last else map(int, seeds.split(",")):
         program = random_program(seed, processes.size)
         value = processes.broadcast(program.plan.to_json())
-        program = Program(program.model, replace(program.plan, stages=StagedPlan.from_json(value).stages), program.placed)
+        program = Program(program.model, replace(program.plan, stages=Plan.from_json(value).stages), program.placed)
         try:
             check_training(engine_of(program, processes, MPI), program.model)
         except Exception as error:

@@ -14,7 +14,7 @@ from pipeline.orders import interleaved
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.staged_plan import StagedPlan
+from tensoropt.plan.plan import Plan
 from tensoropt.plan.submeshes import blocks_of
 from tensoropt.program.interleaved import INTERLEAVED
 from tensoropt.program.schedule import pass_orders
@@ -53,7 +53,7 @@ def random_cuts(model: zoo.Recorded, n_stages: int, seed: int) -> Stages:
             continue
 
 
-def check_losses(plan: StagedPlan, model: zoo.Recorded) -> None:
+def check_losses(plan: Plan, model: zoo.Recorded) -> None:
     """Check that a plan's emulated ranks train with one device's losses."""
     execution = execute_staged(
         plan, model.model, lambda variable: model.first_values[variable], Processes(0, 1, ("here",)), "emulated"

@@ -21,11 +21,11 @@ from tensoropt.ft import Budget
 from tensoropt.plan.find_frontier import ModelFrontier
 from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.options import request_of
+from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.plan.stage_memory import ends_of, messages_of
 from tensoropt.plan.staged_frontier import StagedFrontier
 from tensoropt.plan.staged_frontier_points import StagedPoint
-from tensoropt.plan.staged_plan import StagedPlan, load_any
 from tensoropt.plan.submeshes import interleaved_blocks
 from tensoropt.profiling.hardware import named
 from tensoropt.program.interleaved import interleaved_orders, most_in_flight, tried_interleavings
@@ -147,30 +147,29 @@ def _peak_of_replays(replays: dict[int, list[np.ndarray]], passes: list[Pass]) -
 def test_stages_are_on_submeshes_in_turn_and_a_plan_reads_back(tmp_path) -> None:
     found = frontier_of(request(cluster="v100-1x4"))
     plan = found.plan(found.fastest_within(None), "mini_time")
-    assert isinstance(plan, StagedPlan) and plan.schedule == "interleaved" and plan.interleaving is not None
+    assert isinstance(plan, Plan) and plan.schedule == "interleaved" and plan.interleaving is not None
     assert [stage.devices for stage in plan.stages] == [(0, 1), (2, 3), (0, 1), (2, 3)]
     assert plan.parallelism == 4 and plan.submeshes == ((0, 1), (2, 3))
-    assert plan.stages[0].memory_bytes == plan.stages[2].memory_bytes
+    assert plan.stages[0].peak_bytes == plan.stages[2].peak_bytes
     assert "4 stages on 2+2 devices" in plan.brief() and "by interleaved" in plan.brief()
     plan.save(tmp_path / "plan.json")
-    again = load_any(tmp_path / "plan.json")
-    assert isinstance(again, StagedPlan) and again.orders == plan.orders and again.to_json() == plan.to_json()
+    again = Plan.load(tmp_path / "plan.json")
+    assert isinstance(again, Plan) and again.orders == plan.orders and again.to_json() == plan.to_json()
     value = plan.to_json()
     for damaged in (
-        {**value["interleaved"], "ahead": [1, 1]},  # passes would wait for each other
-        {**value["interleaved"], "n_submeshes": 3, "ahead": [1, 1, 1]},
-        {**value["interleaved"], "per_round": 0},
-        {**value["interleaved"], "per_round": 2.5},
-        {**value["interleaved"], "ahead": "34"},
-        None,
+        {**value["schedule"], "ahead": [1, 1]},  # passes would wait for each other
+        {**value["schedule"], "n_submeshes": 3, "ahead": [1, 1, 1]},
+        {**value["schedule"], "per_round": 0},
+        {**value["schedule"], "per_round": 2.5},
+        {**value["schedule"], "ahead": "34"},
     ):
-        with pytest.raises(ValueError, match=r"wait for each other|can't be interleaved|not all of it"):
-            StagedPlan.from_json({**value, "interleaved": damaged})
-    more = {**value["interleaved"], "ahead": [each + 1 for each in value["interleaved"]["ahead"]]}
+        with pytest.raises(ValueError, match=r"wait for each other|can't be interleaved"):
+            Plan.from_json({**value, "schedule": damaged})
+    more = {**value["schedule"], "ahead": [each + 1 for each in value["schedule"]["ahead"]]}
     with pytest.raises(ValueError, match=r"don't have as many micro-batches in flight as it says|wait for each other"):
-        StagedPlan.from_json({**value, "interleaved": more})
+        Plan.from_json({**value, "schedule": more})
     with pytest.raises(ValueError, match="don't fit together"):
-        StagedPlan.from_json({**value, "stages": [value["stages"][i] for i in (0, 1, 3, 2)]})
+        Plan.from_json({**value, "stages": [value["stages"][i] for i in (0, 1, 3, 2)]})
 
 
 def test_a_plan_trains_with_one_devices_losses_and_its_peak_is_of_both_its_stages() -> None:
@@ -186,19 +185,19 @@ def test_a_plan_trains_with_one_devices_losses_and_its_peak_is_of_both_its_stage
         compute_ns = [int(f.costs.compute_ns[n]) for f, n in zip(point.frontiers, point.numbers, strict=True)]
         assert point.costs_ns[1] == max(compute_ns[0] + compute_ns[2], compute_ns[1] + compute_ns[3])
         plan = found.plan(number)
-        assert isinstance(plan, StagedPlan)
+        assert isinstance(plan, Plan)
         check_losses(plan, models.recorded("mlp", "adam"))
 
 
 def test_what_runs_beside_and_what_is_told_of_ranks_is_of_all_stages_on_a_device() -> None:
     asked = request("mlp")
     plan, model = frontier_of(asked).plan(0), models.recorded("mlp", "adam")
-    assert isinstance(plan, StagedPlan)
+    assert isinstance(plan, Plan)
     values = model.first_values
     execution = execute_staged(plan, model.model, lambda name: values[name], Processes(0, 1, ("here",)), "emulated")
     assert len(execution.engine.local_parameter_bytes) == plan.parallelism == 2
     at_once = [peak_staged_beside(execution, model.model, asked.hardware, n) for n in (plan.micro_batches, 1)]
-    assert at_once[0] >= plan.memory_bytes and at_once[1] > 0
+    assert at_once[0] >= plan.peak_bytes and at_once[1] > 0
 
 
 def passes_of(frontier: ModelFrontier, number: int, stage: int, order: StepOrder) -> int:

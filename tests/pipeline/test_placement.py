@@ -18,8 +18,8 @@ from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.options import request_of
 from tensoropt.plan.options_with_stages import find_answer_with_stages
 from tensoropt.plan.placement import fewest_stages
+from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request, searched
-from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.plan.submeshes import Block
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.pipeline.execute_staged import execute_staged
@@ -33,9 +33,9 @@ def request(name: str, force: object, cluster: str = "v100-1x4", **changed: obje
     return Request(**{**vars(found), "budget": Budget(seconds=0), **changed})  # type: ignore[arg-type]
 
 
-def plan_of(asked: Request, stages: object = None) -> StagedPlan:
+def plan_of(asked: Request, stages: object = None) -> Plan:
     plan = find_answer_with_stages("mini_time", asked, asked.hardware.n_devices, stages)  # type: ignore[arg-type]
-    assert isinstance(plan, StagedPlan)
+    assert isinstance(plan, Plan)
     return plan
 
 
@@ -44,9 +44,9 @@ def products(name: str) -> list[str]:
     return [op.name for op in models.recorded(name, "adam").model.graph.step_operators if op.type == "MatMul"]
 
 
-def devices_of(plan: StagedPlan, operator: str) -> tuple[int, ...]:
+def devices_of(plan: Plan, operator: str) -> tuple[int, ...]:
     """Return the devices that run an operator."""
-    (stage,) = (each for each in plan.stages if operator in {op.name for op in each.plan.operators})
+    (stage,) = (each for each in plan.stages if operator in {op.name for op in each.operators})
     return stage.devices
 
 
@@ -85,7 +85,7 @@ def test_the_stages_have_the_devices_and_operators_that_are_placed(
 def test_degrees_are_forced_inside_of_stages() -> None:
     name = products("mlp")[-1]
     plan = plan_of(request("mlp", {name: {"devices": [2, 3], "n": 2}}))
-    (operator,) = (op for stage in plan.stages for op in stage.plan.operators if op.name == name)
+    (operator,) = (op for stage in plan.stages for op in stage.operators if op.name == name)
     assert operator.config.degree("n") == 2 and devices_of(plan, name) == (2, 3)
 
 
@@ -108,7 +108,7 @@ def test_a_script_places_layers_and_trains_as_one_device_does() -> None:
         x, loss, train = record(devices)
         plan = tensoropt.find_strategy(parallelism=parallelism, verbose=0)
         if parallelism == 4:
-            assert isinstance(plan, StagedPlan) and [stage.devices for stage in plan.stages] == [(0,), (1,), (2, 3)]
+            assert isinstance(plan, Plan) and [stage.devices for stage in plan.stages] == [(0,), (1,), (2, 3)]
             assert [devices_of(plan, f"w{layer}") for layer in range(4)] == [(0,), (0,), (1,), (2, 3)]
         tensoropt.build_execution_graph(plan=plan, collectives="emulated")
         feeds = {x: np.random.default_rng(1).normal(size=(8, 16))}
@@ -137,7 +137,7 @@ def test_the_command_follows_a_models_placement(tmp_path: Path) -> None:
     asked = ("--schedule", "gpipe", "--micro-batches", "2", "--plan", str(tmp_path / "plan.json"))
     assert search(tmp_path, "[0]", "[1, 2, 3]", *asked) == 0
     plan = json.loads((tmp_path / "plan.json").read_text())
-    assert [stage["devices"] for stage in plan["stages"]] == [[0], [1, 2, 3]] and plan["schedule"] == "gpipe"
+    assert [stage["devices"] for stage in plan["stages"]] == [[0], [1, 2, 3]] and plan["schedule"]["name"] == "gpipe"
 
 
 def test_a_placement_is_compared_with_the_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

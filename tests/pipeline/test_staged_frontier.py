@@ -26,11 +26,12 @@ from tensoropt.plan.stage_points import SearchedStages
 from tensoropt.plan.stage_times import OperatorTimes, beside, transfers, works
 from tensoropt.plan.staged_frontier import StagedFrontier
 from tensoropt.plan.staged_frontier_points import StagedPoint, UnstagedPoint
-from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.plan.submeshes import blocks_of
 from tensoropt.profiling.hardware import Hardware, Origin, named
 from tensoropt.program.pass_memory import Messages
 from tensoropt.program.schedule import StepOrder
+from tensoropt.report.differences import differences, differences_text
+from tensoropt.report.plan_rows import PlanRows
 
 
 @cache
@@ -67,7 +68,7 @@ def test_the_frontier_with_stages_is_nowhere_above_the_one_without(name: str, li
 def test_stages_are_on_the_frontier_over_a_slow_link() -> None:
     found = frontier("mlp", (1, 2))
     counts = [point.n_stages for point in found.points_of]
-    assert isinstance(found.plan(counts.index(1)), Plan) and isinstance(found.plan(counts.index(2)), StagedPlan)
+    assert isinstance(found.plan(counts.index(1)), Plan) and isinstance(found.plan(counts.index(2)), Plan)
     assert found.smallest().peak_bytes == found.costs.mem_bytes[0]
     assert found.fastest().time_us == pytest.approx(found.points[-1].time_us, abs=1e-3)
     text = found.table()
@@ -80,21 +81,31 @@ def test_plans_of_points_have_their_costs_and_one_device_numbers(point: int) -> 
     found, model = frontier("mlp", (2,)), models.recorded("mlp", "adam")
     number = found.check_point(point)
     plan = found.plan(point)
-    assert isinstance(plan, StagedPlan) and plan.frontier is found and plan.point == number
-    assert (plan.memory_bytes, round(plan.time_us * 1e3)) == (found.costs.mem_bytes[number], found.costs.time_ns[number])
-    assert StagedPlan.from_json(plan.to_json()).to_json() == plan.to_json()
+    assert isinstance(plan, Plan) and plan.frontier is found and plan.point == number
+    assert (plan.peak_bytes, round(plan.time_us * 1e3)) == (found.costs.mem_bytes[number], found.costs.time_ns[number])
+    assert Plan.from_json(plan.to_json()).to_json() == plan.to_json()
     check_losses(plan, model)
 
 
 @pytest.mark.parametrize("name", first(1, ["mlp", "attention"]))
-def test_a_plan_without_stages_is_explained_beside_its_own_frontier(name: str) -> None:
+def test_a_plan_without_stages_is_explained_beside_those_with(name: str) -> None:
     found = frontier(name, (1, 2))
     number = next(i for i, point in enumerate(found.points_of) if point.n_stages == 1)
     point, plan = found.points_of[number], found.plan(number)
     assert isinstance(point, UnstagedPoint) and isinstance(plan, Plan)
     assert plan.frontier is found and plan.frontier_table() == found.table(number)
     alone = point.frontier.plan(point.number, "point").explanation()
-    assert plan.explanation() == {**alone, "frontier": found.table(number).splitlines()}
+    told = {**plan.explanation(), "smaller": alone["smaller"], "faster": alone["faster"]}
+    assert told == {**alone, "frontier": found.table(number).splitlines()}
+    faster = plan.explanation()["faster"]
+    assert faster is None or faster["peak_bytes"] == found.points_of[number + 1].n_bytes
+    # Any two plans are compared, and have the same members.
+    staged = found.plan(next(i for i, point in enumerate(found.points_of) if point.n_stages == 2))
+    told = differences(PlanRows(plan.to_json()), PlanRows(staged.to_json()))
+    assert told["totals"]["stages"] == [1, 2] and told["only_before"] == told["only_after"] == []
+    assert {op.name for op in plan.operators} == {op.name for op in staged.operators} and staged.mesh == plan.mesh
+    assert staged.compute_time_us == max(stage.compute_time_us for stage in staged.stages) <= staged.time_us
+    assert "stage" in differences_text(told) and staged.n_collectives == told["totals"]["collectives_per_step"][1]
 
 
 def searched(name: str) -> SearchedStages:
@@ -139,16 +150,16 @@ def saved_by_plan(of_stage: object, number: int) -> int:
     """The bytes that a micro-batch saves, by the plan's rows: all but what is made once a step and its copies."""
     graph, plan = of_stage.model.graph, of_stage.plan(number)  # type: ignore[attr-defined]
     results = {op.name: op.outputs[0].name if op.outputs else "" for op in graph.operators.values()}
-    held = sum(op.memory_bytes for op in plan.operators if graph.n_runs(results[op.name]) == 1)
+    held = sum(op.sum_bytes for op in plan.operators if graph.n_runs(results[op.name]) == 1)
     of_copies = (row for row in plan.reshardings if row.tensor in graph.tensors and graph.n_runs(row.tensor) == 1)
     copies = sum(row.accumulator_bytes + (not row.is_regathered and row.copy_bytes) for row in of_copies)
-    return max(0, plan.memory_bytes - held - copies)
+    return max(0, plan.sum_bytes - held - copies)
 
 
 def crossing_by_plan(of_stage: object, number: int, received: bool) -> int:
     """What a device is sent of a micro-batch, or sends of it to the one other stage, by the plan's layouts."""
     model = of_stage.model  # type: ignore[attr-defined]
-    view = model.view(of_stage.plan(number).strategy)  # type: ignore[attr-defined]
+    view = model.view(of_stage.plan(number).stages[0].strategy)  # type: ignore[attr-defined]
     crossings = [each for each in model.stages.crossings if model.graph.n_runs(each.tensor) > 1]
     own = [each for each in crossings if (each.target if received else each.source) == model.index]
     tensors = {each.tensor: model.graph.tensors[each.tensor] for each in own}
@@ -209,18 +220,18 @@ def test_on_measured_hardware_stages_must_be_predicted_to_save_more_than_predict
     found = replace(frontier("mlp", (1, 2)), points_of=staged.points_of)  # as if all without stages were beaten
     least_us = min(each.points[each.fastest_within(None)].time_us for each in found.unstaged)
 
-    def answer(saved: float, request: Request) -> Plan | StagedPlan:
+    def answer(saved: float, request: Request) -> Plan:
         """Return the answer if the fastest plan with stages saves a share of the fastest without."""
         fastest = replace(staged.points_of[-1], time_us=(1 - saved) * least_us)
         return _fastest(replace(found, points_of=(fastest,)), "mini_time", request)
 
-    assert isinstance(answer(WORTH_STAGES - 0.005, asked), StagedPlan)
+    assert isinstance(answer(WORTH_STAGES - 0.005, asked), Plan)
     asked = replace(asked, hardware=replace(asked.hardware, measured=Origin("2026-11-26", "2.21.0", 1)))
-    assert isinstance(answer(WORTH_STAGES + 0.01, asked), StagedPlan)
+    assert isinstance(answer(WORTH_STAGES + 0.01, asked), Plan)
     plan = answer(WORTH_STAGES - 0.005, asked)
     assert isinstance(plan, Plan) and plan.time_us == least_us and isinstance(plan.frontier, StagedFrontier)
     assert "are predicted to save 14% of a step, and taken from 15% on; ask for stages=2" in plan.frontier.summary()
-    assert isinstance(answer(WORTH_STAGES - 0.005, replace(asked, stages_must_pay=False)), StagedPlan)
+    assert isinstance(answer(WORTH_STAGES - 0.005, replace(asked, stages_must_pay=False)), Plan)
 
 
 def test_a_stage_that_alone_exceeds_the_limit_is_named() -> None:
@@ -259,13 +270,13 @@ def test_a_session_chooses_stages_and_runs_them() -> None:
     assert isinstance(chosen.frontier, StagedFrontier)
     assert chosen.time_us == pytest.approx(chosen.frontier.points[-1].time_us, abs=1e-3)
     fewest = tensoropt.find_strategy("mini_parallelism", stages=[2, 4], micro_batches=4, verbose=0)
-    assert isinstance(fewest, StagedPlan) and fewest.parallelism == 2
+    assert isinstance(fewest, Plan) and fewest.parallelism == 2
     curve = tensoropt.find_strategy("profiling", parallelism=[1, 2], micro_batches=2, stages=(1, 2), verbose=0)
     assert [point.parallelism for point in curve.points] == [1, 2] and curve.points[0].stages == 1
     with pytest.raises(InputError, match="schedule='gpipe' is the order in which stages run"):
         tensoropt.find_strategy(stages=(1,), schedule="gpipe", verbose=0)
     plan = tensoropt.find_strategy(stages=4, verbose=0)
-    assert isinstance(plan, StagedPlan) and len(plan.stages) == 4
+    assert isinstance(plan, Plan) and len(plan.stages) == 4
     tensoropt.build_execution_graph(plan=plan, collectives="emulated")
     feeds = {x: np.random.default_rng(1).normal(size=(8, 16))}
     losses = [float(tensoropt.run([loss, train], feeds)[0]) for _ in range(3)]

@@ -24,7 +24,6 @@ from tensoropt.plan.options import mini_parallelism, mini_time, profiling
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request, fastest_that_fits, least_bytes_in_micro_batches
 from tensoropt.plan.staged_frontier import StagedFrontier
-from tensoropt.plan.staged_plan import StagedPlan, load_any
 from tensoropt.plan.stages_for_memory import frontier_in_stages
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.ranks import Processes
@@ -97,14 +96,14 @@ def test_the_fewest_stages_that_fit_are_taken_and_say_why(tmp_path: Path, everyt
     for limit, count in (*others, (least_in(4), 4)):
         said = _Said()
         plan = mini_time(request(limit, progress=said), 4)
-        assert isinstance(plan, StagedPlan) and len(plan.stages) == count and plan.peak_bytes <= limit
+        assert isinstance(plan, Plan) and len(plan.stages) == count and plan.peak_bytes <= limit
         why = f"no plan without stages fits {memory_text(limit)}"
         assert f"no plan without stages fits; in {count} stages, costs" in said.phases
         assert isinstance(plan.frontier, StagedFrontier) and why in plan.frontier.summary()
         assert all(why in text for text in (plan.brief(), plan.table(), plan.explain(), plan.explained()))
         assert plan.to_json()["why_stages"] == why
         plan.save(tmp_path / "plan.json")
-        assert load_any(tmp_path / "plan.json").to_json() == plan.to_json()
+        assert Plan.load(tmp_path / "plan.json").to_json() == plan.to_json()
         plan.frontier.save(tmp_path / "frontier.json")
         assert why in tensoropt.load_frontier(tmp_path / "frontier.json").summary()
     check_losses(plan, recorded())
@@ -206,10 +205,10 @@ def test_a_model_that_cannot_be_cut_has_no_frontier_in_stages() -> None:
 def test_the_fewest_devices_and_a_curve_count_stages() -> None:
     limit = least_in(4)
     fewest = mini_parallelism(request(limit), [2, 4])
-    assert isinstance(fewest, StagedPlan) and fewest.parallelism == 4 and fewest.option == "mini_parallelism"
+    assert isinstance(fewest, Plan) and fewest.parallelism == 4 and fewest.option == "mini_parallelism"
     alone, staged = profiling(request(limit), [1, 4]).points
     assert (alone.fits, alone.stages) == (False, 1) and (staged.fits, staged.stages) == (True, 4)
-    assert alone.memory_bytes > limit >= staged.memory_bytes
+    assert alone.peak_bytes > limit >= staged.peak_bytes
     neither = profiling(request(limit - 1), [4]).points[0]
     assert (neither.fits, neither.stages, neither.memory_bytes) == (False, 4, limit)
 
@@ -227,7 +226,7 @@ def test_a_script_takes_them_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         horovod.setenv("TENSOROPT_COLLECTIVES", "horovod")
         tensoropt.find_strategy(**asked)
     plan = tensoropt.find_strategy(**asked)
-    assert isinstance(plan, StagedPlan) and "no plan without stages fits" in plan.brief()
+    assert isinstance(plan, Plan) and "no plan without stages fits" in plan.brief()
     tensoropt.build_execution_graph(plan=plan, collectives="emulated")
     feeds = {x: np.random.default_rng(1).normal(size=(8, 16))}
     losses = [float(tensoropt.run([loss, train], feeds)[0]) for _ in range(3)]
@@ -240,7 +239,7 @@ def test_a_trainer_takes_them_by_itself() -> None:
     model = keras.Sequential([keras.Input((16,)), *(keras.layers.Dense(16, use_bias=False) for _ in range(4))])
     options = {"batch_size": 8, "cluster": "v100-1x4", "collectives": "emulated", "force": UNSPLIT, "verbose": 0}
     trainer = tensoropt.parallelize(model, "sgd", "mse", memory=6_000, **options)
-    assert isinstance(trainer.plan, StagedPlan)
+    assert isinstance(trainer.plan, Plan)
     trainer.fit(np.ones((8, 16)), np.ones((8, 16)), verbose=0)
 
 
@@ -267,7 +266,7 @@ def test_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_batch_that_two_do_not_divide_is_taken_in_three(micro_batches: int | None) -> None:
     model = zoo.record(partial(layers, 9, 8), "adam").model
     plan = mini_time(request(6000, model=model, micro_batches=micro_batches), 4)
-    assert isinstance(plan, StagedPlan) and plan.micro_batches == 3
+    assert isinstance(plan, Plan) and plan.micro_batches == 3
 
 
 def test_more_micro_batches_are_those_in_which_the_model_can_be_trained() -> None:
@@ -276,4 +275,4 @@ def test_more_micro_batches_are_those_in_which_the_model_can_be_trained() -> Non
     probe = stages_for_memory._probe(request(1, model=model), 4, 2)
     assert probe.points_of[0].micro_batches == 8
     plan = mini_time(request(probe.points_of[0].n_bytes - 1, model=model), 4)
-    assert isinstance(plan, StagedPlan) and plan.micro_batches == 16
+    assert isinstance(plan, Plan) and plan.micro_batches == 16

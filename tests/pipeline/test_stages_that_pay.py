@@ -19,7 +19,6 @@ from tensoropt.plan.options import mini_parallelism, mini_time, profiling
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.plan.staged_frontier import StagedFrontier
-from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.plan.stages_that_pay import WORTH_STAGES
 from tensoropt.profiling.hardware import Origin, named
 from tensoropt.tools.cli.main import main
@@ -60,7 +59,7 @@ def request(cluster: str = "v100-2x1", **changed: object) -> Request:
 def test_stages_are_taken_where_they_pay_and_say_why() -> None:
     alone = mini_time(request(may_take_stages=False), 2)
     plan = mini_time(request(), 2)
-    assert isinstance(alone, Plan) and isinstance(plan, StagedPlan) and isinstance(plan.frontier, StagedFrontier)
+    assert isinstance(alone, Plan) and isinstance(plan, Plan) and isinstance(plan.frontier, StagedFrontier)
     assert plan.time_us <= (1 - WORTH_STAGES) * alone.time_us
     assert "2 stages are predicted to take" in plan.why_stages and plan.why_stages in plan.brief()
     assert plan.why_stages in plan.frontier.summary()
@@ -72,10 +71,10 @@ def test_stages_are_taken_where_they_pay_and_say_why() -> None:
 def test_all_options_take_them_and_without_a_frontier_the_same_plan_is_found() -> None:
     plan = mini_time(request(), 2)
     lean = mini_time(request(wants_frontier=False), 2)
-    assert isinstance(lean, StagedPlan) and lean.to_json()["stages"] == plan.to_json()["stages"]
+    assert isinstance(lean, Plan) and lean.to_json()["stages"] == plan.to_json()["stages"]
     assert lean.frontier is not None and len(lean.frontier) <= 3
     fewest = mini_parallelism(request(), [2])
-    assert isinstance(fewest, StagedPlan) and fewest.time_us == plan.time_us
+    assert isinstance(fewest, Plan) and fewest.time_us == plan.time_us
     point, two = profiling(request(), [1, 2]).points
     assert (point.stages, two.stages) == (1, 2) and two.time_us == pytest.approx(plan.time_us, rel=0.02)
 
@@ -83,7 +82,7 @@ def test_all_options_take_them_and_without_a_frontier_the_same_plan_is_found() -
 def test_a_memory_limit_holds_for_them() -> None:
     plan = mini_time(request(), 2)
     found = mini_time(request(limit_bytes=plan.peak_bytes - 1), 2)
-    assert isinstance(found, StagedPlan) and found.peak_bytes < plan.peak_bytes and found.time_us > plan.time_us
+    assert isinstance(found, Plan) and found.peak_bytes < plan.peak_bytes and found.time_us > plan.time_us
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ def test_on_measured_hardware_they_are_tried_or_told() -> None:
     told = mini_time(request(hardware=hardware), 2)
     assert isinstance(told, Plan) and "2 stages may take" in told.hint and f"note: {told.hint}" in told.brief()
     tried = mini_time(request(hardware=hardware, stages_must_pay=False, searches_micro_batches=False), 2)
-    assert isinstance(tried, StagedPlan) and tried.micro_batches > 1
+    assert isinstance(tried, Plan) and tried.micro_batches > 1
     assert fastest_without_stages(tried, None) is not None
 
 

@@ -131,7 +131,7 @@ def test_plans_have_one_device_numbers(name: str, cluster: str, n_stages: int, s
     devices = [stage.devices for stage in plan.stages]
     assert sum(devices, ()) == tuple(range(asked.hardware.n_devices))
     assert cluster == "v100-2x3" or len({len(each) for each in devices}) > 1
-    assert all(stage.plan.mesh.n_devices == len(stage.devices) for stage in plan.stages)
+    assert all(stage.mesh.n_devices == len(stage.devices) for stage in plan.stages)
     check_losses(plan, model)
 
 

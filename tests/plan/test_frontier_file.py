@@ -25,8 +25,8 @@ from tensoropt.report.frontier_rows import column_of
         ("[" * 100_000, "is not whole JSON"),
         ("[1]", "is not a frontier: got format 'list', expected 'tensoropt/frontier'"),
         ('{"format": "tensoropt/plan", "version": 1}', "got format 'tensoropt/plan', expected 'tensoropt/frontier'"),
-        ('{"format": "tensoropt/frontier", "version": 4}', "has version 4, expected 5"),
-        ('{"format": "tensoropt/frontier", "version": 5}', "is damaged (KeyError: 'checksum')"),
+        ('{"format": "tensoropt/frontier", "version": 5}', "has version 5, expected 6"),
+        ('{"format": "tensoropt/frontier", "version": 6}', "is damaged (KeyError: 'checksum')"),
     ],
 )
 def test_files_that_are_no_frontiers(tmp_path, text, said):
@@ -64,10 +64,10 @@ def test_any_key_that_is_missing_is_noticed(whole, file):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda value: value["points"][1].update(memory_bytes=value["points"][1]["memory_bytes"] + 1),
+        lambda value: value["points"][1].update(sum_bytes=value["points"][1]["sum_bytes"] + 1),
         lambda value: value["points"][1].update(compute_time_us=0.5),
         lambda value: value["points"][1].update(exact=False),
-        lambda value: value["operators"][0]["choices"][0].update(memory_bytes=1),
+        lambda value: value["operators"][0]["choices"][0].update(sum_bytes=1),
         lambda value: value["operators"][0]["choices"][0].update(config="-"),
         lambda value: value["reshardings"][0]["pool"][0].update(time_us=0.001),
         lambda value: value.update(model_digest="0123456789abcdef"),
@@ -98,9 +98,9 @@ def test_what_was_changed_by_hand_is_noticed(file, change):
         (lambda value: value["reshardings"][0].update(choices=[]), "a point takes choice"),
         (lambda value: value["reshardings"][0]["choices"].__setitem__(0, [999]), "a choice names row 999 of"),
         (lambda value: value["points"].reverse(), "strictly ascending memory"),
-        (lambda value: value["points"][0].update(memory_bytes=1.5), "must be integers"),
-        (lambda value: value["points"][0].update(memory_bytes="1"), "must be integers"),
-        (lambda value: value["points"][0].update(memory_bytes=2**80), "must be integers"),
+        (lambda value: value["points"][0].update(sum_bytes=1.5), "must be integers"),
+        (lambda value: value["points"][0].update(sum_bytes="1"), "must be integers"),
+        (lambda value: value["points"][0].update(sum_bytes=2**80), "must be integers"),
         (lambda value: value.update(points=[]), "must be integers"),
         (lambda value: value.update(mesh=[{"name": "device", "count": 0}]), "ValueError"),
         (lambda value: value.update(bound=3), "TypeError"),

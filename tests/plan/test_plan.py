@@ -36,15 +36,17 @@ def changed(file: Path, change) -> Path:
 
 
 def operator(value, name):
-    return next(op for op in value["operators"] if op["name"] == name)
+    return next(op for op in value["stages"][0]["operators"] if op["name"] == name)
 
 
 def test_a_plan_comes_back_as_it_was(planned, file):
     loaded = tensoropt.load_plan(file)
     peak = planned.frontier.peak_json(planned.point)  # which its file has, too
-    assert loaded.to_json() == {**planned.to_json(), "peak": peak} == json.loads(file.read_text())
-    assert loaded.strategy.configs == planned.strategy.configs
-    assert loaded.strategy.shared == planned.strategy.shared
+    value = planned.to_json()
+    value["stages"][0]["peak"] = peak
+    assert loaded.to_json() == value == json.loads(file.read_text())
+    assert loaded.stages[0].strategy.configs == planned.stages[0].strategy.configs
+    assert loaded.stages[0].strategy.shared == planned.stages[0].strategy.shared
     assert loaded.reshardings == planned.reshardings
     assert loaded.operators == planned.operators
     assert (loaded.table(), repr(loaded), loaded.frontier_table()) == (
@@ -82,8 +84,8 @@ def test_saving_leaves_one_whole_file(planned, tmp_path):
         ("\x80", "is not whole JSON"),
         ("[1]", "is not a plan: got format 'list', expected 'tensoropt/plan'"),
         ('{"format": "tensoropt/curve", "version": 1}', "got format 'tensoropt/curve', expected 'tensoropt/plan'"),
-        ('{"format": "tensoropt/plan", "version": 4}', "has version 4, expected 5"),
-        ('{"format": "tensoropt/plan", "version": 5}', "is damaged"),
+        ('{"format": "tensoropt/plan", "version": 5}', "has version 5, expected 6"),
+        ('{"format": "tensoropt/plan", "version": 6}', "is damaged"),
     ],
 )
 def test_files_that_are_no_plans(tmp_path, text, said):
@@ -101,24 +103,16 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(file):
             tensoropt.load_plan(file)
 
 
-def test_a_plan_tells_its_peak_and_one_of_an_earlier_version_does_not(file):
-    value = json.loads(file.read_text())
-    assert tensoropt.load_plan(file).peak_bytes == value["peak_bytes"] > 0
-    file.write_text(json.dumps({key: each for key, each in value.items() if key not in ("peak_bytes", "peak")}))
-    assert tensoropt.load_plan(file).peak_bytes is None
-
-
 def test_any_key_that_is_missing_is_noticed(file):
     whole = json.loads(file.read_text())
-    # Where nobody knows the instant of the peak there is none.
-    for key in whole.keys() - {"peak"}:
+    for key in whole:
         file.write_text(json.dumps({k: v for k, v in whole.items() if k != key}))
         with pytest.raises(tensoropt.InputError):
             tensoropt.load_plan(file)
     for part in ("operators", "reshardings"):
-        for key in whole[part][0]:
+        for key in whole["stages"][0][part][0]:
             bent = json.loads(json.dumps(whole))
-            del bent[part][0][key]
+            del bent["stages"][0][part][0][key]
             file.write_text(json.dumps(bent))
             with pytest.raises(tensoropt.InputError, match="is damaged"):
                 tensoropt.load_plan(file)
@@ -127,12 +121,12 @@ def test_any_key_that_is_missing_is_noticed(file):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda value: value.update(memory_bytes="12"),
+        lambda value: value.update(sum_bytes="12"),
         lambda value: value.update(mesh=[]),
         lambda value: value.update(mesh=[{"name": "device", "count": 0}]),
-        lambda value: value["operators"][0].update(config="n:Z"),
-        lambda value: value["operators"][0].update(results=["[z]"]),
-        lambda value: value["reshardings"][0].update(forward=["[-, -]", "[a, b]", "[b, a]"]),
+        lambda value: value["stages"][0]["operators"][0].update(config="n:Z"),
+        lambda value: value["stages"][0]["operators"][0].update(results=["[z]"]),
+        lambda value: value["stages"][0]["reshardings"][0].update(forward=["[-, -]", "[a, b]", "[b, a]"]),
     ],
 )
 def test_values_that_make_no_sense_are_noticed(file, change):
@@ -151,6 +145,7 @@ def test_a_split_that_a_dimension_cannot_take_is_refused(file):
     def change(value):
         operator(value, "v").update(config="d1:ab d0:c")
         value["mesh"] = [{"name": "machine", "count": 1}, {"name": "device", "count": 8}]
+        value["stages"][0].update(mesh=value["mesh"], devices=list(range(8)))
 
     refused(
         changed(file, change),
@@ -161,6 +156,7 @@ def test_a_split_that_a_dimension_cannot_take_is_refused(file):
 def test_more_blocks_than_elements_are_refused(file):
     def change(value):
         value["mesh"] = [{"name": "machine", "count": 1}, {"name": "device", "count": 8}]
+        value["stages"][0].update(mesh=value["mesh"], devices=list(range(8)))
         operator(value, "b").update(config="d0:abc", results=["[abc]"])
 
     refused(
@@ -178,11 +174,11 @@ def test_a_factor_that_the_operator_does_not_have_is_refused(file):
 
 
 def test_reshardings_that_do_not_follow_from_the_configs_are_refused(file):
-    lacking = changed(file, lambda value: value["reshardings"].pop())
+    lacking = changed(file, lambda value: value["stages"][0]["reshardings"].pop())
     refused(lacking, r"the plan lacks the resharding of .* find the strategy")
 
     def add(value):
-        value["reshardings"].append(value["reshardings"][0] | {"consumers": ["v"]})
+        value["stages"][0]["reshardings"].append(value["stages"][0]["reshardings"][0] | {"consumers": ["v"]})
 
     refused(changed(file, add), r"the plan (lacks|has, against its configs,) the resharding of")
 

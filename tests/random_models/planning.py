@@ -17,6 +17,7 @@ from tensoropt.plan.options import find_answer
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator
 from tensoropt.plan.request import OF_CURVE, Request, searched
+from tensoropt.plan.stage_plan import StagePlan
 from tensoropt.profiling.hardware import Hardware
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs, why_invalid
@@ -103,8 +104,12 @@ def as_plan(view: StrategyView, seed: int, model: Model, hardware: Hardware, n_m
     path_finder = random_router(seed)
     reshardings = [planned for entry in cost_entries(view, costing) if (planned := entry.planned(path_finder)) is not None]
     digest = view.graph.full_batch.digest
+    stage = StagePlan(
+        mesh=mesh, devices=tuple(range(mesh.n_devices)), operators=tuple(operators), reshardings=tuple(reshardings),
+        sum_bytes=0, time_us=0.0, compute_time_us=0.0, model_digest=digest,
+    )
     plan = Plan(
-        mesh=mesh, operators=tuple(operators), reshardings=tuple(reshardings), memory_bytes=0, time_us=0.0,
-        compute_time_us=0.0, model_digest=digest, exact=False, option="random", micro_batches=n_micro_batches,
+        stages=(stage,), mesh=mesh, time_us=0.0, model_digest=digest, exact=False, option="random",
+        micro_batches=n_micro_batches,
     )
     return Plan.from_json(json.loads(json.dumps(plan.to_json())))

@@ -34,12 +34,13 @@ def found() -> ModelFrontier:
 
 def test_a_plan_reads_back_as_it_was_written(found: ModelFrontier, tmp_path: Path) -> None:
     plan = found.smallest()
-    assert plan.strategy.rematerialized
+    assert plan.stages[0].strategy.rematerialized
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
-    assert loaded.strategy.rematerialized == plan.strategy.rematerialized and loaded.operators == plan.operators
+    assert loaded.stages[0].strategy.rematerialized == plan.stages[0].strategy.rematerialized
+    assert loaded.operators == plan.operators
     loaded.check_for(found.model)
-    check_reshardings(found.model.view(loaded.strategy), loaded)
+    check_reshardings(found.model.view(loaded.stages[0].strategy), loaded.stages[0])
 
 
 @pytest.mark.parametrize("function", [small.mlp, small.cnn, small.attention])
@@ -51,7 +52,7 @@ def test_any_plan_has_the_copies_that_its_strategy_regathers(function: Callable[
             model, hardware.mesh(4), seed, share_regathered=(0.0, 0.3)[seed % 2], share_rematerialized=0.5
         )
         plan = as_plan(view, seed, model.model, hardware)
-        check_reshardings(model.model.view(plan.strategy), plan)
+        check_reshardings(model.model.view(plan.stages[0].strategy), plan.stages[0])
 
 
 def test_operators_and_reshardings_come_to_the_plan_s_time(found: ModelFrontier) -> None:
@@ -60,7 +61,7 @@ def test_operators_and_reshardings_come_to_the_plan_s_time(found: ModelFrontier)
         total = sum(op.time_us for op in plan.operators) + sum(each.time_us for each in plan.reshardings)
         assert total == pytest.approx(plan.time_us + plan.overlap_time_us, rel=1e-9)
         again = {op.name for op in plan.operators if op.is_rematerialized}
-        assert again == plan.strategy.rematerialized
+        assert again == plan.stages[0].strategy.rematerialized
         assert all(0 <= op.rematerialization_us < op.time_us for op in plan.operators if op.is_rematerialized and op.time_us)
 
 
@@ -87,7 +88,7 @@ def test_a_plan_that_rematerializes_a_source_is_refused(found: ModelFrontier) ->
         if place is not None:
             operators[place] = replace(operators[place], is_rematerialized=True)
             with pytest.raises(InputError, match=refusal):
-                replace(plan, operators=tuple(operators)).check_for(found.model)
+                replace(plan, stages=(replace(plan.stages[0], operators=tuple(operators)),)).check_for(found.model)
 
 
 def test_rematerialization_lowers_memory_and_no_point_is_above_one_without(found: ModelFrontier) -> None:
@@ -96,7 +97,7 @@ def test_rematerialization_lowers_memory_and_no_point_is_above_one_without(found
     Of those that are shown, which are in one order by memory and by peak, one may be left out.
     """
     without = find_frontier(found.model, found.hardware, 2, budget=Budget(seconds=1.0), without=["remat"])
-    assert without.built.transient is None and not without.smallest().strategy.rematerialized
+    assert without.built.transient is None and not without.smallest().stages[0].strategy.rematerialized
     assert found.found.mem_bytes[0] < without.found.mem_bytes[0] and without.found.exact
     searched, searched_without = found.certified, without.certified
     for mem_bytes, time_ns in zip(searched_without.mem_bytes, searched_without.time_ns, strict=True):

@@ -14,7 +14,7 @@ from tensoropt.report.config_words import config_words
 from tensoropt.report.explanation import PlanFacts, explanation, layer_costs, memory_parts, time_parts
 from tensoropt.report.explanation_text import explanation_text
 from tensoropt.report.frontier_rows import FrontierRows
-from tensoropt.report.plan_rows import NO_LAYER, PlanRows, layers_of
+from tensoropt.report.plan_rows import NO_LAYER, PlanRows, layers_of, summary_line
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +25,11 @@ def loaded(frontier_file):
 def test_the_rows_of_each_point_are_those_of_its_plan(found, frontier, loaded):
     assert len(frontier) == len(found) > 5
     for point in range(len(frontier)):
-        rows, plan = frontier.plan(point), loaded.plan(point)
-        told = json.loads(json.dumps(plan.to_json()))
+        whole, plan = frontier.plan(point), loaded.plan(point)
+        (rows,), (told,) = whole.stages, json.loads(json.dumps(plan.to_json()))["stages"]
         assert rows.operators == told["operators"] and rows.reshardings == told["reshardings"]
-        assert rows.summary() == plan.summary()
-        assert rows.network_time_us == plan.network_time_us
+        assert summary_line(whole) == plan.summary()
+        assert rows.value["network_time_us"] == plan.network_time_us
         for row, resharding in zip(rows.reshardings, plan.reshardings, strict=True):
             assert [way.text for way in rows.executed(row)] == [
                 str(step) for path in resharding.paths for step in path.steps if step.communicates
@@ -48,14 +48,14 @@ def test_points_are_chosen_as_a_loaded_frontier_chooses_them(frontier, loaded):
 
 def test_parts_and_layers_add_up_to_the_plan(frontier):
     for point in range(len(frontier)):
-        plan = frontier.plan(point)
+        (plan,) = frontier.plan(point).stages
         assert sum(part["time_us"] for part in time_parts(plan)) == pytest.approx(plan.value["time_us"], abs=1e-6)
-        assert sum(part["bytes"] for part in memory_parts(plan)) == plan.value["memory_bytes"]
+        assert sum(part["bytes"] for part in memory_parts(plan)) == plan.value["sum_bytes"]
         told = layer_costs(plan)
         compute = sum(layer["time_us"] for layer in told)
         network = sum(layer["network_time_us"] for layer in told)
         assert compute == pytest.approx(plan.value["compute_time_us"], abs=1e-6)
-        assert network == pytest.approx(plan.network_time_us, abs=1e-6)
+        assert network == pytest.approx(plan.value["network_time_us"], abs=1e-6)
         assert sum(layer["operators"] for layer in told) == len(plan.operators)
 
 
@@ -64,12 +64,13 @@ def test_a_plan_a_file_and_the_explanation_have_the_same_numbers(found, plan_fil
     by_plan, by_file = plan.explanation(), explanation(PlanRows(json.loads(plan_file.read_text())), PlanFacts())
     differing = {key for key in by_plan if by_plan[key] != by_file[key]}
     assert differing == {"has_frontier", "smaller", "faster"}
-    assert sum(row["bytes"] for row in by_plan["peak"]) == by_plan["peak_bytes"] == plan.peak_bytes
-    assert json.loads(plan_file.read_text()) == json.loads(json.dumps({**plan.to_json(), "peak": plan._peak_json()}))
+    ((stage,), (of_file,)) = by_plan["stages"], by_file["stages"]
+    assert sum(row["bytes"] for row in stage["peak"]) == by_plan["peak_bytes"] == plan.peak_bytes
+    assert json.loads(plan_file.read_text()) == json.loads(json.dumps(plan._with_peak().to_json()))
     peak = found.peak(plan.point)
-    instant = by_file["peak_instant"]
+    instant = of_file["peak_instant"]
     assert (instant["instruction"], instant["instructions"]) == (peak.instruction, len(found.program(plan.point)))
-    assert {row["name"]: row["bytes"] for row in by_file["peak_tensors"]} == dict(peak.by_tensor.most_common(12))
+    assert {row["name"]: row["bytes"] for row in of_file["peak_tensors"]} == dict(peak.by_tensor.most_common(12))
     text = explanation_text(by_file)
     assert f"the peak is at instruction {peak.instruction + 1} of {instant['instructions']}, while it makes " in text
     assert peak.by_tensor.most_common(1)[0][0] in text.partition("tensors at the peak")[2]

@@ -25,7 +25,7 @@ def cells(shown) -> set[str]:
 
 def test_a_plan_shows_where_time_and_memory_go(found):
     plan = found.turning_point()
-    told = plan.explanation()
+    told = plan.explanation()["stages"][0]
     shown = cells(plan)
     assert {plan.summary(), told["time"][0]["name"], time_text(told["time"][0]["time_us"])} <= shown
     assert memory_text(told["memory"][0]["bytes"]) in shown
@@ -35,7 +35,7 @@ def test_a_frontier_shows_its_points(found, frontier_file):
     for frontier in (found, tensoropt.load_frontier(frontier_file)):
         shown = cells(frontier)
         first, last = frontier.points[0], frontier.points[-1]
-        assert {time_text(first.time_us), memory_text(last.memory_bytes), "turning point"} <= shown
+        assert {time_text(first.time_us), memory_text(last.sum_bytes), "turning point"} <= shown
         assert "<polyline" in frontier._repr_html_()
 
 

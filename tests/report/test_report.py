@@ -22,7 +22,7 @@ from tensoropt.report.explanation import layer_costs, memory_parts, time_parts
 from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.report.measured import COMPARED
 from tensoropt.report.page import DATA_ID, page
-from tensoropt.report.page_data import frontier_of_plan, report_data
+from tensoropt.report.page_data import frontier_of_stage, report_data
 from tensoropt.report.plan_rows import SOURCES
 from tensoropt.report.reading import read_frontier, read_rows
 from tensoropt.report.sentences import MOST_DIFFERENCES, time_text
@@ -62,7 +62,7 @@ def data(detailed):
 
 def test_the_parts_of_every_point_are_those_of_its_plan(frontier, data):
     for point in range(len(frontier)):
-        plan = frontier.plan(point)
+        (plan,) = frontier.plan(point).stages
         told = {(part["part"], part["name"]): part["time_us"][point] for part in data["time_parts"]}
         expected = {(part["part"], part["name"]): part["time_us"] for part in time_parts(plan)}
         assert {key: us for key, us in told.items() if us} == pytest.approx(expected, abs=2e-6)
@@ -73,12 +73,12 @@ def test_the_parts_of_every_point_are_those_of_its_plan(frontier, data):
 def test_the_sentences_of_every_point_are_those_of_its_plan(detailed, data):
     frontier = read_frontier(detailed)
     told = next(each["plan"] for each in frontier.value["details"]["baselines"] if "plan" in each)
-    theirs = {op["name"]: op for op in told["operators"]}
+    theirs = {op["name"]: op for op in told["stages"][0]["operators"]}
     seen = 0
     for number, view in data["views"].items():
         plan = frontier.plan(int(number))
         first, peak, beside, *differing = view["sentences"]
-        costliest = layer_costs(plan)[0]
+        costliest = layer_costs(*plan.stages)[0]
         compute, network = costliest["time_us"], costliest["network_time_us"]
         share = (compute + network) / plan.value["time_us"]
         assert first == (
@@ -98,7 +98,7 @@ def test_the_sentences_of_every_point_are_those_of_its_plan(detailed, data):
         for (kind, now, was), count in counts.items():
             what = "variable" if kind == "Variable" else kind
             expected.add(f"{count} {what}{'s' * (count != 1)}: {now}, where data parallelism has {was}.")
-        again = [row for row in plan.reshardings if row.get("is_regathered", False)]
+        again = [row for row in plan.stages[0].reshardings if row.get("is_regathered", False)]
         made = [op for op in plan.operators if op.get("is_rematerialized", False) and op["type"] not in SOURCES]
         if made or again:
             assert differing.pop() == (
@@ -115,7 +115,7 @@ def test_the_sentences_of_every_point_are_those_of_its_plan(detailed, data):
 
 def test_the_points_are_those_of_the_frontier(found, data):
     costs = found.costs
-    assert data["points"]["memory_bytes"] == costs.mem_bytes.tolist()
+    assert data["points"]["sum_bytes"] == costs.mem_bytes.tolist()
     np.testing.assert_allclose(data["points"]["time_us"], costs.time_ns / 1e3)
     assert data["points"]["peak_bytes"] == [found.peak(i).n_bytes for i in range(len(found))]
     assert data["turning_point"] == found.turning_number and data["chosen"] == len(found) - 2
@@ -168,10 +168,10 @@ def test_another_choice_is_the_cheapest_of_all_with_the_copies_around_it(found, 
             assert (other is None) == (not weighed)
             if other is not None:
                 seen += 1
-                told = other["time_us"] * 1e3 + ns_per_byte * other["memory_bytes"]
+                told = other["time_us"] * 1e3 + ns_per_byte * other["sum_bytes"]
                 assert told == pytest.approx(min(weighed), abs=1e-3)
                 # The point is Pareto-minimal: another choice doesn't win in both.
-                assert other["memory_bytes"] > 0 or other["time_us"] >= 0
+                assert other["sum_bytes"] > 0 or other["time_us"] >= 0
     assert seen > 10
 
 
@@ -198,7 +198,7 @@ def test_a_plan_and_a_frontier_write_their_reports(found, plan_file, tmp_path):
     told = json.loads(Data((tmp_path / "plan.html").read_text()).text)
     plan = read_rows(plan_file, "plan")
     assert told["points"]["time_us"] == [plan.value["time_us"]] and told["views"] == {}
-    assert told == json.loads(json.dumps(report_data(frontier_of_plan(plan), "plan.html")))
+    assert told == json.loads(json.dumps(report_data(frontier_of_stage(plan), "plan.html")))
     found.turning_point().report(tmp_path / "live.html")
     told = json.loads(Data((tmp_path / "live.html").read_text()).text)
     assert told["chosen"] == found.turning_number and len(told["views"]) == len(found)

@@ -30,5 +30,5 @@ frontier = find_frontier(recorded.model, hardware, processes.size, force=forced)
 for plan in (frontier.fastest(), frontier.smallest()):
     check = check_plan(plan, recorded.model, recorded.first_values(), processes, 1, hardware)
     if processes.rank == 0:
-        n_regathered, memory = len(plan.strategy.regathered), check.memory
+        n_regathered, memory = len(plan.stages[0].strategy.regathered), check.memory
         print(f"{n_regathered} made again: {memory.predicted:.0f} of {memory.measured:.0f}", flush=True)

@@ -60,7 +60,7 @@ def test_a_frontier_with_the_choice_is_never_above_the_one_without(name: str, sp
 
 def test_copies_are_regathered_with_little_memory_and_not_without_a_limit() -> None:
     found = frontier("lenet5", "full", ())
-    assert found.smallest().strategy.regathered and not found.fastest().strategy.regathered
+    assert found.smallest().stages[0].strategy.regathered and not found.fastest().stages[0].strategy.regathered
     least, without = found.found, frontier("lenet5", "full", ("reuse",)).found
     assert least.mem_bytes[0] < without.mem_bytes[0]
 

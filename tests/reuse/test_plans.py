@@ -34,13 +34,14 @@ def found() -> ModelFrontier:
 
 def test_a_plan_reads_back_as_it_was_written(found: ModelFrontier, tmp_path: Path) -> None:
     plan = found.smallest()
-    assert plan.strategy.regathered
+    assert plan.stages[0].strategy.regathered
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
-    assert loaded.strategy.regathered == plan.strategy.regathered and loaded.reshardings == plan.reshardings
-    view = found.model.view(loaded.strategy)
-    check_reshardings(view, loaded)
-    path_finder = loaded.path_finder(PlainCosts())
+    assert loaded.stages[0].strategy.regathered == plan.stages[0].strategy.regathered
+    assert loaded.reshardings == plan.reshardings
+    view = found.model.view(loaded.stages[0].strategy)
+    check_reshardings(view, loaded.stages[0])
+    path_finder = loaded.stages[0].path_finder(PlainCosts())
     executed = sum(
         path_finder.paths(entry.resharding).n_collectives
         + (path_finder.paths(entry.resharding).forward.n_collectives if entry.is_regathered else 0)
@@ -73,8 +74,8 @@ def test_any_strategy_survives_being_a_plan(everything: bool) -> None:
                 states[edge.target] = rng.choice(possible)
         point = Frontier(np.ones(1, np.int64), np.ones(1, np.int64), states[None], {}, "random")
         plan = replace(frontier, found=point).plan(0)
-        check_reshardings(model.view(plan.strategy), plan)
-        n_regathered += bool(plan.strategy.regathered)
+        check_reshardings(model.view(plan.stages[0].strategy), plan.stages[0])
+        n_regathered += bool(plan.stages[0].strategy.regathered)
     assert n_regathered > n // 5
 
 
@@ -102,7 +103,7 @@ def test_a_plan_that_regathers_a_copy_that_nothing_reads_is_refused(found: Model
     unread = next(i for i, each in enumerate(plan.reshardings) if not each.copy_bytes and each.forward.steps)
     reshardings = list(plan.reshardings)
     reshardings[unread] = replace(reshardings[unread], is_regathered=True)
-    changed = replace(plan, reshardings=tuple(reshardings))
+    changed = replace(plan.stages[0], reshardings=tuple(reshardings))
     with pytest.raises(InputError, match="it was changed: find the strategy again"):
         check_reshardings(found.model.view(changed.strategy), changed)
 
@@ -112,7 +113,7 @@ def test_a_search_can_do_without(found: ModelFrontier, tmp_path: Path, capsys: p
     for without in ([], ["--without", "reuse"]):
         file = tmp_path / "found.json"
         assert main(["search", *CLUSTER, "--json", str(file), *without]) == 0
-        memory[len(without)] = json.loads(file.read_text())["points"][0]["memory_bytes"]
+        memory[len(without)] = json.loads(file.read_text())["points"][0]["sum_bytes"]
     assert memory[0] < memory[2]
     capsys.readouterr()
     assert main(["search", *CLUSTER, "--without", "reuse,rest"]) == 2
@@ -128,7 +129,7 @@ def test_the_api_can_do_without() -> None:
         assert isinstance(plan, Plan) and plan.frontier is not None
         return plan.frontier.smallest()
 
-    assert least().strategy.regathered and not least(without=["reuse"]).strategy.regathered
+    assert least().stages[0].strategy.regathered and not least(without=["reuse"]).stages[0].strategy.regathered
     for wrong in ("reuse", ["reuse", "rest"], 3):
         tensoropt.init(hardware="v100-1x4", seed=1)
         tensoropt.GradientDescentOptimizer(0.1).minimize(zoo.lenet5(batch=8))

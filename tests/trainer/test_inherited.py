@@ -59,7 +59,7 @@ def test_other_shapes_inherit_all_of_a_plan_and_give_plain_keras_numbers(seed: i
     for one, other in zip(trainer.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
-    planned, others = trainer.plan.strategy, trainer.ranks.runs._others
+    planned, others = trainer.plan.stages[0].strategy, trainer.ranks.runs._others
     assert planned.shared
     programs = [(key, run) for key, run in others.items() if key[0] == TRAIN]
     assert len(programs) == len(set(shapes))

@@ -20,7 +20,7 @@ from tensoropt.plan.find_frontier import ModelFrontier
 from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.options import Request, mini_time
 from tensoropt.plan.options_with_stages import find_any_answer
-from tensoropt.plan.staged_plan import StagedPlan
+from tensoropt.plan.plan import Plan
 from tensoropt.profiling.compute import cpu_name
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.profiling.store import FILE, Store
@@ -109,7 +109,7 @@ def test_all_of_the_answer_is_measured_once_and_nothing_twice(model):
     assert len(store.measured) <= len(set(machine.timed)) == len(machine.timed)
     # What was measured is in the plan's costs.
     times = {op.name: op.time_us for op in plan.operators}
-    configs = plan.strategy.configs
+    configs = plan.stages[0].strategy.configs
     for name, config in machine.timed:
         if str(configs[name]) == config:
             op = model.graph.operators[name]
@@ -131,7 +131,7 @@ def test_all_of_an_answer_with_stages_is_measured_once(stages):
 
     plan = found(MeasuredSearch(ALONE, model, search, 1e9, store, machine, machine.clock))
     told = plan.assumed["operators"]
-    assert isinstance(plan, StagedPlan) or 1 in stages
+    assert isinstance(plan, Plan) or 1 in stages
     works = [(part, work_of(part.frontier, *pair)) for part in parts_of(plan) for pair in part.pairs(model)]
     times_us = {id(work): part.frontier.costing.compute.time_ns(work) / 1e3 for part, work in works if work is not None}
     unknown_us = [times_us[id(work)] for _, work in works if work and work.key and work.key not in store.measured]
@@ -174,7 +174,7 @@ def test_the_times_of_a_stage_are_those_that_were_measured():
     assert slow.time_us > 10 * usual.time_us
     graph = model.in_micro_batches(4).graph
     for stage in slow.stages:
-        for op in stage.plan.operators:
+        for op in stage.operators:
             if op.type == "MatMul":
                 trial = OperatorTrial.of(graph.operators[op.name], op.config, graph, model.backward, 0.0)
                 timed = Machine("MatMul").time(trial)
@@ -192,13 +192,13 @@ def test_strategies_that_are_asked_for_are_measured_wholly_whatever_the_budget(m
     machine, store = Machine(), Store(None, "here")
     search = searching(model, machine, store, budget_s=1e-3)
     plan = found(search)
-    search.measure(plan.frontier, [plan.strategy])
+    search.measure(plan.frontier, [plan.stages[0].strategy])
     measured = len(machine.timed)
     assert plan.assumed["operators"]["measured"] < measured
-    search.measure(plan.frontier, [plan.strategy])
+    search.measure(plan.frontier, [plan.stages[0].strategy])
     assert len(machine.timed) == measured
     works = [
-        work for each, work in search._work_items.items() if plan.strategy.configs[each.name] == each.config
+        work for each, work in search._work_items.items() if plan.stages[0].strategy.configs[each.name] == each.config
     ]
     assert works and all(work.key in store.measured for work in works)
 
@@ -248,7 +248,7 @@ def test_data_parallelism_comes_behind_the_first_plan(model):
     )
     assert both[: len(alone)] == alone and len(both) > len(alone)
     batch = data_parallel.configs(BaselineTask(frontier.costing, frontier.mesh, frontier.built.space))
-    assert all(batch[op.name] == op.config != first.strategy.configs[op.name] for op, _ in both[len(alone) :])
+    assert all(batch[op.name] == op.config != first.stages[0].strategy.configs[op.name] for op, _ in both[len(alone) :])
     # What is forced keeps out of the space what contradicts it.
     forced = mini_time(Request(model, here(), None, {"MatMul": {"m": 1}}), DEVICES).frontier
     assert isinstance(forced, ModelFrontier)

@@ -69,12 +69,12 @@ function drawFrontier(data, state) {
   const points = data.points;
   const [scale, unit] = timeScale(Math.max(...points.time_us));
   const byPeak = state.axis === "peak";
-  const needed = byPeak ? points.peak_bytes : points.memory_bytes;
+  const needed = byPeak ? points.peak_bytes : points.sum_bytes;
   const [bytes, size] = memoryScale(Math.max(...needed));
   const x = needed.map((each) => each / bytes);
   const y = points.time_us.map((each) => each / scale);
   const told = points.time_us.map((time, i) =>
-    `point ${i + 1}<br>${memoryText(points.memory_bytes[i])} per device` +
+    `point ${i + 1}<br>${memoryText(points.sum_bytes[i])} per device` +
     (points.peak_bytes[i] === null ? "" : `, peak ${memoryText(points.peak_bytes[i])}`) +
     `<br>${timeText(time)} per step: ${timeText(points.compute_time_us[i])} compute, ${timeText(points.network_time_us[i])} network`);
   const traces = [];
@@ -110,14 +110,14 @@ function drawFrontier(data, state) {
     x: [x[at]], y: [y[at]], text: [`${name}<br>${told[at]}`], mode: "markers", name, hoverinfo: "text", customdata: [at], marker,
   });
   traces.push(one(data.turning_point, "turning point", {size: 13, symbol: "circle-open", color: ink("ink"), line: {width: 2}}));
-  const held = (point) => (byPeak ? point.peak_bytes : point.memory_bytes);
+  const held = (point) => (byPeak ? point.peak_bytes : point.sum_bytes);
   const baselines = data.baselines.map((each) => ({name: each.name, points: each.points.filter((point) => held(point) !== undefined)}));
   for (const baseline of baselines) {
     const mark = BASELINE_MARKS[baseline.name] || ["hexagon", "#7a8899"];
     traces.push({
       x: baseline.points.map((point) => held(point) / bytes),
       y: baseline.points.map((point) => point.time_us / scale),
-      text: baseline.points.map((p) => `${plain(baseline.name)}<br>${memoryText(p.memory_bytes)} per device` +
+      text: baseline.points.map((p) => `${plain(baseline.name)}<br>${memoryText(p.sum_bytes)} per device` +
         (p.peak_bytes === undefined ? "" : `, peak ${memoryText(p.peak_bytes)}`) + `<br>${timeText(p.time_us)} per step`),
       mode: "markers", name: plain(baseline.name), hoverinfo: "text",
       title: baseline.name,

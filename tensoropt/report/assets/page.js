@@ -39,13 +39,13 @@ function bars(id, rows, total, text, totalName) {
 
 function neededBytes(point) {
   const peak = data.points.peak_bytes[point];
-  return peak === null ? data.points.memory_bytes[point] : peak;
+  return peak === null ? data.points.sum_bytes[point] : peak;
 }
 
 const comparable = (() => {
   const known = [...Array(count).keys()].filter((i) => data.points.peak_bytes[i] !== null);
   return (known.length ? known : [...Array(count).keys()])
-    .sort((a, b) => data.points.time_us[a] - data.points.time_us[b] || data.points.memory_bytes[a] - data.points.memory_bytes[b]);
+    .sort((a, b) => data.points.time_us[a] - data.points.time_us[b] || data.points.sum_bytes[a] - data.points.sum_bytes[b]);
 })();
 const least = Math.min(...comparable.map(neededBytes));
 const highest = Math.max(...comparable.map(neededBytes)) * 1.05;
@@ -58,7 +58,7 @@ function fastestWithin(limit) {
 function drawCards() {
   const points = data.points, at = state.point;
   const cards = [
-    ["point", `${at + 1} of ${count}`], ["memory per device", memoryText(points.peak_bytes[at])], ["paper's sum", memoryText(points.memory_bytes[at])],
+    ["point", `${at + 1} of ${count}`], ["memory per device", memoryText(points.peak_bytes[at])], ["paper's sum", memoryText(points.sum_bytes[at])],
     ["time per step", timeText(points.time_us[at])], ["compute", timeText(points.compute_time_us[at])], ["network", timeText(points.network_time_us[at])],
   ];
   if (points.overlap_time_us[at]) cards.push(["overlap", timeText(points.overlap_time_us[at])]);
@@ -109,7 +109,7 @@ function drawPlan() {
   bars("time-bars", data.time_parts.map((part) => ({name: part.name, part: part.part, amount: part.time_us[at]})),
     data.points.time_us[at], timeText, "time per step");
   bars("memory-bars", data.memory_parts.map((part) => ({name: part.name, amount: part.bytes[at]})),
-    data.points.memory_bytes[at], memoryText, "the paper's sum, per device");
+    data.points.sum_bytes[at], memoryText, "the paper's sum, per device");
   drawPeakUse(at);
   state.rows = rowsOf(data, at);
   drawTable(data, state);
@@ -139,7 +139,7 @@ function viewButtons(id, what) {
     : `${what} not in this file; search ${whole.stages ? "--stages N --report OUT.html shows it" : "--frontier stores it"}, and plan.report of a plan that was just found.`, {className: "lead"}));
   const near = [...stored].sort((a, b) => Math.abs(a - state.point) - Math.abs(b - state.point)).slice(0, 4).sort((a, b) => a - b);
   for (const point of near) {
-    const button = element("button", `point ${point + 1}: ${memoryText(data.points.memory_bytes[point])}, ${timeText(data.points.time_us[point])}`, {type: "button"});
+    const button = element("button", `point ${point + 1}: ${memoryText(data.points.sum_bytes[point])}, ${timeText(data.points.time_us[point])}`, {type: "button"});
     button.addEventListener("click", () => select(point));
     place.append(button, " ");
   }
@@ -191,7 +191,7 @@ function drawDecisions(decisions) {
       element("td", timeText(each.time_us), {className: "number"}));
     row.append(element("td", other ? other.words + (other.is_rematerialized ? ", computed again" : "") : "there is none"));
     row.append(element("td", other ? (other.time_us >= 0 ? "+" : "") + timeText(other.time_us) : "", {className: "number"}));
-    row.append(element("td", other ? (other.memory_bytes >= 0 ? "+" : "") + memoryText(other.memory_bytes) : "", {className: "number"}));
+    row.append(element("td", other ? (other.sum_bytes >= 0 ? "+" : "") + memoryText(other.sum_bytes) : "", {className: "number"}));
     body.append(row);
   }
   byId("decisions").replaceChildren(head, body);

@@ -76,7 +76,7 @@ function drawStages(whole, shown, onSelect) {
     button.addEventListener("click", () => onSelect(number));
     name.append(button);
     row.append(name, element("td", rangeText(stage.devices)), element("td", stage.last_operator || "(the end)"),
-      ...[stage.in_flight, stage.deferred, memoryText(stage.memory_bytes), timeText(stage.report.points.time_us[0]), percentText(stage.idle_share)]
+      ...[stage.in_flight, stage.deferred, memoryText(stage.peak_bytes), timeText(stage.report.points.time_us[0]), percentText(stage.idle_share)]
         .map((text) => element("td", String(text), {className: "number"})));
     body.append(row);
     return button;

@@ -25,7 +25,7 @@ function rowsOf(data, point) {
     const chosen = operator.choices[choices[operator.column]];
     Object.assign(row(operator.name, operator.layer), {
       type: operator.type, words: chosen.words + (chosen.is_rematerialized ? ", computed again" : ""), config: chosen.config,
-      memory: chosen.memory_bytes, time: chosen.time_us, results: chosen.results, source: operator.source, shape: operator.shape,
+      memory: chosen.sum_bytes, time: chosen.time_us, results: chosen.results, source: operator.source, shape: operator.shape,
     });
   }
   for (const part of data.reshardings) {

@@ -43,7 +43,7 @@ def execute_staged_beside(
     first, plan = execution.engine, execution.plan
     stages, parts = _parts(execution, model, micro_batches)
     views = tuple(
-        StageView(whole.view(strategy := inherited(sliced, stage.plan.strategy)), sliced.view(strategy), stage.devices)
+        StageView(whole.view(strategy := inherited(sliced, stage.strategy)), sliced.view(strategy), stage.devices)
         for (whole, sliced), stage in zip(parts, plan.stages, strict=True)
     )
     known = {entry.key for entry in first.state()}
@@ -54,7 +54,7 @@ def execute_staged_beside(
     engines = {
         index: Engine(
             views[index].whole,
-            plan.stages[index].plan.path_finder(PlainCosts()),
+            plan.stages[index].path_finder(PlainCosts()),
             engine.backend,
             initial_value if is_emulated else values,
             engine.agree,
@@ -102,12 +102,12 @@ def peak_staged_beside(execution: StagedExecution, model: Model, hardware: Hardw
     """
     peaks: dict[tuple[int, ...], int] = {}
     for (_, sliced), stage in zip(_parts(execution, model, micro_batches)[1], execution.plan.stages, strict=True):
-        view = sliced.view(inherited(sliced, stage.plan.strategy))
-        peak = peak_of(view, costing_of(sliced, hardware, stage.plan.mesh), stage.plan.path_finder(PlainCosts()))
+        view = sliced.view(inherited(sliced, stage.strategy))
+        peak = peak_of(view, costing_of(sliced, hardware, stage.mesh), stage.path_finder(PlainCosts()))
         peaks[stage.devices] = peaks.get(stage.devices, 0) + peak.n_bytes
     # As many are in flight as planned then.
     trains_as_planned = bool(model.graph.train_steps) and _is_as_planned(execution, model, micro_batches)
-    return max(*peaks.values(), execution.plan.memory_bytes if trains_as_planned else 0)
+    return max(*peaks.values(), execution.plan.needed_bytes if trains_as_planned else 0)
 
 
 def _parts(execution: StagedExecution, model: Model, micro_batches: int) -> tuple[StagesAlike, list[tuple[Model, Model]]]:

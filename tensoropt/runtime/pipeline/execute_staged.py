@@ -18,7 +18,7 @@ from ...common.settings import LAG
 from ...common.watchdog import CRITICAL
 from ...lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
 from ...lowering.resharding.reshard import Backend
-from ...plan.staged_plan import StagedPlan
+from ...plan.plan import Plan
 from ...sharding.model import Model
 from ...sharding.resharding import PlainCosts
 from ...sharding.stages import Stages
@@ -41,7 +41,7 @@ class StagedExecution:
         processes: the ranks that take part.
     """
 
-    plan: StagedPlan
+    plan: Plan
     engine: StagedEngine
     processes: Processes
 
@@ -64,7 +64,7 @@ class StagedExecution:
 
 
 def execute_staged(
-    plan: StagedPlan,
+    plan: Plan,
     model: Model,
     initial_value: Callable[[str], np.ndarray],
     processes: Processes,
@@ -88,14 +88,14 @@ def execute_staged(
     stages = plan.cut(model)
     views = tuple(
         StageView(
-            part.view(stage.plan.strategy),
-            part.in_micro_batches(plan.micro_batches).view(stage.plan.strategy),
+            part.view(stage.strategy),
+            part.in_micro_batches(plan.micro_batches).view(stage.strategy),
             stage.devices,
         )
         for stage, part in zip(plan.stages, stages.models, strict=True)
     )
     if collectives == EMULATED:
-        of_submeshes = {stage.devices: stage.memory_bytes for stage in plan.stages}
+        of_submeshes = {stage.devices: stage.peak_bytes or 0 for stage in plan.stages}
         n_bytes = sum(len(devices) * of_each for devices, of_each in of_submeshes.items())
         check_available_memory(n_bytes, processes.local_size)
         with display.phase("first values of the variables"):
@@ -106,7 +106,7 @@ def execute_staged(
         one_machine = (0,) * plan.parallelism
         engine = StagedEngine(stages, views, plan.orders, engines, EmulatedTransfers, one_machine)
         return StagedExecution(plan, engine, processes)
-    check_available_memory(plan.memory_bytes, processes.local_size)
+    check_available_memory(plan.needed_bytes, processes.local_size)
     names = [op.name for op in model.graph.variables] if values_are_exchanged else []
     engine, part = _of_rank(plan, stages, views, initial_value, names, processes, display)
     engine.initial_value = initial_value
@@ -114,7 +114,7 @@ def execute_staged(
 
 
 def _engine(
-    plan: StagedPlan,
+    plan: Plan,
     index: int,
     view: StageView,
     backend: Backend,
@@ -126,7 +126,7 @@ def _engine(
     has_two_chains = isinstance(backend, CommunicatingBackend) and backend.overlappable is not None
     return Engine(
         view.whole,
-        plan.stages[index].plan.path_finder(PlainCosts()),
+        plan.stages[index].path_finder(PlainCosts()),
         backend,
         initial_value,
         agree or (lambda digest, log: None),
@@ -138,7 +138,7 @@ def _engine(
 
 
 def _of_rank(
-    plan: StagedPlan,
+    plan: Plan,
     stages: Stages,
     views: tuple[StageView, ...],
     initial_value: Callable[[str], np.ndarray],

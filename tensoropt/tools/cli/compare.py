@@ -28,8 +28,8 @@ from .search import (
 
 if TYPE_CHECKING:
     from ...plan.find_frontier import ModelFrontier
+    from ...plan.plan import Plan
     from ...plan.request import Request
-    from ...plan.staged_plan import StagedPlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,23 +102,23 @@ def _compare(arguments: argparse.Namespace) -> None:
             print(f"wrote {written}")
 
 
-def _placed_plan(request: Request, count: int) -> StagedPlan | None:
+def _placed_plan(request: Request, count: int) -> Plan | None:
     """Return the fastest plan in as few stages as the model's placement takes; None where all is in one.
 
     Raises:
         InputError: there is no plan whose operators are where they are placed.
     """
     from ...plan.options_with_stages import find_answer_with_stages
-    from ...plan.staged_plan import StagedPlan
+    from ...plan.plan import Plan
 
     placed = replace(request, limit_bytes=None, space=None, placed=request.model.placed)
     plan = find_answer_with_stages("mini_time", placed, count, None)
-    return plan if isinstance(plan, StagedPlan) else None
+    assert isinstance(plan, Plan)
+    return plan if len(plan.stages) > 1 else None
 
 
-def _that_pays(request: Request, count: int, frontier: ModelFrontier) -> StagedPlan | None:
+def _that_pays(request: Request, count: int, frontier: ModelFrontier) -> Plan | None:
     """Return the plan in stages that a search takes unasked within the memory limit; None where it takes none."""
-    from ...plan.staged_plan import StagedPlan
     from ...plan.stages_that_pay import frontier_that_pays
 
     fastest = frontier.fastest_within(request.limit_bytes)
@@ -126,9 +126,7 @@ def _that_pays(request: Request, count: int, frontier: ModelFrontier) -> StagedP
         return None
     asked = replace(request, may_take_stages=True, wants_frontier=False)
     found = frontier_that_pays(asked, count, (frontier, fastest), [frontier])
-    plan = None if found is None else found.plan(found.fastest_within(request.limit_bytes), "mini_time")
-    assert plan is None or isinstance(plan, StagedPlan)
-    return plan
+    return None if found is None else found.plan(found.fastest_within(request.limit_bytes), "mini_time")
 
 
 def _hardware_and_count(arguments: argparse.Namespace) -> tuple[Hardware, int]:

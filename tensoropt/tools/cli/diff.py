@@ -19,12 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt diff`` and return the exit code."""
     from ...report.differences import differences, differences_text
-    from ...report.reading import read_explained, refuse_stages
+    from ...report.reading import read_explained
 
     check_json_path(arguments, arguments.before, arguments.after)
     before, after = (read_explained(file) for file in (arguments.before, arguments.after))
-    for rows, file in ((before, arguments.before), (after, arguments.after)):
-        refuse_stages(rows, file)
     with reading_value("file", f"{arguments.before}' or '{arguments.after}"):
         told = differences(before, after)
         text = differences_text(told)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ...report.explanation import PlanFacts
     from ...report.frontier_rows import FrontierRows
     from ...report.plan_rows import PlanRows
-    from ...report.stage_rows import StageRows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,37 +35,26 @@ def run(arguments: argparse.Namespace) -> int:
     from ...report.explanation_text import explanation_text
     from ...report.plan_rows import PlanRows
     from ...report.reading import read_explained
-    from ...report.stage_rows import StageRows, stages_explanation, stages_text
 
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     check_json_path(arguments, arguments.file)
     rows = read_explained(arguments.file)
-    if isinstance(rows, (PlanRows, StageRows)) and (arguments.point is not None or limit is not None):
+    if isinstance(rows, PlanRows) and (arguments.point is not None or limit is not None):
         raise InputError(f"--point and --memory choose a point of a frontier, but '{cut(arguments.file)}' is one plan")
     with reading_value("file", arguments.file):
-        facts = PlanFacts()
-        if not isinstance(rows, (PlanRows, StageRows)):
-            rows, facts = _of_point(rows, arguments.point, limit)
-        if isinstance(rows, StageRows):
-            told = stages_explanation(rows)
-            text = stages_text(told)
-        else:
-            told = explanation(rows, facts)
-            text = explanation_text(told)
+        plan, facts = (rows, PlanFacts()) if isinstance(rows, PlanRows) else _of_point(rows, arguments.point, limit)
+        told = explanation(plan, facts)
+        text = explanation_text(told)
     return answer(arguments, told, text)
 
 
-def _of_point(
-    frontier: FrontierRows, number: str | None, limit_bytes: int | None
-) -> tuple[PlanRows | StageRows, PlanFacts]:
+def _of_point(frontier: FrontierRows, number: str | None, limit_bytes: int | None) -> tuple[PlanRows, PlanFacts]:
     """Return the plan of a point and what is known beside it: of a number, the fastest within a limit, or the chosen one.
 
     Raises:
         InputError: there is no such point, or none fits.
     """
-    from ...report.plan_rows import PlanRows
     from ...report.selection import nothing_fits_text
-    from ...report.stage_rows import StageRows
 
     if number is not None:
         if not number.isdecimal() or not 1 <= int(number) <= len(frontier):
@@ -77,8 +65,4 @@ def _of_point(
     if point is None:
         assert limit_bytes is not None
         raise InputError(nothing_fits_text(frontier, limit_bytes))
-    facts = frontier.facts_of(point)
-    if not frontier.has_stages:
-        return frontier.plan(point), facts
-    plan = frontier.points[point]["plan"]
-    return (StageRows(plan) if "stages" in plan else PlanRows(plan)), facts
+    return frontier.plan(point), frontier.facts_of(point)

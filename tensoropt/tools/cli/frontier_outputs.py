@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...common.errors import InputError, short
 from ...common.files import check_writable
@@ -20,6 +20,7 @@ from .answers import check_apart
 if TYPE_CHECKING:
     from ...plan.compare import Comparison
     from ...plan.find_frontier import ModelFrontier
+    from ...plan.frontier import PlanFrontier
     from ...plan.plan import Plan
 
 OUTPUTS = MappingProxyType({"--plan": "plan", "--frontier": "frontier", "--json": "result", "--plot": "picture",
@@ -128,7 +129,7 @@ def _check_picture(file: Path) -> None:
 
 def write_frontier(
     arguments: argparse.Namespace,
-    frontier: ModelFrontier,
+    frontier: PlanFrontier[Any],
     chosen: int | None,
     display: Display,
     known: Mapping[str, ModelFrontier] | None = None,
@@ -144,7 +145,15 @@ def write_frontier(
         return
     from ...plan.compress import compressed
     from ...plan.details import details_of
+    from ...plan.find_frontier import ModelFrontier
 
+    if not isinstance(frontier, ModelFrontier):
+        with display.phase("writing of the frontier"):
+            if file is not None:
+                frontier.save(file, display.update, chosen)
+            if arguments.report is not None:
+                frontier.report(arguments.report, chosen)
+        return
     names = baselines_of(arguments) if known is None else tuple(known)
     with display.phase("writing of the frontier"):
         details = details_of(frontier, os.path.basename(arguments.model), chosen, names, display.update, known)

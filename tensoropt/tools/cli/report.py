@@ -5,16 +5,11 @@ from __future__ import annotations
 import argparse
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from ...common.errors import InputError
 from ...common.files import check_writable, read_json, reading_value
 from ...common.formats import CHECK
 from .answers import PRINTED, add_json_argument, answer, check_apart, check_json_path
-
-if TYPE_CHECKING:
-    from ...report.frontier_rows import FrontierRows
-    from ...report.plan_rows import PlanRows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,11 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     from ...report.frontier_rows import FrontierRows
+    from ...report.measured import measured_at
     from ...report.page import write_report
-    from ...report.reading import read_explained
-    from ...report.stage_rows import StageRows
-    from ...report.staged_frontier_page import report_of_file
-    from ...report.staged_page_data import stages_report
+    from ...report.plan_page import plan_report, report_of
+    from ...report.plan_rows import PlanRows
+    from ...report.reading import read_explained, read_rows
 
     file = Path(arguments.file)
     output = arguments.output or file.with_suffix(".html")
@@ -54,39 +49,20 @@ def _report(arguments: argparse.Namespace) -> int:
     check_apart(output, "-o", arguments.measured, arguments.curve)
     check_json_path(arguments, file, output, arguments.measured, arguments.curve)
     rows = read_explained(file)
-    if isinstance(rows, StageRows) or (isinstance(rows, FrontierRows) and rows.has_stages):
-        for name, given in (("--measured", arguments.measured), ("--curve", arguments.curve)):
-            if given is not None:
-                raise InputError(f"{name} is shown beside plans without stages, and '{file}' has stages; leave it out")
-        with reading_value("file", file):
-            if isinstance(rows, StageRows):
-                data, n_points = stages_report(rows, file.name), 1
-            else:
-                data, n_points = report_of_file(rows, file.name), len(rows)
-    else:
-        data, n_points = _without_stages(arguments, rows)
+    check = None if arguments.measured is None else read_json(arguments.measured, "check", *CHECK)
+    curve = None if arguments.curve is None else read_rows(arguments.curve, "curve")
+    assert curve is None or isinstance(curve, dict)
+    with reading_value("check", arguments.measured or ""):
+        points = rows.points if isinstance(rows, FrontierRows) else [rows.value]
+        measured = None if check is None else measured_at(points, check, arguments.measured)
+    with reading_value("file", file):
+        if isinstance(rows, PlanRows):
+            data, n_points = plan_report(rows, file.name, measured=measured, curve=curve), 1
+        else:
+            data, n_points = report_of(rows, file.name, measured, curve), len(rows)
     write_report(data, output)
     size = output.stat().st_size / 1e6
     told = f"wrote {output}: {n_points} point{'s' * (n_points > 1)}, {size:.1f} MB; open it in a browser"
     if arguments.json == PRINTED:
         return answer(arguments, data, "")
     return answer(arguments, data, told)
-
-
-def _without_stages(arguments: argparse.Namespace, rows: PlanRows | FrontierRows) -> tuple[dict[str, Any], int]:
-    """Return the data of the report of a plan without stages or a frontier, and the number of its points."""
-    from ...report.measured import measured_at
-    from ...report.page_data import frontier_of_plan, report_data
-    from ...report.plan_rows import PlanRows
-    from ...report.reading import read_rows
-
-    file = Path(arguments.file)
-    check = None if arguments.measured is None else read_json(arguments.measured, "check", *CHECK)
-    curve = None if arguments.curve is None else read_rows(arguments.curve, "curve")
-    with reading_value("file", file):
-        assert curve is None or isinstance(curve, dict)
-        frontier = frontier_of_plan(rows) if isinstance(rows, PlanRows) else rows
-    with reading_value("check", arguments.measured or ""):
-        measured = None if check is None else measured_at(frontier, check, arguments.measured)
-    with reading_value("file", file):
-        return report_data(frontier, file.name, measured=measured, curve=curve), len(frontier)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ...plan.options import Request
     from ...plan.plan import Plan
     from ...plan.scaling_curve import Curve
-    from ...plan.staged_plan import StagedPlan
 
 DEFAULT_DEVICE, PER_MACHINE = "v100", 8
 OF_CURVE = 1
@@ -287,7 +286,7 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...]:
 
 def _find(
     arguments: argparse.Namespace, request: Request, counts: list[int], stages: tuple[int, ...]
-) -> Plan | StagedPlan | Curve:
+) -> Plan | Curve:
     from ...plan.options_with_stages import find_any_answer
 
     asked = None if arguments.stages is None else stages

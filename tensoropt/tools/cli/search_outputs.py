@@ -7,19 +7,16 @@ import argparse
 from ...common.files import write_json
 from ...common.progress import Display
 from ...plan.compare import Comparison
-from ...plan.find_frontier import ModelFrontier
 from ...plan.plan import Plan
 from ...plan.scaling_curve import Curve
-from ...plan.staged_plan import StagedPlan
 from .frontier_outputs import write_frontier
-from .search_report import SearchSetup, plot
-from .staged_report import any_json, any_text, write_outputs
+from .search_report import SearchSetup, plot, result_json, result_text
 
 
 def write_found(
     arguments: argparse.Namespace,
     setup: SearchSetup,
-    found: Plan | StagedPlan | Curve,
+    found: Plan | Curve,
     compared: Comparison | None,
     display: Display,
 ) -> None:
@@ -28,18 +25,17 @@ def write_found(
     Args:
         compared: the plan's frontier beside what baselines found; None where none were asked.
     """
-    print(any_text(setup, found))
+    print(result_text(setup, found))
     for note in () if compared is None else compared.notes_below():
         print(f"note      {note}")
     if arguments.plan is not None and not isinstance(found, Curve):
         found.save(arguments.plan)
-    if isinstance(found, Plan) and isinstance(found.frontier, ModelFrontier):
+    if not isinstance(found, Curve):
+        assert found.frontier is not None, "a plan that was just found has its frontier"
         baselines = None if compared is None else compared.baselines
         write_frontier(arguments, found.frontier, found.point, display, baselines)
-    else:
-        write_outputs(found, arguments.frontier, arguments.report, display)
     if arguments.json is not None:
-        write_json(arguments.json, any_json(setup, found), "result")
+        write_json(arguments.json, result_json(setup, found), "result")
     if arguments.plot is not None:
         plot(found, arguments.plot)
     for written in (arguments.plan, arguments.frontier, arguments.json, arguments.plot, arguments.report):

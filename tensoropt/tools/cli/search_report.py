@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...common.memory_units import memory_text
 from ...plan.find_frontier import ModelFrontier
+from ...plan.frontier import PlanFrontier
 from ...plan.picture import new_axes, save_picture
 from ...plan.plan import Plan
 from ...plan.scaling_curve import Curve
-from ...plan.staged_plan import StagedPlan
 from ...profiling.hardware import Hardware
 from ...rules.registry import rule_of
 from ...search.baselines import SPACES as BASELINE_SPACES
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..recorded import Recorded
 
-FORMAT, VERSION = "tensoropt/search", 3
+FORMAT, VERSION = "tensoropt/search", 4
 
 
 @dataclass(frozen=True)
@@ -77,23 +77,25 @@ def result_text(setup: SearchSetup, found: Plan | Curve) -> str:
         [
             f"\n{frontier.table(found.point)}\n",
             f"search    {setup.algorithm}: {frontier.summary()}",
-            f"space     {space(frontier)}",
+            *(f"space     {space(each)}" for each in frontier.without_stages[:1]),
             f"seconds   {seconds}",
             *_operators_told(found),
             f"plan      {found.summary()}",
             _peak_told(found, frontier),
             *(f"note      {note}" for note in notes),
+            *([f"\n{found.stages_table()}"] if len(found.stages) > 1 else []),
         ]
     )
 
 
-def _peak_told(plan: Plan, frontier: ModelFrontier) -> str:
-    """Return a line with the plan's peak memory, by what it is used for."""
-    if plan.point is None:
-        return f"peak      {memory_text(plan.peak_bytes or plan.memory_bytes)} per device at once"
-    peak = frontier.peak(plan.point)
-    parts = [f"{memory_text(n_bytes)} {use}" for use, n_bytes in peak.by_use.most_common() if n_bytes > peak.n_bytes / 100]
-    return f"peak      {memory_text(peak.n_bytes)} per device at once: {', '.join(parts)}"
+def _peak_told(plan: Plan, frontier: PlanFrontier[Any]) -> str:
+    """Return a line with the plan's peak memory, by what it is used for, as far as that is known."""
+    peak = None if plan.point is None else frontier.peak_json(plan.point)
+    if peak is None:
+        return f"peak      {memory_text(plan.needed_bytes)} per device at once"
+    n_bytes, uses = peak["peak_bytes"], sorted(peak["peak_by_use"].items(), key=lambda row: -row[1])
+    parts = [f"{memory_text(of_use)} {use}" for use, of_use in uses if of_use > n_bytes / 100]
+    return f"peak      {memory_text(n_bytes)} per device at once: {', '.join(parts)}"
 
 
 def _operators_told(plan: Plan) -> list[str]:
@@ -114,67 +116,56 @@ def space(frontier: ModelFrontier) -> str:
 
 def result_json(setup: SearchSetup, found: Plan | Curve) -> dict[str, Any]:
     """Return the JSON value of a search result, or for ``profiling`` of a curve with what was searched; see FORMATS."""
-    if isinstance(found, Plan):
-        return _frontier_json(setup, found)
     searched = {"model": setup.recorded.name, "algorithm": setup.algorithm, "optimizer": setup.optimizer}
-    return {**found.to_json(), **searched}
+    if isinstance(found, Curve):
+        return {**found.to_json(), **searched}
+    return {"format": FORMAT, "version": VERSION, **searched, **_frontier_json(setup, found)}
 
 
 def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
     """Return the JSON value of a frontier.
 
     ``seconds`` count from the recorded graph; recording is a phase of its own beside them. A point's bound is the least of
-    the second objective that any plan with no more of the first objective could have. A point's peak is None unless the
-    search computed it or the table shows it.
+    the second objective that any plan with no more of the first objective could have, of those that were considered. A
+    point's peak is None unless the search computed it or the table shows it.
     """
     frontier = _frontier_of(plan)
     found, phases = frontier.found, _seconds_by_phase(setup, frontier)
-    costs, lower = frontier.costs, found.time_ns if found.bound is None else found.bound.least_time(found.mem_bytes)
-    times = (costs.time_ns, costs.compute_ns, costs.network_ns, costs.overlap_ns)
-    columns = (costs.mem_bytes, *times, lower, found.exact_points)
-    peaks = {number: peak.n_bytes for number, peak in frontier.replayed.items()}
-    if frontier.all_peaks is not None:
-        peaks = dict(enumerate(frontier.all_peaks.tolist()))
+    lower = found.time_ns if found.bound is None else found.bound.least_time(found.mem_bytes)
+    peaks = frontier.counted_peaks
     of_bound = "bound_time_us" if frontier.objectives[1] == "time" else "bound_network_time_us"
     points = [
         {
-            "memory_bytes": mem_bytes,
-            "time_us": time_ns / 1e3,
-            "compute_time_us": compute_ns / 1e3,
-            "network_time_us": network_ns / 1e3,
-            "overlap_time_us": overlap_ns / 1e3,
-            "exact": exact,
-            of_bound: bound_ns / 1e3,
+            **asdict(point),
             "peak_bytes": peaks.get(number),
+            of_bound: bound_ns / 1e3,
+            **frontier.passes(number)._asdict(),
         }
-        for number, (mem_bytes, time_ns, compute_ns, network_ns, overlap_ns, bound_ns, exact) in enumerate(
-            zip(*(c.tolist() for c in columns), strict=True)
-        )
+        for number, (point, bound_ns) in enumerate(zip(frontier.points, lower.tolist(), strict=True))
     ]
+    whole = next(iter(frontier.without_stages), None)
     return {
-        "format": FORMAT,
-        "version": VERSION,
-        "model": setup.recorded.name,
         "cluster": setup.hardware.name,
         "devices": frontier.mesh.n_devices,
-        "algorithm": setup.algorithm,
         "objectives": list(frontier.objectives),
-        "space": space(frontier),
-        "optimizer": setup.optimizer,
+        "space": None if whole is None else space(whole),
         "option": setup.option,
         "seconds": sum(phases.values()) - phases["record"],
         "seconds_by_phase": phases,
         "exact": found.exact,
-        "gap": {"median": frontier.certified.median_gap, "worst": frontier.certified.worst_gap},
+        "gap": None if whole is None else {"median": whole.certified.median_gap, "worst": whole.certified.worst_gap},
+        "bound": {of_bound: int(lower.min()) / 1e3},
         "eliminations": dict(found.eliminations),
+        "left_out": list(frontier.left_out),
+        "why_stages": frontier.why_stages,
         "turning_point": frontier.turning_number,
         "chosen": plan.point,
-        "chosen_peak_bytes": plan.peak_bytes if plan.point is None else frontier.peak(plan.point).n_bytes,
+        "chosen_peak_bytes": plan.peak_bytes,
         "points": points,
     }
 
 
-def plot(found: Plan | StagedPlan | Curve, file: Path) -> None:
+def plot(found: Plan | Curve, file: Path) -> None:
     """Draw the frontier with the chosen plan marked, or the curve."""
     if isinstance(found, Curve):
         write_picture(found.plot, file)
@@ -191,10 +182,10 @@ def write_picture(plot: Callable[[Axes], object], file: Path) -> None:
     save_picture(axes, file)
 
 
-def _frontier_of(plan: Plan) -> ModelFrontier:
-    assert isinstance(plan.frontier, ModelFrontier), "a plan that was just found has its frontier"
+def _frontier_of(plan: Plan) -> PlanFrontier[Any]:
+    assert plan.frontier is not None, "a plan that was just found has its frontier"
     return plan.frontier
 
 
-def _seconds_by_phase(setup: SearchSetup, frontier: ModelFrontier) -> dict[str, float]:
+def _seconds_by_phase(setup: SearchSetup, frontier: PlanFrontier[Any]) -> dict[str, float]:
     return {**setup.recorded.seconds_by_phase, **frontier.seconds_by_phase}

@@ -43,16 +43,16 @@ class Opened:
     def shows(self, data, point: int) -> None:
         points = data["points"]
         assert self.card("point") == f"{point + 1} of {len(points['time_us'])}"
-        assert self.card("papers-sum") == memory_text(points["memory_bytes"][point])
+        assert self.card("papers-sum") == memory_text(points["sum_bytes"][point])
         assert self.card("memory-per-device") == memory_text(points["peak_bytes"][point])
         assert self.card("time-per-step") == time_text(points["time_us"][point])
         assert self.card("compute") == time_text(points["compute_time_us"][point])
         assert self.card("network") == time_text(points["network_time_us"][point])
         for bars, key, whole, text in (
-            ("time-bars", "time_parts", "time_us", time_text), ("memory-bars", "memory_parts", "memory_bytes", memory_text),
+            ("time-bars", "time_parts", "time_us", time_text), ("memory-bars", "memory_parts", "sum_bytes", memory_text),
         ):  # fmt: skip
             rows = self.page.locator(f"#{bars} tr").all_inner_texts()
-            amount = {"time_us": "time_us", "memory_bytes": "bytes"}[whole]
+            amount = {"time_us": "time_us", "sum_bytes": "bytes"}[whole]
             parts = sorted((part[amount][point] for part in data[key]), reverse=True)
             assert rows[0].split("\t")[2].strip() == text(parts[0])
             assert rows[-1].split("\t")[2].strip() == text(points[whole][point])

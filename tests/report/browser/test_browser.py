@@ -81,7 +81,7 @@ def test_the_frontier_is_drawn_by_peak_and_by_the_sum_with_its_bound(browser, re
     opened = Opened(browser, report)
     page, bound = opened.page, "no plan is below (certified)"
     of_peaks = "no plan is left of it or below (certified)"
-    for axis, key, words in (("peak", "peak_bytes", "peak of a step"), ("sum", "memory_bytes", "memory")):
+    for axis, key, words in (("peak", "peak_bytes", "peak of a step"), ("sum", "sum_bytes", "memory")):
         page.check(f"input[name=axis][value={axis}]")
         drawn = page.evaluate(DRAWN)
         ratios = [x / n_bytes for x, n_bytes in zip(drawn["x"], data["points"][key], strict=True)]

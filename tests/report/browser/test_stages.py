@@ -17,9 +17,9 @@ from tensoropt.plan.find_staged import find_staged, find_with_stages
 from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import named
 from tensoropt.report.page import write_report
+from tensoropt.report.plan_page import plan_report
+from tensoropt.report.plan_rows import PlanRows
 from tensoropt.report.sentences import time_text
-from tensoropt.report.stage_rows import StageRows
-from tensoropt.report.staged_page_data import stages_report
 
 
 @pytest.fixture(scope="module")
@@ -41,23 +41,23 @@ def test_the_step_of_all_stages_is_drawn_and_each_stage_can_be_chosen(browser, p
     rows = [row.split("\t") for row in page.locator("#stages-table tbody tr").all_inner_texts()]
     for row, stage in zip(rows, plan.stages, strict=True):
         assert row[1].strip() == "..".join(map(str, stage.devices))
-        told = [str(stage.in_flight), str(stage.deferred), memory_text(stage.memory_bytes), time_text(stage.plan.time_us)]
+        told = [str(stage.in_flight), str(stage.deferred), memory_text(stage.peak_bytes), time_text(stage.time_us)]
         assert [cell.strip() for cell in row[3:7]] == told
     for number, stage in enumerate(plan.stages):
         page.focus(f"#stages-table tbody tr:nth-child({number + 1}) button")
         page.keyboard.press("Enter")
         assert page.get_attribute("#stages-table button:focus", "aria-pressed") == "true"
         assert f"stage {number}, one of 2" in page.inner_text("#subtitle")
-        assert opened.card("time-per-step") == time_text(stage.plan.time_us)
-        assert opened.card("memory-per-device") == memory_text(stage.plan.peak_bytes)
-        kernel = next(op for op in stage.plan.operators if op.type == "Variable")
+        assert opened.card("time-per-step") == time_text(stage.time_us)
+        assert opened.card("memory-per-device") == memory_text(stage.peak_bytes)
+        kernel = next(op for op in stage.operators if op.type == "Variable")
         page.fill("#search", kernel.name)
         page.locator("#rows .inner button").first.click()
         bounds = {}
         for rank in stage.devices:
             page.fill("#rank", str(rank))
             bounds[rank] = page.inner_text("#held").removeprefix(f"rank {rank} holds ")
-        shape = next(each.result.shape for each in stage.plan.frontier.model.graph.variables if each.name == kernel.name)
+        shape = next(each.result.shape for each in stage.frontier.model.graph.variables if each.name == kernel.name)
         for local, rank in enumerate(stage.devices):
             held = kernel.results[0].bounds(shape, local)
             assert bounds[rank] == f"[{', '.join(f'{begin}:{end}' for begin, end in held)}]"
@@ -106,7 +106,7 @@ def test_names_of_stages_that_are_html_are_shown_as_text(browser, plan, tmp_path
     value = plan.to_json()
     value["option"] = value["stages"][0]["last_operator"] = HOSTILE
     value["timeline"] = {**value["timeline"], "operators": [HOSTILE] * len(value["timeline"]["operators"])}
-    write_report(stages_report(StageRows(value), HOSTILE), tmp_path / "hostile.html")
+    write_report(plan_report(PlanRows(value), HOSTILE), tmp_path / "hostile.html")
     opened = Opened(browser, tmp_path / "hostile.html")
     page = opened.page
     page.on("dialog", lambda dialog: opened.said.append(f"dialog {dialog.message}"))

@@ -164,8 +164,8 @@ def test_plans_run_with_one_devices_numbers(function, algorithm):
     found = find_frontier(model.model, named("v100-1x4"), 4, algorithm=algorithm)
     for point in {0, len(found) - 1}:
         plan = found.plan(point)
-        view = StrategyView(model.graph, plan.strategy, model.model.backward.gradients)
-        train_and_check(engine_of(model, view, plan.path_finder(PlainCosts()), EmulatedBackend(plan.mesh)), model)
+        view = StrategyView(model.graph, plan.stages[0].strategy, model.model.backward.gradients)
+        train_and_check(engine_of(model, view, plan.stages[0].path_finder(PlainCosts()), EmulatedBackend(plan.mesh)), model)
 
 
 @pytest.mark.parametrize("algorithm", BASELINES)

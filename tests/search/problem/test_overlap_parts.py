@@ -175,7 +175,7 @@ def test_a_plan_s_strategy_has_states_of_the_same_costs(frontiers: tuple[ModelFr
     """A plan leaves shared copies out for which nothing is to be done."""
     _, found = frontiers
     for point in np.linspace(0, len(found.found) - 1, 5).round().astype(int).tolist():
-        states = found.built.states_of(found.plan(point).strategy)
+        states = found.built.states_of(found.plan(point).stages[0].strategy)
         expected = found.found.strategies[point]
         assert found.built.problem.cost(states.tolist()) == found.built.problem.cost(expected.tolist())
         assert found.built.overlap_ns(states[None]) == found.built.overlap_ns(expected[None])

@@ -80,7 +80,7 @@ def test_the_frontier_is_that_of_all_strategies(function, parallelism, space, ob
     # Points that others beat in peak and time aren't shown.
     for point, strategy in zip(frontier.points, frontier.found.strategies.tolist(), strict=True):
         real = real_costs(frontier.built, strategy)
-        told = point.memory_bytes, point.time_us * 1e3, point.network_time_us * 1e3
+        told = point.sum_bytes, point.time_us * 1e3, point.network_time_us * 1e3
         assert told == pytest.approx([real[name] for name in COSTS])
         assert point.compute_time_us + point.network_time_us == pytest.approx(point.time_us)
 
@@ -99,7 +99,7 @@ def test_plans_cost_what_they_do(objectives, everything):
     frontier = frontier_of(dense, 4, "compact", objectives)
     for number, point in [*enumerate(frontier)][:: 1 if everything else 4]:
         plan = frontier.plan(number)
-        assert (plan.memory_bytes, plan.time_us, plan.compute_time_us) == dataclasses.astuple(point)[:3]
+        assert (plan.sum_bytes, plan.time_us, plan.compute_time_us) == dataclasses.astuple(point)[:3]
         assert point.network_time_us == pytest.approx(sum(resharding.time_us for resharding in plan.reshardings))
         assert point.compute_time_us == pytest.approx(sum(op.time_us for op in plan.operators))
 
@@ -111,9 +111,9 @@ def test_questions_mean_what_they_say(objectives, tmp_path, everything):
     loaded = tensoropt.load_frontier(tmp_path / "frontier.json")
     for frontier in (searched, loaded):
         points = frontier.points
-        memories, times = [[getattr(point, name) for point in points] for name in ("memory_bytes", "time_us")]
+        memories, times = [[getattr(point, name) for point in points] for name in ("sum_bytes", "time_us")]
         assert frontier.fastest().time_us == frontier.at().time_us == min(times)
-        assert frontier.smallest().memory_bytes == min(memories)
+        assert frontier.smallest().sum_bytes == min(memories)
         peaks = [searched.peak(point).n_bytes for point in range(len(searched))]
         for limit in peaks[:: 1 if everything else 4]:
             plan = frontier.at(limit)
@@ -170,7 +170,7 @@ def test_the_command_line(objectives, tmp_path, capsys):
     assert main(["search", *arguments, "--json", str(json_file), "--plan", str(plan_file), "--plot", str(picture)]) == 0
     told, found = capsys.readouterr().out, json.loads(json_file.read_text())
     assert found["objectives"] == list(objectives)
-    columns = [{"memory": "memory_bytes", "time": "time_us", "network": "network_time_us"}[name] for name in objectives]
+    columns = [{"memory": "sum_bytes", "time": "time_us", "network": "network_time_us"}[name] for name in objectives]
     of_bound = f"bound_{columns[1]}"
     points = found["points"]
     for one, other in itertools.pairwise(points):
@@ -179,7 +179,7 @@ def test_the_command_line(objectives, tmp_path, capsys):
     assert (f"of {' and '.join(objectives)} on 4 devices" in told) == (objectives != PAIRS[0])
     plan, chosen = Plan.load(plan_file), points[found["chosen"]]
     assert plan.time_us == chosen["time_us"] == min(point["time_us"] for point in points)
-    assert plan.memory_bytes == chosen["memory_bytes"]
+    assert plan.sum_bytes == chosen["sum_bytes"]
 
 
 def test_a_memory_limit_holds_for_any_pair(tmp_path, capsys):

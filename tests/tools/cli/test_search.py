@@ -62,7 +62,7 @@ def test_frontier_and_plan_are_printed_and_written(tmp_path, capsys):
     ):
         assert text in told
     assert found["format"] == "tensoropt/search"
-    assert found["version"] == 3
+    assert found["version"] == 4
     assert (found["model"], found["cluster"], found["devices"]) == (GOOD, "v100-1x4", 4)
     assert (found["algorithm"], found["optimizer"], found["exact"]) == ("ft-ldp", "sgd", True)
     assert found["gap"] == {"median": 0.0, "worst": 0.0}
@@ -72,7 +72,7 @@ def test_frontier_and_plan_are_printed_and_written(tmp_path, capsys):
     assert found["seconds"] == pytest.approx(sum(stages.values()) - stages["record"])
     points = found["points"]
     for one, other in itertools.pairwise(points):
-        assert one["memory_bytes"] < other["memory_bytes"]
+        assert one["sum_bytes"] < other["sum_bytes"]
         assert one["time_us"] > other["time_us"]
     for point in points:
         assert point["compute_time_us"] + point["network_time_us"] == pytest.approx(point["time_us"])
@@ -80,7 +80,7 @@ def test_frontier_and_plan_are_printed_and_written(tmp_path, capsys):
         assert point["exact"]
     plan = Plan.load(plan_file)
     chosen = points[found["chosen"]]
-    assert (plan.memory_bytes, plan.time_us) == (chosen["memory_bytes"], chosen["time_us"])
+    assert (plan.sum_bytes, plan.time_us) == (chosen["sum_bytes"], chosen["time_us"])
     assert plan.compute_time_us == pytest.approx(chosen["compute_time_us"])
     assert plan.parallelism == 4
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -109,7 +109,7 @@ def test_the_frontier_is_written_with_all_its_plans(tmp_path, capsys, option):
     frontier, points = tensoropt.load_frontier(file), read(json_file)["points"]
     assert [point.time_us for point in frontier] == [point["time_us"] for point in points]
     assert frontier.at("1GB").operators == Plan.load(plan_file).operators
-    assert frontier.smallest().memory_bytes == points[0]["memory_bytes"]
+    assert frontier.smallest().sum_bytes == points[0]["sum_bytes"]
 
 
 def test_a_memory_limit_gives_the_fastest_that_fits(tmp_path, everything):
@@ -132,7 +132,7 @@ def test_the_optimizer_counts(tmp_path):
     for optimizer in ("sgd", "momentum", "adam"):
         file = tmp_path / optimizer
         search(GOOD, "--devices", 1, "--optimizer", optimizer, "--json", file)
-        least[optimizer] = read(file)["points"][0]["memory_bytes"]
+        least[optimizer] = read(file)["points"][0]["sum_bytes"]
         assert read(file)["optimizer"] == optimizer
     # Momentum has one slot more per parameter, Adam two: 4 kB each.
     assert least["momentum"] - least["sgd"] == least["adam"] - least["momentum"] == 4000

@@ -16,12 +16,10 @@ from tensoropt.ft import Budget
 from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
-from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.profiling.hardware import named
 from tensoropt.report.page import DATA_ID
 from tensoropt.tools.cli.main import main
-from tensoropt.tools.cli.search_report import SearchSetup
-from tensoropt.tools.cli.staged_report import any_text
+from tensoropt.tools.cli.search_report import SearchSetup, result_text
 from tensoropt.tools.offline import record_named
 
 DEEP = f"{Path(__file__).with_name('models.py')}:deep"
@@ -37,11 +35,10 @@ def test_one_frontier_is_printed_and_written(tmp_path: Path, capsys: pytest.Capt
         assert text in told
     points = found["points"]
     for one, other in itertools.pairwise(points):
-        assert one["memory_bytes"] < other["memory_bytes"] and one["time_us"] > other["time_us"]
-    assert 0 < found["bound_time_us"] <= points[-1]["time_us"]
-    assert found["exact"] is False and found["without_stages"][0]["exact"] in (True, False)
+        assert one["peak_bytes"] < other["peak_bytes"] and one["time_us"] > other["time_us"]
+    assert 0 < found["bound"]["bound_time_us"] <= points[-1]["time_us"] and found["exact"] is False and found["gap"]
     plan, chosen = tensoropt.load_plan(str(plan_file)), points[found["chosen"]]
-    assert isinstance(plan, StagedPlan if chosen["stages"] > 1 else Plan)
+    assert len(plan.stages) == chosen["stages"]
     assert (plan.peak_bytes, plan.time_us) == (chosen["peak_bytes"], pytest.approx(chosen["time_us"]))
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -59,11 +56,11 @@ def test_a_frontier_with_stages_is_kept_and_asked(
     assert {row["stages"] for row in told} <= {1, 2} and len(told) == len(found)
     for row in told if everything else (told[0], told[-1]):
         plan, number = found.plan(row["point"]), row["point"]
-        assert isinstance(plan, StagedPlan if row["stages"] > 1 else Plan) and plan.point == number
+        assert len(plan.stages) == row["stages"] and plan.point == number
         assert (round(plan.time_us * 1e3), plan.peak_bytes) == (round(row["time_us"] * 1e3), row["peak_bytes"])
         assert main(["explain", str(file), "--point", str(number + 1), "--json"]) == 0
         explained = json.loads(capsys.readouterr().out)
-        assert ("stages" in explained) == (row["stages"] > 1)
+        assert len(explained["stages"]) == row["stages"]
         assert explained["time_us"] == plan.time_us
     chosen = tensoropt.load_plan(str(plan_file))
     assert found.fastest().to_json()["time_us"] == pytest.approx(chosen.time_us)
@@ -72,8 +69,8 @@ def test_a_frontier_with_stages_is_kept_and_asked(
     assert "micro-batches" in capsys.readouterr().out
     found.save(tmp_path / "again.json")
     assert tensoropt.load_frontier(tmp_path / "again.json").value == found.value
-    assert main(["diff", str(file), str(file)]) == 2
-    assert "has plans with stages; tensoropt plans lists them" in capsys.readouterr().err
+    assert main(["diff", str(file), str(file)]) == 0
+    assert "within memory" in capsys.readouterr().out
     assert main(["report", str(file), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     points = found.value["points"]
@@ -92,13 +89,14 @@ def test_so_many_stages_as_asked_for_are_taken(tmp_path: Path, capsys: pytest.Ca
     outputs = ("--plan", str(plan_file), "--report", str(page))
     assert main([*SEARCH, "--stages", "4", "--schedule", "gpipe", "--micro-batches", "8", *outputs]) == 0
     told = capsys.readouterr().out
-    assert "plan      mini_time: 4 stages on 1+1+1+1 devices, 8 micro-batches by gpipe" in told and f"wrote {page}" in told
+    assert "plan      mini_time: 4 stages on 4 devices" in told and f"wrote {page}" in told
+    assert "8 micro-batches by gpipe" in told
     embedded = json.loads(page.read_text().partition(f'id="{DATA_ID}">')[2].partition("</script>")[0])
     shown = embedded["plans"][str(embedded["chosen"])]
     assert [stage["devices"] for stage in shown["stages"]] == [[0], [1], [2], [3]]
     assert all(set(stage["report"]["views"]) == {"0"} for stage in shown["stages"])
     plan = tensoropt.load_plan(str(plan_file))
-    assert isinstance(plan, StagedPlan)
+    assert isinstance(plan, Plan)
     assert [stage.in_flight for stage in plan.stages] == [8] * 4
 
 
@@ -117,17 +115,16 @@ def test_a_plan_that_its_devices_cannot_hold_is_noted() -> None:
     frontier = find_with_stages(request, 4, (2,))
     plan, least = frontier.fastest(), frontier.points_of[0].n_bytes
 
-    def told(memory_bytes: int) -> str:
-        held = replace(hardware, device=replace(hardware.device, memory_bytes=memory_bytes))
-        return any_text(SearchSetup(recorded, held, "mini_time", "ft-ldp"), plan)
+    def told(n_bytes: int) -> str:
+        held = replace(plan, assumed={"device_memory_bytes": n_bytes})
+        return result_text(SearchSetup(recorded, hardware, "mini_time", "ft-ldp"), held)
 
     assert plan.peak_bytes > 1.2 * least
     assert "note" not in told(plan.peak_bytes)
     number = frontier.fastest_within(int((plan.peak_bytes - 1) / 1.1))
-    fits = f"; point {number + 1} is the fastest that fits: --memory {frontier.points_of[number].n_bytes}"
-    assert f"note      the plan needs {memory_text(plan.peak_bytes)} of a device of " in told(plan.peak_bytes - 1)
-    assert fits in told(plan.peak_bytes - 1)
-    assert "and no point of the frontier fits" in told(least)
+    assert f"note      this plan needs {memory_text(plan.peak_bytes)} per device, but " in told(plan.peak_bytes - 1)
+    assert f"; point {number + 1} fits with {memory_text(frontier.points_of[number].n_bytes)}" in told(plan.peak_bytes - 1)
+    assert "; search within" in told(least)
 
 
 @pytest.mark.parametrize(

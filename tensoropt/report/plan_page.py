@@ -1,0 +1,102 @@
+"""The data of a report: of a plan, whose stages have a report each, or of a frontier whose points have whole plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .explanation import OF_A_STAGE
+from .frontier_rows import FrontierRows
+from .page_data import FORMAT, VERSION, frontier_of_stage, report_data
+from .plan_rows import PlanRows, Row, summary_line
+
+MOST_PLANS = 20
+"""The most points whose plans are in a page."""
+OF_A_POINT = ("time_us", "sum_bytes", "peak_bytes", "stages", "micro_batches", "idle_share")
+
+
+def plan_report(
+    plan: PlanRows,
+    title: str,
+    details: Sequence[Row | None] | None = None,
+    measured: Row | None = None,
+    curve: Row | None = None,
+) -> dict[str, Any]:
+    """Return the data of a report of a plan: of one stage that of its frontier of one point, of several the step of all of
+    them, and of each what the report of one has.
+
+    Args:
+        title: the name of what is reported, for the page's title.
+        details: for each stage what is known beside its plan; see :func:`.page_data.frontier_of_stage`.
+        measured, curve: see :func:`.page_data.report_data`.
+    """
+    value, known = plan.value, details or [None] * len(plan.stages)
+    reports = [
+        report_data(
+            frontier_of_stage(plan, number, known[number]),
+            title,
+            measured=measured,
+            curve=curve,
+            first_rank=stage.value["devices"][0],
+        )
+        for number, stage in enumerate(plan.stages)
+    ]
+    if len(reports) == 1:
+        return reports[0]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "title": title,
+        "summary": summary_line(plan),
+        "devices": plan.mesh.n_devices,
+        "schedule": value["schedule"],
+        **{key: value[key] for key in ("sum_bytes", "peak_bytes", "time_us", "timeline")},
+        "stages": [
+            {**{key: stage.value[key] for key in OF_A_STAGE}, "report": report}
+            for stage, report in zip(plan.stages, reports, strict=True)
+        ],
+    }
+
+
+def points_report(
+    points: Sequence[Row],
+    plan_of: Callable[[int], PlanRows],
+    summary: str,
+    title: str,
+    chosen: int,
+    details: Sequence[Row | None] | None = None,
+    measured: Row | None = None,
+    curve: Row | None = None,
+) -> dict[str, Any]:
+    """Return the data of a report of points that have whole plans.
+
+    Args:
+        points: the costs of each point, its numbers of stages and of micro-batches, and its idle share.
+        plan_of: returns a point's plan, given the point's number.
+        chosen: the number of the point that is shown first.
+        details: for each stage of the chosen point what is known beside its plan.
+        measured, curve: see :func:`.page_data.report_data`.
+    """
+    shown = {chosen, *(round(i * (len(points) - 1) / (MOST_PLANS - 2)) for i in range(MOST_PLANS - 1))}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "title": title,
+        "summary": summary,
+        "chosen": chosen,
+        "frontier": [{key: point[key] for key in OF_A_POINT} for point in points],
+        "plans": {
+            str(number): plan_report(
+                plan_of(number), title, details if number == chosen else None, measured if number == chosen else None, curve
+            )
+            for number in sorted(shown)
+        },
+    }
+
+
+def report_of(rows: FrontierRows, title: str, measured: Row | None = None, curve: Row | None = None) -> dict[str, Any]:
+    """Return the data of a report of a frontier as its file has it; see :func:`.page_data.report_data`."""
+    if "plan" not in rows.points[0]:
+        return report_data(rows, title, measured=measured, curve=curve)
+    chosen = rows.chosen if measured is None else measured["point"]
+    return points_report(rows.points, rows.plan, rows.value["summary"], title, chosen, None, measured, curve)
