@@ -128,8 +128,7 @@ def find_strategy(
             there are no stages.
 
     Returns:
-        A :class:`~tensoropt.plan.plan.Plan`, or a :class:`~tensoropt.plan.staged_plan.Plan` where stages are asked
-        for or nothing else fits, or for ``profiling`` a :class:`~tensoropt.plan.scaling_curve.Curve`.
+        A :class:`~tensoropt.plan.plan.Plan`, or for ``profiling`` a :class:`~tensoropt.plan.scaling_curve.Curve`.
 
     Raises:
         InputError: a wrong argument, or nothing fits: the message says what would fit.
