@@ -32,7 +32,7 @@ from ..sharding.model import Model
 from ..sharding.stages import Stages
 from .frontier import PlanFrontier
 from .record import PlannedOperator, PlannedResharding
-from .stage_plan import StagePlan, levels_json, stages_table
+from .stage_plan import StagePlan, levels_json, other_batch, stages_table
 
 FORMAT, VERSION = PLAN
 
@@ -77,6 +77,18 @@ class Plan:
     frontier: PlanFrontier[Any] | None = field(default=None, repr=False)
     point: int | None = None
     hint: str = field(default="", repr=False)
+
+    @property
+    def only_stage(self) -> StagePlan:
+        """The stage of a plan that has one.
+
+        Raises:
+            InputError: it has several.
+        """
+        if len(self.stages) > 1:
+            counts = f"{len(self.stages)} stages, and one of one stage is expected"
+            raise InputError(f"the plan has {counts}; find one with stages=1")
+        return self.stages[0]
 
     @property
     def parallelism(self) -> int:
@@ -385,11 +397,3 @@ class Plan:
                 why = f"'{key}' doesn't read back as it was written"
                 raise InputError(f"plan '{cut(file)}' is damaged: {why}; save it again")
         return plan
-
-
-def other_batch(assumed: Mapping[str, Any], graph: Graph) -> str:
-    """Return in words that a plan was found for another batch than a model has; empty if it wasn't, or if none is known."""
-    searched = assumed.get("batch")
-    if not isinstance(searched, int) or graph.batch in (None, searched):
-        return ""
-    return f"it is for a batch of {searched}, the model has one of {graph.batch}"

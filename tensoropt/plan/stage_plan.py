@@ -261,6 +261,14 @@ def stages_table(stages: Sequence[StagePlan]) -> str:
     return text
 
 
+def other_batch(assumed: Mapping[str, Any], graph: Graph) -> str:
+    """Return in words that a plan was found for another batch than a model has; empty if it wasn't, or if none is known."""
+    searched = assumed.get("batch")
+    if not isinstance(searched, int) or graph.batch in (None, searched):
+        return ""
+    return f"it is for a batch of {searched}, the model has one of {graph.batch}"
+
+
 def levels_json(mesh: Mesh) -> list[dict[str, Any]]:
     """Return the levels of a mesh as JSON."""
     return [{"name": level.name, "count": level.count} for level in mesh.levels]

@@ -119,7 +119,7 @@ def execute(
     """
     plan.check_for(model)
     check_ranks(plan, processes, collectives)
-    (stage,) = plan.stages
+    stage = plan.only_stage
     view = model.view(stage.strategy)
     in_micro_batches = model.in_micro_batches(plan.micro_batches).view(stage.strategy)
     check_reshardings(in_micro_batches, stage)

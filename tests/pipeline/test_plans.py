@@ -91,6 +91,8 @@ def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
     for step, batch in enumerate(model.batches):
         ((loss,),) = execution.engine.run(training_fetch(model), feeds_of(model.graph, batch))
         assert_close(loss, model.reference.losses[step], 1e-10, f"the loss of step {step}")
+    with pytest.raises(InputError, match=f"the plan has {n_stages} stages, and one of one stage is expected"):
+        _ = plan.only_stage
     with pytest.raises(InputError, match="another model"):
         plan.cut(models.recorded("windows", "adam").model)
 

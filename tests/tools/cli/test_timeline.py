@@ -55,7 +55,7 @@ def test_ranks_trace_a_plan(plan, tmp_path):
     done = run_ranks(2, "-m", "tensoropt", "timeline", MODEL, "--plan", plan, "--steps", 2, "--output", folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "in collectives ms" in done.stdout and f"wrote {folder / 'all.json'}" in done.stdout
-    planned = {op["name"] for op in json.loads(plan.read_text())["operators"]}
+    planned = {op["name"] for op in json.loads(plan.read_text())["stages"][0]["operators"]}
     both = json.loads((folder / "all.json").read_text())["traceEvents"]
     for rank in range(2):
         events = json.loads((folder / f"rank{rank}.json").read_text())["traceEvents"]
