@@ -14,7 +14,6 @@ from ..common.errors import InputError, cut
 from ..common.files import read_json, reading_value, write_json
 from ..common.formats import PLAN
 from ..common.memory_units import default_limit, memory_text
-from ..ir.graph import Graph
 from ..program.interleaved import INTERLEAVED, Interleaving, interleaving_of, most_in_flight
 from ..program.passes import Orders, merged
 from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, PLAIN, SCHEDULES, pass_orders

@@ -16,8 +16,9 @@ from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import Mesh, mesh_of
 from ..reschedule.path import Path, cheapest_path
-from ..rules.registry import rule_in_micro_batches
+from ..rules.registry import rule_in_micro_batches, rule_of
 from ..rules.rule import Rule, interface_of, why_invalid, why_unsearched
+from ..sharding.model import Model
 from ..sharding.rematerializable import NEVER
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import Copy, Strategy
@@ -197,17 +198,19 @@ class StagePlan:
             peak=peak_of(value),
         )
 
-    def check_configs(self, graph: Graph, micro_batches: int) -> None:
+    def check_configs(self, model: Model, micro_batches: int) -> None:
         """Check that the operators of a model can have the configs that its stage gives them.
 
         Raises:
             InputError: one can't; the message names the first.
         """
         why_not = why_unsearched if self.n_split_operators else why_invalid
+        # A config of a reshape names other dimensions where a micro-batch has one sample.
+        per_micro_batch = model.in_micro_batches(micro_batches, self.mesh.n_devices).graph.operators
         for planned in (op for op in self.operators if not op.is_stand_in):
-            op = graph.operators[planned.name]
+            op = model.graph.operators[planned.name]
             rule = rule_in_micro_batches(op, micro_batches, self.mesh.n_devices)
-            _check_config(op, planned, why_not(rule, planned.config), rule)
+            _check_config(op, planned, why_not(rule, planned.config), rule_of(per_micro_batch[planned.name]))
 
 
 def _check_config(op: Operator, planned: PlannedOperator, why: str, rule: Rule) -> None:
@@ -217,6 +220,7 @@ def _check_config(op: Operator, planned: PlannedOperator, why: str, rule: Rule) 
 
     Args:
         why: the reason why it can't; empty if it can.
+        rule: of the operator in a micro-batch.
 
     Raises:
         InputError: it can't, or they don't.

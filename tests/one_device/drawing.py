@@ -23,7 +23,6 @@ from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.plan.options import request_of
 from tensoropt.plan.options_with_stages import find_answer_with_stages
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.staged_plan import PlannedStage, StagedPlan
 from tensoropt.plan.submeshes import Block, blocks_of, is_submesh
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.interleaved import INTERLEAVED
@@ -145,7 +144,7 @@ def refusal(draw: Draw) -> str | None:
     return next((sentence for sentence, holds in REFUSALS if holds(draw)), None)
 
 
-def plan_of(draw: Draw) -> Plan | StagedPlan:
+def plan_of(draw: Draw) -> Plan:
     """Return the plan of a draw.
 
     Raises:
@@ -163,12 +162,17 @@ def plan_of(draw: Draw) -> Plan | StagedPlan:
     order = interleaved(rng, stages.n, draw.n, n_submeshes) if n_submeshes < stages.n else None
     for part, last_operator in zip(stages.models, (*stages.cuts, ""), strict=True):
         block = blocks[part.index % n_submeshes]
-        plan = _random_plan(rng, draw, part, hardware, block.size)
+        (stage,) = _random_plan(rng, draw, part, hardware, block.size).stages
         in_flight = rng.randint(1, draw.n) if order is None else order.in_flight[part.index]
         deferred = rng.randint(0, draw.n) if draw.schedule == ZERO_BUBBLE else 0
-        planned.append(PlannedStage(block.devices, last_operator, in_flight, deferred, plan, 0, 0.0))
-    return StagedPlan(
+        own = tuple(replace(op, is_stand_in=op.name not in model.graph.operators) for op in stage.operators)
+        held = {"in_flight": in_flight, "deferred": deferred, "peak_bytes": 0}
+        planned.append(replace(stage, devices=block.devices, last_operator=last_operator, operators=own, **held))
+    return Plan(
         stages=tuple(planned),
+        mesh=hardware.mesh(draw.n_devices),
+        exact=False,
+        option="random",
         schedule=draw.schedule,
         interleaving=order and order.interleaving,
         micro_batches=draw.n,
@@ -191,7 +195,7 @@ def _random_plan(rng: random.Random, draw: Draw, part: Model, hardware: Hardware
             return as_plan(view, rng.randrange(1000), part, hardware, draw.n)
 
 
-def _point(rng: random.Random, draw: Draw, hardware: Hardware) -> Plan | StagedPlan:
+def _point(rng: random.Random, draw: Draw, hardware: Hardware) -> Plan:
     """Return any point of the frontier, without stages or with so many."""
     model = draw.model.model
     if draw.n_stages == 1:
@@ -201,7 +205,7 @@ def _point(rng: random.Random, draw: Draw, hardware: Hardware) -> Plan | StagedP
     return find_answer_with_stages("mini_time", request, draw.n_devices, (draw.n_stages,), draw.schedule)
 
 
-def _placed(rng: random.Random, draw: Draw, hardware: Hardware) -> StagedPlan:
+def _placed(rng: random.Random, draw: Draw, hardware: Hardware) -> Plan:
     """Return a plan that is searched with an operator of some stages placed."""
     for _ in range(MOST_DRAWS):
         placed = _random_placement(rng, draw)
@@ -214,9 +218,9 @@ def _placed(rng: random.Random, draw: Draw, hardware: Hardware) -> StagedPlan:
             if not any(sentence in str(error) for sentence in IMPOSSIBLE):
                 raise
             continue
-        assert isinstance(plan, StagedPlan)
+        assert isinstance(plan, Plan)
         for operator, block in placed.items():
-            (stage,) = (each for each in plan.stages if operator in {op.name for op in each.plan.operators})
+            (stage,) = (each for each in plan.stages if operator in {op.name for op in each.operators})
             assert stage.devices == block.devices
         return plan
     raise AssertionError(f"no placement of {MOST_DRAWS} is possible")

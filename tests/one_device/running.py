@@ -21,7 +21,6 @@ from one_device.drawing import Draw, plan_of, refusal
 from one_device.models import MODELS
 from tensoropt.common.errors import InputError
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.staged_plan import StagedPlan
 from tensoropt.reschedule.simulate import gather
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.execute import EMULATED, MPI, execute
@@ -76,10 +75,10 @@ def _check_trained(draw: Draw, processes: Processes) -> None:
     _check_variables(draw, engine, processes)
 
 
-def engine_of(draw: Draw, plan: Plan | StagedPlan, processes: Processes) -> Engine | StagedEngine:
+def engine_of(draw: Draw, plan: Plan, processes: Processes) -> Engine | StagedEngine:
     """Return the engine that runs a plan on these processes."""
     values, collectives = draw.model.first_values, EMULATED if processes.alone else MPI
-    run: Any = execute if isinstance(plan, Plan) else execute_staged
+    run: Any = execute if len(plan.stages) == 1 else execute_staged
     engine = run(plan, draw.model.model, lambda name: values[name], processes, collectives).engine
     if isinstance(engine, Engine):
         engine.in_order |= draw.in_order
