@@ -60,7 +60,7 @@ def test_the_table_the_file_and_the_picture_tell_the_same(tmp_path, capsys):
     assert run(GOOD, "--devices", 4, "--memory", "20kB", "--space", "full", "--json", file, "--plot", picture) == 0
     told = capsys.readouterr().out
     value = json.loads(file.read_text())
-    assert (value["format"], value["version"]) == ("tensoropt/compare", 1)
+    assert (value["format"], value["version"]) == ("tensoropt/compare", 2)
     assert (value["model"], value["cluster"], value["devices"], value["optimizer"]) == (GOOD, "v100-1x4", 4, "sgd")
     assert (value["memory_limit_bytes"], value["exact"], value["gap"]["worst"]) == (20_000, True, 0.0)
     algorithms = {each["algorithm"]: each for each in value["algorithms"]}
