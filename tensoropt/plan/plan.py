@@ -362,6 +362,8 @@ class Plan:
             ValueError: they don't.
         """
         n_stages, interleaving = len(self.stages), self.interleaving
+        if self.micro_batches < 1:
+            raise ValueError(f"{self.micro_batches} micro-batches")
         if self.schedule not in (PLAIN, *SCHEDULES) or (self.schedule == PLAIN) != (n_stages == 1):
             raise ValueError(f"{n_stages} stages by a schedule {self.schedule!r}")
         if (n_stages > 1) != (self.timeline is not None):

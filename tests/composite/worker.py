@@ -25,7 +25,7 @@ def main() -> None:
     for seed, function in enumerate((lstm, custom(tf.nn.silu, row_scaled, with_decay, without_some, by_branch))):
         model = zoo.record(function, "adam")
         view = random_strategy(model, mesh, seed, lambda config: bool(config.used_axes))
-        check(model, view, seed, backend)
+        check("composite", model, view, seed, backend)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def test_the_step_of_all_stages_is_drawn_and_each_stage_can_be_chosen(browser, p
     plan.report(tmp_path / "plan.html")
     opened = Opened(browser, tmp_path / "plan.html")
     page = opened.page
-    assert page.inner_text("#stages-lead").startswith("mini_time: 2 stages on 4 devices")
+    assert page.inner_text("#stages-lead").startswith("point: 2 stages on 4 devices")
     drawn = page.evaluate("document.getElementById('stages-chart').data.map((trace) => [trace.name, trace.x.length / 4])")
     n = plan.micro_batches
     assert {"forward": 2 * n, "backward": 2 * n}.items() <= dict(drawn).items()
@@ -85,7 +85,7 @@ def test_a_point_of_a_frontier_with_stages_is_chosen_by_the_pages_address(browse
     for row, number in zip(rows, numbers, strict=True):
         point = found.points_of[number]
         assert row[1].strip() == ("none" if point.n_stages == 1 else str(point.n_stages))
-        assert [row[3].strip(), row[4].strip()] == [memory_text(point.n_bytes), time_text(point.costs_ns[0] / 1e3)]
+        assert [row[3].strip(), row[4].strip()] == [memory_text(point.n_bytes), time_text(point.time_us)]
     marks = page.evaluate("document.getElementById('points-chart').data.map((trace) => [trace.name, trace.x.length])")
     counts = Counter(point.n_stages for point in found.points_of)
     assert {"without stages": counts[1], "2 stages": counts[2]}.items() <= dict(marks[1:]).items()
