@@ -186,7 +186,7 @@ class RunningKeras:
 
     @property
     def is_always_applied(self) -> bool:
-        """Whether steps apply the optimizer without a condition."""
+        """Return whether every step applies the optimizer, with no condition on the gradients."""
         return self._optimizer.condition is None
 
     def update_without_data(self, value: Callable[[str], np.ndarray]) -> None:

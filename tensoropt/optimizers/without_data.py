@@ -1,4 +1,4 @@
-"""What a step does without a batch, which Keras does once more at the end of data whose size it doesn't know.
+"""Trace the part of a step that needs no batch: Keras runs it once more at the end of data of unknown size.
 
 Keras finds that such data has ended where a step asks for a batch. By then TensorFlow has run all of the step that needs
 none: the optimizer's count of updates, weight decay, the states of random generators.

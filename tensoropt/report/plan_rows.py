@@ -274,7 +274,7 @@ class PlanRows:
 
 
 class Summarized(Protocol):
-    """What is told of a plan in one line; see the attributes of ``Plan``."""
+    """The numbers of a plan's one-line summary; see the attributes of ``Plan``."""
 
     @property
     def option(self) -> str: ...

@@ -45,7 +45,7 @@ IMPOSSIBLE = ("stages have their devices in the order of the program", "where op
 
 @dataclass(frozen=True)
 class Draw:
-    """What a seed draws, but for the random choices inside of a strategy.
+    """A plan to run, as drawn from a seed; the strategy's own random choices are drawn later.
 
     Attributes:
         kind: a ``random`` strategy, a ``point`` of the frontier that is searched, or a plan that is searched with some

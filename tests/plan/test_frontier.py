@@ -164,7 +164,7 @@ def test_a_loaded_frontier_asked_for_another_limit_gives_a_plan_that_runs(whole,
 
 
 def test_a_file_without_peaks_is_asked_by_memory(found, file):
-    """Where counting them would take long, no peaks are stored."""
+    """No peaks are stored if counting them would take long."""
     changed(file, lambda value: [point.update(peak_bytes=None) for point in value["points"]])
     frontier = tensoropt.load_frontier(file)
     assert frontier.peak_bytes(0) is None
