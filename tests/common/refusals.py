@@ -19,6 +19,9 @@ GAP = "…"
 LEAST_WORDS = 4
 """A sentence with fewer words of its own is put together elsewhere."""
 
+MEANINGLESS = "What was asked for has no meaning, or more than one"
+"""The reason of wrong arguments. Their sentences say all there is to say, so the page leaves them out."""
+
 WHEN = {
     "frontend": "the model is captured or recorded",
     "frontend/tracing/tapes.py": "a step is captured",
@@ -98,7 +101,7 @@ BECAUSE = {
         "trainer/parallelize.py: different plans",
     ),
     "Each device updates its shards alone, and replicas must stay equal": ("optimizers",),
-    "What was asked for has no meaning, or more than one": ("frontend", "trainer", "session"),
+    MEANINGLESS: ("frontend", "trainer", "session"),
 }
 """Why a sentence is needed, with where it is said: a file or package, and after a colon a pattern of the sentence. The first
 that fits counts."""
@@ -173,7 +176,7 @@ def _texts(node: ast.expr) -> Iterator[str]:
 def lists() -> str:
     """Return a list for each reason, in the order of the reasons, with a heading for each moment."""
     lines = []
-    for reason in BECAUSE:
+    for reason in (each for each in BECAUSE if each != MEANINGLESS):
         rows = [refusal for refusal in refusals() if refusal.because == reason]
         lines += [f"## {reason}", ""]
         for when in dict.fromkeys(refusal.when for refusal in rows):
