@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .plan.frontier_file import SavedFrontier
     from .plan.plan import Plan
     from .plan.scaling_curve import Curve
-    from .plan.staged_frontier_file import SavedStagedFrontier
     from .profiling.hardware import Hardware
     from .session.session import Session
     from .sharding.constraints import Force
@@ -301,15 +300,15 @@ def load_plan(file: str | os.PathLike[str]) -> Plan:
     return Plan.load(file)
 
 
-def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier | SavedStagedFrontier:
+def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier:
     """Load a frontier that ``plan.frontier.save`` wrote, with every plan of it, without a search and without the model.
 
     Raises:
         InputError: the file is missing, cut off, changed, or not a frontier.
     """
-    from .plan.staged_frontier_file import load_any_frontier
+    from .plan.frontier_file import SavedFrontier
 
-    return load_any_frontier(file)
+    return SavedFrontier.load(file)
 
 
 def build_execution_graph(

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 PLAN = "tensoropt/plan", 6
-FRONTIER = "tensoropt/frontier", 6
+FRONTIER = "tensoropt/frontier", 7
 CURVE = "tensoropt/curve", 1
 CHECK = "tensoropt/check", 2

@@ -15,10 +15,10 @@ Complexity: O(points x operators) numbers, and one evaluation per distinct combi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,9 +31,11 @@ from ..sharding.resharding import PathFinder
 from ..sharding.strategy import Copy, Strategy, StrategyView
 from .build import CostEntry, complete_configs, cost_entries, planned_operator
 from .first_fit import grid
-from .found_points import FoundPoints
-from .frontier_file import Entry, SavedFrontier, Searched, StoredPart
+from .frontier_file import Entry, SavedFrontier, StoredPart, frontier_value, parts_value
 from .record import PlannedOperator
+
+if TYPE_CHECKING:
+    from .details import DetailedFrontier
 
 Ints = np.ndarray
 MOST_PEAKS = 128
@@ -41,7 +43,7 @@ MOST_PEAKS = 128
 
 
 def compressed(
-    frontier: FoundPoints, progress: Progress | None = None, details: Mapping[str, Any] | None = None
+    frontier: DetailedFrontier, progress: Progress | None = None, details: Mapping[str, Any] | None = None
 ) -> SavedFrontier:
     """Return the frontier with all its plans, without the model and the problem that the search read.
 
@@ -59,25 +61,17 @@ def compressed(
         operators.append(parts.of_operator(op))
         if op.name in parts.in_step:
             reshardings.append(parts.of_reshardings(op))
-    graph = frontier.model.graph
-    searched = Searched(
-        frontier.mesh,
-        frontier.hardware_name,
-        graph.full_batch.digest,
-        dict(frontier.assumed),
-        frontier.summary(),
-        graph.n_micro_batches,
-    )
-    found = frontier.found
-    points = type(found)(
-        found.mem_bytes, found.time_ns, np.zeros((len(found), 0), np.int32), found.eliminations, found.algorithm, found.bound
-    )
-    used = tuple(part for part in reshardings if part.pool)
     peaks = _peaks(frontier, progress)
-    return SavedFrontier(points, frontier.objectives, frontier.costs, searched, tuple(operators), used, peaks, details or {})
+    points = [
+        {**asdict(point), "peak_bytes": peaks.get(number), **frontier.passes(number)._asdict()}
+        for number, point in enumerate(frontier.points)
+    ]
+    digest = frontier.model.graph.full_batch.digest
+    value = frontier_value(frontier, frontier.assumed, digest, points, dict(details or {}))
+    return SavedFrontier({**value, **parts_value(operators, [part for part in reshardings if part.pool])})
 
 
-def _peaks(frontier: FoundPoints, progress: Progress | None) -> dict[int, int]:
+def _peaks(frontier: DetailedFrontier, progress: Progress | None) -> dict[int, int]:
     """Return the peak in bytes by point, of all points or of a grid of them.
 
     A peak takes a replay of the whole step. Peaks that were computed before are included.
@@ -138,7 +132,7 @@ class _Numbered:
     values: Sequence[Config | OperandSharding | None]
 
 
-def _numbered(frontier: FoundPoints) -> _Numbered:
+def _numbered(frontier: DetailedFrontier) -> _Numbered:
     """Return the strategies of all points of a frontier as columns of numbers."""
     numbers = _Numbers()
     states, graph = frontier.found.strategies, frontier.model.graph
@@ -163,7 +157,7 @@ def _numbered(frontier: FoundPoints) -> _Numbered:
     return _Numbered(configs, shared, regathered, rematerialized, numbers.values)
 
 
-def _beside_the_steps(frontier: FoundPoints, configs: dict[str, Ints], numbers: _Numbers) -> dict[str, Ints]:
+def _beside_the_steps(frontier: DetailedFrontier, configs: dict[str, Ints], numbers: _Numbers) -> dict[str, Ints]:
     """Return the configs of the operators that no training step runs, by operator: int32[P].
 
     They are determined by the configs of the operators whose results they use.
@@ -221,7 +215,7 @@ class _Neighbourhood(Graph):
 class _PartsBuilder:
     """A builder of the parts of a frontier's plans, which computes each interface and the paths of each resharding once."""
 
-    def __init__(self, frontier: FoundPoints, numbered: _Numbered) -> None:
+    def __init__(self, frontier: DetailedFrontier, numbered: _Numbered) -> None:
         self.graph, self.gradients = frontier.model.graph, frontier.model.backward.gradients
         self.residual_operands = frontier.model.backward.residual_operands
         self.mesh, self.costing, self.numbered = frontier.mesh, frontier.costing, numbered

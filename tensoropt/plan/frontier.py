@@ -307,6 +307,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         """
         turning = self.turning_number
         overlaps = bool(self.costs.overlap_ns.any())
+        is_cut = any(self.passes(number).stages > 1 for number in range(len(self)))
         is_known = with_peaks or self.all_peaks is not None
         with_peak = set(self.known_peaks) if is_known else {chosen} & set(self.known_peaks)
         rows = []
@@ -318,9 +319,12 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
             times = [f"{value:,.1f}" for value in values]
             peak_bytes = self.peak_bytes(number) if number in with_peak else None
             peak = "" if peak_bytes is None else memory_text(peak_bytes)
-            rows.append([str(number + 1), memory_text(point.sum_bytes), peak, *times, ", ".join(marks)])
-        overlap = ["overlap (us)"] * overlaps
-        headers = ["point", "paper's sum", "memory per device", "time (us)", "compute (us)", "network (us)", *overlap, ""]
+            passes = self.passes(number)
+            stages = [str(passes.stages), str(passes.micro_batches), f"{passes.idle_share:.0%}"] * is_cut
+            rows.append([str(number + 1), *stages, memory_text(point.sum_bytes), peak, *times, ", ".join(marks)])
+        overlap, stages = ["overlap (us)"] * overlaps, ["stages", "micro-batches", "waits"] * is_cut
+        times = ["time (us)", "compute (us)", "network (us)", *overlap]
+        headers = ["point", *stages, "paper's sum", "memory per device", *times, ""]
         alignment = (*("right",) * (len(headers) - 1), "left")
         text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment)
         return text if len(shown) == len(self) else f"{text}\n{len(shown)} of {len(self)} points"

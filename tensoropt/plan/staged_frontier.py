@@ -9,9 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from tabulate import tabulate
 
-from ..common.memory_units import memory_text
 from ..common.progress import Progress
 from ..ft import Frontier
 from ..ft.lower_bound import LowerBound
@@ -23,10 +21,10 @@ from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
 from .details import details_of_stage
 from .find_frontier import ModelFrontier
 from .frontier import PlanFrontier
+from .frontier_file import SavedFrontier, frontier_value
 from .plan import Plan
-from .points import FrontierPoint, Passes, thinned
+from .points import FrontierPoint, Passes
 from .stage_points import SearchedStages
-from .staged_frontier_file import save_with_stages
 from .staged_frontier_points import AnyPoint
 
 
@@ -128,23 +126,6 @@ class StagedFrontier(PlanFrontier[Plan]):
         """Return the number of the point that needs the least memory."""
         return 0
 
-    def table(self, chosen: int | None = None, with_peaks: bool = True) -> str:
-        """Return the points as a table of text, numbered, with their stages and micro-batches; see :class:`PlanFrontier`."""
-        turning = self.turning_number
-        shown = thinned(len(self), {turning, *({chosen} if chosen is not None else ())})
-        rows = []
-        for number in shown:
-            point = self.points_of[number]
-            marks = [text for at, text in ((turning, "turning point"), (chosen, "chosen")) if at == number]
-            idle = f"{point.idle_share:.0%}" if point.n_stages > 1 else ""
-            times = [f"{each / 1e3:,.1f}" for each in point.costs_ns[:2]]
-            counts = [str(point.n_stages), str(point.micro_batches)]
-            rows.append([str(number + 1), *counts, memory_text(point.n_bytes), *times, idle, ", ".join(marks)])
-        headers = ["point", "stages", "micro-batches", "peak per device", "time (us)", "compute (us)", "idle", ""]
-        alignment = (*("right",) * (len(headers) - 1), "left")
-        text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment)
-        return text if len(shown) == len(self) else f"{text}\n{len(shown)} of {len(self)} points"
-
     def summary(self) -> str:
         """Return one line on the searches: their points, what was searched, and what is proven."""
         counts = [point.n_stages for point in self.points_of]
@@ -174,7 +155,10 @@ class StagedFrontier(PlanFrontier[Plan]):
         Args:
             chosen: the number of the point that was chosen; None for the fastest one.
         """
-        save_with_stages(file, self, self.bound_us, chosen)
+        plans = [self.plan(number).to_json() for number in range(len(self))]
+        points = [{**self.row(number), "plan": {**plan, "frontier": []}} for number, plan in enumerate(plans)]
+        details = {} if chosen is None else {"chosen": chosen}
+        SavedFrontier(frontier_value(self, plans[0]["assumed"], plans[0]["model_digest"], points, details)).save(file)
 
     def report_value(self, title: str, chosen: int | None = None, model: str = "") -> dict[str, Any]:
         """Return the data of the frontier's report, with the step and the decisions of the chosen point's plan."""

@@ -144,7 +144,7 @@ class FrontierRows:
             "option": option,
             **told,
             "exact": costs["exact"],
-            "schedule": {"name": "plain", "micro_batches": value.get("micro_batches", 1)},
+            "schedule": {"name": "plain", "micro_batches": costs["micro_batches"]},
             "assumed": value["assumed"],
             "frontier": [],
             "stages": [stage],

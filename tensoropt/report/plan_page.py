@@ -94,9 +94,12 @@ def points_report(
     }
 
 
-def report_of(rows: FrontierRows, title: str, measured: Row | None = None, curve: Row | None = None) -> dict[str, Any]:
+def report_of(
+    rows: FrontierRows, title: str, chosen: int | None = None, measured: Row | None = None, curve: Row | None = None
+) -> dict[str, Any]:
     """Return the data of a report of a frontier as its file has it; see :func:`.page_data.report_data`."""
     if "plan" not in rows.points[0]:
-        return report_data(rows, title, measured=measured, curve=curve)
-    chosen = rows.chosen if measured is None else measured["point"]
+        return report_data(rows, title, chosen, measured, curve)
+    if chosen is None:
+        chosen = rows.chosen if measured is None else measured["point"]
     return points_report(rows.points, rows.plan, rows.value["summary"], title, chosen, None, measured, curve)

@@ -59,7 +59,7 @@ def _report(arguments: argparse.Namespace) -> int:
         if isinstance(rows, PlanRows):
             data, n_points = plan_report(rows, file.name, measured=measured, curve=curve), 1
         else:
-            data, n_points = report_of(rows, file.name, measured, curve), len(rows)
+            data, n_points = report_of(rows, file.name, measured=measured, curve=curve), len(rows)
     write_report(data, output)
     size = output.stat().st_size / 1e6
     told = f"wrote {output}: {n_points} point{'s' * (n_points > 1)}, {size:.1f} MB; open it in a browser"
