@@ -1,4 +1,4 @@
-"""Loops and custom gradients in micro-batches: their bodies are sliced with them, or they are refused."""
+"""Loops and custom gradients in micro-batches: what they are charged, and which are refused."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import zoo
-from helpers.large import first
-from helpers.strategies import assert_variables, local_shards, random_router, train_and_check
 
 from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.profiling.hardware import Device, Hardware, LinkLevel
-from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, interface_of
 
@@ -60,17 +57,6 @@ def test_operators_with_a_state_draw_for_all_micro_batches_in_each() -> None:
         assert work is not None
         times.append(work.flops)
     assert times[0] == times[1] > 0
-
-
-@pytest.mark.usefixtures("graphs_as_built")
-@pytest.mark.parametrize("name", first(len(SLICED) - 1, sorted(SLICED, key="lstm".__eq__)))
-def test_random_strategies_give_one_device_numbers(name: str, everything: bool) -> None:
-    model, mesh = models.recorded(name, "momentum"), Mesh.of(2)
-    for n in (2, 3) if everything else (2,):
-        views = models.random_view(name, "momentum", n, mesh, 50 + n)
-        engine = models.engine_in_micro_batches(model, views, random_router(n))
-        train_and_check(engine, model)
-        assert_variables(model, views[0], local_shards(engine))
 
 
 def test_a_gradient_of_the_full_batch_in_each_micro_batch_is_refused() -> None:

@@ -31,7 +31,6 @@ from helpers.strategies import (
 from tensoropt.lowering.resharding.backends import CommunicatingBackend
 from tensoropt.lowering.resharding.in_graph import GraphBackend
 from tensoropt.lowering.resharding.reshard import Backend, Collective
-from tensoropt.plan.build import cost_entries
 from tensoropt.profiling.collective_tables import device_partitions
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.collectives import outbox
@@ -64,13 +63,11 @@ def agree(text: str) -> None:
     assert len(set(COMM.allgather(text))) == 1, text
 
 
-def check(
-    case: str, model: zoo.Recorded, view: StrategyView, seed: int, backend: Backend, in_order: bool = False
-) -> int:
+def check(case: str, model: zoo.Recorded, view: StrategyView, seed: int, backend: Backend) -> int:
     """Train by one strategy; the number of collectives in a step and an evaluation."""
     digests: list[str] = []
     n_collectives: list[int] = []
-    in_order |= isinstance(backend, CommunicatingBackend) and backend.overlappable is not None
+    in_order = isinstance(backend, CommunicatingBackend) and backend.overlappable is not None
     engine = engine_of(model, view, random_router(seed), backend, in_order)
 
     def agree(digest: str, log: Sequence[Collective]) -> None:
@@ -97,18 +94,15 @@ def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
     backends = [backend_of(mesh, collectives) for mesh in meshes]
     functions = {
         "models": (zoo.mlp, zoo.cnn, zoo.attention),
-        "remade": (zoo.mlp, zoo.cnn, zoo.attention),
-        "recomputed": (zoo.mlp, zoo.cnn, zoo.attention),
         "broadcasting": (zoo.broadcasting,),
-        "complex": (zoo.fourier,),
         "random": (zoo.noise,),
         "windows": (zoo.windows,),
     }[case]
     optimizers = tuple(zoo.HYPERPARAMETERS)
-    splits = dict.fromkeys(("broadcasting", "complex", "random"), lambda config: bool(config.used_axes))
+    splits = dict.fromkeys(("broadcasting", "random"), lambda config: bool(config.used_axes))
     prefers = {**splits, "windows": slides}.get(case)
     models: dict[tuple[str, str], zoo.Recorded] = {}
-    n_collectives = n_regathered = n_rematerialized = 0
+    n_collectives = 0
     for seed in range(n_strategies):
         function = functions[seed % len(functions)]
         optimizer = optimizers[seed // len(functions) % len(optimizers)]
@@ -116,14 +110,10 @@ def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
         if key not in models:
             models[key] = zoo.record(function, optimizer)
         mesh, backend = meshes[seed % len(meshes)], backends[seed % len(meshes)]
-        shares = {"remade": (0.7, 0.0), "recomputed": (0.4, 0.8), "complex": (0.3, 0.3)}.get(case, (0.0, 0.0))
-        view = random_strategy(models[key], mesh, 1000 + seed, prefers, *shares)
-        n_rematerialized += len(view.rematerialized)
-        n_regathered += sum(entry.is_regathered for entry in cost_entries(view))
-        n_collectives += check(case, models[key], view, 1000 + seed, backend, in_order=any(shares) and seed % 2 == 1)
+        view = random_strategy(models[key], mesh, 1000 + seed, prefers)
+        n_collectives += check(case, models[key], view, 1000 + seed, backend)
     if COMM.rank == 0:
-        again = f"{n_rematerialized} computed again, {n_regathered} made again"
-        print(f"{n_strategies} strategies, {n_collectives} collectives on {COMM.size} ranks, {again}")
+        print(f"{n_strategies} strategies, {n_collectives} collectives on {COMM.size} ranks")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from tensoropt.program.schedule import SCHEDULES, ZERO_BUBBLE
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, why_invalid
 from tensoropt.sharding.model import Model
+from tensoropt.sharding.stages import Stages
 
 RANDOM, POINT, PLACED = "random", "point", "placed"
 NOTHING_SHOWN = {"makespan_ns": 0, "devices": [], "operators": [], "kinds": [], "tasks": ""}
@@ -39,8 +40,13 @@ PREFERENCES: dict[str, Callable[[Config], bool] | None] = {
     "split": lambda config: bool(config.used_axes),
     "windows": slides,
 }
-IMPOSSIBLE = ("stages have their devices in the order of the program", "where operators are placed: each needs a variable")
-"""Placements that are drawn again: stages have their devices in the program's order, and each needs a trained variable."""
+IMPOSSIBLE = (
+    "stages have their devices in the order of the program",
+    "where operators are placed: each needs a variable",
+    "a stage would send gradients of the types",
+)
+"""Cuts and placements that are drawn again: operators against the program's order, a stage without a trained variable, real
+and complex numbers with gradients that cross together."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,22 @@ def plan_of(draw: Draw) -> Plan:
         return _random_plan(rng, draw, model.model, hardware, draw.n_devices)
     if draw.kind == PLACED:
         return _placed(rng, draw, hardware)
-    stages, blocks = random_cuts(model, draw.n_stages, rng.randrange(10**6)), blocks_of(draw.sizes)
+    for _ in range(MOST_DRAWS):
+        try:
+            return in_stages(rng, draw, random_cuts(model, draw.n_stages, rng.randrange(10**6)))
+        except InputError as error:
+            _assert_impossible(error)
+    raise AssertionError(f"no cut of {MOST_DRAWS} is possible")
+
+
+def _assert_impossible(error: InputError) -> None:
+    if not any(sentence in str(error) for sentence in IMPOSSIBLE):
+        raise error
+
+
+def in_stages(rng: random.Random, draw: Draw, stages: Stages) -> Plan:
+    """Return a plan with random strategies in these stages."""
+    hardware, blocks = named(draw.cluster), blocks_of(draw.sizes)
     n_submeshes, planned = len(blocks), []
     order = interleaved(rng, stages.n, draw.n, n_submeshes) if n_submeshes < stages.n else None
     for part, last_operator in zip(stages.models, (*stages.cuts, ""), strict=True):
@@ -165,7 +186,7 @@ def plan_of(draw: Draw) -> Plan:
         (stage,) = _random_plan(rng, draw, part, hardware, block.size).stages
         in_flight = rng.randint(1, draw.n) if order is None else order.in_flight[part.index]
         deferred = rng.randint(0, draw.n) if draw.schedule == ZERO_BUBBLE else 0
-        own = tuple(replace(op, is_stand_in=op.name not in model.graph.operators) for op in stage.operators)
+        own = tuple(replace(op, is_stand_in=op.name not in draw.model.graph.operators) for op in stage.operators)
         held = {"in_flight": in_flight, "deferred": deferred, "peak_bytes": 0}
         planned.append(replace(stage, devices=block.devices, last_operator=last_operator, operators=own, **held))
     return Plan(
@@ -177,7 +198,7 @@ def plan_of(draw: Draw) -> Plan:
         interleaving=order and order.interleaving,
         micro_batches=draw.n,
         time_us=0.0,
-        model_digest=model.graph.digest,
+        model_digest=draw.model.graph.digest,
         timeline=NOTHING_SHOWN,
     )
 
@@ -215,8 +236,7 @@ def _placed(rng: random.Random, draw: Draw, hardware: Hardware) -> Plan:
         try:
             plan = find_answer_with_stages("mini_time", request, draw.n_devices, (draw.n_stages,), draw.schedule)
         except InputError as error:
-            if not any(sentence in str(error) for sentence in IMPOSSIBLE):
-                raise
+            _assert_impossible(error)
             continue
         assert isinstance(plan, Plan)
         for operator, block in placed.items():

@@ -59,10 +59,14 @@ def _check_refused(draw: Draw, expected: str) -> None:
 
 def _check_trained(draw: Draw, processes: Processes) -> None:
     plan = plan_of(draw)
-    kind = type(plan)
     value = json.loads(json.dumps(plan.to_json()))
-    plan = kind.from_json(value if processes.alone else processes.broadcast(value))
-    engine, model = engine_of(draw, plan, processes), draw.model
+    plan = Plan.from_json(value if processes.alone else processes.broadcast(value))
+    check_numbers(draw, engine_of(draw, plan, processes), processes)
+
+
+def check_numbers(draw: Draw, engine: Engine | StagedEngine, processes: Processes) -> None:
+    """Check that three steps have one device's losses, and then metrics and variables."""
+    model = draw.model
     fetch, tolerance = training_fetch(model), MODELS[draw.name].tolerance
     for step, batch in enumerate(model.batches):
         (losses,) = engine.run(fetch, feeds_of(model.graph, batch))

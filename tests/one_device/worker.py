@@ -1,8 +1,8 @@
 """Train draws of the suite on these ranks, and hold them to one device's numbers.
 
-    mpirun -n N python -m mpi4py tests/one_device/worker.py FIRST LAST
+    mpirun -n N python -m mpi4py tests/one_device/worker.py SEED ...
 
-Every second draw is trained as over a link.
+Every second one is trained as over a link.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from one_device.running import check, over_links
 from tensoropt.runtime.local_hardware import prepared_processes
 
 
-def main(first: int, last: int) -> None:
+def main(seeds: list[int]) -> None:
     # Two chains of collectives, and a thread that computes beside them.
     tf.config.threading.set_inter_op_parallelism_threads(3)
     processes = prepared_processes()
     of_links = over_links(processes)
     n_trained = 0
-    for seed in range(first, last):
-        n_trained += check(drawn(seed, processes.size), of_links if seed % 2 else processes)
+    for number, seed in enumerate(seeds):
+        n_trained += check(drawn(seed, processes.size), of_links if number % 2 else processes)
     if processes.rank == 0:
-        print(f"{n_trained} of {last - first} draws trained on {processes.size} ranks", flush=True)
+        print(f"{n_trained} of {len(seeds)} draws trained on {processes.size} ranks", flush=True)
 
 
 if __name__ == "__main__":
     with graphs_as_built():
-        main(int(sys.argv[1]), int(sys.argv[2]))
+        main(list(map(int, sys.argv[1:])))

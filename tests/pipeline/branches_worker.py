@@ -13,16 +13,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from helpers import zoo
 from helpers.switches import graphs_as_built
-from pipeline.random_programs import Program, check_training, engine_of, random_plan
-from pipeline.test_branches import CUTS, MODELS
+from one_device.drawing import Draw, in_stages
+from one_device.running import check_numbers, engine_of
+from pipeline.test_branches import CUTS
 
 from tensoropt.lowering.order import CALLBACK
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.submeshes import blocks_of
-from tensoropt.profiling.hardware import named
-from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.local_hardware import prepared_processes
 from tensoropt.runtime.pipeline.staged_engine import StagedEngine
 from tensoropt.sharding.stages import Stages
@@ -48,13 +45,13 @@ def products_before_waiting(engine: StagedEngine) -> int:
 def main() -> None:
     processes = prepared_processes()
     for name, cut in CUTS.items():
-        model = zoo.record(MODELS[name], "momentum")
         for n, schedule in CASES[name]:
-            stages, rng = Stages(model.model, (cut,)), random.Random(n)
-            plan = random_plan(rng, model, stages, blocks_of((1, 1)), named("v100-1x2"), n, schedule)
+            draw = Draw(n, "random", name, "momentum", "v100-1x2", (1, 1), 2, schedule, n, "any", 0.3, 0.0, False)
+            plan = in_stages(random.Random(n), draw, Stages(draw.model.model, (cut,)))
             plan = Plan.from_json(processes.broadcast(plan.to_json()))
-            engine = engine_of(Program(model, plan, {}), processes, MPI)
-            check_training(engine, model)
+            engine = engine_of(draw, plan, processes)
+            assert isinstance(engine, StagedEngine)
+            check_numbers(draw, engine, processes)
             if processes.rank == 1:
                 assert products_before_waiting(engine) >= 3, (name, n, schedule)
     if processes.rank == 0:

@@ -11,11 +11,8 @@ import pytest
 import tensorflow as tf
 from accumulate import models
 from helpers import zoo
-from helpers.large import first
 from helpers.mpirun import run_ranks
-from pipeline.orders import OF_OWN_SUBMESHES
-from pipeline.random_programs import check_numbers
-from pipeline.staged import random_cuts, random_engine_of
+from pipeline.staged import random_cuts
 from pipeline.test_cuts import of_all_cuts, slow_link, times_of
 
 from tensoropt.ft import Budget
@@ -25,12 +22,10 @@ from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.request import Request
 from tensoropt.plan.stage_times import TimesBySize, estimated_us, transfers, works
 from tensoropt.plan.submeshes import Block, blocks_of
-from tensoropt.reschedule.mesh import Mesh
 from tensoropt.sharding.branches import branch_starts
 from tensoropt.sharding.stages import Stages
 
 BATCH = 8
-MESHES = ((Mesh.of(1), Mesh.of(1)), (Mesh.of(2), Mesh.of(2)), (Mesh.of(1), Mesh.of(2), Mesh.of(1)), (Mesh.of(3), Mesh.of(2)))
 
 
 def _tower(api: Any, words: Any, name: str, width: int, rows: int, n_layers: int) -> Any:
@@ -77,15 +72,6 @@ def siamese(api: Any = tf.compat.v1) -> zoo.Built:
 MODELS = {"two_towers": two_towers, "siamese": siamese}
 CUTS = {"two_towers": "query/layer2", "siamese": "Tanh_2"}
 """The operator with which one branch ends, before the other one begins."""
-CASES = [(name, n, OF_OWN_SUBMESHES[seed % 3], seed) for seed in range(12) for n in (1, 2, 4) for name in MODELS]
-
-
-@pytest.mark.usefixtures("graphs_as_built")
-@pytest.mark.parametrize(("name", "n", "schedule", "seed"), first(6, CASES))
-def test_random_strategies_give_one_device_numbers(name: str, n: int, schedule: str, seed: int) -> None:
-    optimizer = sorted(zoo.HYPERPARAMETERS)[seed % len(zoo.HYPERPARAMETERS)]
-    model = zoo.record(MODELS[name], optimizer)
-    check_numbers(*random_engine_of(model, n, MESHES[seed % len(MESHES)], seed, schedule))
 
 
 def test_two_ranks_give_one_device_numbers_and_the_second_runs_its_branch_before_it_waits() -> None:
