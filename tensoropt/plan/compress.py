@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -31,11 +31,9 @@ from ..sharding.resharding import PathFinder
 from ..sharding.strategy import Copy, Strategy, StrategyView
 from .build import CostEntry, complete_configs, cost_entries, planned_operator
 from .first_fit import grid
+from .found_points import DetailedFrontier
 from .frontier_file import Entry, SavedFrontier, StoredPart, frontier_value, parts_value
 from .record import PlannedOperator
-
-if TYPE_CHECKING:
-    from .details import DetailedFrontier
 
 Ints = np.ndarray
 MOST_PEAKS = 128

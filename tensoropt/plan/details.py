@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,11 +10,8 @@ from ..common.progress import Progress
 from ..costs.held_bytes import least_held_bytes
 from ..ft import InfeasibleError
 from ..ir.graph import Graph
-from .compress import compressed
 from .decisions import decisions, user_source
-from .found_points import FoundPoints
-from .frontier import PlanFrontier
-from .plan import Plan
+from .found_points import DetailedFrontier
 from .stage_plan import StagePlan
 from .step_views import step_view
 
@@ -23,23 +19,6 @@ MOST_POINTS = 20
 STORED_BASELINES = ("data-parallel", "optcnn", "tofu", "mesh-tensorflow")
 COMPARED = "data-parallel"
 """The baseline whose plan is stored too, for what differs from it."""
-
-
-class DetailedFrontier(FoundPoints, PlanFrontier[Plan]):
-    """A frontier whose model is at hand, so that a report can show more than its plans."""
-
-    @abstractmethod
-    def baseline(self, algorithm: str, progress: Progress | None = None) -> DetailedFrontier:
-        """Return the points that a baseline chooses for the frontier's model, on its hardware and under the same costs.
-
-        Args:
-            algorithm: one of ``baselines.OTHERS``.
-            progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
-        """
-
-    def report_value(self, title: str, chosen: int | None = None, model: str = "") -> dict[str, Any]:
-        """Return the data of the frontier's report, with its details; see :class:`PlanFrontier`."""
-        return compressed(self, details=details_of(self, model, chosen)).report_value(title, chosen, model)
 
 
 def viewed_points(n_points: int, wanted: set[int]) -> list[int]:

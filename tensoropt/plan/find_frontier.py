@@ -42,8 +42,8 @@ from ..sharding.model import Model
 from ..sharding.resharding import PathFinder
 from .build import complete_configs, cost_entries, planned_operators
 from .compress import compressed
-from .details import DetailedFrontier
-from .found_points import Candidates
+from .details import details_of
+from .found_points import Candidates, DetailedFrontier
 from .plan import Plan
 from .points import Passes
 from .stage_plan import StagePlan
@@ -124,6 +124,10 @@ class ModelFrontier(DetailedFrontier):
 
     def passes(self, point: int) -> Passes:
         return Passes(micro_batches=self.model.graph.n_micro_batches)
+
+    def report_value(self, title: str, chosen: int | None = None, model: str = "") -> dict[str, Any]:
+        """Return the data of the frontier's report, with its details; see :class:`PlanFrontier`."""
+        return compressed(self, details=details_of(self, model, chosen)).report_value(title, chosen, model)
 
     def baseline(self, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
         """Return the points that a baseline chooses; see :class:`DetailedFrontier`."""

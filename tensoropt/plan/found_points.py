@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts, 
 from ..search.problem.strategy_problem import StrategyProblem
 from ..sharding.model import Model
 from ..sharding.resharding import PathFinder
+from .frontier import PlanFrontier
+from .plan import Plan
 from .point_peaks import PeakCounter
 
 Points = TypeVar("Points", bound="FoundPoints")
@@ -304,6 +307,19 @@ class FoundPoints:
             f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
             f"{sum(self.seconds_by_phase.values()):.2f} s" + (f"; {self.note}" if self.note else "")
         )
+
+
+class DetailedFrontier(FoundPoints, PlanFrontier[Plan]):
+    """A frontier whose model is at hand, so that a report can show more than its plans."""
+
+    @abstractmethod
+    def baseline(self, algorithm: str, progress: Progress | None = None) -> DetailedFrontier:
+        """Return the points that a baseline chooses for the frontier's model, on its hardware and under the same costs.
+
+        Args:
+            algorithm: one of ``baselines.OTHERS``.
+            progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
+        """
 
 
 def first_of_each(origin: np.ndarray, most: int) -> np.ndarray:
