@@ -4,7 +4,7 @@ The time of one way (forward, backward) is ``overhead + flops / rate + bytes / b
 is a sum and not the roofline's maximum, since no kernel overlaps one with the other entirely, and least squares then has
 one answer. The fit is of *relative* errors, ``minimise sum (predicted / measured - 1)^2`` with no coefficient below 0
 (:func:`fitted`), so that small operators count as much as large ones. The backward pass of k gradients is assumed to do
-k times the forward pass's flops and bytes.
+k times the forward pass's flops, and to move its bytes as often, except of what reads a part of a tensor.
 
 In a class with fewer than :data:`FEWEST_TO_FIT` measurements, predictions without measurements are scaled by the median
 of measured over predicted (:func:`scaled`). Hardware files hold fitted models (``operators``), so that a machine that
@@ -56,10 +56,9 @@ def samples_of(measured: Iterable[Measured], rates: Rates = NO_RATES) -> dict[Ke
     found: dict[Key, list[Sample]] = {}
     for each in measured:
         work = each.work
-        ways = [(FORWARD, 1, each.forward_us), (BACKWARD, work.n_gradients, each.backward_us)]
-        for way, times, time_us in ways:
-            if times and time_us > 0:
-                sample = Sample(work.flops * times, work.n_bytes * times, time_us)
+        for way, time_us in ((FORWARD, each.forward_us), (BACKWARD, each.backward_us if work.n_gradients else 0)):
+            if time_us > 0:
+                sample = Sample(*amounts(work, way), time_us)
                 found.setdefault(key_of(work.type, work.dtype, way, rates), []).append(sample)
     return found
 
@@ -102,5 +101,6 @@ def fit_all(measured: Iterable[Measured]) -> Rates:
 
 def amounts(work: WorkItem, way: str) -> tuple[float, float]:
     """Return the flops and bytes of one way (forward or backward) of an operator."""
-    times = 1 if way == FORWARD else work.n_gradients
-    return work.flops * times, work.n_bytes * times
+    if way == FORWARD:
+        return work.flops, work.n_bytes
+    return work.flops * work.n_gradients, work.backward_bytes

@@ -20,17 +20,17 @@ from pathlib import Path
 from ..common.errors import cut
 from .work import Measured, WorkItem
 
-VERSION = 3
+VERSION = 4
 FILE = "operators.sqlite"
 PATIENCE_S = 5.0
 """How long to wait for a lock of another process."""
 RETRY_S = 0.02
 """The time between two attempts to open a locked file."""
 
-_COLUMNS = "type dtype flops n_bytes n_gradients forward_us backward_us spread".split()
+_COLUMNS = "type dtype flops n_bytes n_gradients gradient_bytes forward_us backward_us spread".split()
 _SCHEMA = f"""CREATE TABLE IF NOT EXISTS operators (
     environment TEXT NOT NULL, key TEXT NOT NULL, type TEXT NOT NULL, dtype TEXT NOT NULL,
-    flops INTEGER NOT NULL, n_bytes INTEGER NOT NULL, n_gradients INTEGER NOT NULL,
+    flops INTEGER NOT NULL, n_bytes INTEGER NOT NULL, n_gradients INTEGER NOT NULL, gradient_bytes INTEGER,
     forward_us REAL NOT NULL, backward_us REAL NOT NULL, spread REAL NOT NULL, measured TEXT NOT NULL,
     PRIMARY KEY (environment, key)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS plans_in_turn (
@@ -161,8 +161,8 @@ class Store:
 
     def _read(self, connection: sqlite3.Connection) -> None:
         for row in connection.execute(_READ, (self.environment,)):
-            work = WorkItem(*row[: _OF_WORK + 1])
-            self._measured[work.key] = Measured(work, *row[_OF_WORK + 1 :])
+            work = WorkItem(*row[: _OF_WORK + 2])
+            self._measured[work.key] = Measured(work, *row[_OF_WORK + 2 :])
         for key, plan_s, data_parallel_s in connection.execute(_READ_STEPS, (self.environment,)):
             self._step_s[key] = plan_s, data_parallel_s
 
@@ -204,5 +204,5 @@ class Store:
 
 def _row(each: Measured) -> tuple[object, ...]:
     work = each.work
-    of_work = (work.type, work.dtype, work.flops, work.n_bytes, work.n_gradients)
+    of_work = (work.type, work.dtype, work.flops, work.n_bytes, work.n_gradients, work.gradient_bytes)
     return (*of_work, each.forward_us, each.backward_us, each.spread)

@@ -18,6 +18,7 @@ class WorkItem:
         n_gradients: operands to which a gradient comes back; 0 without a backward pass.
         key: type, attributes and local shapes as text: works of equal keys cost the same. Empty where the operator can't
             be run by itself, so that nothing can be filed under it.
+        gradient_bytes: read plus written by the backward pass; None: ``n_bytes`` for each gradient.
     """
 
     type: str
@@ -26,6 +27,12 @@ class WorkItem:
     n_bytes: int
     n_gradients: int = 0
     key: str = ""
+    gradient_bytes: int | None = None
+
+    @property
+    def backward_bytes(self) -> int:
+        """Return what the backward pass reads plus writes."""
+        return self.n_bytes * self.n_gradients if self.gradient_bytes is None else self.gradient_bytes
 
     def __post_init__(self) -> None:
         if self.flops < 0 or self.n_bytes < 0:

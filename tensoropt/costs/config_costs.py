@@ -120,11 +120,14 @@ def _times_ns(costing: OperatorCosting, op: Operator, arrays: ConfigArrays, inte
     if not costing.has_work(op):
         return [nothing, nothing]
     operands = [(tensor, sharding.layouts) for _, tensor, sharding in interfaces.of_operands(op)]
-    moved = nothing.copy()
-    for tensor, layouts in () if op.type in ALIASES else (*zip(op.outputs, interfaces.results, strict=True), *operands):
-        moved += _shards(tensor, layouts, interfaces)
+    results = list(zip(op.outputs, interfaces.results, strict=True))
+    shards = [_shards(tensor, layouts, interfaces) for tensor, layouts in (*results, *operands)]
+    moved = moved_back = nothing
+    if op.type not in ALIASES:
+        table = shards[len(results)] if operands else nothing
+        moved, moved_back = costing.moved(op, sum(shards, nothing), sum(shards[: len(results)], nothing), table)
     flops = np.rint(arrays.rule.flops_per_point * arrays.local_points()).astype(np.int64) * costing.draws(op)
-    columns = [flops, moved]
+    columns = [flops, moved, moved_back]
     if costing.compute.needs_keys:
         # A key tells the largest shards of the operands, whether windows are exchanged, and which factors inside are split.
         columns += [arrays.are_exchanged(), *(arrays.degree(name) for name in arrays.rule.inner)]
@@ -135,7 +138,7 @@ def _times_ns(costing: OperatorCosting, op: Operator, arrays: ConfigArrays, inte
         if costing.compute.needs_keys:
             costs.append(costing.both_times_ns(op, arrays.rule, arrays.configs[i], interfaces[i]))
         else:
-            costs.append(costing.times_of_amounts_ns(op, int(flops[i]), int(moved[i])))
+            costs.append(costing.times_of_amounts_ns(op, (int(flops[i]), int(moved[i]), int(moved_back[i]))))
     return list(np.array(costs, np.int64)[kind.reshape(-1)].T)
 
 

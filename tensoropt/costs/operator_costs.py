@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ..ir.body import BODY, COMPOSITES, FORM, VALUE_SHAPED
 from ..ir.gradient_info import NO_BACKWARD, Backward
@@ -23,6 +23,7 @@ from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from ..ir.views import ALIASES, viewed_operand
 from ..profiling.work import WorkItem
 from ..reschedule.layout import Layout
+from ..reschedule.orders import Ints
 from ..rules.composition import Composition
 from ..rules.random import FROM_SEED
 from ..rules.rule import Config, Interface, Rule, interface_of, local_points
@@ -32,6 +33,10 @@ from ..sharding.update_resharding import row_reshardings, update_reshardings
 from .loop_costs import BodyCosting
 from .resharding_costs import ReshardingCosting, shard_bytes
 from .work_items import attributes_key, work_of, work_of_amounts
+
+T = TypeVar("T", int, Ints)
+READS_PART = frozenset("GatherNd GatherV2 Slice StridedSlice".split())
+"""Types of operators that read only the part of their first operand that they return."""
 
 
 class ComputeCosts(Protocol):
@@ -232,9 +237,9 @@ class OperatorCosting:
         work = self.work(op, rule, config, interface)
         return (0, 0) if work is None else self._times_ns(op, work)
 
-    def times_of_amounts_ns(self, op: Operator, flops: int, n_bytes: int) -> tuple[int, int]:
-        """Return :meth:`both_times_ns` from what the forward pass computes and moves, where times need no keys."""
-        return self._times_ns(op, work_of_amounts(op, (flops, n_bytes), self.backward.gradients))
+    def times_of_amounts_ns(self, op: Operator, amounts: tuple[int, int, int]) -> tuple[int, int]:
+        """Return :meth:`both_times_ns` from the amounts of :func:`.work_of`, where times need no keys."""
+        return self._times_ns(op, work_of_amounts(op, amounts, self.backward.gradients))
 
     def _times_ns(self, op: Operator, work: WorkItem) -> tuple[int, int]:
         backward_ns = 0 if op.type == VARIABLE else self.compute.backward_ns(work)
@@ -252,12 +257,13 @@ class OperatorCosting:
         """
         if not self.has_work(op):
             return None
-        moved = 0 if op.type in ALIASES else self._bytes_moved(op, interface)
+        moved, moved_back = (0, 0) if op.type in ALIASES else self._bytes_moved(op, interface)
         if op.type == VARIABLE:
             n_bytes = self._updated_bytes(op, interface.results[0], moved)
             return WorkItem(op.type, op.result.dtype, 0, n_bytes) if n_bytes else None
         flops = round(rule.flops_per_point * local_points(rule, config)) * self.draws(op)
-        return work_of(op, rule, config, interface, (flops, moved), self.backward.gradients)
+        by_rows = op.name in self.graph.lookup_operators
+        return work_of(op, rule, config, interface, (flops, moved, moved_back), self.backward.gradients, by_rows)
 
     def draws(self, op: Operator) -> int:
         """Return for how many micro-batches an operator draws each time; one that keeps its state draws for all."""
@@ -295,13 +301,33 @@ class OperatorCosting:
         updates, by_rows = self.graph.updates.get(op.name), op.name in self.graph.lookups
         return update_reshardings(updates, op.result, interface_of(rule, config).results[0], by_rows) if updates else ()
 
-    def _bytes_moved(self, op: Operator, interface: Interface) -> int:
+    def moved(self, op: Operator, total: T, result: T, table: T) -> tuple[T, T]:
+        """Return the bytes that the forward and the backward pass of an operator move, of numbers or arrays of them.
+
+        What reads a part moves its result twice, and not all that it reads from. Its gradient has zeros in all other places,
+        except where a table is updated by rows.
+
+        Args:
+            total: the bytes of all operands and results.
+            result: those of the results.
+            table: those of the first operand.
+        """
+        n_gradients = sum((op.name, position) in self.backward.gradients for position, _ in op.operands)
+        if op.type not in READS_PART or not op.inputs or op.inputs[0] is None:
+            return total, total * n_gradients
+        part = total - table + result
+        back = part if op.name in self.graph.lookup_operators else part + table
+        return part, back * n_gradients
+
+    def _bytes_moved(self, op: Operator, interface: Interface) -> tuple[int, int]:
         shards: list[tuple[Tensor, Layout]] = list(zip(op.outputs, interface.results, strict=True))
         for position, tensor in op.operands:
             sharding = interface.operands[position]
             if sharding is not None:
                 shards.append((tensor, sharding.layout))
-        return sum(shard_bytes(each, layout) for each, layout in shards)
+        found = [shard_bytes(each, layout) for each, layout in shards]
+        n = len(op.outputs)
+        return self.moved(op, sum(found), sum(found[:n]), found[n] if len(found) > n else 0)
 
     def inner_times_ns(self, op: Operator, rule: Rule, configs: Iterable[Config]) -> list[tuple[int, int]]:
         """Return, for each config, the times of two groups of collectives.

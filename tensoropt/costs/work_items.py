@@ -26,24 +26,28 @@ def work_of(
     rule: Rule,
     config: Config,
     interface: Interface,
-    amounts: tuple[int, int],
+    amounts: tuple[int, int, int],
     gradients: Container[tuple[str, int]],
+    by_rows: bool = False,
 ) -> WorkItem:
     """Return the work of an operator in a config.
 
     Args:
         interface: the operator's interface in this config.
-        amounts: floating-point operations, and bytes read plus written, of the forward pass.
+        amounts: flops of the forward pass, and the bytes that it and the backward pass read plus write.
         gradients: (operator, position) of operands to which a gradient comes back.
+        by_rows: whether the gradient of the first operand has only the rows that are read.
     """
-    return replace(work_of_amounts(op, amounts, gradients), key=_key(op, rule, config, interface, _positions(op, gradients)))
+    key = _key(op, rule, config, interface, _positions(op, gradients))
+    return replace(work_of_amounts(op, amounts, gradients), key=f"{key} by rows" if key and by_rows else key)
 
 
-def work_of_amounts(op: Operator, amounts: tuple[int, int], gradients: Container[tuple[str, int]]) -> WorkItem:
+def work_of_amounts(op: Operator, amounts: tuple[int, int, int], gradients: Container[tuple[str, int]]) -> WorkItem:
     """Return the work of an operator without a key; see :func:`work_of`."""
-    flops, n_bytes = amounts
+    flops, n_bytes, gradient_bytes = amounts
     dtype = op.result.dtype if op.outputs else "float32"
-    return WorkItem(op.type, dtype, flops, n_bytes, len(_positions(op, gradients)))
+    positions = _positions(op, gradients)
+    return WorkItem(op.type, dtype, flops, n_bytes, len(positions), gradient_bytes=gradient_bytes if positions else 0)
 
 
 def _positions(op: Operator, gradients: Container[tuple[str, int]]) -> tuple[int, ...]:

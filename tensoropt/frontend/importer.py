@@ -44,7 +44,7 @@ _UPDATES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _NOT_FOLDED = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "NoOp", *LIST_MAKERS, *_READS, *_UPDATES)
 # EnsureShape is an alias since every extent is known, so that the shape is ensured already.
 _ALIASING = ("Identity", "Snapshot", "EnsureShape")
-_LOOKUP = "ResourceGather"
+_LOOKUPS = ("ResourceGather", "ResourceGatherNd")
 
 
 def import_graph(
@@ -228,7 +228,7 @@ class _Importer:
         if op.type in _UPDATES or (op.type in _READS and op.control_inputs):
             self._import_update(op)
             return
-        if op.type == _LOOKUP and not op.control_inputs:
+        if op.type in _LOOKUPS and not op.control_inputs:
             self._import_lookup(op)
             return
         inputs: list[Tensor | None] = []
@@ -299,7 +299,13 @@ class _Importer:
 
     def _import_lookup(self, op: tf.Operation) -> None:
         """Import an embedding: the lookup that tf.gather makes in a variable is a lookup in its value, like any other."""
-        self._add_lookup(op, self.tensors[op.inputs[0].name], self._tensor(op.outputs[0], op), op.get_attr("batch_dims"))
+        table, result = self.tensors[op.inputs[0].name], self._tensor(op.outputs[0], op)
+        if op.type == "ResourceGather":
+            self._add_lookup(op, table, result, op.get_attr("batch_dims"))
+            return
+        attributes = {"bad_indices_policy": "", ARGUMENTS: (("params", None), ("indices", None))}
+        inputs = (table, self.operand(op.inputs[1]))
+        self._add(Operator(op.name, "GatherNd", inputs, (result,), {}, attributes, source=self.line(op)))
 
     def _import_item(self, op: tf.Operation) -> None:
         """Import one element of a list, outside of a loop: a lookup in the tensor that the list was made from."""

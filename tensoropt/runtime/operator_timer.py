@@ -54,6 +54,7 @@ class OperatorTrial:
         given: the indices of the results whose gradient is given. A result that nobody differentiates gets none: a loss by
             labels has a second result, of which TensorFlow would derive a second derivative.
         predicted_us: the predicted time, roughly.
+        by_rows: whether the gradient of the first operand has only the rows that are read.
     """
 
     op: Operator
@@ -63,6 +64,7 @@ class OperatorTrial:
     indices: tuple[int, ...]
     given: tuple[int, ...]
     predicted_us: float
+    by_rows: bool = False
 
     @classmethod
     def of(cls, op: Operator, config: Config, graph: Graph, backward: Backward, predicted_us: float) -> OperatorTrial:
@@ -71,7 +73,8 @@ class OperatorTrial:
         indices = tuple(i for i, (position, _) in enumerate(op.operands) if (op.name, position) in backward.gradients)
         reached = backward.reached(graph)
         given = tuple(i for i, tensor in enumerate(op.outputs) if tensor.name in reached)
-        return cls(op, rule, config, interface_of(rule, config), indices, given, predicted_us)
+        by_rows = op.name in graph.lookup_operators
+        return cls(op, rule, config, interface_of(rule, config), indices, given, predicted_us, by_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ class OperatorTimer:
         copies = max(1, min(MOST_COPIES, int(AIMED_S * 1e6 / max(trial.predicted_us, 1e-3))))
         try:
             with unoptimized(), tf.device(self.device), warnings.catch_warnings():
-                # Sparse gradients of lookups are made dense, as in a plan.
+                # Sparse gradients are made dense, as in a plan.
                 warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
                 if self._call_s is None:
                     self._call_s = float(self._times(_nothing())[0])
@@ -177,7 +180,8 @@ def _function(trial: OperatorTrial, copies: int, with_gradients: bool) -> Callab
                 if with_gradients:
                     ends = [results[index] for index in trial.given]
                     found = tf.gradients(ends, [operands[index] for index in trial.indices], list(gradients))
-                    done += [tf.convert_to_tensor(gradient) for gradient in found if gradient is not None]
+                    found = found if trial.by_rows else [g if g is None else tf.convert_to_tensor(g) for g in found]
+                    done += [part for part in tf.nest.flatten(found, expand_composites=True) if part is not None]
         with tf.control_dependencies(done):
             return tf.constant(0.0)
 

@@ -68,8 +68,6 @@ LARGEST_BYTES, LONGEST_US = 5e9, 40e3
 OPTIMIZER = "adam"
 PRODUCTS = ("MatMul", "Einsum", "Conv2D")
 """What runs in other precisions than float32."""
-BY_ITSELF = ("GatherV2",)
-"""A lookup's bytes count the whole table, of which it reads the rows that it finds: nothing for its class to learn from."""
 KINDS = {"Einsum": "batched product", "GatherV2": "gather", "FusedBatchNormV3": "normalisation"}
 SIZES = {"up to 10 us": 10.0, "up to 100 us": 1e2, "up to 1 ms": 1e3, "longer": math.inf}
 FEWEST = 3
@@ -183,8 +181,7 @@ def fitted_rates(cases: Sequence[dict[str, Any]], precision: str) -> Rates:
         dtypes = ["float32", *(["bfloat16"] if case["type"] in PRODUCTS else [])]
         for dtype in dtypes if not case["held_out"] else ():
             found = sample(case, way, precision if dtype == "float32" else dtype)
-            names = [case["type"]] if case["type"] in BY_ITSELF else [case["type"], class_of(case["type"])]
-            for name in names if found else ():
+            for name in (case["type"], class_of(case["type"])) if found else ():
                 groups[name, dtype, way].append(found)
     rates: dict[str, dict[str, dict[str, OperatorRate]]] = {}
     for (name, dtype, way), found in groups.items():

@@ -96,7 +96,7 @@ def another_version(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("harm", "why"), [(cut, "malformed|not a database"), (scribbled, "not a database"),
-                                           (another_version, "version 7, expected 3")])
+                                           (another_version, "version 7, expected 4")])
 def test_a_broken_store_is_set_aside_and_rebuilt(tmp_path, harm, why):
     said: list[str] = []
     path = tmp_path / FILE

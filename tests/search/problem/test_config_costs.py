@@ -15,7 +15,7 @@ from helpers.large import first
 
 from tensoropt.costs.config_costs import communicates_inside, costs_of_configs, saved_result_bytes
 from tensoropt.costs.model_costs import costing_of
-from tensoropt.costs.operator_costs import OperatorCosting
+from tensoropt.costs.operator_costs import READS_PART, OperatorCosting
 from tensoropt.ir.optimizer import ParameterUpdate
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.hardware_costs import OperatorCosts
@@ -118,6 +118,42 @@ def test_measured_operators_are_told_apart_by_their_keys() -> None:
     costing = costing_of(model, HARDWARE, HARDWARE.mesh())
     by_key = OperatorCosting(model.graph, model.backward, SomeMeasured(HARDWARE), costing.reshardings)
     assert_equal_costs(by_key, 0)
+
+
+READS: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "gather": lambda table, ids: tf.gather(table, ids),
+    "gather_nd": lambda table, ids: tf.gather_nd(table, ids[:, None]),
+    "slice": lambda table, ids: tf.slice(table, [2, 0], [3, 4]),
+    "strided slice": lambda table, ids: table[1:4],
+}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("of_activation", [False, True])
+@pytest.mark.parametrize("read", READS)
+def test_reading_a_part_costs_what_it_moves(read: str, of_activation: bool, optimizer: str) -> None:
+    """A read costs the same of any table; only a gradient that isn't of rows has as many zeros as the table has numbers."""
+
+    def costs(rows: int) -> tuple[int, int]:
+        def function() -> zoo.Built:
+            ids = tf.compat.v1.placeholder(tf.int32, [3], name="ids")
+            table = tf.compat.v1.get_variable("table", [rows, 4])
+            found = READS[read](tf.tanh(table) if of_activation else table, ids)
+            return zoo.Built(tf.reduce_sum(tf.tanh(found)), {ids: (np.zeros(3, np.int32),) * zoo.N_BATCHES}, ())
+
+        model = zoo.record(function, optimizer).model
+        costing = costing_of(model, HARDWARE, HARDWARE.mesh(1))
+        (op,) = (op for op in model.graph.operators.values() if op.type in READS_PART and op.result.shape == (3, 4))
+        rule = rule_of(op)
+        config = configs(rule, HARDWARE.mesh(1))[0]
+        work = costing.work(op, rule, config, interface_of(rule, config))
+        assert work is not None
+        return work.n_bytes, work.gradient_bytes or 0
+
+    (few, few_back), (many, many_back) = costs(8), costs(1000)
+    is_by_rows = read == "gather" and not of_activation
+    assert few == many < 8 * 16
+    assert many_back - few_back == (0 if is_by_rows else 992 * 16)
 
 
 def test_micro_batches_and_measured_hardware() -> None:
