@@ -127,6 +127,11 @@ class Live:
                 ranks.changed.discard(key)
         _accessed[self] = self.own()
 
+    def note_copy(self) -> None:
+        """Note that another trainer has copied the newest value, which its next change outdates."""
+        if self.newest is not None:
+            self.newest.changed.discard(self.holders[self.newest])
+
     @property
     def changes(self) -> bool:
         """Say whether a trainer's steps change the variable."""
@@ -149,11 +154,18 @@ _accessed: WeakKeyDictionary[Live, tf.Tensor] = WeakKeyDictionary()
 _by_handle: WeakValueDictionary[int, Live] = WeakValueDictionary()
 
 
-def settle(leader: Holder | None) -> None:
+def forget_accesses(lives: Iterable[Live]) -> None:
+    """Forget accesses that assigned nothing, such as those of a capture, since a step may change the values next."""
+    for live in lives:
+        live.forget_access()
+
+
+def settle(leader: object | None) -> None:
     """Find which variables the user's code has assigned to since it accessed them; their shards are outdated.
 
     Args:
-        leader: the trainer whose rank 0 leads, so that what is assigned is sent to all ranks at once; None if none does.
+        leader: what rank 0 leads by, a trainer for one, so that what is assigned is sent to all ranks at once; None if it
+            doesn't lead.
     """
     if not _accessed:
         return
@@ -161,7 +173,7 @@ def settle(leader: Holder | None) -> None:
     _accessed.clear()
     for live in written:
         if leader is not None and live.holders:
-            ranks = leader if leader in live.holders else next(iter(live.holders))
+            ranks = min(live.holders, key=lambda holder: holder is not leader)
             ranks.assign(live.holders[ranks], live.own().numpy())
             continue
         live.newest = None

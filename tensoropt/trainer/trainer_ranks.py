@@ -27,7 +27,7 @@ from ..runtime.ranks import Processes
 from ..sharding.local_shapes import shard_slices
 from .batch import Batch
 from .leading import LedRanks, everywhere
-from .live import Live, hold_optimizer, own_values, settle
+from .live import Live, forget_accesses, hold_optimizer, own_values, settle
 from .optimizer_reads import copies_on_ranks
 from .programs import EVALUATE, PREDICT, TRAIN
 from .runs import Run, Runs
@@ -98,8 +98,7 @@ class TrainerRanks(LedRanks):
         if len(plan.stages) > 1:
             return sys.maxsize  # its stages have devices of their own, and take the samples of a micro-batch
         fed = (op for op in plan.operators if op.type == PLACEHOLDER and op.results[0].splits)
-        is_split = any(op.config.used_axes for op in fed)
-        return self.processes.size if is_split else sys.maxsize
+        return self.processes.size if any(op.config.used_axes for op in fed) else sys.maxsize
 
     @property
     def optimizer(self) -> RunningKeras | StagedOptimizer:
@@ -119,8 +118,9 @@ class TrainerRanks(LedRanks):
     @everywhere
     def train(self, batch: Batch) -> Any:
         """Run one training step and return its program's results."""
+        run = self._current(self.runs.of(TRAIN, batch))  # whose capture reads variables
         self.changing(self.trained)
-        return self._current(self.runs.of(TRAIN, batch))(batch.leaves, batch.is_share)
+        return run(batch.leaves, batch.is_share)
 
     @caught_up
     def step(self, run: Run, leaves: Sequence[Any]) -> Any:
@@ -235,6 +235,7 @@ class TrainerRanks(LedRanks):
                 self._shown[name] = on_ranks[id(variable)]
             elif name in self.state and name not in self.lives:
                 self.hold(name, Live.of(variable))
+        forget_accesses(self.lives.values())  # those of the capture
 
     def hold(self, key: str, live: Live) -> None:
         """Note which variable has shards of this key here."""
@@ -305,6 +306,7 @@ class TrainerRanks(LedRanks):
         """Assign the newest value to a variable's shards."""
         self.outdated.pop(key, None)
         self.state[key].assign(value)
+        self.lives[key].note_copy()
 
     @everywhere
     def _gather(self, key: str, to_all: bool) -> np.ndarray | None:
