@@ -289,6 +289,38 @@ def parallelize(
     )
 
 
+def auto(
+    *,
+    memory: int | str | None = None,
+    cluster: Hardware | str | None = None,
+    plan: Plan | str | None = None,
+    collectives: str | None = None,
+    profile_budget: float | str | None = None,
+    without: Collection[str] = (),
+    micro_batches: int | None = None,
+    verbose: int | str | bool = 1,
+    stages: int | Sequence[int] | None = None,
+    schedule: str | None = None,
+) -> None:
+    """Train the Keras models of the script that follows on all ranks, by ``model.fit`` as they stand.
+
+    At the top of a script under ``mpirun`` it does what ``tensoropt run`` does for a script without it. The arguments are
+    those of :func:`parallelize`, for each model that is trained.
+
+    Raises:
+        InputError: Keras's backend isn't TensorFlow.
+    """
+    from .unchanged.start import start
+
+    start(
+        {
+            "memory": memory, "cluster": cluster, "plan": plan, "collectives": collectives,
+            "profile_budget": profile_budget, "without": without, "micro_batches": micro_batches, "verbose": verbose,
+            "stages": stages, "schedule": schedule,
+        }
+    )
+
+
 def load_plan(file: str | os.PathLike[str]) -> Plan:
     """Load a plan that ``plan.save`` wrote, to use it without a search.
 

@@ -7,9 +7,7 @@ writes what it can of that into the environment, for bare ``mpirun``.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import importlib.util
 import os
 import shutil
 import signal
@@ -20,8 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..common.errors import InputError, TensorOptError, describe
-from ..common.files import check_writable
+from ..common.errors import TensorOptError, describe
 from .interruptions import STARTED_BY_RUN
 
 ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
@@ -102,75 +99,13 @@ def mpirun_command(n_ranks: int, program: Sequence[str]) -> list[str]:
     return [str(mpirun), "-n", str(n_ranks), *options, sys.executable, *program]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tensoropt run`` to a parser."""
-    parser.usage = "tensoropt run -n N [--report OUT.html] [--] SCRIPT [ARGUMENT ...], or -m MODULE [ARGUMENT ...]"
-    parser.add_argument("-n", type=int, required=True, metavar="N", dest="n_ranks", help="number of ranks (devices)")
-    parser.add_argument(
-        "--report", type=Path, metavar="OUT.html", help="write a page on the plan that the script runs, for a browser"
-    )
-    parser.add_argument(
-        "-m", nargs=argparse.REMAINDER, default=[], dest="module", metavar="MODULE", help="Python module and its arguments"
-    )
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="SCRIPT", help="Python script and its arguments")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Start mpirun, pass signals on to it, and return its exit code (``tensoropt run``)."""
-    program = list(arguments.program)
-    if program[:1] == ["--"]:
-        program = program[1:]
-    if arguments.n_ranks < 1:
-        raise InputError(describe("-n takes the number of ranks", got=arguments.n_ranks, expected="1 or more"))
-    if arguments.module:
-        program = ["-m", *arguments.module]
-        if not _is_module(arguments.module[0]):
-            raise InputError(describe("there is no such module", got=repr(arguments.module[0]), where=sys.executable))
-    elif not program:
-        raise InputError(describe("no script", expected="tensoropt run -n N SCRIPT [ARGUMENT ...]"))
-    elif not Path(program[0]).is_file():
-        raise InputError(describe("the script must be a file", got=repr(program[0]), where=f"folder {os.getcwd()}"))
-    command = mpirun_command(arguments.n_ranks, program)
-    environment = rank_environment(os.environ, as_root=os.geteuid() == 0, debug=arguments.debug)
-    sys.stdout.flush()
-    if arguments.report is None:
-        return _supervise(command, environment)
-    return _reporting(command, environment, arguments.report)
-
-
-def _reporting(command: Sequence[str], environment: Mapping[str, str], file: Path) -> int:
-    """Run a command whose rank 0 writes the report of its plan, and return its exit code; 1 if there is no report then.
-
-    Raises:
-        InputError: the file can't be written, or Plotly isn't installed.
-    """
-    from ..report.page import ASKED, library
-
-    check_writable(file, "report")
-    library()
-    before = _written_at(file)
-    code = _supervise(command, {**environment, ASKED: str(file.resolve())})
-    if _written_at(file) != before:
-        print(f"tensoropt: wrote {file}; open it in a browser", file=sys.stderr, flush=True)
-    elif code == 0:
-        print(
-            f"tensoropt: '{file}' wasn't written: the script ran no plan, of parallelize, find_strategy or "
-            "build_execution_graph, that a report can show",
-            file=sys.stderr,
-            flush=True,
-        )
-        return 1
-    return code
-
-
-def _written_at(file: Path) -> int | None:
-    return file.stat().st_mtime_ns if file.exists() else None
-
-
-def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> int:
+def supervise(command: Sequence[str], environ: Mapping[str, str], reads: bool = True) -> int:
     """Run a command, pass signals on to it, and return its exit code.
 
     If a signal ends it, print a line and return 128 plus the signal's number.
+
+    Args:
+        reads: whether it has this process's standard input; else it has none.
     """
     taken = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, taken)
@@ -185,7 +120,8 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> int:
         if (left / f"pmix.{host}.tool").exists():
             shutil.rmtree(left, ignore_errors=True)
 
-    process = subprocess.Popen(command, env={**environ, STARTED_BY_RUN: "1"}, preexec_fn=in_child)
+    given = None if reads else subprocess.DEVNULL
+    process = subprocess.Popen(command, env={**environ, STARTED_BY_RUN: "1"}, preexec_fn=in_child, stdin=given)
     while process.poll() is None:
         seen = signal.sigwaitinfo(taken)
         if seen.si_signo != signal.SIGCHLD:
@@ -197,14 +133,3 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> int:
         print(f"tensoropt: interrupted by {ended_by.name}; all ranks have ended", file=sys.stderr, flush=True)
         return 128 + ended_by
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
-
-
-def _is_module(name: str) -> bool:
-    """Return whether Python would find a module to run, from the current folder."""
-    sys.path.insert(0, os.getcwd())
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
-    finally:
-        sys.path.pop(0)

@@ -81,16 +81,16 @@ class BatchShares:
     Attributes:
         data: the dataset, of global batches.
         one_reads: whether rank 0 reads for all ranks.
+        shows_size: whether its first batch decides for how many samples the model is captured.
         opened: how often the dataset was opened; the order of a dataset that is shuffled at each opening depends on it.
         taken: the number of batches taken since the last opening.
     """
 
     def __init__(self, data: tf.data.Dataset, ranks: TrainerRanks, expected: Expected) -> None:
-        self.data, self._ranks, self._expected = data, ranks, expected
-        self._begin = 0
+        self.data, self._ranks, self._expected, self._begin = data, ranks, expected, 0
         self._begun: Iterator[Any] | None = None
         self._pipelines: dict[int, tf.data.Dataset] = {}
-        self.one_reads, self.opened, self.taken = False, 0, 0
+        self.one_reads, self.shows_size, self.opened, self.taken = False, False, 0, 0
 
     def go_on(self, opened: int, taken: int) -> None:
         """Continue where a run stopped: repeat ``opened`` openings, and let the next one start at batch ``taken``."""
@@ -123,7 +123,7 @@ class BatchShares:
         """
         spec = self.data.element_spec
         leaves = [leaf for leaf in tf.nest.flatten(spec) if isinstance(leaf, tf.TensorSpec)]
-        if any(leaf.shape.rank is None or None in leaf.shape[1:] for leaf in leaves):
+        if any(leaf.shape.rank is None or None in leaf.shape[not self.shows_size :] for leaf in leaves):
             spec = None
             if not self.one_reads or self._ranks.rank == 0:
                 elements = iter(_in_order(self.data.skip(self._begin).prefetch(tf.data.AUTOTUNE)))

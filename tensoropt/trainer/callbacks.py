@@ -39,6 +39,8 @@ class Led(Protocol):
     @property
     def batch_size(self) -> int: ...
 
+    def shown_to(self, callback: keras.callbacks.Callback) -> keras.Model: ...
+
     def as_trained(self) -> AbstractContextManager[Any]: ...
 
 
@@ -124,4 +126,8 @@ class _FollowingCallback(keras.callbacks.Callback):
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
-        self._trainer.ranks.lead(lambda: [callback.set_model(model) for callback in self._callbacks] and None)
+        self._trainer.ranks.lead(lambda: self._show())
+
+    def _show(self) -> None:
+        for callback in self._callbacks:
+            callback.set_model(self._trainer.shown_to(callback))

@@ -23,12 +23,15 @@ from .runs import check_fits
 from .signature import PARTS, Signature, Structure, check_dense, labels_for, left_open_by, part_of, symbolic
 
 
-def completed(expected: Signature, seen: Structure, model: keras.Model, loss: Any, batch_size: int) -> Signature:
+def completed(
+    expected: Signature, seen: Structure, model: keras.Model, loss: Any, batch_size: int | None
+) -> Signature:
     """Return the signature of batches like one that was seen, and build the model for them.
 
     Args:
         expected: what the model and the loss tell.
         seen: the specs of a batch: a tuple of ``x``, ``y`` and ``sample_weight``, of which the latter may be left out.
+        batch_size: the number of samples per step; None for that of the batch.
 
     Raises:
         InputError: the batch isn't what is expected, the model can't be called on it, or it has no labels to go by.
@@ -52,7 +55,8 @@ def completed(expected: Signature, seen: Structure, model: keras.Model, loss: An
     weights = expected.weights if weights is None else tf.nest.map_structure(planned_weight, part_of(weights, PARTS[2]))
     told = (expected.inputs, expected.labels)
     as_seen = frozenset(name for name, part in zip(PARTS, told, strict=False) if part is None)
-    return Signature(inputs, labels, weights, as_seen=as_seen).resized(batch_size)
+    n_samples = batch_size or next(leaf.shape[0] for leaf in tf.nest.flatten(x) if leaf is not None)
+    return Signature(inputs, labels, weights, as_seen=as_seen).resized(n_samples)
 
 
 def _filled(expected: Structure, given: Structure, part: str) -> Structure:
@@ -105,7 +109,7 @@ class Deferred:
         model: the user's model.
         loss: its loss.
         expected: what the model and the loss tell of a batch; see :attr:`.signature.Signature.waits_for`.
-        batch_size: the number of samples per step, over all ranks.
+        batch_size: the number of samples per step, over all ranks; None for that of the first batch.
         start: captures and plans the model for a signature.
         line: the line of the user's code that called ``parallelize``.
         checkpoint: a checkpoint to load once the model is captured; None without.
@@ -115,7 +119,7 @@ class Deferred:
     model: keras.Model
     loss: Any
     expected: Signature
-    batch_size: int
+    batch_size: int | None
     start: Callable[[Signature], None]
     line: str
     checkpoint: str | None = None

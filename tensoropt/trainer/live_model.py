@@ -45,10 +45,12 @@ class LiveModel(KerasObjective):
     Attributes:
         is_live: whether the model is captured.
         deferred: the capture that waits for the first batch; None otherwise.
+        trains_planned_size: whether batches have the plan's size unless told otherwise, instead of Keras's 32.
     """
 
     is_live = False
     deferred: Deferred | None = None
+    trains_planned_size = True
     _trained_before: Sequence[int] = ()
     _told: tuple[str, ...] = ()
 
@@ -62,6 +64,10 @@ class LiveModel(KerasObjective):
         """Call the user's model."""
         self._check_readable()
         return super().call(*args, **kwargs)
+
+    def shown_to(self, callback: keras.callbacks.Callback) -> keras.Model:
+        """Return the model that a callback sees."""
+        return self
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the user's model that Keras's models don't have, as callbacks take it of ``self.model``."""

@@ -304,8 +304,14 @@ def parallelized(
     labels: Any = None,
     sample_weight: bool = False,
     data: Any = None,
+    kind: type[Trainer] = Trainer,
 ) -> Trainer | FunctionTrainer:
-    """Return a trainer of a model or of a captured function; see :func:`tensoropt.parallelize`."""
+    """Return a trainer of a model or of a captured function; see :func:`tensoropt.parallelize`.
+
+    Args:
+        kind: the class of a model's trainer. Only a :class:`Trainer` itself needs ``batch_size``; others are captured for
+            their first batch without it.
+    """
     # Before all checks, so that rank 0 reports errors for all ranks.
     install_error_handling(current_processes())
     check_eager("parallelize")
@@ -322,7 +328,7 @@ def parallelized(
         compiles = any(each is not None for each in (optimizer, loss, metrics, loss_weights, weighted_metrics))
         check_model(model, compiles)
         check_compilation(loss, metrics, weighted_metrics)
-        if batch_size is None:
+        if batch_size is None and kind is Trainer:
             raise InputError("parallelize takes batch_size=, the samples per step over all devices; a plan is made for it")
         if model.compiled and not compiles:
             compilation: Compilation | OwnCompilation = OwnCompilation(model)
@@ -332,11 +338,13 @@ def parallelized(
         own = that_takes_labels(model, loss)
         if own:
             loss = None
-        expected = signature_of(model, loss, batch_size, labels, sample_weight, data)
+        expected = signature_of(model, loss, batch_size or 1, labels, sample_weight, data)
         if own and data is None and labels is None and not expected.waits_for:
             expected = replace(expected, waits_for=f"{own} of model '{model.name}' leaves open whether batches have labels")
-        trainer = Trainer(model, compilation)
-        start = _start_of(trainer, optimizer, options, inputs_of(model, batch_size)[0], bool(left_open_by(loss)))
+        if kind is not Trainer and not expected.waits_for:
+            expected = replace(expected, waits_for="its first batch shows what the data is")
+        trainer = kind(model, compilation)
+        start = _start_of(trainer, optimizer, options, inputs_of(model, batch_size or 1)[0], bool(left_open_by(loss)))
         if expected.waits_for:
             trainer.defer(Deferred(model, loss, expected, batch_size, start, running_line()), start.optimizer)
         else:

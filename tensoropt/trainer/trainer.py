@@ -116,8 +116,8 @@ class Trainer(LiveModel):
 
     @property
     def batch_size(self) -> int:
-        """The number of samples per step, over all ranks."""
-        return self.ranks.runs.signature.batch_size if self.deferred is None else self.deferred.batch_size
+        """The number of samples per step, over all ranks; 0 if the first batch will decide it."""
+        return self.ranks.runs.signature.batch_size if self.deferred is None else self.deferred.batch_size or 0
 
     @property
     def position(self) -> RunPosition:
@@ -263,7 +263,7 @@ class Trainer(LiveModel):
         except TypeError as error:
             raise InputError(f"{method}: {error}; it takes {', '.join(known)}") from error
         given = {name: value for name, value in bound.items() if name not in ("self", "kwargs")} | bound.get("kwargs", {})
-        given["batch_size"] = given.get("batch_size") or self.batch_size
+        given["batch_size"] = given.get("batch_size") or (self.batch_size if self.trains_planned_size else None)
         given["verbose"] = given.get("verbose", "auto") if self.ranks.rank == 0 else 0
         return given
 
@@ -282,8 +282,11 @@ class Trainer(LiveModel):
             self._progress.step += 1
             return self.ranks.train(batch)
 
-        self.train_function = self._stepping(TRAIN, step, lambda batch: check_size(batch, self._progress, self.batch_size))
+        self.train_function = self._stepping(TRAIN, step, self._check_size)
         return self.train_function
+
+    def _check_size(self, batch: Batch) -> None:
+        check_size(batch, self._progress, self.ranks.runs.signature.batch_size)
 
     def make_test_function(self, force: bool = False) -> Callable[[Iterator[Any]], Logs]:
         """Return the function that evaluates the next batch of an iterator."""
@@ -367,6 +370,7 @@ class Trainer(LiveModel):
         first = next((leaf for leaf in tf.nest.flatten(shares.data.element_spec) if not is_none(leaf)), None)
         self._progress.is_open = first is None or not first.shape.rank or first.shape[0] is None
         shares.one_reads = not is_determined(iterator.data_adapter)
+        shares.shows_size = not self.batch_size
         opens, self._progress.opens = self._progress.opens, None
         if opens is not None:
             self._progress.shares, self._progress.lasts = shares, bool(iterator.steps_per_epoch)

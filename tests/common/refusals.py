@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "refusals.md"
-PACKAGES = ("frontend", "trainer", "session", "optimizers", "lowering")
+PACKAGES = ("frontend", "trainer", "unchanged", "session", "optimizers", "lowering")
 """The packages that meet a user's model and script."""
 GAP = "…"
 LEAST_WORDS = 4
@@ -39,6 +39,7 @@ WHEN = {
     "trainer/saving.py": "values are saved, loaded or assigned",
     "trainer/step_function.py": "`training_step` is called",
     "trainer/trainer.py": "`fit`, `evaluate` or `predict` is called",
+    "unchanged": "a script [runs unchanged](../how-to/unchanged.md)",
     "session": "a recorded script calls TensorOpt",
     "optimizers": "the optimizer starts, or its rate is set",
     "lowering": "gradients are derived, or the step is built",
@@ -93,15 +94,17 @@ BECAUSE = {
     ),
     "Trained values are shards on the ranks, and what runs was captured": (
         "trainer/live.py",
+        "unchanged: trained other",
         "trainer/live_model.py",
     ),
     "All ranks must do the same, with the same values": (
         "trainer/trainer_ranks.py",
         "trainer/batch_shares.py",
         "trainer/parallelize.py: different plans",
+        "unchanged: rank",
     ),
     "Each device updates its shards alone, and replicas must stay equal": ("optimizers",),
-    MEANINGLESS: ("frontend", "trainer", "session"),
+    MEANINGLESS: ("frontend", "trainer", "session", "unchanged"),
 }
 """Why a sentence is needed, with where it is said: a file or package, and after a colon a pattern of the sentence. The first
 that fits counts."""

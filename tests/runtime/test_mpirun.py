@@ -39,7 +39,7 @@ def test_run_starts_ranks(dashes):
 
 def test_run_takes_a_module_with_its_options(tmp_path):
     (tmp_path / "told.py").write_text("import sys; print(*sys.argv[1:])")
-    command = [sys.executable, "-m", "tensoropt", "run", "-n", "2", "-m", "told", "-q", "--level", "3"]
+    command = [*TENSOROPT, "run", "-n", "2", "--as-written", "-m", "told", "-q", "--level", "3"]
     done = run_command(command, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["-q --level 3"] * 2
@@ -61,7 +61,7 @@ def test_run_has_the_script_write_the_report_of_its_plan(tmp_path):
     (tmp_path / "train.py").write_text(TRAINING)
     training = [sys.executable, *forked("train.py")]  # each rank would import TensorFlow
     (tmp_path / "start.py").write_text(f"import os\nos.execv({sys.executable!r}, {training!r})")
-    command = [*TENSOROPT, "run", "-n", "2", "--report", "out.html", "start.py"]
+    command = [*TENSOROPT, "run", "-n", "2", "--as-written", "--report", "out.html", "start.py"]
     done = run_command(command, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("tensoropt: wrote out.html") == 1
@@ -150,9 +150,11 @@ def test_run_debug_reaches_the_ranks():
     [
         (["run", "-n", "2"], "no script"),
         (["run", "-n", "0", "train.py"], "number of ranks: got 0, expected 1 or more"),
-        (["run", "-n", "2", "nowhere.py"], "must be a file: got 'nowhere.py'"),
         (["run", "-n", "2", "-m", "nowhere.at.all"], "there is no such module: got 'nowhere.at.all'"),
-        (["run", "train.py"], "required: -n"),
+        (["run", "nowhere.py"], "must be a file: got 'nowhere.py'"),
+        (["run", "--stages", "two", WORKER], "--stages takes whole numbers, got 'two'"),
+        (["run", "--stages", "2", WORKER], "--stages is for scripts that run unchanged"),
+        (["run", "--as-written", "--or-plain", WORKER], "not allowed with argument"),
         (["run", "-n", "1", "--report", "/nowhere/at.html", WORKER], "there is no folder '/nowhere'; make it first"),
         (["fly"], "invalid choice: 'fly'"),
         ([], "required: COMMAND"),

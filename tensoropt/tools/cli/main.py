@@ -27,7 +27,7 @@ from ...runtime.ranks import launched_as
 
 # name: (module, what it does)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("tensoropt.runtime.mpirun", "run a script on several ranks"),
+    "run": ("tensoropt.tools.cli.run", "run a script on several ranks"),
     "search": ("tensoropt.tools.cli.search", "find a model's plans for hardware that needn't be at hand"),
     "check": ("tensoropt.tools.cli.check", "hold a plan against what it predicted"),
     "simulate": ("tensoropt.tools.cli.simulate", "simulate a plan's step on a cluster's devices and links"),

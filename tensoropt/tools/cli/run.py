@@ -1,0 +1,226 @@
+"""Run ``tensoropt run``: a script on several ranks, unchanged if it is a Keras script, or as it was written for ranks."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...common.errors import InputError, describe
+from ...common.files import check_writable
+from ...runtime.mpirun import mpirun_command, rank_environment, supervise
+from ...unchanged.script import INPUT_AT, REFUSED_AT, command
+
+ALSO_UNCHANGED = {"auto"}
+"""What a script may use of TensorOpt and run unchanged all the same."""
+OF_PLANS = {
+    "memory": ("SIZE", "limit per device: 16GB (10^9), 15GiB (2^30); default: the device's own memory over 1.1"),
+    "cluster": ("NAME|FILE", "the hardware to plan for, instead of measuring it: such as v100-1x2, or a hardware file"),
+    "plan": ("PLAN.json", "a plan to use instead of a search"),
+    "stages": ("N[,N...]", "cut models into N stages; several: whichever is best"),
+    "schedule": ("NAME", "the order of stages' passes: 1f1b, gpipe, zero-bubble, interleaved"),
+    "micro_batches": ("K", "split a step's batch into K micro-batches"),
+    "without": ("CHOICE[,...]", "what plans must not use, of reuse, remat, zero, accumulate, stages"),
+    "profile_budget": ("TIME", "measure for about this long, such as 60s, the operators that can change the result"),
+}
+"""The options of plans, which are those of ``parallelize``: the word for a value, and what it does."""
+_NUMBERS = ("stages", "micro_batches")
+_LISTS = ("stages", "without")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tensoropt run`` to a parser."""
+    parser.usage = "tensoropt run [-n N] [OPTION ...] [--] SCRIPT [ARGUMENT ...], or -m MODULE [ARGUMENT ...]"
+    parser.add_argument("-n", type=int, default=1, metavar="N", dest="n_ranks", help="number of ranks (devices); default: 1")
+    parser.add_argument(
+        "--report", type=Path, metavar="OUT.html", help="write a page on the plan that the script runs, for a browser"
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--as-written",
+        action="store_true",
+        help="leave the script's Keras models to its own calls, as for a script that imports tensoropt or mpi4py",
+    )
+    how.add_argument(
+        "--or-plain", action="store_true", help="run the script by plain Keras, from its beginning, if a model is refused"
+    )
+    for name, (metavar, text) in OF_PLANS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text)
+    parser.add_argument(
+        "-m", nargs=argparse.REMAINDER, default=[], dest="module", metavar="MODULE", help="Python module and its arguments"
+    )
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="SCRIPT", help="Python script and its arguments")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start mpirun, pass signals on to it, and return its exit code."""
+    program, file = _program(arguments)
+    try:
+        is_for_ranks = arguments.as_written or _is_for_ranks(file)
+    except SyntaxError as error:
+        traceback.print_exception(SyntaxError, error, None)
+        return 1
+    options = _options(arguments)
+    if is_for_ranks and (options or arguments.or_plain):
+        name = next(iter(options), "or_plain").replace("_", "-")
+        raise InputError(
+            f"--{name} is for scripts that run unchanged; '{file}' runs as it is written, and says that in its own calls"
+        )
+    environment = rank_environment(os.environ, as_root=os.geteuid() == 0, debug=arguments.debug)
+    sys.stdout.flush()
+    if is_for_ranks:
+        return _reporting(mpirun_command(arguments.n_ranks, program), environment, arguments.report)
+    environment.setdefault("PYTHONHASHSEED", "0")  # so that sets of text have one order on all ranks
+    with tempfile.TemporaryDirectory(prefix="tensoropt-run-") as folder:
+        refused_at = Path(folder, "refused")
+        if arguments.or_plain:
+            options[REFUSED_AT] = str(refused_at)
+        if not os.isatty(0):  # mpirun hands input on, but never its end
+            options[INPUT_AT] = f"/proc/{os.getpid()}/fd/0"
+        started = command(options, program)
+        command_line, reads = mpirun_command(arguments.n_ranks, started), INPUT_AT not in options
+        code = _reporting(command_line, environment, arguments.report, reads)
+        is_refused = refused_at.exists()
+    if not is_refused:
+        return code
+    print("tensoropt: plain Keras runs the script now, from its beginning, on one device", file=sys.stderr, flush=True)
+    return supervise([sys.executable, *program], environment)
+
+
+def _program(arguments: argparse.Namespace) -> tuple[list[str], Path | None]:
+    """Return the program's command line, and the file of its code; None for a module that isn't Python source.
+
+    Raises:
+        InputError: there is no program, or not so many ranks.
+    """
+    program = list(arguments.program)
+    if program[:1] == ["--"]:
+        program = program[1:]
+    if arguments.n_ranks < 1:
+        raise InputError(describe("-n takes the number of ranks", got=arguments.n_ranks, expected="1 or more"))
+    if arguments.module:
+        return ["-m", *arguments.module], _module_file(arguments.module[0])
+    if not program:
+        raise InputError(describe("no script", expected="tensoropt run [-n N] SCRIPT [ARGUMENT ...]"))
+    if not Path(program[0]).is_file():
+        raise InputError(describe("the script must be a file", got=repr(program[0]), where=f"folder {os.getcwd()}"))
+    return program, Path(program[0])
+
+
+def _module_file(name: str) -> Path | None:
+    """Return the file of a module that Python would find from the current folder.
+
+    Raises:
+        InputError: there is no such module.
+    """
+    sys.path.insert(0, os.getcwd())
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except (ImportError, ValueError):
+        spec = None
+    finally:
+        sys.path.pop(0)
+    if spec is None:
+        raise InputError(describe("there is no such module", got=repr(name), where=sys.executable))
+    return Path(spec.origin) if spec.origin is not None and spec.origin.endswith(".py") else None
+
+
+def _is_for_ranks(file: Path | None) -> bool:
+    """Return whether a script was written for ranks: it imports TensorOpt, for more than ``auto``, or mpi4py.
+
+    Raises:
+        SyntaxError: it isn't Python.
+        InputError: it uses Horovod.
+    """
+    if file is None:
+        return False
+    tree = ast.parse(file.read_bytes(), str(file))
+    packages: set[str] = set()
+    used: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            packages |= {each.name.partition(".")[0] for each in node.names}
+            for each in node.names:
+                if each.name.partition(".")[0] == "tensoropt":
+                    used |= _attributes(tree, each.asname or each.name) or {each.name}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            package, _, rest = node.module.partition(".")
+            packages.add(package)
+            if package == "tensoropt":
+                used |= {rest} if rest else {each.name for each in node.names}
+    if "mpi4py" in packages or not used <= ALSO_UNCHANGED:
+        return True
+    if "horovod" in packages:
+        raise InputError(
+            f"'{file}' imports horovod, which starts ranks of its own; leave horovod out of it, or run it by horovodrun"
+        )
+    return False
+
+
+def _attributes(tree: ast.AST, name: str) -> set[str]:
+    """Return the attributes of a name that a program uses."""
+    attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    return {each.attr for each in attributes if isinstance(each.value, ast.Name) and each.value.id == name}
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of plans that are given, as ``parallelize`` takes them.
+
+    Raises:
+        InputError: one isn't a number that must be.
+    """
+    options: dict[str, Any] = {}
+    for name in OF_PLANS:
+        text = getattr(arguments, name)
+        if text is None:
+            continue
+        parts: list[Any] = text.split(",") if name in _LISTS else [text]
+        if name in _NUMBERS:
+            if not all(part.strip().isdecimal() for part in parts):
+                raise InputError(f"--{name.replace('_', '-')} takes whole numbers, got {text!r}")
+            parts = [int(part) for part in parts]
+        options[name] = parts if len(parts) > 1 or name == "without" else parts[0]
+    return options
+
+
+def _reporting(command: Sequence[str], environment: Mapping[str, str], file: Path | None, reads: bool = True) -> int:
+    """Run a command and return its exit code; with a file, rank 0 writes the report of its plan, else the code is 1.
+
+    Args:
+        reads: whether it has this process's standard input.
+
+    Raises:
+        InputError: the file can't be written, or Plotly isn't installed.
+    """
+    if file is None:
+        return supervise(command, environment, reads)
+    from ...report.page import ASKED, library
+
+    check_writable(file, "report")
+    library()
+    before = _written_at(file)
+    code = supervise(command, {**environment, ASKED: str(file.resolve())}, reads)
+    if _written_at(file) != before:
+        print(f"tensoropt: wrote {file}; open it in a browser", file=sys.stderr, flush=True)
+    elif code == 0:
+        print(
+            f"tensoropt: '{file}' wasn't written: the script ran no plan, of parallelize, find_strategy or "
+            "build_execution_graph, that a report can show",
+            file=sys.stderr,
+            flush=True,
+        )
+        return 1
+    return code
+
+
+def _written_at(file: Path) -> int | None:
+    return file.stat().st_mtime_ns if file.exists() else None

@@ -1,0 +1,54 @@
+"""Find how many samples a step of a call takes, before its data is opened."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_BY_DEFAULT = 32
+"""What Keras takes if nothing says how many."""
+
+
+def batch_size_of(method: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> int | None:
+    """Return the samples per step of a call of ``fit`` or ``train_on_batch``; None if only the first batch tells.
+
+    Args:
+        method: Keras's method.
+        arguments, named: those of the call, without the model.
+    """
+    try:
+        given = inspect.signature(method).bind(None, *arguments, **named).arguments
+    except TypeError:
+        return None  # Keras says what is wrong
+    x = given.get("x")
+    if isinstance(x, tf.data.Dataset):
+        return _of_dataset(x)
+    n_samples = _length(x)
+    if n_samples is None or method.__name__ == "train_on_batch":
+        return n_samples
+    n_trained = math.floor(n_samples * (1.0 - (given.get("validation_split") or 0.0)))
+    return max(1, min(given.get("batch_size") or _BY_DEFAULT, n_trained))
+
+
+def _of_dataset(data: Any) -> int | None:
+    shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(data.element_spec)]
+    known = next((shape[0] for shape in shapes if shape is not None and shape.rank), None)
+    while known is None and data is not None:  # what batched it; a later map may have changed that, which is rare
+        size = getattr(data, "_batch_size", None)
+        known = None if size is None else int(size)
+        data = getattr(data, "_input_dataset", None)
+    return known
+
+
+def _length(x: Any) -> int | None:
+    """Return the number of samples of arrays; None for what gives batches."""
+    if x is None or isinstance(x, keras.utils.PyDataset) or (hasattr(x, "__next__") and not hasattr(x, "shape")):
+        return None
+    first = next(iter(keras.tree.flatten(x)), None)
+    shape: Any = getattr(first, "shape", ())
+    return int(shape[0]) if len(shape) else None

@@ -1,0 +1,103 @@
+"""Have what a script does besides training happen once: its random numbers, its output and its input are rank 0's."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import sys
+import warnings
+from typing import Any, TextIO
+
+import numpy as np
+
+from ..common.errors import InputError
+from ..runtime.ranks import Processes
+
+ALL_OUTPUT = "TENSOROPT_ALL_OUTPUT"
+
+
+def share_seed(processes: Processes) -> int:
+    """Seed Python's and NumPy's random numbers alike on all ranks, and return the seed, which rank 0 draws."""
+    seed: int = processes.broadcast(int.from_bytes(os.urandom(4), "little"), "the seed of random numbers")
+    random.seed(seed)
+    np.random.seed(seed)
+    return seed
+
+
+def seed_tensorflow(seed: int) -> None:
+    """Seed TensorFlow's random numbers unless the script has done so."""
+    import tensorflow as tf
+    from tensorflow.python.eager.context import global_seed
+
+    if global_seed() is None:
+        tf.random.set_seed(seed)
+
+
+def share_streams(processes: Processes) -> None:
+    """Drop what ranks other than 0 print, but not errors, and give all ranks the input of rank 0.
+
+    With ``TENSOROPT_ALL_OUTPUT=1`` each line that is printed is shown, behind its rank.
+    """
+    if os.environ.get(ALL_OUTPUT, "0") not in ("", "0"):
+        sys.stdout = Tagged(sys.stdout, f"[rank {processes.rank}] ")
+    elif processes.rank:
+        sys.stdout.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        warnings.showwarning = lambda *arguments, **named: None
+    sys.stdin = SharedInput(sys.stdin, processes)
+
+
+class Tagged(io.TextIOBase):
+    """A stream that writes whole lines, each behind a tag."""
+
+    def __init__(self, stream: TextIO, tag: str) -> None:
+        self._stream, self._tag, self._line = stream, tag, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._stream.write(f"{self._tag}{line}\n")
+        return len(text)
+
+    def flush(self) -> None:
+        if self._line:
+            self.write("\n")
+        self._stream.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class SharedInput(io.TextIOBase):
+    """Standard input, which rank 0 reads for all ranks."""
+
+    def __init__(self, stream: TextIO | None, processes: Processes) -> None:
+        self._stream, self._processes = stream, processes
+
+    def readable(self) -> bool:
+        return True
+
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+        return self._read("readline", size)
+
+    def read(self, size: int | None = -1, /) -> str:
+        return self._read("read", size)
+
+    def _read(self, method: str, size: int | None) -> str:
+        text, refusal = "", ""
+        if self._processes.rank == 0:
+            try:
+                text = getattr(self._stream, method)(-1 if size is None else size)
+            except (OSError, ValueError, AttributeError) as error:
+                refusal = str(error)
+        text, refusal = self._processes.broadcast((text, refusal), "what rank 0 reads from standard input")
+        if refusal:
+            raise InputError(f"standard input of rank 0 can't be read ({refusal}); give the script some, as by < FILE")
+        return text
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

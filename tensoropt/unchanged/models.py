@@ -1,0 +1,251 @@
+"""Hand what a script asks of its Keras models to trainers, so that the model is the trainer.
+
+| the script calls | what happens |
+|---|---|
+| ``fit``, ``train_on_batch`` of a compiled model | a trainer is captured for the first batch, and trains |
+| the same again | the same trainer, unless the model was compiled again or a step has another number of samples |
+| ``evaluate``, ``predict``, ``test_on_batch``, ``predict_on_batch`` | the trainer; Keras on each rank before there is one |
+| ``save``, ``save_weights``, ``export`` | rank 0 writes, and the other ranks join in gathering the values |
+| ``load_weights`` | rank 0 reads for all, the state of the optimizer too; before there is a trainer, each rank reads |
+
+The trainer is kept in the model's ``train_function``, which Keras forgets where a new capture is due: in ``compile``. The
+model's variables are live (:mod:`..trainer.live`): whoever reads one gets the trained value. So is the optimizer's state,
+which a trainer takes over from the one before it as long as the optimizer is the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache, wraps
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from ..common.errors import InputError
+from ..common.source_lines import running_line
+from ..runtime.execute import loaded_plan
+from ..runtime.ranks import current_processes
+from ..trainer.callbacks import DECISIONS
+from ..trainer.leading import LedRanks
+from ..trainer.live import settle
+from ..trainer.objective import KerasObjective
+from ..trainer.parallelize import TrainingOptions, parallelized
+from ..trainer.trainer import Trainer
+from .batch_sizes import batch_size_of
+
+TRAINING = ("fit", "train_on_batch")
+OTHERS = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
+WRITING = ("save", "save_weights", "export")
+READING = "load_weights"
+
+_is_handed: ContextVar[bool] = ContextVar("tensoropt_is_handed", default=False)
+_is_in_file: ContextVar[bool] = ContextVar("tensoropt_is_in_file", default=False)
+_updated: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()
+"""The variables that each optimizer has updated, by id."""
+
+
+@contextmanager
+def _handed() -> Iterator[None]:
+    """Within this context Keras's methods do what they do without us."""
+    token = _is_handed.set(True)
+    try:
+        yield
+    finally:
+        _is_handed.reset(token)
+
+
+class Everyone(LedRanks):
+    """All ranks of the run, of which rank 0 may do something for all."""
+
+    def settle_for_all(self) -> None:
+        """Send all ranks what rank 0 has assigned."""
+        settle(self)
+
+
+@cache
+def everyone() -> Everyone:
+    """Return all ranks of the run."""
+    return Everyone(current_processes())
+
+
+def _of_model(name: str) -> Any:
+    """Return a property that is an attribute of the user's model."""
+
+    def assign(self: Any, value: Any) -> None:
+        if "inner" in vars(self):  # not so while Keras makes the trainer itself
+            setattr(self.inner, name, value)
+
+    return property(lambda self: getattr(self.inner, name, None), assign)
+
+
+class ScriptTrainer(Trainer):
+    """The trainer of a model that the script itself trains."""
+
+    trains_planned_size = False
+    history, stop_training, stop_evaluating, stop_predicting, _initial_epoch = map(_of_model, ("history", *DECISIONS))
+
+    def shown_to(self, callback: keras.callbacks.Callback) -> keras.Model:
+        """Return the model that a callback sees: the user's, or for Keras's own callbacks the trainer, which knows them."""
+        return self if type(callback).__module__.startswith("keras.") else self.inner
+
+    def in_file(self, method: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """Have rank 0 write the trained values to a file, or read them from it, by a method of Keras's models."""
+        path = str(arguments[0] if arguments else named.get("filepath"))
+        act = self._saving.read if method.__name__ == READING else self._saving.write
+        act(path, lambda model: method(model, *arguments, **named))
+
+    def check_trained(self) -> None:
+        """Go on training what was trainable when the model was compiled, as Keras does."""
+
+    def _check_size(self, batch: Any) -> None:
+        """Take batches of any size; each size has a program of its own."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """The ``train_function`` of a model that a trainer trains."""
+
+    trainer: ScriptTrainer
+    optimizer: Any
+
+
+def trainer_of(model: keras.Model) -> ScriptTrainer | None:
+    """Return the trainer of a model; None if it has none, or its optimizer is another one by now."""
+    found = getattr(model, "train_function", None)
+    return found.trainer if isinstance(found, Trained) and found.optimizer is model.optimizer else None
+
+
+def hand_over(options: Mapping[str, Any]) -> None:
+    """Have Keras's models trained by trainers with these options of :func:`tensoropt.parallelize`."""
+    training_options = TrainingOptions(**options)
+    n_ranks = current_processes().size
+    if training_options.plan is not None and loaded_plan(training_options.plan).parallelism != n_ranks:
+        n_devices = loaded_plan(training_options.plan).parallelism
+        raise InputError(f"the plan is for {n_devices} devices, and {n_ranks} ranks were started; give -n {n_devices}")
+    for name in (*TRAINING, *OTHERS):
+        setattr(TensorFlowTrainer, name, _handing(getattr(TensorFlowTrainer, name), training_options))
+    for name in (*WRITING, READING):
+        setattr(keras.Model, name, _in_files(getattr(keras.Model, name)))
+    for each in ("keras", "keras._tf_keras.keras"):
+        for module in ("models", "saving"):
+            importlib.import_module(f"{each}.{module}").save_model = _save_model  # type: ignore[attr-defined]
+    BaseOptimizer.apply = _refusing_own_loops(BaseOptimizer.apply)
+    tf.train.Checkpoint.write = tf.train.Checkpoint.save = _refused_checkpoint
+
+
+def _handing(original: Callable[..., Any], options: TrainingOptions) -> Callable[..., Any]:
+    name = original.__name__
+
+    @wraps(original)
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        if isinstance(self, KerasObjective) or not self.compiled:
+            return original(self, *arguments, **named)
+        trainer = trainer_of(self)
+        if name in TRAINING:
+            trainer = _fitting(self, trainer, original, arguments, named, options)
+        if trainer is None or (trainer.deferred is not None and name not in TRAINING):
+            return original(self, *arguments, **named)
+        with _handed():
+            result = getattr(trainer, name)(*arguments, **named)
+        if isinstance(result, keras.callbacks.History):
+            result.set_model(self)
+        return result
+
+    return method
+
+
+def _fitting(
+    model: keras.Model,
+    trainer: ScriptTrainer | None,
+    method: Callable[..., Any],
+    arguments: Any,
+    named: Mapping[str, Any],
+    options: TrainingOptions,
+) -> ScriptTrainer:
+    """Return the trainer for a call that trains: the model's, or a new one if its plan is for another size of batches."""
+    n_samples = batch_size_of(method, arguments, named)
+    if trainer is not None:
+        planned = trainer.batch_size
+        is_last = method.__name__ == "train_on_batch" and n_samples is not None and n_samples < planned
+        if trainer.deferred is None and (n_samples in (None, planned) or is_last or everyone().leads):
+            return trainer
+    if everyone().leads:
+        raise InputError(
+            f"model '{model.name}' is trained ({running_line()}) in a callback, which rank 0 alone runs; call fit "
+            "for it outside of the callback"
+        )
+    _check_optimizer(model)
+    made = parallelized(model, None, None, None, n_samples, options, kind=ScriptTrainer)
+    assert isinstance(made, ScriptTrainer)
+    model.train_function = Trained(made, model.optimizer)
+    return made
+
+
+def _check_optimizer(model: keras.Model) -> None:
+    """Check that the optimizer is new or goes on with the variables that it has updated.
+
+    Raises:
+        InputError: it is to update others.
+    """
+    variables = frozenset(id(variable) for variable in model.trainable_variables)
+    if model.built and _updated.setdefault(model.optimizer, variables) != variables:
+        raise InputError(
+            f"model '{model.name}' is compiled with an optimizer that has trained other variables before "
+            f"({running_line()}): give compile a new one, such as keras.optimizers.{type(model.optimizer).__name__}(...)"
+        )
+
+
+def _in_files(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that writes or reads a model's files on rank 0, while the other ranks join in."""
+
+    @wraps(original)
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        trainer = None if isinstance(self, KerasObjective) else trainer_of(self)
+        has_trained = trainer is not None and trainer.deferred is None
+        if isinstance(self, KerasObjective) or _is_in_file.get() or (original.__name__ == READING and not has_trained):
+            return original(self, *arguments, **named)
+        token = _is_in_file.set(True)
+        try:
+            if trainer is not None and has_trained:
+                return trainer.in_file(original, arguments, named)
+            return everyone().lead(lambda: original(self, *arguments, **named))
+        finally:
+            _is_in_file.reset(token)
+
+    return method
+
+
+def _save_model(model: keras.Model, filepath: Any, *arguments: Any, **named: Any) -> None:
+    """Save a model as its own method does. It is Keras's function ``save_model``."""
+    model.save(filepath, *arguments, **named)
+
+
+def _refusing_own_loops(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an optimizer's ``apply`` that refuses the script's own training loops, which each rank would run whole."""
+
+    @wraps(original)
+    def apply(self: Any, *arguments: Any, **named: Any) -> Any:
+        if not _is_handed.get() and current_processes().size > 1:
+            raise InputError(
+                f"the script applies an optimizer itself ({running_line()}), so that every rank would train on the whole "
+                "batch; call step = tensoropt.training_step(step, model=model, optimizer=optimizer, batch_size=...) with "
+                "the function of a batch that holds the tape, or train by model.fit"
+            )
+        return original(self, *arguments, **named)
+
+    return apply
+
+
+def _refused_checkpoint(checkpoint: Any, *arguments: Any, **named: Any) -> None:
+    raise InputError(
+        f"tf.train.Checkpoint ({running_line()}) would write a file on each rank, without the optimizer's state, which is "
+        "on the ranks; write the model by model.save(path), and read it by keras.models.load_model(path)"
+    )

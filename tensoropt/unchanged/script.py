@@ -1,0 +1,84 @@
+"""Run a script or a module as Python does, on each rank: ``python -m tensoropt.unchanged OPTIONS [-m] PROGRAM ...``."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, TextIO
+
+from ..common.errors import InputError
+from .start import has_trained, start
+
+REFUSED_AT, INPUT_AT = "refused_at", "input_at"
+"""The keys in the options of a file to make if the script is refused, and of one to read as standard input."""
+OF_NO_MODEL = (
+    "the script trained no Keras model by fit or train_on_batch, so that each of {size} ranks did all of its work; run "
+    "it by python, or if it is written for ranks by tensoropt run --as-written"
+)
+
+
+def command(options: dict[str, Any], program: Sequence[str]) -> list[str]:
+    """Return the arguments of Python that run a program, a script or ``-m`` and a module, with its arguments."""
+    return ["-m", __package__, json.dumps(options), *program]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the program that :func:`command` was given."""
+    options = json.loads(arguments[0])
+    refused_at, input_at = options.pop(REFUSED_AT, None), options.pop(INPUT_AT, None)
+    is_module = arguments[1] == "-m"
+    program = list(arguments[2 if is_module else 1 :])
+    try:
+        if input_at is not None:
+            sys.stdin = _opened(input_at)
+        processes = start(options)
+        _run(program, is_module)
+        if processes.size > 1 and not has_trained():
+            raise InputError(OF_NO_MODEL.format(size=processes.size))
+    except SystemExit as leaving:
+        sys.exit(leaving.code)  # which tells the other ranks
+    except BaseException as error:
+        if refused_at is not None and isinstance(error, InputError):
+            Path(refused_at).touch()
+        _report(error)
+
+
+def _opened(file: str) -> TextIO:
+    try:
+        return open(file)
+    except OSError:  # it is on rank 0's machine, which alone reads it
+        return sys.stdin
+
+
+def _run(program: list[str], is_module: bool) -> None:
+    sys.argv = program
+    if is_module:
+        sys.path[0] = os.getcwd()
+        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(program[0]))
+        runpy.run_path(program[0], run_name="__main__")
+
+
+def _report(error: BaseException) -> NoReturn:
+    """Report an exception of the script's as Python does, with the script's own frames, and end."""
+    own, metadata = _own_part(error.__traceback__), getattr(error, "ag_error_metadata", None)
+    if isinstance(error, InputError) and metadata is not None:  # AutoGraph has put the sentence into a trace
+        error = InputError(str(metadata.cause_message).removeprefix(f"{type(error).__name__}: "))
+    sys.excepthook(type(error), error.with_traceback(own), own)
+    sys.exit(1)
+
+
+def _own_part(trace: TracebackType | None) -> TracebackType | None:
+    """Return the part of a trace that begins in the script; all of it if none does."""
+    inner = trace
+    while inner is not None:
+        if inner.tb_frame.f_globals.get("__name__") == "__main__":
+            return inner
+        inner = inner.tb_next
+    return trace

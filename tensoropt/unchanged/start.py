@@ -1,0 +1,70 @@
+"""Begin to train the script's models on all ranks: what ``tensoropt run`` does ahead of a script, and ``auto`` within it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ..common.errors import InputError
+from ..common.progress import Display
+from ..runtime.ranks import Processes, current_processes, install_error_handling
+from .effects import seed_tensorflow, share_seed, share_streams
+from .imports import after_import
+
+TENSORFLOW = "tensorflow"
+NEEDED = (TENSORFLOW, "keras")
+_started: dict[str, Any] | None = None
+
+
+def start(options: Mapping[str, Any]) -> Processes:
+    """Have the script's Keras models trained on all ranks from now on, and return the ranks.
+
+    Called again, it changes the options of models that are trained from then on.
+
+    Args:
+        options: the fields of :class:`..trainer.parallelize.TrainingOptions` that are not as by default.
+    """
+    global _started
+    processes = current_processes()
+    install_error_handling(processes)
+    if _started is not None:
+        _started.update(options)
+        return processes
+    _started = dict(options)
+    _check_backend(os.environ.get("KERAS_BACKEND", TENSORFLOW))
+    if os.environ.pop("TF_CONFIG", None):
+        Display(processes.rank == 0).say("TF_CONFIG is left aside: ranks know each other by MPI")
+    seed = share_seed(processes)
+    share_streams(processes)
+    after_import(NEEDED, lambda: _begin(seed))
+    return processes
+
+
+def has_trained() -> bool:
+    """Return whether a model was trained on the ranks, by Keras's methods or by a module's own calls of TensorOpt."""
+    live, session = (sys.modules.get(f"tensoropt.{name}") for name in ("trainer.live", "session.session"))
+    return (live is not None and live.Live.count > 0) or (session is not None and session._current is not None)
+
+
+def _begin(seed: int) -> None:
+    """Hand models over, once TensorFlow and Keras are imported."""
+    import keras
+
+    _check_backend(keras.backend.backend())
+    from .models import hand_over
+    from .strategies import answer_strategies
+
+    seed_tensorflow(seed)
+    answer_strategies()
+    assert _started is not None
+    hand_over(_started)
+
+
+def _check_backend(backend: str) -> None:
+    if backend != TENSORFLOW:
+        raise InputError(
+            f"Keras's backend is {backend!r}, by KERAS_BACKEND or by the script; models are trained on several ranks as "
+            "TensorFlow's graphs: leave it out, or set it to 'tensorflow'"
+        )

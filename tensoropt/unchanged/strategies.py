@@ -1,0 +1,44 @@
+"""Answer TensorFlow's distribution strategies by its default strategy: one replica, whose batch is the global one."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import tensorflow as tf
+
+from ..common.errors import InputError
+from ..common.progress import Display
+from ..common.source_lines import running_line
+from ..runtime.ranks import current_processes
+
+MIRRORED = ("MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy")
+OTHERS = ("ParameterServerStrategy", "TPUStrategy")
+
+
+def answer_strategies() -> None:
+    """Replace the classes of strategies in ``tf.distribute``."""
+    for module in (tf.distribute, tf.distribute.experimental):
+        for name in (*MIRRORED, *OTHERS):
+            if hasattr(module, name):
+                answer = _default if name in MIRRORED else _refused
+                setattr(module, name, type(name, (getattr(module, name),), {"__new__": answer}))
+
+
+def _default(kind: type, *arguments: Any, **named: Any) -> Any:
+    _say_once(kind.__name__)
+    return tf.distribute.get_strategy()
+
+
+def _refused(kind: type, *arguments: Any, **named: Any) -> Any:
+    raise InputError(
+        f"tf.distribute.{kind.__name__} ({running_line()}) has devices or servers of its own; leave the strategy out: "
+        "models are trained on all ranks without one"
+    )
+
+
+@cache
+def _say_once(name: str) -> None:
+    Display(current_processes().rank == 0).say(
+        f"tf.distribute.{name} has one replica here, whose batch is the global one: models are trained on all ranks anyway"
+    )

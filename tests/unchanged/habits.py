@@ -1,0 +1,169 @@
+"""Habits of Keras scripts, each of which prints what it has computed: run by plain Keras, and unchanged on ranks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+keras.config.set_floatx("float64")
+keras.utils.set_random_seed(3)
+BATCH, CLASSES = 20, 4
+X, Y = np.random.normal(size=(60, 16)), np.random.randint(0, CLASSES, 60)
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+HABITS: dict[str, Callable[[Path], Iterator[Any]]] = {}
+
+
+def habit(function: Callable[[Path], Iterator[Any]]) -> Callable[[Path], Iterator[Any]]:
+    HABITS[function.__name__] = function
+    return function
+
+
+def classifier(*between: Any) -> keras.Model:
+    return keras.Sequential([keras.Input((16,)), layers.Dense(128, "relu"), *between, layers.Dense(CLASSES)])
+
+
+class Subclassed(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = layers.Dense(128, "relu"), layers.Dense(CLASSES)
+
+    def call(self, x: Any) -> Any:
+        return self.out(self.hidden(x))
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        rows = slice(index * BATCH, (index + 1) * BATCH)
+        return X[rows], Y[rows]
+
+
+def generated() -> Iterator[Any]:
+    while True:
+        yield from (Batches()[index] for index in range(3))
+
+
+@habit
+def two_phases_with_callbacks(folder: Path) -> Iterator[Any]:
+    """Train with validation and callbacks, freeze a layer, compile again, save, load, and go on."""
+    model = classifier(layers.Dropout(0.2))
+    model.compile("adam", LOSS, metrics=["accuracy"])
+    seen = []
+
+    class Watching(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            assert self.model is model
+            seen.append([epoch, self.model.evaluate(X, Y, verbose=0), float(self.model.optimizer.learning_rate)])
+            self.model.optimizer.learning_rate = 1e-3 / (epoch + 2)
+            self.model.stop_training = epoch == 2
+
+    callbacks = [Watching(), keras.callbacks.ModelCheckpoint(folder / "best.keras", save_best_only=True)]
+    history = model.fit(X, Y, batch_size=BATCH, epochs=4, validation_split=0.25, callbacks=callbacks, verbose=0)
+    assert history.model is model and model.history is history and len(history.epoch) == 3
+    yield history.history, seen
+    yield model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0)
+    model.layers[0].trainable = False
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), LOSS, metrics=["accuracy"])
+    yield model.evaluate(X, Y, verbose=0), int(model.optimizer.iterations)
+    yield model.fit(X, Y, verbose=0).history, model.get_weights()
+    model.save(folder / "model.keras")
+    loaded = keras.models.load_model(folder / "model.keras")
+    yield loaded.fit(X, Y, initial_epoch=1, epochs=2, verbose=0).history, loaded.get_weights()
+    yield [keras.models.load_model(folder / "best.keras").evaluate(X, Y, verbose=0), float(loaded.optimizer.iterations)]
+
+
+@habit
+def values_at_any_time(folder: Path) -> Iterator[Any]:
+    """Read and assign values between steps, by the model, by its layers, by the optimizer, and by files."""
+    model = classifier(layers.BatchNormalization())
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), LOSS, metrics=["accuracy"])
+    yield model.predict(X, verbose=0), model.evaluate(X, Y, verbose=0)
+    model.fit(X, Y, batch_size=BATCH, verbose=0)
+    weights = model.get_weights()
+    model.optimizer.learning_rate = 0.01
+    yield model.fit(X, Y, batch_size=BATCH, epochs=2, initial_epoch=1, verbose=0).history
+    model.set_weights(weights)
+    yield model.evaluate(X, Y, verbose=0), model(X)
+    model.layers[0].kernel.assign(model.layers[0].kernel * 0.5)
+    yield model.train_on_batch(X[:BATCH], Y[:BATCH]), model.train_on_batch(X[:7], Y[:7]), model.get_weights()
+    model.save_weights(folder / "all.weights.h5")
+    model.fit(X, Y, batch_size=BATCH, verbose=0)
+    model.load_weights(folder / "all.weights.h5")
+    model.compile(model.optimizer, LOSS)
+    yield model.fit(X, Y, batch_size=BATCH, verbose=0).history, model.get_weights(), int(model.optimizer.iterations)
+    yield keras.Model(model.inputs, model.layers[0].output).predict(X, verbose=0)
+    yield model.fit(X, Y, batch_size=30, verbose=0).history, model.test_on_batch(X, Y), model.predict_on_batch(X)
+
+
+@habit
+def all_kinds_of_data(folder: Path) -> Iterator[Any]:
+    model = Subclassed()
+    model.compile("rmsprop", LOSS, metrics=["accuracy"])
+    data = tf.data.Dataset.from_tensor_slices((X, Y))
+    shuffled = data.shuffle(60, seed=1).batch(16).prefetch(2)
+    weights = {label: 0.5 + label for label in range(CLASSES)}
+    yield model.fit(shuffled, epochs=2, validation_data=(X, Y), class_weight=weights, verbose=0).history
+    yield model.fit(generated(), steps_per_epoch=3, epochs=2, shuffle=False, verbose=0).history
+    yield model.fit(Batches(), shuffle=False, verbose=0).history, model.evaluate(Batches(), verbose=0)
+    yield model.fit(data.batch(30), verbose=0).history, model.predict(data.batch(16), verbose=0)
+    yield int(model.optimizer.iterations), model.get_weights()
+    other = Subclassed()
+    other.compile("adam", LOSS)
+    yield other.fit(generated(), steps_per_epoch=2, shuffle=False, verbose=0).history, other.get_weights()
+
+
+@habit
+def models_that_take_turns(folder: Path) -> Iterator[Any]:
+    """Train a GAN by single batches."""
+    generator = keras.Sequential([keras.Input((8,)), layers.Dense(32, "relu"), layers.Dense(16)])
+    critic = keras.Sequential([keras.Input((16,)), layers.Dense(32, "relu"), layers.Dense(1, "sigmoid")])
+    critic.compile("adam", "binary_crossentropy")
+    critic.trainable = False
+    noise = keras.Input((8,))
+    both = keras.Model(noise, critic(generator(noise)))
+    both.compile("adam", "binary_crossentropy")
+    for _ in range(4):
+        rows = np.random.randint(0, 60, BATCH)
+        made = generator.predict(np.random.normal(size=(BATCH, 8)), verbose=0)
+        labels = np.concatenate([np.ones(BATCH), np.zeros(BATCH)])
+        critic.trainable = True
+        yield critic.train_on_batch(np.concatenate([X[rows], made]), labels)
+        critic.trainable = False
+        yield both.train_on_batch(np.random.normal(size=(BATCH, 8)), np.ones(BATCH))
+    yield generator.get_weights(), critic.get_weights()
+
+
+@habit
+def folds(folder: Path) -> Iterator[Any]:
+    """Train a new model for each fold."""
+    for fold in range(2):
+        keras.backend.clear_session()
+        model = keras.Sequential([layers.Dense(128, "relu"), layers.Dense(CLASSES)])
+        model.compile(keras.optimizers.Adam(1e-2), LOSS, metrics=["accuracy"])
+        is_trained = np.arange(60) % 2 != fold
+        yield model.fit(X[is_trained], Y[is_trained], batch_size=10, epochs=2, verbose=0).history
+        yield model.evaluate(X[~is_trained], Y[~is_trained], verbose=0)
+
+
+def plain(value: Any) -> Any:
+    """Return a value for JSON."""
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, (list, tuple)) else np.asarray(value).tolist()
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        keras.utils.set_random_seed(3)
+        for value in HABITS[name](Path(sys.argv[1])):
+            print(json.dumps([name, plain(value)]), flush=True)

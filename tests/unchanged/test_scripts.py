@@ -1,0 +1,155 @@
+"""What an unchanged script does besides training happens once, and what can't be trained on ranks ends with a sentence."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.mpirun import run_command, run_ranks
+
+from tensoropt.common.errors import InputError
+from tensoropt.runtime.ranks import Processes
+from tensoropt.tools.cli.run import _is_for_ranks
+from tensoropt.unchanged.effects import SharedInput, Tagged
+
+TENSOROPT = [sys.executable, "-m", "tensoropt"]
+ON_TWO = json.dumps({"cluster": "v100-1x2"})
+MODEL = """
+import keras
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+model.compile("sgd", "mse")
+"""
+
+
+def run(folder: Path, source: str, *arguments: str, n_ranks: int = 2, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as ``tensoropt run`` does, on ranks that have imported TensorFlow."""
+    script = folder / "train.py"
+    script.write_text(source)
+    return run_ranks(n_ranks, "-m", "tensoropt.unchanged", ON_TWO, script, *arguments, env={"TENSOROPT_QUIET": "0", **env})
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return next(line for line in done.stderr.splitlines() if re.match("tensoropt: (?!plan|time|memory|after)", line))
+
+
+ONCE = """
+import os, random, sys
+import numpy as np
+import tensorflow as tf
+print("arguments", sys.argv[1:], __name__, os.environ.get("TF_CONFIG"))
+class Counts(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        with open("epochs.txt", "a") as file:
+            file.write(f"{epoch}\\n")
+with tf.distribute.MirroredStrategy().scope():
+    model.compile("sgd", "mse")
+x, y = np.random.normal(size=(8, 4)), np.random.normal(size=(8, 2))
+model.fit(x, y, batch_size=4, epochs=2, verbose=2, callbacks=[Counts()])
+model.save("model.keras")
+print("drawn", random.random(), np.random.random(), float(tf.random.uniform([])))
+print("loaded", keras.models.load_model("model.keras").get_weights()[0].shape)
+sys.exit(3)
+"""
+
+
+def test_what_a_script_prints_writes_and_leaves_with_is_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(tmp_path, MODEL + ONCE, "--n", "2", TF_CONFIG="{}")
+    assert done.returncode == 3, done.stderr
+    printed = done.stdout.splitlines()
+    assert printed[0] == "arguments ['--n', '2'] __main__ None"
+    assert [line.split()[0] for line in printed if "drawn" in line or "loaded" in line] == ["drawn", "loaded"]
+    assert sum(line.startswith("Epoch") for line in printed) == 2
+    assert (tmp_path / "epochs.txt").read_text() == "0\n1\n"
+    assert done.stderr.count("tf.distribute.MirroredStrategy has one replica here") == 1
+    assert done.stderr.count("TF_CONFIG is left aside") == 1
+
+
+OWN_LOOP = """
+import tensorflow as tf
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(x) ** 2)
+    variables = model.trainable_variables
+    model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+step(tf.ones([8, 4]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "said"),
+    [
+        ("print('nothing')", 2, "the script trained no Keras model by fit or train_on_batch, so that each of 2 ranks did"),
+        (OWN_LOOP, 2, "the script applies an optimizer itself (train.py:"),
+        ("model.compile('sgd', 'mse', run_eagerly=True)\nraise ValueError('mine')", 1, ""),
+        ("import tensorflow as tf\ntf.distribute.TPUStrategy()", 2, "tf.distribute.TPUStrategy (train.py:6) has devices or"),
+        ("import numpy as np\nmodel.fit(np.ones((8, 3)), np.ones((8, 2)))", 2, "a batch has shape"),
+    ],
+    ids=["no model", "own loop", "exception", "strategy", "data"],
+)
+def test_what_cant_be_trained_on_ranks_ends_with_its_line(source: str, code: int, said: str, tmp_path: Path) -> None:
+    done = run(tmp_path, MODEL + source)
+    assert done.returncode == code, done.stderr
+    if said:
+        assert last_line(done).startswith(f"tensoropt: {said}")
+    else:
+        assert done.stderr.count("Traceback") == 1
+        assert done.stderr.count("in <module>") == 1 and done.stderr.count("ValueError: mine") == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "is_for_ranks"),
+    [
+        ("import keras", False),
+        ("import tensoropt\ntensoropt.auto()", False),
+        ("from tensoropt import auto", False),
+        ("import tensoropt as to\nto.parallelize", True),
+        ("import tensoropt\ntensoropt.auto(); tensoropt.init()", True),
+        ("from tensoropt.trainer import trainer", True),
+        ("def f():\n    from mpi4py import MPI", True),
+    ],
+)
+def test_a_script_that_was_written_for_ranks_is_told_by_its_imports(source: str, is_for_ranks: bool, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(source)
+    assert _is_for_ranks(tmp_path / "train.py") == is_for_ranks
+
+
+def test_streams_are_shared(capsys: pytest.CaptureFixture[str]) -> None:
+    alone = Processes(rank=0, size=1, hosts=("here",))
+    given = SharedInput(io.StringIO("one\ntwo\nthree"), alone)
+    assert (given.readline(), next(given), given.read()) == ("one\n", "two\n", "three")
+    with pytest.raises(InputError, match="standard input of rank 0 can't be read"):
+        SharedInput(None, alone).read()
+    print("a\nb", file=Tagged(sys.stdout, "[rank 1] "), flush=True)
+    assert capsys.readouterr().out == "[rank 1] a\n[rank 1] b\n"
+
+
+def started(folder: Path, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(source)
+    return run_command([*TENSOROPT, "run", *arguments], timeout=100, cwd=folder, env={"KERAS_BACKEND": "jax"})
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "said"),
+    [
+        ("def f(:", 1, "SyntaxError"),
+        ("import horovod.tensorflow", 2, "'train.py' imports horovod, which starts ranks of its own"),
+        ("print('here')", 2, "Keras's backend is 'jax'"),
+    ],
+)
+def test_what_is_refused_before_the_script_runs(source: str, code: int, said: str, tmp_path: Path) -> None:
+    done = started(tmp_path, source, "-n", "2", "train.py")
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert done.stderr.count(said) == 1
+
+
+def test_or_plain_runs_what_was_refused_by_plain_keras(tmp_path: Path) -> None:
+    done = started(tmp_path, "import sys\nprint('plain', sys.argv[1:])", "--or-plain", "-n", "2", "train.py", "--x")
+    assert done.returncode == 0 and done.stdout == "plain ['--x']\n", done.stderr
+    assert "plain Keras runs the script now" in done.stderr
