@@ -6,13 +6,17 @@ table and its lookups, or a penalty. Nor is the shortest longest stage what coun
 what the others do, and a last one that does waits for the first. So then one cut after the other is moved to the places that
 come next by the same sums, and the step is predicted with what each stage really does (:func:`.stage_times.estimated_us`).
 Nor do sums know that branches run beside what comes before the cut, so the places where that saves most are tried too.
+
+Within a memory limit, stages that hold more micro-batches in flight compute more again (:mod:`.stage_needs`), so they get
+fewer operators.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -20,11 +24,12 @@ import numpy as np
 from ..common.errors import InputError
 from ..ir.graph import SOURCES, Graph
 from ..profiling.hardware import Hardware
-from ..program.schedule import ONE_FORWARD_ONE_BACKWARD
+from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, least_in_flight
 from ..sharding.branches import branch_starts, earliest_needed
 from ..sharding.model import Model
 from ..sharding.stages import Stages
 from .placement import elsewhere, why_not_placed
+from .stage_needs import FULL, StageNeeds
 from .stage_times import OperatorTimes, TimesBySize, estimated_us, way_back_and_forth_us
 from .submeshes import Block, Choices
 
@@ -36,6 +41,8 @@ LEAST_BESIDE = 0.05
 """Places are tried for branches if these are beside other operators for this share of all operators' time."""
 MOST_PLACES = 512
 """At the most so many places are looked at for the shortest longest stage; the cuts are then moved among all."""
+NEARBY = 8
+"""Places are compared with those that are nearer than this part of an average stage."""
 NOTHING: Mapping[str, Block] = MappingProxyType({})
 
 
@@ -45,8 +52,9 @@ class Cut:
 
     Attributes:
         blocks: for each stage its devices, which interleaved ones share.
-        time_us: the predicted time of a step, with each operator split as it is fastest; not a number where it wasn't
-            predicted.
+        time_us: the predicted time of a step, with each operator split as it is fastest, and with what a memory limit asks
+            to be rematerialized; not a number where it wasn't predicted.
+        needs: what its stages need; None where they share devices.
         beside: the share of all operators' time that two stages would run at the same time if the batch were taken at once,
             cut where that is most.
     """
@@ -55,6 +63,7 @@ class Cut:
     blocks: tuple[Block, ...]
     time_us: float
     beside: float = 0.0
+    needs: StageNeeds | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -70,6 +79,8 @@ def balanced(
     placed: Mapping[str, Block] = NOTHING,
     schedule: str | None = ONE_FORWARD_ONE_BACKWARD,
     known: dict[tuple[str, ...], Stages] | None = None,
+    needs: StageNeeds | None = None,
+    limit_bytes: int | None = None,
 ) -> Cut:
     """Return a model cut such that a step is predicted to take the least time of the cuts that are tried.
 
@@ -78,11 +89,15 @@ def balanced(
         placed: the devices of the operators that a user placed, by name.
         schedule: the order of the step's passes, see :func:`.tried_orders`.
         known: cuts that were tried before, by the operators that stages end with; those tried now are added.
+        needs: what stages need.
+        limit_bytes: the memory limit per device, to which they then keep by rematerializing.
 
     Raises:
         InputError: there are fewer places to cut at than stages need, or none with which operators are as they are placed.
     """
     places = _Places.of(times, hardware, choices, placed)
+    if needs is not None and limit_bytes is not None:
+        places = replace(places, needs=needs, limit=FULL * limit_bytes)
     at, blocks = places.shortest_longest(choices)
     sizes = [block.size for block in blocks]
     of_stages = times.of(sizes)
@@ -101,7 +116,8 @@ def balanced(
                 return math.inf
             if why_not_placed(stages, blocks, placed) is not None:
                 return math.inf
-            return estimated_us(stages, hardware, blocks, of_stages, schedule)
+            again_us = places.again_us(at, blocks)
+            return estimated_us(stages, hardware, blocks, of_stages, schedule, again_us)
         except InputError:
             return math.inf
 
@@ -116,7 +132,7 @@ def balanced(
     why = why_not_placed(stages, blocks, placed) if placed else None
     if why is not None:
         raise InputError(why)
-    return Cut(stages, blocks, least_us, places.beside)
+    return Cut(stages, blocks, least_us, places.beside, needs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +150,9 @@ class _Places:
         placed: the devices of the operators that a user placed, by name.
         beside_us: by number of devices, for each place how long what comes before it and branches that begin after it can
             run at the same time, float64[N + 1].
+        in_flight: for each stage, how many micro-batches are in flight.
+        needs: what stages need, where they keep to a limit.
+        limit: the bytes of a device that they keep to.
     """
 
     names: Sequence[str]
@@ -144,6 +163,9 @@ class _Places:
     variables: frozenset[str]
     placed: Mapping[str, Block]
     beside_us: Mapping[int, np.ndarray]
+    in_flight: tuple[int, ...] = ()
+    needs: StageNeeds | None = None
+    limit: float = math.inf
 
     @property
     def beside(self) -> float:
@@ -171,9 +193,11 @@ class _Places:
         is_branching = len(branch_starts(graph)) > 1
         needed = earliest_needed(graph, {name: place for place, name in enumerate(names)}) if is_branching else {}
         beside_us = {size: np.minimum(each, _time_beside(names, needed, each)) for size, each in time_us.items()}
-        return cls(names, time_us, np.array([0.0, *crossings]), us_per_byte, trained, variables, placed, beside_us)
+        in_flight = least_in_flight(len(choices), graph.n_micro_batches)
+        crossing_bytes = np.array([0.0, *crossings])
+        return cls(names, time_us, crossing_bytes, us_per_byte, trained, variables, placed, beside_us, in_flight)
 
-    def own_us(self, block: Block, start: np.ndarray | int, end: np.ndarray | int) -> np.ndarray:
+    def own_us(self, stage: int, block: Block, start: np.ndarray | int, end: np.ndarray | int) -> np.ndarray:
         """Return the time of a stage on some devices, of the operators between two places, with what crosses at its ends.
 
         It is infinite where one of them is placed on others.
@@ -181,15 +205,24 @@ class _Places:
         passes = self.time_us[block.size]
         before = self.us_per_byte[block.first] * self.crossing_bytes[start]
         own: np.ndarray = passes[end] - passes[start] + before + self.us_per_byte[block.end] * self.crossing_bytes[end]
+        if self.needs is not None:
+            own = self.needs.own_us(own, block.size, start, end, self.in_flight[stage], self.limit)
         if not self.placed:
             return own
         others = elsewhere(self.names, self.placed, block)
         return np.where(others[end] > others[start], np.inf, own)
 
-    def longest_us(self, at: Sequence[int], blocks: Sequence[Block]) -> float:
-        """Return the time of the longest stage."""
+    def all_us(self, at: Sequence[int], blocks: Sequence[Block]) -> list[float]:
+        """Return the time of each stage."""
         ends = [0, *(place + 1 for place in at), len(self.names)]
-        return max(float(self.own_us(block, ends[i], ends[i + 1])) for i, block in enumerate(blocks))
+        return [float(self.own_us(i, block, ends[i], ends[i + 1])) for i, block in enumerate(blocks)]
+
+    def again_us(self, at: Sequence[int], blocks: Sequence[Block]) -> list[float]:
+        """Return for each stage how much longer it takes to keep to the limit."""
+        if self.needs is None:
+            return []
+        with_again, without = self.all_us(at, blocks), replace(self, needs=None).all_us(at, blocks)
+        return [one - other for one, other in zip(with_again, without, strict=True)]
 
     def shortest_longest(self, choices: Choices) -> tuple[list[int], tuple[Block, ...]]:
         """Return the cuts, and the stages' devices, with which the longest stage takes the least time.
@@ -199,7 +232,7 @@ class _Places:
         Raises:
             InputError: there are fewer places to cut at than stages need.
         """
-        found = self._shortest_longest_at(self._few(), choices)
+        found = self._shortest_longest_at(self._few, choices)
         if found is None and len(self.names) >= MOST_PLACES:
             # Operators that are placed, or the only variables, may be next to each other.
             found = self._shortest_longest_at(np.arange(len(self.names) + 1), choices)
@@ -216,21 +249,23 @@ class _Places:
         trains = self.trained[few][None] > self.trained[few][:, None]
         known: dict[tuple[float, ...], np.ndarray] = {}
 
-        def own_us(block: Block) -> np.ndarray:
+        def own_us(stage: int, block: Block) -> np.ndarray:
             """Return the time of a stage from each place (row) to each (column)."""
-            key = (block.size, self.us_per_byte[block.first], self.us_per_byte[block.end], *(block if self.placed else ()))
+            count = 0 if self.needs is None else self.in_flight[stage]
+            ends_us = self.us_per_byte[block.first], self.us_per_byte[block.end]
+            key = (count, block.size, *ends_us, *(block if self.placed else ()))
             if key not in known:
-                known[key] = np.where(trains, self.own_us(block, few[:, None], few[None]), np.inf)
+                known[key] = np.where(trains, self.own_us(stage, block, few[:, None], few[None]), np.inf)
             return known[key]
 
         n_devices = max(block.end for of_stage in choices for block in of_stage)
         best = {0: np.where(few == 0, 0.0, np.inf)}  # by the device that the next stage begins with
         steps: list[tuple[dict[int, np.ndarray], dict[int, list[tuple[Block, np.ndarray]]]]] = []
-        for of_stage in choices:
+        for stage, of_stage in enumerate(choices):
             found: dict[int, list[tuple[Block, np.ndarray]]] = {}
             for block in of_stage:
                 if block.first in best:
-                    least = np.maximum(best[block.first][:, None], own_us(block)).min(axis=0)
+                    least = np.maximum(best[block.first][:, None], own_us(stage, block)).min(axis=0)
                     found.setdefault(block.end % n_devices, []).append((block, least))
             steps.append((best, found))
             best = {end: np.min([least for _, least in each], axis=0) for end, each in found.items()}
@@ -238,21 +273,31 @@ class _Places:
         if math.isinf(least[-1]):
             return None
         at, cuts, blocks = len(few) - 1, list[int](), list[Block]()
-        for before, found in reversed(steps):
+        for stage, (before, found) in reversed([*enumerate(steps)]):
             block, _ = found[used][int(np.argmin([least[at] for _, least in found[used]]))]
-            at, used = int(np.maximum(before[block.first], own_us(block)[:, at]).argmin()), block.first
+            at, used = int(np.maximum(before[block.first], own_us(stage, block)[:, at]).argmin()), block.first
             cuts.insert(0, int(few[at]) - 1)
             blocks.insert(0, block)
         return cuts[1:], tuple(blocks)
 
+    @cached_property
     def _few(self) -> np.ndarray:
         """Return the places that the shortest longest stage is looked for at: all of up to MOST_PLACES.
 
-        Of more, as many as that are taken from end to end: of some places in a row one where the fewest bytes cross.
+        Of more, as many as that are taken from end to end: of some places in a row one where the fewest bytes cross. Within
+        a memory limit these are the places where fewer bytes cross than nearby, if there are enough: what crosses can't be
+        rematerialized, and stages between equal layers are alike, so that one search is for all.
         """
         n = len(self.names)
         if n + 1 <= MOST_PLACES:
             return np.arange(n + 1)
+        beside = n // (NEARBY * len(self.in_flight)) if self.needs is not None else 0
+        if beside:
+            around = np.pad(self.crossing_bytes[1:-1], beside, constant_values=np.inf)
+            least = np.lib.stride_tricks.sliding_window_view(around, 2 * beside + 1).min(axis=1)
+            found = 1 + np.flatnonzero(self.crossing_bytes[1:-1] <= least)
+            if NEARBY * len(self.in_flight) / 2 <= len(found) <= MOST_PLACES - 2:
+                return np.array([0, *found, n])
         inner = np.array_split(np.arange(1, n), MOST_PLACES - 2)
         least = [int(each[self.crossing_bytes[each].argmin()]) for each in inner]
         return np.array([0, *least, n])
@@ -261,8 +306,18 @@ class _Places:
         """Return other places for one of the cuts, those with the shortest longest stage first; last those for branches."""
         first = at[number - 1] + 1 if number else 0
         end = at[number + 1] if number + 1 < len(at) else len(self.names) - 1
-        others = [place for place in range(first, end) if place != at[number] and self._differs(place, blocks)]
-        others.sort(key=lambda place: self.longest_us([*at[:number], place, *at[number + 1 :]], blocks))
+        possible = set(range(first, end)) - {at[number]}
+        if self.needs is not None:
+            possible &= set((self._few - 1).tolist())
+        found = [place for place in sorted(possible) if self._differs(place, blocks)]
+        ends, places = [0, *(place + 1 for place in at), len(self.names)], np.array(found, np.int64)
+        before = self.own_us(number, blocks[number], ends[number], places + 1)
+        after = self.own_us(number + 1, blocks[number + 1], places + 1, ends[number + 2])
+        unchanged = set(range(len(blocks))) - {number, number + 1}
+        longest_us = np.maximum(before, after)
+        for i in unchanged:
+            longest_us = np.maximum(longest_us, self.own_us(i, blocks[i], ends[i], ends[i + 1]))
+        others = places[longest_us.argsort(kind="stable")].tolist()
         beside_us = self.beside_us[blocks[number + 1].size]
         least_us = LEAST_BESIDE * self.time_us[blocks[number + 1].size][-1]
         branching = [place for place in others[most:] if beside_us[place + 1] > least_us]
@@ -272,7 +327,8 @@ class _Places:
         """Return whether a cut at a place isn't just one at the place before: it takes time, or less crosses."""
         if not place:
             return True
-        same_time = all(self.time_us[b.size][place + 1] == self.time_us[b.size][place] for b in blocks)
+        sizes = {block.size for block in blocks}
+        same_time = all(self.time_us[size][place + 1] == self.time_us[size][place] for size in sizes)
         return not (same_time and self.crossing_bytes[place + 1] >= self.crossing_bytes[place])
 
 

@@ -125,14 +125,14 @@ def is_beaten_elsewhere(
     """
     n = times[0].graph.n_micro_batches
     compared = [each for each in found if each.micro_batches == n and (each.stages.n == cut.stages.n or n == 1)]
-    if not compared or len(set(cut.blocks)) < cut.stages.n:  # interleaved stages share memory
+    if not compared or cut.needs is None:  # interleaved stages share memory
         return False
     least_us = cut.time_us
     if math.isnan(least_us):
         least_us = estimated_us(cut.stages, hardware, cut.blocks, times, schedule)
-    ideal, least_bytes = most_bytes(cut.stages, cut.sizes, n), math.inf
+    ideal, least_bytes = most_bytes(cut.stages, cut.needs, cut.sizes, n), math.inf
     for each in compared:
-        of_each = most_bytes(each.stages, [block.size for block in each.blocks], n)
+        of_each = most_bytes(each.stages, cut.needs, [block.size for block in each.blocks], n)
         least_bytes = min(least_bytes, float(all_points([each])[0].min()) * ideal / max(1.0, of_each))
     mem_bytes, time_us = all_points(found)
     return bool(((mem_bytes <= least_bytes) & (time_us <= least_us)).any())

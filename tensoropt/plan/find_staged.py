@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..common.errors import InputError, short
@@ -22,27 +22,24 @@ from ..program.schedule import check_schedule
 from ..search.problem.choices import ACCUMULATE, STAGES
 from ..search.problem.objectives import MEMORY_TIME
 from ..sharding.model import Model
-from ..sharding.stages import Stages
 from .alike_stages import AlikeStages
-from .cuts import Cut, balanced
+from .cuts import Cut
+from .cuts_to_search import cuts_to_search
 from .fewer_micro_batches import is_left_out
 from .find_frontier import ModelFrontier
-from .memory_cuts import least_memory
-from .placement import allowed, fewest_stages, of_stage, placement
+from .placement import fewest_stages, of_stage, placement
 from .plan import Plan
 from .request import Request, fastest_that_fits
 from .stage_points import SearchedStages
-from .stage_times import OperatorTimes, TimesBySize, beside, transfers, works
+from .stage_times import OperatorTimes, beside, transfers, works
 from .staged_frontier import StagedFrontier
 from .staged_frontier_points import AnyPoint, StagedPoint, minimal_points
-from .submeshes import Block, choices, equal_blocks, interleaved_blocks, interleaved_counts
+from .submeshes import Block, interleaved_blocks, interleaved_counts
 
 MICRO_BATCHES_PER_STAGE = (1, 2, 4)
 """Without a number of micro-batches so many for each stage, or submesh, are searched, where the batch can be divided so."""
 WORTH_AT_ONCE = 1 / 3
 """The batch is also taken at once where two stages can run this share of all operators' time at the same time."""
-WORTH_UNEQUAL = 0.02
-"""Stages of unequally many devices are searched beside equal ones where they are predicted to save this share of a step."""
 
 
 def find_staged(request: Request, parallelism: int, n_stages: object, schedule: str | None) -> Plan:
@@ -236,10 +233,11 @@ def search_cuts(
     if shared and slices == [1]:
         model.in_micro_batches(2)  # says why not
         raise InputError("interleaved stages take a batch in micro-batches, got one; ask for more, or for another schedule")
-    cuts = list(_cut(request, placed, parallelism, count, slices, schedule, shared))
+    cuts = list(cuts_to_search(request, placed, parallelism, count, slices, schedule, shared))
     if request.micro_batches is None and not shared and 1 not in slices and cuts[0][1].beside >= WORTH_AT_ONCE:
         slices = [1, *slices]
-        cuts += (each for each in _cut(request, placed, parallelism, count, [1], schedule) if math.isfinite(each[1].time_us))
+        at_once = cuts_to_search(request, placed, parallelism, count, [1], schedule)
+        cuts += (each for each in at_once if math.isfinite(each[1].time_us))
     # Together all stages are refined as long as a model without.
     budget = request.budget or BY_DEFAULT
     share = count * len(cuts)
@@ -278,52 +276,6 @@ def _searched(
         transfers(stages, hardware, cut.blocks, n),
         bound_us,
     )
-
-
-def _cut(
-    request: Request,
-    placed: Mapping[str, Block],
-    parallelism: int,
-    count: int,
-    slices: Sequence[int],
-    schedule: str | None,
-    shared: Sequence[Block] | None = None,
-) -> Iterator[tuple[int, Cut, TimesBySize, float]]:
-    """Yield the cuts that are searched, with numbers of micro-batches, the operators' times and the bound of a step's time.
-
-    Each number has the cut of least time into stages of equally many devices, and another one if it is predicted to save
-    WORTH_UNEQUAL of a step; the largest, which needs the least memory, also the cut of least memory.
-
-    Args:
-        shared: for each stage its devices, where stages are interleaved; each number then has one cut.
-    """
-    model, hardware = request.model, request.hardware
-    if shared is not None:
-        for n in slices:
-            times = TimesBySize(model, hardware, n, request.known)
-            bound_us = times.bound_us({shared[0].size}, len(set(shared)), parallelism)
-            yield n, balanced(model, hardware, [[block] for block in shared], times, schedule=schedule), times, bound_us
-        return
-    all_choices = allowed(choices(hardware, parallelism, count, tries_all=bool(placed)), placed, parallelism)
-    sizes = {block.size for blocks in all_choices for block in blocks}
-    equal = equal_blocks(hardware, parallelism, count)
-    if equal is not None and not set(placed.values()) <= set(equal):
-        equal = None
-    tried: dict[tuple[str, ...], Stages] = {}  # most numbers of micro-batches are cut near the same places
-    for n in slices:
-        times = TimesBySize(model, hardware, n, request.known)
-        bound_us = times.bound_us(sizes, count, parallelism)
-        fastest = balanced(model, hardware, all_choices, times, placed, schedule, tried)
-        found = [fastest]
-        if equal is not None and fastest.blocks != equal:
-            found = [balanced(model, hardware, [[block] for block in equal], times, placed, schedule, tried)]
-            if fastest.time_us < (1 - WORTH_UNEQUAL) * found[0].time_us:
-                found.append(fastest)
-        for each in found:
-            yield n, each, times, bound_us
-    least = least_memory(model, found[0].blocks, slices[-1], placed)
-    if least is not None and all(least.cuts != each.stages.cuts for each in found):
-        yield slices[-1], Cut(least, found[0].blocks, math.nan), times, bound_us
 
 
 def possible_micro_batches(request: Request, n_submeshes: int) -> list[int]:

@@ -137,8 +137,8 @@ class OperatorTimes:
     def __init__(self, model: Model, hardware: Hardware, mesh: Mesh, known: MeasuredOperators = NOTHING_KNOWN) -> None:
         """Take the model of one micro-batch, the devices of a stage, and what was measured of operators."""
         self.graph: Graph = model.graph
-        self._mesh = mesh
-        self._costing = costing_of(model, hardware, mesh, known)
+        self._mesh, self.n_devices = mesh, mesh.n_devices
+        self.costing = costing_of(model, hardware, mesh, known)
         self.sends_early = runs_in_order(hardware)
         self._fastest_ns: dict[tuple[object, ...], tuple[int, int]] = {}
         self._least_bytes: dict[tuple[object, ...], int] = {}
@@ -160,9 +160,9 @@ class OperatorTimes:
         They are found once for operators that are alike, such as those of equal layers.
         """
         rule = rule_of(op)
-        signature = self._costing.signature(op, rule)
+        signature = self.costing.signature(op, rule)
         if signature not in self._fastest_ns:
-            compute_ns, backward_ns = times_of_configs(self._costing, op, ConfigArrays.of(rule, configs(rule, self._mesh)))
+            compute_ns, backward_ns = times_of_configs(self.costing, op, ConfigArrays.of(rule, configs(rule, self._mesh)))
             fastest = int(compute_ns.argmin())
             self._fastest_ns[signature] = int(compute_ns[fastest]), int(backward_ns[fastest])
         return self._fastest_ns[signature]
@@ -171,7 +171,7 @@ class OperatorTimes:
         """Return the share of an operator's backward pass that is for variables, whose gradients no stage waits for."""
         if not has_separate_gradients(op):
             return 0.0
-        gradients = [tensor.name for i, tensor in op.operands if (op.name, i) in self._costing.backward.gradients]
+        gradients = [tensor.name for i, tensor in op.operands if (op.name, i) in self.costing.backward.gradients]
         return sum(name in self.graph.made_of_variables for name in gradients) / max(1, len(gradients))
 
     def _adding_us(self, op: Operator) -> float:
@@ -180,13 +180,13 @@ class OperatorTimes:
         if n == 1 or op.name not in self.graph.updates or op.name in self.graph.lookups:
             return 0.0
         rule = rule_of(op)
-        signature = self._costing.signature(op, rule)
+        signature = self.costing.signature(op, rule)
         if signature not in self._least_bytes:
             layouts = (interface_of(rule, config).results[0] for config in configs(rule, self._mesh))
             self._least_bytes[signature] = min(shard_bytes(result, layout) for layout in layouts)
         n_bytes = self._least_bytes[signature]
         work = WorkItem("AddV2", result.dtype, n_bytes // result.item_bytes, 3 * n_bytes)
-        return self._costing.compute.time_ns(work) / 1e3 * (n - 1) / n
+        return self.costing.compute.time_ns(work) / 1e3 * (n - 1) / n
 
 
 class TimesBySize:
@@ -362,6 +362,7 @@ def estimated_us(
     blocks: Sequence[Block],
     times: Sequence[OperatorTimes],
     schedule: str | None = ONE_FORWARD_ONE_BACKWARD,
+    again_us: Sequence[float] = (),
 ) -> float:
     """Return the time of a step in stages whose operators are each split as they are fastest, by the best order of passes.
 
@@ -369,10 +370,13 @@ def estimated_us(
         blocks: for each stage its devices, which interleaved stages share.
         times: for each stage those of operators on its devices.
         schedule: see :func:`.tried_orders`.
+        again_us: for each stage what its backward passes take longer, of all micro-batches; without it nothing.
     """
     n = times[0].graph.n_micro_batches
     others = beside(stages, hardware, blocks, times)
     found = [work + other for work, other in zip(works(stages, times), others, strict=True)]
+    if again_us:
+        found = [each + PassTimes(backward=more / n) for each, more in zip(found, again_us, strict=True)]
     on_the_way = transfers(stages, hardware, blocks, n)
     orders = tried_orders(schedule, stages.n, n, len(set(blocks)))
     return min(float(step_us(found, on_the_way, each)) for each in orders)

@@ -214,5 +214,5 @@ def test_the_only_cut_that_is_possible_is_found_among_many_places(where: str) ->
     times = {2: np.arange(n + 1.0)}
     of_places = {0: 0.0, 2: 0.001, 4: 0.0}, trained, frozenset(names), placed, {2: np.zeros(n + 1)}
     places = _Places(names, times, crossing, *of_places)
-    assert only not in places._few()
+    assert only not in places._few
     assert places.shortest_longest([[each] for each in blocks])[0] == [only - 1]

@@ -17,6 +17,7 @@ from tensoropt.plan.cuts import Cut
 from tensoropt.plan.fewer_micro_batches import all_points, in_fewer, is_beaten, is_beaten_elsewhere
 from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.request import Request
+from tensoropt.plan.stage_needs import StageNeeds
 from tensoropt.plan.stage_times import TimesBySize
 from tensoropt.plan.staged_frontier import StagedFrontier
 from tensoropt.plan.submeshes import blocks_of
@@ -97,13 +98,14 @@ def test_a_cut_is_left_out_only_if_found_points_need_no_more_than_it_in_time_and
     found = of_all_numbers("mlp").searched
     first_found = found[0]
     sizes = [frontier.mesh.n_devices for frontier in first_found.frontiers]
-    times = TimesBySize(asked.model, asked.hardware, first_found.micro_batches).of(sizes)
+    by_size = TimesBySize(asked.model, asked.hardware, first_found.micro_batches)
+    times, needs = by_size.of(sizes), StageNeeds.of(by_size, sorted(set(sizes)))
     mem_bytes, time_us = all_points(found)
     within = time_us[mem_bytes <= all_points([first_found])[0].min()].min()
     for cut_us, expected in ((within, True), (0.999 * within, False), (math.inf, True)):
-        cut = Cut(first_found.stages, blocks_of(sizes), cut_us)
+        cut = Cut(first_found.stages, blocks_of(sizes), cut_us, needs=needs)
         assert is_beaten_elsewhere(cut, asked.hardware, times, None, found) == expected
     assert not is_beaten_elsewhere(cut, asked.hardware, times, None, [])
     # Nothing that was found needs as little as half the memory.
-    halves = Cut(first_found.stages, blocks_of([2 * size for size in sizes]), math.inf)
+    halves = Cut(first_found.stages, blocks_of([2 * size for size in sizes]), math.inf, needs=needs)
     assert not is_beaten_elsewhere(halves, asked.hardware, times, None, [first_found])
