@@ -8,7 +8,7 @@ it is that of the first one with the names of its own operators.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..costs.model_costs import costing_of
@@ -18,7 +18,7 @@ from ..program.fast_peak import Peaks
 from ..reschedule.mesh import Mesh
 from ..sharding.model import Model
 from ..sharding.resharding import PathFinder
-from .find_frontier import ModelFrontier
+from .find_frontier import NO_REMAT, ModelFrontier
 from .point_peaks import PeakCounter
 from .request import Request, searched
 
@@ -32,17 +32,21 @@ class AlikeStages:
 
     _found: dict[tuple[object, ...], ModelFrontier] = field(default_factory=dict)
 
-    def searched(self, request: Request, parallelism: int) -> ModelFrontier:
+    def searched(
+        self, request: Request, parallelism: int, is_enough: Callable[[ModelFrontier], bool]
+    ) -> ModelFrontier:
         """Return what :func:`.request.searched` does, without a search where a stage like it was searched before."""
         n = request.micro_batches or 1
         if request.algorithm not in ALGORITHMS:
-            return searched(request, parallelism)
+            return searched(request, parallelism, is_enough)
         mesh = request.hardware.mesh(parallelism)
         model = request.model.in_micro_batches(n, mesh.n_devices)
         key = (form_of(model, request.force), parallelism, n)
         if key in self._found:
-            return _transferred(self._found[key], request, model, mesh)
-        self._found[key] = searched(request, parallelism)
+            moved = _transferred(self._found[key], request, model, mesh)
+            if moved.note != NO_REMAT or is_enough(moved):
+                return moved
+        self._found[key] = searched(request, parallelism, is_enough)
         return self._found[key]
 
 

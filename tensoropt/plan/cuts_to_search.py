@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..search.problem.choices import REMAT
 from ..sharding.stages import Stages
 from .cuts import Cut, balanced
-from .memory_cuts import least_memory, most_bytes
+from .memory_cuts import least_bytes, least_memory
 from .placement import allowed
 from .request import Request
 from .stage_needs import StageNeeds
@@ -64,7 +64,7 @@ def cuts_to_search(
             found = [balanced(model, hardware, [[block] for block in equal], times, placed, schedule, tried, needs, limit)]
             if fastest.time_us < (1 - WORTH_UNEQUAL) * found[0].time_us:
                 found.append(fastest)
-        fits = limit is not None and most_bytes(found[0].stages, needs, found[0].sizes, n) <= CERTAINLY_FITS * limit
+        fits = limit is not None and max(least_bytes(found[0].stages, needs, found[0].sizes, n)) <= CERTAINLY_FITS * limit
         if limit is not None and not fits:
             blocks = [[block] for block in found[0].blocks]
             without = balanced(model, hardware, blocks, times, placed, schedule, tried, needs)

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..profiling.hardware import Hardware
 from .cuts import Cut
-from .memory_cuts import most_bytes
+from .memory_cuts import least_bytes
 from .stage_points import SearchedStages
 from .stage_times import OperatorTimes, TimesBySize, beside, estimated_us, transfers, works
 
@@ -130,12 +130,12 @@ def is_beaten_elsewhere(
     least_us = cut.time_us
     if math.isnan(least_us):
         least_us = estimated_us(cut.stages, hardware, cut.blocks, times, schedule)
-    ideal, least_bytes = most_bytes(cut.stages, cut.needs, cut.sizes, n), math.inf
+    ideal, predicted = max(least_bytes(cut.stages, cut.needs, cut.sizes, n)), math.inf
     for each in compared:
-        of_each = most_bytes(each.stages, cut.needs, [block.size for block in each.blocks], n)
-        least_bytes = min(least_bytes, float(all_points([each])[0].min()) * ideal / max(1.0, of_each))
+        of_each = max(least_bytes(each.stages, cut.needs, [block.size for block in each.blocks], n))
+        predicted = min(predicted, float(all_points([each])[0].min()) * ideal / max(1.0, of_each))
     mem_bytes, time_us = all_points(found)
-    return bool(((mem_bytes <= least_bytes) & (time_us <= least_us)).any())
+    return bool(((mem_bytes <= predicted) & (time_us <= least_us)).any())
 
 
 def all_points(of_cuts: Sequence[SearchedStages]) -> tuple[np.ndarray, np.ndarray]:

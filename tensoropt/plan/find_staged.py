@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ..common.errors import InputError, short
 from ..common.garbage import older_objects_kept
@@ -18,7 +19,7 @@ from ..common.memory_units import memory_text
 from ..ft import ALGORITHMS, BY_DEFAULT
 from ..profiling.hardware import Hardware
 from ..program.interleaved import INTERLEAVED
-from ..program.schedule import check_schedule
+from ..program.schedule import StepOrder, check_schedule, tried_orders
 from ..search.problem.choices import ACCUMULATE, STAGES
 from ..search.problem.objectives import MEMORY_TIME
 from ..sharding.model import Model
@@ -27,9 +28,11 @@ from .cuts import Cut
 from .cuts_to_search import cuts_to_search
 from .fewer_micro_batches import is_left_out
 from .find_frontier import ModelFrontier
+from .memory_cuts import least_bytes
 from .placement import fewest_stages, of_stage, placement
 from .plan import Plan
 from .request import Request, fastest_that_fits
+from .stage_memory import StageCosts, needed_bytes
 from .stage_points import SearchedStages
 from .stage_times import OperatorTimes, beside, transfers, works
 from .staged_frontier import StagedFrontier
@@ -248,11 +251,42 @@ def search_cuts(
         for cut, times in ((cut, times) for n_of_cut, cut, times, _ in cuts if n_of_cut == n):
             if is_left_out(cut, hardware, times, schedule, found, before):
                 continue
-            models = cut.stages.models
-            requests = (replace(own, model=each, force=of_stage(model.graph, each.graph, own.force)) for each in models)
-            frontiers = tuple(alike.searched(each, size) for each, size in zip(requests, cut.sizes, strict=True))
-            found.append(_searched(cut, frontiers, hardware, times.of(cut.sizes), schedule, bound_us))
+            limit, orders = own.limit_bytes, tried_orders(schedule, count, n, n_submeshes)
+            fits = limit is not None and any(each.combinations[0].mem_bytes[0] <= limit for each in (*before, *found))
+            frontiers = _of_stages(own, cut, n, orders, alike, must_fit=fits)
+            if frontiers is not None:
+                found.append(_searched(cut, frontiers, hardware, times.of(cut.sizes), schedule, bound_us))
     return found, bound_us
+
+
+def _of_stages(
+    request: Request, cut: Cut, n: int, orders: Sequence[StepOrder], alike: AlikeStages, must_fit: bool
+) -> tuple[ModelFrontier, ...] | None:
+    """Return the frontier of each stage of a cut in n micro-batches.
+
+    Args:
+        must_fit: whether to return None as soon as a stage doesn't fit the memory limit.
+    """
+    limit, found = request.limit_bytes, dict[int, ModelFrontier]()
+    needs = [0.0] * cut.stages.n if cut.needs is None else least_bytes(cut.stages, cut.needs, cut.sizes, n)
+    for stage in sorted(range(cut.stages.n), key=lambda stage: -needs[stage]):
+        model = cut.stages.models[stage]
+        asked = replace(request, model=model, force=of_stage(request.model.graph, model.graph, request.force))
+        frontier = alike.searched(asked, cut.sizes[stage], partial(_fastest_fits, limit, orders, stage))
+        if must_fit and StageCosts.of(frontier).near_peaks().bytes_of(stage, orders[0]).min() > limit:
+            return None
+        found[stage] = frontier
+    return tuple(found[stage] for stage in range(cut.stages.n))
+
+
+def _fastest_fits(limit_bytes: int | None, orders: Sequence[StepOrder], stage: int, frontier: ModelFrontier) -> bool:
+    """Return whether the fastest point of a stage is within a memory limit, in all of some orders of a step's passes."""
+    if limit_bytes is None:
+        return True
+    if any(order.interleaving for order in orders):  # others share the devices
+        return False
+    fastest = frontier.fastest_within(None)
+    return all(needed_bytes(frontier, fastest, stage, order) <= limit_bytes for order in orders)
 
 
 def _searched(

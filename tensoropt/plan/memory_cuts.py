@@ -54,8 +54,8 @@ def least_memory(
     return stages if why_not_placed(stages, blocks, placed) is None else None
 
 
-def most_bytes(stages: Stages, needs: StageNeeds, sizes: Sequence[int], n_micro_batches: int) -> float:
-    """Return the bytes of the stage of a cut that needs the most, on a device, as :func:`least_memory` counts them.
+def least_bytes(stages: Stages, needs: StageNeeds, sizes: Sequence[int], n_micro_batches: int) -> list[float]:
+    """Return the bytes that each stage of a cut needs at least, on a device, as :func:`least_memory` counts them.
 
     Args:
         sizes: for each stage the number of its devices.
@@ -63,4 +63,4 @@ def most_bytes(stages: Stages, needs: StageNeeds, sizes: Sequence[int], n_micro_
     in_flight = least_in_flight(stages.n, n_micro_batches)
     at = [0, *(needs.names.index(name) + 1 for name in stages.cuts), len(needs.names)]
     of_stages = zip(at[:-1], at[1:], in_flight, sizes, strict=True)
-    return max(float(needs.least_bytes(start, end, count)) / size for start, end, count, size in of_stages)
+    return [float(needs.least_bytes(start, end, count)) / size for start, end, count, size in of_stages]

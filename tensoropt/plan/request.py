@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -31,8 +31,14 @@ The least peaks are at the end of least memory.
 """
 
 
-def searched(request: Request, parallelism: int) -> ModelFrontier:
+def searched(
+    request: Request, parallelism: int, is_enough: Callable[[ModelFrontier], bool] | None = None
+) -> ModelFrontier:
     """Return the frontier of a request, without micro-batches if it leaves their number open.
+
+    Args:
+        is_enough: says where not all points are wanted whether strategies that rematerialize needn't be searched, given the
+            frontier of the others; None where its fastest point fits.
 
     Raises:
         InputError: as :func:`.find_frontier.find_frontier`; or no strategy is possible, for example because ``force`` asks
@@ -58,7 +64,7 @@ def searched(request: Request, parallelism: int) -> ModelFrontier:
             without=request.without,
             micro_batches=request.micro_batches or 1,
             limit_bytes=request.limit_bytes,
-            is_enough=None if request.wants_frontier else partial(_fastest_fits, request),
+            is_enough=None if request.wants_frontier else is_enough or partial(_fastest_fits, request),
         )
     except InfeasibleError as error:
         slices = f" in {request.micro_batches} micro-batches" if (request.micro_batches or 1) > 1 else ""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..ir.graph import SOURCES, VARIABLE, Graph, Operator
+from ..ir.graph import PLACEHOLDER, SOURCES, VARIABLE, Graph, Operator
 from ..search.problem.fusion_groups import FusionGroup
 from ..search.problem.remat_segments import segments_of
 from .stage_times import OperatorTimes, TimesBySize
@@ -34,7 +34,8 @@ class StageNeeds:
 
     Attributes:
         names: the operators.
-        held: the bytes of variables, of the first operators that use them, with gradients and slots, int64[N + 1].
+        held: the bytes of variables, with gradients and slots, and of what is fed, of the first operators that use them,
+            int64[N + 1].
         trained: the number of these variables, int64[N + 1].
         saved: by level, the bytes that a micro-batch saves, int64[levels, N + 1].
         crossing: the bytes of a micro-batch that cross at each place itself, int64[N + 1].
@@ -62,7 +63,7 @@ class StageNeeds:
         """
         one = times[min(sizes)]
         graph, program = one.graph, _program(one.graph)
-        held, trained = _variables(graph, program)
+        held, trained = _held(graph, program)
         again = [_Again.of(times[size], program) for size in sizes] if rematerializes else []
         read = _read(one)
         saved = {op.name: sum(tensor.mem_bytes for tensor in op.outputs if tensor.name in read) for op in program}
@@ -190,18 +191,20 @@ def _read(times: OperatorTimes) -> set[str]:
     return {name for name in times.costing.saved if times.graph.producers[name].type != VARIABLE}
 
 
-def _variables(graph: Graph, program: Sequence[Operator]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bytes of variables with gradients and slots before each place, and their number, int64[N + 1]."""
+def _held(graph: Graph, program: Sequence[Operator]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes that are held whatever a step saves, and the number of trained variables, int64[N + 1]."""
     held, trained = np.zeros((2, len(program)), np.int64)
-    variables: set[str] = set()
+    seen: set[str] = set()
     for place, op in enumerate(program):
-        used = {graph.producers[tensor.name] for _, tensor in op.operands if graph.producers[tensor.name].is_trainable}
-        for variable in used:
-            if variable.name not in variables:
-                variables.add(variable.name)
-                slots = max((update.slots for update in graph.full_batch.updates.get(variable.name, ())), default=0)
-                held[place] += (2 + slots) * variable.result.mem_bytes
+        used = {graph.producers[tensor.name].name for _, tensor in op.operands} - seen
+        for each in (graph.operators[name] for name in used):
+            if each.is_trainable:
+                slots = max((update.slots for update in graph.full_batch.updates.get(each.name, ())), default=0)
+                held[place] += (2 + slots) * each.result.mem_bytes
                 trained[place] += 1
+            elif each.type == PLACEHOLDER:
+                held[place] += graph.full_batch.tensors[each.result.name].mem_bytes
+        seen |= used
     return _summed(held), _summed(trained)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tensoropt import zoo
 from tensoropt.ft import Budget
 from tensoropt.plan import alike_stages
 from tensoropt.plan.alike_stages import AlikeStages, form_of
+from tensoropt.plan.find_frontier import ModelFrontier
 from tensoropt.plan.request import Request, searched
 from tensoropt.profiling.hardware import named
 from tensoropt.search.problem.strategy_problem import StrategyProblem
@@ -19,6 +21,10 @@ from tensoropt.tools.offline import record
 
 N = 2
 SIZES = {"batch": 8, "length": 4, "layers": 4, "width": 8, "heads": 2, "vocabulary": 16}
+
+
+def fits(found: ModelFrontier) -> bool:
+    return True
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +67,14 @@ def test_a_stage_like_another_has_the_points_and_plans_of_its_own_search(
 ) -> None:
     count, requests = 0, [replace(each, micro_batches=n) for each in requests]
 
-    def counted(request: Request, parallelism: int) -> object:
+    def counted(*given: Any) -> object:
         nonlocal count
         count += 1
-        return searched(request, parallelism)
+        return searched(*given)
 
     monkeypatch.setattr(alike_stages, "searched", counted)
     alike = AlikeStages()
-    found = [alike.searched(each, 4) for each in requests]
+    found = [alike.searched(each, 4, fits) for each in requests]
     assert count == 3
     own = searched(requests[2], 4)
     check_equal(found[2].built, own.built)
@@ -79,6 +85,13 @@ def test_a_stage_like_another_has_the_points_and_plans_of_its_own_search(
         plan, expected = (each.plan(point) for each in (found[2], own))
         assert plan.to_json() == expected.to_json()
         assert found[2].peak(point) == own.peak(point)
-    alike.searched(replace(requests[2], micro_batches=4), 4)
-    alike.searched(replace(requests[2], hardware=named("v100-1x2")), 2)
+    alike.searched(replace(requests[2], micro_batches=4), 4, fits)
+    alike.searched(replace(requests[2], hardware=named("v100-1x2")), 2, fits)
     assert count == 5
+
+
+def test_a_stage_that_must_rematerialize_is_not_like_one_that_need_not(requests: list[Request]) -> None:
+    alike, (_, one, other, _) = AlikeStages(), (replace(each, wants_frontier=False) for each in requests)
+    plain, whole = alike.searched(one, 4, fits), alike.searched(other, 4, lambda found: False)
+    assert plain.built.transient is None and whole.built.transient is not None
+    assert alike.searched(one, 4, fits).built.transient is not None

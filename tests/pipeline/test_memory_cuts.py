@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import accumulate.models as models
 import pytest
 
 from tensoropt import zoo
-from tensoropt.ir.graph import SOURCES
+from tensoropt.ft import Budget
+from tensoropt.ir.graph import PLACEHOLDER, SOURCES
 from tensoropt.plan.cuts import balanced
+from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.memory_cuts import least_memory
+from tensoropt.plan.request import Request
 from tensoropt.plan.stage_needs import StageNeeds
 from tensoropt.plan.stage_times import TimesBySize
 from tensoropt.plan.submeshes import blocks_of
@@ -25,7 +29,7 @@ def needs_of(model: Model) -> StageNeeds:
 
 
 def most_bytes(model: Model, n_micro_batches: int, cuts: tuple[str, ...]) -> int:
-    """Return the bytes of the stage that needs the most, of the variables that it uses first, what it saves and is sent."""
+    """Return the bytes of the stage that needs the most, of what it uses first, saves and is sent."""
     graph = model.in_micro_batches(n_micro_batches).graph
     read = {
         dict(graph.operators[name].operands)[position].name
@@ -40,11 +44,13 @@ def most_bytes(model: Model, n_micro_batches: int, cuts: tuple[str, ...]) -> int
         in_flight = min(len(cuts) + 1 - stage, n_micro_batches)
         needed[stage] += in_flight * sum(tensor.mem_bytes for tensor in op.outputs if tensor.name in read)
         for _, tensor in op.operands:
-            variable = graph.producers[tensor.name]
-            if variable.is_trainable and variable.name not in seen:
-                seen.add(variable.name)
-                (update,) = graph.full_batch.updates[variable.name]
+            source = graph.producers[tensor.name]
+            if source.is_trainable and source.name not in seen:
+                (update,) = graph.full_batch.updates[source.name]
                 needed[stage] += (2 + update.slots) * tensor.mem_bytes
+            if source.type == PLACEHOLDER and source.name not in seen:
+                needed[stage] += graph.full_batch.tensors[tensor.name].mem_bytes
+            seen.add(source.name)
         alive |= {tensor.name: tensor.mem_bytes for tensor in op.outputs}
         alive = {name: n_bytes for name, n_bytes in alive.items() if last.get(name, op.name) != op.name}
         if stage < len(cuts) and op.name == cuts[stage]:
@@ -97,3 +103,12 @@ def test_stages_with_more_in_flight_have_fewer_layers_within_a_limit() -> None:
     in_flight = range(n_stages, 0, -1)
     assert all(needs.least_bytes(*each) <= limit for each in zip(ends[:-1], ends[1:], in_flight, strict=True))
     assert needs.n_bytes(0, ends[1], n_stages)[0] > limit
+
+
+def test_a_larger_limit_never_gives_a_slower_plan() -> None:
+    asked = Request(models.recorded("attention", "adam").model, named("v100-2x2"), None, budget=Budget(seconds=0.0))
+    times_us = []
+    for limit in (7_500, 8_800, 10_300, 12_100, 14_200, 16_700, 19_600, 23_100, None):
+        found = find_with_stages(replace(asked, limit_bytes=limit), 4, (2,))
+        times_us.append(found.points_of[found.fastest_within(limit)].costs_ns[0])
+    assert times_us == sorted(times_us, reverse=True) and len(set(times_us)) > 5

@@ -124,8 +124,7 @@ def test_more_micro_batches_are_taken_where_those_searched_by_default_do_not_fit
     asked = request(model=model, limit_bytes=1)
     default = stages_for_memory._probe(asked, 4, 2)
     assert default.points_of[0].micro_batches == 8
-    each = {n: replace(asked, micro_batches=n, limit_bytes=None) for n in (8, 16, 32)}
-    least = {n: stages_for_memory._probe(of_n, 4, 2).points_of[0].n_bytes for n, of_n in each.items()}
+    least = {n: stages_for_memory._probe(replace(asked, micro_batches=n), 4, 2).points_of[0].n_bytes for n in (8, 16, 32)}
     assert least[8] > least[16] > least[32]
     for limit, n in ((least[16], 16), (least[16] - 1, 32)):
         found = frontier_in_stages(replace(asked, limit_bytes=limit), 4, fastest_that_fits(asked, 4)[1])
