@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import accumulate.models as models
@@ -106,9 +107,11 @@ def test_stages_with_more_in_flight_have_fewer_layers_within_a_limit() -> None:
 
 
 def test_a_larger_limit_never_gives_a_slower_plan() -> None:
-    asked = Request(models.recorded("attention", "adam").model, named("v100-2x2"), None, budget=Budget(seconds=0.0))
+    model = models.recorded("tied", "adam").model
+    asked = Request(model, named("v100-1x4"), None, micro_batches=4, budget=Budget(seconds=0.0))
     times_us = []
-    for limit in (7_500, 8_800, 10_300, 12_100, 14_200, 16_700, 19_600, 23_100, None):
+    for limit in (4_500, 5_000, 6_000, 7_300, None):
         found = find_with_stages(replace(asked, limit_bytes=limit), 4, (2,))
-        times_us.append(found.points_of[found.fastest_within(limit)].costs_ns[0])
-    assert times_us == sorted(times_us, reverse=True) and len(set(times_us)) > 5
+        fastest = found.fastest_within(limit)
+        times_us.append(math.inf if fastest is None else found.points_of[fastest].time_us)
+    assert times_us == sorted(times_us, reverse=True) and len(set(times_us)) > 3
