@@ -15,18 +15,16 @@ and the right side is such a sum. So the search is of a Problem whose memory inc
 lower bound of the true one. Its strategies at their true memory are a frontier, and the gap between the two is known.
 
 The bound is close where the segments that have a weight are alike, as layers are: those that are likely to be the largest
-have equal weights, the others none. Where segments are few and unlike, as in a small model, each subset of them with equal
-weights gives another bound, and all of these together are closer.
+have equal weights, the others none. Where segments are few and unlike, as in a small model, further searches bring it closer
+(:mod:`.relaxations`).
 
 Complexity: O(points x nodes and edges of all segments).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,11 +32,7 @@ import numpy.typing as npt
 from ..frontier import Frontier, settled
 from ..lower_bound import LowerBound
 from ..pareto import reduce_unsorted
-from ..problem import Ints, Problem, identity
-
-Number = TypeVar("Number", int, float)
-MOST_SEGMENTS = 3
-"""The most segments of which all subsets are charged."""
+from ..problem import INFEASIBLE, Ints, Problem, identity
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,19 +47,14 @@ class SegmentMemory:
     nodes: Mapping[int, Ints]
     edges: Mapping[int, Ints]
 
-    def n_bytes(self, problem: Problem, strategies: npt.NDArray[np.int32], divisor: int = 1) -> Ints:
-        """Return the segment's bytes for each strategy: int64[P].
-
-        Args:
-            strategies: int[P, nodes].
-            divisor: each summand is divided by this and rounded down.
-        """
+    def n_bytes(self, problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
+        """Return the segment's bytes for each strategy, int[P, nodes]: int64[P]."""
         total = np.zeros(len(strategies), np.int64)
         for node, n_bytes in self.nodes.items():
-            total += n_bytes[strategies[:, node]] // divisor
+            total += n_bytes[strategies[:, node]]
         for number, n_bytes in self.edges.items():
             edge = problem.edges[number]
-            total += n_bytes[strategies[:, edge.source], strategies[:, edge.target]] // divisor
+            total += n_bytes[strategies[:, edge.source], strategies[:, edge.target]]
         return total
 
 
@@ -96,71 +85,78 @@ class Transient:
         most: Ints = self.by_segment(problem, strategies).max(axis=0)
         return most
 
-    def charged(self, problem: Problem) -> Problem:
-        """Return the problem with the mean of the large segments added to its memory.
+    @property
+    def has_negative(self) -> bool:
+        """Return whether any part of the memory is negative."""
+        arrays = [array for each in self.segments for array in (*each.nodes.values(), *each.edges.values())]
+        return any(int(array.min()) < 0 for array in arrays)
 
-        Arrays that were identical stay identical.
-        """
-        return self._added(problem, dict.fromkeys(self.large, len(self.large)), lambda n_bytes, size: n_bytes // size)
+    def charged(self, problem: Problem) -> Problem:
+        """Return the problem with the mean of the large segments added to its memory."""
+        return self.weighted(problem, np.isin(np.arange(len(self.segments)), list(self.large)) / len(self.large))
 
     def weighted(self, problem: Problem, parts: npt.NDArray[np.float64]) -> Problem:
         """Return the problem with parts of the segments' memory added to its memory, each rounded down.
 
+        Arrays that were identical stay identical.
+
         Args:
             parts: float64[segments].
         """
-        of_segments = {index: part for index, part in enumerate(parts.tolist()) if part > 0}
-        return self._added(problem, of_segments, lambda n_bytes, part: np.floor(n_bytes * part).astype(np.int64))
 
-    def _added(self, problem: Problem, numbers: Mapping[int, Number], part_of: Callable[[Ints, Number], Ints]) -> Problem:
-        """Return the problem with something of segments' memory added to its memory; identical arrays stay identical.
+        def with_part(mem: Ints, n_bytes: Ints, part: float) -> Ints:
+            total: Ints = mem + np.floor(n_bytes * part).astype(np.int64)
+            return total
+
+        return self._changed(problem, {index: part for index, part in enumerate(parts.tolist()) if part > 0}, with_part)
+
+    def capped(self, problem: Problem, most: int) -> Problem:
+        """Return the problem without the states and pairs that take more than ``most`` bytes in a segment."""
+
+        def without(mem: Ints, n_bytes: Ints, most: float) -> Ints:
+            return np.where(n_bytes > most, INFEASIBLE, mem)
+
+        return self._changed(problem, dict.fromkeys(range(len(self.segments)), float(most)), without)
+
+    def _changed(
+        self, problem: Problem, numbers: Mapping[int, float], change: Callable[[Ints, Ints, float], Ints]
+    ) -> Problem:
+        """Return the problem with its memory changed by that of segments; identical arrays stay identical.
 
         Args:
             numbers: a number for each of these segments, by its index.
-            part_of: returns what to add, given bytes and the segment's number.
+            change: returns the changed memory, given the memory, the segment's and its number.
         """
         known: dict[tuple[object, ...], Ints] = {}
         nodes, edges = list(problem.nodes), list(problem.edges)
 
-        def with_part(mem: Ints, n_bytes: Ints, number: Number) -> Ints:
+        def changed(mem: Ints, n_bytes: Ints, number: float) -> Ints:
             key = identity(mem), identity(n_bytes), number
             if key not in known:
-                known[key] = mem + part_of(n_bytes, number)
+                known[key] = change(mem, n_bytes, number)
             return known[key]
 
         for index, number in numbers.items():
             segment = self.segments[index]
             for i, n_bytes in segment.nodes.items():
-                nodes[i] = replace(nodes[i], mem_bytes=with_part(nodes[i].mem_bytes, n_bytes, number))
+                nodes[i] = replace(nodes[i], mem_bytes=changed(nodes[i].mem_bytes, n_bytes, number))
             for i, n_bytes in segment.edges.items():
-                edges[i] = replace(edges[i], mem_bytes=with_part(edges[i].mem_bytes, n_bytes, number))
+                edges[i] = replace(edges[i], mem_bytes=changed(edges[i].mem_bytes, n_bytes, number))
         return Problem(tuple(nodes), tuple(edges))
 
-    def other_charges(self) -> Iterator[Transient]:
-        """Yield the same with each other subset of the segments as the large ones, small subsets first.
-
-        Nothing where there are more than MOST_SEGMENTS: their subsets are too many.
-        """
-        indices = range(len(self.segments) if len(self.segments) <= MOST_SEGMENTS else 0)
-        for size in range(1, len(indices) + 1):
-            for subset in combinations(indices, size):
-                if frozenset(subset) != self.large:
-                    yield replace(self, large=frozenset(subset))
-
-    def at_true_memory(self, problem: Problem, found: Frontier) -> Frontier:
+    def at_true_memory(self, problem: Problem, found: Frontier, bound: LowerBound) -> Frontier:
         """Return the Pareto-minimal ones of a frontier's strategies at their true memory.
 
         Args:
-            found: a frontier of the problem of :meth:`charged`. It also gives the lower bound of the result.
+            found: a frontier of the problem with some of the segments' memory added, or none.
+            bound: a lower bound of the problem's strategies at their true memory.
         """
-        by_node = np.asfortranarray(found.strategies)
-        of_large = (self.segments[index].n_bytes(problem, by_node, len(self.large)) for index in self.large)
-        mem = found.mem_bytes - sum(of_large) + self.most_bytes(problem, found.strategies)
-        bound = found.bound or LowerBound(found.mem_bytes, found.time_ns, "weighted sums of blocks")
+        mem = summed(problem, found.strategies)[0] + self.most_bytes(problem, found.strategies)
         kept = reduce_unsorted(mem, found.time_ns)
-        strategies = found.strategies[kept]
         return settled(
-            replace(found, mem_bytes=mem[kept], time_ns=found.time_ns[kept], strategies=strategies, bound=bound)
+            replace(
+                found, mem_bytes=mem[kept], time_ns=found.time_ns[kept], strategies=found.strategies[kept], bound=bound
+            )
         )
 
 
@@ -177,26 +173,6 @@ def summed(problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
         mem += edge.mem_bytes[pair]
         time_ns += edge.time_ns[pair]
     return sums
-
-
-def joined(one: Frontier, other: Frontier) -> Frontier:
-    """Return the frontier of the points of two searches of one problem.
-
-    Args:
-        other: its search saw all strategies that the first one saw, so its lower bound is the result's.
-    """
-    counts = {kind: one.eliminations[kind] + other.eliminations[kind] for kind in one.eliminations}
-    bound = other.bound or LowerBound(other.mem_bytes, other.time_ns, "weighted sums of blocks")
-    more = one.mem_bytes, one.time_ns, one.strategies
-    return with_more(replace(other, eliminations=counts, bound=bound), *more)
-
-
-def agreed(one: Frontier, other: Frontier) -> Frontier:
-    """Return the frontier of the points of two searches that both saw all strategies, with what both bounds prove."""
-    if one.bound is None or other.bound is None:
-        return one if one.bound is None else other
-    both = one.with_points(other.mem_bytes, other.time_ns, other.strategies)
-    return settled(replace(both, bound=one.bound.tightened(other.bound)))
 
 
 def with_more(found: Frontier, mem: Ints, time_ns: Ints, strategies: npt.NDArray[np.int32]) -> Frontier:

@@ -23,13 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 import numpy.typing as npt
 
 from ..interning import Interned
 from ..problem import INFEASIBLE, Edge, Ints, Node, Problem, identity
-from ..tables.merge import is_for_compiled_code
 
 MAX_WORK = 1 << 19
 """Differences that NumPy looks at together: 8 bytes each, several times over."""
@@ -37,8 +37,9 @@ MAX_EDGES = 32
 """The most edges of a node that is looked at; with more, sums of differences could overflow."""
 ROUNDS = 3
 _LITTLE_WORK = 1 << 20
-_WORK_OF_CANDIDATE = 1000
-"""Differences that take as long as one candidate in :mod:`..tables.merge`, as most pairs of states are rejected at once."""
+_WORTH_COMPILED = 1 << 22
+"""Differences from which it pays to load compiled code. It may find other states and pairs, so that whether it is loaded
+already doesn't matter."""
 _NEVER = np.int64(1 << 57)
 """A number above every difference of costs; a sum with one of them still fits."""
 
@@ -65,7 +66,7 @@ def without_replaceable(problem: Problem) -> Problem:
 
     n_columns = [sum(costs.shape[1 + is_source] for costs, is_source in ends(node)) for node in range(len(nodes))]
     work = sum(float(own.shape[1]) ** 2 * columns for own, columns in zip(nodes, n_columns, strict=True))
-    reduce = _Once(reduce_compiled if is_for_compiled_code(work / _WORK_OF_CANDIDATE) else reduce_in_numpy)
+    reduce = _Once(reduce_compiled if is_for_compiled_code(work) else reduce_in_numpy)
     eligible = {
         node for node in range(len(nodes)) if _is_worth_it(nodes[node].shape[1], n_columns[node], len(edges_of[node]))
     }
@@ -99,6 +100,11 @@ def without_replaceable(problem: Problem) -> Problem:
         tuple(Node(node.name, *of(costs)) for node, costs in zip(problem.nodes, nodes, strict=True)),
         tuple(Edge(e.source, e.target, *of(costs)) for e, costs in zip(problem.edges, edges, strict=True)),
     )
+
+
+def is_for_compiled_code(work: float) -> bool:
+    """Return whether compiled code pays for so many differences, and there is Numba."""
+    return work > _WORTH_COMPILED and find_spec("numba") is not None
 
 
 _End = tuple[Ints, bool]

@@ -48,8 +48,6 @@ from .plan import Plan
 from .points import Passes
 from .stage_plan import StagePlan
 
-FEW_CONFIGS = 4_096
-"""The most configs of a model whose frontier with rematerialization is tried to be found exactly before any other."""
 LOOK = "look"
 """The algorithm's name of strategies that were looked at before a search."""
 NO_REMAT = "without rematerialization, as the fastest plan fits without it"
@@ -215,9 +213,6 @@ def find_frontier(
     def of_all(built: StrategyProblem, found: Frontier, note: str = "") -> ModelFrontier:
         return ModelFrontier(model, hardware, built, costing, found, phases.seconds, note=note, objectives=objectives)
 
-    rematerializing, exact = _at_once(builder, model, searching, phases) if is_remat and is_enough is None else (None, None)
-    if rematerializing is not None and exact is not None:
-        return _of_least_peaks(of_all(rematerializing, exact), progress)
     with phases.taking("costs"):
         plain = problem_of(builder, model, builder.build())
     with phases.taking("search"):
@@ -227,7 +222,7 @@ def find_frontier(
     if is_enough is not None and is_enough(of_all(plain, found, NO_REMAT)):
         return _of_least_peaks(of_all(plain, found, NO_REMAT), progress)
     with phases.taking("costs"):
-        rematerializing = rematerializing or rematerializing_problem(builder, model)
+        rematerializing = rematerializing_problem(builder, model)
     if rematerializing is None or rematerializing.transient is None:
         return _of_least_peaks(of_all(plain, found, NOTHING_OFFERED), progress)
     with phases.taking("search"):
@@ -249,18 +244,6 @@ class _Phases:
         began = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
-
-
-def _at_once(
-    builder: ProblemBuilder, model: Model, searching: ProblemSearch, phases: _Phases
-) -> tuple[StrategyProblem | None, Frontier | None]:
-    """Return the problem with rematerialization of a small model, and its exact frontier if that is found at once."""
-    with phases.taking("costs"):
-        problem = rematerializing_problem(builder, model) if builder.n_configs <= FEW_CONFIGS else None
-    if problem is None:
-        return None, None
-    with phases.taking("search"):
-        return problem, searching.at_once(problem)
 
 
 def _of_other(

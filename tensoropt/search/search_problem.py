@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..ft import Budget, Frontier, Problem, search, search_overlapping
-from ..ft.nonadditive.exact.frontiers import Effort
-from ..ft.nonadditive.exact.search import (
-    LITTLE,
-    PAIRS_OF_ARC,
-    Lined,
-    Solved,
-    corners_within,
-    frontier_within,
-    lines_within,
-)
+from ..ft import Budget, Frontier, InfeasibleError, Problem, search, search_overlapping
+from ..ft.frontier import settled
+from ..ft.nonadditive.lines import lines_within
 from ..ft.nonadditive.local_search import Descent
 from ..ft.nonadditive.overlap import Overlap
-from ..ft.nonadditive.segment_memory import Transient, agreed, joined, with_more
+from ..ft.nonadditive.relaxations import Relaxations, bound_of
+from ..ft.nonadditive.segment_memory import with_more
+from ..ft.weighted.lagrangian import Found
 from .problem.objectives import MEMORY_TIME, Objectives, problem_for
 from .problem.strategy_problem import StrategyProblem
 
@@ -31,12 +25,12 @@ FIRST_GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000
 frontiers: its lower bound is that of a weighted sum, so that nearer to it there is often little to gain. While there is time
 and a larger gap than is asked for, a second search goes nearer.
 """
-MOST_ARCS = 1 << 19
-"""The size up to which a problem is searched exactly while there is time (:mod:`..ft.nonadditive.exact.eliminations`)."""
-FAR = 0.04
-"""The gap from which bounds by segment are looked for in a larger problem, each of which takes some tenths of a second."""
-MOST_EPSILON, LEAST_EPSILON, NEARER = 0.25, 1e-3, 1.4
-"""The largest gap that a search by segment can aim at, one below which it is exact, and how much nearer the next goes."""
+MOST_SEARCHES, MAX_SEGMENTS = 32, 8
+"""The most searches of relaxations, and the most segments with which there are any. A small problem, of which the first is
+exact, has them whatever they take.
+"""
+FEW_PAIRS, FAR = 1 << 21, 0.04
+"""The gap from which lines are looked for in a problem of more pairs of states, where each takes some tenths of a second."""
 SHARE = 0.5
 """The share of the seconds that the search without rematerialization may take where one with it follows, and the share that
 is left for changes, and for bounds by segment, where what came before took all seconds.
@@ -68,16 +62,6 @@ class ProblemSearch:
         budget = self.budget if is_last else replace(self.budget, seconds=SHARE * self.budget.seconds)
         return self._found(problem_for(built, self.objectives), built.overlap, budget)
 
-    def at_once(self, rematerializing: StrategyProblem) -> Frontier | None:
-        """Return the exact frontier of a small problem with rematerialization; None where finding it would take much.
-
-        It has all strategies, those without rematerialization too, so that no other search is needed.
-        """
-        if self.progress is not None:
-            self.progress(0, 1)
-        nothing = np.zeros((0, len(rematerializing.problem.nodes)), np.int32)
-        return self._within(rematerializing, nothing, {}, LITTLE, 0.0)
-
     def with_rematerialization(self, kept: Frontier, seconds: float, rematerializing: StrategyProblem) -> Frontier:
         """Return the frontier of a problem with rematerialization, in its states; no point is above one of ``kept``.
 
@@ -88,121 +72,68 @@ class ProblemSearch:
         transient, overlap = rematerializing.transient, rematerializing.overlap
         assert transient is not None
         problem = problem_for(rematerializing, self.objectives)
-        exact = self._within(rematerializing, kept.strategies, kept.eliminations, LITTLE, 0.0)
-        if exact is not None:
-            return exact
         began = time.monotonic()
         deadline = began + self.budget.seconds - seconds
 
-        def searched(charge: Transient, gap: float) -> Frontier:
+        def searched(charged: Problem, gap: float) -> Frontier:
             left_s, max_points = max(0.0, deadline - time.monotonic()), min(self.budget.max_points, MOST_POINTS_AGAIN)
             limited = replace(self.budget, seconds=left_s, max_points=max_points, gap=gap)
-            return self._found(charge.charged(problem), overlap, limited)
+            return self._found(charged, overlap, limited)
 
-        def improved(both: Frontier, strategies: np.ndarray) -> Frontier:
-            """Return the frontier with what changes make of its strategies, and of others of the same search."""
-            mem, time_ns, strategies = descent.improved(np.concatenate([strategies, both.strategies]))
+        def with_found(best: Frontier, again: Frontier) -> Frontier:
+            """Return the frontier with the strategies of a search at their true memory, and what changes make of them."""
+            there = transient.at_true_memory(problem, again, relaxations.bound)
+            best = with_more(replace(best, bound=relaxations.bound), there.mem_bytes, there.time_ns, there.strategies)
+            mem, time_ns, strategies = descent.improved(np.concatenate([again.strategies, best.strategies]))
             if overlap is not None and self.objectives == MEMORY_TIME:
                 time_ns = time_ns - overlap.overlap_ns(problem, strategies)
-            return with_more(both, mem, time_ns, strategies)
+            relaxations.know(np.concatenate([again.time_ns, time_ns]), np.concatenate([again.strategies, strategies]))
+            return with_more(best, mem, time_ns, strategies)
 
-        again = searched(transient, max(self.budget.gap, FIRST_GAP_AGAIN))
+        again = searched(transient.charged(problem), max(self.budget.gap, FIRST_GAP_AGAIN))
+        relaxations = Relaxations(problem, transient, bound_of(again))
+        is_small = again.exact and self.algorithm != "exhaustive"
         # The first result always counts, however long it took: changes have their part of the seconds in any case.
         deadline = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
-        descent = Descent(problem, transient, deadline)
-        best = improved(joined(kept, transient.at_true_memory(problem, again)), again.strategies)
-        until = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
-        lined = self._lined(rematerializing, best, until)
-        best = best if lined is None else agreed(best, self._of_solved(lined.solved(), best.eliminations))
-        nearer = [] if again.worst_gap <= self.budget.gap else [transient]
-        for charge in (*nearer, *(transient.other_charges() if lined is None or lined.eliminations is None else ())):
+        descent = Descent(problem, transient, math.inf if is_small else deadline)
+        counts = {kind: kept.eliminations[kind] + again.eliminations[kind] for kind in kept.eliminations}
+        best = with_found(replace(kept, eliminations=counts), again)
+        deadline = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
+        if not is_small and self._has_lines(rematerializing, best):
+            known = Found(best.mem_bytes, best.time_ns, best.strategies)
+            lines = lines_within(problem, transient, known, self.budget.gap, deadline)
+            relaxations.prove(None, lines.bound)
+            best = replace(best, bound=relaxations.bound)
+            best = with_more(best, lines.found.mem, lines.found.time, lines.found.strategies)
+        if again.worst_gap > self.budget.gap < best.worst_gap and 2 * time.monotonic() - began <= deadline:
+            began, again = time.monotonic(), searched(transient.charged(problem), self.budget.gap)
+            relaxations.prove(None, bound_of(again))
+            best = with_found(best, again)
+        for _ in range(MOST_SEARCHES if len(transient.segments) <= MAX_SEGMENTS else 0):
             now = time.monotonic()
-            if best.worst_gap <= self.budget.gap or 2 * now - began > deadline:
+            if best.worst_gap <= self.budget.gap or (not is_small and 2 * now - began > deadline):
                 break
-            began, again = now, searched(charge, self.budget.gap)
-            best = improved(agreed(best, charge.at_true_memory(problem, again)), again.strategies)
-        return best if lined is None or lined.eliminations is None else self._nearer(rematerializing, best, lined, until)
-
-    def _lined(self, built: StrategyProblem, best: Frontier, deadline: float) -> Lined | None:
-        """Return what weighted sums by segment prove of a problem's strategies; None where it would take too much.
-
-        Their bound is above those of all charges, since each corner has weights of its own.
-
-        Args:
-            best: points of the problem.
-            deadline: by ``time.monotonic``.
-        """
-        if best.worst_gap <= self.budget.gap or time.monotonic() > deadline or not self._has_sums(built):
-            return None
-        n_pairs = sum(edge.mem_bytes.size for edge in built.problem.edges)
-        if n_pairs > PAIRS_OF_ARC * MOST_ARCS and best.worst_gap < FAR:
-            return None
-        assert built.transient is not None
-        problem = problem_for(built, self.objectives)
-        effort = Effort(MOST_ARCS, math.inf, deadline)
-        return lines_within(problem, built.transient, best.strategies, effort, self.budget.gap)
-
-    def _has_sums(self, built: StrategyProblem) -> bool:
-        """Return whether memory is the largest of several sums, and time a sum."""
-        return built.transient is not None and built.overlap is None and self.algorithm != "exhaustive"
-
-    def _nearer(self, built: StrategyProblem, best: Frontier, lined: Lined, deadline: float) -> Frontier:
-        """Return a problem's frontier with what searches by segment add while there is time, each nearer than the last.
-
-        Args:
-            best: points of the problem, with a lower bound of it.
-            lined: what weighted sums prove.
-            deadline: by ``time.monotonic``.
-        """
-        problem, epsilon = problem_for(built, self.objectives), MOST_EPSILON
-        while best.worst_gap > self.budget.gap and time.monotonic() < deadline:
-            epsilon = max(min(best.worst_gap, epsilon) / NEARER, self.budget.gap)
-            epsilon = epsilon if epsilon >= LEAST_EPSILON else 0.0
-            is_near = False
-            if epsilon:
-                solved, is_near = corners_within(lined, problem, epsilon, deadline)
-                best = agreed(best, self._of_solved(solved, best.eliminations))
-            if not is_near:  # all corners together, as long as there is time
-                effort = Effort(MOST_ARCS, math.inf, deadline)
-                found = self._within(built, best.strategies, best.eliminations, effort, epsilon, lined)
-                if found is None:
-                    break
-                best = agreed(best, found)
+            relaxation = relaxations.next(best, self.budget.gap)
+            if relaxation is None:
+                break
+            began = now
+            try:
+                again = searched(relaxations.relaxed(relaxation), self.budget.gap)
+            except InfeasibleError:  # all strategies are above the capped level
+                relaxations.prove(relaxation, None)
+                best = settled(replace(best, bound=relaxations.bound))
+            else:
+                relaxations.prove(relaxation, bound_of(again))
+                best = with_found(best, again)
         return best
 
-    def _within(
-        self,
-        built: StrategyProblem,
-        known: np.ndarray,
-        before: Mapping[str, int],
-        effort: Effort,
-        epsilon: float,
-        lined: Lined | None = None,
-    ) -> Frontier | None:
-        """Return the frontier of a problem with rematerialization, by segment; None where finding it would take too much.
-
-        Args:
-            known: strategies that were found before, int32[P, nodes], in the problem's states.
-            before: the number of eliminations of each kind that they took.
-            epsilon: how near the points must be, as a gap; 0 for the exact frontier.
-            lined: what weighted sums prove.
-        """
-        if not self._has_sums(built):
-            return None
-        assert built.transient is not None
-        problem = problem_for(built, self.objectives)
-        solved = frontier_within(problem, built.transient, known, effort, epsilon, lined)
-        return None if solved is None else self._of_solved(solved, before)
-
-    def _of_solved(self, solved: Solved, before: Mapping[str, int]) -> Frontier:
-        """Return what a search by segment found as a frontier.
-
-        Args:
-            before: the number of eliminations of each kind that came before.
-        """
-        counts = {kind: before.get(kind, 0) + solved.counts.get(kind, 0) for kind in {**before, **solved.counts}}
-        found = solved.found
-        return Frontier(found.mem, found.time, found.strategies, counts, self.algorithm, solved.bound)
+    def _has_lines(self, built: StrategyProblem, best: Frontier) -> bool:
+        """Return whether lines may bring a frontier nearer to what is proven."""
+        transient = built.transient
+        if transient is None or built.overlap is not None or len(transient.segments) > MAX_SEGMENTS:
+            return False
+        n_pairs = sum(edge.mem_bytes.size for edge in built.problem.edges)
+        return not transient.has_negative and best.worst_gap > (self.budget.gap if n_pairs <= FEW_PAIRS else FAR)
 
     def _found(self, problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:
         if overlap is None or self.objectives != MEMORY_TIME:

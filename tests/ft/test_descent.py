@@ -7,12 +7,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from helpers.large import first
 
 from tensoropt.ft import INFEASIBLE, Edge, Node, Problem, search
 from tensoropt.ft.interning import unfolded
 from tensoropt.ft.nonadditive.local_search import Descent, _groups
-from tensoropt.ft.nonadditive.segment_memory import SegmentMemory, Transient, agreed
+from tensoropt.ft.nonadditive.relaxations import bound_of
+from tensoropt.ft.nonadditive.segment_memory import SegmentMemory, Transient
 from tensoropt.ft.pareto import reduce_unsorted
 
 N_CONFIGS = 2
@@ -156,7 +156,8 @@ def test_local_search_finds_free_memory_in_segments_that_are_not_the_largest() -
     segments = tuple(SegmentMemory({i: np.array([0, sizes[i]]) for i in pair}, {}) for pair in ((0, 1), (2, 3), (4, 5)))
     each = {i: np.array([1, 0]) for i in range(6)}
     transient = Transient(segments, {i: np.array([0]) for i in range(6)}, each, frozenset({0, 1, 2}))
-    charged = transient.at_true_memory(problem, search(transient.charged(problem)))
+    found = search(transient.charged(problem))
+    charged = transient.at_true_memory(problem, found, bound_of(found))
     mem, time_ns, _ = Descent(problem, transient, math.inf).improved(charged.strategies)
     every = [costs_of(problem, transient, strategy) for strategy in everything(problem)]
     all_mem, all_time = np.array(every, np.int64).T
@@ -175,26 +176,3 @@ def test_groups_of_equal_rows_are_those_of_numpy(seed: int):
         np.testing.assert_array_equal(row, states[number])
         np.testing.assert_array_equal(which, np.flatnonzero(member.reshape(-1) == number))
     assert number == len(states) - 1
-
-
-@pytest.mark.parametrize("seed", first(20, range(300)))
-def test_all_charges_together_bound_every_strategy_and_are_nearer_than_one(seed: int) -> None:
-    """Enumeration is the oracle: what the bounds of several charges prove together holds for each strategy."""
-    problem, transient = drawn(seed)
-    costs = np.array([costs_of(problem, transient, strategy) for strategy in everything(problem)])
-    one = best = transient.at_true_memory(problem, search(transient.charged(problem)))
-    charges = list(transient.other_charges())
-    assert {each.large for each in charges} | {transient.large} == {
-        frozenset(np.flatnonzero(mask).tolist()) for mask in product((0, 1), repeat=len(transient.segments)) if any(mask)
-    }
-    for other in charges:
-        best = agreed(best, other.at_true_memory(problem, search(other.charged(problem))))
-    assert best.worst_gap <= one.worst_gap
-    minimal = costs[reduce_unsorted(costs[:, 0], costs[:, 1])]
-    if best.bound is None:
-        assert np.array_equal(np.stack([best.mem_bytes, best.time_ns], axis=1), minimal)
-    else:
-        is_bounded = (best.bound.mem_bytes[:, None] <= costs[:, 0]) & (best.bound.time_ns[:, None] <= costs[:, 1])
-        assert is_bounded.any(axis=0).all()
-    for mem, time_ns, strategy in zip(best.mem_bytes, best.time_ns, best.strategies, strict=True):
-        assert costs_of(problem, transient, strategy) == (mem, time_ns)

@@ -9,7 +9,7 @@ from helpers.large import first
 from tensoropt.ft import INFEASIBLE, Edge, Node, Problem
 from tensoropt.ft.nonadditive.equal_costs import equal_beside
 
-from .test_exact_segments import costs_of, drawn
+from .test_relaxations import costs_of, drawn
 
 
 @pytest.mark.parametrize("has_segments", [True, False])

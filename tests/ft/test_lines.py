@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -11,23 +12,12 @@ from helpers.large import first
 from scipy.optimize import linprog
 
 from tensoropt.ft import INFEASIBLE
-from tensoropt.ft.nonadditive.exact import below_corners
-from tensoropt.ft.nonadditive.exact.frontiers import Effort
-from tensoropt.ft.nonadditive.exact.lines import NEAR, Lines
-from tensoropt.ft.nonadditive.exact.search import (
-    LITTLE,
-    Solved,
-    _costed,
-    _rows,
-    corners_within,
-    frontier_within,
-    lines_within,
-)
-from tensoropt.ft.nonadditive.segment_memory import Transient
+from tensoropt.ft.nonadditive.lines import NEAR, Lines, lines_within
+from tensoropt.ft.nonadditive.segment_memory import Transient, summed
 from tensoropt.ft.problem import Problem
 from tensoropt.ft.weighted.lagrangian import Found
 
-from .test_exact_segments import costs_of, drawn
+from .test_relaxations import costs_of, drawn
 
 
 def enumerated(seed: int) -> tuple[Problem, Transient, np.ndarray] | None:
@@ -39,15 +29,12 @@ def enumerated(seed: int) -> tuple[Problem, Transient, np.ndarray] | None:
     return None if len(strategies) == 20_000 or not len(allowed) else (problem, transient, allowed)
 
 
-def check_bound(problem: Problem, transient: Transient, strategies: np.ndarray, solved: Solved) -> None:
-    """No strategy is below the bound, and what was found are strategies."""
-    bound, found = solved.bound, solved.found
-    assert bound is not None
-    mem, time_ns = costs_of(problem, transient, strategies)
-    assert ((bound.mem_bytes <= mem[:, None]) & (bound.time_ns <= time_ns[:, None])).any(axis=1).all()
-    found_mem, found_time = costs_of(problem, transient, found.strategies)
-    np.testing.assert_array_equal(found.mem, found_mem)
-    np.testing.assert_array_equal(found.time, found_time)
+def costed(problem: Problem, transient: Transient, strategies: np.ndarray) -> Found:
+    return Found.of(*costs_of(problem, transient, strategies), strategies)
+
+
+def rows_of(problem: Problem, transient: Transient, strategies: np.ndarray) -> np.ndarray:
+    return np.concatenate([summed(problem, strategies), transient.by_segment(problem, strategies)])
 
 
 @pytest.mark.parametrize("seed", first(60, range(2_000)))
@@ -58,56 +45,15 @@ def test_no_strategy_is_below_the_bound(seed: int) -> None:
     problem, transient, strategies = drawn_case
     rng = np.random.default_rng(seed)
     known = strategies[rng.choice(len(strategies), min(len(strategies), 3), replace=False)]
-    lined = lines_within(problem, transient, known, LITTLE, float(rng.choice([0.0, 0.01, 0.1])))
-    assert lined is not None
-    check_bound(problem, transient, strategies, lined.solved())
-    by_passes = lines_within(problem, transient, known, Effort(0, 0.0), 0.01)
-    assert by_passes is not None and by_passes.eliminations is None
-    check_bound(problem, transient, strategies, by_passes.solved())
-    # The weights drop nothing that a search by segment needs.
-    exact, of_lined = frontier_within(problem, transient, known), frontier_within(problem, transient, known, lined=lined)
-    assert exact is not None and of_lined is not None and of_lined.bound is None
-    np.testing.assert_array_equal(exact.found.mem, of_lined.found.mem)
-    np.testing.assert_array_equal(exact.found.time, of_lined.found.time)
-
-
-@pytest.mark.parametrize("seed", first(60, range(2_000)))
-def test_what_is_below_corners_is_found_and_the_rest_excluded(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn_case = enumerated(seed + 10**4)
-    if drawn_case is None:
-        return
-    problem, transient, strategies = drawn_case
-    rng = np.random.default_rng(seed)
-    monkeypatch.setattr(below_corners, "ROUNDS", int(rng.integers(1, 3)))
-    known = strategies[rng.choice(len(strategies), min(len(strategies), 3), replace=False)]
-    lined = lines_within(problem, transient, known, LITTLE, 0.2)
-    assert lined is not None
-    gap = float(rng.choice([0.0, 0.01, 0.1]))
-    solved, is_near = corners_within(lined, problem, gap, math.inf)
-    check_bound(problem, transient, strategies, solved)
-    assert is_near and solved.bound is not None
-    exact = frontier_within(problem, transient, known)
-    assert exact is not None
-    factor = (1 + gap) * (1 + 1e-9)
-    found = solved.found
-    as_near = (found.mem <= factor * exact.found.mem[:, None]) & (found.time <= factor * exact.found.time[:, None])
-    assert as_near.any(axis=1).all()
-    if not gap:
-        np.testing.assert_array_equal(found.mem, exact.found.mem)
-        np.testing.assert_array_equal(found.time, exact.found.time)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_what_takes_too_much_leaves_a_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(below_corners, "MOST_CANDIDATES", 0)
-    drawn_case = enumerated(seed)
-    if drawn_case is None:
-        return
-    problem, transient, strategies = drawn_case
-    lined = lines_within(problem, transient, strategies[:1], LITTLE, 0.0)
-    assert lined is not None
-    solved, _ = corners_within(lined, problem, 0.0, math.inf)
-    check_bound(problem, transient, strategies, solved)
+    lines = lines_within(
+        problem, transient, costed(problem, transient, known), float(rng.choice([0.0, 0.01, 0.1])), math.inf
+    )
+    bound, found = lines.bound, lines.found
+    mem, time_ns = costs_of(problem, transient, strategies)
+    assert ((bound.mem_bytes <= mem[:, None]) & (bound.time_ns <= time_ns[:, None])).any(axis=1).all()
+    found_mem, found_time = costs_of(problem, transient, found.strategies)
+    np.testing.assert_array_equal(found.mem, found_mem)
+    np.testing.assert_array_equal(found.time, found_time)
 
 
 @pytest.mark.parametrize("seed", first(40, range(1_000)))
@@ -116,7 +62,7 @@ def test_a_corner_is_excluded_where_any_weights_exclude_it(seed: int) -> None:
     if drawn_case is None:
         return
     problem, transient, strategies = drawn_case
-    rows = _rows(problem, transient, strategies).astype(float)
+    rows = rows_of(problem, transient, strategies).astype(float)
     of_all = np.concatenate([rows[:1], rows[0] + rows[2:], rows[1:2]])
     known = strategies[np.random.default_rng(seed).choice(len(strategies), min(len(strategies), 3), replace=False)]
 
@@ -124,10 +70,7 @@ def test_a_corner_is_excluded_where_any_weights_exclude_it(seed: int) -> None:
         costs = weights @ rows
         return costs.min(axis=1), strategies[costs.argmin(axis=1)]
 
-    def rows_of(states: np.ndarray) -> np.ndarray:
-        return _rows(problem, transient, states)
-
-    lines = Lines(weighted, rows_of, _costed(problem, transient, known), 0.0)
+    lines = Lines(weighted, partial(rows_of, problem, transient), costed(problem, transient, known), 0.0)
     lines.search(math.inf)
     tried = [(mem, time_ns) for mem, time_ns in lines._tried if mem > 1 and time_ns > 1]
     for mem, time_ns in tried:
@@ -141,15 +84,3 @@ def test_a_corner_is_excluded_where_any_weights_exclude_it(seed: int) -> None:
             bounds=[(0, None)] * len(inverse) + [(None, None)],
         ).x[-1]  # fmt: skip
         assert reached > 1 or reached >= best - NEAR - 1e-9
-
-
-def test_more_strategies_are_found_than_were_known() -> None:
-    n_more = 0
-    for seed in range(40):
-        drawn_case = enumerated(seed)
-        if drawn_case is not None:
-            problem, transient, strategies = drawn_case
-            lined = lines_within(problem, transient, strategies[:1], LITTLE, 0.0)
-            assert lined is not None
-            n_more += len(lined.lines.found) > len(Found.of(*costs_of(problem, transient, strategies[:1]), strategies[:1]))
-    assert n_more > 5

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from tensoropt.ft.nonadditive.exact.matrix_game import best_parts
+from tensoropt.ft.nonadditive.matrix_game import best_parts
 
 
 def value(costs: np.ndarray) -> float:

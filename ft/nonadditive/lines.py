@@ -1,6 +1,6 @@
 """Bound the frontier by weighted sums whose weights are chosen for one corner after the other.
 
-A corner lies between two known strategies (:mod:`.bounds`), and all strategies cost more than corner (m, t) if for some
+A corner lies between two known strategies (:mod:`.relaxations`), and all strategies cost more than corner (m, t) if for some
 weights
 
     a saved + sum over segments of w transient + b time  >  a m + b t,    w >= 0, w adding up to at most a
@@ -11,6 +11,9 @@ known; for its weights, a weighted search finds the strategy with the least left
 the search finds nothing below what the program promised ("column generation"). The weights of each search are a bound of all
 strategies, which may exclude many other corners.
 
+A line takes a weighted search of a problem (:mod:`..weighted`), where a relaxation takes a whole search: this is for larger
+problems, where a search isn't exact.
+
 Of the corners that no bound excludes, the one that is farthest from it goes first. Where the frontier bulges inwards no
 weights exclude a corner; it isn't looked at again.
 
@@ -19,6 +22,7 @@ Complexity: a weighted search and a linear program of few columns for each bound
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -27,15 +31,22 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ...lower_bound import LowerBound
-from ...problem import INFEASIBLE, Ints
-from ...tables.table import States
-from ...weighted.lagrangian import Found, Line, staircase
-from ...weighted.reduced_cost_pruning import scaled_costs
-from .bounds import Floats
-from .eliminations import FIRST, MEM, TIME
-from .matrix_game import best_parts
+from ..interning import interned
+from ..lower_bound import LowerBound
+from ..problem import INFEASIBLE, Ints, Problem
+from ..tables.table import States
+from ..weighted.lagrangian import Found, Line, staircase
+from ..weighted.reduced_cost_pruning import scaled_costs
+from ..weighted.weighted_search import TimeIsUpError, WeightedSearch
+from .matrix_game import Floats, best_parts
+from .segment_memory import Transient, summed
 
+MEM, TIME, FIRST = 0, 1, 2
+"""Rows of costs: saved memory, time, and from FIRST on each segment's memory."""
+ROUNDING = 1e-11
+"""What sums of some thousand numbers of float64 that aren't negative are off by at most, as a part of them."""
+MOST_CELLS = 1 << 16
+"""The most cells of a table in a weighted search."""
 MOST_LINES = 96
 """The most weighted searches; rarely as many are needed."""
 ROUNDS = 8
@@ -128,15 +139,10 @@ class Lines:
             near |= is_near
         return near
 
-    def exclude(self, mem: float, time_ns: float) -> Floats | None:
-        """Add bounds for a corner until one excludes it, or none can.
-
-        Returns:
-            None if it is excluded; else the parts of saved memory, of each segment's and of time that come nearest to it.
-        """
+    def exclude(self, mem: float, time_ns: float) -> None:
+        """Add bounds for a corner until one excludes it, or none can."""
         inverse = _inverse(len(self._costs), mem, time_ns)
         n_known = self._costs.shape[1]
-        best, nearest = np.zeros(len(inverse)), -math.inf
         for _ in range(ROUNDS):
             parts, promised = self._best_parts(inverse, n_known)
             weights = self.weights_for(parts[None], mem, time_ns)
@@ -145,13 +151,8 @@ class Lines:
             least, strategies = self.weighted(weights)
             self.weights, self.least = np.concatenate([self.weights, weights]), np.concatenate([self.least, least])
             self.add(strategies)
-            if least[0] > 1:
-                return None
-            if least[0] > nearest:
-                best, nearest = parts, least[0]
-            if promised - least[0] < NEAR:
+            if least[0] > 1 or promised - least[0] < NEAR:
                 break
-        return best
 
     @staticmethod
     def weights_for(parts: Floats, mem: float, time_ns: float) -> Floats:
@@ -165,14 +166,13 @@ class Lines:
         weights[:, MEM], weights[:, TIME], weights[:, FIRST:] = scaled[:, :-1].sum(axis=1), scaled[:, -1], scaled[:, 1:-1]
         return weights
 
-    def add(self, strategies: States) -> tuple[Ints, Ints]:
-        """Add strategies to those that are known; return the memory and time of those that are allowed."""
+    def add(self, strategies: States) -> None:
+        """Add strategies to those that are known."""
         rows = self.rows_of(strategies)
         self._costs = np.concatenate([self._costs, _with_segments(rows)], axis=1)
         mem, time_ns = rows[MEM] + rows[FIRST:].max(axis=0), rows[TIME]
         allowed = np.maximum(mem, time_ns) < INFEASIBLE
         self.found = self.found.with_others(Found.of(mem[allowed], time_ns[allowed], strategies[allowed]))
-        return mem[allowed], time_ns[allowed]
 
     def _best_parts(self, inverse: Floats, n_known: int) -> tuple[Floats, float]:
         """Return the parts of each row of costs, which add up to 1, for which the least of known strategies is largest.
@@ -188,6 +188,36 @@ class Lines:
         nearest = np.argsort(costs.max(axis=0), kind="stable")[:ROWS]
         newest = np.arange(max(n_known - ROWS, 0), costs.shape[1])
         return best_parts(costs[:, np.union1d(nearest, newest)])
+
+
+def lines_within(problem: Problem, transient: Transient, known: Found, gap: float, deadline: float) -> Lines:
+    """Return what weighted searches of a problem find and prove while there is time.
+
+    Args:
+        transient: the memory of its segments, none of it negative.
+        known: strategies at their true memory, at least one.
+        gap: how near to the bound they are to be.
+        deadline: by ``time.monotonic``.
+    """
+
+    def rows_of(strategies: States) -> Ints:
+        return np.concatenate([summed(problem, strategies), transient.by_segment(problem, strategies)])
+
+    def weighted(weights: Floats) -> tuple[Floats, States]:
+        (mem, time_ns), of_segments = weights[0, :FIRST].tolist(), weights[0, FIRST:]
+        whole = interned(transient.weighted(problem, of_segments / mem if mem else np.zeros_like(of_segments)))
+        search = WeightedSearch(whole, MOST_CELLS, deadline)
+        integers = search.integer_weights(mem, time_ns)
+        found = search.tightened(integers, near=NEAR)
+        scale = min(weight / integer for weight, integer in zip((mem, time_ns), integers, strict=True) if integer)
+        strategies = [each.strategy for each in found if each.strategy is not None]
+        bound = np.array([found[-1].bound * scale * (1 - ROUNDING)])
+        return bound, np.array(strategies, np.int32).reshape(-1, len(problem.nodes))
+
+    lines = Lines(weighted, rows_of, known, gap)
+    with contextlib.suppress(TimeIsUpError):
+        lines.search(deadline)
+    return lines
 
 
 def _with_segments(rows: Ints) -> Floats:
