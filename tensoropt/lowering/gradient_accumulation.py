@@ -12,7 +12,7 @@ residuals of only one micro-batch are alive at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from types import MappingProxyType
@@ -46,8 +46,7 @@ class MicroBatchRequest:
         operators: the names of all operators that run in a micro-batch.
         fetched: the tensors of the micro-batches that are fetched, each with whether it is fetched as this rank's shards
             (else it is global).
-        lookups: for the name of each lookup in a table that is updated by rows, a function from a micro-batch's model to
-            what the update needs of that micro-batch: its indices and the rows found.
+        lookups: the names of the lookups in tables that are updated by rows.
         received: names of the tensors that another stage computes, and whose gradients are sent back to it.
         sent: names of the tensors that are sent to other stages.
     """
@@ -56,7 +55,7 @@ class MicroBatchRequest:
     loss: Tensor | None
     operators: frozenset[str]
     fetched: tuple[tuple[Tensor, bool], ...]
-    lookups: Mapping[str, Callable[[LocalModel], Lookup]]
+    lookups: tuple[str, ...]
     received: tuple[str, ...] = ()
     sent: tuple[str, ...] = ()
 
@@ -91,7 +90,6 @@ class Accumulation:
     _losses: dict[int, Values] = field(default_factory=dict)
     _fetched: dict[int, list[Values]] = field(default_factory=dict)
     _of_lookups: dict[int, dict[str, Lookup]] = field(default_factory=dict)
-    _total: Values = field(default_factory=list)
 
     @property
     def micro_batching(self) -> MicroBatching:
@@ -112,19 +110,19 @@ class Accumulation:
         with self.chain.behind():
             sources = {name: feed(which) for name, feed in self.feed.items()} | dict(received)
             model = LocalModel(
-                self.view, outside.path_finder, outside.resharder, sources, outside.update, True, which, once=self._once
+                self.view, outside.path_finder, outside.resharder, sources, outside.assign, True, outside, which
             )
             with tf.name_scope(f"{SCOPE}_{index}"):
                 model.emit(set(request.operators), arriving)
                 if request.loss is not None:
-                    self._losses[index] = model.replicated(request.loss, request.step, with_gradient=True)
+                    self._losses[index] = model.loss(request.step, request.loss)
                 self._fetched[index] = [self._fetch(model, *each) for each in request.fetched]
-                self._of_lookups[index] = {name: lookup(model) for name, lookup in request.lookups.items()}
+                self._of_lookups[index] = {name: model.lookup(name) for name in request.lookups}
         for name, lookup in self._of_lookups[index].items():
             self.lookups.setdefault(name, []).append(lookup)
         self._models[index] = model
         results = [*self._losses.get(index, ()), *(tensor for values in self._fetched[index] for tensor in values)]
-        sent = [each for name in request.sent for each in model.value(self.view.graph.tensors[name])]
+        sent = [each for name in request.sent for each in model.local(self.view.graph.tensors[name])]
         self.chain.add_forward(self, index, start, [*results, *sent])
         return model
 
@@ -144,15 +142,17 @@ class Accumulation:
         model, request = self._models[index], self.request
         start, n_forward = self.chain.begin_backward(self, index)
         with self.chain.behind():
-            gradients = model.gradients_of_copies(
-                request.loss, self._losses.get(index, []), self._of_lookups[index], given, request.received, defers
-            )
-            ends = {Site(RESULT, name): name for name in request.received}
-            returned = {name: gradients.pop(site) for site, name in ends.items() if site in gradients}
+            graph, found = self.view.graph, {each.operator.result.name for each in self._of_lookups[index].values()}
+            copies = {name for name in graph.tensors if graph.accumulates(name)}
+            ends = [Site(RESULT, name) for name in request.received] if defers else None
+            gradients = model.gradients_of(found | copies | set(request.received), given, ends)
+            returned = {
+                name: gradients.pop(site) for name in request.received if (site := Site(RESULT, name)) in gradients
+            }
             self._accumulate(index, gradients)
         sent_back = [value for values in returned.values() for value in values]
         urgent = [value.op for value in sent_back]
-        emitted = BackwardOperators(start, n_forward, model.backward.record, urgent)
+        emitted = BackwardOperators(start, n_forward, model.record, urgent)
         self._emitted(index, emitted, not defers, sent_back)
         return returned
 
@@ -160,13 +160,12 @@ class Accumulation:
         """Emit what the backward pass of a micro-batch has deferred, and add the gradients to the accumulators."""
         model, start = self._models[index], _graph().version
         with self.chain.behind():
-            self._accumulate(index, model.backward.run_deferred())
-        self._emitted(index, BackwardOperators(start, start, model.backward.record, []), True)
+            self._accumulate(index, model.run_deferred())
+        self._emitted(index, BackwardOperators(start, start, model.record, []), True)
 
     def _accumulate(self, index: int, gradients: Mapping[Site, Values]) -> None:
         """Add gradients of a micro-batch to the accumulators; those of what lookups found are its own."""
-        lookups = self._of_lookups[index]
-        found = {Site(RESULT, self.view.graph.operators[name].result.name): each for name, each in lookups.items()}
+        found = {Site(RESULT, each.operator.result.name): each for each in self._of_lookups[index].values()}
         with tf.name_scope(f"{SCOPE}_{index}/accumulated"):
             for site, values in gradients.items():
                 if site in found:
@@ -175,9 +174,7 @@ class Accumulation:
                 known = self._sums.get(site)
                 self._sums[site] = values if known is None else _added([known, values])
 
-    def _emitted(
-        self, index: int, emitted: BackwardOperators, is_last: bool, sent_back: Sequence[tf.Tensor] = ()
-    ) -> None:
+    def _emitted(self, index: int, emitted: BackwardOperators, is_last: bool, sent_back: Sequence[tf.Tensor] = ()) -> None:
         """Add a backward pass to the rank's passes.
 
         Args:
@@ -200,60 +197,33 @@ class Accumulation:
             *(tensor for values in self._fetched[index] for tensor in values),
         ]
 
-    def results(self) -> tuple[Values, list[Values]]:
-        """Return the losses (replicated, summed over micro-batches; zeros without a loss) and the fetched values.
-
-        The accumulated gradients are taken by :meth:`gradients` afterwards.
-        """
+    def results(self) -> list[Values]:
+        """Return the fetched values."""
         fetched = [self._fetched[each.index] for each in self.micro_batches]
-        values = [
+        return [
             self._put_together(tensor, is_local, [found[k] for found in fetched], self.micro_batches)
             for k, (tensor, is_local) in enumerate(self.request.fetched)
         ]
-        losses = [self._losses[each.index] for each in self.micro_batches if each.index in self._losses]
-        n_ranks = len(self.outside.resharder.backend.ranks)
-        self._total = _added(losses) if losses else [tf.zeros([]) for _ in range(n_ranks)]
-        return self._total, values
 
-    def _once(self, tensor: Tensor, site: Site) -> Values | None:
-        """Return an operand of a micro-batch's operator if it doesn't depend on the batch, else None.
-
-        The resharding is emitted for the first micro-batch that needs it, and shared by the others.
-        """
-        if tensor.name in self.micro_batching.forms:
-            return None
-        # Emitted outside of the control dependencies: it is done once, and mustn't wait for the micro-batch before.
-        with tf.control_dependencies(None):
-            return self.outside.resharded_for(tensor, site)
-
-    def gradients(
-        self, losses: Values, sites: list[Values], given: Mapping[str, Values] = MappingProxyType({})
-    ) -> list[Values | None]:
-        """Return the accumulated gradients of the values in ``sites``, which are parameters or what lookups found.
-
-        A parameter's gradient is brought back from its copies. What a lookup found belongs to one micro-batch: its gradient
-        is that micro-batch's.
+    def gradients(self, names: Collection[str], given: Mapping[str, Values] = MappingProxyType({})) -> dict[str, Values]:
+        """Return the accumulated gradients of tensors that are made once, brought back from their copies, by name.
 
         Args:
             given: the gradients of tensors that are made once a step and that other stages use, by name.
-
-        Raises:
-            InputError: ``losses`` aren't those that :meth:`results` returned, since the optimizer scales them.
         """
-        refuse_scaled(losses, self._total)
-        reads = [values for values in sites if id(values) not in self._found]
-        copies = self._sums | {Site(RESULT, name): values for name, values in given.items()}
-        back = iter(self.outside.gradients_from_copies(copies, reads))
-        return [self._found[id(values)] if id(values) in self._found else next(back) for values in sites]
+        found = self.outside.gradients_of(names, given, copies=self._sums)
+        return {site.name: values for site, values in found.items()}
+
+    def gradient_of(self, lookup: Lookup) -> Values | None:
+        """Return the gradient of what a lookup found in a micro-batch."""
+        return self._found[id(lookup.found)]
 
     # Fetched tensors
 
     def _fetch(self, model: LocalModel, tensor: Tensor, is_local: bool) -> Values:
         """Return a fetched tensor's values of one micro-batch: shards where these can be joined locally, else global."""
         per_micro_batch = self.view.graph.tensors[tensor.name]
-        if is_local and self._lies_as_it_would(tensor):
-            return model.without_sums(per_micro_batch, "fetch")
-        return model.replicated(per_micro_batch, "fetch")
+        return model.fetched(per_micro_batch, is_local and self._lies_as_it_would(tensor))
 
     def _lies_as_it_would(self, tensor: Tensor) -> bool:
         """Return whether the shards of all micro-batches, joined, are this rank's shard of the tensor of the whole batch."""
@@ -283,13 +253,13 @@ class Accumulation:
         return [local_block(value, layout, tensor.shape, rank) for rank, value in zip(ranks, joined, strict=True)]
 
 
-def refuse_scaled(losses: Values, own: Values) -> None:
-    """Refuse losses that an optimizer scales before it takes their gradients.
+def refuse_scaled(scaled: Values, losses: Values) -> None:
+    """Refuse an optimizer that scales losses.
 
     Raises:
-        InputError: the losses aren't the model's own.
+        InputError: the losses that it differentiates aren't the model's own.
     """
-    if any(loss is not each for loss, each in zip(losses, own, strict=True)):
+    if any(loss is not each for loss, each in zip(scaled, losses, strict=True)):
         raise InputError(
             "a loss that its optimizer scales can't be trained in micro-batches; use micro_batches=1, without stages"
         )

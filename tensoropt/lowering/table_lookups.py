@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..sharding.resharding import Resharding
+from ..ir.graph import Operator
 from .operators import Values
 
 
@@ -13,11 +13,11 @@ class Lookup:
     """The result of one lookup, on the ranks of this process.
 
     Attributes:
+        operator: the lookup.
         found: the local values of the rows that were found. The gradient is taken with respect to them.
         indices: the indices that were looked up, all of them on every rank.
-        resharding: replicates the gradient of ``found`` on every rank.
     """
 
+    operator: Operator
     found: Values
     indices: Values
-    resharding: Resharding

@@ -19,7 +19,7 @@ from ..lowering.variables import StateEntry, local_variables
 from ..reschedule.layout import Layout
 from .classic import SLOTS, Classic
 from .running_optimizer import Emission, PendingUpdate, Shards
-from .sparse import Gradient, added_up, places_of, row_gradients
+from .sparse import Gradient, added_up, row_gradients
 
 Numbers = Mapping[str, tf.Tensor]
 
@@ -193,27 +193,21 @@ class RunningClassic:
     def finish(self) -> None:
         """Do nothing: these optimizers have no work at the end of training."""
 
-    def train(self, losses: Values, emission: Emission) -> PendingUpdate:
-        """Emit the gradients of the losses; return the update of the parameters by them and of the running powers."""
-        numbers = self._numbers(emission)
-        places = places_of(emission)
-        found = emission.gradients(losses, [values for each in places for values in each])
-        return PendingUpdate(None, lambda sums: self._apply(numbers, [len(each) for each in places], found, emission))
+    def scaled(self, losses: Values) -> Values:
+        """Return the losses as they are."""
+        return losses
 
-    def _apply(
-        self,
-        numbers: Mapping[str, list[Any]],
-        n_places: Sequence[int],
-        gradients_found: Sequence[Values | None],
-        emission: Emission,
-    ) -> None:
-        """Emit the update by gradients, of which each parameter has so many, one after the other."""
-        found = iter(gradients_found)
+    def train(self, emission: Emission) -> PendingUpdate:
+        """Return the update of the parameters by their gradients, and of the running powers."""
+        numbers = self._numbers(emission)
+        return PendingUpdate(None, lambda sums: self._apply(numbers, emission))
+
+    def _apply(self, numbers: Mapping[str, list[Any]], emission: Emission) -> None:
+        """Emit the update."""
         for n, (name, variables) in enumerate(zip(self._shards.names, self._shards.variables, strict=True)):
-            of_parameter = [next(found) for _ in range(n_places[n])]
-            gradients: Sequence[Gradient] | None = of_parameter[0]
-            if emission.lookups[n]:
-                gradients = row_gradients(emission.lookups[n], of_parameter, emission, self._shards, n)
+            gradients: Sequence[Gradient] | None = emission.gradients[n][0]
+            if emission.indices[n]:
+                gradients = row_gradients(emission, self._shards, n)
             if gradients is None:
                 continue
             for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):

@@ -43,7 +43,7 @@ from .global_norms import Completing
 from .keras_optimizer import KerasOptimizer
 from .lamb import LambOnShards
 from .running_optimizer import Emission, PendingUpdate, Shards
-from .sparse import Gradient, places_of, row_gradients
+from .sparse import Gradient, row_gradients
 from .sums import Sums
 from .without_data import without_data
 
@@ -232,13 +232,14 @@ class RunningKeras:
 
     # A step
 
-    def train(self, losses: Values, emission: Emission) -> PendingUpdate:
-        """Emit the gradients of the losses, and the sums over them that the update needs; return the update."""
-        scaled = [on.copy.scale_loss(loss) for on, loss in zip(self._on, losses, strict=True)]
-        sources = places_of(emission)
-        found = iter(emission.gradients(scaled, [values for each in sources for values in each]))
+    def scaled(self, losses: Values) -> Values:
+        """Return the losses as Keras's optimizer scales them."""
+        return [on.copy.scale_loss(loss) for on, loss in zip(self._on, losses, strict=True)]
+
+    def train(self, emission: Emission) -> PendingUpdate:
+        """Emit the sums over gradients that the update needs; return the update."""
         self._read_global(emission)
-        moved = [self._gradients(n, [next(found) for _ in each], emission) for n, each in enumerate(sources)]
+        moved = [self._gradients(n, emission) for n in range(len(emission.gradients))]
         by_rank = [[group[i] if group else None for group in moved] for i in range(len(self._on))]
         if not self._completes:
             return PendingUpdate(None, lambda sums: self._apply(by_rank, nullcontext(), emission))
@@ -259,27 +260,25 @@ class RunningKeras:
                 on.copy.apply(*map(list, zip(*pairs, strict=True)))
         self._write_shards(emission)
 
-    def _gradients(self, n: int, found: list[Values | None], emission: Emission) -> Sequence[Gradient] | None:
+    def _gradients(self, n: int, emission: Emission) -> Sequence[Gradient] | None:
         """Return a parameter's gradient for each rank: in shards, replicated, or as rows; None if it has none.
 
         Args:
             n: the index of the parameter.
-            found: the gradients at its value, or at the rows that each of its lookups found.
         """
-        if emission.lookups[n]:
-            on_updated = replace(self._shards, layouts=self._layouts)
-            return row_gradients(emission.lookups[n], found, emission, on_updated, n)
-        (gradients,) = found
+        if emission.indices[n]:
+            return row_gradients(emission, replace(self._shards, layouts=self._layouts), n)
+        (gradients,) = emission.gradients[n]
         if gradients is not None and self._is_moved[n]:
             return emission.reshard(gather_resharding(self._shards.tensors[n], self._shards.layouts[n]), gradients)
         return gradients
 
     def _read_global(self, emission: Emission) -> None:
         """Replicate the parameters that every device updates in full, into the variables that the copies update."""
-        for n, values in enumerate(emission.reads):
-            if self._is_moved[n]:
+        for n, is_moved in enumerate(self._is_moved):
+            if is_moved:
                 resharding = gather_resharding(self._shards.tensors[n], self._shards.layouts[n])
-                for on, global_value in zip(self._on, emission.reshard(resharding, values), strict=True):
+                for on, global_value in zip(self._on, emission.reshard(resharding, emission.read(n)), strict=True):
                     on.updated[n].value.assign(global_value)
 
     def _write_shards(self, emission: Emission) -> None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from ..ir.graph import Tensor
     from ..lowering.operators import Values
-    from ..lowering.table_lookups import Lookup
     from ..lowering.variables import StateEntry
     from ..sharding.resharding import Resharding
 
@@ -48,19 +47,20 @@ class Emission:
     """The functions with which an update is emitted into the graph that is being built.
 
     Attributes:
-        reads: for each parameter, the local values that the loss was computed from.
-        lookups: for each parameter that is updated by rows, the results of its lookups; empty for others.
+        read: returns the local values of a parameter that the loss was computed from, by the parameter's index.
+        gradients: for each parameter its gradient's local values; or, for one that is updated by rows, the gradients of the
+            rows that each of its lookups found, on every rank. None for one that no loss depends on.
+        indices: for each parameter that is updated by rows, the indices of each of its lookups, on every rank; empty for
+            others.
         reshard: returns local values after a resharding.
         replicated: returns a recorded tensor's global value on every rank.
-        gradients: given losses and lists of local values, returns for each list the losses' gradients with respect to it, or
-            None.
     """
 
-    reads: Sequence[Values]
-    lookups: Sequence[Sequence[Lookup]]
+    read: Callable[[int], Values]
+    gradients: Sequence[Sequence[Values | None]]
+    indices: Sequence[Sequence[Values]]
     reshard: Callable[[Resharding, Values], Values]
     replicated: Callable[[Tensor], Values]
-    gradients: Callable[[Values, list[Values]], list[Values | None]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +104,10 @@ class RunningOptimizer(Protocol):
         """Do what is done when training ends."""
         ...
 
-    def train(self, losses: Values, emission: Emission) -> PendingUpdate:
-        """Emit the gradients of the losses (replicated, one for each rank); return the update by them."""
+    def scaled(self, losses: Values) -> Values:
+        """Return the losses of which gradients are taken, given the model's (replicated, one for each rank)."""
         ...
 
+    def train(self, emission: Emission) -> PendingUpdate:
+        """Return the update by the gradients, after emitting the sums over them that it needs."""
+        ...

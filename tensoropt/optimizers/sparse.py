@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import tensorflow as tf
 
 from ..lowering.localise import opaque
-from ..lowering.operators import Values
-from ..lowering.table_lookups import Lookup
 from ..reschedule.layout import Layout, Shape
 
 if TYPE_CHECKING:
@@ -24,28 +22,14 @@ if TYPE_CHECKING:
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
-def places_of(emission: Emission) -> list[list[Values]]:
-    """Return, for each parameter, the values at which its gradient is taken: its own, or the rows that its lookups found."""
-    return [
-        [lookup.found for lookup in lookups] or [values]
-        for values, lookups in zip(emission.reads, emission.lookups, strict=True)
-    ]
-
-
-def row_gradients(
-    lookups: Sequence[Lookup], found: Sequence[Values | None], emission: Emission, shards: Shards, number: int
-) -> list[tf.IndexedSlices] | None:
+def row_gradients(emission: Emission, shards: Shards, number: int) -> list[tf.IndexedSlices] | None:
     """Return, for each rank, the gradient of a parameter that was looked up; None if no loss depends on what was found.
 
     Args:
-        found: for each lookup, the gradients of the rows that it found, or None.
         number: the index of the parameter among the shards.
     """
-    pairs = [
-        (emission.reshard(lookup.resharding, gradients), lookup.indices)
-        for lookup, gradients in zip(lookups, found, strict=True)
-        if gradients is not None
-    ]
+    of_lookups = zip(emission.gradients[number], emission.indices[number], strict=True)
+    pairs = [(gradients, indices) for gradients, indices in of_lookups if gradients is not None]
     if not pairs:
         return None
     layout, shape = shards.layouts[number], shards.tensors[number].shape
@@ -102,4 +86,3 @@ def over_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Gradient) 
 def values_of(gradient: Gradient) -> tf.Tensor:
     """Return the values of a gradient: all elements, or those of its rows."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-

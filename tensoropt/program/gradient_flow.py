@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ..ir.graph import VARIABLE, Operator, Tensor
+from ..reschedule.layout import Layout
 from ..reschedule.path import Path
 from ..rules.rule import OperandSharding
 from ..sharding.consumers import HYPERPARAMETER, LOSS, Consumer, consumers_of, step_sharding
 from ..sharding.resharding import PathFinder, Resharding
 from ..sharding.strategy import StrategyView
-from .tasks import COMMUNICATING, COMPUTING, OPERAND, OVERLAPPABLE, RESULT, SHARED, Site
+from .tasks import COMMUNICATING, COMPUTING, FETCHED, LOCAL, OPERAND, OVERLAPPABLE, RESULT, SHARED, Site
 
 
 class GradientFlow:
@@ -60,7 +61,7 @@ class GradientFlow:
         return site if self.has_copy(tensor) and not self.passes_by(site) else Site(RESULT, tensor.name)
 
     def resharded(self, site: Site) -> tuple[Tensor, Resharding]:
-        """Return the tensor that is resharded to an operand or to a shared copy, and the resharding.
+        """Return the tensor that is resharded to an operand, a fetch or a shared copy, and the resharding.
 
         An operand is also the loss or a hyperparameter of a training step, and a gradient that a variable is given.
         """
@@ -74,6 +75,10 @@ class GradientFlow:
         view, graph = self.view, self.view.graph
         if site.kind == SHARED:
             return view.shared_resharding(tensor, view.strategy.shared[site.name])
+        if site.kind in FETCHED:
+            replicated = Layout.replicated(view.strategy.mesh, len(tensor.shape))
+            layout = view.layout(tensor).with_partial(()) if site.kind == LOCAL else replicated
+            return view.resharding(tensor, OperandSharding(layout, None))
         if site.position < 0:
             kind = LOSS if site.position == LOSS else HYPERPARAMETER
             return view.resharding(tensor, step_sharding(view.strategy.mesh, tensor, Consumer(site.name, kind)))
@@ -85,9 +90,9 @@ class GradientFlow:
         return view.resharding(tensor, view.sharding(op, site.position))
 
     def resharded_tensor(self, site: Site) -> Tensor:
-        """Return the tensor that is resharded to an operand or to a shared copy, whatever the strategy."""
+        """Return the tensor that is resharded to an operand, a fetch or a shared copy, whatever the strategy."""
         graph = self.view.graph
-        if site.kind == SHARED:
+        if site.kind == SHARED or site.kind in FETCHED:
             return graph.tensors[site.name]
         if site.position == LOSS:
             return self.losses[site.name]

@@ -1,33 +1,30 @@
-"""Write a training step under a strategy as tasks, in the order in which a rank runs them."""
+"""Write a training step, or another function, under a strategy as tasks, in the order in which a rank runs them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ir.graph import CONSTANT, GRADIENT, PLACEHOLDER, SOURCES, Gradients, Graph, Operator, Tensor, TrainStep
+from ..ir.graph import CONSTANT, GRADIENT, PLACEHOLDER, SOURCES, Gradients, Operator, Tensor, TrainStep
 from ..ir.micro_batching import MicroBatch
-from ..ir.views import viewed_operand
 from ..sharding.consumers import HYPERPARAMETER, LOSS
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
-from .backward import BackwardPass
 from .deferral import StageEnds, divided
+from .fetch import Fetch, all_of, backward_passes_of, operators_of
+from .forward import ForwardPass, results_of
 from .tasks import (
     ACCUMULATED,
     BACKWARD,
     COMPUTE,
-    COMPUTING,
     FEED,
-    FORWARD,
+    GLOBAL,
+    LOCAL,
     OPERAND,
     OPERATOR,
-    RESHARD,
     RESULT,
     SEND,
-    SHARED,
     SUM,
-    WRITE,
     Site,
     Task,
     Value,
@@ -38,7 +35,7 @@ from .updates import Updates
 
 @dataclass(frozen=True)
 class StepProgram:
-    """One run of all training steps, or of the whole graph if it has none.
+    """One run of a function.
 
     Attributes:
         tasks: all tasks in order.
@@ -47,12 +44,16 @@ class StepProgram:
             between, which are alike.
         passes: of a stage of a pipeline in micro-batches, the index of the task with which each pass begins, and that behind
             the last one. Each micro-batch has three: forward, backward, and what the backward pass defers.
+        n_forward: without micro-batches, how many tasks come before the first that needs gradients.
+        fetched: the values that the function returns.
     """
 
     tasks: tuple[Task, ...]
     aliases: Mapping[Value, Value]
     n_micro_batches: int = 1
     passes: tuple[int, ...] = ()
+    n_forward: int = 0
+    fetched: tuple[Value, ...] = ()
 
     def source(self, value: Value) -> Value:
         """Return the value whose memory a value is."""
@@ -70,64 +71,66 @@ def step_program(
     most_micro_batches: int | None = None,
     is_whole: bool = False,
     ends: StageEnds | None = None,
+    fetch: Fetch | None = None,
+    given: Collection[str] = (),
+    in_buckets: bool = True,
 ) -> StepProgram:
-    """Return the step of a strategy; operators without a config aren't run.
+    """Return the program of a function under a strategy; operators without a config aren't run.
 
     Args:
         most_micro_batches: how many micro-batches are written out at most.
         is_whole: whether every resharding is a task, even if nothing has to be done, so that the tasks are those of every
             strategy that regathers and rematerializes the same; see :class:`.gradient_flow.GradientFlow`.
         ends: what a stage of a pipeline exchanges with others; None for a model that isn't cut.
+        fetch: what the function runs and returns; None for all training steps, or for the whole graph if it has none.
+        given: the names of the tensors that are fed, beside those that placeholders stand for.
+        in_buckets: whether small gradients are summed together.
     """
-    return _Step(view, path_finder, is_whole, ends).written(most_micro_batches)
-
-
-class _Pass:
-    """The forward pass of a micro-batch, or of all that is computed once; and its backward passes."""
-
-    def __init__(self, view: StrategyView, path_finder: PathFinder, micro_batch: MicroBatch | None, is_whole: bool) -> None:
-        self.sites: list[Site] = []
-        self.shared: set[str] = set()
-        self.backward = BackwardPass(view, path_finder, micro_batch, is_whole=is_whole)
+    step = _Step(view, path_finder, fetch or all_of(view.graph), given, is_whole, ends, in_buckets)
+    return step.written(most_micro_batches)
 
 
 class _Step:
     """The step that is being written."""
 
-    def __init__(self, view: StrategyView, path_finder: PathFinder, is_whole: bool, ends: StageEnds | None) -> None:
-        self.view, self.path_finder, self.is_whole, self.ends = view, path_finder, is_whole, ends
+    def __init__(
+        self,
+        view: StrategyView,
+        path_finder: PathFinder,
+        fetch: Fetch,
+        given: Collection[str],
+        is_whole: bool,
+        ends: StageEnds | None,
+        in_buckets: bool,
+    ) -> None:
+        self.view, self.path_finder, self.ends, self.graph = view, path_finder, ends, view.graph
+        self.fetch, self.given = fetch, given
+        self.needed = operators_of(view.graph, fetch, given)
+        self.takes = backward_passes_of(view.graph, fetch, self.needed)
         self.tasks: list[Task] = []
         self.aliases: dict[Value, Value] = {}
-        self._once = _Pass(view, path_finder, None, is_whole)
-        self._pass = self._once
-        self._micro_batch = -1
-        # The values of the forward pass that are made once a step.
-        self._made_once: set[Value] = set()
+        self._options = bool(self.takes or fetch.train_steps), is_whole, in_buckets
+        self._pass = self._once = ForwardPass(view, path_finder, self.tasks, self.aliases, None, None, *self._options)
         # Of each backward pass that was written the gradients that nothing passed on, by the gradients' name.
         self._taken: dict[str, dict[Site, Value]] = {}
         self._trained: set[str] = set()
-        # The index of the task with which the first backward pass begins.
-        self._start = -1
+        # The index of the first task that needs gradients; in micro-batches, their sums.
+        self._n_forward = 0
         # The index of the task with which the deferred part of the last backward pass begins; and that of all passes.
         self._deferred = 0
         self._passes: list[int] = []
 
-    @property
-    def graph(self) -> Graph:
-        return self.view.graph
-
     def written(self, most_micro_batches: int | None) -> StepProgram:
         """Write the step; see :func:`step_program`."""
         graph, micro_batching = self.graph, self.graph.micro_batching
-        needed: Sequence[Operator] = graph.step_operators if graph.train_steps else tuple(graph.operators.values())
-        operators = [op for op in needed if (op.updates or op.name) in self.view.interfaces]
+        operators = [
+            op
+            for op in graph.operators.values()
+            if (op.name in self.needed or any(tensor.name in self.given for tensor in op.outputs))
+            and (op.updates or op.name) in self.view.interfaces
+        ]
         if micro_batching is None:
-            for op in sorted(operators, key=lambda op: op.name in graph.late):
-                self._write_once(op)
-            for taken in graph.backward_passes:
-                self._take(taken)
-            self._train([step for step in graph.train_steps.values() if step.name not in self._trained])
-            return StepProgram(tuple(self.tasks), self.aliases)
+            return self._written_at_once(operators)
         # Metrics and their updates run after all micro-batches, when the memory of these is free again.
         after = [op for op in operators if op.name in micro_batching.after]
         operators = [op for op in operators if op.name not in micro_batching.after]
@@ -139,21 +142,52 @@ class _Step:
         self._run_micro_batches(in_micro_batches, n, after)
         return StepProgram(tuple(self.tasks), self.aliases, n, tuple(self._passes) if self.ends is not None else ())
 
+    def _written_at_once(self, operators: Sequence[Operator]) -> StepProgram:
+        """Write a function that takes its batch at once; what it fetches is resharded as soon as it is there."""
+        graph, late = self.graph, self.graph.late
+        for op in operators:
+            if op.name not in late:
+                self._write_once(op)
+        # Losses first: a fetched loss is then available already.
+        for taken in self.takes:
+            if graph.producers[taken.loss.name].name not in late:
+                self._pass.operand(Site(OPERAND, taken.name, LOSS), taken.loss)
+        sites = [(Site(LOCAL if is_local else GLOBAL, tensor.name), tensor) for tensor, is_local in self.fetch.tensors]
+        for site, tensor in sites:
+            if graph.producers[tensor.name].name not in late:
+                self._pass.operand(site, tensor)
+        self._n_forward = len(self.tasks)
+        for op in operators:
+            if op.name in late:
+                self._write_once(op)
+        for taken in self.takes:
+            self._take(taken)
+        self._train([graph.train_steps[name] for name in self.fetch.train_steps if name not in self._trained])
+        fetched = tuple(self._pass.operand(*each) for each in sites)
+        return StepProgram(tuple(self.tasks), self.aliases, n_forward=self._n_forward, fetched=fetched)
+
     def _write_once(self, op: Operator) -> None:
         """Write an operator that is run once a step, after the gradients and the updates that it waits for."""
-        graph = self.graph
-        self._train([graph.train_steps[name] for name in op.controls if name in graph.train_steps.keys() - self._trained])
+        graph, results = self.graph, results_of(op)
+        to_train = [name for name in op.controls if name in self.fetch.train_steps and name not in self._trained]
+        self._train([graph.train_steps[name] for name in to_train])
+        fed = tuple(value for value in results if value.site.name in self.given)
         if op.type in SOURCES:
             # Each micro-batch takes its part of a batch.
             is_taken = op.type == PLACEHOLDER and graph.n_runs(op.result.name) > 1
-            self._add(FEED, FORWARD, Site(OPERATOR, op.name), (), () if is_taken else _results(op))
-        elif op.type == GRADIENT:
+            self._pass.add(FEED, Site(OPERATOR, op.name), (), () if is_taken else results)
+            return
+        if fed:
+            self._pass.add(FEED, Site(OPERATOR, op.name), (), fed)
+        if op.name not in self.needed or (results and fed == results):
+            return
+        if op.type == GRADIENT:
             arrived = self._take(graph.gradients[op.attrs["of"]])
-            self._alias(_results(op)[0], arrived[Site(RESULT, graph.operators[op.attrs["at"]].result.name)])
+            self._pass.alias(results[0], arrived[Site(RESULT, graph.operators[op.attrs["at"]].result.name)])
         elif op.updates is not None:
-            self._write(op)
+            self._pass.write(op)
         else:
-            self._compute(op)
+            self._pass.compute(op, self.given)
 
     def _run_micro_batches(self, operators: Sequence[Operator], n: int, after: Sequence[Operator]) -> None:
         """Write micro-batches, the accumulation of their gradients, the way back of the sums, and the operators after."""
@@ -163,17 +197,18 @@ class _Step:
         sums: dict[Site, Value] = {}
         rows: dict[Site, list[Value]] = {}
         copies = {name for name in self.graph.tensors if self.graph.accumulates(name)}
-        passes = []
+        passes: list[ForwardPass] = []
         for index in range(n):
             which = MicroBatch(micro_batching, index, self.view.strategy.mesh.n_devices)
-            passes.append(_Pass(self.view, self.path_finder, which, self.is_whole))
-            self._micro_batch, self._pass = index, passes[-1]
+            shared = self.view, self.path_finder, self.tasks, self.aliases, self._once
+            passes.append(ForwardPass(*shared, which, *self._options))
+            self._pass = passes[-1]
             self._passes.append(len(self.tasks))
             for op in operators:
                 if op.type == PLACEHOLDER:
-                    self._add(FEED, FORWARD, Site(OPERATOR, op.name), (), _results(op))
+                    self._pass.add(FEED, Site(OPERATOR, op.name), (), results_of(op))
                 elif op.type != CONSTANT:
-                    self._compute(op)
+                    self._pass.compute(op)
             start = len(self.tasks)
             arrived = self._back_from_loss(taken, copies | self._found(taken) | self._returned)
             written = {value: at for at, task in enumerate(self.tasks[start:], start) for value in task.writes}
@@ -189,129 +224,30 @@ class _Step:
                 sums[site] = total
             self._passes += [start, self._deferred]
         self._passes.append(len(self.tasks))
-        self._micro_batch, self._pass = -1, self._once
+        self._pass = self._once
         for op in after:
             self._compute_after(op, passes)
-        self._start = len(self.tasks)
-        self._taken[taken.name] = self._back(sums, self._variables(taken) | self._returned, {})
+        self._n_forward = len(self.tasks)
+        self._taken[taken.name] = self._pass.back(sums, self._variables(taken) | self._returned, {})
         self._train([self.graph.train_steps[taken.name]], rows)
 
-    def _add(
-        self,
-        work: str,
-        direction: str,
-        site: Site,
-        reads: tuple[Value, ...],
-        writes: tuple[Value, ...],
-        stream: str = COMPUTING,
-    ) -> None:
-        """Append a task of the pass that is being written."""
-        if self._pass is self._once:
-            self._made_once.update(writes)
-        self._append(Task(work, direction, site, reads, writes, stream=stream))
-
-    def _append(self, task: Task) -> None:
-        """Append a task, of the micro-batch that is being written if it is one."""
-        if self._micro_batch >= 0 and self._pass is not self._once:
-            own = self._own
-            reads, writes, after = (tuple(map(own, each)) for each in (task.reads, task.writes, task.after))
-            gradients = tuple((index, own(value)) for index, value in task.gradients)
-            task = Task(
-                task.work, task.direction, task.site, reads, writes, gradients, after, self._micro_batch, task.stream
-            )
-        self.tasks.append(task)
-
-    def _own(self, value: Value) -> Value:
-        """Return a value as that of the micro-batch that is being written, unless it is made once a step."""
-        if self._pass is self._once or value.micro_batch >= 0 or value in self._made_once:
-            return value
-        return Value(value.site, value.version, value.n_summed, self._micro_batch, value.backward_pass)
-
-    def _alias(self, value: Value, source: Value) -> None:
-        """Note that a value is another one's memory."""
-        if self._pass is self._once:
-            self._made_once.add(value)
-        self.aliases[self._own(value)] = self._own(source)
-
-    # The forward pass
-
-    def _write(self, op: Operator) -> None:
-        """Write an operator that writes to a variable in place, or reads it after such a write."""
-        self._overwrite(op, [self._operand(Site(OPERAND, op.name, i), each) for i, each in op.operands])
-
-    def _overwrite(self, op: Operator, reads: Sequence[Value]) -> None:
-        """Write an operator that writes to a variable in place, or reads it, after its operands."""
-        assert op.updates is not None
-        variable = Value(Site(RESULT, self.graph.operators[op.updates].result.name))
-        self._add(WRITE, FORWARD, Site(OPERATOR, op.name), (variable, *reads), _results(op))
-        for result in _results(op):
-            self._alias(result, variable)
-
-    def _compute(self, op: Operator) -> None:
-        """Write an operator, after the reshardings of its operands."""
-        reads = []
-        for position, tensor in op.operands:
-            site = Site(OPERAND, op.name, position)
-            if self._pass is self._once or not self._pass.backward.flow.accumulates(op, position):
-                reads.append(self._operand(site, tensor))
-                continue
-            reads.append(Value(site))
-            if Value(site) not in self._made_once:
-                # Resharded once for all micro-batches.
-                current, self._pass = self._pass, self._once
-                self._operand(site, tensor)
-                self._pass = current
-        self._pass.sites.append(Site(OPERATOR, op.name))
-        self._add(COMPUTE, FORWARD, Site(OPERATOR, op.name), tuple(reads), _results(op))
-        for tensor in op.outputs:
-            viewed = viewed_operand(op, tensor.name)
-            if viewed is not None:
-                position = next(i for i, operand in op.operands if operand.name == viewed.name)
-                self._alias(Value(Site(RESULT, tensor.name)), Value(Site(OPERAND, op.name, position)))
-
-    def _compute_after(self, op: Operator, passes: Sequence[_Pass]) -> None:
+    def _compute_after(self, op: Operator, passes: Sequence[ForwardPass]) -> None:
         """Write an operator that runs after all micro-batches, and reads what each of them computed."""
         reads = []
         for position, tensor in op.operands:
             site = Site(OPERAND, op.name, position)
-            each_pass = enumerate(passes) if self.graph.n_runs(tensor.name) > 1 else [(-1, self._once)]
-            for self._micro_batch, self._pass in each_pass:
-                reads.append(self._own(self._operand(site, tensor)))
-        self._micro_batch, self._pass = -1, self._once
+            for each in passes if self.graph.n_runs(tensor.name) > 1 else [self._once]:
+                reads.append(each.own(each.operand(site, tensor)))
         if op.updates is None:
-            self._add(COMPUTE, FORWARD, Site(OPERATOR, op.name), tuple(reads), _results(op))
+            self._once.add(COMPUTE, Site(OPERATOR, op.name), reads, results_of(op))
         else:
-            self._overwrite(op, reads)
-
-    def _operand(self, site: Site, tensor: Tensor) -> Value:
-        """Write the resharding of a tensor to an operand, by way of its shared copy if it has one."""
-        source = Value(Site(RESULT, tensor.name))
-        if self._pass.backward.flow.has_copy(tensor):
-            copy = Site(SHARED, tensor.name)
-            if tensor.name not in self._pass.shared:
-                self._pass.shared.add(tensor.name)
-                self._reshard(copy, source)
-            source = Value(copy)
-        self._reshard(site, source)
-        return Value(site)
-
-    def _reshard(self, site: Site, source: Value) -> None:
-        """Write the resharding to an operand or to a shared copy."""
-        flow = self._pass.backward.flow
-        self._pass.sites.append(site)
-        path = None if flow.is_whole else self.path_finder.paths(flow.resharded(site)[1]).forward
-        if path is None or path.steps:
-            self._add(RESHARD, FORWARD, site, (source,), (Value(site),), flow.stream(path))
-        else:
-            self._alias(Value(site), source)
+            self._once.write(op, reads)
 
     # The backward pass
 
     def _take(self, taken: Gradients) -> dict[Site, Value]:
         """Write the backward pass that takes gradients, once; return those that nothing passes on."""
         if taken.name not in self._taken:
-            if self._start < 0:
-                self._start = len(self.tasks)
             starts = self._variables(taken) | self._found(taken) | self._returned
             self._taken[taken.name] = self._back_from_loss(taken, starts)
         return self._taken[taken.name]
@@ -329,19 +265,19 @@ class _Step:
             if step.loss is not None:
                 arrived = self._take(Gradients(step.name, step.loss, step.variables))
             sites = (Site(OPERAND, step.name, HYPERPARAMETER - i) for i in range(len(step.optimizer.tensors)))
-            hyperparameters = [self._operand(*each) for each in zip(sites, step.optimizer.tensors, strict=True)]
+            hyperparameters = [self._pass.operand(*each) for each in zip(sites, step.optimizer.tensors, strict=True)]
             given = {name: self._given(name, tensor) for name, tensor in zip(step.variables, step.gradients, strict=False)}
             found = {site: [value] for site, value in arrived.items()} if rows is None else rows
             updates.add(step, arrived, found, given, hyperparameters)
         if steps:
-            updates.write(max(self._start, 0))
+            updates.write(self._n_forward)
 
     def _given(self, variable: str, tensor: Tensor) -> Value:
         """Write the resharding of a tensor that a variable is updated by; return what it becomes."""
         if self.graph.producers[tensor.name].updates == variable:
             return Value(Site(RESULT, tensor.name))
         position = self.graph.given_gradients[variable].index(tensor)
-        return self._operand(Site(OPERAND, variable, position), tensor)
+        return self._pass.operand(Site(OPERAND, variable, position), tensor)
 
     def _variables(self, taken: Gradients) -> set[str]:
         """Return the names of the variables' tensors with respect to which gradients are taken."""
@@ -360,34 +296,16 @@ class _Step:
     def _back_from_loss(self, taken: Gradients, starts: set[str]) -> dict[Site, Value]:
         """Write the backward pass from a loss; return the gradients that nothing passes on, in this stage."""
         site = Site(OPERAND, taken.name, LOSS)
-        self._operand(site, taken.loss)
+        self._pass.operand(site, taken.loss)
         # The gradient of the loss is a constant.
         seed, start = Value(site, GRADIENT_OF), len(self.tasks)
-        self._add(FEED, BACKWARD, site, (Value(site),), (seed,))
-        arrived = self._back({site: seed}, starts, {taken.name: taken.loss})
+        self._pass.append(Task(FEED, BACKWARD, site, (Value(site),), (seed,)))
+        arrived = self._pass.back({site: seed}, starts, {taken.name: taken.loss})
         sent = [value for name in self._returned if (value := arrived.pop(Site(RESULT, name), None)) is not None]
         first, deferred = self.tasks[start:], list[Task]()
         if self.ends is not None and self.ends.divides:
             first, deferred = divided(first, sent, self.aliases, self.graph.operators)
-        first += [Task(SEND, BACKWARD, site, tuple(sent), (), micro_batch=self._micro_batch)] * bool(sent)
+        first += [Task(SEND, BACKWARD, site, tuple(sent), (), micro_batch=self._pass.micro_batch)] * bool(sent)
         self.tasks[start:] = [*first, *deferred]
         self._deferred = start + len(first)
         return arrived
-
-    def _back(
-        self, given: Mapping[Site, Value], starts: set[str], losses: Mapping[str, Tensor]
-    ) -> dict[Site, Value]:
-        """Write a backward pass; return the gradients that nothing passes on."""
-        backward = self._pass.backward
-        for task in backward.run(self._pass.sites, starts, given, losses):
-            self._append(task)
-        for value, source in backward.aliases.items():
-            self._alias(value, source)
-        arrived = {site: self._own(value) for site, value in backward.arrived.items()}
-        backward.arrived.clear()
-        return arrived
-
-
-def _results(op: Operator) -> tuple[Value, ...]:
-    """Return the values of an operator's results."""
-    return tuple(Value(Site(RESULT, tensor.name)) for tensor in op.outputs)

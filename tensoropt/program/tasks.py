@@ -4,7 +4,8 @@ A step is a list of tasks in the order in which they run. Each names what it rea
 
 - a *result* of an operator, in its produced layout;
 - the *shared copy* of a tensor, which its consumers reshard from;
-- the *operand* of an operator at a position, in its operand sharding.
+- the *operand* of an operator at a position, in its operand sharding;
+- what is *fetched*: the global value of a tensor, or a rank's shard of it.
 
 Each of them may be made *again* in the backward pass, regathered or rematerialized, and has a gradient.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 RESULT, SHARED, OPERAND, OPERATOR = "result", "shared", "operand", "operator"
+GLOBAL, LOCAL = FETCHED = "global", "local"
 FIRST, AGAIN, GRADIENT, RETURNED, ACCUMULATED = "", "again", "gradient", "returned gradient", "accumulated gradient"
 """Versions of a value: of the forward pass, made once more, its gradient, the gradient after its resharding, and gradients
 accumulated over micro-batches."""
@@ -30,8 +32,8 @@ class Site(NamedTuple):
     """An operator, or something that has a value and a gradient.
 
     Attributes:
-        kind: OPERATOR, RESULT, SHARED or OPERAND.
-        name: the operator's name; the tensor's for RESULT and SHARED.
+        kind: OPERATOR, RESULT, SHARED, OPERAND, or how a tensor is fetched: GLOBAL or LOCAL.
+        name: the operator's name; the tensor's for all but OPERATOR and OPERAND.
         position: an operand's position among the operator's inputs; -1 for others, and for the loss of a training step.
     """
 
@@ -40,7 +42,9 @@ class Site(NamedTuple):
     position: int = -1
 
     def __str__(self) -> str:
-        return f"{self.name}[{self.position}]" if self.kind == OPERAND else f"{self.name}" + "*" * (self.kind == SHARED)
+        if self.kind == OPERAND:
+            return f"{self.name}[{self.position}]"
+        return f"{self.kind} {self.name}" if self.kind in FETCHED else f"{self.name}" + "*" * (self.kind == SHARED)
 
 
 class Value(NamedTuple):
@@ -92,6 +96,7 @@ class Task:
         after: values that must be there before a task in the backward pass is run once more.
         micro_batch: the index of the micro-batch that it belongs to; -1 for what is done once a step.
         stream: COMPUTING, COMMUNICATING or OVERLAPPABLE: what it takes while it runs.
+        step: for an update, the name of the training step.
     """
 
     work: str
@@ -103,6 +108,7 @@ class Task:
     after: tuple[Value, ...] = ()
     micro_batch: int = -1
     stream: str = COMPUTING
+    step: str = ""
 
     def __str__(self) -> str:
         what = {FORWARD: "", BACKWARD: "gradient of ", REMATERIALIZED: "again "}[self.direction]

@@ -21,16 +21,17 @@ class Updates:
     Attributes:
         tasks: the tasks of the step, which updates are put between.
         aliases: values that are another value's memory.
-        dense: variables' names with what each is updated by, the gradient first.
-        rows: names of variables that are updated by rows, with the gradients of what lookups found, and the lookups' sites.
+        dense: variables' names with the training step, and what each is updated by, the gradient first.
+        rows: names of variables that are updated by rows, with the training step, the gradients of what lookups found, and
+            the lookups' sites.
     """
 
     view: StrategyView
     path_finder: PathFinder
     tasks: list[Task]
     aliases: Mapping[Value, Value]
-    dense: list[tuple[str, tuple[Value, ...]]] = field(default_factory=list)
-    rows: list[tuple[str, list[tuple[Value, Site]], tuple[Value, ...]]] = field(default_factory=list)
+    dense: list[tuple[str, str, tuple[Value, ...]]] = field(default_factory=list)
+    rows: list[tuple[str, str, list[tuple[Value, Site]], tuple[Value, ...]]] = field(default_factory=list)
 
     def add(
         self,
@@ -54,38 +55,39 @@ class Updates:
             sites = [Site(RESULT, graph.operators[each].result.name) for each in lookups]
             site = Site(RESULT, graph.operators[name].result.name)
             if lookups:
-                self.rows.append((name, [(value, each) for each in sites for value in rows.get(each, ())], others))
+                found = [(value, each) for each in sites for value in rows.get(each, ())]
+                self.rows.append((name, step.name, found, others))
             elif name in given:
-                self.dense.append((name, (given[name], *others)))
+                self.dense.append((name, step.name, (given[name], *others)))
             elif site in arrived:
-                self.dense.append((name, (arrived[site], *others)))
+                self.dense.append((name, step.name, (arrived[site], *others)))
 
     def write(self, start: int) -> None:
         """Write the updates; those of variables that are updated by rows come last.
 
         Args:
-            start: the index of the task with which the first backward pass begins.
+            start: the index of the first task that needs gradients.
         """
         used: dict[Value | Site, int] = {}
         for index, task in enumerate(self.tasks[start:], start):
             used.update(dict.fromkeys(task.writes, index))
             used.update((self._source(value).site, index) for value in task.reads if not value.is_gradient)
         later: dict[int, list[Task]] = {}
-        for name, reads in self.dense:
-            task = Task(UPDATE, BACKWARD, Site(OPERATOR, name), reads, ())
+        for name, step, reads in self.dense:
+            task = Task(UPDATE, BACKWARD, Site(OPERATOR, name), reads, (), step=step)
             needs = Site(RESULT, self.view.graph.operators[name].result.name), *map(self._source, reads)
             last = max((used[each] for each in needs if each in used), default=len(self.tasks) - 1)
             later.setdefault(last + 1, []).append(task)
         for index in sorted(later, reverse=True):
             self.tasks[index:index] = later[index]
-        for name, gradients, others in self.rows:
+        for name, step, gradients, others in self.rows:
             returned = []
             for gradient, site in gradients:
                 returned.append(gradient._replace(site=site, version=RETURNED, n_summed=0))
                 self.tasks.append(
                     Task(RESHARD, BACKWARD, site, (gradient,), (returned[-1],), stream=self._stream_of_rows(site))
                 )
-            self.tasks.append(Task(UPDATE, BACKWARD, Site(OPERATOR, name), (*returned, *others), ()))
+            self.tasks.append(Task(UPDATE, BACKWARD, Site(OPERATOR, name), (*returned, *others), (), step=step))
 
     def _source(self, value: Value) -> Value:
         """Return the value whose memory a value is."""

@@ -16,8 +16,10 @@ import tensorflow as tf
 from ..common.errors import InputError
 from ..common.progress import NOT_SHOWN, Display
 from ..common.settings import LAG
-from ..ir.graph import GRADIENT, PLACEHOLDER, Graph, Operator, TrainStep
+from ..ir.graph import PLACEHOLDER, Graph, Operator, TrainStep
 from ..ir.micro_batching import MicroBatch
+from ..lowering.emission import TaskEmission
+from ..lowering.gradient_accumulation import refuse_scaled
 from ..lowering.model import LocalModel
 from ..lowering.operators import Values
 from ..lowering.order import put_in_order
@@ -27,14 +29,15 @@ from ..lowering.table_lookups import Lookup
 from ..lowering.variables import StateEntry, local_variables
 from ..optimizers.running_optimizer import Emission, PendingUpdate, RunningOptimizer, Shards
 from ..optimizers.start import start_optimizer
+from ..program.fetch import Fetch, operators_of
+from ..program.step import step_program
 from ..sharding.resharding import PathFinder, Resharding
 from ..sharding.strategy import StrategyView
-from ..sharding.update_resharding import row_reshardings
 from .feed_shards import comes_in_micro_batches, fed_layout, fed_shape, rank_shard
-from .functions import BuiltFunction, FedSpec, Feed, Fetch, names, operators_of, structure_digest
+from .functions import BuiltFunction, FedSpec, Feed, names, structure_digest
 from .micro_batched_step import MicroBatchedStep, as_produced, flat
 from .process_limit import check_memory_left
-from .step_emission import StepEmission
+from .step_emission import Gradients, StepEmission
 from .step_errors import RefusedValues, only_step
 
 UPDATE_OPERATORS = {
@@ -245,23 +248,23 @@ class Engine:
             return ()
         return tuple(MicroBatch(micro_batching, i, self.backend.mesh.n_devices) for i in range(micro_batching.n))
 
-    def _emit(
-        self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], resharder: Resharder
-    ) -> list[tf.Tensor]:
-        sources = {op.result.name: [v.value() for v in self.variables[op.name]] for op in self.graph.variables
-                   if op.name in needed}
+    def _emit(self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], resharder: Resharder) -> list[tf.Tensor]:
         micro_batches = self._micro_batches(fetch)
+        sources: dict[str, Callable[[], Values]] = {
+            op.result.name: partial(_read, self.variables[op.name]) for op in self.graph.variables if op.name in needed
+        }
         for feed, values in fed.items():
             if not comes_in_micro_batches(feed, micro_batches):
                 layout = fed_layout(self.view, feed)
-                sources[feed.tensor.name] = as_produced(
-                    feed.tensor, layout, values, self.view, resharder, self.path_finder
+                sources[feed.tensor.name] = partial(
+                    as_produced, feed.tensor, layout, values, self.view, resharder, self.path_finder
                 )
         if micro_batches:
             assert self.per_micro_batch is not None
-            outside = LocalModel(self.per_micro_batch, self.path_finder, resharder, sources, self._update, training=True)
+            given = {name: source() for name, source in sources.items()}
+            outside = LocalModel(self.per_micro_batch, self.path_finder, resharder, given, self._update, is_training=True)
             step = MicroBatchedStep(
-                fetch, fed, needed, outside, micro_batches, self.view, self._lookup, self.begin_update,
+                fetch, fed, needed, outside, micro_batches, self.view, self.begin_update,
                 PassChain(len(micro_batches), self.lag if self.in_order else None),
             )  # fmt: skip
             for each in micro_batches:
@@ -270,13 +273,16 @@ class Engine:
             results, update = step.finish()
             update.apply(update.sums)
             return flat(results)
-        steps = StepEmission(self.graph, fetch, needed, self._update, self._train, self._lookups)
-        is_training = bool(fetch.train_steps) or any(self.graph.operators[name].type == GRADIENT for name in needed)
-        model = LocalModel(self.view, self.path_finder, resharder, sources, steps.update, training=is_training)
-        results = steps.run(model)
+        given_names = frozenset(feed.tensor.name for feed in fed)
+        program = step_program(self.view, self.path_finder, fetch=fetch, given=given_names, in_buckets=resharder.joins)
+        emission = StepEmission(
+            program, self.view, self.path_finder, resharder, sources, self._update, self.optimizers, self._updated,
+            fetch.train_steps,
+        )  # fmt: skip
+        results = emission.results()
         graph = tf.compat.v1.get_default_graph()
         if self.in_order and not self.graph.is_sequential:
-            put_in_order(graph.get_operations(), steps.n_forward, model.backward.record, self.lag)
+            put_in_order(graph.get_operations(), emission.n_forward, emission.record, self.lag)
         return flat(results)
 
     def _update(self, op: Operator, operands: list[Values]) -> list[Values]:
@@ -286,51 +292,46 @@ class Engine:
             for variable, value in zip(variables, operands[0], strict=True):
                 getattr(variable, UPDATE_OPERATORS[op.type])(value)
             return []
-        return [[variable.value() for variable in variables]]
+        return [_read(variables)]
 
-    def _lookups(self, step: str, model: LocalModel) -> list[list[Lookup]]:
-        """Return, for each variable of a training step, the lookups in it if it is updated by rows; else none."""
-        found = self.graph.train_steps[step]
-        return [
-            [self._lookup(lookup, self.view, found, model) for lookup in self.graph.lookups.get(name, ())]
-            for name in found.variables
-        ]
-
-    def _lookup(self, name: str, view: StrategyView, step: TrainStep, model: LocalModel) -> Lookup:
-        op, config = view.graph.operators[name], view.strategy.configs[name]
-        of_indices, of_gradient = row_reshardings(op, view.rules[name], config)
-        found, indices = model.looked_up(name)
-        return Lookup(found, self._reshard_overlappable(step, model, of_indices, indices), of_gradient)
-
-    def _reshard_overlappable(self, step: TrainStep, model: LocalModel, resharding: Resharding, values: Values) -> Values:
+    def _reshard_overlappable(
+        self, step: TrainStep, emitted: TaskEmission, resharding: Resharding, values: Values
+    ) -> Values:
         paths = self.path_finder.paths(resharding)
-        return model.resharder.reshard(resharding, paths, values, step.name, is_overlappable=True)
-
-    def _train(
-        self,
-        step: TrainStep,
-        losses: Values,
-        model: LocalModel,
-        lookups: list[list[Lookup]],
-        gradients: Callable[[Values, list[Values]], list[Values | None]],
-    ) -> None:
-        update = self.begin_update(step, losses, model, lookups, gradients)
-        update.apply(update.sums)
+        return emitted.resharder.reshard(resharding, paths, values, step.name, is_overlappable=True)
 
     def begin_update(
+        self, step: TrainStep, model: LocalModel, lookups: Sequence[Sequence[Lookup]], gradients: Gradients
+    ) -> PendingUpdate:
+        """Return the update of a training step, by gradients of which those of rows are as the lookups found these.
+
+        Raises:
+            InputError: the optimizer scales losses.
+        """
+        no_losses = [tf.zeros([]) for _ in self.backend.ranks]
+        refuse_scaled(self.optimizers[step.name].scaled(no_losses), no_losses)
+        sent = [
+            [g and model.row_gradients(lookup.operator, g) for lookup, g in zip(of_variable, found, strict=False)] or found
+            for of_variable, found in zip(lookups, gradients, strict=True)
+        ]
+        return self._updated(step, model, sent, [[lookup.indices for lookup in each] for each in lookups])
+
+    def _updated(
         self,
         step: TrainStep,
-        losses: Values,
-        model: LocalModel,
-        lookups: list[list[Lookup]],
-        gradients: Callable[[Values, list[Values]], list[Values | None]],
+        emitted: StepEmission | LocalModel,
+        gradients: Gradients,
+        indices: Sequence[Sequence[Values]],
     ) -> PendingUpdate:
-        """Emit the gradients of a training step; return its update."""
-        reads = [model.value(self.graph.operators[name].result) for name in step.variables]
-        reshard = partial(self._reshard_overlappable, step, model)
-        emission = Emission(reads, lookups, reshard, lambda tensor: model.replicated(tensor, step.name), gradients)
-        pending, condition = self.optimizers[step.name].train(losses, emission), step.optimizer.condition
-        is_applied = None if condition is None else emission.replicated(condition)[0]
+        """Return the update of a training step, by gradients of which those of rows are on every rank."""
+
+        def read(index: int) -> Values:
+            return emitted.local(self.graph.operators[step.variables[index]].result)
+
+        reshard, replicated = partial(self._reshard_overlappable, step, emitted), partial(emitted.hyperparameter, step)
+        emission = Emission(read, gradients, indices, reshard, replicated)
+        pending, condition = self.optimizers[step.name].train(emission), step.optimizer.condition
+        is_applied = None if condition is None else replicated(condition)[0]
 
         def apply(sums: Values | None) -> None:
             if is_applied is None:
@@ -341,6 +342,11 @@ class Engine:
                 variable.assign_add(tf.ones([], variable.dtype))
 
         return PendingUpdate(pending.sums, apply)
+
+
+def _read(variables: Sequence[tf.Variable]) -> Values:
+    """Emit the reading of a variable's shards."""
+    return [variable.value() for variable in variables]
 
 
 def _add_in_one_order() -> None:

@@ -10,25 +10,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..ir.graph import Graph, Tensor
+from ..ir.graph import Tensor
 from ..ir.micro_batching import MicroBatch
 from ..lowering.resharding.reshard import Collective
+from ..program.fetch import Fetch
 from ..reschedule.layout import Layout
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """The results of one function: tensors, training steps and other operators.
-
-    Attributes:
-        tensors: pairs of a tensor and whether this rank's shard of it is fetched (True) or its global value (False).
-        train_steps: the names of the training steps to run.
-        operators: the names of other operators to run.
-    """
-
-    tensors: tuple[tuple[Tensor, bool], ...] = ()
-    train_steps: tuple[str, ...] = ()
-    operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +80,6 @@ class BuiltFunction:
 def names(fetch: Fetch) -> str:
     """Return the names of all that a function returns or runs, as a text."""
     return ", ".join([*(tensor.name for tensor, _ in fetch.tensors), *fetch.train_steps, *fetch.operators])
-
-
-def operators_of(graph: Graph, fetch: Fetch, given: set[str]) -> set[str]:
-    """Return the names of the operators that a function runs: all that its targets need and that aren't fed."""
-    found = graph.ancestors([tensor for tensor, _ in fetch.tensors], fetch.operators, given)
-    for name in fetch.train_steps:
-        found |= graph.operators_of(graph.train_steps[name], given)
-    return found
 
 
 def structure_digest(graph: Any, log: Sequence[Collective]) -> str:

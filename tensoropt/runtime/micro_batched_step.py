@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import tensorflow as tf
 
-from ..ir.graph import Tensor, TrainStep
+from ..ir.graph import Operator, Tensor, TrainStep
 from ..ir.micro_batching import MicroBatch
 from ..lowering.gradient_accumulation import Accumulation, MicroBatchRequest
 from ..lowering.model import LocalModel
@@ -22,17 +22,17 @@ from ..lowering.pass_chain import PassChain
 from ..lowering.resharding.reshard import Resharder
 from ..lowering.table_lookups import Lookup
 from ..optimizers.running_optimizer import PendingUpdate
+from ..program.fetch import Fetch
+from ..program.tasks import OPERAND, Site
 from ..reschedule.layout import Layout
 from ..rules.rule import OperandSharding
 from ..sharding.resharding import PathFinder, resharding_of
 from ..sharding.strategy import StrategyView
 from .feed_shards import comes_in_micro_batches, fed_layout, rows_of, runs_in_micro_batches
-from .functions import Feed, Fetch
+from .functions import Feed
+from .step_emission import Gradients
 
-BeginUpdate = Callable[
-    [TrainStep, Values, LocalModel, list[list[Lookup]], Callable[[Values, list[Values]], list[Values | None]]], PendingUpdate
-]
-FindLookup = Callable[[str, StrategyView, TrainStep, LocalModel], Lookup]
+BeginUpdate = Callable[[TrainStep, LocalModel, list[list[Lookup]], Gradients], PendingUpdate]
 NOTHING: Mapping[str, Values] = MappingProxyType({})
 
 
@@ -64,7 +64,6 @@ class MicroBatchedStep:
         model: LocalModel,
         micro_batches: Sequence[MicroBatch],
         full_batch: StrategyView,
-        find_lookup: FindLookup,
         begin_update: BeginUpdate,
         chain: PassChain,
         exchanged: Exchanged | None = None,
@@ -77,7 +76,6 @@ class MicroBatchedStep:
             needed: the names of the operators that the function runs.
             model: the model of a micro-batch's strategy, which emits what runs once.
             full_batch: the strategy on the graph of the full batch.
-            find_lookup: returns a lookup of a table that is updated by rows.
             begin_update: emits the gradients, and returns the update.
             chain: the passes of the rank, among which those of the step are.
             exchanged: what a stage exchanges with others; None for a model that isn't cut.
@@ -94,11 +92,7 @@ class MicroBatchedStep:
         self._later = [op for op in operators if op.name in micro_batching.after]
         self._taken = [(t, False) for op in self._later for _, t in op.operands if t.name in micro_batching.forms]
         wanted = [each for each in fetch.tensors if each[0].name in micro_batching.forms]
-        lookups = {
-            lookup: partial(find_lookup, lookup, model.view, step)
-            for variable in step.variables
-            for lookup in graph.lookups.get(variable, ())
-        }
+        lookups = tuple(lookup for each in step.variables for lookup in graph.lookups.get(each, ()))
         assert step.loss is not None  # others aren't cut into micro-batches
         request = MicroBatchRequest(
             name,
@@ -142,35 +136,37 @@ class MicroBatchedStep:
             send_back: sends the gradient of a tensor that was received once a step.
         """
         fetch, model, accumulation = self._fetch, self._model, self._accumulation
-        losses, found = accumulation.results()
-        made = dict(zip(accumulation.request.fetched, found, strict=True))
-        model.elsewhere = partial(self._from_micro_batches, {tensor.name: made[tensor, False] for tensor, _ in self._taken})
+        made = dict(zip(accumulation.request.fetched, accumulation.results(), strict=True))
+        for op in self._later:
+            for position, tensor in op.operands:
+                if (tensor, False) in self._taken:
+                    site = Site(OPERAND, op.name, position)
+                    model.give({site: self._from_micro_batches(op, position, tensor, made[tensor, False])})
         model.emit({op.name for op in self._later})
         results = [
-            made[tensor, is_local]
-            if (tensor, is_local) in made
-            else (model.without_sums if is_local else model.replicated)(tensor, "fetch")
+            made[tensor, is_local] if (tensor, is_local) in made else model.fetched(tensor, is_local)
             for tensor, is_local in fetch.tensors
         ]
-        graph = self._full_batch.graph
-        of_variables = [
+        graph, exchanged = self._full_batch.graph, self._exchanged
+        lookups = [
             [lookup for each in graph.lookups.get(variable, ()) for lookup in accumulation.lookups[each]]
             for variable in self._step.variables
         ]
-
-        def gradients(scaled: Values, places: list[Values]) -> list[Values | None]:
-            received = [model.value(graph.tensors[name]) for name in self._exchanged.received_once]
-            every = accumulation.gradients(scaled, [*places, *received], given)
-            for name, gradient in zip(self._exchanged.received_once, every[len(places) :], strict=True):
-                assert gradient is not None and send_back is not None
-                send_back(name, gradient)
-            return every[: len(places)]
-
-        pending = self._begin_update(self._step, losses, model, of_variables, gradients)
+        names = [graph.operators[variable].result.name for variable in self._step.variables]
+        dense = [name for name, of_variable in zip(names, lookups, strict=True) if not of_variable]
+        found = accumulation.gradients([*dense, *exchanged.received_once], given)
+        for name in exchanged.received_once:
+            assert send_back is not None
+            send_back(name, found[name])
+        gradients = [
+            list(map(accumulation.gradient_of, of_variable)) or [found.get(name)]
+            for name, of_variable in zip(names, lookups, strict=True)
+        ]
+        pending = self._begin_update(self._step, model, lookups, gradients)
 
         def apply(sums: Values | None) -> None:
             pending.apply(sums)
-            accumulation.chain.end(model.backward.record)
+            accumulation.chain.end(model.record)
 
         return results, PendingUpdate(pending.sums, apply)
 
@@ -187,19 +183,17 @@ class MicroBatchedStep:
         paths = self._model.path_finder.paths(resharding)
         return replicated, self._model.resharder.reshard(resharding, paths, values, feed.tensor.name)
 
-    def _from_micro_batches(
-        self, made: Mapping[str, Values], tensor: Tensor, sharding: OperandSharding, operator: str
-    ) -> Values | None:
+    def _from_micro_batches(self, op: Operator, position: int, tensor: Tensor, made: Values) -> Values:
         """Return the operand of an operator that runs after all micro-batches, from a tensor that they all computed.
 
-        Such a tensor is replicated on every rank. Return None if the tensor isn't among them.
+        Such a tensor is replicated on every rank.
         """
-        if tensor.name not in made:
-            return None
-        model = self._model
-        replicated = Layout.replicated(model.view.strategy.mesh, len(tensor.shape))
-        resharding = resharding_of(tensor, replicated, OperandSharding(sharding.layout, None))
-        return model.resharder.reshard(resharding, model.path_finder.paths(resharding), made[tensor.name], operator)
+        model, view = self._model, self._model.view
+        replicated = Layout.replicated(view.strategy.mesh, len(tensor.shape))
+        updated = None if op.updates is None else view.graph.operators[op.updates].result
+        layout = view.sharding(op, position).layout if updated is None else view.layout(updated)
+        resharding = resharding_of(tensor, replicated, OperandSharding(layout, None))
+        return model.resharder.reshard(resharding, model.path_finder.paths(resharding), made, op.name)
 
 
 def as_produced(
@@ -215,4 +209,3 @@ def as_produced(
 def flat(results: Sequence[Values]) -> list[tf.Tensor]:
     """Return the values of all results, rank by rank, each as a tensor of its own."""
     return [tf.identity(value) for values in results for value in values]
-

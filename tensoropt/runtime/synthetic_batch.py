@@ -6,7 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from ..ir.graph import PLACEHOLDER, Graph, Operator, Tensor
-from .functions import Feed, Fetch
+from ..program.fetch import Fetch
+from .functions import Feed
 
 WARM_STEPS = 3
 """Steps that run before any is timed: in these, graphs are built and memory is first touched."""

@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from ..common.errors import InputError, short
 from ..ir.graph import Graph, Tensor
+from ..program.fetch import Fetch
 from ..reschedule.layout import Shape, block_bounds
-from ..runtime.functions import Feed, Fetch
+from ..runtime.functions import Feed
 
 _LEAVES = (str, tf.Tensor, tf.Operation, tf.Variable)
 

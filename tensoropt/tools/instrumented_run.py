@@ -12,10 +12,11 @@ from ..lowering.resharding.backends import CommunicatingBackend, TimedBackend
 from ..lowering.resharding.reshard import Collective
 from ..plan.plan import Plan
 from ..profiling.trace import MemoryEvent
+from ..program.fetch import Fetch
 from ..runtime.collectives.timed import TimedCall, TimedCommunicator
 from ..runtime.engine import Engine
 from ..runtime.execute import MPI, execute
-from ..runtime.functions import Feed, Fetch
+from ..runtime.functions import Feed
 from ..runtime.ranks import Processes
 from ..runtime.synthetic_batch import WARM_STEPS, synthetic_step
 from ..sharding.model import Model

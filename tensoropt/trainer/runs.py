@@ -24,8 +24,9 @@ from ..frontend.tracing.capture import VariableNames
 from ..ir.graph import Tensor
 from ..lowering.gradient_analysis import analyse
 from ..profiling.hardware import Hardware
+from ..program.fetch import Fetch
 from ..reschedule.layout import block_bounds
-from ..runtime.functions import Feed, Fetch
+from ..runtime.functions import Feed
 from ..runtime.other_programs import AnyExecution, execute_beside, peak_beside
 from ..runtime.step_errors import RefusedValues
 from ..sharding.model import Model

@@ -16,9 +16,9 @@ from helpers.strategies import (
     training_fetch,
 )
 
+from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
-from tensoropt.runtime.functions import Fetch
 from tensoropt.sharding.resharding import PathFinder
 
 

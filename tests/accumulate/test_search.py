@@ -247,10 +247,7 @@ def test_losses_that_are_no_sum_over_the_batch() -> None:
 def test_a_scaled_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     model, mesh = models.recorded("mlp", "sgd"), Mesh.of(1)
     engine = models.engine_in_micro_batches(model, models.random_view("mlp", "sgd", 2, mesh, 1), random_router(0))
-    train = engine.optimizers["train"].train
-    monkeypatch.setattr(
-        engine.optimizers["train"], "train", lambda losses, emission: train([2.0 * loss for loss in losses], emission)
-    )
+    monkeypatch.setattr(engine.optimizers["train"], "scaled", lambda losses: [2.0 * loss for loss in losses])
     from helpers.strategies import feeds_of, training_fetch
 
     with pytest.raises(InputError, match="that its optimizer scales can't be trained in micro-batches"):

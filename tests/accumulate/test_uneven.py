@@ -19,9 +19,10 @@ from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request, searched
 from tensoropt.profiling.hardware import named
+from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.simulate import gather
 from tensoropt.runtime.execute import EMULATED, execute
-from tensoropt.runtime.functions import Feed, Fetch
+from tensoropt.runtime.functions import Feed
 from tensoropt.runtime.ranks import current_processes
 from tensoropt.tools.offline_keras import record_keras
 from tensoropt.tools.recorded import Recorded

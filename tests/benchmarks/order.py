@@ -20,9 +20,10 @@ from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.trace import traced_step
+from tensoropt.program.fetch import Fetch
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.execute import MPI, execute
-from tensoropt.runtime.functions import Feed, Fetch
+from tensoropt.runtime.functions import Feed
 from tensoropt.runtime.local_hardware import prepared_processes
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.synthetic_batch import synthetic_batch

@@ -49,8 +49,9 @@ from tensoropt.plan.find_frontier import find_baseline
 from tensoropt.plan.options import Request, assumptions, mini_time
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.compute import time_s
+from tensoropt.program.fetch import Fetch
 from tensoropt.runtime.execute import MPI, execute
-from tensoropt.runtime.functions import Feed, Fetch
+from tensoropt.runtime.functions import Feed
 from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.synthetic_batch import synthetic_batch

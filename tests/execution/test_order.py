@@ -20,12 +20,13 @@ from tensoropt.lowering.order import BackwardRecord, in_order, put_in_order
 from tensoropt.lowering.pull_back import BACKWARD, Created, Emitted, Pullback
 from tensoropt.lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
 from tensoropt.profiling.trace import StepTrace, traced_step
+from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs
 from tensoropt.runtime.collectives.single import SingleCommunicator
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.functions import Feed, Fetch
+from tensoropt.runtime.functions import Feed
 from tensoropt.sharding.resharding import PathFinder, PlainCosts
 from tensoropt.sharding.strategy import Strategy, StrategyView
 

@@ -19,10 +19,11 @@ from tensoropt.lowering.resharding.backends import CommunicatingBackend
 from tensoropt.lowering.resharding.in_graph import GraphBackend
 from tensoropt.lowering.resharding.path_callbacks import OVERLAPPABLE_NAME
 from tensoropt.lowering.resharding.reshard import Backend
+from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.layout import Axes
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.functions import BuiltFunction, Feed, Fetch
+from tensoropt.runtime.functions import BuiltFunction, Feed
 from tensoropt.sharding.resharding import PathFinder
 
 

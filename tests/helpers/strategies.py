@@ -16,6 +16,7 @@ from helpers import zoo
 from tensoropt.ir.graph import Graph, Tensor
 from tensoropt.lowering.resharding.reshard import Backend, Collective
 from tensoropt.plan.build import cost_entries
+from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.layout import Layout, Shape, axes_text
 from tensoropt.reschedule.mesh import Mesh
@@ -24,7 +25,7 @@ from tensoropt.reschedule.simulate import gather
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, configs
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.functions import Feed, Fetch
+from tensoropt.runtime.functions import Feed
 from tensoropt.sharding.consumers import consumers_of, sharding_of, shareable_copies
 from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView

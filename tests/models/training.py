@@ -15,9 +15,10 @@ from tensoropt.ir.graph import Graph
 from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
+from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.simulate import gather
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.functions import Feed, Fetch
+from tensoropt.runtime.functions import Feed
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PathFinder, PlainCosts
 from tensoropt.sharding.strategy import StrategyView

@@ -20,11 +20,11 @@ from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.lowering.resharding.reshard import Backend
 from tensoropt.lowering.variables import StateEntry
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
+from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
 from tensoropt.rules.rule import Config
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.functions import Fetch
 from tensoropt.sharding.model import Model
 
 N_STEPS = 4

@@ -21,8 +21,8 @@ from tensoropt.ir.graph import Graph
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.optimizers.copies import Parameter, ShardVariable, build_variables, fresh_copy, slots_of
 from tensoropt.optimizers.keras_running import RunningKeras
+from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.runtime.functions import Fetch
 
 
 class Signed(keras.optimizers.Optimizer):

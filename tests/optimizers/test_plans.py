@@ -11,9 +11,9 @@ from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.consistency import check_reshardings
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import resolve
+from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.layout import axes_text
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.functions import Fetch
 from tensoropt.sharding.resharding import PlainCosts
 
 

@@ -22,11 +22,11 @@ from optimizers.test_rows import CASES as ROWS
 from tensoropt.lowering.resharding.backends import CommunicatingBackend
 from tensoropt.lowering.resharding.reshard import Collective
 from tensoropt.profiling.collective_tables import device_partitions
+from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
 from tensoropt.rules.rule import Config
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
-from tensoropt.runtime.functions import Fetch
 
 COMM = MPI.COMM_WORLD
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,16 +12,19 @@ import composite.models
 import pytest
 from helpers import zoo
 from helpers.large import first
-from helpers.strategies import engine_of, feeds_of, random_router, random_strategy, training_fetch
+from helpers.strategies import engine_of, feeds_of, random_router, random_strategy
 
-from tensoropt.ir.graph import CONSTANT
-from tensoropt.lowering import backward
+from tensoropt.ir.graph import CONSTANT, PLACEHOLDER
+from tensoropt.ir.views import ALIASES
+from tensoropt.lowering.emission import TaskEmission
 from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.program.fetch import Fetch
 from tensoropt.program.invariants import check_program
 from tensoropt.program.step import StepProgram, step_program
 from tensoropt.program.tasks import (
     BACKWARD,
     COMPUTE,
+    COMPUTING,
     FEED,
     FORWARD,
     OPERATOR,
@@ -27,10 +32,13 @@ from tensoropt.program.tasks import (
     RESHARD,
     SUM,
     UPDATE,
+    WRITE,
     Site,
     Task,
 )
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.runtime import engine
+from tensoropt.sharding.strategy import StrategyView
 
 MODELS = (zoo.mlp, zoo.cnn, zoo.attention, zoo.windows, zoo.broadcasting, *composite.models.MODELS)
 
@@ -62,28 +70,81 @@ def test_the_lowering_emits_the_tasks_of_the_program(
     function: Callable[[], zoo.Built], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emitted: list[Task] = []
-    forward: list[Site] = []
-    emit = backward.BackwardEmission._emit
+    emit = TaskEmission._emit
 
-    def watched(self: backward.BackwardEmission, task: Task) -> None:
+    def watched(self: TaskEmission, task: Task) -> None:
         emitted.append(task)
-        forward[:] = self.forward.sites
         emit(self, task)
 
-    monkeypatch.setattr(backward.BackwardEmission, "_emit", watched)
-    model, mesh = zoo.record(function, "sgd"), Mesh.of(2, 2)
-    view = random_strategy(model, mesh, seed, share_regathered=0.5, share_rematerialized=0.5)
-    engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh))
-    engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0])))
-    program = step_program(view, random_router(seed))
-    of_pass = [task for task in program.tasks if task.direction in (BACKWARD, REMATERIALIZED)]
-    assert emitted == [task for task in of_pass if task.work not in (FEED, UPDATE)]
-    # The lowering also records constants, which the program feeds, but no operands of writes, which have no gradient.
-    operators, free = model.graph.operators, {value.site for value in program.aliases}
-    tasks = [task.site for task in program.tasks if task.direction == FORWARD and task.work in (COMPUTE, RESHARD)]
-    constants = {name for name, op in operators.items() if op.type == CONSTANT}
-    made = [site for site in forward if site not in free and (site.kind != OPERATOR or site.name not in constants)]
-    assert made == [site for site in tasks if site.name not in operators or operators[site.name].updates is None]
+    monkeypatch.setattr(TaskEmission, "_emit", watched)
+    model, view = a_strategy(function, seed)
+    built(model, view, seed)
+    given = {feed.tensor.name for feed in feeds_of(model.graph, model.batches[0])}
+    program = step_program(view, random_router(seed), fetch=Fetch((), ("train",)), given=given)
+    assert emitted == list(program.tasks)
+    # A function is that of all training steps, but for what is fetched.
+    assert program.tasks == step_program(view, random_router(seed)).tasks
+
+
+def a_strategy(function: Callable[[], zoo.Built], seed: int) -> tuple[zoo.Recorded, StrategyView]:
+    model = zoo.record(function, "sgd")
+    return model, random_strategy(model, Mesh.of(2, 2), seed, share_regathered=0.5, share_rematerialized=0.5)
+
+
+def built(model: zoo.Recorded, view: StrategyView, seed: int) -> Counter[str]:
+    """The names of the operators in the function of a step, without what tells those of the same name apart."""
+    built = engine_of(model, view, random_router(seed), EmulatedBackend(view.strategy.mesh))
+    function = built.function(Fetch((), ("train",)), tuple(feeds_of(model.graph, model.batches[0])))
+    return Counter(re.sub(r"_\d+(?=/|$)", "", op.name) for op in function.call.graph.get_operations())
+
+
+def with_readers(program: StepProgram, left_out: Task) -> set[Task]:
+    """A task, and those that can't run without what it writes."""
+    found, missing = {left_out}, set(left_out.writes)
+    for task in program.tasks:
+        reads = any(program.source(value) in missing for value in (*task.all_reads, *task.after))
+        if reads or (task.work == UPDATE and task.site == left_out.site):
+            found.add(task)
+            missing.update(task.writes)
+    return found
+
+
+KINDS = (
+    (FEED, FORWARD),
+    (COMPUTE, FORWARD),
+    (RESHARD, FORWARD),
+    (WRITE, FORWARD),
+    (FEED, BACKWARD),
+    (COMPUTE, BACKWARD),
+    (RESHARD, BACKWARD),
+    (SUM, BACKWARD),
+    (UPDATE, BACKWARD),
+    (COMPUTE, REMATERIALIZED),
+    (RESHARD, REMATERIALIZED),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=" ".join)
+def test_what_is_no_task_is_not_emitted(kind: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, view = a_strategy(zoo.cnn, 0)
+    types = {name: op.type for name, op in model.graph.operators.items()}
+    whole = step_program(view, random_router(0))
+    task = next(
+        each
+        for each in whole.tasks
+        if (each.work, each.direction) == kind
+        and types.get(each.site.name) not in (*ALIASES, CONSTANT, PLACEHOLDER)
+        and (each.work != RESHARD or each.stream != COMPUTING)
+    )
+    dependent = with_readers(whole, task)
+    names = []
+    for left_out in (dependent - {task}, dependent):
+        tasks = tuple(each for each in whole.tasks if each not in left_out)
+        program = replace(whole, tasks=tasks, n_forward=sum(each.direction == FORWARD for each in tasks))
+        monkeypatch.setattr(engine, "step_program", lambda *_, program=program, **__: program)
+        names.append(built(model, view, 0))
+    with_it, without_it = names
+    assert with_it > without_it, f"without {task} there is as much: {without_it - with_it}"
 
 
 def two_layers() -> zoo.Built:

@@ -19,13 +19,12 @@ from random_models import running
 from random_models.drawing import Case, CaseOptions, Training, drawn
 from random_models.running import ROUNDING, SAME, UNSTABLE, WRONG, Outcome, run
 from tensoropt.ir.graph import Operator
-from tensoropt.lowering.model import LocalModel
 from tensoropt.lowering.resharding import backends
 from tensoropt.runtime.engine import Engine
 
 CASES, IN_A_TEST, LEAST_SAME = 51, 3, 2
 SEED, TOO_MUCH = 3, 1.0 + 1e-6
-simulate, gradients_of, update = backends.simulate, LocalModel.gradients, Engine._update
+simulate, updated, update = backends.simulate, Engine._updated, Engine._update
 pytestmark = pytest.mark.usefixtures("graphs_as_built")
 
 
@@ -43,10 +42,10 @@ def _collective(path: Any, shards: Any) -> Any:
     return [shard * TOO_MUCH if shard.dtype.kind == "f" else shard for shard in simulate(path, shards)]
 
 
-def _gradients(*arguments: Any) -> Any:
-    found = gradients_of(*arguments)
-    last = found[-1]
-    return [*found[:-1], last if last is None else [gradient * TOO_MUCH for gradient in last]]
+def _updated(self: Engine, step: Any, emitted: Any, gradients: Any, indices: Any) -> Any:
+    *others, last = gradients
+    more = [each if each is None else [gradient * TOO_MUCH for gradient in each] for each in last]
+    return updated(self, step, emitted, [*others, more], indices)
 
 
 def _update(self: Engine, op: Operator, operands: list[Any]) -> Any:
@@ -56,7 +55,7 @@ def _update(self: Engine, op: Operator, operands: list[Any]) -> Any:
 
 FAULTS = {
     "collectives": lambda: mock.patch.object(backends, "simulate", _collective),
-    "gradients": lambda: mock.patch.object(LocalModel, "gradients", _gradients),
+    "gradients": lambda: mock.patch.object(Engine, "_updated", _updated),
     "moving statistics": lambda: mock.patch.object(Engine, "_update", _update),
 }
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import tensorflow as tf
 
-from ...ir.graph import Tensor
-from ...lowering.gradient_accumulation import refuse_scaled
 from ...lowering.model import LocalModel
 from ...lowering.operators import Values
 from ...lowering.order import put_in_order
@@ -22,6 +19,7 @@ from ...program.tasks import RESULT, Site
 from ...sharding.stages import Crossing
 from ..engine import Engine
 from .emission import PipelineEmission, summed
+from .rows_ahead import gradients_of_variables
 
 
 @dataclass(eq=False)
@@ -30,16 +28,12 @@ class _Passes:
 
     Attributes:
         model: emits them.
-        loss: the loss, in the stage that computes it.
-        losses: its local values; zeros in other stages.
         n_forward: the number of TensorFlow's operators when the forward pass ended.
         gradients: those of parameters and of what lookups found, by tensor name.
         urgent: the operators that compute what an earlier stage waits for.
     """
 
     model: LocalModel
-    loss: Tensor | None
-    losses: Values
     n_forward: int
     gradients: dict[str, Values] = field(default_factory=dict)
     urgent: list[tf.Operation] = field(default_factory=list)
@@ -58,7 +52,7 @@ class AtOnceEmission(PipelineEmission):
         results, passes, updates = {}, {}, {}
         for stage, engine in sorted(engines.items()):
             passes[stage] = own = self._forward_pass(stage, engine)
-            results[stage] = [own.model.replicated(tensor, "fetch") for tensor, _ in self._parts[stage].fetch.tensors]
+            results[stage] = [own.model.fetched(tensor) for tensor, _ in self._parts[stage].fetch.tensors]
             for crossing in self._awaited(self._from(stage, once=True)):
                 self._send(crossing, own.model)
         for stage, own in reversed(passes.items()):
@@ -67,7 +61,7 @@ class AtOnceEmission(PipelineEmission):
             if stage in first:
                 model, crossings = first[stage]
                 given = self._receive_back([each for each in crossings if each.has_gradient])
-                own.gradients = summed(own.gradients, _gradients_of_variables(model, given))
+                own.gradients = summed(own.gradients, gradients_of_variables(model, given))
             updates[stage] = self._begin_update(engines[stage], own)
         self._update(updates)
         return results
@@ -89,7 +83,7 @@ class AtOnceEmission(PipelineEmission):
         engine, graph = self._engine.engines[stage], self._engine.views[stage].whole.graph
         sources = self._variables[stage] | {feed.tensor.name: values for feed, values in self._fed[stage].items()}
         model = LocalModel(
-            engine.view, engine.path_finder, self._resharders[stage], sources, engine._update, training=True
+            engine.view, engine.path_finder, self._resharders[stage], sources, engine._update, is_training=True
         )
         model.emit(graph.ancestors([graph.tensors[each.tensor] for each in crossings], (), sources))
         return model, crossings
@@ -99,12 +93,12 @@ class AtOnceEmission(PipelineEmission):
         (name,) = self._fetch.train_steps
         (received, arriving), resharder = self._received(stage, self._to(stage, once=True)), self._resharders[stage]
         sources = self._sources(stage) | received
-        model = LocalModel(engine.view, engine.path_finder, resharder, sources, engine._update, training=True)
+        model = LocalModel(engine.view, engine.path_finder, resharder, sources, engine._update, is_training=True)
         model.emit(set(self._parts[stage].needed), arriving)
         loss = self._loss(stage)
-        no_losses = [tf.zeros([]) for _ in resharder.backend.ranks]
-        losses = no_losses if loss is None else model.replicated(loss, name, with_gradient=True)
-        return _Passes(model, loss, losses, tf.compat.v1.get_default_graph().version)
+        if loss is not None:
+            model.loss(name, loss)
+        return _Passes(model, tf.compat.v1.get_default_graph().version)
 
     def _backward_pass(self, stage: int, engine: Engine, passes: _Passes) -> None:
         """Emit the backward pass of a stage, with what it receives and sends; branches come after what is sent."""
@@ -117,13 +111,13 @@ class AtOnceEmission(PipelineEmission):
         given = self._receive_back(self._awaited(self._from(stage, once=True, trained=True)))
         ends = [Site(RESULT, each.tensor) for each in urgent] if self._branches(stage) else None
         wanted = {*starts, *(each.tensor for each in back)}
-        found = _of_tensors(model.gradients_of(wanted, passes.loss, passes.losses, given, ends))
+        found = _of_tensors(model.gradients_of(wanted, given, ends))
         passes.urgent = [value.op for each in urgent for value in found[each.tensor]]
         for crossing in urgent:
             self._send_back(crossing, found[crossing.tensor])
         if ends is not None:
             with tf.control_dependencies(passes.urgent):
-                found |= _of_tensors(model.backward.run_deferred())
+                found |= _of_tensors(model.run_deferred())
         for crossing in back:
             if crossing not in urgent:
                 self._send_back(crossing, found[crossing.tensor])
@@ -133,8 +127,11 @@ class AtOnceEmission(PipelineEmission):
         """Return the update of a stage's parameters."""
         (name,), model = self._fetch.train_steps, passes.model
         step = engine.graph.train_steps[name]
-        gradients = partial(_gradients, passes.losses, passes.gradients, model)
-        pending = engine.begin_update(step, passes.losses, model, engine._lookups(name, model), gradients)
+        graph = engine.graph
+        lookups = [[model.lookup(each) for each in graph.lookups.get(variable, ())] for variable in step.variables]
+        places = [graph.lookups.get(variable, ()) or (variable,) for variable in step.variables]
+        gradients = [[passes.gradients.get(graph.operators[each].result.name) for each in of_one] for of_one in places]
+        pending = engine.begin_update(step, model, lookups, gradients)
 
         def apply(sums: Values | None) -> None:
             pending.apply(sums)
@@ -142,7 +139,7 @@ class AtOnceEmission(PipelineEmission):
             is_alone = len(self._engine.engines) == 1
             if engine.in_order and is_alone and not engine.graph.is_sequential:
                 operators = tf.compat.v1.get_default_graph().get_operations()
-                put_in_order(operators, passes.n_forward, model.backward.record, engine.lag, urgent=passes.urgent)
+                put_in_order(operators, passes.n_forward, model.record, engine.lag, urgent=passes.urgent)
 
         return PendingUpdate(pending.sums, apply)
 
@@ -150,30 +147,3 @@ class AtOnceEmission(PipelineEmission):
 def _of_tensors(gradients: Mapping[Site, Values]) -> dict[str, Values]:
     """Return the gradients of tensors, by name."""
     return {site.name: values for site, values in gradients.items() if site.kind == RESULT}
-
-
-def _gradients_of_variables(model: LocalModel, given: Mapping[str, Values]) -> dict[str, Values]:
-    """Return the gradients of trained variables, by tensor name.
-
-    Args:
-        given: those of what a model has computed of them, by tensor name.
-    """
-    graph = model.view.graph
-    made = graph.ancestors([graph.tensors[name] for name in given])
-    variables = {op.result.name for op in graph.variables if op.is_trainable and op.name in made}
-    return _of_tensors(model.gradients_of(variables, None, [], given)) if given else {}
-
-
-def _gradients(
-    own: Values, found: Mapping[str, Values], model: LocalModel, losses: Values, places: list[Values]
-) -> list[Values | None]:
-    """Return the gradients of parameters and of what lookups found.
-
-    Args:
-        own: the losses of the model.
-        found: the gradients by tensor name.
-        losses: the losses that the optimizer differentiates.
-        places: the local values of parameters and of what lookups found.
-    """
-    refuse_scaled(losses, own)
-    return [found.get(name) for name in model.names_of(places)]

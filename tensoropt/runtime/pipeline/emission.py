@@ -13,6 +13,7 @@ from ...lowering.operators import Values
 from ...lowering.pass_chain import PassChain
 from ...lowering.resharding.reshard import Resharder
 from ...optimizers.running_optimizer import PendingUpdate
+from ...program.fetch import Fetch
 from ...program.passes import FORWARD, PARAMETERS, Pass, merged
 from ...reschedule.between_machines import cheapest_way
 from ...reschedule.cross_mesh import CrossMesh
@@ -21,9 +22,8 @@ from ...rules.rule import OperandSharding
 from ...sharding.resharding import resharding_of
 from ...sharding.stages import Crossing
 from ...sharding.strategy import StrategyView
-from ..functions import Feed, Fetch
+from ..functions import Feed
 from ..micro_batched_step import Exchanged, MicroBatchedStep, as_produced
-from ..step_emission import StepEmission
 from .parts import Staged, StagePart
 from .rows_ahead import RowsAhead
 from .transfers import Message
@@ -91,9 +91,7 @@ class PipelineEmission:
             source = Layout.replicated(source[0].mesh, len(tensor.shape)), source[1]
         (first, from_devices), (last, to_devices) = (target, source) if is_gradient else (source, target)
         first = first.with_partial(()) if is_gradient else first
-        way = cheapest_way(
-            first, last.with_partial(()), tensor.shape, from_devices, to_devices, self._engine.machine_of
-        )
+        way = cheapest_way(first, last.with_partial(()), tensor.shape, from_devices, to_devices, self._engine.machine_of)
         number = (self._number[crossing] * self._n_numbers + micro_batch + 1) * 2 + is_gradient
         return Message(crossing.tensor, number, way, tensor.dtype, is_gradient, micro_batch)
 
@@ -200,7 +198,7 @@ class PipelineEmission:
         feeds = {**self._fed[stage], **self._fed_whole[stage]}
         sources = self._variables[stage] | {feed.tensor.name: values for feed, values in feeds.items()}
         view, resharder = self._engine.views[stage].whole, self._resharders[stage]
-        model = LocalModel(view, engine.path_finder, resharder, sources, engine._update, training=self._is_training)
+        model = LocalModel(view, engine.path_finder, resharder, sources, engine._update, is_training=self._is_training)
         model.emit(set(self._parts[stage].ahead))
         return model, crossings
 
@@ -215,13 +213,11 @@ class PipelineEmission:
         for stage, engine in sorted(self._engine.engines.items()):
             part, (received, arriving) = self._parts[stage], self._received(stage, self._to(stage, once=True))
             sources = self._sources(stage) | received
-            steps = StepEmission(
-                engine.graph, part.fetch, part.needed, engine._update, engine._train, engine._lookups
-            )
             model = LocalModel(
-                engine.view, engine.path_finder, self._resharders[stage], sources, steps.update, training=False
+                engine.view, engine.path_finder, self._resharders[stage], sources, engine._update, is_training=False
             )
-            results[stage] = steps.run(model, arriving)
+            model.emit(part.needed, arriving)
+            results[stage] = [model.fetched(*each) for each in part.fetch.tensors]
             for crossing in self._from(stage, once=True):
                 self._send(crossing, model)
         return results
@@ -240,7 +236,9 @@ class PipelineEmission:
             part, view, micro_batches = self._parts[stage], self._engine.views[stage], self._engine.micro_batches[stage]
             received = {each.tensor: self._receive(each) for each in self._to(stage, once=True)}
             sources, resharder = self._sources(stage) | received, self._resharders[stage]
-            outside = LocalModel(view.per_micro_batch, engine.path_finder, resharder, sources, engine._update, training=True)
+            outside = LocalModel(
+                view.per_micro_batch, engine.path_finder, resharder, sources, engine._update, is_training=True
+            )
             exchanged = Exchanged(
                 self._loss(stage),
                 tuple(each.tensor for each in self._to(stage, once=False, trained=True)),
@@ -248,7 +246,7 @@ class PipelineEmission:
                 tuple(each.tensor for each in self._to(stage, once=True, trained=True)),
             )
             steps[stage] = MicroBatchedStep(
-                part.fetch, self._fed[stage], part.needed, outside, micro_batches, view.whole, engine._lookup,
+                part.fetch, self._fed[stage], part.needed, outside, micro_batches, view.whole,
                 engine.begin_update, chains[view.devices], exchanged,
             )  # fmt: skip
             for crossing in self._from(stage, once=True):

@@ -8,11 +8,12 @@ from typing import Protocol
 
 from ...ir.graph import Graph
 from ...ir.micro_batching import MicroBatch
+from ...program.fetch import Fetch
 from ...program.passes import Orders
 from ...sharding.stages import Stages
 from ...sharding.strategy import StrategyView
 from ..engine import Engine
-from ..functions import Feed, Fetch
+from ..functions import Feed
 from .transfers import Transfers
 
 

@@ -47,7 +47,7 @@ class RowsAhead:
         for name in dict.fromkeys(each.tensor for each in self.crossings):
             tensor = self._of_batch(name)
             dimension = self.micro_batches[0].micro_batching.forms[name]
-            rows = self.model.replicated(tensor, "rows of other stages")
+            rows = self.model.fetched(tensor)
             parts[name] = [tf.split(values, n, dimension) for values in rows]
         for index in range(n):
             for crossing in self.crossings:
@@ -64,7 +64,7 @@ class RowsAhead:
             if crossing.has_gradient:
                 parts = [self._on_all_ranks(crossing.tensor, receive(crossing, each.index)) for each in self.micro_batches]
                 sums.setdefault(crossing.tensor, []).append(self._joined(crossing.tensor, parts))
-        return gradients_of_tables(
+        return gradients_of_variables(
             self.model, {name: [tf.add_n(list(each)) for each in zip(*parts, strict=True)] for name, parts in sums.items()}
         )
 
@@ -93,16 +93,14 @@ class RowsAhead:
         return [local_block(value, layout, tensor.shape, rank) for rank, value in zip(ranks, joined, strict=True)]
 
 
-def gradients_of_tables(model: LocalModel, given: Mapping[str, Values]) -> dict[str, Values]:
-    """Return the gradients of the tables that a model looks rows up in, by tensor name.
+def gradients_of_variables(model: LocalModel, given: Mapping[str, Values]) -> dict[str, Values]:
+    """Return the gradients of trained variables, by tensor name.
 
     Args:
-        given: the gradients of the rows, by tensor name.
+        given: those of what a model has computed of them, by tensor name.
     """
-    if not given:
-        return {}
     graph = model.view.graph
-    lookups = [graph.producers[name] for name in given]
-    tables = {op.inputs[0].name for op in lookups if op.inputs[0] is not None}
-    found = model.gradients_of(tables, None, [], given)
-    return {site.name: values for site, values in found.items() if site.kind == RESULT and site.name in tables}
+    made = graph.ancestors([graph.tensors[name] for name in given])
+    variables = {op.result.name for op in graph.variables if op.is_trainable and op.name in made}
+    found = model.gradients_of(variables, given) if given else {}
+    return {site.name: values for site, values in found.items() if site.kind == RESULT}

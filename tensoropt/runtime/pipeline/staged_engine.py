@@ -22,11 +22,12 @@ from ...lowering.operators import Values
 from ...lowering.resharding.reshard import Backend, Collective, Resharder
 from ...lowering.variables import StateEntry
 from ...optimizers.running_optimizer import RunningOptimizer
+from ...program.fetch import Fetch, operators_of
 from ...program.passes import Orders
 from ...sharding.stages import Crossing, Stages
 from ..engine import Engine
 from ..feed_shards import comes_in_micro_batches, fed_shape, rank_shard
-from ..functions import Feed, Fetch, names, operators_of, structure_digest
+from ..functions import Feed, names, structure_digest
 from ..process_limit import check_memory_left
 from ..step_errors import RefusedValues, only_step
 from .at_once_emission import AtOnceEmission

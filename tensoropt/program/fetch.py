@@ -1,0 +1,45 @@
+"""Describe what a function runs and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from ..ir.graph import Gradients, Graph, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """The results of one function: tensors, training steps and other operators.
+
+    Attributes:
+        tensors: pairs of a tensor and whether this rank's shard of it is fetched (True) or its global value (False).
+        train_steps: the names of the training steps to run.
+        operators: the names of other operators to run.
+    """
+
+    tensors: tuple[tuple[Tensor, bool], ...] = ()
+    train_steps: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+
+
+def all_of(graph: Graph) -> Fetch:
+    """Return the fetch of all training steps, or of the whole graph if it has none."""
+    return Fetch(train_steps=tuple(graph.train_steps), operators=() if graph.train_steps else tuple(graph.operators))
+
+
+def operators_of(graph: Graph, fetch: Fetch, given: Container[str] = ()) -> set[str]:
+    """Return the names of the operators that a function runs: all that its targets need and that aren't given."""
+    found = graph.ancestors([tensor for tensor, _ in fetch.tensors], fetch.operators, given)
+    for name in fetch.train_steps:
+        found |= graph.operators_of(graph.train_steps[name], given)
+    return found
+
+
+def backward_passes_of(graph: Graph, fetch: Fetch, needed: set[str]) -> list[Gradients]:
+    """Return the backward passes that a function runs, of which ``needed`` are the operators."""
+    return [
+        taken
+        for taken in graph.backward_passes
+        if taken.name in fetch.train_steps or graph.gradient_operators(taken.name) & needed
+    ]
