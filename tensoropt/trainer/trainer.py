@@ -277,13 +277,12 @@ class Trainer(LiveModel):
     def make_train_function(self, force: bool = False) -> Callable[[Iterator[Any]], Logs]:
         """Return the function that runs a training step on the next batch of an iterator."""
         self.check_trained()
-
-        def step(batch: Batch) -> Any:
-            self._progress.step += 1
-            return self.ranks.train(batch)
-
-        self.train_function = self._stepping(TRAIN, step, self._check_size)
+        self.train_function = self._stepping(TRAIN, self._train, self._check_size)
         return self.train_function
+
+    def _train(self, batch: Batch) -> Any:
+        self._progress.step += 1
+        return self.ranks.train(batch)
 
     def _check_size(self, batch: Batch) -> None:
         check_size(batch, self._progress, self.ranks.runs.signature.batch_size)

@@ -33,11 +33,13 @@ from ..common.errors import InputError
 from ..common.source_lines import running_line
 from ..runtime.execute import loaded_plan
 from ..runtime.ranks import current_processes
+from ..trainer.batch import Batch
 from ..trainer.callbacks import DECISIONS
 from ..trainer.leading import LedRanks
 from ..trainer.live import settle
 from ..trainer.objective import KerasObjective
 from ..trainer.parallelize import TrainingOptions, parallelized
+from ..trainer.programs import TRAIN
 from ..trainer.trainer import Trainer
 from .batch_sizes import batch_size_of
 
@@ -103,10 +105,24 @@ class ScriptTrainer(Trainer):
         act(path, lambda model: method(model, *arguments, **named))
 
     def check_trained(self) -> None:
-        """Go on training what was trainable when the model was compiled, as Keras does."""
+        """Go on training what was trainable when the model was captured, as Keras does without another ``compile``."""
+        self._has_others = self.is_live and {id(each) for each in self.trained} != set(self._trained_before)
 
-    def _check_size(self, batch: Any) -> None:
+    def _check_size(self, batch: Batch) -> None:
         """Take batches of any size; each size has a program of its own."""
+
+    def _train(self, batch: Batch) -> Any:
+        """Train on a batch.
+
+        Raises:
+            InputError: its size needs a program, which would train other variables than those before.
+        """
+        if self._has_others and not self.ranks.runs.has(TRAIN, batch):
+            raise InputError(
+                f"other variables of model '{self.inner.name}' are trainable than when it was compiled ({running_line()}), "
+                "so a program for batches of this size would train them; call model.compile(...) again"
+            )
+        return super()._train(batch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
