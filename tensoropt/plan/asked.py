@@ -1,17 +1,26 @@
-"""What a search is asked for."""
+"""What a search is asked for, and its arguments as a user gives them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any
 
+from ..common.errors import InputError, short
+from ..common.memory_units import default_limit, parse_memory
+from ..common.progress import Progress
 from ..ft import Budget
 from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
+from ..search.problem.choices import ACCUMULATE, REMAT, REUSE, checked_choices
 from ..search.problem.objectives import MEMORY_TIME, Objectives
 from ..sharding.constraints import Force
+from ..sharding.micro_batches import checked_count
 from ..sharding.model import Model
-from .find_frontier import Progress
+from .placement import by_operator, split_force
+
+OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 
 
 @dataclass(frozen=True)
@@ -60,3 +69,167 @@ class Request:
     may_take_stages: bool = False
     stages_must_pay: bool = True
     tell: Callable[[str], None] | None = None
+
+
+def check_option(option: object) -> None:
+    """Check that an option that a user named exists.
+
+    Raises:
+        InputError: there is no such option.
+    """
+    if option not in OPTIONS:
+        raise InputError(f"unknown option {short(option)}; expected one of {', '.join(map(repr, OPTIONS))}")
+
+
+def request_of(
+    model: Model,
+    hardware: Hardware,
+    memory: int | str | None,
+    force: object,
+    without: object = (),
+    micro_batches: object = None,
+) -> Request:
+    """Return the request that a user's arguments describe, after checking them.
+
+    Args:
+        memory: the memory limit per device; None for the default limit of the hardware's device.
+        force: degrees by factor by operator, and the devices that operators are placed on.
+        without: the choices that strategies must not use.
+        micro_batches: the number of micro-batches; None leaves it open.
+
+    Raises:
+        InputError: ``memory`` or ``force`` is malformed, ``without`` names an unknown choice, or the model can't be trained
+            in so many micro-batches.
+    """
+    limit = limit_of(memory, hardware)
+    degrees, placed = split_force(force)
+    forced, left_out = checked_force(degrees), checked_choices(without)
+    slices = checked_micro_batches(model, micro_batches, left_out)
+    if model.graph.is_sequential:
+        # What a later pass computes again would have to be told from what the first one does.
+        left_out |= {REUSE, REMAT, ACCUMULATE}
+    return Request(
+        model,
+        hardware,
+        limit,
+        forced,
+        assumptions(hardware, model),
+        without=left_out,
+        micro_batches=slices,
+        placed={**model.placed, **by_operator(model.graph, placed)},
+    )
+
+
+def limit_of(memory: int | str | None, hardware: Hardware) -> int:
+    """Return the memory limit per device in bytes: the given one, or the default limit of the hardware's device.
+
+    Raises:
+        InputError: ``memory`` is malformed.
+    """
+    return default_limit(hardware.device.memory_bytes) if memory is None else parse_memory(memory)
+
+
+def checked_micro_batches(model: Model, requested: object, without: Container[str]) -> int | None:
+    """Return the number of micro-batches that a user asked for, after checking it; None if they asked for none.
+
+    Args:
+        without: the choices that strategies must not use.
+
+    Raises:
+        InputError: it isn't a valid number, the model can't be trained in so many micro-batches, or ``without`` excludes
+            micro-batches.
+    """
+    if requested is None:
+        return None
+    count = checked_count(requested)
+    if count > 1 and ACCUMULATE in without:
+        raise InputError(f"micro_batches={count} is asked for, and to do without '{ACCUMULATE}'; leave one of the two")
+    model.in_micro_batches(count)
+    return count
+
+
+def parallelisms(requested: object) -> list[int]:
+    """Return the numbers of devices that a user gave as ``parallelism``: one or several.
+
+    Raises:
+        InputError: it is neither a positive number of devices nor a list of such.
+    """
+    counts: list[Any] = [requested] if isinstance(requested, str) or not isinstance(requested, Iterable) else list(requested)
+    if not counts:
+        raise InputError("parallelism is an empty list; name at least one number of devices")
+    for count in counts:
+        if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+            raise InputError(f"parallelism must be a positive number of devices, or a list of such, got {short(requested)}")
+    return [int(count) for count in counts]
+
+
+def checked_force(requested: object) -> Force:
+    """Return what a user gave as ``force``, after checking its form: degrees by factor by operator.
+
+    The search checks that the model has these operators and factors.
+
+    Raises:
+        InputError: it has another form.
+    """
+    if requested is None:
+        return {}
+    if not isinstance(requested, Mapping) or not all(isinstance(pinned, Mapping) for pinned in requested.values()):
+        raise InputError(
+            f"force takes degrees by factor by operator, such as {{'MatMul_1': {{'m': 2}}}}, got {short(requested)}"
+        )
+    for name, pinned in requested.items():
+        for factor, degree in pinned.items():
+            if not isinstance(degree, Integral) or isinstance(degree, bool) or degree < 1:
+                raise InputError(
+                    f"force takes a positive number of blocks for {name}'s factor '{factor}', got {short(degree)}"
+                )
+    return {str(name): {str(factor): int(degree) for factor, degree in pinned.items()} for name, pinned in requested.items()}
+
+
+def assumptions(hardware: Hardware, model: Model) -> dict[str, object]:
+    """Return what a plan records of its search: hardware, batch, TensorFlow version, provenance of costs."""
+    import tensorflow as tf
+
+    return {
+        "hardware": hardware.name,
+        "device": hardware.device.name,
+        "device_memory_bytes": int(hardware.device.memory_bytes),
+        "batch": model.graph.batch,
+        "tensorflow": tf.__version__,
+        "provenance": dict(hardware.provenance),
+    }
+
+
+def checked_stages(given: object) -> tuple[int, ...]:
+    """Return the numbers of stages that a user gave: one, or several of which the search chooses.
+
+    Raises:
+        InputError: they aren't whole numbers from 1 up.
+    """
+    several = given if isinstance(given, (tuple, list)) else (given,)
+    for count in several:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InputError(f"stages takes whole numbers from 1 up, such as 2, or (1, 2) for a choice, got {short(given)}")
+    if not several:
+        raise InputError("stages is empty; give whole numbers from 1 up, such as (1, 2)")
+    return tuple(dict.fromkeys(several))
+
+
+def stages_asked_for(stages: object, schedule: str | None, is_placed: bool = False) -> tuple[int, ...] | None:
+    """Return the numbers of stages that a user asks for, of which 1 stands for plans without; None if none are asked for.
+
+    Args:
+        is_placed: whether operators are placed on devices, for which there are stages too.
+
+    Raises:
+        InputError: they aren't whole numbers from 1 up, or can't be combined with what else is asked for.
+    """
+    counts = None if stages is None else checked_stages(stages)
+    if schedule is not None and max(counts or (1,)) == 1 and not is_placed:
+        raise InputError(f"schedule={schedule!r} is the order in which stages run; give stages=2 or more with it")
+    return counts
+
+
+def asks_for_stages(request: Request, stages: Sequence[int] | None) -> bool:
+    """Return whether plans with stages are asked for: by their numbers, or by a placement of operators."""
+    return bool(request.placed) or max(stages or (1,)) > 1

@@ -27,7 +27,7 @@ from ..rules.rule import Config, why_invalid
 from ..search import monte_carlo, simulated_descent
 from ..search.baselines import BY_SIMULATION, MONTE_CARLO, OTHERS, search_baseline
 from ..search.baselines.one_strategy import of_one_strategy
-from ..search.baselines.task import BaselineResult, BaselineTask
+from ..search.baselines.task import BaselineResult, BaselineTask, check_arguments
 from ..search.monte_carlo import SearchLimits
 from ..search.problem.builder import ProblemBuilder
 from ..search.problem.choices import REMAT, REUSE, ZERO, Choices
@@ -201,7 +201,7 @@ def find_frontier(
         costing = costing_of(model, hardware, mesh, known)
         space = space or space_for(model.graph, mesh)
     if algorithm in OTHERS:
-        _refuse_for_others(algorithm, micro_batches, objectives, force)
+        check_arguments(algorithm, micro_batches, objectives, bool(force))
         task = BaselineTask(costing, mesh, space, None, progress)
         return _of_other(model, hardware, task, algorithm, limit_bytes, budget)
     of_costs, of_search = (partial(progress, phase) for phase in ("costs", "search")) if progress else (None, None)
@@ -275,24 +275,6 @@ def _of_least_peaks(frontier: ModelFrontier, progress: Progress | None) -> Model
     started = time.perf_counter()
     frontier = frontier.of_least_peaks(progress)
     return replace(frontier, seconds_by_phase={**frontier.seconds_by_phase, "peaks": time.perf_counter() - started})
-
-
-def _refuse_for_others(algorithm: str, micro_batches: int, objectives: Objectives, force: Force | None) -> None:
-    """Raise InputError for an argument that a baseline or another algorithm can't follow."""
-    if micro_batches > 1:
-        raise InputError(
-            f"algorithm '{algorithm}' takes no micro-batches, got micro_batches={micro_batches}; leave them out, or search "
-            f"with {ALGORITHMS[0]}"
-        )
-    if objectives != MEMORY_TIME:
-        raise InputError(
-            f"algorithm '{algorithm}' has objectives of its own, got {','.join(objectives)}; leave out the objectives, or "
-            f"search with {ALGORITHMS[0]}"
-        )
-    if force:
-        raise InputError(
-            f"algorithm '{algorithm}' decides by itself what is split; leave out force=, or search with {ALGORITHMS[0]}"
-        )
 
 
 def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:

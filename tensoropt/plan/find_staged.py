@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..common.errors import InputError, short
+from ..common.errors import InputError
 from ..common.garbage import older_objects_kept
 from ..common.memory_units import memory_text
 from ..ft import ALGORITHMS, BY_DEFAULT
@@ -30,36 +30,18 @@ from .fewer_micro_batches import is_left_out
 from .find_frontier import ModelFrontier
 from .memory_cuts import least_bytes
 from .placement import fewest_stages, of_stage, placement
-from .plan import Plan
 from .request import Request, fastest_that_fits
 from .stage_memory import StageCosts, needed_bytes
 from .stage_points import SearchedStages
 from .stage_times import OperatorTimes, beside, transfers, works
 from .staged_frontier import StagedFrontier
-from .staged_frontier_points import AnyPoint, StagedPoint, minimal_points
+from .staged_frontier_points import PlanPoint, minimal_points
 from .submeshes import Block, interleaved_blocks, interleaved_counts
 
 MICRO_BATCHES_PER_STAGE = (1, 2, 4)
 """Without a number of micro-batches so many for each stage, or submesh, are searched, where the batch can be divided so."""
 WORTH_AT_ONCE = 1 / 3
 """The batch is also taken at once where two stages can run this share of all operators' time at the same time."""
-
-
-def find_staged(request: Request, parallelism: int, n_stages: object, schedule: str | None) -> Plan:
-    """Return the fastest plan that was found in a number of stages, within the memory limit.
-
-    Raises:
-        InputError: none fits; or as :func:`find_with_stages`.
-    """
-    counts = checked_stages(n_stages)
-    if 1 in counts:
-        raise InputError(f"a plan in stages has 2 or more, got {short(n_stages)}")
-    frontier = find_with_stages(request, parallelism, counts, schedule)
-    why = why_too_large(frontier, request.limit_bytes)
-    if why is not None:
-        raise InputError(why)
-    plan = frontier.plan(frontier.fastest_within(request.limit_bytes), "mini_time")
-    return plan
 
 
 @older_objects_kept()
@@ -84,7 +66,7 @@ def find_with_stages(
             "schedule='interleaved' has stages share their devices, and operators are placed; leave one of the two"
         )
     counts = _allowed(request, counts, fewest_stages(placed, parallelism) if placed else 1)
-    unstaged = fastest_that_fits(replace(request, placed={}), parallelism)[1] if 1 in counts else []
+    alone = fastest_that_fits(replace(request, placed={}), parallelism)[1] if 1 in counts else []
     found: list[SearchedStages] = []
     left_out: list[str] = []
     bounds_us: list[float] = []
@@ -97,36 +79,34 @@ def find_with_stages(
         left_out += _why_beaten(request, count, of_count)
         bounds_us += [] if of_count else [bound_us]
         found += of_count
-    if not found and not unstaged:
+    if not found and not alone:
         raise InputError(left_out[0])
     if found and request.micro_batches is None and all(each.micro_batches == 1 for each in found):
         left_out += _why_at_once(request, found)
-    return frontier_of(request, parallelism, unstaged, found, left_out, bounds_us)
+    return frontier_of(request, parallelism, [*map(SearchedStages.whole, alone), *found], left_out, bounds_us)
 
 
 def frontier_of(
     request: Request,
     parallelism: int,
-    unstaged: Sequence[ModelFrontier],
     found: Sequence[SearchedStages],
     left_out: Sequence[str] = (),
     bounds_us: Sequence[float] = (),
-    points: Sequence[AnyPoint] | None = None,
+    points: Sequence[PlanPoint] | None = None,
 ) -> StagedFrontier:
     """Return the minimal points of all that was searched, as one frontier.
 
     Args:
-        unstaged: the frontiers without stages.
-        found: the cuts.
+        found: the cuts, the model that isn't cut among them.
         left_out: why some numbers of stages weren't searched.
         bounds_us: for each number of which no cut was searched, a time that no step beats.
         points: the minimal points; None to evaluate some.
     """
     started = time.perf_counter()
     if points is None:
-        points = minimal_points(unstaged, found, request.limit_bytes, request.progress)
+        points = minimal_points(found, request.limit_bytes, request.progress)
     seconds: defaultdict[str, float] = defaultdict(float)
-    for frontier in [*unstaged, *(each for of_cut in found for each in of_cut.frontiers)]:
+    for frontier in (each for of_cut in found for each in of_cut.frontiers):
         for phase, value in frontier.seconds_by_phase.items():
             seconds[phase] += value
     seconds["peaks"] += time.perf_counter() - started
@@ -134,28 +114,12 @@ def frontier_of(
         points_of=tuple(points),
         hardware=request.hardware,
         parallelism=parallelism,
-        unstaged=tuple(unstaged),
         searched=tuple(found),
         left_out=tuple(left_out),
         bounds_us=tuple(bounds_us),
         assumed=request.assumed,
         seconds_by_phase=seconds,
     )
-
-
-def checked_stages(given: object) -> tuple[int, ...]:
-    """Return the numbers of stages that a user gave: one, or several of which the search chooses.
-
-    Raises:
-        InputError: they aren't whole numbers from 1 up.
-    """
-    several = given if isinstance(given, (tuple, list)) else (given,)
-    for count in several:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InputError(f"stages takes whole numbers from 1 up, such as 2, or (1, 2) for a choice, got {short(given)}")
-    if not several:
-        raise InputError("stages is empty; give whole numbers from 1 up, such as (1, 2)")
-    return tuple(dict.fromkeys(several))
 
 
 def _allowed(request: Request, counts: Sequence[int] | None, fewest: int) -> tuple[int, ...]:
@@ -368,7 +332,7 @@ def why_too_large(frontier: StagedFrontier, limit_bytes: int | None) -> str | No
     if limit_bytes is None or least.n_bytes <= limit_bytes:
         return None
     text = f"no plan fits {limit_bytes:,} bytes ({memory_text(limit_bytes)}) per device: "
-    if isinstance(least, StagedPoint):
+    if least.n_stages > 1:
         stages = least.searched.stages
         number = least.stage_bytes.index(least.n_bytes)
         n = least.micro_batches

@@ -23,9 +23,9 @@ from ..common.memory_units import memory_text, parse_memory
 from ..common.progress import Progress
 from ..report.notebook import bundle, frontier_html
 from ..report.page import report_name, write_report
-from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
+from ..search.problem.objectives import Objectives, StrategyCosts
 from .first_fit import ALL_AT_ONCE, first_that_fits, least_of
-from .picture import new_axes, save_picture
+from .picture import draw_points, new_axes, save_picture
 from .points import FrontierPoint, Passes, thinned
 
 if TYPE_CHECKING:
@@ -345,28 +345,9 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
             InputError: there is no Matplotlib, or the picture can't be written.
         """
         axes = axes if axes is not None else new_axes(to_show=path is None)
-        costs, peaks = self.costs, self.all_peaks
-        memory = costs.mem_bytes if peaks is None else peaks
-        drawn = {
-            "memory": ("memory per device (MB)" if peaks is None else "peak memory per device (MB)", memory / 1e6),
-            "time": ("time per step (ms)", costs.time_ns / 1e6),
-            "network": ("network time per step (ms)", costs.network_ns / 1e6),
-        }
-        (x_label, x), (y_label, y) = (drawn[name] for name in self.objectives)
-        (line,) = axes.plot(x, y, drawstyle="steps-post", label=y_label.removesuffix(" (ms)"))
-        axes.plot(x, y, ".", color=line.get_color())
-        if self.objectives == MEMORY_TIME:
-            axes.plot(x, costs.compute_ns / 1e6, ":", color="tab:green", label="compute")
-            axes.plot(x, costs.network_ns / 1e6, ":", color="tab:red", label="network")
-        turning = self.turning_number
-        axes.plot(x[turning], y[turning], "o", color="black", fillstyle="none", label="turning point")
-        if chosen is not None:
-            axes.plot(x[chosen], y[chosen], "*", color="black", label="chosen")
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
-        axes.set_ylim(bottom=0)
-        axes.set_title(f"{self.mesh.n_devices} devices of {self.hardware_name}")
-        axes.legend()
+        marks = {"turning point": self.turning_number, **({} if chosen is None else {"chosen": chosen})}
+        title = f"{self.mesh.n_devices} devices of {self.hardware_name}"
+        draw_points(axes, self.costs, self.all_peaks, self.objectives, marks, title)
         if path is not None:
             save_picture(axes, path)
         return axes

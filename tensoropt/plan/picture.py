@@ -1,14 +1,17 @@
-"""Make axes to draw in, and write what is drawn to a file; both need Matplotlib."""
+"""Make axes to draw in, draw a frontier's points, and write what is drawn to a file; all need Matplotlib."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..common.errors import InputError
 from ..common.files import write_atomically
+from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
 
 PICTURE_DPI = 150
@@ -25,6 +28,41 @@ def new_axes(to_show: bool) -> Axes:
     except ImportError as error:
         raise InputError("a plot needs Matplotlib; install it: pip install matplotlib") from error
     return Figure(layout="constrained").subplots()
+
+
+def draw_points(
+    axes: Axes,
+    costs: StrategyCosts,
+    peaks: np.ndarray | None,
+    objectives: Objectives,
+    marks: Mapping[str, int],
+    title: str,
+) -> None:
+    """Draw the second objective of points against the first; see :meth:`.frontier.PlanFrontier.plot`.
+
+    Args:
+        peaks: the peaks in bytes, int64[P], instead of the memory of ``costs``; None where not all are known.
+        marks: the number of the turning point, and of another point to mark, by what they are.
+    """
+    memory = costs.mem_bytes if peaks is None else peaks
+    drawn = {
+        "memory": ("memory per device (MB)" if peaks is None else "peak memory per device (MB)", memory / 1e6),
+        "time": ("time per step (ms)", costs.time_ns / 1e6),
+        "network": ("network time per step (ms)", costs.network_ns / 1e6),
+    }
+    (x_label, x), (y_label, y) = (drawn[name] for name in objectives)
+    (line,) = axes.plot(x, y, drawstyle="steps-post", label=y_label.removesuffix(" (ms)"))
+    axes.plot(x, y, ".", color=line.get_color())
+    if objectives == MEMORY_TIME:
+        axes.plot(x, costs.compute_ns / 1e6, ":", color="tab:green", label="compute")
+        axes.plot(x, costs.network_ns / 1e6, ":", color="tab:red", label="network")
+    for (label, number), marker in zip(marks.items(), "o*", strict=False):
+        axes.plot(x[number], y[number], marker, color="black", fillstyle="none" if marker == "o" else "full", label=label)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.set_ylim(bottom=0)
+    axes.set_title(title)
+    axes.legend()
 
 
 def save_picture(axes: Axes, path: str | os.PathLike[str]) -> None:

@@ -230,10 +230,10 @@ class Plan:
 
     def _with_peak(self) -> Plan:
         """Return the plan with the instant of each stage's peak, as far as its file or its frontier knows it."""
-        if len(self.stages) > 1 or self.stages[0].peak is not None or self.frontier is None or self.point is None:
+        if self.stages[0].peak is not None or self.frontier is None or self.point is None:
             return self
-        peak = self.frontier.peak_json(self.point)
-        return replace(self, stages=(replace(self.stages[0], peak=peak),))
+        known = self.frontier.peak_json(self.point)
+        return self if known is None else replace(self, stages=(replace(self.stages[0], peak=known),))
 
     def too_large(self) -> str | None:
         """Return the sentence that the plan needs more memory than its device has, None if it doesn't."""

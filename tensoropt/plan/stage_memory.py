@@ -20,7 +20,7 @@ from ..ir.gradient_info import Backward
 from ..ir.graph import Graph, Operator, Tensor
 from ..program.deferral import StageEnds, has_separate_gradients
 from ..program.pass_memory import Messages, peak_together
-from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, StepOrder, most_waiting
+from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, PLAIN, StepOrder, most_waiting
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface
 from ..sharding.model import Model
@@ -165,7 +165,7 @@ def needed_bytes(
         messages: other messages than those of :func:`messages_of`.
     """
     model, divides = frontier.model, is_divided(frontier, stage, order)
-    if order.n_micro_batches == 1 and not divides:
+    if order.schedule == PLAIN or (order.n_micro_batches == 1 and not divides):
         return frontier.needed_bytes(point) + _ahead_bytes(model)
     memory = frontier.pass_memory(point, ends_of(model, divides))
     messages = messages or messages_of(frontier, point, stage, order)
@@ -207,7 +207,8 @@ def is_divided(frontier: ModelFrontier, stage: int, order: StepOrder) -> bool:
     They do where ranks run in order or gradients of parameters are deferred, and in a stage in which branches begin.
     """
     model = frontier.model
-    assert isinstance(model, StageModel)
+    if not isinstance(model, StageModel):  # it isn't cut
+        return False
     waits = any(each.target == stage and each.has_gradient for each in model.stages.crossings)
     divides = runs_in_order(frontier.hardware) or order.deferred[stage] > 0 or bool(model.stages.early[stage])
     return waits and divides
@@ -244,7 +245,8 @@ def _ahead_bytes(model: Model) -> int:
 
     They are held twice, whole and cut into those of micro-batches, and so are their gradients later.
     """
-    assert isinstance(model, StageModel)
+    if not isinstance(model, StageModel):  # it isn't cut
+        return 0
     ahead = {each.tensor for each in model.stages.crossings if each.is_ahead and each.source == model.index}
     return 2 * sum(model.stages.whole.graph.tensors[name].mem_bytes for name in ahead)
 

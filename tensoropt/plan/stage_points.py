@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..ft.pareto import product, reduce_unsorted
-from ..program.schedule import StepOrder, Times, tried_orders
+from ..program.schedule import PLAIN, StepOrder, Times, tried_orders
 from ..sharding.stages import Stages
 from .find_frontier import ModelFrontier
 from .stage_memory import StageCosts
@@ -63,6 +63,7 @@ class SearchedStages:
         bound_us: a time that no step in so many stages beats, wherever the model is cut, in any of the numbers of
             micro-batches that were considered.
         costs: the costs of the points of each stage; None for those that the searches counted.
+        is_uncut: whether the model isn't cut, so that its plans are as exact as its frontier.
     """
 
     stages: Stages
@@ -75,6 +76,25 @@ class SearchedStages:
     transfers: Transfers
     bound_us: float
     costs: tuple[StageCosts, ...] | None = None
+    is_uncut: bool = False
+
+    @classmethod
+    def whole(cls, frontier: ModelFrontier) -> SearchedStages:
+        """Return a model that isn't cut, with its frontier: one stage, which takes a step at once."""
+        model, proven = frontier.model, frontier.certified
+        least_ns = (proven.time_ns if proven.bound is None else proven.bound.time_ns).min()
+        return cls(
+            Stages(replace(model, graph=model.graph.full_batch), ()),
+            (Block(0, frontier.mesh.n_devices),),
+            (frontier,),
+            model.graph.n_micro_batches,
+            PLAIN,
+            (PassTimes(before=1.0),),
+            (PassTimes(),),
+            Transfers([], [], []),
+            int(least_ns) / 1e3,
+            is_uncut=True,
+        )
 
     @cached_property
     def combinations(self) -> tuple[StageCombinations, ...]:
@@ -107,9 +127,9 @@ class SearchedStages:
         """Return for a point of each stage the time of all that it does in a step."""
         return [each.total(self.micro_batches) for each in self._times_of(points)]
 
-    def timeline(self, points: Sequence[int], order: StepOrder) -> dict[str, Any]:
-        """Return when each stage does what with a point of each stage; see :func:`.stage_timeline.stage_timeline`."""
-        return stage_timeline(self._times_of(points), self.transfers, order, self.blocks)
+    def timeline(self, points: Sequence[int], order: StepOrder) -> dict[str, Any] | None:
+        """Return when each stage does what with a point of each; see :func:`.stage_timeline.stage_timeline`. None of one."""
+        return None if self.is_uncut else stage_timeline(self._times_of(points), self.transfers, order, self.blocks)
 
     def _times_of(self, points: Sequence[int]) -> list[PassTimes]:
         chosen = zip(self.frontiers, points, strict=True)

@@ -25,7 +25,7 @@ from .frontier_file import SavedFrontier, frontier_value
 from .plan import Plan
 from .points import FrontierPoint, Passes
 from .stage_points import SearchedStages
-from .staged_frontier_points import AnyPoint
+from .staged_frontier_points import PlanPoint
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,8 +36,7 @@ class StagedFrontier(PlanFrontier[Plan]):
         points_of: the points, by ascending peak and descending time.
         hardware: the hardware that the costs are for.
         parallelism: the number of devices.
-        unstaged: the frontiers without stages that were searched; empty where stages are asked for.
-        searched: the cuts that were searched.
+        searched: the cuts that were searched; among them the model that isn't cut, unless stages are asked for.
         left_out: why some numbers of stages that were asked for weren't searched, one sentence each.
         bounds_us: for each number of stages none of whose cuts was searched, as others beat them, a time that no step beats.
         why_stages: why there are stages where none were asked for; empty where they were.
@@ -45,10 +44,9 @@ class StagedFrontier(PlanFrontier[Plan]):
         seconds_by_phase: the seconds of all searches by phase.
     """
 
-    points_of: tuple[AnyPoint, ...]
+    points_of: tuple[PlanPoint, ...]
     hardware: Hardware
     parallelism: int
-    unstaged: tuple[ModelFrontier, ...]
     searched: tuple[SearchedStages, ...]
     left_out: tuple[str, ...] = ()
     bounds_us: tuple[float, ...] = ()
@@ -101,15 +99,12 @@ class StagedFrontier(PlanFrontier[Plan]):
 
         With stages it is that of all operators as fast as they can be, on all devices; without, that of the search's bound.
         """
-        proven = [each.certified for each in self.unstaged]
-        alone = [int((each.time_ns if each.bound is None else each.bound.time_ns).min()) / 1e3 for each in proven]
-        return min([*alone, *self.bounds_us, *(each.bound_us for each in self.searched)])
+        return min([*self.bounds_us, *(each.bound_us for each in self.searched)])
 
     @property
     def is_interrupted(self) -> bool:
         """Whether Ctrl-C ended one of the searches."""
-        frontiers = [*self.unstaged, *(each for searched in self.searched for each in searched.frontiers)]
-        return any(each.is_interrupted for each in frontiers)
+        return any(each.is_interrupted for searched in self.searched for each in searched.frontiers)
 
     def plan(self, point: int, option: str = "point") -> Plan:
         number = self.check_point(point)
@@ -134,11 +129,14 @@ class StagedFrontier(PlanFrontier[Plan]):
         tried: dict[int, list[int]] = {}
         for searched in self.searched:
             tried.setdefault(searched.stages.n, []).append(searched.micro_batches)
-        ways = [f"{n} stages in {' or '.join(map(str, sorted(set(each))))} micro-batches" for n, each in tried.items()]
-        proven = [f"without stages: {each.certified.certificate}" for each in self.unstaged[:1]]
+        ways = [
+            "no stages" if n == 1 else f"{n} stages in {' or '.join(map(str, sorted(set(each))))} micro-batches"
+            for n, each in tried.items()
+        ]
+        proven = [f"without stages: {each.certified.certificate}" for each in self.without_stages[:1]]
         told = [
             f"{n_points} on {self.parallelism} devices {self.mesh}: {', '.join(of_counts)}",
-            f"searched {', '.join(['no stages'] * bool(self.unstaged) + ways)}",
+            f"searched {', '.join(ways)}",
             *proven,
             f"with stages or without no plan takes less than {self.bound_us:,.1f} us",
             *([self.why_stages] if self.why_stages else []),
@@ -175,7 +173,7 @@ class StagedFrontier(PlanFrontier[Plan]):
 
     @property
     def without_stages(self) -> tuple[ModelFrontier, ...]:
-        return self.unstaged
+        return tuple(each.frontiers[0] for each in self.searched if each.is_uncut)
 
     def parts(self, point: int) -> list[tuple[ModelFrontier, int]]:
         found = self.points_of[self.check_point(point)]

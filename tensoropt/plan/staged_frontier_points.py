@@ -18,7 +18,7 @@ import numpy as np
 from ..common.garbage import older_objects_kept
 from ..common.progress import Progress
 from ..ft.pareto import reduce_unsorted
-from ..program.schedule import StepOrder, of_submeshes
+from ..program.schedule import PLAIN, StepOrder, of_submeshes
 from .find_frontier import ModelFrontier
 from .plan import Plan
 from .points import FrontierPoint
@@ -30,55 +30,14 @@ MOST_EVALUATED = 16
 
 
 @dataclass(frozen=True, eq=False)
-class UnstagedPoint:
-    """A point of a frontier without stages."""
-
-    frontier: ModelFrontier
-    number: int
-
-    n_stages = 1
-    idle_share = 0.0
-
-    @property
-    def frontiers(self) -> tuple[ModelFrontier, ...]:
-        """The frontier that it is a point of, as of a single stage."""
-        return (self.frontier,)
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The number of the point there."""
-        return (self.number,)
-
-    @property
-    def micro_batches(self) -> int:
-        return self.frontier.model.graph.n_micro_batches
-
-    @cached_property
-    def n_bytes(self) -> int:
-        """The peak, to which memory limits apply."""
-        return self.frontier.needed_bytes(self.number)
-
-    @property
-    def costs_ns(self) -> tuple[int, int, int]:
-        """The time of a step, of compute, and that in which compute and network overlap."""
-        costs = self.frontier.costs
-        return int(costs.time_ns[self.number]), int(costs.compute_ns[self.number]), int(costs.overlap_ns[self.number])
-
-    @property
-    def costs(self) -> FrontierPoint:
-        return self.frontier.points[self.number]
-
-    def plan(self, option: str, assumed: Mapping[str, Any]) -> Plan:
-        return replace(self.frontier, assumed=assumed).plan(self.number, option)
-
-
-@dataclass(frozen=True, eq=False)
-class StagedPoint:
-    """A point in stages: a point of each stage's frontier.
+class PlanPoint:
+    """A point of a frontier of plans: a point of each stage's frontier.
 
     Attributes:
+        searched: the cut of which it is, with the stages' frontiers.
         order: the order of the step's passes.
         numbers: for each stage, the number of its point in its frontier.
+        time_us: the time of a step.
     """
 
     searched: SearchedStages
@@ -130,7 +89,8 @@ class StagedPoint:
     def costs(self) -> FrontierPoint:
         """The costs of a step: each but its time is that of the devices of which it is largest."""
         compute, network, overlap = (self._most(name) / 1e3 for name in ("compute_ns", "network_ns", "overlap_ns"))
-        return FrontierPoint(self._most("mem_bytes"), self.time_us, compute, network, overlap, exact=False)
+        exact = self.searched.is_uncut and bool(self.frontiers[0].found.exact_points[self.numbers[0]])
+        return FrontierPoint(self._most("mem_bytes"), self.time_us, compute, network, overlap, exact)
 
     def _most(self, name: str) -> int:
         """Return the largest amount of a submesh's stages together."""
@@ -155,7 +115,7 @@ class StagedPoint:
         return Plan(
             stages=tuple(planned),
             mesh=mesh,
-            exact=False,
+            exact=self.searched.is_uncut and self.frontiers[0].found.exact,
             schedule=self.order.schedule,
             interleaving=self.order.interleaving,
             micro_batches=self.micro_batches,
@@ -167,38 +127,40 @@ class StagedPoint:
         )
 
 
-AnyPoint = UnstagedPoint | StagedPoint
-
-
 @older_objects_kept()
 def minimal_points(
-    unstaged: Sequence[ModelFrontier],
-    searched: Sequence[SearchedStages],
-    limit_bytes: int | None,
-    progress: Progress | None = None,
-) -> list[AnyPoint]:
+    searched: Sequence[SearchedStages], limit_bytes: int | None, progress: Progress | None = None
+) -> list[PlanPoint]:
     """Return the minimal of all points that were evaluated, by ascending peak.
 
     Args:
         limit_bytes: more points are evaluated next to this memory limit.
         progress: called with ("peaks", done, total) now and then.
     """
-    points: list[AnyPoint] = []
-    for frontier in unstaged:
-        own = [UnstagedPoint(frontier, number) for number in range(len(frontier))]
-        points += own if frontier.all_peaks is not None else evaluated(own, limit_bytes, progress)
-    points += evaluated(staged_points(searched), limit_bytes, progress)
+    points: list[PlanPoint] = []
+    for each in searched:
+        if each.is_uncut:
+            own = points_of_whole(each)
+            points += own if each.frontiers[0].all_peaks is not None else evaluated(own, limit_bytes, progress)
+    points += evaluated(staged_points([each for each in searched if not each.is_uncut]), limit_bytes, progress)
     return reduced(points)
 
 
-def reduced(points: Sequence[AnyPoint]) -> list[AnyPoint]:
+def points_of_whole(searched: SearchedStages) -> list[PlanPoint]:
+    """Return the points of a frontier of a model that isn't cut."""
+    times_us = (searched.frontiers[0].costs.time_ns / 1e3).tolist()
+    order = StepOrder(PLAIN, searched.micro_batches, (1,), (0,))
+    return [PlanPoint(searched, order, (number,), time_us) for number, time_us in enumerate(times_us)]
+
+
+def reduced(points: Sequence[PlanPoint]) -> list[PlanPoint]:
     """Return the points that no other one beats in peak and time; of equal ones the first."""
     mem_bytes = np.array([point.n_bytes for point in points], np.int64)
     time_ns = np.array([point.costs_ns[0] for point in points], np.int64)
     return [points[i] for i in reduce_unsorted(mem_bytes, time_ns)]
 
 
-def staged_points(searched: Sequence[SearchedStages]) -> list[StagedPoint]:
+def staged_points(searched: Sequence[SearchedStages]) -> list[PlanPoint]:
     """Return the minimal points in stages, by bytes as the searches counted them, ascending."""
     all_of = [(of_cut, combined) for of_cut in searched for combined in of_cut.combinations]
     if not all_of:
@@ -212,13 +174,13 @@ def staged_points(searched: Sequence[SearchedStages]) -> list[StagedPoint]:
         of_cut, combined = all_of[number]
         at = i - starts[number]
         numbers = tuple(combined.points[:, at].tolist())
-        found.append(StagedPoint(of_cut, combined.order, numbers, float(combined.time_us[at])))
+        found.append(PlanPoint(of_cut, combined.order, numbers, float(combined.time_us[at])))
     return found
 
 
 def evaluated(
-    points: Sequence[AnyPoint], limit_bytes: int | None, progress: Progress | None, most: int = MOST_EVALUATED
-) -> list[AnyPoint]:
+    points: Sequence[PlanPoint], limit_bytes: int | None, progress: Progress | None, most: int = MOST_EVALUATED
+) -> list[PlanPoint]:
     """Return some of the points, by ascending memory, whose peaks are then known: all of few, and those next to a limit.
 
     Peaks grow with memory but for little, so the fastest point within the limit is found by halving.

@@ -32,7 +32,7 @@ from .request import ONCE, Request
 from .stage_memory import StageCosts
 from .stage_points import SearchedStages
 from .staged_frontier import StagedFrontier
-from .staged_frontier_points import UnstagedPoint, reduced, staged_points
+from .staged_frontier_points import reduced, staged_points
 from .stages_that_pay import may_take_stages
 
 MOST_STAGES = 8
@@ -104,7 +104,7 @@ def _probe(request: Request, parallelism: int, count: int) -> StagedFrontier:
     most = request.micro_batches or possible_micro_batches(request, count)[-1]
     probe = replace(request, micro_batches=most, budget=ONCE)
     probed = search_cuts(probe, {}, parallelism, count, ONE_FORWARD_ONE_BACKWARD)[0]
-    return frontier_of(request, parallelism, (), probed, points=reduced(staged_points(probed)[:FEW_PEAKS]))
+    return frontier_of(request, parallelism, probed, points=reduced(staged_points(probed)[:FEW_PEAKS]))
 
 
 def _in_more(
@@ -177,12 +177,12 @@ def _of_all(
 ) -> StagedFrontier:
     """Return the frontier of all plans in a number of stages, beside those without; the probe's where only that fits."""
     found = search_cuts(request, {}, parallelism, count, None)[0]
-    frontier = frontier_of(request, parallelism, tried, found)
+    frontier = frontier_of(request, parallelism, [*map(SearchedStages.whole, tried), *found])
     if frontier.fastest_within(request.limit_bytes) is None:
         frontier = probe
     limit = request.limit_bytes
     assert limit is not None
-    if any(isinstance(point, UnstagedPoint) and point.n_bytes <= limit for point in frontier.points_of):
+    if any(point.n_stages == 1 and point.n_bytes <= limit for point in frontier.points_of):
         return frontier
     return replace(frontier, why_stages=f"no plan without stages fits {memory_text(limit)}")
 

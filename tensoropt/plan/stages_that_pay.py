@@ -32,9 +32,10 @@ from .cuts import balanced
 from .find_frontier import ModelFrontier
 from .find_staged import WORTH_AT_ONCE, frontier_of, possible_micro_batches, search_cuts
 from .request import Request
+from .stage_points import SearchedStages
 from .stage_times import TimesBySize
 from .staged_frontier import StagedFrontier
-from .staged_frontier_points import AnyPoint, StagedPoint, UnstagedPoint, evaluated, reduced, staged_points
+from .staged_frontier_points import PlanPoint, evaluated, points_of_whole, reduced, staged_points
 from .submeshes import equal_blocks
 
 WORTH_STAGES = 0.15
@@ -92,14 +93,14 @@ def frontier_that_pays(
     points = staged_points(found)
     if not points or points[-1].time_us > most_us:
         return None
-    of_all: list[AnyPoint] | None = None
+    of_all: list[PlanPoint] | None = None
     if not request.wants_frontier:
         ends = evaluated(points, request.limit_bytes, asked.progress, most=2)
-        of_all = reduced([UnstagedPoint(frontier, number), *ends])
-    in_stages = frontier_of(asked, parallelism, tried, found, points=of_all)
+        of_all = reduced([points_of_whole(SearchedStages.whole(frontier))[number], *ends])
+    in_stages = frontier_of(asked, parallelism, [*map(SearchedStages.whole, tried), *found], points=of_all)
     fastest = in_stages.fastest_within(request.limit_bytes)
     chosen = None if fastest is None else in_stages.points_of[fastest]
-    if not isinstance(chosen, StagedPoint) or chosen.time_us > most_us:
+    if chosen is None or chosen.n_stages == 1 or chosen.time_us > most_us:
         return None
     why = (
         f"{look.n_stages} stages are predicted to take {time_text(chosen.time_us)} a step, the fastest plan without "

@@ -51,7 +51,9 @@ def explanation(plan: PlanRows, facts: PlanFacts) -> dict[str, Any]:
     """Return the explanation of a plan as a JSON value; rows are in descending order of what they cost."""
     value = plan.value
     smaller_faster = (("smaller", facts.smaller), ("faster", facts.faster))
-    neighbours = {what: None if row is None else compared_costs(plan, row) for what, row in smaller_faster}
+    known = [plan.peak_bytes, *(row.get("peak_bytes") for _, row in smaller_faster if row is not None)]
+    memory = "peak_bytes" if all(known) else "sum_bytes"
+    neighbours = {what: None if row is None else compared_costs(plan, row, memory) for what, row in smaller_faster}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -93,11 +95,13 @@ def _of_stage(stage: StageRows) -> dict[str, Any]:
     }
 
 
-def compared_costs(plan: PlanRows, point: Row) -> dict[str, Any]:
-    """Return the costs of another plan, and by what part of this plan's they differ: in peaks where both are known."""
-    own, other, time_us = plan.peak_bytes, point.get("peak_bytes"), plan.time_us
-    if not own or not other:
-        own, other = plan.value["sum_bytes"], point["sum_bytes"]
+def compared_costs(plan: PlanRows, point: Row, memory: str) -> dict[str, Any]:
+    """Return the costs of another plan, and by what part of this plan's they differ.
+
+    Args:
+        memory: the key of the memory that is compared: peaks where all that are shown are known.
+    """
+    own, other, time_us = plan.value[memory], point[memory], plan.time_us
     return {
         "sum_bytes": point["sum_bytes"],
         "peak_bytes": point.get("peak_bytes"),
@@ -159,12 +163,15 @@ def memory_parts(stage: StageRows) -> list[dict[str, Any]]:
 def reshardings(stage: StageRows) -> list[dict[str, Any]]:
     """Return the time of each resharding that communicates."""
     found: dict[str, dict[str, Any]] = {}
+    stand_ins = {op["name"]: op["type"] for op in stage.operators if op.get("is_stand_in", False)}
     for row in stage.reshardings:
         kinds = list(dict.fromkeys(way.kind for way in stage.executed(row)))
         if kinds:
-            name = f"{row['tensor']} to {row['consumers'][0]}: {', '.join(kinds)}"
+            tensor = stand_ins.get(row["tensor"].rpartition(":")[0], row["tensor"])
+            consumer = stand_ins.get(row["consumers"][0], row["consumers"][0])
+            name = f"{tensor} to {consumer}: {', '.join(kinds)}"
             entry = found.setdefault(name, {
-                "name": name, "tensor": row["tensor"], "consumer": row["consumers"][0], "layer": stage.layer_of(row),
+                "name": name, "tensor": tensor, "consumer": consumer, "layer": stage.layer_of(row),
                 "collectives": kinds, "time_us": 0.0,
             })  # fmt: skip
             entry["time_us"] += row["time_us"]

@@ -78,7 +78,13 @@ def _memory(told: dict[str, Any]) -> str:
 
 def _peak(told: dict[str, Any]) -> list[str]:
     if not told["peak"]:
-        return []
+        held = [f"{told[key]} {what}" for key, what in (("in_flight", "in flight"), ("deferred", "deferred")) if told[key]]
+        if told["peak_bytes"] is None or told["in_flight"] + told["deferred"] == 1:
+            return []
+        return [
+            f"at once, at the peak of a step: {memory_text(told['peak_bytes'])}, with {' and '.join(held)} of its "
+            "micro-batches and their messages, where the sum has one"
+        ]
     total = sum(row["bytes"] for row in told["peak"])
     amounts = _largest((row["name"], row["bytes"]) for row in told["peak"])
     rows = [[name, memory_text(round(n)), _share(n, total)] for name, n in amounts]
@@ -140,7 +146,8 @@ def _rows_around(lines: Sequence[str]) -> str:
 
 
 def _neighbours(told: dict[str, Any]) -> str:
-    rows = []
+    rows, shown = [], [told, *(told[what] for what in ("smaller", "faster") if told[what])]
+    memory = "peak_bytes" if all(each["peak_bytes"] for each in shown) else "sum_bytes"
     for what in ("smaller", "faster"):
         point = told[what]
         if point is None:
@@ -148,12 +155,11 @@ def _neighbours(told: dict[str, Any]) -> str:
             continue
         rows.append([
             f"the next {what}",
-            memory_text(point["peak_bytes"] or point["sum_bytes"]), signed(point["memory_change"]),
+            memory_text(point[memory]), signed(point["memory_change"]),
             f"{point['time_us']:,.1f}", signed(point["time_change"]),
         ])  # fmt: skip
-    is_peak = any(told[what] and told[what]["peak_bytes"] for what in ("smaller", "faster"))
-    memory = "memory per device" if is_peak else "paper's sum"
-    text: str = tabulate(rows, ("plan", memory, "", "us", ""), disable_numparse=True)
+    header = "memory per device" if memory == "peak_bytes" else "paper's sum"
+    text: str = tabulate(rows, ("plan", header, "", "us", ""), disable_numparse=True)
     return text
 
 

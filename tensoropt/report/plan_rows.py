@@ -20,6 +20,7 @@ Row = Mapping[str, Any]
 SOURCES = ("Variable", "Placeholder", "Const")
 """Types of operators that compute nothing."""
 NO_LAYER, MOSTLY = "(no layer)", 0.6
+RECEIVED, LOSS_OF_STAGE = "what other stages send", "a loss in place of later stages"
 _NUMBERED = re.compile(r"_\d+$")
 
 
@@ -46,10 +47,10 @@ class StageRows:
     def mesh(self) -> Mesh:
         return mesh_of(self.value["mesh"])
 
-    @property
+    @cached_property
     def operators(self) -> Sequence[Row]:
-        rows: Sequence[Row] = self.value["operators"]
-        return rows
+        """The rows of operators; the type of one that only the stage has is what it stands for."""
+        return [{**op, "type": kind_of(op)} if op.get("is_stand_in", False) else op for op in self.value["operators"]]
 
     @property
     def reshardings(self) -> Sequence[Row]:
@@ -141,6 +142,11 @@ class StageRows:
         return NO_LAYER
 
 
+def kind_of(stand_in: Row) -> str:
+    """Return what an operator that only its stage has stands for, as the user didn't write it."""
+    return RECEIVED if stand_in["type"] == "Placeholder" else LOSS_OF_STAGE
+
+
 def device_bytes_of(assumed: Row) -> int | None:
     """Return the device's memory that a plan or a frontier assumes; None if it isn't known.
 
@@ -207,7 +213,7 @@ class PlanRows:
             [(op["name"], op["type"]) for op in self.operators], [row for stage in stages for row in stage["reshardings"]]
         )
         stand_ins = (op for stage in stages for op in stage["operators"] if op.get("is_stand_in", False))
-        return {**found, **{op["name"]: NO_LAYER for op in stand_ins}}
+        return {**found, **{op["name"]: kind_of(op) for op in stand_ins}}
 
     @property
     def option(self) -> str:

@@ -1,4 +1,4 @@
-"""Build the engine that runs a plan on this process's ranks, and check that all ranks run the same."""
+"""Build the engine that runs a plan of one stage on this process's ranks, and check that all ranks run the same."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
-from typing import Any
 
 import numpy as np
 
 from ..common.dump import dump
 from ..common.errors import InputError, short
-from ..common.progress import NOT_SHOWN, Display
+from ..common.progress import Display
 from ..common.settings import LAG
 from ..common.watchdog import CHAINS, CRITICAL, OVERLAPPABLE
 from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
@@ -36,39 +35,6 @@ from .thread_pool import runs_at_once
 MPI, HOROVOD, EMULATED = "mpi", "horovod", "emulated"
 COLLECTIVES = (MPI, HOROVOD, EMULATED)
 Prepare = Callable[[Sequence[Axes]], None]
-
-
-@dataclass(frozen=True)
-class Execution:
-    """A plan with the engine that runs it.
-
-    Attributes:
-        processes: the ranks that take part.
-    """
-
-    plan: Plan
-    engine: Engine
-    processes: Processes
-
-    @property
-    def is_emulated(self) -> bool:
-        """Return whether all ranks run in this process."""
-        return isinstance(self.engine.backend, EmulatedBackend)
-
-    def statistics(self, parameter_bytes: int) -> dict[str, Any]:
-        """Return figures of the plan for a training log. Every rank must call it.
-
-        ``collectives_per_step`` counts the collectives of the training step as it was last built with its fetches.
-        """
-        local = self.engine.local_parameter_bytes
-        if not self.is_emulated:
-            local = self.processes.gather(local[0])
-        return {
-            "split_operators": self.plan.n_split_operators,
-            "collectives_per_step": self.engine.collectives_per_step,
-            "parameter_bytes": parameter_bytes,
-            "parameter_bytes_per_rank": local,
-        }
 
 
 def checked_collectives(given: str | None) -> str:
@@ -99,24 +65,15 @@ def loaded_plan(plan: object) -> Plan:
     return plan
 
 
-def execute(
+def engine_of(
     plan: Plan,
     model: Model,
     initial_value: Callable[[str], np.ndarray],
     processes: Processes,
     collectives: str,
-    display: Display = NOT_SHOWN,
-) -> Execution:
-    """Build the engine of a plan, with the variables at their initial values. A rank without work ends here.
-
-    Args:
-        initial_value: returns the global initial value of a variable, given by its operator's name.
-        display: shows what is done, also while the engine builds its functions.
-
-    Raises:
-        InputError: the plan is for another model or for more devices than there are.
-        OutOfMemoryError: the plan needs more memory than is available.
-    """
+    display: Display,
+) -> tuple[Engine, Processes]:
+    """Return the engine of a plan of one stage, and the ranks that take part; see :func:`.execution.execute`."""
     plan.check_for(model)
     check_ranks(plan, processes, collectives)
     stage = plan.only_stage
@@ -152,7 +109,7 @@ def execute(
             lag=lag,
             display=display,
         )
-    return Execution(plan, engine, processes)
+    return engine, processes
 
 
 def check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:

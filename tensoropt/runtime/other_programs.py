@@ -20,29 +20,26 @@ from ..sharding.propagation import inherited
 from ..sharding.resharding import PlainCosts
 from ..sharding.strategy import Strategy
 from .engine import Engine
-from .execute import Execution
-from .pipeline.beside import execute_staged_beside, peak_staged_beside
-from .pipeline.execute_staged import StagedExecution
-
-AnyExecution = Execution | StagedExecution
-"""A plan with the engine that runs it, with stages or without."""
+from .execution import Execution
+from .pipeline.beside import engine_beside, peak_of_stages
+from .pipeline.staged_engine import StagedEngine
 
 
 def execute_beside(
-    execution: AnyExecution,
+    execution: Execution,
     model: Model,
     initial_value: Callable[[str], np.ndarray],
     micro_batches: int = 1,
-) -> AnyExecution:
+) -> Execution:
     """Build an engine for another program of the same model, which shares the variables of the first engine.
 
     Args:
         initial_value: returns the global initial value of a variable that the first engine doesn't have.
         micro_batches: in how many a training step runs.
     """
-    if isinstance(execution, StagedExecution):
-        return execute_staged_beside(execution, model, initial_value, micro_batches)
     first, plan = execution.engine, execution.plan
+    if isinstance(first, StagedEngine):
+        return replace(execution, engine=engine_beside(first, plan, model, initial_value, micro_batches))
     strategy = _strategy(plan, model, micro_batches)
     engine = Engine(
         model.view(strategy),
@@ -60,16 +57,16 @@ def execute_beside(
 
 
 def peak_beside(
-    execution: AnyExecution, model: Model, hardware: Hardware, micro_batches: int = 1
+    execution: Execution, model: Model, hardware: Hardware, micro_batches: int = 1
 ) -> int:
     """Return the most memory that is alive at once on a device while :func:`execute_beside` runs a program.
 
     Raises:
         InputError: the program can't run in so many micro-batches.
     """
-    if isinstance(execution, StagedExecution):
-        return peak_staged_beside(execution, model, hardware, micro_batches)
-    plan = execution.plan
+    first, plan = execution.engine, execution.plan
+    if isinstance(first, StagedEngine):
+        return peak_of_stages(first, plan, model, hardware, micro_batches)
     sliced = model.in_micro_batches(micro_batches, plan.mesh.n_devices)
     view = sliced.view(_strategy(plan, model, micro_batches))
     return peak_of(view, costing_of(sliced, hardware, plan.mesh), plan.stages[0].path_finder(PlainCosts())).n_bytes

@@ -21,16 +21,16 @@ from ..frontend.importer import import_graph
 from ..frontend.initial_values import FirstValues
 from ..frontend.recorded_graph import initializer_names
 from ..frontend.recording import Recording
-from ..plan.options import check_option, request_of
-from ..plan.options_with_stages import find_any_answer, stages_asked_for
+from ..plan.asked import check_option, request_of, stages_asked_for
+from ..plan.options import find_answer
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context, resolve_cluster
 from ..runtime.engine import Engine
 from ..runtime.error_handling import explain_errors
-from ..runtime.execute import HOROVOD, Execution, checked_collectives, execute, loaded_plan
-from ..runtime.pipeline.execute_staged import StagedExecution, execute_staged
+from ..runtime.execute import HOROVOD, checked_collectives, loaded_plan
+from ..runtime.execution import Execution, execute
 from ..runtime.pipeline.staged_engine import StagedEngine
 from ..runtime.prepare import model_of
 from ..runtime.ranks import Processes, display_here
@@ -58,7 +58,7 @@ class Session:
         self._display = display_here()
         self._reported: Plan | None = None
         self.context = Context(hardware, seed, self._display)
-        self.execution: Execution | StagedExecution | None = None
+        self.execution: Execution | None = None
         self._same_feeds: SameData | None = None
         self._fetch_plans: FetchPlans | None = None
         self._feed_plans: FeedPlans | None = None
@@ -147,8 +147,8 @@ class Session:
             may_take_stages = counts is None and checked_collectives(None) != HOROVOD
             request = replace(request, progress=self._display.update, may_take_stages=may_take_stages)
             if profile_budget is None:
-                found = self.context.on_first_rank(
-                    lambda: find_any_answer(option, request, parallelism, counts, schedule)
+                found: Plan | Curve = self.context.on_first_rank(
+                    lambda: find_answer(option, request, parallelism, counts, schedule)
                 )
             else:
                 with self._recording.paused():
@@ -164,7 +164,6 @@ class Session:
                         counts,
                         schedule,
                     )
-        assert isinstance(found, (Plan, Curve))
         if not isinstance(found, Curve):
             self._display.say(found.brief())
             self.context.report(found, self._display)
@@ -188,10 +187,7 @@ class Session:
         recording.close()
         try:
             values = FirstValues(recording.graph)
-            if len(plan.stages) > 1:
-                self.execution = execute_staged(plan, model, values, self.processes, collectives, self._display)
-            else:
-                self.execution = execute(plan, model, values, self.processes, collectives, self._display)
+            self.execution = execute(plan, model, values, self.processes, collectives, self._display)
             self._same_feeds = SameData(self.execution.processes, "tensoropt.run", _SAME_FEEDS)
             explain_errors(_recorded_too_late)
         except BaseException:

@@ -15,7 +15,8 @@ from ..profiling.trace import MemoryEvent
 from ..program.fetch import Fetch
 from ..runtime.collectives.timed import TimedCall, TimedCommunicator
 from ..runtime.engine import Engine
-from ..runtime.execute import MPI, execute
+from ..runtime.execute import MPI
+from ..runtime.execution import execute
 from ..runtime.functions import Feed
 from ..runtime.ranks import Processes
 from ..runtime.synthetic_batch import WARM_STEPS, synthetic_step
@@ -47,7 +48,7 @@ class PlanTrial:
         """
         execution = execute(plan, model, initial_value, processes, MPI)
         engine, backend = execution.engine, execution.engine.backend
-        assert isinstance(backend, CommunicatingBackend)
+        assert isinstance(engine, Engine) and isinstance(backend, CommunicatingBackend)
         chains = [_timed(backend)] + ([] if backend.overlappable is None else [_timed(backend.overlappable)])
         if backend.overlappable is not None:
             chains[0] = replace(chains[0], overlappable=chains[1])

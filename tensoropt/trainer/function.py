@@ -18,7 +18,7 @@ from ..frontend.tracing.capture import concrete, own_name
 from ..frontend.tracing.flatten import handle_of
 from ..plan.frontier import PlanFrontier
 from ..plan.plan import Plan
-from ..runtime.other_programs import AnyExecution
+from ..runtime.execution import Execution
 from ..runtime.ranks import current_processes, install_error_handling
 from ..runtime.same_data import SameData
 from .accepting import check_eager
@@ -103,7 +103,7 @@ class FunctionTrainer:
     def __init__(self, captured: CapturedFunction) -> None:
         self.captured = captured
 
-    def start(self, execution: AnyExecution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
+    def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
         """Make the trainer ready to run. :func:`tensoropt.parallelize` calls it."""
         self._ranks = TrainerRanks(execution.processes)
         self._ranks.start(execution, runs)

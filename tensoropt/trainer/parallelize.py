@@ -16,15 +16,15 @@ from ..common.progress import Display
 from ..common.source_lines import running_line
 from ..frontend.tracing.capture import VariableNames
 from ..optimizers.keras_optimizer import KerasOptimizer
-from ..plan.options import OPTIONS, limit_of, request_of
-from ..plan.options_with_stages import find_any_answer, stages_asked_for
+from ..plan.asked import OPTIONS, limit_of, request_of, stages_asked_for
+from ..plan.options import find_answer
 from ..plan.plan import Plan
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context
-from ..runtime.execute import HOROVOD, Execution, checked_collectives, execute, loaded_plan
-from ..runtime.pipeline.execute_staged import StagedExecution, execute_staged
+from ..runtime.execute import HOROVOD, checked_collectives, loaded_plan
+from ..runtime.execution import execute
 from ..runtime.prepare import model_of
-from ..runtime.ranks import Processes, current_processes, display_here, install_error_handling
+from ..runtime.ranks import current_processes, display_here, install_error_handling
 from ..sharding.constraints import Force
 from ..sharding.model import Model
 from ..tuning.profile_guided import find_measured
@@ -116,7 +116,10 @@ class _Start:
             else:
                 with display.phase("search for a plan"):
                     plan = _found(model, context, self.options, lambda: first_values(captured), self.collectives)
-            execution = _executed(plan, model, first_values(captured), context.processes, self.collectives, display)
+            values = first_values(captured)
+            execution = execute(
+                plan, model, values, context.processes, self.collectives, display, values_are_exchanged=True
+            )
             expected = opened(signature, self.told, self.has_open_labels) if isinstance(trainer, Trainer) else signature
             limit = Limit(limit_of(self.options.memory, context.hardware), context.hardware)
             runs = Runs(Run(captured, execution), signature, expected, limit, capture, first_values, names)
@@ -154,19 +157,6 @@ def _start_of(
     return _Start(trainer, chosen, told, has_open_labels, options, context, collectives, display)
 
 
-def _executed(
-    plan: Plan,
-    model: Model,
-    values: Callable[[str], np.ndarray],
-    processes: Processes,
-    collectives: str,
-    display: Display,
-) -> Execution | StagedExecution:
-    if len(plan.stages) > 1:
-        return execute_staged(plan, model, values, processes, collectives, display, values_are_exchanged=True)
-    return execute(plan, model, values, processes, collectives, display)
-
-
 def _given(wanted: Plan | str, context: Context) -> Plan:
     plan = loaded_plan(wanted)
     other = context.processes.first_that_differs(json.dumps(plan.to_json(), sort_keys=True))
@@ -202,10 +192,9 @@ def _found(
             options.schedule,
         )
     request = replace(request, wants_frontier=False)
-    plan = context.on_first_rank(
-        lambda: find_any_answer(options.option, request, options.parallelism, counts, options.schedule)
+    plan: Plan = context.on_first_rank(
+        lambda: find_answer(options.option, request, options.parallelism, counts, options.schedule)
     )
-    assert isinstance(plan, Plan)
     return plan
 
 

@@ -26,8 +26,9 @@ from ..lowering.gradient_analysis import analyse
 from ..profiling.hardware import Hardware
 from ..program.fetch import Fetch
 from ..reschedule.layout import block_bounds
+from ..runtime.execution import Execution
 from ..runtime.functions import Feed
-from ..runtime.other_programs import AnyExecution, execute_beside, peak_beside
+from ..runtime.other_programs import execute_beside, peak_beside
 from ..runtime.step_errors import RefusedValues
 from ..sharding.model import Model
 from .batch import Batch
@@ -54,7 +55,7 @@ class Run:
     """A captured program with the execution that runs it."""
 
     captured: Captured
-    execution: AnyExecution
+    execution: Execution
 
     def __call__(self, leaves: Sequence[Any], is_share: bool) -> Any:
         """Run the program once; a training program takes one step.
@@ -198,7 +199,7 @@ class Runs:
         return self._others[key]
 
     @property
-    def executions(self) -> tuple[AnyExecution, ...]:
+    def executions(self) -> tuple[Execution, ...]:
         """The executions of all programs that there are, that of the planned step first."""
         return (self.planned.execution, *(run.execution for run in self._others.values() if run is not self.planned))
 

@@ -17,7 +17,7 @@ from ..common.source_lines import running_line
 from ..frontend.tracing.capture import own_name
 from ..plan.plan import Plan
 from ..runtime.checkpoint import Objects, entry_name
-from ..runtime.other_programs import AnyExecution
+from ..runtime.execution import Execution
 from .function import FunctionTrainer
 from .plain_optimizers import plain_optimizers, updated_by
 from .programs import TRAIN, inner
@@ -85,7 +85,7 @@ class StepFunction(FunctionTrainer):
         results = self._ranks.step(run, leaves)
         return None if isinstance(results, tuple) and not results else results
 
-    def start(self, execution: AnyExecution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
+    def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
         """Make the step ready to run, and its checkpoints those of its models and optimizers."""
         super().start(execution, runs, optimizers)
         self._ranks.objects = functools.cache(lambda: self._objects(optimizers))

@@ -22,7 +22,7 @@ from ..common.files import path_text
 from ..plan.frontier import PlanFrontier
 from ..plan.plan import Plan
 from ..runtime.checkpoint import read_metadata
-from ..runtime.other_programs import AnyExecution
+from ..runtime.execution import Execution
 from ..runtime.ranks import current_processes
 from .batch import Batch
 from .batch_checks import check_labels, check_size
@@ -80,7 +80,7 @@ class Trainer(LiveModel):
             self.deferred.capture(seen())
         return self.ranks.runs.expected
 
-    def start(self, execution: AnyExecution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
+    def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
         """Make the trainer ready to run, once its training step is captured and planned.
 
         Optimizers are given by the name of the training step that applies each first.

@@ -21,7 +21,7 @@ from ..lowering.variables import StateEntry
 from ..optimizers.keras_running import RunningKeras
 from ..runtime.checkpoint import Objects, restore, save
 from ..runtime.checkpoint.parts import holders_of
-from ..runtime.other_programs import AnyExecution
+from ..runtime.execution import Execution
 from ..runtime.pipeline.staged_optimizer import StagedOptimizer
 from ..runtime.ranks import Processes
 from ..sharding.local_shapes import shard_slices
@@ -62,7 +62,7 @@ class TrainerRanks(LedRanks):
         lives: what is known of each variable, by key.
     """
 
-    execution: AnyExecution
+    execution: Execution
     runs: Runs
 
     def __init__(self, processes: Processes, objects: Callable[[], Objects | None] = lambda: None) -> None:
@@ -76,7 +76,7 @@ class TrainerRanks(LedRanks):
         self._shown: dict[str, tf.Variable] = {}
         self._all_state: tuple[int, Mapping[str, StateEntry]] = (0, {})
 
-    def start(self, execution: AnyExecution, runs: Runs) -> None:
+    def start(self, execution: Execution, runs: Runs) -> None:
         """Make the ranks that a plan needs ready to run its programs."""
         self.execution, self.runs, self.processes = execution, runs, execution.processes
         self._notice()

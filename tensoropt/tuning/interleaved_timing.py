@@ -14,8 +14,7 @@ import numpy as np
 
 from ..plan.plan import Plan
 from ..runtime.engine import Engine
-from ..runtime.execute import execute
-from ..runtime.pipeline.execute_staged import execute_staged
+from ..runtime.execution import execute
 from ..runtime.pipeline.staged_engine import StagedEngine
 from ..runtime.ranks import Processes
 from ..runtime.synthetic_batch import WARM_STEPS, synthetic_step
@@ -53,12 +52,8 @@ def interleaved_seconds(
     fetch, feeds = synthetic_step(model.graph)
     engines: list[Engine | StagedEngine] = []
     for plan in plans:
-        if len(plan.stages) > 1:
-            values = first_values()
-            staged = execute_staged(plan, model, values, processes, collectives, values_are_exchanged=True)
-            engines.append(staged.engine)
-        else:
-            engines.append(execute(plan, model, first_values(), processes, collectives).engine)
+        execution = execute(plan, model, first_values(), processes, collectives, values_are_exchanged=True)
+        engines.append(execution.engine)
         for _ in range(WARM_STEPS):
             engines[-1].run(fetch, feeds)
     seconds = np.empty((n_turns * COUNTED, len(plans)))

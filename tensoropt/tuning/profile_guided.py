@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..common.errors import InputError
+from ..plan.asked import asks_for_stages
 from ..plan.find_frontier import ModelFrontier
-from ..plan.options_with_stages import asks_for_stages, find_any_answer
+from ..plan.options import find_answer
 from ..plan.plan import Plan
 from ..plan.request import Request
 from ..plan.scaling_curve import Curve
@@ -299,7 +300,7 @@ def find_measured(
         budget: see :func:`parse_budget`.
         first_values: returns the function of variables' first values, so that plans can be run; None to run none.
         collectives: the implementation of collectives by which plans run.
-        stages, schedule: see :func:`.options_with_stages.find_any_answer`.
+        stages, schedule: see :func:`..plan.options.find_answer`.
 
     Raises:
         InputError: no budget, a curve is asked for, or the plan is for other devices than these, which can't be measured
@@ -316,7 +317,7 @@ def find_measured(
 
     def search(known: MeasuredOperators) -> Plan:
         asked = replace(request, known=known, stages_must_pay=must_pay)
-        plan = find_any_answer(option, asked, parallelism, stages, schedule)
+        plan = find_answer(option, asked, parallelism, stages, schedule)
         assert not isinstance(plan, Curve)
         return plan
 

@@ -18,11 +18,12 @@ from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.plan.asked import Request
 from tensoropt.plan.build import cost_entries
 from tensoropt.plan.consistency import check_reshardings
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.plan.frontier_file import SavedFrontier
-from tensoropt.plan.options import Request, mini_time
+from tensoropt.plan.options import mini_time
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.mesh import Mesh
@@ -255,7 +256,7 @@ def test_a_scaled_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_micro_batches_can_be_switched_off_in_two_ways() -> None:
-    from tensoropt.plan.options import checked_micro_batches
+    from tensoropt.plan.asked import checked_micro_batches
 
     with pytest.raises(InputError, match="leave one of the two"):
         checked_micro_batches(lenet(), 2, [ACCUMULATE])

@@ -21,7 +21,8 @@ from tensoropt.plan.request import Request, searched
 from tensoropt.profiling.hardware import named
 from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.simulate import gather
-from tensoropt.runtime.execute import EMULATED, execute
+from tensoropt.runtime.execute import EMULATED
+from tensoropt.runtime.execution import execute
 from tensoropt.runtime.functions import Feed
 from tensoropt.runtime.ranks import current_processes
 from tensoropt.tools.offline_keras import record_keras

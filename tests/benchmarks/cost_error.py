@@ -53,9 +53,10 @@ from tabulate import tabulate
 from tensoropt import zoo
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.operator_costs import OperatorCosting
+from tensoropt.plan.asked import Request, assumptions
 from tensoropt.plan.build import planned_operator
 from tensoropt.plan.find_frontier import ModelFrontier, find_baseline
-from tensoropt.plan.options import Request, assumptions, mini_time
+from tensoropt.plan.options import mini_time
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator
 from tensoropt.profiling.collective_tables import SIZES, CollectiveTables, device_partitions

@@ -22,7 +22,8 @@ from tensoropt.profiling.hardware import named
 from tensoropt.profiling.trace import traced_step
 from tensoropt.program.fetch import Fetch
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.execute import MPI, execute
+from tensoropt.runtime.execute import MPI
+from tensoropt.runtime.execution import execute
 from tensoropt.runtime.functions import Feed
 from tensoropt.runtime.local_hardware import prepared_processes
 from tensoropt.runtime.ranks import Processes

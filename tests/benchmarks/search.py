@@ -91,7 +91,8 @@ def row(case: Case) -> list[str]:
 
 def curve_seconds(_: object) -> float:
     """Return the seconds from the recorded model to its curve."""
-    from tensoropt.plan.options import Request, profiling
+    from tensoropt.plan.asked import Request
+    from tensoropt.plan.options import profiling
     from tensoropt.profiling.hardware import named
 
     name, cluster, counts = CURVE

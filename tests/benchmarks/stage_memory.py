@@ -32,7 +32,7 @@ from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.plan.stage_memory import messages_of, needed_bytes
-from tensoropt.plan.staged_frontier_points import StagedPoint
+from tensoropt.plan.staged_frontier_points import PlanPoint
 from tensoropt.profiling.hardware import Hardware
 from tensoropt.profiling.trace import MemoryEvent, traced_step
 from tensoropt.program.pass_memory import Messages
@@ -40,8 +40,8 @@ from tensoropt.program.schedule import SCHEDULES
 from tensoropt.reschedule.cross_mesh import CrossMesh, TransferPart
 from tensoropt.runtime.collectives.timed import TimedCommunicator
 from tensoropt.runtime.execute import MPI
+from tensoropt.runtime.execution import execute
 from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
-from tensoropt.runtime.pipeline.execute_staged import execute_staged
 from tensoropt.runtime.pipeline.messages import MpiTransfers
 from tensoropt.runtime.pipeline.transfers import Message
 from tensoropt.runtime.ranks import Processes
@@ -91,7 +91,7 @@ def _on_followed_way(message: Message) -> Message:
 
 def measured_bytes(plan: Plan, recorded: Recorded, processes: Processes) -> list[int]:
     """Return for each stage the most bytes that one of its ranks holds in a step; every rank must call it."""
-    engine = execute_staged(plan, recorded.model, recorded.first_values(), processes, MPI).engine
+    engine = execute(plan, recorded.model, recorded.first_values(), processes, MPI).engine
     ((stage, own),) = engine.engines.items()
     made = engine.transfers
 
@@ -141,7 +141,7 @@ class SeenMessages(Messages):
         return of_one.waiting_bytes(in_flight, min(1, others))
 
 
-def seen_bytes(point: StagedPoint) -> list[int]:
+def seen_bytes(point: PlanPoint) -> list[int]:
     """Return for each stage the predicted bytes without messages that wait inside of MPI."""
     order, found = point.order, []
     for stage, (frontier, number) in enumerate(zip(point.searched.frontiers, point.numbers, strict=True)):
@@ -160,7 +160,7 @@ def chosen(
     found = []
     for kind, number in {"fastest": len(frontier) - 1, "least": 0}.items():
         plan, point = frontier.plan(number), frontier.points_of[number]
-        assert isinstance(point, StagedPoint)
+        assert isinstance(point, PlanPoint)
         if number or not found or len(frontier) > 1:
             found.append((kind, plan.to_json(), seen_bytes(point)))
     return found

@@ -37,14 +37,13 @@ from versus_horovod import MODELS, plain_step
 
 from tensoropt import zoo
 from tensoropt.plan.find_frontier import find_baseline, find_frontier
-from tensoropt.plan.find_staged import find_staged
-from tensoropt.plan.options_with_stages import WORTH_STAGES
+from tensoropt.plan.options import WORTH_STAGES, find_answer
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.program.interleaved import INTERLEAVED
 from tensoropt.runtime.context import Context
-from tensoropt.runtime.execute import MPI, execute
-from tensoropt.runtime.pipeline.execute_staged import execute_staged
+from tensoropt.runtime.execute import MPI
+from tensoropt.runtime.execution import execute
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.synthetic_batch import synthetic_step
 from tensoropt.tools.offline import record
@@ -97,7 +96,8 @@ def plans_by_rates(recorded: Recorded, context: Context, micro_batches: list[int
         values = {FASTEST: fastest.to_json(), DATA_PARALLEL: find_baseline(frontier, "data-parallel").plan(0).to_json()}
         for n, schedule in product(micro_batches, schedules):
             request = Request(recorded.model, context.hardware, None, micro_batches=n)
-            values[_title(n, schedule)] = find_staged(request, processes.size, _n_stages(schedule), schedule).to_json()
+            plan = find_answer("mini_time", request, processes.size, (_n_stages(schedule),), schedule)
+            values[_title(n, schedule)] = plan.to_json()
     values = processes.broadcast(values)
     return {
         name: Plan.from_json(value) for name, value in values.items()
@@ -165,8 +165,7 @@ def stages_table(plan: Plan, cpu_s: list[float]) -> str:
 
 def step_of(recorded: Recorded, plan: Plan, processes: Processes) -> Callable[[], object]:
     """Return a function that runs a step under a plan."""
-    build = execute_staged if len(plan.stages) > 1 else execute
-    execution = build(plan, recorded.model, recorded.first_values(), processes, MPI)  # type: ignore[operator]
+    execution = execute(plan, recorded.model, recorded.first_values(), processes, MPI)
     return partial(execution.engine.run, *synthetic_step(recorded.model.graph))
 
 

@@ -45,12 +45,14 @@ from hybrid import hybrid_vgg16
 from tabulate import tabulate
 
 from tensoropt import zoo
+from tensoropt.plan.asked import Request, assumptions
 from tensoropt.plan.find_frontier import find_baseline
-from tensoropt.plan.options import Request, assumptions, mini_time
+from tensoropt.plan.options import mini_time
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.compute import time_s
 from tensoropt.program.fetch import Fetch
-from tensoropt.runtime.execute import MPI, execute
+from tensoropt.runtime.execute import MPI
+from tensoropt.runtime.execution import execute
 from tensoropt.runtime.functions import Feed
 from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.ranks import Processes

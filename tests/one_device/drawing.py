@@ -19,9 +19,9 @@ from random_models.planning import as_plan
 from one_device.models import MODELS, recorded
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
+from tensoropt.plan.asked import request_of
 from tensoropt.plan.find_frontier import find_frontier
-from tensoropt.plan.options import request_of
-from tensoropt.plan.options_with_stages import find_answer_with_stages
+from tensoropt.plan.options import find_answer
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.submeshes import Block, blocks_of, is_submesh
 from tensoropt.profiling.hardware import Hardware, named
@@ -223,7 +223,7 @@ def _point(rng: random.Random, draw: Draw, hardware: Hardware) -> Plan:
         found = find_frontier(model, hardware, draw.n_devices, micro_batches=draw.n)
         return found.plan(rng.randrange(len(found)), "mini_time")
     request = replace(request_of(model, hardware, None, {}, micro_batches=draw.n), budget=Budget(seconds=0))
-    return find_answer_with_stages("mini_time", request, draw.n_devices, (draw.n_stages,), draw.schedule)
+    return find_answer("mini_time", request, draw.n_devices, (draw.n_stages,), draw.schedule)
 
 
 def _placed(rng: random.Random, draw: Draw, hardware: Hardware) -> Plan:
@@ -234,7 +234,7 @@ def _placed(rng: random.Random, draw: Draw, hardware: Hardware) -> Plan:
         request = request_of(draw.model.model, hardware, None, force, micro_batches=draw.n)
         request = replace(request, budget=Budget(seconds=0))
         try:
-            plan = find_answer_with_stages("mini_time", request, draw.n_devices, (draw.n_stages,), draw.schedule)
+            plan = find_answer("mini_time", request, draw.n_devices, (draw.n_stages,), draw.schedule)
         except InputError as error:
             _assert_impossible(error)
             continue

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from helpers.strategies import (
@@ -23,8 +22,8 @@ from tensoropt.common.errors import InputError
 from tensoropt.plan.plan import Plan
 from tensoropt.reschedule.simulate import gather
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.execute import EMULATED, MPI, execute
-from tensoropt.runtime.pipeline.execute_staged import execute_staged
+from tensoropt.runtime.execute import EMULATED, MPI
+from tensoropt.runtime.execution import execute
 from tensoropt.runtime.pipeline.staged_engine import StagedEngine
 from tensoropt.runtime.ranks import Processes
 
@@ -82,8 +81,7 @@ def check_numbers(draw: Draw, engine: Engine | StagedEngine, processes: Processe
 def engine_of(draw: Draw, plan: Plan, processes: Processes) -> Engine | StagedEngine:
     """Return the engine that runs a plan on these processes."""
     values, collectives = draw.model.first_values, EMULATED if processes.alone else MPI
-    run: Any = execute if len(plan.stages) == 1 else execute_staged
-    engine = run(plan, draw.model.model, lambda name: values[name], processes, collectives).engine
+    engine = execute(plan, draw.model.model, lambda name: values[name], processes, collectives).engine
     if isinstance(engine, Engine):
         engine.in_order |= draw.in_order
     elif processes.alone:

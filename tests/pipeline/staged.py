@@ -22,7 +22,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import why_invalid
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.pipeline.execute_staged import execute_staged
+from tensoropt.runtime.execution import execute
 from tensoropt.runtime.pipeline.parts import StageView
 from tensoropt.runtime.pipeline.staged_engine import StagedEngine
 from tensoropt.runtime.pipeline.transfers import EmulatedTransfers
@@ -55,7 +55,7 @@ def random_cuts(model: zoo.Recorded, n_stages: int, seed: int) -> Stages:
 
 def check_losses(plan: Plan, model: zoo.Recorded) -> None:
     """Check that a plan's emulated ranks train with one device's losses."""
-    execution = execute_staged(
+    execution = execute(
         plan, model.model, lambda variable: model.first_values[variable], Processes(0, 1, ("here",)), "emulated"
     )
     for step, batch in enumerate(model.batches):

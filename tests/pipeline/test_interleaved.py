@@ -18,22 +18,22 @@ from pipeline.staged import check_losses, random_cuts, random_stage_view
 from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.ft import Budget
+from tensoropt.plan.asked import request_of
 from tensoropt.plan.find_frontier import ModelFrontier
 from tensoropt.plan.find_staged import find_with_stages
-from tensoropt.plan.options import request_of
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.plan.stage_memory import ends_of, messages_of
 from tensoropt.plan.staged_frontier import StagedFrontier
-from tensoropt.plan.staged_frontier_points import StagedPoint
+from tensoropt.plan.staged_frontier_points import PlanPoint
 from tensoropt.plan.submeshes import interleaved_blocks
 from tensoropt.profiling.hardware import named
 from tensoropt.program.interleaved import interleaved_orders, most_in_flight, tried_interleavings
 from tensoropt.program.pass_memory import Messages, pass_memory, peak_together
 from tensoropt.program.passes import BACKWARD, FORWARD, Pass, merged
 from tensoropt.program.schedule import StepOrder, makespan
-from tensoropt.runtime.pipeline.beside import peak_staged_beside
-from tensoropt.runtime.pipeline.execute_staged import execute_staged
+from tensoropt.runtime.execution import execute
+from tensoropt.runtime.other_programs import peak_beside
 from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.resharding import PathFinder
 
@@ -176,7 +176,7 @@ def test_a_plan_trains_with_one_devices_losses_and_its_peak_is_of_both_its_stage
     found = frontier_of(request("mlp"))
     for number in {0, len(found.points_of) - 1}:
         point = found.points_of[number]
-        assert isinstance(point, StagedPoint)
+        assert isinstance(point, PlanPoint)
         for stage in range(2):
             alone = [
                 passes_of(point.frontiers[each], point.numbers[each], each, point.order) for each in (stage, stage + 2)
@@ -194,9 +194,9 @@ def test_what_runs_beside_and_what_is_told_of_ranks_is_of_all_stages_on_a_device
     plan, model = frontier_of(asked).plan(0), models.recorded("mlp", "adam")
     assert isinstance(plan, Plan)
     values = model.first_values
-    execution = execute_staged(plan, model.model, lambda name: values[name], Processes(0, 1, ("here",)), "emulated")
+    execution = execute(plan, model.model, lambda name: values[name], Processes(0, 1, ("here",)), "emulated")
     assert len(execution.engine.local_parameter_bytes) == plan.parallelism == 2
-    at_once = [peak_staged_beside(execution, model.model, asked.hardware, n) for n in (plan.micro_batches, 1)]
+    at_once = [peak_beside(execution, model.model, asked.hardware, n) for n in (plan.micro_batches, 1)]
     assert at_once[0] >= plan.peak_bytes and at_once[1] > 0
 
 

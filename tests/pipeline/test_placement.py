@@ -14,15 +14,15 @@ from helpers.strategies import assert_close, feeds_of, training_fetch
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
+from tensoropt.plan.asked import request_of
 from tensoropt.plan.find_staged import find_with_stages
-from tensoropt.plan.options import request_of
-from tensoropt.plan.options_with_stages import find_answer_with_stages
+from tensoropt.plan.options import find_answer
 from tensoropt.plan.placement import fewest_stages
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request, searched
 from tensoropt.plan.submeshes import Block
 from tensoropt.profiling.hardware import named
-from tensoropt.runtime.pipeline.execute_staged import execute_staged
+from tensoropt.runtime.execution import execute
 from tensoropt.runtime.ranks import Processes
 from tensoropt.tools.cli.main import main
 
@@ -34,7 +34,7 @@ def request(name: str, force: object, cluster: str = "v100-1x4", **changed: obje
 
 
 def plan_of(asked: Request, stages: object = None) -> Plan:
-    plan = find_answer_with_stages("mini_time", asked, asked.hardware.n_devices, stages)  # type: ignore[arg-type]
+    plan = find_answer("mini_time", asked, asked.hardware.n_devices, stages)  # type: ignore[arg-type]
     assert isinstance(plan, Plan)
     return plan
 
@@ -74,7 +74,7 @@ def test_the_stages_have_the_devices_and_operators_that_are_placed(
     assert sizes is None or tuple(len(stage.devices) for stage in plan.stages) == sizes
     for operator, pinned in force.items():
         assert devices_of(plan, operator) == tuple(pinned["devices"])
-    execution = execute_staged(
+    execution = execute(
         plan, model.model, lambda variable: model.first_values[variable], Processes(0, 1, ("here",)), "emulated"
     )
     for step, batch in enumerate(model.batches[:2]):

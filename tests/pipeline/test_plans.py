@@ -16,13 +16,14 @@ from helpers.strategies import assert_close, feeds_of, training_fetch
 
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
-from tensoropt.plan.find_staged import find_staged
+from tensoropt.plan.asked import checked_stages
+from tensoropt.plan.options import find_answer
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import named
 from tensoropt.report.explanation_text import explanation_text
 from tensoropt.report.page import DATA_ID
-from tensoropt.runtime.pipeline.execute_staged import execute_staged
+from tensoropt.runtime.execution import execute
 from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.stages import Stages
 from tensoropt.tools.cli.main import main
@@ -33,7 +34,7 @@ TRAIN = Path(__file__).parent / "train.py"
 def plan_of(name: str, n_stages: object, parallelism: int = 4, schedule: str | None = None, **changed: object) -> Plan:
     asked = {"budget": Budget(seconds=0), **changed}
     request = Request(models.recorded(name, "adam").model, named("v100-1x4"), None, **asked)  # type: ignore[arg-type]
-    return find_staged(request, parallelism, n_stages, schedule)
+    return find_answer("mini_time", request, parallelism, checked_stages(n_stages), schedule)
 
 
 def embedded_in(page: Path) -> str:
@@ -85,7 +86,7 @@ def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
         assert view["decisions"] or len(planned.devices) == 1
     assert plan.explain() == explanation_text(told) and told["summary"] in found._repr_html_()
     assert f"{n_stages} stages on 4 devices" in text and text.count("where the time goes") == n_stages
-    execution = execute_staged(
+    execution = execute(
         plan, model.model, lambda variable: model.first_values[variable], Processes(0, 1, ("here",)), "emulated"
     )
     for step, batch in enumerate(model.batches):
@@ -106,7 +107,7 @@ def test_more_micro_batches_are_in_flight_over_a_slow_link_where_they_fit() -> N
         levels = tuple(changed if each is level else each for each in hardware.levels)
         asked = replace(hardware, levels=levels), limit_bytes
         request = Request(model, *asked, micro_batches=4, budget=Budget(seconds=0))
-        return find_staged(request, 2, 2, None)
+        return find_answer("mini_time", request, 2, (2,))
 
     fast, slow = found(1e6), found(0.01)
     assert slow.stages[0].in_flight > 2 and slow.stages[1].in_flight == 1
@@ -122,7 +123,7 @@ def test_zero_bubble_is_chosen_where_it_pays_and_fits_the_limit() -> None:
 
     def found(schedule: str | None, limit_bytes: int | None = None) -> Plan:
         request = Request(model, hardware, limit_bytes, micro_batches=4, budget=Budget(seconds=0))
-        return find_staged(request, 2, 2, schedule)
+        return find_answer("mini_time", request, 2, (2,), schedule)
 
     of_name = {schedule: found(schedule) for schedule in ("1f1b", "gpipe", "zero-bubble")}
     chosen, deferring = found(None), of_name["zero-bubble"]
@@ -171,13 +172,13 @@ def test_what_stages_dont_allow_gets_a_sentence(n_stages: object, changed: dict[
     model = models.recorded("mlp", "adam").model
     request = Request(model, named("v100-1x4"), changed.pop("limit_bytes", None), **changed)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=said):
-        find_staged(request, 4, n_stages, None)
+        find_answer("mini_time", request, 4, checked_stages(n_stages))
 
 
 def test_more_stages_than_there_are_parameters_are_refused() -> None:
     with pytest.raises(InputError, match="can't be cut into 8 stages"):
         request = Request(models.recorded("dropping_out", "sgd").model, named("v100-1x8"), None)
-        find_staged(request, 8, 8, None)
+        find_answer("mini_time", request, 8, (8,))
 
 
 def test_a_stage_without_parameters_is_named_with_its_line() -> None:

@@ -17,15 +17,15 @@ import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
 from tensoropt.plan.find_frontier import find_frontier
-from tensoropt.plan.find_staged import find_staged, find_with_stages, why_too_large
-from tensoropt.plan.options_with_stages import WORTH_STAGES, _fastest
+from tensoropt.plan.find_staged import find_with_stages, why_too_large
+from tensoropt.plan.options import WORTH_STAGES, _fastest, find_answer
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request, fastest_that_fits
 from tensoropt.plan.stage_memory import StageCosts, ends_of, messages_of, needed_bytes, saved_bytes
 from tensoropt.plan.stage_points import SearchedStages
 from tensoropt.plan.stage_times import OperatorTimes, beside, transfers, works
 from tensoropt.plan.staged_frontier import StagedFrontier
-from tensoropt.plan.staged_frontier_points import StagedPoint, UnstagedPoint
+from tensoropt.plan.staged_frontier_points import PlanPoint
 from tensoropt.plan.submeshes import blocks_of
 from tensoropt.profiling.hardware import Hardware, Origin, named
 from tensoropt.program.pass_memory import Messages
@@ -57,7 +57,7 @@ def frontier(name: str, counts: tuple[int, ...]) -> StagedFrontier:
 )
 def test_the_frontier_with_stages_is_nowhere_above_the_one_without(name: str, link: float) -> None:
     found = find_with_stages(request(name, link), 4, (1, 2))
-    assert {each.micro_batches for each in found.searched} == {2, 4, 8}
+    assert {each.micro_batches for each in found.searched} == {1, 2, 4, 8}  # 1 of those without
     (alone, *_) = fastest_that_fits(request(name, link), 4)[1]
     for number, point in enumerate(alone.points):
         n_bytes = alone.needed_bytes(number)
@@ -92,9 +92,9 @@ def test_a_plan_without_stages_is_explained_beside_those_with(name: str) -> None
     found = frontier(name, (1, 2))
     number = next(i for i, point in enumerate(found.points_of) if point.n_stages == 1)
     point, plan = found.points_of[number], found.plan(number)
-    assert isinstance(point, UnstagedPoint) and isinstance(plan, Plan)
+    assert point.n_stages == 1 and isinstance(plan, Plan)
     assert plan.frontier is found and plan.frontier_table() == found.table(number)
-    alone = point.frontier.plan(point.number, "point").explanation()
+    alone = point.frontiers[0].plan(point.numbers[0], "point").explanation()
     told = {**plan.explanation(), "smaller": alone["smaller"], "faster": alone["faster"]}
     assert told == {**alone, "frontier": found.table(number).splitlines()}
     faster = plan.explanation()["faster"]
@@ -105,11 +105,12 @@ def test_a_plan_without_stages_is_explained_beside_those_with(name: str) -> None
     assert told["totals"]["stages"] == [1, 2] and told["only_before"] == told["only_after"] == []
     assert {op.name for op in plan.operators} == {op.name for op in staged.operators} and staged.mesh == plan.mesh
     assert staged.compute_time_us == max(stage.compute_time_us for stage in staged.stages) <= staged.time_us
+    assert not any(name in staged.explain() for name in ("/stage_", "/received_"))  # which no user wrote
     assert "stage" in differences_text(told) and staged.n_collectives == told["totals"]["collectives_per_step"][1]
 
 
 def searched(name: str) -> SearchedStages:
-    return frontier(name, (1, 2)).searched[0]
+    return next(each for each in frontier(name, (1, 2)).searched if each.stages.n > 1)
 
 
 @pytest.mark.parametrize("name", first(1, ["mlp", "attention"]))
@@ -143,7 +144,7 @@ def test_no_other_cut_is_below_the_bound(name: str) -> None:
             tuple(beside(stages, asked.hardware, blocks_of((2, 2)), [times] * 2)),
             transfers(stages, asked.hardware, blocks_of((2, 2)), 4), 0.0,
         )  # fmt: skip
-        assert min(each.time_us.min(initial=np.inf) for each in of_cut.combinations) >= found.searched[0].bound_us > 0
+        assert min(each.time_us.min(initial=np.inf) for each in of_cut.combinations) >= found.searched[-1].bound_us > 0
 
 
 def saved_by_plan(of_stage: object, number: int) -> int:
@@ -218,7 +219,7 @@ def test_a_limit_is_kept_and_the_point_below_it_is_taken(everything: bool) -> No
 def test_on_measured_hardware_stages_must_be_predicted_to_save_more_than_predictions_are_off() -> None:
     asked, staged = request("mlp", micro_batches=4), frontier("mlp", (2,))
     found = replace(frontier("mlp", (1, 2)), points_of=staged.points_of)  # as if all without stages were beaten
-    least_us = min(each.points[each.fastest_within(None)].time_us for each in found.unstaged)
+    least_us = min(each.points[each.fastest_within(None)].time_us for each in found.without_stages)
 
     def answer(saved: float, request: Request) -> Plan:
         """Return the answer if the fastest plan with stages saves a share of the fastest without."""
@@ -236,19 +237,20 @@ def test_on_measured_hardware_stages_must_be_predicted_to_save_more_than_predict
 
 def test_a_stage_that_alone_exceeds_the_limit_is_named() -> None:
     least, asked = frontier("mlp", (2,)).points_of[0], request("mlp", micro_batches=4)
-    assert isinstance(least, StagedPoint)
+    assert isinstance(least, PlanPoint)
     said = rf"in 2 stages and \d+ micro-batches stage \d alone, .*, needs {least.n_bytes:,} bytes .* memory={least.n_bytes}"
     with pytest.raises(InputError, match=said):
-        find_staged(replace(asked, limit_bytes=least.n_bytes - 1), 4, 2, None)
+        find_answer("mini_time", replace(asked, limit_bytes=least.n_bytes - 1), 4, (2,))
     both = frontier("mlp", (1, 2))
     assert "no plan fits 10 bytes" in str(why_too_large(both, 10)) and why_too_large(both, None) is None
 
 
 def test_numbers_of_stages_that_are_not_possible_are_left_out_beside_others() -> None:
     found = frontier("mlp", (1, 5))
-    assert not found.searched and "5 stages on 4 devices: each takes one at least" in found.summary()
+    assert all(each.is_uncut for each in found.searched)
+    assert "5 stages on 4 devices: each takes one at least" in found.summary()
     without = find_with_stages(request("mlp", without=frozenset(["stages"])), 4, (1, 2))
-    assert not without.searched and {point.n_stages for point in without.points_of} == {1}
+    assert all(each.is_uncut for each in without.searched) and {point.n_stages for point in without.points_of} == {1}
 
 
 def test_stages_of_two_training_steps_are_refused() -> None:

@@ -13,10 +13,11 @@ from pipeline.staged import check_losses, random_cuts
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
 from tensoropt.plan.cuts import _Places, balanced
-from tensoropt.plan.find_staged import find_staged, find_with_stages
+from tensoropt.plan.find_staged import find_with_stages
+from tensoropt.plan.options import find_answer
 from tensoropt.plan.request import Request
 from tensoropt.plan.stage_times import TimesBySize, estimated_us, transfers
-from tensoropt.plan.staged_frontier_points import StagedPoint
+from tensoropt.plan.staged_frontier_points import PlanPoint
 from tensoropt.plan.submeshes import Block, blocks_of, choices, equal_blocks, is_submesh
 from tensoropt.profiling.hardware import named
 from tensoropt.sharding.stages import Stages
@@ -127,7 +128,7 @@ def test_a_link_is_that_of_the_smaller_stage() -> None:
 )
 def test_plans_have_one_device_numbers(name: str, cluster: str, n_stages: int, schedule: str) -> None:
     asked, model = request(name, cluster), models.recorded(name, "adam")
-    plan = find_staged(asked, asked.hardware.n_devices, n_stages, schedule)
+    plan = find_answer("mini_time", asked, asked.hardware.n_devices, (n_stages,), schedule)
     devices = [stage.devices for stage in plan.stages]
     assert sum(devices, ()) == tuple(range(asked.hardware.n_devices))
     assert cluster == "v100-2x3" or len({len(each) for each in devices}) > 1
@@ -139,4 +140,4 @@ def test_unequal_stages_are_searched_where_they_save_time() -> None:
     found = find_with_stages(request("mlp", "v100-1x4"), 4, (2,))
     sizes = [tuple(each.mesh.n_devices for each in of_cut.frontiers) for of_cut in found.searched]
     assert sizes[0] == (2, 2)
-    assert all(isinstance(point, StagedPoint) and point.time_us >= found.bound_us for point in found.points_of)
+    assert all(isinstance(point, PlanPoint) and point.time_us >= found.bound_us for point in found.points_of)

@@ -127,7 +127,7 @@ def by_plan(case: Case, training: Training) -> Numbers:
         TensorOptError: it is refused.
     """
     options = case.options
-    with mock.patch.object(parallelizing, "find_any_answer", partial(_planned, case)):
+    with mock.patch.object(parallelizing, "find_answer", partial(_planned, case)):
         trainer = tensoropt.parallelize(
             training.model,
             training.optimizer,

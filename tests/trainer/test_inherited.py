@@ -27,7 +27,7 @@ def any_plan(seed: int, micro_batches: int | None) -> Any:
     def planned(option: str, request: Any, *_: object) -> Any:
         return plan_of(options, seed, request, option)
 
-    return mock.patch.object(parallelizing, "find_any_answer", planned)
+    return mock.patch.object(parallelizing, "find_answer", planned)
 
 
 SHAPES = ((8, 6), (6, 4), (8, 4), (4, 6), (8, 6))

@@ -77,7 +77,7 @@ def test_a_plan_with_stages_is_tried_beside_the_fastest_without_and_data_paralle
     model = models.recorded("mlp", "momentum").model
     found = find_with_stages(Request(model, named("v100-1x2"), None, micro_batches=4, budget=Budget(seconds=0)), 2, (1, 2))
     plan = found.plan([point.n_stages for point in found.points_of].index(2))
-    plan = replace(plan, time_us=max(each.points[0].time_us for each in found.unstaged))  # so that all are near
+    plan = replace(plan, time_us=max(each.points[0].time_us for each in found.without_stages))  # so that all are near
     trial, given = baseline_trial(model), []
 
     def measured(self, *plans):

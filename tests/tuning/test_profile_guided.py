@@ -16,10 +16,10 @@ import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.costs.work_items import largest_operand_shapes
 from tensoropt.ft import Budget
+from tensoropt.plan.asked import Request
 from tensoropt.plan.find_frontier import ModelFrontier
 from tensoropt.plan.find_staged import find_with_stages
-from tensoropt.plan.options import Request, mini_time
-from tensoropt.plan.options_with_stages import find_any_answer
+from tensoropt.plan.options import find_answer, mini_time
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.compute import cpu_name
 from tensoropt.profiling.hardware import Hardware, named
@@ -127,7 +127,7 @@ def test_all_of_an_answer_with_stages_is_measured_once(stages):
 
     def search(known):
         request = Request(model, here(), None, known=known, micro_batches=4, budget=Budget(seconds=0))
-        return find_any_answer("mini_time", request, DEVICES, stages)
+        return find_answer("mini_time", request, DEVICES, stages)
 
     plan = found(MeasuredSearch(ALONE, model, search, 1e9, store, machine, machine.clock))
     told = plan.assumed["operators"]
@@ -165,7 +165,7 @@ def test_the_times_of_a_stage_are_those_that_were_measured():
 
     def search(known):
         request = Request(model, here(), None, known=known, micro_batches=4, budget=Budget(seconds=0))
-        return find_any_answer("mini_time", request, DEVICES, (2,))
+        return find_answer("mini_time", request, DEVICES, (2,))
 
     usual, slow = (
         found(MeasuredSearch(ALONE, model, search, 1e9, Store(None, "here"), machine, machine.clock))

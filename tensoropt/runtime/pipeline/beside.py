@@ -15,6 +15,7 @@ import numpy as np
 from ...costs.model_costs import costing_of
 from ...ir.graph import PLACEHOLDER
 from ...lowering.resharding.backends import EmulatedBackend
+from ...plan.plan import Plan
 from ...profiling.hardware import Hardware
 from ...program.interleaved import Interleaving
 from ...program.passes import Orders
@@ -25,14 +26,14 @@ from ...sharding.propagation import inherited
 from ...sharding.resharding import PlainCosts
 from ...sharding.stages_alike import StagesAlike
 from ..engine import Engine
-from .execute_staged import StagedExecution
 from .parts import StageView
+from .staged_engine import StagedEngine
 from .values_in_step import ValuesInStep
 
 
-def execute_staged_beside(
-    execution: StagedExecution, model: Model, initial_value: Callable[[str], np.ndarray], micro_batches: int = 1
-) -> StagedExecution:
+def engine_beside(
+    first: StagedEngine, plan: Plan, model: Model, initial_value: Callable[[str], np.ndarray], micro_batches: int
+) -> StagedEngine:
     """Build an engine for another program of the same model, which shares the variables of the first engine.
 
     Args:
@@ -40,8 +41,7 @@ def execute_staged_beside(
             ask for the same ones in the same order.
         micro_batches: in how many a training step runs.
     """
-    first, plan = execution.engine, execution.plan
-    stages, parts = _parts(execution, model, micro_batches)
+    stages, parts = _parts(first, model, micro_batches)
     views = tuple(
         StageView(whole.view(strategy := inherited(sliced, stage.strategy)), sliced.view(strategy), stage.devices)
         for (whole, sliced), stage in zip(parts, plan.stages, strict=True)
@@ -68,15 +68,13 @@ def execute_staged_beside(
     }
     if not is_emulated:
         values.finish()
-    orders = _orders(execution, model, micro_batches)
-    beside = replace(first, stages=stages, views=views, orders=orders, engines=engines, _functions={})
-    return replace(execution, engine=beside)
+    orders = _orders(first, plan, model, micro_batches)
+    return replace(first, stages=stages, views=views, orders=orders, engines=engines, _functions={})
 
 
-def _orders(execution: StagedExecution, model: Model, micro_batches: int) -> Orders:
+def _orders(first: StagedEngine, plan: Plan, model: Model, micro_batches: int) -> Orders:
     """Return the order of passes: as planned if micro-batches are as large as planned, or else one after the other."""
-    plan = execution.plan
-    if _is_as_planned(execution, model, micro_batches):
+    if _is_as_planned(first, plan, model, micro_batches):
         return plan.orders
     n, interleaving = len(plan.stages), plan.interleaving
     if interleaving is not None:
@@ -84,16 +82,16 @@ def _orders(execution: StagedExecution, model: Model, micro_batches: int) -> Ord
     return pass_orders(plan.schedule, micro_batches, [1] * n, [0] * n, interleaving)
 
 
-def _is_as_planned(execution: StagedExecution, model: Model, micro_batches: int) -> bool:
+def _is_as_planned(first: StagedEngine, plan: Plan, model: Model, micro_batches: int) -> bool:
     """Return whether a program takes micro-batches that are as many and as large as planned."""
-    planned = execution.engine.stages.whole.graph.operators
+    planned = first.stages.whole.graph.operators
     fed = [op for op in model.graph.operators.values() if op.type == PLACEHOLDER and op.name in planned]
     is_as_large = bool(fed) and all(op.result.shape == planned[op.name].result.shape for op in fed)
-    return is_as_large and micro_batches == execution.plan.micro_batches
+    return is_as_large and micro_batches == plan.micro_batches
 
 
-def peak_staged_beside(execution: StagedExecution, model: Model, hardware: Hardware, micro_batches: int = 1) -> int:
-    """Return the most memory that is alive at once on a device while :func:`execute_staged_beside` runs a program.
+def peak_of_stages(first: StagedEngine, plan: Plan, model: Model, hardware: Hardware, micro_batches: int) -> int:
+    """Return the most memory that is alive at once on a device while :func:`engine_beside` runs a program.
 
     Of interleaved stages it is the sum of those of a device, which don't all need most at once.
 
@@ -101,22 +99,22 @@ def peak_staged_beside(execution: StagedExecution, model: Model, hardware: Hardw
         InputError: the program can't run in so many micro-batches.
     """
     peaks: dict[tuple[int, ...], int] = {}
-    for (_, sliced), stage in zip(_parts(execution, model, micro_batches)[1], execution.plan.stages, strict=True):
+    for (_, sliced), stage in zip(_parts(first, model, micro_batches)[1], plan.stages, strict=True):
         view = sliced.view(inherited(sliced, stage.strategy))
         peak = peak_of(view, costing_of(sliced, hardware, stage.mesh), stage.path_finder(PlainCosts()))
         peaks[stage.devices] = peaks.get(stage.devices, 0) + peak.n_bytes
     # As many are in flight as planned then.
-    trains_as_planned = bool(model.graph.train_steps) and _is_as_planned(execution, model, micro_batches)
-    return max(*peaks.values(), execution.plan.needed_bytes if trains_as_planned else 0)
+    trains_as_planned = bool(model.graph.train_steps) and _is_as_planned(first, plan, model, micro_batches)
+    return max(*peaks.values(), plan.needed_bytes if trains_as_planned else 0)
 
 
-def _parts(execution: StagedExecution, model: Model, micro_batches: int) -> tuple[StagesAlike, list[tuple[Model, Model]]]:
+def _parts(first: StagedEngine, model: Model, micro_batches: int) -> tuple[StagesAlike, list[tuple[Model, Model]]]:
     """Return a program in stages, and of each the model on the whole batch and that on a micro-batch.
 
     Raises:
         InputError: the program can't run in so many micro-batches.
     """
-    planned = execution.engine.stages
+    planned = first.stages
     stages, graph = StagesAlike(model, planned.cuts, planned), model.graph
     if graph.train_steps:
         graph = model.in_micro_batches(micro_batches).graph

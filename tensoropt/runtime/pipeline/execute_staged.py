@@ -6,14 +6,14 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...common.errors import InputError
-from ...common.progress import NOT_SHOWN, Display
+from ...common.progress import Display
 from ...common.settings import LAG
 from ...common.watchdog import CRITICAL
 from ...lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
@@ -33,50 +33,16 @@ from .transfers import EmulatedTransfers
 from .values_in_step import ValuesInStep
 
 
-@dataclass(frozen=True)
-class StagedExecution:
-    """A plan with stages and the engine that runs it.
-
-    Attributes:
-        processes: the ranks that take part.
-    """
-
-    plan: Plan
-    engine: StagedEngine
-    processes: Processes
-
-    @property
-    def is_emulated(self) -> bool:
-        """Return whether all ranks of all stages run in this process."""
-        return isinstance(self.engine.backend, EmulatedBackend)
-
-    def statistics(self, parameter_bytes: int) -> dict[str, Any]:
-        """Return figures of the plan for a training log, as those of a plan without stages. Every rank must call it."""
-        local = self.engine.local_parameter_bytes
-        if not self.is_emulated:
-            local = self.processes.gather(local[0])
-        return {
-            "split_operators": self.plan.n_split_operators,
-            "collectives_per_step": self.engine.collectives_per_step,
-            "parameter_bytes": parameter_bytes,
-            "parameter_bytes_per_rank": local,
-        }
-
-
-def execute_staged(
+def staged_engine(
     plan: Plan,
     model: Model,
     initial_value: Callable[[str], np.ndarray],
     processes: Processes,
     collectives: str,
-    display: Display = NOT_SHOWN,
-    values_are_exchanged: bool = False,
-) -> StagedExecution:
-    """Build the engine of a plan with stages. A rank without work ends here.
-
-    Args:
-        initial_value: returns the global initial value of a variable, given by its operator's name.
-        values_are_exchanged: whether all processes must ask for the same initial values in the same order.
+    display: Display,
+    values_are_exchanged: bool,
+) -> tuple[StagedEngine, Processes]:
+    """Return the engine of a plan with stages, and the ranks that take part; see :func:`..execution.execute`.
 
     Raises:
         InputError: the plan is for another model or for more devices than there are, or Horovod is asked for.
@@ -105,12 +71,12 @@ def execute_staged(
             }
         one_machine = (0,) * plan.parallelism
         engine = StagedEngine(stages, views, plan.orders, engines, EmulatedTransfers, one_machine)
-        return StagedExecution(plan, engine, processes)
+        return engine, processes
     check_available_memory(plan.needed_bytes, processes.local_size)
     names = [op.name for op in model.graph.variables] if values_are_exchanged else []
     engine, part = _of_rank(plan, stages, views, initial_value, names, processes, display)
     engine.initial_value = initial_value
-    return StagedExecution(plan, engine, part)
+    return engine, part
 
 
 def _engine(

@@ -1,4 +1,4 @@
-"""Define the task that a baseline is given, and its answer."""
+"""Define the task that a baseline is given, its answer, and what it can't be asked."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ...common.errors import InputError
 from ...costs.operator_costs import OperatorCosting
-from ...ft import Frontier
+from ...ft import ALGORITHMS, Frontier
 from ...ir.graph import Graph, Operator
 from ...reschedule.mesh import Mesh
 from ...rules.registry import rule_of
@@ -15,6 +16,7 @@ from ...rules.rule import Config, Rule
 from ..problem.builder import ProblemBuilder
 from ..problem.config_space import FULL, Assignments
 from ..problem.fusion_groups import FusionGroup
+from ..problem.objectives import MEMORY_TIME, Objectives
 from ..problem.strategy_problem import StrategyProblem
 
 Report = Callable[[str, int, int], None]
@@ -89,3 +91,25 @@ class BaselineResult:
     built: StrategyProblem
     found: Frontier
     note: str = ""
+
+
+def check_arguments(algorithm: str, micro_batches: int, objectives: Objectives, is_forced: bool) -> None:
+    """Check that a baseline or another algorithm can follow the arguments of a search.
+
+    Raises:
+        InputError: it can't follow one.
+    """
+    if micro_batches > 1:
+        raise InputError(
+            f"algorithm '{algorithm}' takes no micro-batches, got micro_batches={micro_batches}; leave them out, or search "
+            f"with {ALGORITHMS[0]}"
+        )
+    if objectives != MEMORY_TIME:
+        raise InputError(
+            f"algorithm '{algorithm}' has objectives of its own, got {','.join(objectives)}; leave out the objectives, or "
+            f"search with {ALGORITHMS[0]}"
+        )
+    if is_forced:
+        raise InputError(
+            f"algorithm '{algorithm}' decides by itself what is split; leave out force=, or search with {ALGORITHMS[0]}"
+        )

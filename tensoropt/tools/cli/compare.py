@@ -108,12 +108,11 @@ def _placed_plan(request: Request, count: int) -> Plan | None:
     Raises:
         InputError: there is no plan whose operators are where they are placed.
     """
-    from ...plan.options_with_stages import find_answer_with_stages
-    from ...plan.plan import Plan
+    from ...plan.find_staged import find_with_stages
 
     placed = replace(request, limit_bytes=None, space=None, placed=request.model.placed)
-    plan = find_answer_with_stages("mini_time", placed, count, None)
-    assert isinstance(plan, Plan)
+    frontier = find_with_stages(placed, count, None)
+    plan = frontier.plan(frontier.fastest_within(None), "mini_time")
     return plan if len(plan.stages) > 1 else None
 
 

@@ -82,7 +82,8 @@ def _searched_curve(arguments: argparse.Namespace, limit: int, deadline_us: floa
     except HardwareError as error:
         raise InputError(str(error)) from error
     import_tensorflow()
-    from ...plan.options import Request, assumptions, profiling
+    from ...plan.asked import Request, assumptions
+    from ...plan.options import profiling
     from ...plan.scaling_curve import Curve
     from ...report.recommendation import of_curve, row_text
     from ..offline import record_named

@@ -33,7 +33,7 @@ from .frontier_outputs import (
 )
 
 if TYPE_CHECKING:
-    from ...plan.options import Request
+    from ...plan.asked import Request
     from ...plan.plan import Plan
     from ...plan.scaling_curve import Curve
 
@@ -212,7 +212,7 @@ def _search(arguments: argparse.Namespace) -> bool:
     import_tensorflow()
     checked_measurement(hardware, arguments.strict)
     display = display_here()
-    from ...plan.options import Request, assumptions, checked_micro_batches
+    from ...plan.asked import Request, assumptions, checked_micro_batches
     from ...plan.plan import Plan
     from ...plan.scaling_curve import Curve
     from ...search.problem.splittable import check_usable
@@ -287,7 +287,7 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...]:
 def _find(
     arguments: argparse.Namespace, request: Request, counts: list[int], stages: tuple[int, ...]
 ) -> Plan | Curve:
-    from ...plan.options_with_stages import find_any_answer
+    from ...plan.options import find_answer
 
     asked = None if arguments.stages is None else stages
     request = replace(request, may_take_stages=asked is None)
@@ -304,7 +304,7 @@ def _find(
             stages=asked,
             schedule=arguments.schedule,
         )
-    return find_any_answer(arguments.option, request, counts, asked, arguments.schedule)
+    return find_answer(arguments.option, request, counts, asked, arguments.schedule)
 
 
 def _hardware_and_counts(arguments: argparse.Namespace) -> tuple[Hardware, list[int]]:

@@ -13,7 +13,8 @@ from report.test_report import HOSTILE
 
 from tensoropt.common.memory_units import memory_text
 from tensoropt.ft import Budget
-from tensoropt.plan.find_staged import find_staged, find_with_stages
+from tensoropt.plan.find_staged import find_with_stages
+from tensoropt.plan.options import find_answer
 from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import named
 from tensoropt.report.page import write_report
@@ -25,7 +26,7 @@ from tensoropt.report.sentences import time_text
 @pytest.fixture(scope="module")
 def plan():
     request = Request(models.recorded("mlp", "adam").model, named("v100-1x4"), None, budget=Budget(seconds=0))
-    return find_staged(request, 4, 2, None)
+    return find_answer("mini_time", request, 4, (2,))
 
 
 def test_the_step_of_all_stages_is_drawn_and_each_stage_can_be_chosen(browser, plan, tmp_path, everything):

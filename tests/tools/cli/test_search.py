@@ -14,7 +14,7 @@ from helpers.mpirun import child_environment, forked
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.common.files import write_atomically
-from tensoropt.plan import options
+from tensoropt.plan import asked
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.search.problem.splittable import check_usable, most_devices
@@ -353,7 +353,7 @@ def test_a_file_stays_whole_until_the_new_one_is(tmp_path):
 
 
 def test_choices_are_those_of_the_modules_behind():
-    assert search_command.OPTIONS == options.OPTIONS
+    assert search_command.OPTIONS == asked.OPTIONS
     assert tuple(offline.OPTIMIZERS) == answers.OPTIMIZERS
 
 
