@@ -99,7 +99,10 @@ class GradientFlow:
         if site.position <= HYPERPARAMETER:
             return graph.train_steps[site.name].optimizer.tensors[HYPERPARAMETER - site.position]
         op = graph.operators[site.name]
-        return graph.given_gradients[op.name][site.position] if op.type == VARIABLE else operand_of(op, site.position)
+        if op.type == VARIABLE:
+            return graph.given_gradients[op.name][site.position]
+        # An operator that runs after all micro-batches has operands of the full batch, of which each computes its part.
+        return graph.tensors[operand_of(op, site.position).name]
 
     def stream(self, path: Path | None, is_overlappable: bool = False) -> str:
         """Return the stream of a task that runs a path."""

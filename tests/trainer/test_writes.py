@@ -56,6 +56,12 @@ class Written:
             state.scatter_nd_update(ids[:, None], tf.gather_nd(state, ids[:, None]) + rows)
             state.scatter_min(tf.IndexedSlices(rows + 0.5, ids))
             state.scatter_update(tf.IndexedSlices(rows + state.sparse_read(ids), ids))
+        elif self.kind == "raw":
+            raw, step = tf.raw_ops, tf.constant(0.1, tf.float64)
+            state.scatter_nd_sub(ids[:, None], rows)
+            raw.ResourceScatterNdMin(ref=state.handle, indices=ids[:, None], updates=rows + 0.5)
+            raw.ResourceScatterNdMax(ref=state.handle, indices=ids[:, None], updates=rows)
+            raw.ResourceApplyGradientDescent(var=state.handle, alpha=step, delta=tf.reduce_sum(rows) * state)
         elif self.kind == "branch":
 
             def even() -> None:
@@ -96,7 +102,7 @@ class Written:
         return [*losses, self.state.numpy(), *self.model.get_weights(), *(each.numpy() for each in self.sums)]
 
 
-KINDS = ["centers", "queue", "scatters", "branch", "loop", "weights", "every third", "either"]
+KINDS = ["centers", "queue", "scatters", "raw", "branch", "loop", "weights", "every third", "either"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,6 +114,27 @@ def test_one_devices_numbers(kind: str) -> None:
     for found, wanted in zip(ours.numbers(step, lambda: step.export()), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)
     assert step.plan.n_collectives
+
+
+def test_rows_of_micro_batches_are_written_after_all() -> None:
+    losses = []
+    for plan in (None, {"cluster": SLOW, "parallelism": 2, "collectives": "emulated", "micro_batches": 2}):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((6,), dtype="float64"), keras.layers.Dense(2, dtype="float64")])
+        optimizer, state = keras.optimizers.SGD(0.1), tf.Variable(np.ones((12, 6)), trainable=False)
+
+        def step(x: tf.Tensor, ids: tf.Tensor, model=model, optimizer=optimizer, state=state) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x) - tf.gather(state, ids)[:, :2]))
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+            state.scatter_nd_add(ids[:, None], x)
+            return loss
+
+        optimizer.build(model.trainable_variables)
+        run = tensoropt.training_step(step, model=model, optimizer=optimizer, batch_size=8, **plan) if plan else step
+        drawn = np.random.default_rng(0)
+        losses.append([float(run(drawn.normal(size=(8, 6)), drawn.integers(0, 12, 8))) for _ in range(3)])
+    np.testing.assert_allclose(*losses, rtol=1e-10)
 
 
 def test_a_variable_that_is_only_gathered_from_is_known() -> None:
