@@ -82,6 +82,7 @@ class _Importer:
     aliases: dict[str, str] = field(default_factory=dict)
     static: set[str] = field(default_factory=set)
     values: dict[str, np.ndarray] = field(default_factory=dict)
+    _shapes: dict[tf.Tensor, np.ndarray] = field(default_factory=dict)
     steps: set[str] = field(default_factory=set)
     gradients: dict[str, GradientFunction] = field(default_factory=dict)
     _step_of: dict[str, str] = field(default_factory=dict)
@@ -166,11 +167,18 @@ class _Importer:
             if op.name in self.static and op.type in SHAPE_READERS
             for index, out in enumerate(op.outputs)
         }
-        wanted = [tensor for tensor in wanted if tensor not in shapes] if shapes else wanted
+        wanted = [tensor for tensor in wanted if tensor not in shapes]
         self.values.update({tensor.name: value for tensor, value in shapes.items()})
-        with tf.compat.v1.Session(graph=self.recorded) as session:
+        self._shapes = shapes
+        with self._session() as session:
             for tensor, value in zip(wanted, session.run(wanted, feed_dict=shapes), strict=True):
                 self.values[tensor.name] = np.asarray(value)
+
+    def _session(self) -> tf.compat.v1.Session:
+        """Return a session without TensorFlow's optimizer, which asks for the inputs of a ``ShapeN`` that is fed."""
+        config = tf.compat.v1.ConfigProto()
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        return tf.compat.v1.Session(graph=self.recorded, config=config)
 
     def line(self, op: tf.Operation) -> str:
         """Return the line of the user's code that made an operator."""
@@ -213,8 +221,9 @@ class _Importer:
         if tensor.name not in self.tensors:
             op = tensor.op
             name = op.name if len(op.outputs) == 1 else f"{op.name}:{tensor.value_index}"
-            result, value = (self._tensor(tensor, op),), {0: self.values[tensor.name]}
-            self._add(Operator(name, CONSTANT, (), result, statics=value, source=self.line(op)))
+            value = self.values[tensor.name]
+            result = Tensor(tensor.name, value.shape, tensor.dtype.base_dtype.name)
+            self._add(Operator(name, CONSTANT, (), (result,), statics={0: value}, source=self.line(op)))
         return self.tensors[tensor.name]
 
     def operand(self, tensor: tf.Tensor) -> Tensor:
@@ -283,8 +292,8 @@ class _Importer:
         if tensor.op.name not in self.static:
             return None
         if tensor.name not in self.values:
-            with tf.compat.v1.Session(graph=self.recorded) as session:
-                self.values[tensor.name] = np.asarray(session.run(tensor))
+            with self._session() as session:
+                self.values[tensor.name] = np.asarray(session.run(tensor, feed_dict=self._shapes))
         return self.values[tensor.name]
 
     def constant(self, name: str, value: np.ndarray) -> Tensor:

@@ -16,6 +16,7 @@ from functools import partial
 from ..common.errors import InputError
 from ..common.garbage import older_objects_kept
 from ..common.memory_units import memory_text
+from ..common.words import counted
 from ..ft import ALGORITHMS, BY_DEFAULT
 from ..profiling.hardware import Hardware
 from ..program.interleaved import INTERLEAVED
@@ -179,7 +180,7 @@ def search_cuts(
         InputError: there are more stages than devices, the model can't be cut into so many, or can't be trained in
             micro-batches.
     """
-    devices = f"{parallelism} device{'s' * (parallelism > 1)}"
+    devices = counted(parallelism, "device")
     if schedule != INTERLEAVED and count > parallelism:
         raise InputError(f"{count} stages on {devices}: each takes one at least; give {parallelism} or fewer")
     try:

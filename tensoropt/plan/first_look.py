@@ -21,6 +21,7 @@ import numpy as np
 
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
+from ..common.words import counted
 from ..costs.held_bytes import least_held_bytes, least_kept_bytes, least_summed_bytes
 from ..costs.model_costs import costing_of
 from ..ft import Frontier, InfeasibleError, LowerBound
@@ -93,7 +94,7 @@ class FirstLook:
     def text(self, limit_bytes: int) -> str:
         """Return what is known in a sentence."""
         n_devices = self.tried[0].mesh.n_devices
-        where = f"on {n_devices} device{'s' * (n_devices > 1)} within {memory_text(limit_bytes)}"
+        where = f"on {counted(n_devices, 'device')} within {memory_text(limit_bytes)}"
         if self.best is not None:
             frontier, point = self.best
             n, time_us = frontier.model.graph.n_micro_batches, int(frontier.costs.time_ns[point]) / 1e3

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..common.progress import Progress
+from ..common.words import counted
 from ..costs.operator_costs import OperatorCosting
 from ..ft import Frontier
 from ..ft.nonadditive.equal_costs import equal_beside, exchanged
@@ -297,13 +298,14 @@ class FoundPoints:
     def summary(self) -> str:
         """Return one line on the search: its size, its exactness and its time."""
         problem, found = self.built.problem, self.certified
-        n_points = f"{len(self.found)} point{'s' * (len(self.found) > 1)}"
+        n_points = counted(len(self.found), "point")
         n_points += "" if self.objectives == MEMORY_TIME else f" of {' and '.join(self.objectives)}"
         kinds = ", ".join(f"{count} {kind}" for kind, count in found.eliminations.items() if count)
         slices = f", {self.model.graph.n_micro_batches} micro-batches" if self.model.graph.n_micro_batches > 1 else ""
         return (
-            f"{n_points} on {self.mesh.n_devices} devices {self.mesh}{slices}: {self.built.n_operators} operators in "
-            f"{len(self.built.nodes)} nodes, {self.built.n_configs} configs, {len(problem.edges)} edges; "
+            f"{n_points} on {counted(self.mesh.n_devices, 'device')} {self.mesh}{slices}: "
+            f"{counted(self.built.n_operators, 'operator')} in {counted(len(self.built.nodes), 'node')}, "
+            f"{counted(self.built.n_configs, 'config')}, {counted(len(problem.edges), 'edge')}; "
             f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
             f"{sum(self.seconds_by_phase.values()):.2f} s" + (f"; {self.note}" if self.note else "")
         )

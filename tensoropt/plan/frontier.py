@@ -21,6 +21,7 @@ from tabulate import tabulate
 from ..common.errors import InputError, short
 from ..common.memory_units import memory_text, parse_memory
 from ..common.progress import Progress
+from ..common.words import counted
 from ..report.notebook import bundle, frontier_html
 from ..report.page import report_name, write_report
 from ..search.problem.objectives import Objectives, StrategyCosts
@@ -180,8 +181,8 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         if point is None:
             least, n_devices = self.needed_bytes(self.least_point()), self.mesh.n_devices
             raise InputError(
-                f"no plan of this frontier fits {limit:,} bytes ({memory_text(limit)}) per device: the least on {n_devices} "
-                f"device{'s' * (n_devices > 1)} is {least:,} bytes ({memory_text(least)}) per device; ask for "
+                f"no plan of this frontier fits {limit:,} bytes ({memory_text(limit)}) per device: the least on "
+                f"{counted(n_devices, 'device')} is {least:,} bytes ({memory_text(least)}) per device; ask for "
                 f"memory={least} or more, or search within the limit (find_strategy(memory={limit})), which tries "
                 "micro-batches, too, or on more devices"
             )

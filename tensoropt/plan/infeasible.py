@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from ..common.progress import Progress
+from ..common.words import counted
 from ..costs.held_bytes import least_held_bytes
 from ..ft import ALGORITHMS
 from ..ir.graph import VARIABLE
@@ -88,7 +89,7 @@ def nothing_fits(
         else ""
     )
     text = f"no plan fits {request.limit_bytes:,} bytes ({memory_text(request.limit_bytes)}) per device: the least on "
-    text += f"{n_devices} device{'s' * (n_devices > 1)}{'' if least.is_sure else ' that was found in time'} is "
+    text += f"{counted(n_devices, 'device')}{'' if least.is_sure else ' that was found in time'} is "
     text += f"{least.n_bytes:,} bytes ({memory_text(least.n_bytes)}) per device{how}{_most_of_it(least)}"
     looked = [each for each in tried if each.mesh.n_devices == n_devices]
     held = held_anyway(request, looked, micro_batches_to_look_at(request, n_devices))

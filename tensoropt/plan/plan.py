@@ -14,6 +14,7 @@ from ..common.errors import InputError, cut
 from ..common.files import read_json, reading_value, write_json
 from ..common.formats import PLAN
 from ..common.memory_units import default_limit, memory_text
+from ..common.words import counted
 from ..program.interleaved import INTERLEAVED, Interleaving, interleaving_of, most_in_flight
 from ..program.passes import Orders, merged
 from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, PLAIN, SCHEDULES, pass_orders
@@ -275,7 +276,7 @@ class Plan:
         split = f"{self.n_split_operators} of {n_operators} operators split"
         if self.parallelism > 1 and not self.n_split_operators:
             split = f"none of {n_operators} operators split, as one device is predicted to be as fast"
-        of = f"{self.parallelism} device{'s' * (self.parallelism != 1)}"
+        of = counted(self.parallelism, "device")
         slices = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
         if len(self.stages) > 1:
             of = f"{len(self.stages)} stages on {'+'.join(str(len(submesh)) for submesh in self.submeshes)} devices"
@@ -285,7 +286,7 @@ class Plan:
         why = f"; {self.why_stages}" if self.why_stages else ""
         hint = f"\nnote: {self.hint}" if self.hint else ""
         return (
-            f"plan: {of}, {split}, {self.n_collectives} collective{'s' * (self.n_collectives != 1)} per step{slices}\n"
+            f"plan: {of}, {split}, {counted(self.n_collectives, 'collective')} per step{slices}\n"
             f"time: {milliseconds(self.time_us)} ms per step predicted, {milliseconds(self.compute_time_us)} ms compute"
             f"{network}{hidden}\n"
             f"memory: {memory_text(self.needed_bytes)} per device at most{why}{hint}"

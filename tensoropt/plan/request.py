@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from ..common.errors import InputError
+from ..common.words import counted
 from ..costs.held_bytes import least_held_bytes, least_summed_bytes
 from ..ft import Budget, InfeasibleError
 from ..search.baselines import OTHERS
@@ -69,7 +70,7 @@ def searched(
     except InfeasibleError as error:
         slices = f" in {request.micro_batches} micro-batches" if (request.micro_batches or 1) > 1 else ""
         what = "does what force asks" if request.force else "is possible"
-        raise InputError(f"no strategy on {parallelism} devices{slices} {what}: {error}") from error
+        raise InputError(f"no strategy on {counted(parallelism, 'device')}{slices} {what}: {error}") from error
 
 
 def _fastest_fits(request: Request, frontier: ModelFrontier) -> bool:

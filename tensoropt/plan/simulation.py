@@ -9,6 +9,7 @@ from tabulate import tabulate
 
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
+from ..common.words import counted
 from ..costs.model_costs import costing_of
 from ..profiling.hardware import Hardware
 from ..program.simulator import StepTimeline, network_of, step_timeline
@@ -125,11 +126,12 @@ def simulate_plan(plan: Plan, model: Model, hardware: Hardware) -> Simulation:
     try:
         mesh = hardware.mesh(plan.parallelism)
     except ValueError as error:
-        raise InputError(f"the plan is for {plan.parallelism} devices: {error}") from error
+        raise InputError(f"the plan is for {counted(plan.parallelism, 'device')}: {error}") from error
     if mesh != plan.mesh:
         raise InputError(
-            f"the plan is for a mesh of {plan.mesh}, which {hardware.name} doesn't make of {plan.parallelism} devices: "
-            f"there it is {mesh}; find a plan for {hardware.name}, or give the cluster that the plan was found for"
+            f"the plan is for a mesh of {plan.mesh}, which {hardware.name} doesn't make of "
+            f"{counted(plan.parallelism, 'device')}: there it is {mesh}; "
+            f"find a plan for {hardware.name}, or give the cluster that the plan was found for"
         )
     model = model.in_micro_batches(plan.micro_batches, plan.parallelism)
     view = model.view(plan.stages[0].strategy)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..common.progress import Progress
+from ..common.words import counted
 from ..ft import Frontier
 from ..ft.lower_bound import LowerBound
 from ..profiling.hardware import Hardware
@@ -125,7 +126,6 @@ class StagedFrontier(PlanFrontier[Plan]):
         """Return one line on the searches: their points, what was searched, and what is proven."""
         counts = [point.n_stages for point in self.points_of]
         of_counts = [f"{counts.count(n)} {'without stages' if n == 1 else f'in {n} stages'}" for n in sorted(set(counts))]
-        n_points = f"{len(self)} point{'s' * (len(self) > 1)}"
         tried: dict[int, list[int]] = {}
         for searched in self.searched:
             tried.setdefault(searched.stages.n, []).append(searched.micro_batches)
@@ -135,7 +135,7 @@ class StagedFrontier(PlanFrontier[Plan]):
         ]
         proven = [f"without stages: {each.certified.certificate}" for each in self.without_stages[:1]]
         told = [
-            f"{n_points} on {self.parallelism} devices {self.mesh}: {', '.join(of_counts)}",
+            f"{counted(len(self), 'point')} on {counted(self.parallelism, 'device')} {self.mesh}: {', '.join(of_counts)}",
             f"searched {', '.join(ways)}",
             *proven,
             f"with stages or without no plan takes less than {self.bound_us:,.1f} us",

@@ -9,6 +9,7 @@ from tabulate import tabulate
 
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
+from ..common.words import counted
 from .config_words import config_words
 from .explanation import OF_A_STAGE, layer_costs
 from .explanation_text import signed
@@ -182,7 +183,8 @@ def _plans_text(told: dict[str, Any]) -> list[str]:
         if told[key]:
             names = ", ".join(told[key][:5])
             more = f" and {len(told[key]) - 5} others" if len(told[key]) > 5 else ""
-            parts.append(f"{len(told[key])} operators are there only {where}: {names}{more}")
+            there = f"{counted(len(told[key]), 'operator')} {'is' if len(told[key]) == 1 else 'are'} there"
+            parts.append(f"{there} only {where}: {names}{more}")
     if not told["operators"] and not told["layers"]:
         return [*parts, "no operator's config differs"]
     rows = [

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from ..common.memory_units import memory_text
+from ..common.words import counted
 from ..reschedule.halo import HALO, HaloStep, Window
 from ..reschedule.layout import Layout
 from ..reschedule.mesh import Mesh, mesh_of
@@ -311,16 +312,15 @@ class Summarized(Protocol):
 def summary_line(plan: Summarized) -> str:
     """Return one line on what a plan is and what it costs."""
     devices, n_stages = plan.mesh.n_devices, len(plan.stages)
-    of = f"{devices} device{'s' * (devices != 1)} {plan.mesh}"
+    of = f"{counted(devices, 'device')} {plan.mesh}"
     slices = f"{plan.micro_batches} micro-batches, " if plan.micro_batches > 1 else ""
     if n_stages > 1:
         of, slices = f"{n_stages} stages on {of}", f"{passes_text(plan.micro_batches, plan.schedule)}, "
     hidden = f", {plan.overlap_time_us:,.0f} us network beside it" if plan.overlap_time_us else ""
     return (
         f"{plan.option}: {of}, {slices}{memory_text(plan.needed_bytes)} per device, {plan.time_us:,.0f} us per step "
-        f"({plan.compute_time_us:,.0f} us compute{hidden}), {plan.n_split_operators} operator"
-        f"{'s' * (plan.n_split_operators != 1)} split, {plan.n_collectives} collective{'s' * (plan.n_collectives != 1)} per "
-        f"step{'; ' * bool(plan.why_stages)}{plan.why_stages}"
+        f"({plan.compute_time_us:,.0f} us compute{hidden}), {counted(plan.n_split_operators, 'operator')} "
+        f"split, {counted(plan.n_collectives, 'collective')} per step{'; ' * bool(plan.why_stages)}{plan.why_stages}"
     )
 
 

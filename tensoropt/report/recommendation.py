@@ -8,6 +8,7 @@ from typing import Any
 from tabulate import tabulate
 
 from ..common.memory_units import memory_text
+from ..common.words import counted
 from ..reschedule.mesh import mesh_of
 from .frontier_rows import FrontierRows
 from .plan_rows import Row
@@ -48,7 +49,7 @@ def of_frontier(frontier: FrontierRows, limit_bytes: int, deadline_us: float | N
 def _judged(point: Row, searched: int | None, limit_bytes: int, deadline_us: float | None) -> dict[str, Any]:
     """Return whether a number of devices does (None where it isn't known), and why not."""
     count = point["parallelism"]
-    devices = f"{count} device{'s' * (count != 1)}"
+    devices = counted(count, "device")
     is_within = searched is not None and searched < limit_bytes
     unknown = {"does": None, "why": f"{devices}: the curve was found within {memory_text(searched or 0)} only"}
     needed, limit = memory_text(point["memory_bytes"]), memory_text(limit_bytes)
@@ -90,7 +91,7 @@ def row_text(told: Mapping[str, Any]) -> str:
     (row,) = told["candidates"]
     if not row["does"]:
         return str(row["why"])
-    devices = f"{row['parallelism']} device{'s' * (row['parallelism'] != 1)}"
+    devices = counted(row["parallelism"], "device")
     return f"{devices}: {row['time_us'] / 1e3:,.4g} ms per step, {memory_text(row['memory_bytes'])} per device"
 
 
@@ -103,7 +104,7 @@ def recommendation_text(told: Mapping[str, Any]) -> str:
     else:
         count = told["devices"]
         lines = [
-            f"{count} device{'s' * (count != 1)} of {told['cluster']}: {told['time_us'] / 1e3:,.4g} ms per step, "
+            f"{counted(count, 'device')} of {told['cluster']}: {told['time_us'] / 1e3:,.4g} ms per step, "
             f"{memory_text(told['memory_bytes'])} per device, {limit}"
         ]
     lines += [f"why not {'fewer' if told['devices'] else ''}".rstrip() + ":"] if told["why_not_fewer"] else []

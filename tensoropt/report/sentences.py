@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from ..common.memory_units import memory_text
+from ..common.words import counted
 from .config_words import config_words
 from .frontier_rows import FrontierRows
 from .plan_rows import SOURCES, PlanRows, Row, StageRows
@@ -96,16 +97,17 @@ class PointSentences:
                 counts[tuple(key)] = count + 1, before + cost
         ordered = sorted(counts.items(), key=lambda row: -row[1][1])
         for (kind, was, now), (count, _) in ordered[:MOST_DIFFERENCES]:
-            what = "variable" if kind == "Variable" else kind
-            said.append(f"{count} {what}{'s' * (count != 1)}: {now}, where data parallelism has {was}.")
+            what = counted(count, "variable" if kind == "Variable" else kind)
+            said.append(f"{what}: {now}, where data parallelism has {was}.")
         rest = sum(count for _, (count, _) in ordered[MOST_DIFFERENCES:])
         if rest:
-            said.append(f"{rest} other operators differ too.")
+            said.append(f"{counted(rest, 'other operator')} differ{'s' * (rest == 1)} too.")
         if not ordered:
             said.append("No operator's config differs from data parallelism.")
         remade, regathered = (int(counts_of[point]) for counts_of in self._again)
         if remade or regathered:
-            said.append(f"It computes {remade} operators again in the backward pass, and gathers {regathered} copies again.")
+            copies = "1 copy" if regathered == 1 else f"{regathered} copies"
+            said.append(f"It computes {counted(remade, 'operator')} again in the backward pass, and gathers {copies} again.")
         return said
 
     @cached_property

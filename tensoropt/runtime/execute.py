@@ -16,6 +16,7 @@ from ..common.errors import InputError, short
 from ..common.progress import Display
 from ..common.settings import LAG
 from ..common.watchdog import CHAINS, CRITICAL, OVERLAPPABLE
+from ..common.words import counted
 from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
 from ..lowering.resharding.reshard import Backend, Collective
 from ..plan.consistency import check_reshardings
@@ -119,8 +120,8 @@ def check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:
         )
     if collectives != EMULATED and plan.parallelism > processes.size:
         raise InputError(
-            f"the plan is for {plan.parallelism} devices, but {processes.size} rank"
-            f"{'s were' if processes.size > 1 else ' was'} started; start it with mpirun -n {plan.parallelism}, or "
+            f"the plan is for {counted(plan.parallelism, 'device')}, but {counted(processes.size, 'rank')} "
+            f"{'were' if processes.size > 1 else 'was'} started; start it with mpirun -n {plan.parallelism}, or "
             "find a plan for the ranks at hand"
         )
 

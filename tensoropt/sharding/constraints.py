@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..common.errors import InputError
+from ..common.words import counted
 from ..ir.graph import Graph, Operator
 from ..reschedule.mesh import Mesh
 from ..rules.rule import Config, Rule, why_unsearched
@@ -23,7 +24,7 @@ def allowed(force: Force, op: Operator, rule: Rule, mesh: Mesh, configs: tuple[C
     if found:
         return found
     raise InputError(
-        f"force={{'{op.name}': {dict(degrees)}}} can't be had for {op.where()} on {mesh.n_devices} devices "
+        f"force={{'{op.name}': {dict(degrees)}}} can't be had for {op.where()} on {counted(mesh.n_devices, 'device')} "
         f"{mesh}: {why_not(rule, mesh, degrees)}"
     )
 
@@ -37,7 +38,7 @@ def why_not(rule: Rule, mesh: Mesh, pinned: Mapping[str, int]) -> str:
         reasons = [why_unsearched(rule, config) for config in ways]
         if all(reasons):
             return reasons[0]
-    return f"the degrees {dict(pinned)} don't fit {mesh.n_devices} devices together"
+    return f"the degrees {dict(pinned)} don't fit {counted(mesh.n_devices, 'device')} together"
 
 
 def _single_factor_configs(factor: str, mesh: Mesh) -> list[Config]:

@@ -154,11 +154,9 @@ def capture_program(
     function, arguments = objective.functions(signature)[kind]
     capture = Capture(names or objective.names_of, objective.layer_of, objective.by_sample)
     trace = StepGradients() if kind == TRAIN and objective.applies_optimizers else None
-    if trace is not None:
-        function = capturable(function, trace)
     try:
         with that_tell_samples():
-            program = capture.add(function, arguments)
+            program = _captured(capture, function, arguments, trace)
     except Exception as error:
         said = in_a_sentence(error, signature)
         if said is error:
@@ -178,6 +176,21 @@ def capture_program(
     fed = [tensor for tensor in program.inputs if not any(tensor is each for each in program.given)]
     graph = import_graph(capture.graph, steps, capture.lines, [*targets, *program.writes], taken, fed)
     return Captured(graph, replace(program, effects=tuple(_possible(program.effects, graph))), capture)
+
+
+def _captured(
+    capture: Capture, function: Callable[..., Any], arguments: Sequence[Any], trace: StepGradients | None
+) -> Program:
+    """Capture a function; of a step that applies optimizers by itself, its losses and gradients, too."""
+    if trace is None:
+        return capture.add(function, arguments)
+    try:
+        return capture.add(capturable(function, trace), arguments)
+    except tf.errors.OperatorNotAllowedInGraphError:
+        # Python decides by a tensor. Only such a step is converted, since generated code hides the user's lines.
+        autograph = tf.__internal__.autograph
+        converted = autograph.tf_convert(function, autograph.control_status_ctx())
+        return capture.add(capturable(converted, trace), arguments)
 
 
 def _possible(effects: Iterable[Effect], graph: Graph) -> Iterator[Effect]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from ...common.errors import InputError
+from ...common.words import counted
 from ...ir.graph import SOURCES, Graph
 from ...profiling.hardware import Hardware
 from ...reschedule.mesh import Mesh
@@ -32,7 +33,7 @@ def check_usable(graph: Graph, hardware: Hardware, parallelism: int) -> None:
     usable = (count for count in fewer if any(most_devices(f, _axes(hardware.mesh(count))) == count for f in kinds))
     raise InputError(
         f"{parallelism} devices {mesh} can't be used: no operator has dimensions that can be split so often, the most is "
-        f"{used} device{'s' * (used > 1)}, by {most.where()}; use {next(usable, 1)}"
+        f"{counted(used, 'device')}, by {most.where()}; use {next(usable, 1)}"
     )
 
 

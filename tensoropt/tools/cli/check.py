@@ -13,6 +13,7 @@ from ...common.errors import InputError
 from ...common.files import check_writable, write_json
 from ...common.memory_units import memory_text
 from ...common.tensorflow_import import import_tensorflow
+from ...common.words import counted
 from ...runtime.ranks import display_here
 from .answers import add_training_arguments, check_apart, files_read
 from .search import add_strictness, checked_measurement, positive_number
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         hardware.mesh(plan.parallelism)
     except ValueError as error:
-        raise InputError(f"the plan is for {plan.parallelism} devices: {error}") from error
+        raise InputError(f"the plan is for {counted(plan.parallelism, 'device')}: {error}") from error
     with display_here().phase("run of the plan"):
         recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
         check = check_plan(plan, recorded.model, recorded.first_values(), processes, steps, hardware)

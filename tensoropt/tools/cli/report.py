@@ -9,6 +9,7 @@ from pathlib import Path
 from ...common.errors import InputError
 from ...common.files import check_writable, read_json, reading_value
 from ...common.formats import CHECK
+from ...common.words import counted
 from .answers import PRINTED, add_json_argument, answer, check_apart, check_json_path
 
 
@@ -62,7 +63,7 @@ def _report(arguments: argparse.Namespace) -> int:
             data, n_points = report_of(rows, file.name, measured=measured, curve=curve), len(rows)
     write_report(data, output)
     size = output.stat().st_size / 1e6
-    told = f"wrote {output}: {n_points} point{'s' * (n_points > 1)}, {size:.1f} MB; open it in a browser"
+    told = f"wrote {output}: {counted(n_points, 'point')}, {size:.1f} MB; open it in a browser"
     if arguments.json == PRINTED:
         return answer(arguments, data, "")
     return answer(arguments, data, told)

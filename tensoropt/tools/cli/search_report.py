@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...common.memory_units import memory_text
+from ...common.words import counted
 from ...plan.find_frontier import ModelFrontier
 from ...plan.frontier import PlanFrontier
 from ...plan.picture import new_axes, save_picture
@@ -46,7 +47,7 @@ def introduction(setup: SearchSetup) -> str:
     replicated = {op.type: rule_of(op).without for op in graph.step_operators if op.updates is None}
     of_batch = "" if graph.batch is None else f" on batches of {graph.batch:,}"
     lines = [
-        f"model     {setup.recorded.name}: {len(graph.step_operators)} operators, "
+        f"model     {setup.recorded.name}: {counted(len(graph.step_operators), 'operator')}, "
         f"{memory_text(graph.parameter_bytes)} of parameters, trained by {setup.optimizer}{of_batch}; recorded in "
         f"{sum(seconds.values()):.1f} s",
         f"hardware  {hardware.name}: {hardware.n_devices} x {hardware.device.name} with "
