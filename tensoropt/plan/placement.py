@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..common.errors import InputError, cut, short
+from ..common.words import listed
 from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator
 from ..profiling.hardware import Hardware
 from ..sharding.constraints import force_by_name
@@ -87,7 +88,7 @@ def _check_block(op: Operator, block: Block, hardware: Hardware, parallelism: in
 
 
 def _placed_text(op: Operator, block: Block) -> str:
-    devices = ", ".join(map(str, block.devices))
+    devices = listed(block.devices)
     return f"{op.where()} is placed on device{'s' * (block.size > 1)} {devices}"
 
 
@@ -117,7 +118,7 @@ def allowed(of_stages: Choices, placed: Mapping[str, Block], parallelism: int) -
 
     found = reachable([[block for block in blocks if goes(block)] for blocks in of_stages], parallelism)
     if groups and not all(found):
-        names = " and ".join(f"[{', '.join(map(str, group.devices))}]" for group in sorted(groups))
+        names = " and ".join(f"[{listed(group.devices)}]" for group in sorted(groups))
         raise InputError(
             f"stages={len(of_stages)} don't go with the placement on devices {names} of {parallelism}, for which it takes "
             f"{fewest_stages(placed, parallelism)} or more; leave out stages=, or place operators on others"
@@ -136,7 +137,7 @@ def why_not_placed(stages: Stages, blocks: Sequence[Block], placed: Mapping[str,
         if block not in blocks or name not in stages.members[blocks.index(block)]:
             op = stages.whole.graph.operators[name]
             homes = [Block(*each) for each, members in zip(blocks, stages.members, strict=True) if name in members]
-            where = f"with what uses it on devices {', '.join(map(str, homes[0].devices))}" if homes else "in no stage"
+            where = f"with what uses it on devices {listed(homes[0].devices)}" if homes else "in no stage"
             return f"{_placed_text(op, block)}, but it is {where}; place it there"
     return None
 

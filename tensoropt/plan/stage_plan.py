@@ -10,6 +10,7 @@ from tabulate import tabulate
 
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
+from ..common.words import listed
 from ..ir.graph import Graph, Operator
 from ..report.plan_rows import SOURCES, peak_of
 from ..reschedule.cost_model import StepCosts
@@ -249,7 +250,7 @@ def stages_table(stages: Sequence[StagePlan]) -> str:
     rows = [
         [
             number,
-            ", ".join(map(str, stage.devices)),
+            listed(stage.devices),
             len(stage.operators),
             stage.last_operator or "(the end)",
             stage.in_flight,

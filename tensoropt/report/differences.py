@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
-from ..common.words import counted
+from ..common.words import counted, listed
 from .config_words import config_words
 from .explanation import OF_A_STAGE, layer_costs
 from .explanation_text import signed
@@ -162,7 +162,7 @@ def _stages_text(told: dict[str, Any]) -> list[str]:
     rows = [
         [
             f"{which} {number}",
-            ", ".join(map(str, stage["devices"])),
+            listed(stage["devices"]),
             stage["last_operator"] or "(the end)",
             "" if stage["peak_bytes"] is None else memory_text(stage["peak_bytes"]),
             f"{stage['idle_share']:.0%}",

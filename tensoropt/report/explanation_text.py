@@ -8,6 +8,7 @@ from typing import Any
 from tabulate import tabulate
 
 from ..common.memory_units import memory_text
+from ..common.words import listed
 from .explanation import BASELINE_US, COLLECTIVES, INTERLEAVED, NETWORK
 
 MOST_ROWS = 8
@@ -34,7 +35,7 @@ def _stages(stages: _Rows) -> str:
     rows = [
         [
             number,
-            ", ".join(map(str, stage["devices"])),
+            listed(stage["devices"]),
             stage["last_operator"] or "(the end)",
             stage["in_flight"],
             stage["deferred"],

@@ -9,6 +9,7 @@ from typing import Any
 from tabulate import tabulate
 
 from ..common.memory_units import memory_text
+from ..common.words import listed
 from .sentences import time_text
 
 MOST_ROWS = 8
@@ -25,7 +26,7 @@ def plan_html(told: dict[str, Any]) -> str:
     """Return an explanation as HTML: the stages where there are several, where time and memory go, and the layers."""
     stages = told["stages"]
     rows = [
-        [str(number), ", ".join(map(str, stage["devices"])), memory_text(stage["peak_bytes"] or stage["sum_bytes"]),
+        [str(number), listed(stage["devices"]), memory_text(stage["peak_bytes"] or stage["sum_bytes"]),
          time_text(stage["time_us"]), f"{stage['idle_share']:.0%}"]
         for number, stage in enumerate(stages)
     ]  # fmt: skip

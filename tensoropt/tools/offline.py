@@ -74,11 +74,11 @@ def record_named(name: str, optimizer: str | None = None, batch_size: int | None
             raise InputError(f"model {name!r}: file '{name}' isn't there; expected what model.save('FILE.keras') wrote")
         return record_keras(lambda: load_keras(Path(name), name), name, optimizer, batch_size or KERAS_BATCH)
     of_zoo, separator, what = name.partition(":")
-    if of_zoo == "zoo" and what:
+    if of_zoo == "zoo" and separator:
         return record(zoo.sized(what, batch_size), name, optimizer)
     where, separator, what = name.rpartition(":")
     if not separator or not where or not what:
-        raise InputError(f"model {name!r}: expected zoo:NAME, FILE.py:FUNCTION or FILE.keras, such as zoo:vgg16")
+        raise InputError(f"model {name!r}: expected zoo:NAME, FILE.py:FUNCTION or FILE.keras, such as zoo:vgg16; zoo: lists all")
     path = Path(where)
     if path.suffix != ".py" or not path.is_file():
         problem = "isn't there" if path.suffix == ".py" else "isn't a Python file"
