@@ -78,7 +78,7 @@ def record_named(name: str, optimizer: str | None = None, batch_size: int | None
         return record(zoo.sized(what, batch_size), name, optimizer)
     where, separator, what = name.rpartition(":")
     if not separator or not where or not what:
-        raise InputError(f"model {name!r}: expected zoo:NAME, FILE.py:FUNCTION or FILE.keras, such as zoo:vgg16; zoo: lists all")
+        raise InputError(f"model {name!r}: expected zoo:NAME (zoo: lists them), FILE.py:FUNCTION or FILE.keras")
     path = Path(where)
     if path.suffix != ".py" or not path.is_file():
         problem = "isn't there" if path.suffix == ".py" else "isn't a Python file"

@@ -257,7 +257,7 @@ def test_a_bad_model_function_gets_a_sentence(capsys, function, expected):
     [
         (["zoo:vgg19", "--devices", 2], "the zoo has no model 'vgg19': did you mean vgg16"),
         (["zoo:", "--devices", 2], "vgg16"),
-        (["vgg16", "--devices", 2], "expected zoo:NAME, FILE.py:FUNCTION or FILE.keras"),
+        (["vgg16", "--devices", 2], "expected zoo:NAME (zoo: lists them), FILE.py:FUNCTION or FILE.keras"),
         (["nowhere.py:model", "--devices", 2], "file 'nowhere.py' isn't there"),
         (["model.txt:model", "--devices", 2], "file 'model.txt' isn't a Python file"),
         ([GOOD, "--devices", 0], "--devices takes a positive number of devices, got '0'"),
