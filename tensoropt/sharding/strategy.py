@@ -46,8 +46,8 @@ class Strategy:
         configs: each operator's config, by its name.
         shared: the operand sharding of each tensor's shared copy, by the tensor's name; consumers of a tensor without one
             use it as produced.
-        regathered: the copies that are regathered in the backward pass; those that it doesn't read aren't, even if named
-            here.
+        regathered: the copies that are regathered in the backward pass; those that it doesn't read, and those that all
+            micro-batches read, aren't, even if named here.
         rematerialized: the names of the operators that are rematerialized, if the backward pass reads their results; those
             that can't be (:mod:`.rematerializable`) aren't, even if named here.
     """
@@ -115,6 +115,11 @@ class StrategyView:
         )
 
     @cached_property
+    def regathered(self) -> frozenset[Copy]:
+        """Return the copies that are regathered: those of the strategy's that not all micro-batches read."""
+        return frozenset(copy for copy in self.strategy.regathered if not self.graph.accumulates(copy.tensor))
+
+    @cached_property
     def derived(self) -> dict[Hashable, Resharding]:
         """The reshardings that were derived so far, by where they lead: each pass of each micro-batch asks for them."""
         return {}
@@ -143,10 +148,10 @@ class StrategyView:
 
     def is_regathered(self, op: Operator, position: int) -> bool:
         """Return whether the copy that an operator uses at an input position is regathered in the backward pass."""
-        tensor, regathered = op.inputs[position], self.strategy.regathered
-        if tensor is None or not (regathered or self.rematerialized) or not self.reads(op, position):
+        tensor = op.inputs[position]
+        if tensor is None or not (self.regathered or self.rematerialized) or not self.reads(op, position):
             return False
-        return Copy(tensor.name, op.name) in regathered or self.is_regathered_with_source(op, position)
+        return Copy(tensor.name, op.name) in self.regathered or self.is_regathered_with_source(op, position)
 
     def is_regathered_with_source(self, op: Operator, position: int) -> bool:
         """Return whether the copy that an operator uses is regathered because its source is.
@@ -167,12 +172,12 @@ class StrategyView:
             return False
         is_regathered = self.graph.producers[tensor.name].name in self.rematerialized
         is_regathered = is_regathered and (shared is None or not needs_communication(produced, shared.layout))
-        return is_regathered or Copy(tensor.name) in self.strategy.regathered
+        return is_regathered or Copy(tensor.name) in self.regathered
 
     def reads_regathered(self, op: Operator, position: int) -> bool:
         """Return whether the gradient of an operator reads, for its operand, the regathered shared copy."""
         tensor = op.inputs[position]
-        if tensor is None or Copy(tensor.name) not in self.strategy.regathered or not self.reads(op, position):
+        if tensor is None or Copy(tensor.name) not in self.regathered or not self.reads(op, position):
             return False
         shared = self.strategy.shared.get(tensor.name)
         return shared is not None and (
