@@ -141,7 +141,6 @@ bench: install ## the benchmarks' tables
 	$(BIN)/tensoropt run -n 2 tests/benchmarks/order.py
 	$(BIN)/python tests/benchmarks/search.py
 	$(BIN)/python tests/benchmarks/spaces.py
-	$(BIN)/python tests/benchmarks/exactness.py
 	$(BIN)/python tests/benchmarks/simulator.py
 
 clean: ## remove the environments and what tools left

@@ -12,8 +12,8 @@ from tensoropt.ft.tables import merge
 
 from .problems import SHAPES, Costs, build, chain_pairs, identity_edge, random_problem, resnet_pairs
 
-N_PROBLEMS = 1800  # of which about 1,100 have a strategy; by default five of the batches
-BATCHES = 12
+N_PROBLEMS = 10_800  # of which about 6,600 have a strategy
+BATCHES = 72
 FAST = ("ft-ldp", "ft-elimination")
 
 

@@ -13,7 +13,7 @@ from helpers.large import first
 from helpers.strategies import Link
 from pipeline.orders import interleaved
 from pipeline.replays import bytes_of_passes, with_parameters
-from pipeline.staged import check_losses, random_cuts, random_stage_view
+from pipeline.staged import random_cuts, random_stage_view
 
 from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
@@ -172,7 +172,7 @@ def test_stages_are_on_submeshes_in_turn_and_a_plan_reads_back(tmp_path) -> None
         Plan.from_json({**value, "stages": [value["stages"][i] for i in (0, 1, 3, 2)]})
 
 
-def test_a_plan_trains_with_one_devices_losses_and_its_peak_is_of_both_its_stages() -> None:
+def test_the_peak_of_a_plan_is_of_both_its_stages() -> None:
     found = frontier_of(request("mlp"))
     for number in {0, len(found.points_of) - 1}:
         point = found.points_of[number]
@@ -184,9 +184,6 @@ def test_a_plan_trains_with_one_devices_losses_and_its_peak_is_of_both_its_stage
             assert max(alone) < point.stage_bytes[stage] == point.stage_bytes[stage + 2] <= sum(alone)
         compute_ns = [int(f.costs.compute_ns[n]) for f, n in zip(point.frontiers, point.numbers, strict=True)]
         assert point.costs_ns[1] == max(compute_ns[0] + compute_ns[2], compute_ns[1] + compute_ns[3])
-        plan = found.plan(number)
-        assert isinstance(plan, Plan)
-        check_losses(plan, models.recorded("mlp", "adam"))
 
 
 def test_what_runs_beside_and_what_is_told_of_ranks_is_of_all_stages_on_a_device() -> None:

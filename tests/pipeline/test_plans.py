@@ -12,7 +12,7 @@ import accumulate.models as models
 import pytest
 from helpers import zoo
 from helpers.mpirun import run_ranks
-from helpers.strategies import assert_close, feeds_of, training_fetch
+from pipeline.staged import check_losses
 
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
@@ -23,8 +23,6 @@ from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import named
 from tensoropt.report.explanation_text import explanation_text
 from tensoropt.report.page import DATA_ID
-from tensoropt.runtime.execution import execute
-from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.stages import Stages
 from tensoropt.tools.cli.main import main
 
@@ -52,7 +50,7 @@ def read_answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[
 def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
     name: str, n_stages: int, schedule: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, model = plan_of(name, n_stages, schedule=schedule), models.recorded(name, "adam")
+    found = plan_of(name, n_stages, schedule=schedule)
     found.save(tmp_path / "plan.json")
     plan = Plan.load(tmp_path / "plan.json")
     assert isinstance(plan, Plan) and plan.to_json() == found.to_json()
@@ -86,12 +84,7 @@ def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
         assert view["decisions"] or len(planned.devices) == 1
     assert plan.explain() == explanation_text(told) and told["summary"] in found._repr_html_()
     assert f"{n_stages} stages on 4 devices" in text and text.count("where the time goes") == n_stages
-    execution = execute(
-        plan, model.model, lambda variable: model.first_values[variable], Processes(0, 1, ("here",)), "emulated"
-    )
-    for step, batch in enumerate(model.batches):
-        ((loss,),) = execution.engine.run(training_fetch(model), feeds_of(model.graph, batch))
-        assert_close(loss, model.reference.losses[step], 1e-10, f"the loss of step {step}")
+    check_losses(plan, models.recorded(name, "adam"))
     with pytest.raises(InputError, match=f"the plan has {n_stages} stages, and one of one stage is expected"):
         _ = plan.only_stage
     with pytest.raises(InputError, match="another model"):
@@ -200,13 +193,6 @@ def test_ranks_of_two_stages_that_fetch_different_things_end_with_a_sentence() -
     done = run_ranks(2, TRAIN, "2", "4", "1f1b", "mpi", "2", env={"OTHER_FETCH": "1"})
     assert done.returncode == 2, done.stderr
     assert "ranks 0 and 1 come with different plans, versions or fetches" in done.stderr
-
-
-@pytest.mark.large
-@pytest.mark.parametrize("n_ranks", [2, 4])
-def test_real_ranks_defer_with_one_device_numbers(n_ranks: int) -> None:
-    one, found = losses(1, 1, 1, "-", "emulated", 1), losses(n_ranks, 2, 8, "zero-bubble", "mpi", n_ranks)
-    assert found["losses"] == pytest.approx(one["losses"], rel=1e-10) and "by zero-bubble" in str(found["plan"])
 
 
 def test_real_ranks_train_in_stages_as_one_device_does(tmp_path: Path, everything: bool) -> None:

@@ -11,7 +11,7 @@ import accumulate.models as models
 import numpy as np
 import pytest
 from helpers.large import first
-from pipeline.staged import check_losses, random_cuts, tanh_layers
+from pipeline.staged import random_cuts, tanh_layers
 
 import tensoropt
 from tensoropt.common.errors import InputError
@@ -77,14 +77,13 @@ def test_stages_are_on_the_frontier_over_a_slow_link() -> None:
 
 
 @pytest.mark.parametrize("point", [0, -1])
-def test_plans_of_points_have_their_costs_and_one_device_numbers(point: int) -> None:
-    found, model = frontier("mlp", (2,)), models.recorded("mlp", "adam")
+def test_plans_of_points_have_their_costs(point: int) -> None:
+    found = frontier("mlp", (2,))
     number = found.check_point(point)
     plan = found.plan(point)
     assert isinstance(plan, Plan) and plan.frontier is found and plan.point == number
     assert (plan.peak_bytes, round(plan.time_us * 1e3)) == (found.costs.mem_bytes[number], found.costs.time_ns[number])
     assert Plan.from_json(plan.to_json()).to_json() == plan.to_json()
-    check_losses(plan, model)
 
 
 @pytest.mark.parametrize("name", first(1, ["mlp", "attention"]))
