@@ -108,7 +108,10 @@ MODELS: Mapping[str, Entry] = {
     **{f"{name} of 8": Entry(function, OF_EIGHT) for name, function in sliced.FUNCTIONS.items()},
     **{function.__name__: Entry(function, OF_EIGHT) for function in (siamese, two_towers)},
     **{
-        each.__name__: Entry(each, () if each.__name__ in COMPOSITES_AT_ONCE else OF_SIX) for each in composite.models.MODELS
+        each.__name__: Entry(
+            each, () if each.__name__ in COMPOSITES_AT_ONCE else OF_SIX, most_copies=6 if each.__name__ == "lstm" else 24
+        )
+        for each in composite.models.MODELS
     },
     **{
         name: Entry(
