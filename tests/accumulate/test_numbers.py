@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import accumulate.models as models
 import pytest
 import tensorflow as tf
 from helpers.large import first
-from helpers.mpirun import run_ranks
-from helpers.strategies import (
-    Link,
-    assert_close,
-    feeds_of,
-    training_fetch,
-)
+from helpers.strategies import Link, assert_close, feeds_of, training_fetch
 
 from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.mesh import Mesh
@@ -43,13 +35,6 @@ def test_fetches_of_a_step_are_of_the_full_batch_in_order(mesh: Mesh) -> None:
         for tensor, shards, expected in zip(tensors, found[len(tensors) :], alone, strict=True):
             layout = views[0].layout(tensor).with_partial(())
             assert_close(gather(shards, layout, tensor.shape), expected[0], 1e-12, f"pieces of {tensor.name}")
-
-
-def test_micro_batches_are_cut_from_each_ranks_share() -> None:
-    worker = Path(__file__).with_name("shares_worker.py")
-    result = run_ranks(2, "-m", "mpi4py", worker, timeout=120)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "local feeds are full feeds" in result.stdout
 
 
 def test_dtype_of_what_is_fetched() -> None:

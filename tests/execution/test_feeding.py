@@ -147,9 +147,10 @@ def test_wrong_names_and_missing_feeds_are_refused(trained: Run) -> None:
         tensoropt.constant(1.0)
 
 
-@pytest.mark.parametrize("n_ranks", first(1, [2, 3]))
-def test_local_feeds_between_processes(n_ranks: int) -> None:
-    """Each rank feeds its own share of a batch of 7, fetches its own piece, and is told what its share should be."""
-    result = run_ranks(n_ranks, "-m", "mpi4py", Path(__file__).with_name("feeding_worker.py"), "mpi", timeout=120)
+@pytest.mark.parametrize(("n_ranks", "micro_batches"), first(2, [(2, 1), (2, 4), (3, 1)]))
+def test_local_feeds_between_processes(n_ranks: int, micro_batches: int) -> None:
+    """Each rank feeds its own share of the batch, fetches its own piece, and is told what its share should be."""
+    worker = Path(__file__).with_name("feeding_worker.py")
+    result = run_ranks(n_ranks, "-m", "mpi4py", worker, "mpi", micro_batches, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"local feeds are full feeds on {n_ranks} ranks" in result.stdout

@@ -7,15 +7,7 @@ from typing import Any
 import pytest
 from helpers import zoo
 from helpers.large import first
-from helpers.strategies import (
-    assert_variables,
-    engine_of,
-    executed,
-    feeds_of,
-    local_shards,
-    train_and_check,
-    training_fetch,
-)
+from helpers.strategies import assert_variables, engine_of, executed, feeds_of, local_shards, train_and_check, training_fetch
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.find_frontier import find_frontier

@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import zoo
-from helpers.strategies import (
-    assert_variables,
-    engine_of,
-    local_shards,
-    random_router,
-    random_strategy,
-    train_and_check,
-)
+from helpers.strategies import assert_variables, engine_of, local_shards, random_router, random_strategy, train_and_check
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.reschedule.mesh import Mesh

@@ -8,13 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from helpers.strategies import (
-    assert_close,
-    assert_collectives_are_charged,
-    evaluate_and_check,
-    feeds_of,
-    training_fetch,
-)
+from helpers.strategies import assert_close, assert_collectives_are_charged, evaluate_and_check, feeds_of, training_fetch
 
 from one_device.drawing import Draw, plan_of, refusal
 from one_device.models import MODELS

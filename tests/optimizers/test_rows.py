@@ -9,14 +9,7 @@ import pytest
 import tensorflow as tf
 from helpers import zoo
 from helpers.large import first
-from helpers.strategies import (
-    assert_variables,
-    engine_of,
-    local_shards,
-    random_router,
-    random_strategy,
-    train_and_check,
-)
+from helpers.strategies import assert_variables, engine_of, local_shards, random_router, random_strategy, train_and_check
 from keras import optimizers
 from optimizers.models import MakeOptimizer, case_of, check, lookups
 

@@ -11,18 +11,7 @@ from tensoropt.ir.graph import CONSTANT, VARIABLE, Operator
 from tensoropt.program.buffers import TaskBuffers
 from tensoropt.program.instructions import views_operand
 from tensoropt.program.step import StepProgram, step_program
-from tensoropt.program.tasks import (
-    BACKWARD,
-    COMPUTE,
-    FIRST,
-    FORWARD,
-    OPERAND,
-    REMATERIALIZED,
-    RESHARD,
-    RESULT,
-    Site,
-    Value,
-)
+from tensoropt.program.tasks import BACKWARD, COMPUTE, FIRST, FORWARD, OPERAND, REMATERIALIZED, RESHARD, RESULT, Site, Value
 from tensoropt.sharding.consumers import Consumer
 from tensoropt.sharding.resharding import PathFinder, halo_resharding
 from tensoropt.sharding.strategy import StrategyView

@@ -11,13 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 from helpers import zoo
-from helpers.strategies import (
-    Link,
-    engine_of,
-    feeds_of,
-    train_and_check,
-    training_fetch,
-)
+from helpers.strategies import Link, engine_of, feeds_of, train_and_check, training_fetch
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.lowering.resharding.path_callbacks import Runner

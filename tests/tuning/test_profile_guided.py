@@ -32,13 +32,7 @@ from tensoropt.runtime.ranks import Processes
 from tensoropt.search.baselines import data_parallel
 from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.tuning.planned_parts import parts_of, parts_without_stages, work_of
-from tensoropt.tuning.profile_guided import (
-    NEGLIGIBLE,
-    MeasuredSearch,
-    _of_data_parallelism,
-    find_measured,
-    parse_budget,
-)
+from tensoropt.tuning.profile_guided import NEGLIGIBLE, MeasuredSearch, _of_data_parallelism, find_measured, parse_budget
 
 ALONE = Processes(0, 1, ("here",))
 DEVICES = 2
