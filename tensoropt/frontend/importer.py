@@ -82,7 +82,7 @@ class _Importer:
     aliases: dict[str, str] = field(default_factory=dict)
     static: set[str] = field(default_factory=set)
     values: dict[str, np.ndarray] = field(default_factory=dict)
-    _shapes: dict[tf.Tensor, np.ndarray] = field(default_factory=dict)
+    _shapes: dict[str, np.ndarray] = field(default_factory=dict)
     steps: set[str] = field(default_factory=set)
     gradients: dict[str, GradientFunction] = field(default_factory=dict)
     _step_of: dict[str, str] = field(default_factory=dict)
@@ -162,13 +162,13 @@ class _Importer:
         if not wanted:
             return
         shapes = {
-            out: shape_value(op, index)
+            out.name: shape_value(op, index)
             for op in ops
             if op.name in self.static and op.type in SHAPE_READERS
             for index, out in enumerate(op.outputs)
         }
-        wanted = [tensor for tensor in wanted if tensor not in shapes]
-        self.values.update({tensor.name: value for tensor, value in shapes.items()})
+        wanted = [tensor for tensor in wanted if tensor.name not in shapes]
+        self.values.update(shapes)
         self._shapes = shapes
         with self._session() as session:
             for tensor, value in zip(wanted, session.run(wanted, feed_dict=shapes), strict=True):
