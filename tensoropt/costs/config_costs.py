@@ -126,7 +126,7 @@ def _times_ns(costing: OperatorCosting, op: Operator, arrays: ConfigArrays, inte
     if op.type not in ALIASES:
         table = shards[len(results)] if operands else nothing
         moved, moved_back = costing.moved(op, sum(shards, nothing), sum(shards[: len(results)], nothing), table)
-    flops = np.rint(arrays.rule.flops_per_point * arrays.local_points()).astype(np.int64) * costing.draws(op)
+    flops = np.rint(arrays.rule.flops_per_point * arrays.local_points()).astype(np.int64)
     columns = [flops, moved, moved_back]
     if costing.compute.needs_keys:
         # A key tells the largest shards of the operands, whether windows are exchanged, and which factors inside are split.

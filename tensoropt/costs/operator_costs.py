@@ -25,7 +25,6 @@ from ..profiling.work import WorkItem
 from ..reschedule.layout import Layout
 from ..reschedule.orders import Ints
 from ..rules.composition import Composition
-from ..rules.random import FROM_SEED
 from ..rules.rule import Config, Interface, Rule, interface_of, local_points
 from ..sharding.consumers import Consumer, consumers_of
 from ..sharding.resharding import Resharding, differentiated_operands, halo_resharding, inner_reshardings
@@ -261,13 +260,9 @@ class OperatorCosting:
         if op.type == VARIABLE:
             n_bytes = self._updated_bytes(op, interface.results[0], moved)
             return WorkItem(op.type, op.result.dtype, 0, n_bytes) if n_bytes else None
-        flops = round(rule.flops_per_point * local_points(rule, config)) * self.draws(op)
+        flops = round(rule.flops_per_point * local_points(rule, config))
         by_rows = op.name in self.graph.lookup_operators
         return work_of(op, rule, config, interface, (flops, moved, moved_back), self.backward.gradients, by_rows)
-
-    def draws(self, op: Operator) -> int:
-        """Return for how many micro-batches an operator draws each time; one that keeps its state draws for all."""
-        return self.graph.n_runs(op.result.name) if op.type in FROM_SEED else 1
 
     def _update_bytes(self, op: Operator, layout: Layout) -> int:
         """Return the bytes of a trained variable's gradients and slots, and of global copies where its update needs them."""

@@ -13,6 +13,7 @@ from ..ir.graph import Operator, Tensor
 from ..ir.micro_batching import MicroBatch
 from ..program.gradient_flow import GradientFlow
 from ..program.tasks import AGAIN, FEED, FORWARD, OPERAND, RESHARD, RESULT, UPDATE, Site, Task, Value
+from ..rules.random import FROM_SEED
 from ..sharding.resharding import PathFinder, Resharding, differentiated_operands, inner_reshardings
 from ..sharding.strategy import StrategyView
 from ..sharding.update_resharding import row_reshardings
@@ -53,7 +54,8 @@ class TaskEmission:
 
         Args:
             sources: by tensor name, functions that return the local values of variables and of what is fed.
-            assign: emits, on local operands, an operator that updates a variable or reads it after an update.
+            assign: emits, on local operands, an operator that updates a variable or reads it after an update; of a random
+                operator with a seed, how often it has drawn.
             is_training: whether gradients are taken.
             micro_batch: the micro-batch whose tasks are emitted, where the step has several.
         """
@@ -212,7 +214,7 @@ class TaskEmission:
         job = Job(
             op, rule, config, self.view.interfaces[op.name], self.resharder.backend.ranks, complete,
             differentiated=differentiated, micro_batch=self.micro_batch, rematerialized_with=rematerialized_with,
-            reads_table=self._reads_table(op),
+            reads_table=self._reads_table(op), runs=(lambda: self.assign(op, [])[0]) if op.type in FROM_SEED else None,
         )  # fmt: skip
         emitted.results = emit(job, operands)
         emitted.parts.append(Created(start, graph.version))

@@ -43,6 +43,7 @@ class Job:
         rematerialized_with: ``rematerialized_with(i)`` is a context in which to emit all that the backward pass reads of
             the operand at position i; it is rematerialized from the operand where that isn't saved.
         reads_table: whether the operator is a lookup that may read the variable itself instead of its value.
+        runs: ``runs()`` returns how often a random operator has drawn before this step; None: it counts for itself.
     """
 
     op: Operator
@@ -55,6 +56,7 @@ class Job:
     micro_batch: MicroBatch | None = None
     rematerialized_with: Callable[[int], AbstractContextManager[None]] = lambda position: nullcontext()
     reads_table: bool = False
+    runs: Callable[[], Values] | None = None
 
     def layout(self, operand: int) -> Layout:
         """Return the layout in which an operand is given, by its position among the inputs."""

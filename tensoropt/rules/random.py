@@ -58,14 +58,9 @@ def _drawn(shape: Shape, local: Shape) -> int:
 
 
 @op_rule(*FROM_KEY, static=(0, 3))
-def from_key(op: Operator) -> Rule:
-    return replace(_by_element(op), points=partial(_drawn, op.result.shape))
-
-
 @op_rule(*FROM_SEED, static=(0,))
-def from_seed(op: Operator) -> Rule:
-    """Return the rule of an operator that keeps its state: every rank draws the whole, so that states stay equal."""
-    return replace(_by_element(op), points=lambda local: math.prod(op.result.shape))
+def drawn(op: Operator) -> Rule:
+    return replace(_by_element(op), points=partial(_drawn, op.result.shape))
 
 
 @op_rule("StatelessRandomGetKeyCounter")

@@ -6,7 +6,7 @@ builds the same functions in the same order. Variables are read when a function 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -31,6 +31,7 @@ from ..optimizers.running_optimizer import Emission, PendingUpdate, RunningOptim
 from ..optimizers.start import start_optimizer
 from ..program.fetch import Fetch, operators_of
 from ..program.step import step_program
+from ..rules.random import FROM_SEED
 from ..sharding.resharding import PathFinder, Resharding
 from ..sharding.strategy import StrategyView
 from .feed_shards import comes_in_micro_batches, fed_layout, fed_shape, rank_shard
@@ -65,6 +66,7 @@ class Engine:
         display: shows that a function is being built, and runs for the first time.
         variables: by operator name, a variable's shards on the ranks that are built here.
         optimizers: the optimizer of each training step, by the step's name.
+        runs: by the names of random operators with a seed, how often each has drawn, whatever was fetched.
     """
 
     view: StrategyView
@@ -79,6 +81,7 @@ class Engine:
     display: Display = NOT_SHOWN
     variables: dict[str, list[tf.Variable]] = field(default_factory=dict)
     optimizers: dict[str, RunningOptimizer] = field(default_factory=dict)
+    runs: dict[str, tf.Variable] = field(default_factory=dict)
     _functions: dict[tuple[Fetch, tuple[Feed, ...]], BuiltFunction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -220,7 +223,9 @@ class Engine:
         def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
             groups = [list(arguments[i : i + n_ranks]) for i in range(0, len(arguments), n_ranks)]
             with resharder.building():
-                return self._emit(fetch, dict(zip(feeds, groups, strict=True)), needed, resharder)
+                results = self._emit(fetch, dict(zip(feeds, groups, strict=True)), needed, resharder)
+                self.count_runs(needed)
+                return results
 
         micro_batches = self._micro_batches(fetch)
         of_feeds = tuple(
@@ -285,7 +290,18 @@ class Engine:
             put_in_order(graph.get_operations(), emission.n_forward, emission.record, self.lag)
         return flat(results)
 
+    def count_runs(self, needed: Collection[str]) -> None:
+        """Emit, at the end of a function, that its random operators have drawn once more."""
+        for name, count in sorted(self.runs.items()):
+            if name in needed:
+                count.assign_add(1)
+
     def _update(self, op: Operator, operands: list[Values]) -> list[Values]:
+        if op.type in FROM_SEED:
+            if op.name not in self.runs:
+                with tf.init_scope():
+                    self.runs[op.name] = tf.Variable(tf.zeros([], tf.int64), trainable=False)
+            return [[self.runs[op.name].value()] * len(self.backend.ranks)]
         assert op.updates is not None
         variables = self.variables[op.updates]
         if op.type in UPDATE_OPERATORS:

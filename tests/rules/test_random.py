@@ -48,7 +48,8 @@ def _of(op: Operator, shape: Shape, dtype: str) -> Operator:
 
 def _emitted(op: Operator, values: list[np.ndarray], config: Config, ranks: tuple[int, ...]) -> list[tf.Tensor]:
     rule = rule_of(op)
-    job = Job(op, rule, config, interface_of(rule, config), ranks, lambda k, shards: shards)
+    runs = [tf.zeros([], tf.int64)] * len(ranks)
+    job = Job(op, rule, config, interface_of(rule, config), ranks, lambda k, shards: shards, runs=lambda: runs)
     return emit(job, [[tf.constant(value)] * len(ranks) for value in values])[0]
 
 

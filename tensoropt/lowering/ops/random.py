@@ -13,7 +13,9 @@ a counter of its own, whatever else is drawn. A draw that begins ``k`` groups on
 So a rank draws a run of groups and cuts its elements out. Micro-batches are blocks too. This was tried on CPUs, for each
 operator and type; in TensorFlow's sources the GPU kernels count in the same groups.
 
-An operator that keeps its state to itself is drawn whole on every rank, so that states stay equal.
+An operator with a seed counts for itself: its key is the first number of its seed, the second one is the upper half of its
+counter, and each run sets 256 counters aside for each element. So the n-th run is drawn by the stateless operator of that
+distribution, whatever else a function runs; within loops it is drawn whole, by the operator itself.
 """
 
 from __future__ import annotations
@@ -27,37 +29,59 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...ir.graph import Operator
+from ...ir.graph import ARGUMENTS, Operator, Tensor
 from ...rules.random import FROM_KEY, FROM_SEED, rows_drawn
-from ..localise import local_block, opaque
+from ..localise import opaque
 from ..operators import Job, Values, emit_plain, lowering, raw_operator
 
 _COUNTER = 2
+_STATELESS = {
+    "RandomUniform": "StatelessRandomUniformV2",
+    "RandomStandardNormal": "StatelessRandomNormalV2",
+    "TruncatedNormal": "StatelessTruncatedNormalV2",
+    "RandomUniformInt": "StatelessRandomUniformIntV2",
+}
+_SET_ASIDE, _PHILOX, _UINT64 = 256, 1, 2**64
 
 
 @lowering(*FROM_SEED, always=True)
-def draw_whole(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """Draw what one device draws, and cut out the blocks."""
-    layout, which = job.interface.results[0], job.micro_batch
-    if which is None:
-        (whole,) = emit_plain(job, operands)
-    else:
-        op, dimension = which.full_batch(job.op), which.micro_batching.forms[job.op.result.name]
-        (whole,) = emit_plain(replace(job, op=op), operands)
-        whole = [tf.gather(value, which.indices(op.result.shape[dimension]), axis=dimension) for value in whole]
-    if not layout.split_axes:
-        return [whole]
-    blocks = zip(job.ranks, whole, strict=True)
-    return [[local_block(value, layout, job.op.result.shape, rank) for rank, value in blocks]]
+def draw_run(job: Job, operands: Sequence[Values]) -> list[Values]:
+    """Draw what one device draws in this run of an operator with a seed, by the stateless operator."""
+    if job.runs is None:
+        return emit_plain(job, operands)
+    one_device = job.op if job.micro_batch is None else job.micro_batch.full_batch(job.op)
+    low, high = (tf.constant(job.op.attrs[each] % _UINT64, tf.uint64) for each in ("seed", "seed2"))
+    n_counters = tf.constant(_SET_ASIDE * math.prod(one_device.result.shape), tf.uint64)
+    counters = [tf.stack([tf.cast(n, tf.uint64) * n_counters, high]) for n in job.runs()]
+    keys = [low[None]] * len(counters)
+    return _draw(job, stateless(job.op), stateless(one_device), [keys, counters, *operands])
+
+
+def stateless(op: Operator) -> Operator:
+    """Return the operator that draws as an operator with a seed does, from a key and a counter."""
+    names = ("shape", "key", "counter", "alg", *(name for name, _ in op.attrs[ARGUMENTS][1:]))
+    attributes = {key: value for key, value in op.attrs.items() if key not in ("seed", "seed2")}
+    key, counter = (Tensor(f"{op.name}/{name}", shape, "uint64") for name, shape in (("key", (1,)), ("counter", (2,))))
+    return replace(
+        op,
+        type=_STATELESS[op.type],
+        inputs=(None, key, counter, None, *op.inputs[1:]),
+        statics={0: op.statics[0], 3: np.array(_PHILOX, np.int32)} | {i + 3: op.statics[i] for i in op.statics if i},
+        attrs=attributes | {ARGUMENTS: tuple((name, None) for name in names)},
+    )
 
 
 @lowering(*FROM_KEY, always=True)
 def draw_blocks(job: Job, operands: Sequence[Values]) -> list[Values]:
     """Draw the rows of one device's numbers that cover each rank's block, and cut it out."""
+    return _draw(job, job.op, job.op if job.micro_batch is None else job.micro_batch.full_batch(job.op), operands)
+
+
+def _draw(job: Job, drawing: Operator, op: Operator, operands: Sequence[Values]) -> list[Values]:
+    """Draw each rank's block by an operator; ``op`` is this operator on one device."""
     layout, which = job.interface.results[0], job.micro_batch
     if not layout.split_axes and which is None:
-        return emit_plain(job, operands)
-    op = job.op if which is None else which.full_batch(job.op)
+        return emit_plain(replace(job, op=drawing), operands)
     rows = rows_drawn(layout.largest_local_shape(job.op.result.shape), op.result.shape)
     runs = [_runs(job, op, rank, rows) for rank in range(layout.mesh.n_devices)]
     # All ranks' graphs have equally many runs, some of them empty, and cut the first elements off if one of them has to.

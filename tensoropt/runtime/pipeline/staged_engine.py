@@ -284,6 +284,8 @@ class StagedEngine:
                 kind = PipelineEmission if any(self.micro_batches) else AtOnceEmission
                 emission = kind(self, fetch, parts, fed, fed_whole, resharders)
                 results = emission.train() if fetch.train_steps else emission.forward()
+                for stage, engine in self.engines.items():
+                    engine.count_runs(parts[stage].needed | parts[stage].ahead)
                 return [tf.identity(values[0]) for _, of_stage in sorted(results.items()) for values in of_stage]
 
         signature = [self._signature(fetch, *argument) for argument in arguments]
