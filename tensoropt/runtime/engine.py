@@ -217,6 +217,7 @@ class Engine:
         for op in self.graph.operators.values():
             if op.name in needed and op.type == PLACEHOLDER:
                 raise InputError(f"placeholder '{op.name}' ({op.source}) isn't fed, but {names(fetch)} needs it; feed it")
+        self.add_runs(needed)
         resharder = Resharder(self.backend)
         n_ranks = len(self.backend.ranks)
 
@@ -290,6 +291,12 @@ class Engine:
             put_in_order(graph.get_operations(), emission.n_forward, emission.record, self.lag)
         return flat(results)
 
+    def add_runs(self, needed: Collection[str]) -> None:
+        """Make the counts of the random operators of a function that is about to be built."""
+        for name in sorted(needed):
+            if self.graph.operators[name].type in FROM_SEED and name not in self.runs:
+                self.runs[name] = tf.Variable(tf.zeros([], tf.int64), trainable=False)
+
     def count_runs(self, needed: Collection[str]) -> None:
         """Emit, at the end of a function, that its random operators have drawn once more."""
         for name, count in sorted(self.runs.items()):
@@ -298,9 +305,6 @@ class Engine:
 
     def _update(self, op: Operator, operands: list[Values]) -> list[Values]:
         if op.type in FROM_SEED:
-            if op.name not in self.runs:
-                with tf.init_scope():
-                    self.runs[op.name] = tf.Variable(tf.zeros([], tf.int64), trainable=False)
             return [[self.runs[op.name].value()] * len(self.backend.ranks)]
         assert op.updates is not None
         variables = self.variables[op.updates]

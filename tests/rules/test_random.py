@@ -8,11 +8,15 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import zoo
+from helpers.strategies import engine_of, feeds_of, random_router, random_strategy, training_fetch
 
 from tensoropt.frontend.importer import import_graph
 from tensoropt.ir.graph import Operator
 from tensoropt.lowering.operators import Job, emit, raw_operator
 from tensoropt.lowering.ops import random
+from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.layout import Shape
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
@@ -120,3 +124,19 @@ def test_operators_without_a_seed_get_the_same_one_wherever_they_are_recorded() 
 
     seeds = recorded()
     assert seeds == recorded() and len(set(seeds.values())) == 3 and (0, 0) not in seeds.values()
+
+
+def test_a_seed_goes_on_whatever_is_fetched() -> None:
+    """As in a session of TensorFlow: a function that is fetched beside the training step doesn't begin anew."""
+    model, mesh = zoo.record(zoo.noise, "sgd"), Mesh.of(3)
+    view = random_strategy(model, mesh, 5, lambda config: bool(config.used_axes))
+    engine, feeds = engine_of(model, view, random_router(5), EmulatedBackend(mesh)), feeds_of(model.graph, model.batches[0])
+    (op,) = (op for op in model.graph.operators.values() if op.type == "RandomStandardNormal")
+    with tf.Graph().as_default(), session() as running:
+        drawn = raw_operator(op, [op.statics[0]])[0]
+        expected = [running.run(drawn) for _ in range(6)]
+    alone, trained = Fetch(((op.result, False),)), training_fetch(model)
+    beside = Fetch(((op.result, False), *trained.tensors), trained.train_steps)
+    for number, fetch in enumerate((alone, trained, beside, alone, trained, beside)):
+        values = engine.run(fetch, {} if fetch is alone else feeds)
+        assert fetch is trained or all(np.array_equal(value, expected[number]) for value in values[0]), number

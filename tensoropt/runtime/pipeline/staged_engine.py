@@ -260,6 +260,8 @@ class StagedEngine:
     def _build(self, fetch: Fetch, feeds: tuple[Feed, ...]) -> _Function:
         self.agree(f"runs {names(fetch)} on {', '.join(feed.tensor.name for feed in feeds)}")
         parts = self._parts(fetch, {feed.tensor.name for feed in feeds})
+        for stage, engine in self.engines.items():
+            engine.add_runs(parts[stage].needed | parts[stage].ahead)
         arguments = tuple(
             _Argument(feed, stage, rank, is_whole)
             for feed in feeds
