@@ -127,7 +127,7 @@ def test_operators_without_a_seed_get_the_same_one_wherever_they_are_recorded() 
 
 
 def test_a_seed_goes_on_whatever_is_fetched() -> None:
-    """As in a session of TensorFlow: a function that is fetched beside the training step doesn't begin anew."""
+    """As in a session of TensorFlow: a function that is fetched beside the training step doesn't begin from the seed."""
     model, mesh = zoo.record(zoo.noise, "sgd"), Mesh.of(3)
     view = random_strategy(model, mesh, 5, lambda config: bool(config.used_axes))
     engine, feeds = engine_of(model, view, random_router(5), EmulatedBackend(mesh)), feeds_of(model.graph, model.batches[0])
