@@ -13,10 +13,11 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-keras.config.set_floatx("float64")
-keras.utils.set_random_seed(3)
+if __name__ == "__main__":  # tests only read the names
+    keras.config.set_floatx("float64")
 BATCH, CLASSES = 20, 4
-X, Y = np.random.normal(size=(60, 16)), np.random.randint(0, CLASSES, 60)
+DRAWN = np.random.default_rng(3)
+X, Y = DRAWN.normal(size=(60, 16)), DRAWN.integers(0, CLASSES, 60)
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 HABITS: dict[str, Callable[[Path], Iterator[Any]]] = {}
 
