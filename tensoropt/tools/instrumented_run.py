@@ -18,6 +18,7 @@ from ..runtime.engine import Engine
 from ..runtime.execute import MPI
 from ..runtime.execution import execute
 from ..runtime.functions import Feed
+from ..runtime.pipeline.staged_engine import StagedEngine
 from ..runtime.ranks import Processes
 from ..runtime.synthetic_batch import WARM_STEPS, synthetic_step
 from ..sharding.model import Model
@@ -34,7 +35,7 @@ class PlanTrial:
     """
 
     processes: Processes
-    engine: Engine
+    engine: Engine | StagedEngine
     chains: tuple[TimedBackend, ...]
     fetch: Fetch
     feeds: dict[Feed, np.ndarray]
@@ -48,7 +49,7 @@ class PlanTrial:
         """
         execution = execute(plan, model, initial_value, processes, MPI)
         engine, backend = execution.engine, execution.engine.backend
-        assert isinstance(engine, Engine) and isinstance(backend, CommunicatingBackend)
+        assert isinstance(backend, CommunicatingBackend)
         chains = [_timed(backend)] + ([] if backend.overlappable is None else [_timed(backend.overlappable)])
         if backend.overlappable is not None:
             chains[0] = replace(chains[0], overlappable=chains[1])

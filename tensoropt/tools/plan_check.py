@@ -133,6 +133,7 @@ def check_plan(
     trial.follow_memory()
     traces = [_traced(trial) for _ in range(TRACED_STEPS)]
     trace, timeline = sorted(traces, key=lambda traced: traced[0].peak_bytes)[TRACED_STEPS // 2]
+    assert isinstance(trial.engine, Engine)  # of one stage
     state_bytes = _state_bytes(trial.engine)
     peak_bytes = trace.peak_bytes + state_bytes + trial.workspace_bytes if trace.reports_memory else None
     rank = _Rank(own_s, paths_s, calls, trace.operators_us, peak_bytes, timeline)

@@ -163,13 +163,14 @@ def covered(intervals: Intervals) -> int:
 
 def trace_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[str, Any]:
     """Return the trace as a JSON value; times are microseconds since the first step of these ranks began."""
-    planned = {op.name: op for op in plan.operators}
     members: dict[str, list[str]] = {}
     for name, group in ran_as(model, {event.name for rank in ranks for event in rank.operators}).items():
         members.setdefault(group, []).append(name)
     start_ns = min(int(rank.steps[0, 0]) for rank in ranks)
     events: list[dict[str, Any]] = []
     for rank in ranks:
+        stages = [stage for stage in plan.stages if rank.rank in stage.devices]
+        planned = {op.name: op for stage in stages for op in stage.operators if not op.is_stand_in}
         row = TraceRows(rank.rank, start_ns, events)
         row.named("process", f"rank {rank.rank} on {rank.host}", 0)
         row.named("thread", "steps", STEPS_ROW)
@@ -197,7 +198,7 @@ def trace_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[
             name = f"{operator} (backward)" if way == BACKWARD else operator
             if way == FORWARD and operator in members:
                 # Operators that TensorFlow ran as one are shown by all their names, in program order.
-                name = " + ".join(reversed(members[operator]))
+                name = " + ".join(each for each in reversed(members[operator]) if each in planned)
             if operator in planned:
                 details |= {"config": str(planned[operator].config), "planned us, both ways": planned[operator].time_us}
             place = FIRST_THREAD + threads[event.thread]

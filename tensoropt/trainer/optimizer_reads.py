@@ -46,7 +46,7 @@ def copies_on_ranks(
     for step, each in running.items():
         optimizer = captured.graph.train_steps[step].optimizer
         assert isinstance(optimizer, KerasOptimizer)
-        here = each.running[0] if isinstance(each, StagedOptimizer) else each
+        here = each.running[0]
         assert isinstance(here, RunningKeras)
         own = named_variables(optimizer.source)
         found.update({id(inner(variable)): here.named[name] for name, variable in own.items() if name in here.named})

@@ -158,7 +158,7 @@ class TrainerRanks(LedRanks):
         self.changing(self.trained)
         for step in self.runs.planned.captured.graph.train_steps.values():
             optimizer = self.optimizers[step.of or step.name]
-            for each in optimizer.running if isinstance(optimizer, StagedOptimizer) else [optimizer]:
+            for each in optimizer.running:
                 assert isinstance(each, RunningKeras)
                 if each.is_always_applied:
                     each.update_without_data(self.value)

@@ -116,8 +116,13 @@ class StagedEngine:
 
     @property
     def backend(self) -> Backend:
-        """Return the backend of one of the stages that this process builds."""
+        """Return the backend of the stages that this process builds; of one of them, where it builds all."""
         return next(iter(self.engines.values())).backend
+
+    @backend.setter
+    def backend(self, backend: Backend) -> None:
+        for engine in self.engines.values():
+            engine.backend = backend
 
     @property
     def initial_value(self) -> Callable[[str], np.ndarray]:

@@ -46,7 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
     from ..timeline import shares, trace_json, trace_steps
 
     plan = Plan.load(arguments.plan)
-    _ = plan.only_stage  # others are refused before the model is recorded
     processes = prepared_processes()
     # On all ranks, so that all end in the same way if the traces can't be written; before the work.
     traces = [_of_rank(arguments.output, rank) for rank in range(processes.size)]

@@ -82,6 +82,20 @@ def test_ranks_trace_a_plan(plan, tmp_path):
     simulated_beside_measured(plan, both, tmp_path / "simulated.json")
 
 
+def test_ranks_trace_their_stages(tmp_path):
+    file, model = tmp_path / "plan.json", f"{Path(__file__).with_name('models.py')}:deep"
+    asked = ("--cluster", "v100-1x2", "--stages", "2", "--micro-batches", "2", "--seconds", "0")
+    assert main(["search", model, *asked, "--plan", str(file)]) == 0
+    done = run_ranks(2, "-m", "tensoropt", "timeline", model, "--plan", file, "--steps", 1, "--output", tmp_path / "traces")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank, stage in enumerate(json.loads(file.read_text())["stages"]):
+        events = json.loads((tmp_path / "traces" / f"rank{rank}.json").read_text())["traceEvents"]
+        ran = {event["name"] for event in events if event.get("cat") in ("forward", "backward")}
+        planned = {op["name"] for op in stage["operators"]}
+        assert ran and {name for each in ran for name in each.removesuffix(" (backward)").split(" + ")} <= planned
+        assert any("MatMul" in name and "(backward)" in name for name in ran)
+
+
 def test_a_file_that_is_no_trace_is_not_replaced(plan, tmp_path, capsys):
     for name in ("all.json", "rank0.json"):
         folder = tmp_path / name.removesuffix(".json")
