@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...common.errors import InputError
-from ...ir.graph import PLACEHOLDER, Graph, Tensor
+from ...ir.graph import PLACEHOLDER, Graph
 from ...ir.micro_batching import MicroBatch
 from ...lowering.operators import Values
 from ...lowering.resharding.reshard import Backend, Collective, Resharder
@@ -300,7 +300,7 @@ class StagedEngine:
         for stage, resharder in unique.items():
             self.engines[stage].agree(structure_digest(function.graph, resharder.log), resharder.log)
         log = tuple(entry for resharder in unique.values() for entry in resharder.log)
-        return _Function(function, log, arguments, tuple(self._stage_of(tensor) for tensor, _ in fetch.tensors))
+        return _Function(function, log, arguments, tuple(self.stages.home(tensor) for tensor, _ in fetch.tensors))
 
     def _resharders(self) -> dict[int, Resharder]:
         """Return by stage what emits its reshardings.
@@ -328,10 +328,6 @@ class StagedEngine:
         micro_batches = () if is_whole else self.of_feed(fetch, feed, stage)
         return tf.TensorSpec(fed_shape(layout, feed.tensor.shape, micro_batches), feed.tensor.dtype)
 
-    def _stage_of(self, tensor: Tensor) -> int:
-        """Return the stage that a tensor is fetched from."""
-        return self.stages.home(tensor)
-
     def _parts(self, fetch: Fetch, fed: set[str]) -> list[StagePart]:
         """Return what each stage does in a function.
 
@@ -342,7 +338,7 @@ class StagedEngine:
         parts: list[StagePart] = []
         for stage in reversed(range(self.stages.n)):
             graph = self.views[stage].whole.graph
-            tensors = tuple(each for each in fetch.tensors if self._stage_of(each[0]) == stage)
+            tensors = tuple(each for each in fetch.tensors if self.stages.home(each[0]) == stage)
             operators = tuple(name for name in fetch.operators if name in graph.operators)
             own = Fetch(tensors, fetch.train_steps, operators)
             crossing = [graph.tensors[each.tensor] for each in self._sent(stage) if (each.tensor, each.target) in asked]
