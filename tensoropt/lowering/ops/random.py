@@ -31,7 +31,7 @@ import tensorflow as tf
 
 from ...ir.graph import ARGUMENTS, Operator, Tensor
 from ...rules.random import FROM_KEY, FROM_SEED, rows_drawn
-from ..localise import opaque
+from ..localise import local_block, opaque
 from ..operators import Job, Values, emit_plain, lowering, raw_operator
 
 _COUNTER = 2
@@ -48,7 +48,12 @@ _SET_ASIDE, _PHILOX, _UINT64 = 256, 1, 2**64
 def draw_run(job: Job, operands: Sequence[Values]) -> list[Values]:
     """Draw what one device draws in this run of an operator with a seed, by the stateless operator."""
     if job.runs is None:
-        return emit_plain(job, operands)
+        (whole,) = emit_plain(job, operands)
+        layout = job.interface.results[0]
+        if not layout.split_axes:
+            return [whole]
+        blocks = zip(job.ranks, whole, strict=True)
+        return [[local_block(value, layout, job.op.result.shape, rank) for rank, value in blocks]]
     one_device = job.op if job.micro_batch is None else job.micro_batch.full_batch(job.op)
     low, high = (tf.constant(job.op.attrs[each] % _UINT64, tf.uint64) for each in ("seed", "seed2"))
     n_counters = tf.constant(_SET_ASIDE * math.prod(one_device.result.shape), tf.uint64)
