@@ -44,7 +44,7 @@ from .segment_memory import Transient, summed
 MEM, TIME, FIRST = 0, 1, 2
 """Rows of costs: saved memory, time, and from FIRST on each segment's memory."""
 ROUNDING = 1e-11
-"""What sums of some thousand numbers of float64 that aren't negative are off by at most, as a part of them."""
+"""The largest relative error of sums of some thousand numbers of float64 that aren't negative."""
 MOST_CELLS = 1 << 16
 """The most cells of a table in a weighted search."""
 MOST_LINES = 96

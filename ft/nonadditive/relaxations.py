@@ -58,7 +58,7 @@ class Cap:
 
 @dataclass(eq=False)
 class Relaxations:
-    """What searches of relaxations prove of a problem's strategies.
+    """Bounds of a problem's strategies, proven by searches of relaxations.
 
     Attributes:
         problem: the problem; its memory is what is saved.

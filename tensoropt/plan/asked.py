@@ -1,4 +1,4 @@
-"""What a search is asked for, and its arguments as a user gives them."""
+"""The request of a search, read from the arguments that a user gives."""
 
 from __future__ import annotations
 

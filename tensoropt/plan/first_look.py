@@ -75,7 +75,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class FirstLook:
-    """What is known before a search.
+    """The plans and bounds that are known before a search.
 
     Attributes:
         tried: frontiers of the strategies that were looked at.

@@ -396,6 +396,5 @@ class Plan:
             read_back = plan.to_json()
         for key, kept in read_back.items():
             if kept != value.get(key):
-                why = f"'{key}' doesn't read back as it was written"
-                raise InputError(f"plan '{cut(file)}' is damaged: {why}; save it again")
+                raise InputError(f"plan '{cut(file)}' is damaged: '{key}' doesn't read back as written; save it again")
         return plan

@@ -30,7 +30,7 @@ Place = np.ndarray | int
 
 @dataclass(frozen=True, eq=False)
 class StageNeeds:
-    """What the operators before each place need: before each of N operators in program order, and after all.
+    """The memory needs of all operators before each place: before each of N operators in program order, and after all.
 
     Attributes:
         names: the operators.

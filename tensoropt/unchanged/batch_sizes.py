@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 _BY_DEFAULT = 32
-"""What Keras takes if nothing says how many."""
+"""Keras's own samples per step, where nothing says how many."""
 
 
 def batch_size_of(method: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> int | None:

@@ -41,8 +41,8 @@ opened; by record the first variable that is updated behind it; by variable the 
 gradients over micro-batches; by lookup and micro-batch the gradient of what it found."""
 # and those of memory.
 READS, WRITES_OF, OVER, ENDS, RUN, DELAYED = range(34, 40)
-"""What instructions read and write; what they may write over, and the bytes that they read of it; where their parts end,
-with scratch bytes and whether they call Python; those that run; those that are delayed."""
+"""The buffers that instructions read and write; those that they may write over, and the bytes that they read of these;
+where their parts end, with scratch bytes and whether they call Python; those that run; those that are delayed."""
 COPIES, BYTES, IS_PYTHON_S, PENDING, LAST, WORKSPACE = range(40, 46)
 """The path of each copy, the copy, and the next one of its source; of buffers the bytes, whether they are Python's, the
 epoch in which what writes them is delayed, and the instruction that uses them last; workspaces of collectives."""
@@ -50,7 +50,7 @@ HELD, WAITING, MADE, MADE_AGAIN, OF_GRADIENT, WINDOWS, INSIDE_OF = range(46, 53)
 """Buffers: those that the last parameters' gradients read, held until other gradients are made; those that updates at the
 end read; that of each site, of the rematerialized value there, of each gradient and window; what operators save inside."""
 SIZES, IS_WRITTEN, IS_GONE, COPIES_OF, OTHERS = range(53, 58)
-"""What counting knows of buffers: their bytes with those that they were written over, whether they are written, or gone.
+"""Buffers while they are counted: their bytes with those that they were written over, whether they are written, or gone.
 Then the first copy of each source, by its place or, behind all sites, by its buffer; and by lookup the first buffer that
 stands for what it found in micro-batches that aren't written."""
 N_ARENA = 58

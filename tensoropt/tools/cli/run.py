@@ -19,7 +19,7 @@ from ...runtime.mpirun import mpirun_command, rank_environment, supervise
 from ...unchanged.script import INPUT_AT, REFUSED_AT, command
 
 ALSO_UNCHANGED = {"auto"}
-"""What a script may use of TensorOpt and run unchanged all the same."""
+"""The names of TensorOpt that a script may use and run unchanged all the same."""
 OF_PLANS = {
     "memory": ("SIZE", "limit per device: 16GB (10^9), 15GiB (2^30); default: the device's own memory over 1.1"),
     "cluster": ("NAME|FILE", "the hardware to plan for, instead of measuring it: such as v100-1x2, or a hardware file"),
