@@ -1,4 +1,4 @@
-"""Tests, benchmarks, packages, pages and headings that the pages of `docs/` name are there."""
+"""Tests, benchmarks, packages, pages and headings that pages name are there, and examples print what pages say."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ TEST = re.compile(r"(tests/[\w/]+\.py)?::(test_\w+)")
 LINK = re.compile(r"\]\(([^)\s#]*)(?:#([\w-]*))?\)")
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 PACKAGE = re.compile(r"^\| `(?:tensoropt/)?(\w+)/` \|", re.MULTILINE)
+PRINTS = re.compile(r"^```python\n([^`]*)```\n(?:It )?prints\n```text\n(.*?)```", re.DOTALL | re.MULTILINE)
+EXAMPLES = [(page.stem, *block) for page in PAGES for block in PRINTS.findall(page.read_text())]
 
 
 def missing(page: Path, text: str) -> list[str]:
@@ -62,3 +64,15 @@ def test_the_table_of_packages_is_the_tree() -> None:
     table = (ROOT / "CONTRIBUTING.md").read_text().partition("| package | what it does |")[2].partition("\n\n")[0]
     tree = [path.parent.name for path in ROOT.glob("tensoropt/*/__init__.py")]
     assert sorted(PACKAGE.findall(table)) == sorted(tree)
+
+
+def test_pages_have_examples() -> None:
+    assert {"loops", "problem", "resharding", "rules"} <= {page for page, *_ in EXAMPLES}
+
+
+@pytest.mark.parametrize(("page", "program", "output"), EXAMPLES, ids=[page for page, *_ in EXAMPLES])
+def test_an_example_prints_what_its_page_says(
+    page: str, program: str, output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exec(program, {"__name__": page})
+    assert capsys.readouterr().out == output
