@@ -51,6 +51,7 @@ _OWN = {
     "current_session": "session.session",
     "load_checkpoint": "runtime.checkpoint",
     "InputError": "common.errors",
+    "Survive": "survive.callback",
     "TensorOptError": "common.errors",
 }
 

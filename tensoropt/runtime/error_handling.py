@@ -313,6 +313,11 @@ def install_error_handling(processes: WatchedRank) -> None:
         handling.interruptions.install()
 
 
+def interruptions_of_process() -> Interruptions | None:
+    """Return this rank's handling of signals; None if it has none."""
+    return None if _installed is None else _installed.interruptions
+
+
 def at_the_very_end(action: Callable[[], object]) -> bool:
     """Run an action when this rank ends, after the others have ended; return False if error handling isn't installed."""
     if _installed is None:

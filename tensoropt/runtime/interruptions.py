@@ -15,10 +15,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..common.source_lines import code_location
+from .notes import TERMINATED as TERMINATED_NOTE
+from .notes import note
 
 if TYPE_CHECKING:
     from .ending import Ending
@@ -32,6 +35,8 @@ RECENT_S, PAUSE_OF_INTERRUPTED_S = 1.0, 0.1
 mpirun takes a quarter of a second between them if it is interrupted, else a millisecond.
 """
 MOST_STAGGER_S = 0.5
+REPEATED_S = 2.0
+"""Seconds after a request to stop from which on another SIGTERM is a second one."""
 
 
 class Interruptions:
@@ -48,6 +53,8 @@ class Interruptions:
         self._continued_s = -RECENT_S
         self._original_exit = os._exit
         self._wakeup = -1
+        self._ask: Callable[[], None] | None = None
+        self._asked_s: float | None = None
         self._forking = threading.local()
 
     def install(self) -> None:
@@ -69,11 +76,34 @@ class Interruptions:
         os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._release)
         threading.Thread(target=self._read, args=[reading], name="tensoropt-signals", daemon=True).start()
 
+    def ask_to_stop(self, ask: Callable[[], None]) -> None:
+        """Take SIGTERM and SIGUSR1 as requests to stop between two steps, where the user's code doesn't handle them.
+
+        A second SIGTERM ends this rank as the first would have. After mpirun's own, which may look like a batch system's,
+        mpirun kills this rank anyway.
+        """
+        self._ask = ask
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+            signal.signal(signal.SIGUSR1, self._on_signal)
+
+    def _is_request(self, number: int) -> bool:
+        """Return whether a signal asks to stop. One request may come as both signals, by the batch system and by mpirun."""
+        if self._ask is None:
+            return False
+        now_s = time.monotonic()
+        if number == signal.SIGTERM:
+            note(TERMINATED_NOTE)
+        is_repeated = self._asked_s is not None and now_s - self._asked_s > REPEATED_S
+        self._asked_s = self._asked_s or now_s
+        self._ask()
+        return number != signal.SIGTERM or not is_repeated
+
     def remove(self) -> None:
         """Restore the default handling of signals that are still handled here, and the original ``os._exit``."""
         os._exit = self._original_exit
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGCONT):
+            for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR1):
                 # Compared with ==, not with is: each access makes a new bound method.
                 if signal.getsignal(number) == self._on_signal:
                     signal.signal(number, signal.SIG_DFL)
@@ -103,6 +133,10 @@ class Interruptions:
             # The signal comes twice, by the pipe and by the interpreter, which may be late.
             if time.monotonic() - self._continued_s > RECENT_S:
                 self._continued_s = time.monotonic()
+        elif self._ask is not None and self._wakeup != -1 and frame is not None:
+            return  # the thread that reads the pipe has seen it already
+        elif self._is_request(number):
+            return
         elif self._is_over.acquire(blocking=False):
             self._end_terminated()
 
@@ -114,6 +148,7 @@ class Interruptions:
         while frame is not None and frame.f_code.co_filename == __file__:
             frame = frame.f_back  # the handler itself
         where = code_location(frame)
+        note(TERMINATED_NOTE)
         ending.tell_terminated()
         until_s, others = time.monotonic() + GATHERING_S, set()
         while time.monotonic() < until_s and not ending.others_speak():

@@ -20,7 +20,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 
 from ..common.errors import InputError
 from ..common.source_lines import running_line
-from ..runtime.same_data import DIGESTED_BYTES, PERIOD, SameData, is_compared
+from ..runtime.same_data import PERIOD, SameData, fingerprint, is_compared
 from .batch import SAME_BATCHES, Batch
 from .handing_out import handed_out
 from .runs import check_fits
@@ -84,6 +84,7 @@ class BatchShares:
         shows_size: whether its first batch decides for how many samples the model is captured.
         opened: how often the dataset was opened; the order of a dataset that is shuffled at each opening depends on it.
         taken: the number of batches taken since the last opening.
+        before_opening: acts before this rank opens the dataset, given how often it is then opened.
     """
 
     def __init__(self, data: tf.data.Dataset, ranks: TrainerRanks, expected: Expected) -> None:
@@ -91,6 +92,7 @@ class BatchShares:
         self._begun: Iterator[Any] | None = None
         self._pipelines: dict[int, tf.data.Dataset] = {}
         self.one_reads, self.shows_size, self.opened, self.taken = False, False, 0, 0
+        self.before_opening: Callable[[int], None] = lambda number: None
 
     def go_on(self, opened: int, taken: int) -> None:
         """Continue where a run stopped: repeat ``opened`` openings, and let the next one start at batch ``taken``."""
@@ -125,6 +127,7 @@ class BatchShares:
         leaves = [leaf for leaf in tf.nest.flatten(spec) if isinstance(leaf, tf.TensorSpec)]
         if any(leaf.shape.rank is None or None in leaf.shape[not self.shows_size :] for leaf in leaves):
             spec = None
+            self.before_opening(self.opened + 1)
             if not self.one_reads or self._ranks.rank == 0:
                 elements = iter(_in_order(self.data.skip(self._begin).prefetch(tf.data.AUTOTUNE)))
                 first = next(elements, None)
@@ -206,6 +209,7 @@ class BatchShares:
         if self._begun is not None:
             begun, self._begun = self._begun, None
             return self._read(itertools.starmap(self._cut(n_shares), enumerate(begun)), n_shares)
+        self.before_opening(self.opened)
         if self.taken:
             return self._read(iter(self._pipeline(self.data.skip(self.taken), n_shares)), n_shares)
         if n_shares not in self._pipelines:
@@ -231,7 +235,7 @@ class BatchShares:
             n_samples = tf.shape(leaves[0])[0]
             if n_shares == 1:
                 return tf.constant(b""), n_samples, *leaves
-            digest = tf.cond(number % PERIOD == 0, lambda: _digest(leaves, number == 0), lambda: _shapes(leaves, parts))
+            digest = tf.cond(number % PERIOD == 0, lambda: fingerprint(leaves, number == 0), lambda: _shapes(leaves, parts))
             start, end = rank * n_samples // n_shares, (rank + 1) * n_samples // n_shares
             is_share = tf.cast(n_samples, tf.int64) >= least
             start, end = tf.where(is_share, start, 0), tf.where(is_share, end, n_samples)
@@ -249,19 +253,6 @@ def _in_order(data: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.deterministic = True
     return data.with_options(options)
-
-
-def _digest(leaves: Sequence[tf.Tensor], is_first: tf.Tensor) -> tf.Tensor:
-    """Return a digest of a batch. For a large batch other than the first, digest only some columns of each sample."""
-
-    def columns(leaf: tf.Tensor) -> tf.Tensor:
-        rows = tf.reshape(leaf, [tf.shape(leaf)[0], -1])
-        one = tf.constant(1, tf.int64)
-        n_times = tf.size(rows, tf.int64) * leaf.dtype.size // DIGESTED_BYTES
-        return rows[:, :: tf.where(is_first, one, tf.maximum(n_times, one))]
-
-    rows = [tf.fingerprint(columns(leaf)) for leaf in leaves]
-    return tf.io.serialize_tensor(tf.fingerprint(tf.reshape(tf.concat(rows, 1), [1, -1])))
 
 
 def _shapes(leaves: Sequence[tf.Tensor], parts: _ElementParts) -> tf.Tensor:

@@ -31,6 +31,7 @@ from .callbacks import on_ranks
 from .deferred import Deferred
 from .fit_progress import FitProgress, Logs, PositionRecorder, as_python, skip_steps
 from .handing_out import is_determined
+from .keeping import taken_out
 from .live import Live, own_values
 from .live_model import LiveModel
 from .objective import Compilation, OwnCompilation
@@ -133,21 +134,23 @@ class Trainer(LiveModel):
     def fit(self, *arguments: Any, **named: Any) -> keras.callbacks.History:
         """Train like ``keras.Model.fit``, on all ranks. For arrays, ``batch_size`` defaults to that of the plan.
 
-        After :meth:`load`, continue with the epoch and the batch at which the checkpoint was saved.
+        After :meth:`load`, or with :class:`tensoropt.Survive`, continue with the epoch and the batch that were saved.
 
         Raises:
             InputError: the data isn't what the plan was made for, or ``keras.Model.fit`` has no such argument.
         """
         given = self._arguments("fit", arguments, named)
+        keeper = taken_out(given, self.ranks)
         resumes, self._progress.resumes = self._progress.resumes, None
         if resumes is not None:
             given["initial_epoch"] = given.get("initial_epoch") or resumes.epoch
+        resumes = (keeper.begin(self, given) if keeper is not None else None) or resumes
         # A dataset decides itself whether it shuffles.
         given["shuffle"] = not isinstance(given.get("x"), tf.data.Dataset) and given.get("shuffle", True)
-        position = PositionRecorder(self._progress, resumes or RunPosition())
-        given["callbacks"] = [position, *(on_ranks(given.get("callbacks"), self) or ())]
         self._progress.opens = resumes or RunPosition()
-        return super().fit(**given)
+        given["callbacks"] = [PositionRecorder(self._progress), *(on_ranks(given.get("callbacks"), self) or ())]
+        with self._progress.kept_by(keeper, given["callbacks"]):
+            return super().fit(**given)
 
     def evaluate(self, *arguments: Any, **named: Any) -> Any:
         """Evaluate like ``keras.Model.evaluate``, on all ranks."""
@@ -281,7 +284,7 @@ class Trainer(LiveModel):
         return self.train_function
 
     def _train(self, batch: Batch) -> Any:
-        self._progress.step += 1
+        self._progress.begin_step(batch)
         return self.ranks.train(batch)
 
     def _check_size(self, batch: Batch) -> None:
@@ -373,8 +376,9 @@ class Trainer(LiveModel):
         opens, self._progress.opens = self._progress.opens, None
         if opens is not None:
             self._progress.shares, self._progress.lasts = shares, bool(iterator.steps_per_epoch)
+            self._progress.see_data(iterator)
             shares.go_on(opens.opened, opens.taken)
-            skip_steps(iterator, opens.step)
+            skip_steps(iterator, opens.step, opens.epoch - self._progress.first_epoch)
         shares.check()
 
     def reset_metrics(self) -> None:

@@ -383,11 +383,11 @@ class TrainerRanks(LedRanks):
 
     @caught_up
     @everywhere
-    def save(self, path: str, content: Mapping[str, Any], max_to_keep: int | None) -> None:
-        """Save a checkpoint in which each rank writes its shards, with JSON content beside them."""
+    def save(self, path: str, content: Mapping[str, Any], max_to_keep: int | None, beside: Any = None) -> None:
+        """Save a checkpoint in which each rank writes its shards, with rank 0's JSON content and entries beside them."""
         with own_values():
-            objects = self.objects() if self.rank == 0 else None
-            save(path, self._kept, self.processes, content, objects=objects, max_to_keep=max_to_keep)
+            own = {"objects": self.objects() if self.rank == 0 else None, "max_to_keep": max_to_keep, "beside": beside}
+            save(path, self._kept, self.processes, content, **own)
 
     @caught_up
     @everywhere

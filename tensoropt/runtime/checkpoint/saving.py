@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def save(
     objects: Objects | None = None,
     number: int | None = None,
     max_to_keep: int | None = None,
+    beside: Mapping[str, Any] | None = None,
 ) -> str:
     """Save a state as one checkpoint in TensorFlow's format. All ranks call it together.
 
@@ -72,6 +74,7 @@ def save(
         number: a number such as the step, which makes the prefix ``folder/name-number``, and is the save counter in the
             checkpoint.
         max_to_keep: how many of the newest checkpoints to keep of those listed in the folder's ``checkpoint`` file.
+        beside: further entries by name, arrays or bytes; only rank 0's are saved.
 
     Returns:
         The prefix with its number.
@@ -93,7 +96,7 @@ def save(
         items = _items(variables, processes)
         written = together(processes, lambda: [_write_shards(location, *of_device) for of_device in items.items()])
         files = [file for of_process in processes.gather(written) for of_device in of_process for file in of_device]
-        own = OwnEntries(variables, metadata or {}, objects, 1 if number is None else number)
+        own = OwnEntries(variables, metadata or {}, objects, 1 if number is None else number, beside or {})
         on_rank_0(processes, lambda: _join(location, files, own, lock, max_to_keep))
     finally:
         if lock.is_held:
@@ -201,12 +204,13 @@ def _write(location: CheckpointLocation, prefix: str, items: Sequence[Item]) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnEntries:
-    """The checkpoint's own entries: its metadata, the graph of the user's objects, and the save counter."""
+    """The checkpoint's own entries: metadata, the graph of the user's objects, the save counter, and what is beside."""
 
     variables: Sequence[Variable]
     content: Mapping[str, Any]
     objects: Objects | None
     counter: int
+    beside: Mapping[str, Any]
 
     def items(self, n_files: int) -> list[Item]:
         """Return the items to write, for a checkpoint of ``n_files`` data files."""
@@ -217,6 +221,7 @@ class OwnEntries:
             Item(METADATA, "", len(text), lambda: tf.constant(text)),
             Item(OBJECT_GRAPH, "", len(graph), lambda: tf.constant(graph)),
             Item(entry_of(COUNTER), "", 8, lambda: tf.constant(self.counter, tf.int64)),
+            *(Item(name, "", memoryview(value).nbytes, partial(tf.constant, value)) for name, value in self.beside.items()),
         ]
 
 

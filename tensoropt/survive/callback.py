@@ -1,0 +1,311 @@
+"""The callback that keeps a ``fit`` in checkpoints, and goes on from the newest one that is whole.
+
+A checkpoint is made between two steps, once the next step's batch is there: so the digest of that batch is in it, and a step
+follows where it goes on. Whether to save is rank 0's choice, and whether to leave is that of any rank that got a signal; all
+ranks agree on it before each step. What a checkpoint has, beside the variables:
+
+| state | set again |
+|---|---|
+| the position in epochs and data | before the data is opened, of which what was taken is skipped |
+| Python's and NumPy's random numbers at the beginning, and at the opening of the data | at the same places |
+| the same numbers as they were when it was saved | before the first step, unless the data has drawn in between |
+| variables, metrics of the epoch so far, callbacks' attributes, history | in ``on_epoch_begin``, after all other callbacks |
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from ..common.errors import InputError, TensorOptError, short
+from ..common.files import path_text
+from ..common.source_lines import running_line
+from ..common.time_units import parse_time_us
+from ..runtime import notes
+from ..runtime.checkpoint.together import on_rank_0
+from ..runtime.interruptions import say
+from ..trainer.batch import Batch
+from ..trainer.keeping import RunKeeper
+from ..trainer.programs import inner
+from ..trainer.saving import RunPosition
+from .agreement import LEAVE, NOTHING, SAVE, StopRequest, agreed, digest_of
+from .callback_states import CallbackStates
+from .plain_values import as_entries
+from .random_states import are_equal, random_states, set_random_states
+from .run_folder import FitFolder, Found, made_by
+
+LEAVING_CODE = 75
+"""The exit code of ranks that were asked to stop and have saved: start me again."""
+MOST_FAILED = 3
+_fits: dict[str, int] = {}
+"""How many ``fit`` this process has kept in each folder."""
+
+
+class Survive(RunKeeper):
+    """A callback of ``fit`` that saves the run every so often, and goes on from the newest checkpoint that is whole.
+
+    Weights, the optimizer, history, callbacks' states and the data's position are then those of a run that was never cut
+    short. On SIGTERM or SIGUSR1 the run finishes its step, saves, and leaves with exit code 75.
+
+    Args:
+        folder: the folder of the checkpoints, which all machines share.
+        every: the time between two saves, such as ``"10min"``, or a number of steps, such as ``500`` or ``"500steps"``.
+        keep: how many of the newest checkpoints to keep.
+        stateless: callbacks of which nothing needs to be kept.
+
+    Raises:
+        InputError: an argument is of another kind.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], every: str | int = "10min", keep: int = 2, *, stateless: Sequence[Any] = ()
+    ) -> None:
+        super().__init__()
+        self.folder = Path(path_text(folder, "Survive"))
+        self.every_steps, self.every_s = _interval(every)
+        if type(keep) is not int or keep < 1:
+            raise InputError(f"Survive takes keep=, how many checkpoints to keep, 1 or more; got {short(keep)}")
+        self.keep, self._stateless = keep, stateless
+        self._stop = StopRequest.of_process()
+        self._resumed: Found | None = None
+        self._n_failed = 0
+
+    # What RunKeeper asks
+
+    def begin(self, trainer: Any, given: dict[str, Any]) -> RunPosition | None:
+        """Find the newest checkpoint of this ``fit``; return where it goes on."""
+        if not hasattr(trainer, "ranks"):
+            raise InputError("Survive keeps a trainer's fit")
+        key = str(self.folder.absolute())
+        self._fit = _fits[key] = _fits.get(key, -1) + 1
+        self._trainer = trainer
+        self._place = FitFolder(self.folder, self._fit)
+        self._data: Any = None
+        self._states: CallbackStates | None = None
+        found = on_rank_0(trainer.ranks.processes, lambda: self._found(given.get("callbacks")))
+        self._resumed, self._is_over = found, False
+        self.first_epoch = given.get("initial_epoch") or 0
+        self.n_steps, self.seed = 0, secrets.randbits(31)
+        self._at_begin = self._at_opening = random_states()
+        position = None
+        if found is not None:
+            state, epochs = found.state, given.get("epochs") or 1
+            position = RunPosition(**state["position"])
+            self.n_steps, self.seed, self.first_epoch = state["n_steps"], state["seed"], state["first_epoch"]
+            self._is_over = position.epoch >= epochs or state["stopped_at"] == epochs
+            given["initial_epoch"] = epochs if self._is_over else position.epoch
+            if self._leads:
+                self._at_begin = state["random"]["begin"]
+                set_random_states(self._at_begin)
+            self._say_where(position)
+        else:
+            self.seed = trainer.ranks.processes.broadcast(self.seed, "the seed of shuffles")
+        self._saved_s, self._n_saved = time.monotonic(), self.n_steps
+        notes.note(notes.BEGUN, fit=self._fit, resumed=self.n_steps)
+        self._stop.listen()
+        return position
+
+    @property
+    def _leads(self) -> bool:
+        return self._trainer.ranks.processes.rank == 0
+
+    def _say(self, text: str) -> None:
+        if self._leads:
+            say(text)
+
+    def _found(self, callbacks: Any) -> Found | None:
+        """Find the newest checkpoint, and check that the callbacks' states can be kept; rank 0 alone does."""
+        self._place.prepare()
+        self._states = CallbackStates(list(callbacks or ()), self._stateless)
+        return self._place.newest()
+
+    def _say_where(self, position: RunPosition) -> None:
+        assert self._resumed is not None
+        if self._is_over:
+            self._say(f"this fit had ended; its result is that of '{self._resumed.prefix}'")
+        else:
+            self._say(f"goes on from '{self._resumed.prefix}' (epoch {position.epoch + 1}, step {position.step})")
+        before, now = self._resumed.state["made_by"], made_by()
+        changed = [what for what in now if now[what] != before.get(what)]
+        if changed:
+            self._say(f"since it was saved, {' and '.join(changed)} changed: its numbers may be others'")
+
+    def see_py_dataset(self, data: keras.utils.PyDataset) -> None:
+        """Note a ``PyDataset``, which may have a random state of its own."""
+        self._data = data if hasattr(data, "get_state") and hasattr(data, "set_state") else None
+
+    def before_opening(self, number: int) -> None:
+        """Note the random numbers' states, or set those of the opening at which the run goes on."""
+        if self._resumed is not None and not self._is_over and self._leads:
+            state = self._resumed.state["random"]
+            set_random_states(state["opening"])
+            if self._data is not None and state["data"] is not None:
+                self._data.set_state(state["data"])
+        self._at_opening = random_states()
+        self._data_at_opening = self._data.get_state() if self._data is not None else None
+
+    def before_step(self, batch: Batch, position: RunPosition) -> None:
+        """Save or leave, if it is time for it."""
+        ranks = self._trainer.ranks
+        if self._resumed is not None:
+            self._check_data(batch, self._resumed.state)
+            self._resumed = None
+        wish = LEAVE if self._stop.is_asked else SAVE if self._leads and self._is_due() else NOTHING
+        what = agreed(ranks.processes, wish)
+        if what != NOTHING:
+            self._save(position, digest_of(batch, ranks.processes))
+            if what == LEAVE:
+                self._leave()
+        self.n_steps += 1
+        notes.note_step(self._fit, position.epoch, position.step)
+
+    def _is_due(self) -> bool:
+        if self.every_steps is not None:
+            return self.n_steps - self._n_saved >= self.every_steps
+        return time.monotonic() - self._saved_s >= self.every_s
+
+    def _check_data(self, batch: Batch, state: dict[str, Any]) -> None:
+        digest = digest_of(batch, self._trainer.ranks.processes)
+        if digest != state["digest"] and state["digest"]:
+            self._say(
+                "the data isn't what it was when the run was saved: the batch with which it goes on is another one, so that "
+                "samples may come twice or never; give shuffles and random augmentation a seed, or a PyDataset get_state() "
+                "and set_state(state)"
+            )
+        if self._leads and are_equal(random_states(), state["random"]["opening"]):
+            set_random_states(state["random"]["now"])  # the data draws none, so that these go on as well
+
+    # Saves
+
+    def _save(self, position: RunPosition, digest: str, stopped_at: int | None = None) -> None:
+        trainer = self._trainer
+        metrics = [None if key is None else trainer.ranks.value(key) for key in self._metric_keys()]
+        beside: dict[str, Any] = {}
+        if self._leads:
+            assert self._states is not None
+            random = {"begin": self._at_begin, "opening": self._at_opening, "now": random_states()}
+            state = {
+                "position": asdict(position),
+                "n_steps": self.n_steps,
+                "first_epoch": self.first_epoch,
+                "seed": self.seed,
+                "stopped_at": stopped_at,
+                "random": {**random, "data": getattr(self, "_data_at_opening", None)},
+                "digest": digest,
+                "metrics": metrics,
+                "callbacks": self._states.get(),
+                "history": (list(self.history.epoch), {name: list(each) for name, each in self.history.history.items()}),
+                "made_by": made_by(),
+            }
+            beside = as_entries(state)
+        prefix = self._place.prefix(self.n_steps)
+        try:
+            trainer.ranks.save(prefix, {"position": asdict(position)}, self.keep, beside)
+        except InputError:
+            raise
+        except TensorOptError as error:  # the same on all ranks
+            self._n_failed += 1
+            if self._n_failed == MOST_FAILED:
+                raise
+            self._say(f"{error}; training goes on, and the next save is tried when it is due")
+        else:
+            self._n_failed = 0
+            notes.note(notes.SAVED, n_steps=self.n_steps, prefix=prefix)
+        self._saved_s, self._n_saved = time.monotonic(), self.n_steps
+
+    def _metric_keys(self) -> list[str | None]:
+        trainer = self._trainer
+        return [trainer.ranks.key_of(inner(variable)) for metric in trainer.metrics for variable in metric.variables]
+
+    def _leave(self) -> None:
+        code = int(os.environ.get(notes.LEAVING_CODE, LEAVING_CODE))
+        notes.note(notes.LEFT)
+        self._say(f"was asked to stop, has saved '{self._place.prefix(self.n_steps)}', and leaves with {code}")
+        sys.exit(code)
+
+    # Hooks, after those of all other callbacks
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Give a ``fit`` that had ended its history and its callbacks' states."""
+        self._trainer.history = self.history
+        if self._resumed is not None and self._is_over:
+            self._set_states(self._resumed.state)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Set the state in which the run was saved."""
+        if self._resumed is None or self._is_over or epoch != self._resumed.state["position"]["epoch"]:
+            return
+        state, ranks = self._resumed.state, self._trainer.ranks
+        ranks.restore(self._resumed.prefix)
+        if state["position"]["step"]:
+            for key, value in zip(self._metric_keys(), state["metrics"], strict=True):
+                if key is not None and value is not None:
+                    ranks.assign(key, value)
+        self._set_states(state)
+
+    def _set_states(self, state: dict[str, Any]) -> None:
+        if self._leads and self._states is not None:
+            self._states.set(state["callbacks"])
+        epochs, history = state["history"]
+        self.history.epoch, self.history.history = list(epochs), {name: list(each) for name, each in history.items()}
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Save the end of the run, or have what a ``fit`` that had ended has left."""
+        if self._is_over and self._resumed is not None:
+            self._trainer.ranks.restore(self._resumed.prefix)
+            if self._leads:
+                set_random_states(self._resumed.state["random"]["now"])
+            self._resumed = None
+            return
+        stopped = self._trainer.stop_training
+        self._save(self._trainer.position, "", stopped_at=self.params["epochs"] if stopped else None)
+        if agreed(self._trainer.ranks.processes, LEAVE if self._stop.is_asked else NOTHING) == LEAVE:
+            self._leave()
+
+    def set_model(self, model: Any) -> None:
+        """Check that a trainer trains.
+
+        Raises:
+            InputError: Keras itself does.
+        """
+        if not hasattr(model, "ranks"):
+            raise InputError(
+                f"Survive keeps what is trained on ranks, and Keras itself trains model '{model.name}'; start the script by "
+                "tensoropt run, also on one device, or train the trainer that tensoropt.parallelize(model, ...) returns"
+            )
+        super().set_model(model)
+
+
+def _interval(every: Any) -> tuple[int | None, float]:
+    """Return the number of steps between two saves, or None and the seconds.
+
+    Raises:
+        InputError: it is neither.
+    """
+    steps = every
+    if isinstance(every, str) and every.strip().removesuffix("steps").strip().isdecimal() and "steps" in every:
+        steps = int(every.strip().removesuffix("steps"))
+    if type(steps) is int and steps > 0:
+        return steps, 0.0
+    if not isinstance(every, str):
+        raise InputError(
+            f"Survive ({running_line()}) takes every=, a time such as '10min' or a number of steps such as 500, got "
+            f"{short(every)}"
+        )
+    return None, parse_time_us(every, "the time between two saves") / 1e6
+
+
+@cache
+def asked_for() -> Survive:
+    """Return the callback that the command's options ask for; one for all ``fit`` of a script."""
+    environ = os.environ
+    return Survive(environ[notes.CHECKPOINT], environ.get(notes.EVERY, "10min"), int(environ.get(notes.KEEP, "2")))

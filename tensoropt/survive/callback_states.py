@@ -1,0 +1,108 @@
+"""Keep what callbacks remember: their attributes that are numbers, text or arrays, or what their ``get_state`` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from ..common.errors import InputError
+from .plain_values import NotPlainError, encoded
+
+_OF_ALL = frozenset({"params", "_model", "validation_data"})
+_OF_TENSORBOARD = ("_global_train_batch", "_global_test_batch", "_train_accumulated_time")
+OF_LISTS = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
+
+
+class CallbackStates:
+    """The states of a ``fit``'s callbacks.
+
+    Args:
+        callbacks: the user's, in their order.
+        stateless: those of them of which nothing needs to be kept.
+
+    Raises:
+        InputError: a callback has state that can't be kept.
+    """
+
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback], stateless: Sequence[Any]) -> None:
+        kept = [each for each in callbacks if all(each is not other for other in stateless)]
+        self._kept = [each for each in kept if not isinstance(each, OF_LISTS)]
+        self.get()
+
+    def get(self) -> list[Any]:
+        """Return the states, in the order of the callbacks.
+
+        Raises:
+            InputError: one can't be kept.
+        """
+        return [_state(each) for each in self._kept]
+
+    def set(self, states: Sequence[Any]) -> None:
+        """Give the callbacks their states, after ``on_train_begin`` and ``on_epoch_begin``.
+
+        Raises:
+            InputError: there are other callbacks than those that were saved.
+        """
+        if len(states) != len(self._kept) or any(
+            name != type(each).__name__ for (name, _), each in zip(states, self._kept, strict=True)
+        ):
+            raise InputError(
+                f"the checkpoint has the states of callbacks {', '.join(name for name, _ in states) or 'none'}, and fit got "
+                f"{', '.join(type(each).__name__ for each in self._kept) or 'none'}; give the same ones, in that order"
+            )
+        for callback, (_, state) in zip(self._kept, states, strict=True):
+            _set(callback, state)
+
+
+def _state(callback: keras.callbacks.Callback) -> tuple[str, Any]:
+    name = type(callback).__name__
+    if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
+        state = callback.get_state()
+    elif isinstance(callback, keras.callbacks.BackupAndRestore):
+        raise InputError("tensoropt.Survive does what BackupAndRestore does; leave BackupAndRestore out of the callbacks")
+    elif isinstance(callback, keras.callbacks.CSVLogger):
+        file = Path(callback.filename)
+        return name, {"keys": callback.keys, "text": file.read_text() if file.is_file() else ""}
+    elif isinstance(callback, keras.callbacks.TensorBoard):
+        state = {attribute: getattr(callback, attribute) for attribute in _OF_TENSORBOARD}
+    else:
+        state = {key: value for key, value in vars(callback).items() if key not in _OF_ALL and not callable(value)}
+    try:
+        encoded(state, [])
+    except NotPlainError as error:
+        at = next((key for key, value in state.items() if not _is_plain(value)), "") if isinstance(state, dict) else ""
+        raise InputError(
+            f"tensoropt.Survive can't keep the state of callback {name}: {f'its {at}' if at else 'what get_state returns'} "
+            f"has a value of type {error}; give the callback get_state(), which returns numbers, text and arrays, and "
+            "set_state(state), or say Survive(..., stateless=[callback]) if nothing of it needs to be kept"
+        ) from error
+    return name, state
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        encoded(value, [])
+    except NotPlainError:
+        return False
+    return True
+
+
+def _set(callback: keras.callbacks.Callback, state: Any) -> None:
+    if hasattr(callback, "set_state") and hasattr(callback, "get_state"):
+        callback.set_state(state)
+    elif isinstance(callback, keras.callbacks.CSVLogger):
+        if callback.csv_file is None or callback.csv_file.closed:
+            return
+        # on_train_begin has opened the file, and has emptied it unless append=True
+        with open(callback.filename, "w") as file:
+            file.write(state["text"])
+        callback.csv_file.seek(0, 2)
+        callback.keys, callback.writer, callback.append_header = state["keys"], None, not state["text"]
+    else:
+        vars(callback).update(
+            {key: value.copy() if isinstance(value, np.ndarray) else value for key, value in state.items()}
+        )

@@ -1,0 +1,102 @@
+"""Find the newest checkpoint of a ``fit`` that is whole, in the folder that has them all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from ..common.errors import InputError, describe
+from ..runtime.checkpoint.location import CheckpointLocation
+from ..runtime.checkpoint.metadata import read_at, refusing_unreadable
+from ..runtime.interruptions import say
+from .plain_values import from_reader
+
+_NAME = re.compile(r"step-(\d+)\.index")
+
+
+class Found(NamedTuple):
+    """A checkpoint that is whole: its prefix, and the state of the run that it has beside the variables."""
+
+    prefix: str
+    state: dict[str, Any]
+
+
+class FitFolder:
+    """The folder of one ``fit``'s checkpoints: ``folder/fit-0`` for the first one of a script.
+
+    Args:
+        folder: the folder of the run.
+        fit: how many ``fit`` of the script were kept in it before.
+    """
+
+    def __init__(self, folder: Path, fit: int) -> None:
+        self.path = folder / f"fit-{fit}"
+
+    def prepare(self) -> None:
+        """Make the folder.
+
+        Raises:
+            InputError: it can't be made or written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / f".probe.{os.getpid()}"
+            probe.write_text("")
+            probe.unlink()
+        except OSError as error:
+            raise InputError(
+                describe(
+                    f"nothing can be saved in '{self.path}'",
+                    got=f"{error.strerror} for '{error.filename}'",
+                    expected="a folder that can be written",
+                )
+            ) from error
+
+    def prefix(self, n_steps: int) -> str:
+        """Return the prefix of the checkpoint after so many steps."""
+        return str(self.path / f"step-{n_steps}")
+
+    def newest(self) -> Found | None:
+        """Return the newest checkpoint that is whole, after reading it through; None without any. Name those that aren't."""
+        numbers = [int(match[1]) for file in self.path.iterdir() if (match := _NAME.fullmatch(file.name))]
+        for number in sorted(numbers, reverse=True):
+            location = CheckpointLocation.of(self.prefix(number))
+            try:
+                state = _read_through(location)
+            except InputError as error:
+                say(f"{error}; the one before it is taken")
+                continue
+            if state is not None:
+                return Found(location.prefix, state)
+        return None
+
+
+def _read_through(location: CheckpointLocation) -> dict[str, Any] | None:
+    """Read all of a checkpoint, whose parts have checksums, and return its state.
+
+    Raises:
+        InputError: it isn't whole.
+    """
+    read_at(location)
+    with refusing_unreadable(location):
+        reader = tf.train.load_checkpoint(location.prefix)
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+        return from_reader(reader)
+
+
+def made_by() -> dict[str, str]:
+    """Return what a run's numbers depend on beside its data: the script and the versions."""
+    script = Path(sys.argv[0])
+    text = script.read_bytes() if script.is_file() else b""
+    return {
+        "the script": hashlib.sha256(text).hexdigest()[:16],
+        "TensorOpt's version": sys.modules["tensoropt"].__version__,
+        "TensorFlow's version": tf.__version__,
+    }

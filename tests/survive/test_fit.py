@@ -1,0 +1,206 @@
+"""A ``fit`` that is cut short goes on with the numbers, the samples and the callbacks of one that never was."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context
+from trainer.models import BATCH, batches, fresh_plain, images, parallelized, restart, shuffled
+
+import tensoropt
+from tensoropt.common.errors import InputError
+from tensoropt.survive import callback as survive
+from tensoropt.survive.run_folder import FitFolder
+from tensoropt.trainer.trainer import Trainer
+
+N_STEPS, EPOCHS = 5, 3
+pytestmark = [
+    pytest.mark.usefixtures("float64"),
+    pytest.mark.filterwarnings("ignore:.shuffle=True. was passed"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept"),  # of Keras's LearningRateScheduler
+]
+
+
+class Killed(Exception):
+    pass
+
+
+class Killer(keras.callbacks.Callback):
+    """Ends the fit in a step, or in a validation."""
+
+    def __init__(self, n_calls: int) -> None:
+        super().__init__()
+        self.n_calls = n_calls
+
+    def _count(self, *_, **__) -> None:
+        self.n_calls -= 1
+        if self.n_calls == 0:
+            raise Killed
+
+    on_train_batch_end = on_test_batch_begin = on_epoch_end = _count
+
+
+class Steps(keras.callbacks.Callback):
+    """Remembers what it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple] = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.seen.append(("epoch", epoch))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append((batch, logs["loss"], logs["accuracy"]))
+
+
+class Augmented(keras.utils.PyDataset):
+    """Data in an order of its own, with noise from NumPy's numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(3)
+        self.order = self.rng.permutation(N_STEPS)
+
+    def __len__(self):
+        return N_STEPS
+
+    def __getitem__(self, index):
+        start = self.order[index] * BATCH
+        x, y = (part[start : start + BATCH] for part in images(N_STEPS * BATCH))
+        return x + np.random.normal(), y
+
+    def on_epoch_end(self):
+        self.order = self.rng.permutation(N_STEPS)
+
+
+def drawn():
+    x, y = images(40)
+    while True:
+        chosen = np.random.randint(0, 40, BATCH)
+        yield x[chosen], y[chosen]
+
+
+def data(kind: str) -> dict:
+    if kind == "arrays":
+        return dict(zip("xy", images(N_STEPS * BATCH), strict=True)) | {"batch_size": BATCH}
+    if kind == "generator":
+        return {"x": drawn(), "steps_per_epoch": N_STEPS}
+    return {"x": shuffled() if kind == "dataset" else Augmented()}
+
+
+@pytest.fixture(scope="module")
+def trainer(float64):
+    return parallelized(n_ranks=2)
+
+
+def result(trainer: Trainer, kind: str, folder: Path, kill_at: int = 0, every: int = 2):
+    """Train in what stands for a process of its own; return all that may differ."""
+    survive._fits.clear()
+    restart(trainer)
+    trainer.optimizer.learning_rate = 1e-2
+    np.random.seed(4)
+    random.seed(5)
+    tf.random.set_seed(3)
+    if kind == "arrays":
+        context.context()._seed = None  # as in a script that seeds nothing
+    steps, log = Steps(), folder.with_suffix(".csv")
+    stopping = keras.callbacks.EarlyStopping(monitor="loss", restore_best_weights=True)
+    killer, logger = Killer(kill_at), keras.callbacks.CSVLogger(log)
+    keeper = tensoropt.Survive(folder, every=every, stateless=[killer])
+    falling = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)
+    callbacks = [keeper, steps, stopping, logger, falling, killer]
+    try:
+        history = trainer.fit(**data(kind), epochs=EPOCHS, verbose=0, validation_data=batches(16), callbacks=callbacks)
+    finally:
+        logger.csv_file.close()
+    return (
+        *(history.epoch, history.history, steps.seen, stopping.best, log.read_text()),
+        *(int(trainer.optimizer.iterations), trainer.get_weights(), np.random.random()),
+    )
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dataset", "generator", "py_dataset"])
+def test_a_fit_that_is_cut_short_goes_on_as_one_that_was_not(trainer, kind, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(secrets, "randbits", lambda n: 7)  # both runs shuffle arrays alike
+    expected = result(trainer, kind, tmp_path / "whole")
+    moments, n_said = np.random.default_rng(len(kind)).integers(3, 12, 2), 0
+    for moment in moments:
+        with pytest.raises(Killed):
+            result(trainer, kind, tmp_path / "cut", int(moment))
+    got, again = (result(trainer, kind, tmp_path / "cut") for _ in range(2))
+    for one in (got, again):
+        assert repr(one[:6]) == repr(expected[:6])
+        for value, other in zip(one[6], expected[6], strict=True):
+            np.testing.assert_array_equal(value, other)
+    if kind in ("arrays", "dataset"):  # others read ahead in a thread, which draws too
+        assert got[7] == again[7] == expected[7]
+    said = capfd.readouterr().err
+    n_said = said.count("goes on from")
+    assert n_said == 2 and said.count("this fit had ended") == 1 and "isn't what it was" not in said
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(trainer, tmp_path, capfd):
+    folder = tmp_path / "run"
+    with pytest.raises(Killed):
+        result(trainer, "dataset", folder, 12)
+    newest, before = (FitFolder(folder, 0).prefix(n) for n in (8, 6))
+    file = next(Path(newest).parent.glob(f"{Path(newest).name}.data-00000*"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(Killed):
+        result(trainer, "dataset", folder, 1)
+    said = capfd.readouterr().err
+    assert f"checkpoint '{newest}' is damaged" in said
+    assert f"goes on from '{before}' (epoch 2, step 1)" in said
+
+
+def test_data_that_differs_on_replay_is_told(trainer, tmp_path, capfd):
+    folder = tmp_path / "run"
+    with pytest.raises(Killed):
+        result(trainer, "dataset", folder, 4)
+    with pytest.raises(Killed):
+        result(trainer, "arrays", folder, 1)
+    assert "the data isn't what it was when the run was saved" in capfd.readouterr().err
+
+
+class Opaque(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.file = object()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"every": "10"}, "the time between two saves is a time above 0 with"),
+        ({"every": 0}, "takes every=, a time such as '10min' or a number of steps"),
+        ({"keep": 0}, "Survive takes keep=, how many checkpoints to keep"),
+    ],
+)
+def test_wrong_arguments_are_refused(tmp_path, given, sentence):
+    with pytest.raises(InputError) as refusal:
+        tensoropt.Survive(tmp_path, **given)
+    assert sentence in str(refusal.value)
+
+
+def test_a_fit_that_cannot_be_kept_is_refused(trainer, tmp_path):
+    keeper = tensoropt.Survive(tmp_path / "run")
+    for callbacks, sentence in (
+        ([keeper, Opaque()], "can't keep the state of callback Opaque: its file has a value of type object; give"),
+        ([keeper, keeper], "got 2 callbacks tensoropt.Survive; give one on all ranks"),
+        ([keeper, keras.callbacks.BackupAndRestore(tmp_path)], "Survive does what BackupAndRestore does"),
+        ([tensoropt.Survive("/proc/none")], "nothing can be saved in '/proc/none/fit-0'"),
+    ):
+        with pytest.raises(InputError) as refusal:
+            trainer.fit(batches(16), verbose=0, callbacks=callbacks)
+        assert sentence in str(refusal.value)
+    with pytest.raises(InputError, match="and Keras itself trains model"):
+        fresh_plain().fit(batches(16), verbose=0, callbacks=[keeper])
