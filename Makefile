@@ -30,7 +30,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help install demo test test-parts test-fast test-all test-hub test-next test-versions horovod lint bench clean
+.PHONY: help install demo docs release test test-parts test-fast test-all test-hub test-next test-versions horovod lint bench clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -53,6 +53,22 @@ $(INSTALLED): setup.py
 
 demo: install ## train on handwritten digits with NP=2 ranks
 	$(BIN)/mpirun -n $(NP) $(BIN)/python examples/train_digits.py
+
+docs: .venv-docs/installed ## the documentation as a site, site/index.html
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+
+release: .venv-docs/installed ## wheel and source in dist/, checked, and a script trained in an environment with nothing else
+	rm -rf dist .venv-release
+	.venv-docs/bin/python -m build --outdir dist .
+	.venv-docs/bin/twine check --strict dist/*
+	"$(PYTHON)" -m venv .venv-release
+	.venv-release/bin/pip install --quiet "$$(echo dist/*.whl)[$(TENSORFLOW),fast]"
+	cd tests/versions && ../../.venv-release/bin/tensoropt run -n 2 train_save_load.py
+
+.venv-docs/installed: setup.py
+	"$(PYTHON)" -m venv --clear $(@D)
+	PYTHONWARNINGS=ignore $(@D)/bin/pip install --quiet --editable ".[docs]"
+	@touch $@
 
 test: install ## all tests, those on several ranks too
 	@# One run to what its parts share: recorded models, and servers of ranks.
@@ -144,5 +160,5 @@ bench: install ## the benchmarks' tables
 	$(BIN)/python tests/benchmarks/simulator.py
 
 clean: ## remove the environments and what tools left
-	rm -rf $(VENV) $(HUB) $(NEXT) .venv-oldest .venv-newest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(HUB) $(NEXT) .venv-oldest .venv-newest .venv-docs .venv-release build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -54,7 +54,7 @@ def describe_package():
         readme = file.read()
     setup(
         name="tensoropt",
-        version="0.1.0",
+        version="0.2.0",
         description="Automatic parallel training for TensorFlow, with plans found by Frontier-Tracking",
         long_description=readme,
         long_description_content_type="text/markdown",
@@ -106,6 +106,7 @@ def describe_package():
                 "nbclient>=0.10",
                 "ipykernel>=6",
             ],
+            "docs": ["mkdocs-material>=9.5,<10", "build>=1.2", "twine>=6"],
             "lint": ["ruff>=0.9", "import-linter>=2.17", "mypy>=1.15", "types-tabulate", "types-tqdm"],
         },
         entry_points={"console_scripts": ["tensoropt = tensoropt.tools.cli.main:main"]},

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .trainer.function import CapturedFunction
     from .trainer.step_function import StepFunction
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 check_python()
 from .common.tensorflow_import import watch_import  # noqa: E402, since other Pythons fail at it

@@ -60,6 +60,12 @@ def test_what_is_not_there_is_seen() -> None:
     ]
 
 
+def test_the_first_page_names_all_others_from_which_the_site_is_made() -> None:
+    named = {link for link, _ in LINK.findall((ROOT / "docs" / "README.md").read_text())}
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
+    assert not pages - named - {"README.md"}
+
+
 def test_the_table_of_packages_is_the_tree() -> None:
     table = (ROOT / "CONTRIBUTING.md").read_text().partition("| package | what it does |")[2].partition("\n\n")[0]
     tree = [path.parent.name for path in ROOT.glob("tensoropt/*/__init__.py")]

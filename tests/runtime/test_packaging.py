@@ -16,7 +16,7 @@ from tensoropt.common.versions import TRIED
 
 # Not at the top of site-packages, where their names would collide.
 COMPONENTS = ("ft", "reschedule", "profiling")
-MPI_SETTINGS = "tensoropt-0.1.0.data/data/etc/prte-mca-params.conf"
+MPI_SETTINGS = "tensoropt-0.2.0.data/data/etc/prte-mca-params.conf"
 SOURCES = ("setup.py", "pyproject.toml", "MANIFEST.in", "Makefile", "README.md", "LICENSE", "tensoropt", *COMPONENTS)
 
 
@@ -43,7 +43,7 @@ def test_the_wheel_holds_real_files_under_one_name(checkout, tmp_path):
         assert archive.read("tensoropt/ft/__init__.py") == (ROOT / "ft" / "__init__.py").read_bytes()
         # More ranks than cores, by bare mpirun.
         assert b"\nrmaps_default_mapping_policy = :oversubscribe" in archive.read(MPI_SETTINGS)
-        metadata = archive.read("tensoropt-0.1.0.dist-info/METADATA").decode()
+        metadata = archive.read("tensoropt-0.2.0.dist-info/METADATA").decode()
     assert {"Author: The TensorOpt authors", "Requires-Python: >=3.10,<3.14"} <= set(metadata.splitlines())
     required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist:")]
     assert not any("tensoropt" in line for line in required)  # resolved without an index that knows us
