@@ -7,7 +7,7 @@ import re
 
 from .errors import InputError, short
 
-_UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6, "min": 6e7}
+_UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6, "min": 6e7, "h": 3.6e9}
 _TEXT = re.compile(r"\s*(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>[a-z]+)\s*")
 
 
@@ -23,5 +23,6 @@ def parse_time_us(text: str, what: str) -> float:
     match = _TEXT.fullmatch(text)
     time_us = float(match["number"]) * _UNITS_US.get(match["unit"], math.nan) if match else math.nan
     if not 0 < time_us < math.inf:
-        raise InputError(f"{what} is a time above 0 with one of the units us, ms, s, min, such as 200ms; got {short(text)}")
+        units = ", ".join(_UNITS_US)
+        raise InputError(f"{what} is a time above 0 with one of the units {units}, such as 200ms; got {short(text)}")
     return time_us

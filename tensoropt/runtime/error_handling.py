@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 from ..common.errors import InputError, TensorOptError
 from ..common.source_lines import code_location, users_line_of
 from ..common.watchdog import timeout_s
+from . import notes
 from .ending import DIGEST_BYTES, KIND_FAILED, KIND_NORMAL
 from .interruptions import MOST_STAGGER_S, Interruptions, say
 from .mpi_start import finalize
@@ -88,6 +89,7 @@ class ErrorHandling:
         if issubclass(kind, KeyboardInterrupt):
             self._end_all(f"rank {self.processes.rank}: {_named(error)}", 130)
         code = exit_code_of(error)
+        notes.note(notes.REFUSED if isinstance(error, InputError) else notes.FAILED, error=_named(error))
         # Types are compared by name, since the ranks agree on the text that would be printed.
         digest = hashlib.sha256(f"{kind.__qualname__}: {error}".encode()).digest()[:DIGEST_BYTES]
         self._stop()
@@ -144,6 +146,7 @@ class ErrorHandling:
         code, collectives_then = self._requested_exit or (0, ())
         # A later collective means that the SystemExit was caught and the work went on.
         if code and collectives_then == self.processes.collectives_begun:
+            notes.note(notes.FAILED, error=f"exit code {code}")
             self._stop()
             digest = f"exit {code}".encode()
             if not ending.join(KIND_FAILED, code, digest, limit_s=AGREEMENT_S):
@@ -210,6 +213,7 @@ class ErrorHandling:
         """Print why the ranks end, unless another rank is about to, and end all ranks."""
         ending = self.processes.ending
         assert ending is not None
+        notes.note(notes.FAILED, error=said)
         time.sleep(min(0.1 * self.processes.rank, MOST_STAGGER_S))
         if not ending.others_speak():
             ending.speak()
@@ -342,6 +346,7 @@ def install_lone_error_handling(rank: int) -> None:
         if not isinstance(error, TensorOptError) or debugging():
             plain(kind, error, trace)
             return
+        notes.note(notes.REFUSED, error=str(error))
         if rank == 0:
             print(f"tensoropt: {error}", file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code)

@@ -65,6 +65,7 @@ class Interruptions:
             return
         for number in (signal.SIGTERM, signal.SIGCONT):
             signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # mpirun may have been started with it blocked
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)

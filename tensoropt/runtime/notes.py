@@ -36,10 +36,10 @@ def note(what: str, **content: Any) -> None:
         file.with_suffix(".partial").replace(file)
 
 
-def note_step(fit: int, epoch: int, step: int) -> None:
-    """Note that training has come to a step; it is written once a second."""
+def note_step(fit: int, step: int) -> None:
+    """Note that the training of a script's ``fit`` has come to a step; it is written once a second."""
     global _noted_s
-    _position[:] = [fit, epoch, step]
+    _position[:] = [fit, step]
     if time.monotonic() - _noted_s > _INTERVAL_S:
         _noted_s = time.monotonic()
         note("step")

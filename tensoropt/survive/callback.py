@@ -28,8 +28,6 @@ import keras
 
 from ..common.errors import InputError, TensorOptError, short
 from ..common.files import path_text
-from ..common.source_lines import running_line
-from ..common.time_units import parse_time_us
 from ..runtime import notes
 from ..runtime.checkpoint.together import on_rank_0
 from ..runtime.interruptions import say
@@ -39,6 +37,7 @@ from ..trainer.programs import inner
 from ..trainer.saving import RunPosition
 from .agreement import LEAVE, NOTHING, SAVE, StopRequest, agreed, digest_of
 from .callback_states import CallbackStates
+from .interval import Interval
 from .plain_values import as_entries
 from .random_states import are_equal, random_states, set_random_states
 from .run_folder import FitFolder, Found, made_by
@@ -71,7 +70,7 @@ class Survive(RunKeeper):
     ) -> None:
         super().__init__()
         self.folder = Path(path_text(folder, "Survive"))
-        self.every_steps, self.every_s = _interval(every)
+        self.every = Interval.of(every)
         if type(keep) is not int or keep < 1:
             raise InputError(f"Survive takes keep=, how many checkpoints to keep, 1 or more; got {short(keep)}")
         self.keep, self._stateless = keep, stateless
@@ -110,7 +109,7 @@ class Survive(RunKeeper):
         else:
             self.seed = trainer.ranks.processes.broadcast(self.seed, "the seed of shuffles")
         self._saved_s, self._n_saved = time.monotonic(), self.n_steps
-        notes.note(notes.BEGUN, fit=self._fit, resumed=self.n_steps)
+        notes.note(notes.BEGUN, resumed=self.n_steps)
         self._stop.listen()
         return position
 
@@ -166,12 +165,12 @@ class Survive(RunKeeper):
             if what == LEAVE:
                 self._leave()
         self.n_steps += 1
-        notes.note_step(self._fit, position.epoch, position.step)
+        notes.note_step(self._fit, self.n_steps)
 
     def _is_due(self) -> bool:
-        if self.every_steps is not None:
-            return self.n_steps - self._n_saved >= self.every_steps
-        return time.monotonic() - self._saved_s >= self.every_s
+        if self.every.steps is not None:
+            return self.n_steps - self._n_saved >= self.every.steps
+        return time.monotonic() - self._saved_s >= self.every.seconds
 
     def _check_data(self, batch: Batch, state: dict[str, Any]) -> None:
         digest = digest_of(batch, self._trainer.ranks.processes)
@@ -219,7 +218,7 @@ class Survive(RunKeeper):
             self._say(f"{error}; training goes on, and the next save is tried when it is due")
         else:
             self._n_failed = 0
-            notes.note(notes.SAVED, n_steps=self.n_steps, prefix=prefix)
+            notes.note(notes.SAVED, saved=[self._fit, self.n_steps])
         self._saved_s, self._n_saved = time.monotonic(), self.n_steps
 
     def _metric_keys(self) -> list[str | None]:
@@ -283,25 +282,6 @@ class Survive(RunKeeper):
                 "tensoropt run, also on one device, or train the trainer that tensoropt.parallelize(model, ...) returns"
             )
         super().set_model(model)
-
-
-def _interval(every: Any) -> tuple[int | None, float]:
-    """Return the number of steps between two saves, or None and the seconds.
-
-    Raises:
-        InputError: it is neither.
-    """
-    steps = every
-    if isinstance(every, str) and every.strip().removesuffix("steps").strip().isdecimal() and "steps" in every:
-        steps = int(every.strip().removesuffix("steps"))
-    if type(steps) is int and steps > 0:
-        return steps, 0.0
-    if not isinstance(every, str):
-        raise InputError(
-            f"Survive ({running_line()}) takes every=, a time such as '10min' or a number of steps such as 500, got "
-            f"{short(every)}"
-        )
-    return None, parse_time_us(every, "the time between two saves") / 1e6
 
 
 @cache

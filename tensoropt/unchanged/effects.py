@@ -12,14 +12,16 @@ from typing import Any, TextIO
 import numpy as np
 
 from ..common.errors import InputError
+from ..runtime.notes import SEED
 from ..runtime.ranks import Processes
 
 ALL_OUTPUT = "TENSOROPT_ALL_OUTPUT"
 
 
 def share_seed(processes: Processes) -> int:
-    """Seed Python's and NumPy's random numbers alike on all ranks, and return the seed, which rank 0 draws."""
-    seed: int = processes.broadcast(int.from_bytes(os.urandom(4), "little"), "the seed of random numbers")
+    """Seed Python's and NumPy's random numbers alike on all ranks, and return the seed: rank 0's, or that of a kept run."""
+    own = int(os.environ.get(SEED) or int.from_bytes(os.urandom(4), "little"))
+    seed: int = processes.broadcast(own, "the seed of random numbers")
     random.seed(seed)
     np.random.seed(seed)
     return seed

@@ -9,16 +9,19 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...common.errors import InputError, describe
 from ...common.files import check_writable
+from ...common.time_units import parse_time_us
 from ...runtime.mpirun import mpirun_command, rank_environment, supervise
+from ...survive.interval import Interval
+from ...survive.supervisor import Supervisor, Survival
 from ...unchanged.script import INPUT_AT, REFUSED_AT, command
 
-ALSO_UNCHANGED = {"auto"}
+ALSO_UNCHANGED = {"auto", "Survive"}
 """The names of TensorOpt that a script may use and run unchanged all the same."""
 OF_PLANS = {
     "memory": ("SIZE", "limit per device: 16GB (10^9), 15GiB (2^30); default: the device's own memory over 1.1"),
@@ -31,6 +34,19 @@ OF_PLANS = {
     "profile_budget": ("TIME", "measure for about this long, such as 60s, the operators that can change the result"),
 }
 """The options of plans, which are those of ``parallelize``: the word for a value, and what it does."""
+OF_SURVIVING = {
+    "checkpoint": ("DIR", "save fit's training there, and go on from the newest checkpoint that is whole"),
+    "every": ("10min|500steps", "how often to save; default: 10min"),
+    "keep": ("N", "how many of the newest checkpoints to keep; default: 2"),
+    "restarts": ("R", "start the ranks again up to R times; default: 0"),
+    "min_ranks": ("M", "go on with M ranks or more while others that were killed cool down; default: all"),
+    "wait": ("TIME", "how long to wait for so many; default: 10min"),
+    "cooldown": ("TIME", "how long to leave a rank out that was killed; default: 10min"),
+    "grace": ("TIME", "how long saving and leaving may take after SIGTERM or SIGUSR1; default: 25s"),
+    "requeue_code": ("C", "the exit code after that, which asks to be started again; default: 75"),
+    "json": ("OUT.json", "write the table of attempts"),
+}
+"""The options of a run that survives: the word for a value, and what it does."""
 _NUMBERS = ("stages", "micro_batches")
 _LISTS = ("stages", "without")
 
@@ -51,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--or-plain", action="store_true", help="run the script by plain Keras, from its beginning, if a model is refused"
     )
-    for name, (metavar, text) in OF_PLANS.items():
+    parser.add_argument("--fresh", action="store_true", help="put the run in --checkpoint aside, and begin at the beginning")
+    for name, (metavar, text) in {**OF_PLANS, **OF_SURVIVING}.items():
         parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text)
     parser.add_argument(
         "-m", nargs=argparse.REMAINDER, default=[], dest="module", metavar="MODULE", help="Python module and its arguments"
@@ -73,10 +90,18 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(
             f"--{name} is for scripts that run unchanged; '{file}' runs as it is written, and says that in its own calls"
         )
+    survival = _survival(arguments)
     environment = rank_environment(os.environ, as_root=os.geteuid() == 0, debug=arguments.debug)
+
+    def start(program: Sequence[str], reads: bool = True) -> Callable[[Mapping[str, str]], int]:
+        if survival is None:
+            started = mpirun_command(arguments.n_ranks, program)
+            return lambda environ: supervise(started, environ, reads)
+        return Supervisor(survival, lambda n_ranks: mpirun_command(n_ranks, program), reads).run
+
     sys.stdout.flush()
     if is_for_ranks:
-        return _reporting(mpirun_command(arguments.n_ranks, program), environment, arguments.report)
+        return _reporting(start(program), environment, arguments.report)
     environment.setdefault("PYTHONHASHSEED", "0")  # so that sets of text have one order on all ranks
     with tempfile.TemporaryDirectory(prefix="tensoropt-run-") as folder:
         refused_at = Path(folder, "refused")
@@ -84,9 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
             options[REFUSED_AT] = str(refused_at)
         if not os.isatty(0):  # mpirun hands input on, but never its end
             options[INPUT_AT] = f"/proc/{os.getpid()}/fd/0"
-        started = command(options, program)
-        command_line, reads = mpirun_command(arguments.n_ranks, started), INPUT_AT not in options
-        code = _reporting(command_line, environment, arguments.report, reads)
+        started = start(command(options, program), INPUT_AT not in options)
+        code = _reporting(started, environment, arguments.report)
         is_refused = refused_at.exists()
     if not is_refused:
         return code
@@ -192,23 +216,68 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def _reporting(command: Sequence[str], environment: Mapping[str, str], file: Path | None, reads: bool = True) -> int:
+def _survival(arguments: argparse.Namespace) -> Survival | None:
+    """Return how the run survives; None if no option says that it is to.
+
+    Raises:
+        InputError: an option has a wrong value, or is for another one that isn't given.
+    """
+    given = {name: getattr(arguments, name) for name in OF_SURVIVING if getattr(arguments, name) is not None}
+    folder = given.get("checkpoint")
+    if folder is None and (arguments.fresh or {"every", "keep", "requeue_code"} & given.keys()):
+        raise InputError("--every, --keep, --requeue-code and --fresh are for runs that are saved; give --checkpoint DIR")
+    if not given:
+        return None
+
+    def number(name: str, default: int, least: int) -> int:
+        text = given.get(name, str(default))
+        if not text.isdecimal() or int(text) < least:
+            raise InputError(f"--{name.replace('_', '-')} takes a whole number, {least} or more, got {text!r}")
+        return int(text)
+
+    def seconds(name: str, default: str) -> float:
+        return parse_time_us(given.get(name, default), f"--{name}") / 1e6
+
+    every, min_ranks = given.get("every", "10min"), number("min_ranks", arguments.n_ranks, 1)
+    Interval.of(every)
+    if min_ranks > arguments.n_ranks:
+        raise InputError(f"--min-ranks {min_ranks} is more than -n {arguments.n_ranks}, the ranks that there are")
+    fixed = next((name for name in ("plan", "cluster") if getattr(arguments, name) is not None), None)
+    if min_ranks < arguments.n_ranks and fixed is not None:
+        raise InputError(f"--{fixed} is for one number of ranks, and --min-ranks asks for others; leave one of them out")
+    return Survival(
+        n_ranks=arguments.n_ranks,
+        checkpoint=None if folder is None else Path(folder),
+        every=every,
+        keep=number("keep", 2, 1),
+        fresh=arguments.fresh,
+        restarts=number("restarts", 0, 0),
+        min_ranks=min_ranks,
+        wait_s=seconds("wait", "10min"),
+        cooldown_s=seconds("cooldown", "10min"),
+        grace_s=seconds("grace", "25s"),
+        leaving_code=number("requeue_code", 75, 1),
+        json=None if "json" not in given else Path(given["json"]),
+    )
+
+
+def _reporting(run: Callable[[Mapping[str, str]], int], environment: Mapping[str, str], file: Path | None) -> int:
     """Run a command and return its exit code; with a file, rank 0 writes the report of its plan, else the code is 1.
 
     Args:
-        reads: whether it has this process's standard input.
+        run: runs it in an environment, and returns its exit code.
 
     Raises:
         InputError: the file can't be written, or Plotly isn't installed.
     """
     if file is None:
-        return supervise(command, environment, reads)
+        return run(environment)
     from ...report.page import ASKED, library
 
     check_writable(file, "report")
     library()
     before = _written_at(file)
-    code = supervise(command, {**environment, ASKED: str(file.resolve())}, reads)
+    code = run({**environment, ASKED: str(file.resolve())})
     if _written_at(file) != before:
         print(f"tensoropt: wrote {file}; open it in a browser", file=sys.stderr, flush=True)
     elif code == 0:

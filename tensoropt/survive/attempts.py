@@ -1,0 +1,138 @@
+"""What became of each start of a run's ranks, and whether another one is worth it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..runtime import notes
+
+_HEADER = ("attempt", "ranks", "from step", "to step", "lost steps", "seconds", "ended by")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of a run's ranks.
+
+    Attributes:
+        n_ranks: how many ranks were started.
+        exit_code: mpirun's exit code, 128 more than the number of a signal that ended it.
+        noted: what the ranks have noted, by kind and rank.
+        seconds: how long it took.
+    """
+
+    n_ranks: int
+    exit_code: int
+    noted: Mapping[str, Mapping[int, Any]]
+    seconds: float
+
+    @property
+    def from_step(self) -> int | None:
+        """The step at which training began; None if none did."""
+        begun = self.noted.get(notes.BEGUN, {})
+        return min((each["resumed"] for each in begun.values()), default=None)
+
+    @property
+    def last_step(self) -> tuple[int, ...]:
+        """The ``fit`` and the step that training came to, as far as ranks could say; empty if they came to none."""
+        steps = [tuple(each["at"]) for kind in self.noted.values() for each in kind.values() if each["at"]]
+        return max(steps, default=())
+
+    @property
+    def saved_step(self) -> tuple[int, ...]:
+        """The ``fit`` and the step that were saved last; empty without a save."""
+        return max((tuple(each["saved"]) for each in self.noted.get(notes.SAVED, {}).values()), default=())
+
+    @property
+    def has_left(self) -> bool:
+        """Return whether the ranks left by themselves, once they had saved."""
+        return notes.LEFT in self.noted
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether TensorOpt refused something that another start would meet again."""
+        return notes.REFUSED in self.noted
+
+    @property
+    def dead(self) -> frozenset[int]:
+        """The ranks that ended without a word, as those do that are killed; none if all did, as after mpirun's own death."""
+        spoke = (self.noted.get(kind, {}) for kind in (notes.TERMINATED, notes.FAILED, notes.REFUSED, notes.LEFT))
+        silent = frozenset(range(self.n_ranks)).difference(*spoke)
+        return silent if self.exit_code > 128 and len(silent) < self.n_ranks else frozenset()
+
+    @property
+    def why(self) -> str:
+        """Why it ended."""
+        if self.exit_code == 0:
+            return "done"
+        if self.has_left:
+            return "a request to stop; saved"
+        said = next(iter({**self.noted.get(notes.FAILED, {}), **self.noted.get(notes.REFUSED, {})}.values()), None)
+        if said is not None:
+            return str(said["error"])
+        what = f"exit code {self.exit_code}" if self.exit_code < 129 else _signal_name(self.exit_code - 128)
+        ranks = ", ".join(map(str, sorted(self.dead)))
+        return f"{what} of rank{'s' * (len(self.dead) > 1)} {ranks}" if ranks else what
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "ranks": self.n_ranks,
+            "from_step": self.from_step,
+            "to_step": self.last_step[1] if self.last_step else None,
+            "lost_steps": self.lost_steps,
+            "seconds": round(self.seconds, 3),
+            "exit_code": self.exit_code,
+            "ended_by": self.why,
+        }
+
+    @property
+    def lost_steps(self) -> int | None:
+        """The steps that have to be taken again, as far as ranks could say."""
+        if self.exit_code == 0 or self.has_left:
+            return 0
+        if not self.last_step:
+            return None
+        fit, step = self.last_step
+        saved = self.saved_step[1] if self.saved_step and self.saved_step[0] == fit else self.from_step or 0
+        return max(0, step - saved)
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def why_not_again(attempts: Sequence[Attempt], most: int, saves: bool) -> str | None:
+    """Return why the last attempt isn't followed by another one; None if it is.
+
+    Args:
+        most: how many restarts there may be.
+        saves: whether the run is to save, so that one which never does goes nowhere.
+    """
+    last, before = attempts[-1], attempts[-2] if len(attempts) > 1 else None
+    if last.is_refused:
+        return "another start would be refused again"
+    if len(attempts) > most:
+        return f"all of --restarts {most} are used" if most else "--restarts allows none"
+    if before is not None and last.last_step and (last.why, last.last_step) == (before.why, before.last_step):
+        return f"it failed twice at step {last.last_step[1]} in the same way"
+    if saves and before is not None and not (last.saved_step or before.saved_step):
+        return "two attempts one after the other have saved nothing"
+    return None
+
+
+def table(attempts: Sequence[Attempt]) -> str:
+    """Return a table of the attempts."""
+
+    def text(value: Any) -> str:
+        return "-" if value is None else str(value)
+
+    rows: list[tuple[str, ...]] = [_HEADER]
+    for number, each in enumerate(attempts):
+        to_step = each.last_step[1] if each.last_step else None
+        steps = map(text, (each.from_step, to_step, each.lost_steps))
+        rows.append((str(number), str(each.n_ranks), *steps, f"{each.seconds:.1f}", each.why.splitlines()[0]))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER) - 1)]
+    return "\n".join("  ".join([*map(str.rjust, row[:-1], widths), row[-1]]) for row in rows)
