@@ -132,7 +132,7 @@ test-versions: .venv-oldest/installed .venv-newest/installed ## one script by th
 	    "OLDEST_PYTHON=/path/to/python3.10 NEWEST_PYTHON=/path/to/python3.13" >&2; exit 1; }
 	$(firstword $(VERSIONS)) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install --quiet --upgrade pip
-	PYTHONWARNINGS=ignore $(@D)/bin/python -m pip install --quiet --editable ".[fast]" $(patsubst %,"%",$(wordlist 2,3,$(VERSIONS)))
+	PYTHONWARNINGS=ignore $(@D)/bin/python -m pip install --quiet --editable . $(patsubst %,"%",$(wordlist 2,3,$(VERSIONS)))
 	@touch $@
 
 horovod: install ## build Horovod for collectives="horovod": optional, needs a C++ compiler and says what else

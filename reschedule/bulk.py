@@ -20,7 +20,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -38,8 +37,8 @@ _WORTH_LOADING = 3e6
 """Edges times sources from which it pays to load compiled code."""
 _WORTH_CALLING = 1e4
 """Edges times sources from which it pays to call compiled code that has been loaded."""
-_MOST_DENSE = 1 << 18
-"""States squared times sources up to which a graph's edges are taken as a matrix."""
+_MOST_RENAMED = 1 << 18
+"""States squared times sources up to which all sources are searched from, whether or not axes are interchangeable."""
 _KEPT_BYTES = 1 << 26
 """The most bytes of weights that are kept for the next search of the same tensor; those that were used last are."""
 # The distance of a state that isn't reached, by dtype: half of the type's range, so that adding a weight doesn't overflow.
@@ -104,7 +103,7 @@ class Weighted:
 
     def times(self, sources: Ints, targets: Ints) -> Ints:
         """Return the nanoseconds from each source state to each target state, int64[sources, targets]."""
-        if not self.classes or len(self.fits) ** 2 * len(sources) <= _MOST_DENSE:
+        if not self.classes or len(self.fits) ** 2 * len(sources) <= _MOST_RENAMED:
             times: Ints = self.search(_Starts.at(sources), targets).T
             return times
         graph = self.graph
@@ -274,52 +273,23 @@ def is_loaded() -> bool:
 
 
 def relaxed(graph: LayoutGraph, weight: Ints, distance: Ints) -> None:
-    """Lower ``distance`` [states, sources] in place until no edge can lower it."""
+    """Lower ``distance`` [states, sources] in place until no edge can lower it.
+
+    Small graphs are searched in NumPy, all edges in each round, since loading compiled code takes about half a second.
+    """
     work = len(weight) * distance.shape[1]
-    if len(distance) * distance.size <= _MOST_DENSE:
-        relax_densely(graph, weight, distance, NEVER[distance.dtype])
-    elif work >= (_WORTH_CALLING if is_loaded() else _WORTH_LOADING) and find_spec("numba") is not None:
+    if work >= (_WORTH_CALLING if is_loaded() else _WORTH_LOADING):
         from . import path_kernels
 
         path_kernels.relax(graph.start, graph.source, weight, graph.by_splits, distance, NEVER[distance.dtype])
-    else:
-        relax(graph.start, graph.source, weight, graph.by_splits, distance, NEVER[distance.dtype])
-
-
-def relax_densely(graph: LayoutGraph, weight: Ints, distance: Ints, never: int) -> None:
-    """Do what :func:`relax` does for a small graph, by products in (min, +) with the matrix of its edges."""
-    step = np.full((len(distance), len(distance)), never, distance.dtype)
-    step[graph.target, graph.source] = weight
-    while True:
-        lowered = (step[:, :, None] + distance).min(axis=1, initial=never)
-        np.minimum(lowered, distance, out=lowered)
-        if np.array_equal(lowered, distance):
+        return
+    reached = np.flatnonzero(np.diff(graph.start))
+    while len(reached):
+        through = distance[graph.source] + weight[:, None]
+        lowered = np.minimum(np.minimum.reduceat(through, graph.start[reached]), distance[reached])
+        if np.array_equal(lowered, distance[reached]):
             return
-        distance[:] = lowered
-
-
-def relax(start: Ints, source: Any, weight: Ints, order: Ints, distance: Ints, never: int) -> int:
-    """Do what :func:`.path_kernels.relax` does, in NumPy; return the number of rounds."""
-    changed = np.where((distance < never).any(axis=1), 0, -1)
-    seen = np.full(len(distance), -1)
-    now = rounds = 0
-    while True:
-        rounds += 1
-        any_lowered = False
-        for state in order if rounds % 2 else order[::-1]:
-            now += 1
-            edges = slice(start[state], start[state + 1])
-            new = changed[source[edges]] > seen[state]
-            seen[state] = now
-            if not new.any():
-                continue
-            best = (distance[source[edges][new]] + weight[edges][new, None]).min(axis=0)
-            if (best < distance[state]).any():
-                np.minimum(distance[state], best, out=distance[state])
-                changed[state] = now
-                any_lowered = True
-        if not any_lowered:
-            return rounds
+        distance[reached] = lowered
 
 
 def _interchangeable(axis_sizes: Axes, times: Ints) -> tuple[Axes, ...]:

@@ -1,8 +1,8 @@
 """The inner loops of the searches for paths, compiled by Numba.
 
-:func:`relax` gives the same distances as :func:`.bulk.relax` in NumPy, to the bit; the others are for :mod:`.quick`.
+:func:`relax` is for :mod:`.bulk`; the others are for :mod:`.quick`.
 
-Importing this module needs Numba. It compiles where there is no compiled code on disk yet (some seconds, once).
+It compiles where there is no compiled code on disk yet (some seconds, once).
 """
 
 from __future__ import annotations

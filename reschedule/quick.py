@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +40,7 @@ def is_quick(steps: StepTimes, source: State, target: State, runs: int | None) -
     known = orders(n_axes, runs)
     if not (known.has(*source) or known.has(*target)):
         return False
-    return is_loaded() or (n_layouts(n_axes, len(steps.shape), runs) >= _WORTH_LOADING and find_spec("numba") is not None)
+    return is_loaded() or n_layouts(n_axes, len(steps.shape), runs) >= _WORTH_LOADING
 
 
 def quick_moves(steps: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:

@@ -14,36 +14,27 @@ consumers' loses nearly all of its cells. ("Dead-end elimination", Goldstein, Bi
 "Does as well" is a preorder, as D(s, s'') <= D(s, s') + D(s', s''). Of states that do as well as each other, the lowest
 stays. One edge is changed at a time, so that for every pair that goes, one that does as well stays.
 
-Complexity: O(K^2 L) for a node of K states whose edges have L columns together. The work is done by compiled code where
-there is Numba. In NumPy, nodes for which it is more than MAX_WORK are left as they are. Nodes whose costs are equal,
-edges included, are looked at once.
+Complexity: O(K^2 L) for a node of K states whose edges have L columns together. The work is done by compiled code, so a
+problem that is solved in less time than that takes to load stays as it is. Nodes whose costs are equal, edges included,
+are looked at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.util import find_spec
-
 import numpy as np
-import numpy.typing as npt
 
 from ..interning import Interned
 from ..problem import INFEASIBLE, Edge, Ints, Node, Problem, identity
 
-MAX_WORK = 1 << 19
-"""Differences that NumPy looks at together: 8 bytes each, several times over."""
 MAX_EDGES = 32
 """The most edges of a node that is looked at; with more, sums of differences could overflow."""
 ROUNDS = 3
 _LITTLE_WORK = 1 << 20
 _WORTH_COMPILED = 1 << 22
-"""Differences from which it pays to load compiled code. It may find other states and pairs, so that whether it is loaded
-already doesn't matter."""
+"""Differences from which it pays to load compiled code. Whether it is loaded already doesn't matter, as of equal points
+others may be found."""
 _NEVER = np.int64(1 << 57)
 """A number above every difference of costs; a sum with one of them still fits."""
-
-Mask = npt.NDArray[np.bool_]
 
 
 def without_replaceable(problem: Problem) -> Problem:
@@ -66,7 +57,9 @@ def without_replaceable(problem: Problem) -> Problem:
 
     n_columns = [sum(costs.shape[1 + is_source] for costs, is_source in ends(node)) for node in range(len(nodes))]
     work = sum(float(own.shape[1]) ** 2 * columns for own, columns in zip(nodes, n_columns, strict=True))
-    reduce = _Once(reduce_compiled if is_for_compiled_code(work) else reduce_in_numpy)
+    if work <= _WORTH_COMPILED:
+        return problem
+    reduce = _Once()
     eligible = {
         node for node in range(len(nodes)) if _is_worth_it(nodes[node].shape[1], n_columns[node], len(edges_of[node]))
     }
@@ -102,11 +95,6 @@ def without_replaceable(problem: Problem) -> Problem:
     )
 
 
-def is_for_compiled_code(work: float) -> bool:
-    """Return whether compiled code pays for so many differences, and there is Numba."""
-    return work > _WORTH_COMPILED and find_spec("numba") is not None
-
-
 _End = tuple[Ints, bool]
 """An edge's costs, [2, states of the source, states of the target], and whether a node is the source."""
 
@@ -132,8 +120,7 @@ class _Once:
     Equal results are one object too, so that the next layer's node is recognised.
     """
 
-    def __init__(self, reduce: Callable[[Ints, list[Ints]], bool]) -> None:
-        self.reduce = reduce
+    def __init__(self) -> None:
         self._known: dict[tuple[object, ...], list[Ints] | None] = {}
         self._first = Interned()
 
@@ -147,7 +134,7 @@ class _Once:
                 each if is_source else each.transpose(0, 2, 1)
                 for each, (_, is_source) in zip(copies[1:], ends, strict=True)
             ]
-            changed = self.reduce(copies[0], of_ends)
+            changed = reduce_node(copies[0], of_ends)
             self._known[key] = [self._first(each) for each in copies] if changed else None
         return self._known[key]
 
@@ -173,12 +160,8 @@ def _cheaper_to_cross(given: Ints, reduced: Ints) -> Ints:
     return given if len(rows) * len(columns) < int(allowed.sum()) else reduced
 
 
-def reduce_compiled(own: Ints, ends: list[Ints]) -> bool:
-    """Do what ``reduce_in_numpy`` does, by :mod:`..tables.numba_kernels`; it may find other states and pairs.
-
-    Raises:
-        ImportError: Numba is not installed.
-    """
+def reduce_node(own: Ints, ends: list[Ints]) -> bool:
+    """Forbid states and pairs of one node, in place; return whether there were any."""
     from ..tables.numba_kernels import forbid_replaceable
 
     if not ends:
@@ -189,97 +172,3 @@ def reduce_compiled(own: Ints, ends: list[Ints]) -> bool:
     for end, start in zip(ends, bounds, strict=False):
         end[...] = rows[:, :, start : start + end.shape[2]]
     return bool(n_gone)
-
-
-def reduce_in_numpy(own: Ints, ends: list[Ints]) -> bool:
-    """Forbid states and pairs of one node, in place; return whether there were any."""
-    states = np.flatnonzero(own[0] < INFEASIBLE)
-    n_states = len(states)
-    if n_states < 2 or n_states**2 > MAX_WORK:
-        return False
-    rows = [end[:, states] for end in ends]
-    candidates = _candidates(n_states, rows)
-    if len(candidates.state) * sum(row.shape[2] for row in rows) > MAX_WORK:
-        return False
-    difference = own[:, states]
-    total = difference[:, candidates.other] - difference[:, candidates.state]
-    worst = [_differences(row, candidates).max(axis=2) for row in rows]
-    total = total + sum(worst)
-    gone = candidates.worse((total <= 0).all(axis=0)[:, None])[:, 0]
-    if gone.any():
-        own[:, states[gone]] = INFEASIBLE
-        for end in ends:
-            end[:, states[gone]] = INFEASIBLE
-        return True  # the next round looks at the pairs that are left without these states
-    changed = False
-    for index, (end, row) in enumerate(zip(ends, rows, strict=True)):
-        elsewhere = total - worst[index]
-        hopeful = candidates.take(np.flatnonzero((elsewhere < _NEVER).all(axis=0)))
-        elsewhere = elsewhere[:, (elsewhere < _NEVER).all(axis=0)]
-        does_as_well = (elsewhere[:, :, None] + _differences(row, hopeful) <= 0).all(axis=0)
-        gone = hopeful.worse(does_as_well) & (row[0] < INFEASIBLE)
-        if gone.any():
-            row[:, gone] = INFEASIBLE
-            end[:, states] = row
-            total = _renewed(total, worst, index, row, candidates)
-            changed = True
-    return changed
-
-
-def _renewed(total: Ints, worst: list[Ints], index: int, row: Ints, candidates: _Candidates) -> Ints:
-    """Return D after the rows of one edge have changed."""
-    before = worst[index]
-    worst[index] = _differences(row, candidates).max(axis=2)
-    return total - before + worst[index]
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidates:
-    """Pairs of states of one node, of which ``other`` might replace ``state``; by ascending state."""
-
-    n_states: int
-    state: Ints
-    other: Ints
-
-    def take(self, which: npt.NDArray[np.intp]) -> _Candidates:
-        return _Candidates(self.n_states, self.state[which], self.other[which])
-
-    def worse(self, does_as_well: Mask) -> Mask:
-        """Return which states some other state replaces, at each of Y columns: bool[n_states, Y].
-
-        Args:
-            does_as_well: bool[P, Y], where ``other`` does as well as ``state``.
-        """
-        index = np.full((self.n_states, self.n_states), -1, np.int64)
-        index[self.state, self.other] = np.arange(len(self.state))
-        reverse = index[self.other, self.state]
-        mutual = does_as_well[reverse] & (reverse >= 0)[:, None]
-        replaces = does_as_well & ~(mutual & (self.other > self.state)[:, None])
-        result = np.zeros((self.n_states, does_as_well.shape[1]), np.bool_)
-        present, first = np.unique(self.state, return_index=True)
-        if len(first):
-            result[present] = np.logical_or.reduceat(replaces, first, axis=0)
-        return result
-
-
-def _candidates(n_states: int, rows: list[Ints]) -> _Candidates:
-    """Return the pairs for which at most one edge forbids to ``other`` what it allows to ``state``."""
-    conflicts = np.zeros((n_states, n_states), np.int64)
-    for row in rows:
-        allowed = (row[0] < INFEASIBLE).astype(np.float32)
-        conflicts += (allowed @ (1 - allowed).T) > 0
-    np.fill_diagonal(conflicts, 2)
-    state, other = np.nonzero(conflicts < 2)
-    return _Candidates(n_states, state.astype(np.int64), other.astype(np.int64))
-
-
-def _differences(row: Ints, candidates: _Candidates) -> Ints:
-    """Return row(other, y) - row(state, y): int64[2, P, Y].
-
-    It is -_NEVER where ``state`` is not allowed, and _NEVER where only ``other`` is not.
-    """
-    state, other = row[:, candidates.state], row[:, candidates.other]
-    result = other - state
-    result[other >= INFEASIBLE] = _NEVER
-    result[state >= INFEASIBLE] = -_NEVER
-    return result

@@ -1,4 +1,4 @@
-"""The inner loops of the search, compiled by Numba: the same costs as :mod:`.merge` in NumPy, to the bit.
+"""The inner loops of the search, compiled by Numba.
 
 Each target's frontier is built arc by arc. An arc is the product of two runs of points. It is done a row at a time, a row
 being one point of the shorter run plus the complete longer one. A row is sorted by memory, as the frontier is, so it is
@@ -7,7 +7,7 @@ and never built.
 
 Complexity: O(log F) for a dominated segment, O(F + R) to merge what is left of a row of R points into a frontier of F.
 
-Importing this module needs Numba, and compiles where there is no compiled code on disk yet (some seconds, once).
+It compiles where there is no compiled code on disk yet (some seconds, once).
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from ..problem import Ints, Problem
 from .merge import is_for_compiled_code, is_loaded
@@ -36,8 +35,6 @@ _WORTH = 0.75
 """The largest share of the points that thinning may leave; if it leaves more, its error is better spent later."""
 _LONG = 24
 """Points of a frontier, on average, from which thinning it saves more than it costs."""
-_FEW = 32
-"""The number of frontiers up to which going through one after the other takes less time than through all at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,45 +93,15 @@ def thinned(table: Table, tolerance: Slack, longer_than: int = 2) -> Table:
 
         mark_cover(kept, begins, ends, table.mem, table.time, *tolerance)
     else:
-        mark_cover_in_numpy(kept, begins, ends, table.mem, table.time, tolerance)
+        # A few frontiers: loading compiled code would take longer.
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            of_mem, of_time = table.mem[begin:end].tolist(), (-table.time[begin:end]).tolist()
+            first, covering = 0, []
+            while first < len(of_mem):
+                covering.append(bisect_right(of_mem, of_mem[first] + tolerance.mem_bytes, first) - 1)
+                first = bisect_right(of_time, of_time[covering[-1]] + tolerance.time_ns, covering[-1])
+            kept[begin + np.array(covering)] = True
     return _with_points(table, np.flatnonzero(kept), table.slack.plus(tolerance))
-
-
-def mark_cover_in_numpy(
-    kept: npt.NDArray[np.bool_], begins: Ints, ends: Ints, mem: Ints, time: Ints, tolerance: Slack
-) -> None:
-    """Mark the points to keep of the frontiers from ``begins`` to ``ends``, in place.
-
-    It goes through all frontiers at once, a kept point at a time, while there are many, then through each.
-    """
-    at = begins
-    while len(at) > _FEW:
-        last = _last_where(mem, mem[at] + tolerance.mem_bytes, at, ends)
-        kept[last] = True
-        at = _last_where(-time, tolerance.time_ns - time[last], last, ends) + 1
-        open_ = at < ends
-        at, ends = at[open_], ends[open_]
-    for begin, end in zip(at.tolist(), ends.tolist(), strict=True):
-        of_mem, of_time = mem[begin:end].tolist(), (-time[begin:end]).tolist()
-        first, covering = 0, []
-        while first < len(of_mem):
-            covering.append(bisect_right(of_mem, of_mem[first] + tolerance.mem_bytes, first) - 1)
-            first = bisect_right(of_time, of_time[covering[-1]] + tolerance.time_ns, covering[-1])
-        kept[begin + np.array(covering)] = True
-
-
-def _last_where(values: Ints, limits: Ints, begins: Ints, ends: Ints) -> Ints:
-    """Return for each run of ascending values the index of the last that is at most the run's limit.
-
-    The first value of each run must be.
-    """
-    low, high = begins.copy(), ends - 1
-    while (low < high).any():
-        middle = (low + high + 1) // 2
-        within = values[middle] <= limits
-        low, high = np.where(within, middle, low), np.where(within, high, np.maximum(middle - 1, low))
-    result: Ints = low
-    return result
 
 
 def _tolerance_for(table: Table, n_points: int) -> Slack:

@@ -13,8 +13,6 @@ from .elimination_steps import Input
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-_CHUNK = 1 << 15
-"""Sums that NumPy makes together: they stay in the cache."""
 
 
 class Pool:
@@ -36,11 +34,7 @@ class Pool:
 
 
 def min_plus_compiled(left: Floats, right: Floats) -> Floats:
-    """Do what ``min_plus_in_numpy`` does, by :mod:`.numba_min_plus`, the same to the bit.
-
-    Raises:
-        ImportError: Numba is not installed.
-    """
+    """Do what :func:`min_plus_in_numpy` does, by :mod:`.numba_min_plus`, the same to the bit."""
     from .numba_min_plus import min_plus
 
     result: Floats = min_plus(np.ascontiguousarray(left), np.ascontiguousarray(right))
@@ -48,28 +42,13 @@ def min_plus_compiled(left: Floats, right: Floats) -> Floats:
 
 
 def min_plus_in_numpy(left: Floats, right: Floats) -> Floats:
-    """Return ``result[b, o, j] = min over g of left[b, o, g] + right[b, g, j]``.
-
-    For small tables, and the oracle of compiled code.
-    """
-    n_batch, n_outer, n_groups = left.shape
-    result = np.empty((n_batch, n_outer, right.shape[2]))
-    size = max(1, _CHUNK // (n_groups * right.shape[2]))
-    at_once = max(1, size // n_outer)
-    for batch in range(0, n_batch, at_once):
-        several = slice(batch, batch + at_once)
-        for outer in range(0, n_outer, size):
-            rows = slice(outer, outer + size)
-            result[several, rows] = (left[several, rows, :, None] + right[several, None]).min(axis=2)
+    """Return ``result[b, o, j] = min over g of left[b, o, g] + right[b, g, j]``, for small tables."""
+    result: Floats = (left[..., None] + right[:, None]).min(axis=2)
     return result
 
 
 def weighed_compiled(mem: Ints, time: Ints, forbidden: Mask, weights: tuple[float, float], result: Floats) -> None:
-    """Do what ``weighed_in_numpy`` does, by :mod:`.numba_min_plus`, the same to the bit.
-
-    Raises:
-        ImportError: Numba is not installed.
-    """
+    """Do what :func:`weighed_in_numpy` does, by :mod:`.numba_min_plus`, the same to the bit."""
     from .numba_min_plus import weigh
 
     flat_mem, flat_time, flat_forbidden = (np.ascontiguousarray(each).reshape(-1) for each in (mem, time, forbidden))
@@ -77,10 +56,7 @@ def weighed_compiled(mem: Ints, time: Ints, forbidden: Mask, weights: tuple[floa
 
 
 def weighed_in_numpy(mem: Ints, time: Ints, forbidden: Mask, weights: tuple[float, float], result: Floats) -> None:
-    """Write weighted costs into ``result``, which is contiguous, infinite where they are forbidden.
-
-    For small tables, and the oracle of compiled code.
-    """
+    """Write weighted costs into ``result``, which is contiguous, infinite where they are forbidden, for small tables."""
     np.multiply(mem, float(weights[0]), out=result)
     result += time * float(weights[1])
     result[forbidden] = np.inf

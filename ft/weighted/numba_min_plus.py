@@ -6,7 +6,7 @@ skipped: to look for the tenth of the rows that can't be the least anywhere take
 
 Complexity: O(B O G J).
 
-Importing this module needs Numba, and compiles where there is no compiled code on disk yet (some seconds, once).
+It compiles where there is no compiled code on disk yet (some seconds, once).
 """
 
 from __future__ import annotations

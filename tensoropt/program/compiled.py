@@ -1,39 +1,36 @@
-"""Compile inner loops over arrays by Numba, where it is installed."""
+"""Compile inner loops over arrays by Numba, and say that it does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
+from numba.core import event  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
 from ..common.progress import BENEATH
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-try:
-    import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
-    from numba.core import event  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
-    IS_COMPILED = True
+class _Compilation(event.Listener):  # type: ignore[misc,unused-ignore]
+    """Says that loops are being compiled. Those that are loaded from the disk aren't."""
 
-    class _Compilation(event.Listener):  # type: ignore[misc,unused-ignore]
-        """Says that loops are being compiled. Those that are loaded from the disk aren't."""
+    def on_start(self, _: Any) -> None:
+        BENEATH.append("compiling loops, once on this machine")
 
-        def on_start(self, _: Any) -> None:
-            BENEATH.append("compiling loops, once on this machine")
+    def on_end(self, _: Any) -> None:
+        BENEATH.pop()
 
-        def on_end(self, _: Any) -> None:
-            BENEATH.pop()
 
-    event.register("numba:compile", _Compilation())
-except ImportError:
-    IS_COMPILED = False
+event.register("numba:compile", _Compilation())
 
 
 def njit(function: _Function, **options: Any) -> _Function:
-    """Return the function compiled by Numba with some of its options, without the GIL; itself where there is no Numba."""
-    return cast(_Function, numba.njit(nogil=True, **options)(function)) if IS_COMPILED else function
+    """Return the function compiled by Numba with some of its options, without the GIL."""
+    return cast(_Function, numba.njit(nogil=True, **options)(function))
 
 
 def compiled(function: _Function) -> _Function:
-    """Return the function compiled by Numba and cached on disk; itself where there is no Numba."""
+    """Return the function compiled by Numba and cached on disk."""
     return njit(function, cache=True)

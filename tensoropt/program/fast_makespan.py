@@ -1,7 +1,6 @@
 """Compute when the passes of a step end, for many plans or many times: :func:`.schedule.pass_ends` on arrays.
 
-What each pass of an order needs is worked out once, and Numba compiles the loop over passes. Without Numba
-:func:`.schedule.pass_ends` itself is called.
+What each pass of an order needs is worked out once, and Numba compiles the loop over passes.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .compiled import IS_COMPILED, compiled
+from .compiled import compiled
 from .passes import BACKWARD, FORWARD, PARAMETERS, merged, needs
-from .schedule import StepOrder, Times, last_end, of_submeshes, pass_ends
+from .schedule import StepOrder, Times, last_end, of_submeshes
 
 _WORKS = (FORWARD, BACKWARD, PARAMETERS)
 _FORWARD, _BACKWARD = _WORKS.index(FORWARD), _WORKS.index(BACKWARD)
@@ -96,9 +95,6 @@ def fast_makespan(
     early: Sequence[Times],
 ) -> Times:
     """Return what :func:`.schedule.makespan` does; see there for the arguments."""
-    if not IS_COMPILED:
-        _, ends = pass_ends(order.orders, forward, backward, transfer, first, late, parameters, early)
-        return last_end(ends, order.submeshes, last, after)
     given = [*forward, *backward, *first, *late, *parameters, *early]
     shape = np.broadcast_shapes(*(np.shape(each) for each in given))
     arrays = np.array(given, np.float64)[:, None] if not shape else _broadcast(given, math.prod(shape))

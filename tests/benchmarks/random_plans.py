@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
+from oracles.idle_choices import without_idle_choices
 
 from tensoropt.ft import Frontier
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.find_frontier import ModelFrontier
 from tensoropt.plan.plan import Plan
-from tensoropt.program.idle_choices import without_idle_choices
 from tensoropt.sharding.resharding import PathFinder
 
 

@@ -30,7 +30,7 @@ def times_ms(peaks: Peaks, view: StrategyView) -> list[float]:
         return peak_of(view, peaks.costing, peaks.path_finder).n_bytes
 
     bytes_of, took_ms = set(), []
-    for count in (lambda: peaks.quick_bytes(view), lambda: peaks.quick_bytes(view), by_program):
+    for count in (lambda: peaks.n_bytes(view), lambda: peaks.quick_bytes(view), by_program):
         started = time.process_time()
         bytes_of.add(count())
         took_ms.append((time.process_time() - started) * 1e3)
@@ -51,7 +51,7 @@ def main(names: list[str]) -> None:
         places = np.unique(np.linspace(0, len(found) - 1, N_STRATEGIES).round().astype(int))
         views = [frontier._counter.view(found.strategies[at]) for at in places]
         peaks = Peaks(frontier.model, frontier.costing, frontier._path_finder)
-        peaks.quick_bytes(views[0])  # loads the kernels
+        peaks.n_bytes(views[0])  # loads the kernels
         columns = zip(*(times_ms(peaks, view) for view in views), strict=True)
         each = [f"{np.median(column):.2f} ({max(column):.2f})" for column in columns]
         rows.append([f"{name}@{cluster}", len(model.graph.step_operators), len(views), *each])

@@ -1,9 +1,8 @@
-"""Both ways to merge the candidates of arcs, NumPy and compiled, against all sums reduced one target at a time."""
+"""Merging the candidates of arcs, in NumPy and compiled, against all sums reduced one target at a time."""
 
 from __future__ import annotations
 
 import importlib
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -11,12 +10,12 @@ import pytest
 from tensoropt.ft import INFEASIBLE, search
 from tensoropt.ft.pareto import product, reduce_unsorted
 from tensoropt.ft.tables import merge
-from tensoropt.ft.tables.merge import Arcs, is_loaded, merge_compiled, merge_in_numpy
+from tensoropt.ft.tables.merge import Arcs, is_loaded
 from tensoropt.ft.tables.table import Table
 
 from .problems import Costs, build, resnet_pairs
 
-WAYS = [merge_in_numpy, *([merge_compiled] if find_spec("numba") else [])]
+WAYS = {"numpy": False, "compiled": True}
 
 
 def table(rng: np.random.Generator, n_cells: int, limit: int, longest: int) -> Table:
@@ -33,14 +32,17 @@ def table(rng: np.random.Generator, n_cells: int, limit: int, longest: int) -> T
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("limit", [3, 20, 1000, 10**9, 1 << 54])
 @pytest.mark.parametrize("longest", [1, 5, 120])
-def test_merged_arcs_are_all_sums_reduced(way, limit: int, longest: int) -> None:
+def test_merged_arcs_are_all_sums_reduced(
+    way: str, limit: int, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge, "is_for_compiled_code", lambda n: WAYS[way])
     rng = np.random.default_rng([limit, longest])
     for _ in range(8):
         a, b = table(rng, 8, limit, longest), table(rng, 8, limit, int(rng.choice([1, longest])))
         n_arcs = int(rng.integers(1, 60))
         (of_a, of_b), target = rng.integers(0, 8, (2, n_arcs)), np.sort(rng.integers(0, 6, n_arcs))
         counts = np.diff(a.offsets)[of_a], np.diff(b.offsets)[of_b]
-        got = way(a, b, Arcs(target, a.offsets[of_a], counts[0], b.offsets[of_b], counts[1]))
+        got = merge.merge(a, b, Arcs(target, a.offsets[of_a], counts[0], b.offsets[of_b], counts[1]))
         assert (a.mem[got.a_point] + b.mem[got.b_point] == got.mem).all()
         assert (a.time[got.a_point] + b.time[got.b_point] == got.time).all()
         expected = []
@@ -57,10 +59,10 @@ def test_merged_arcs_are_all_sums_reduced(way, limit: int, longest: int) -> None
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_whole_searches_agree(way, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_searches_agree(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = build(np.random.default_rng(3), [6] * 17, resnet_pairs(4), Costs(10**5, infeasible=0.1, interfaces=0.5))
     expected = search(problem)
-    monkeypatch.setattr(merge, "is_for_compiled_code", lambda n: way is merge_compiled)
+    monkeypatch.setattr(merge, "is_for_compiled_code", lambda n: WAYS[way])
     got = search(problem)
     assert got.mem_bytes.tolist() == expected.mem_bytes.tolist()
     assert got.time_ns.tolist() == expected.time_ns.tolist()

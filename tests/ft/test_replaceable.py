@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
 from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Problem, search
 from tensoropt.ft.presolve import dead_end_elimination as replaceable
-from tensoropt.ft.presolve.dead_end_elimination import reduce_compiled, reduce_in_numpy, without_replaceable
+from tensoropt.ft.presolve.dead_end_elimination import reduce_node, without_replaceable
 
 from .problems import Costs, build, chain_pairs, random_problem, resnet_pairs
 
-WAYS = [reduce_in_numpy, *([reduce_compiled] if find_spec("numba") else [])]
+
+@pytest.fixture(autouse=True)
+def _small_problems_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replaceable, "_WORTH_COMPILED", -1)
 
 
 def n_allowed(problem: Problem) -> int:
@@ -22,9 +24,7 @@ def n_allowed(problem: Problem) -> int:
     return sum(int(((c.mem_bytes < INFEASIBLE) & (c.time_ns < INFEASIBLE)).sum()) for c in costs)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_frontier_stays(way, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaceable, "is_for_compiled_code", lambda work: way is reduce_compiled)
+def test_the_frontier_stays() -> None:
     before = after = 0
     for seed in range(300):
         problem = random_problem(seed)
@@ -42,13 +42,11 @@ def test_the_frontier_stays(way, monkeypatch: pytest.MonkeyPatch) -> None:
     assert after < 0.75 * before
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("pairs", [chain_pairs(9), resnet_pairs(2)])
-def test_larger_problems_keep_their_frontier(way, pairs: list, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_larger_problems_keep_their_frontier(pairs: list, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = build(np.random.default_rng(1), [12] * 9, pairs, Costs(1000, infeasible=0.1, interfaces=0.5))
     monkeypatch.setattr(import_module("tensoropt.ft.search"), "without_replaceable", lambda given: given)
     expected = search(problem)
-    monkeypatch.setattr(replaceable, "is_for_compiled_code", lambda work: way is reduce_compiled)
     got = search(without_replaceable(problem))
     assert got.mem_bytes.tolist() == expected.mem_bytes.tolist()
     assert got.time_ns.tolist() == expected.time_ns.tolist()
@@ -63,14 +61,13 @@ def test_equal_nodes_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None
 
     def counting(own: np.ndarray, ends: list[np.ndarray]) -> bool:
         looked_at.append(len(ends))
-        return reduce_in_numpy(own, ends)
+        return reduce_node(own, ends)
 
-    monkeypatch.setattr(replaceable, "is_for_compiled_code", lambda work: False)
-    monkeypatch.setattr(replaceable, "reduce_in_numpy", counting)
+    monkeypatch.setattr(replaceable, "reduce_node", counting)
     once = without_replaceable(layers)
     n_once = len(looked_at)
     once_each = replaceable._Once
-    monkeypatch.setattr(replaceable, "_Once", lambda reduce: lambda own, ends: once_each(reduce)(own, ends))
+    monkeypatch.setattr(replaceable, "_Once", lambda: lambda own, ends: once_each()(own, ends))
     each = without_replaceable(layers)
     assert n_once < (len(looked_at) - n_once) / 2
     assert n_allowed(once) < n_allowed(layers)

@@ -8,7 +8,6 @@ from helpers.large import first
 
 from tensoropt.ft import INFEASIBLE, Budget, Edge, Frontier, InfeasibleError, Node, Problem, search
 from tensoropt.ft.tables import contract as combine
-from tensoropt.ft.tables import merge
 
 from .problems import SHAPES, Costs, build, chain_pairs, identity_edge, random_problem, resnet_pairs
 
@@ -55,9 +54,6 @@ def test_small_blocks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch)
     n, pairs = SHAPES[name]
     problem = build(np.random.default_rng(5), [4] * n, pairs, Costs(50, 0.05, 0.5))
     whole = {algorithm: search(problem, algorithm) for algorithm in FAST}
-    monkeypatch.setattr(merge, "BLOCK", 7)
-    monkeypatch.setattr(merge, "TILE", 2)
-    monkeypatch.setattr(merge, "_WORTH_TILING", 1)
     monkeypatch.setattr(combine, "PAIRS", 7)
     for algorithm in FAST:
         assert_equals_enumeration(problem, algorithm, name)

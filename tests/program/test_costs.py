@@ -9,6 +9,7 @@ import pytest
 from helpers import zoo
 from helpers.large import first
 from helpers.strategies import random_strategy
+from oracles.idle_choices import without_idle_choices
 from program.saved_bytes import SavedBytes
 
 from tensoropt.costs.model_costs import costing_of
@@ -16,7 +17,6 @@ from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.buffers import TaskBuffers
-from tensoropt.program.idle_choices import without_idle_choices
 from tensoropt.program.step import step_program
 from tensoropt.program.tasks import BACKWARD, COMPUTE, FORWARD, OPERAND, REMATERIALIZED, RESHARD, UPDATE, Task
 from tensoropt.search.problem.builder import ProblemBuilder

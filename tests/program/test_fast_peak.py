@@ -41,7 +41,7 @@ def test_random_strategies_have_the_peak_of_their_program(
             peaks = of_model[seed % 2]
             assert peaks.is_quick
             for _ in range(2):  # with new rows, and with known ones
-                assert peaks.quick_bytes(view) == peak_of(view, costing, peaks.path_finder).n_bytes, (seed, hardware.name)
+                assert peaks.n_bytes(view) == peak_of(view, costing, peaks.path_finder).n_bytes, (seed, hardware.name)
 
 
 @pytest.mark.parametrize("name", in_micro_batches.FUNCTIONS)
@@ -57,7 +57,7 @@ def test_random_strategies_in_micro_batches_have_the_peak_of_their_program(name:
                 shares = {"share_regathered": regathered, "share_rematerialized": rematerialized}
                 view = in_micro_batches.random_view(name, "adam", n, mesh, seed, **shares)[1]
                 peak = peak_of(view, counter.costing, counter.path_finder)
-                assert counter.quick_bytes(view) == peak.n_bytes, (n, hardware.name, seed)
+                assert counter.n_bytes(view) == peak.n_bytes, (n, hardware.name, seed)
 
 
 def equal_layers(api: Any = tf.compat.v1) -> zoo.Built:
@@ -79,7 +79,7 @@ def test_rows_of_one_layer_count_the_peaks_of_equal_ones() -> None:
     counter = Peaks(model.model, costing, random_router(0))
     for seed in range(24):
         view = random_strategy(model, mesh, seed, None, *SHARES[seed % len(SHARES)])
-        assert counter.quick_bytes(view) == peak_of(view, costing, counter.path_finder).n_bytes, seed
+        assert counter.n_bytes(view) == peak_of(view, costing, counter.path_finder).n_bytes, seed
     tables = {id(table) for table in counter.rows._known}
     assert len(tables) < 0.6 * counter.rows.outline.n_sites
 
@@ -102,6 +102,6 @@ def test_what_the_memory_of_an_arena_held_before_makes_no_difference(monkeypatch
         for seed in range(4):
             view = random_strategy(model, mesh, seed, None, *SHARES[seed])
             counter = Peaks(model.model, costing, random_router(0))
-            assert counter.quick_bytes(view) == peak_of(view, costing, counter.path_finder).n_bytes, (function, seed)
+            assert counter.n_bytes(view) == peak_of(view, costing, counter.path_finder).n_bytes, (function, seed)
             n_buckets += counter.rows.n_buckets
     assert n_buckets

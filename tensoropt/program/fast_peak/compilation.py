@@ -1,4 +1,4 @@
-"""Compile functions on arrays by Numba; where there is none, they are called as they are."""
+"""Compile functions on arrays by Numba."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def compiled(function: _Function) -> _Function:
-    """Return a function that other kernels call, compiled by Numba with them; itself where there is no Numba."""
+    """Return a function that other kernels call, compiled by Numba with them."""
     return njit(function, **_OPTIONS)
 
 

@@ -12,7 +12,6 @@ from ...costs.operator_costs import OperatorCosting
 from ...sharding.model import Model
 from ...sharding.resharding import PathFinder
 from ...sharding.strategy import StrategyView
-from ..compiled import IS_COMPILED
 from ..peak import peak_of
 from . import array_layout as layout
 from .alive import count_peak
@@ -31,8 +30,8 @@ class Peaks:
 
     @cached_property
     def is_quick(self) -> bool:
-        """Return whether the kernels can count: compiled, and a step with one backward pass; see :func:`.can_outline`."""
-        return IS_COMPILED and can_outline(self.model.graph)
+        """Return whether the kernels can count: a step with one backward pass; see :func:`.can_outline`."""
+        return can_outline(self.model.graph)
 
     @cached_property
     def rows(self) -> Rows:
@@ -42,10 +41,6 @@ class Peaks:
             self.model.graph, backward.gradients, backward.residual_operands, backward.residual_results
         )
         return Rows(outline, self.costing, self.path_finder)
-
-    def quick_bytes(self, view: StrategyView) -> int:
-        """Return what :meth:`n_bytes` does, by the kernels."""
-        return self.of_rows(self.rows.of(view))
 
     def n_bytes(self, view: StrategyView) -> int:
         """Return the most bytes that are alive at once under a strategy: those of :func:`..peak.peak_of`."""

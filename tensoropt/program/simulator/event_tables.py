@@ -1,18 +1,17 @@
-"""The tables that :mod:`.events` reads and writes: flat sequences of integers, arrays where it is compiled, else lists."""
+"""The tables that :mod:`.events` reads and writes: flat arrays of integers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from .actions import Chain
 from .network import Action, Network
 
-Numbers = Any
-"""int64[n], or a list of n integers."""
+Numbers = np.ndarray
+"""int64[n]."""
 
 
 def event_loop() -> ModuleType:
@@ -24,17 +23,17 @@ def event_loop() -> ModuleType:
 
 def packed(values: Iterable[int]) -> Numbers:
     """Return integers as :mod:`.events` takes them."""
-    return np.array(list(values), np.int64) if event_loop().IS_COMPILED else list(map(int, values))
+    return np.array(list(values), np.int64)
 
 
 def filled(n: int, value: int = 0) -> Numbers:
     """Return ``n`` equal integers as :mod:`.events` takes them."""
-    return np.full(n, value, np.int64) if event_loop().IS_COMPILED else [value] * n
+    return np.full(n, value, np.int64)
 
 
 def largest(values: Numbers) -> int:
     """Return the largest integer; 0 if there is none."""
-    return max(values, default=0) if isinstance(values, list) else int(values.max(initial=0))
+    return int(values.max(initial=0))
 
 
 class Growing:
@@ -56,14 +55,12 @@ class Growing:
         """All integers; valid until more are added."""
         if self._added:
             added, n = packed(self._added), len(self)
-            if isinstance(self._values, list):
-                self._values += added
-            elif n > len(self._values):
+            if n > len(self._values):
                 self._values = np.concatenate([self._values[: self._n], added, np.zeros(n, np.int64)])
             else:
                 self._values[self._n : n] = added
             self._n, self._added = n, []
-        return self._values if isinstance(self._values, list) else self._values[: self._n]
+        return self._values[: self._n]
 
 
 class WorkTables:

@@ -1,10 +1,10 @@
-"""The inner loop of the delta simulation, on flat sequences of integers: NumPy arrays where Numba compiles it, else lists.
+"""The inner loop of the delta simulation, on flat arrays of integers, compiled by Numba.
 
 It does what :mod:`.full` does, without a task graph: a node's chain of actions is walked along. A *slot* is a node for one
 class of devices. An event is the beginning of a slot's action, or of nothing where its node's chain is empty. The order of
 events is that of their ready times, then of their slots.
 
-Which of a state's sequences are what:
+Which of a state's arrays are what:
 
     free        when each resource is free
     missing     how many nodes each slot still waits for
@@ -18,7 +18,6 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from ..compiled import IS_COMPILED as IS_COMPILED
 from ..compiled import compiled
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
 
 import pytest
 from helpers.large import first
 from program.simulator.simulating import CLUSTERS, RANDOM, Simulated
 
-from tensoropt import program
-from tensoropt.program import compiled
-from tensoropt.program.simulator import delta, event_tables, events
 from tensoropt.program.simulator.delta import DeltaSimulation
 
 MODELS = ("lenet5", "rnnlm", "alexnet", "transformer", "inception_v3", "resnet101", "rnntc", "nmt")
@@ -45,20 +40,6 @@ def test_random_changes_give_the_full_simulation_s_timeline(name, cluster, seed)
 def test_so_they_do_on_random_graphs(seed):
     cluster = list(CLUSTERS)[seed % len(CLUSTERS)]
     holds(Simulated.of(f"{RANDOM}{seed}", CLUSTERS[cluster](), seed), seed, 2 * EACH)
-
-
-def test_without_numba_too(monkeypatch):
-    monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.delitem(sys.modules, compiled.__name__)
-    monkeypatch.setattr(program, "compiled", compiled)  # which the import that follows sets
-    spec = importlib.util.spec_from_file_location(f"{events.__package__}.plain_events", events.__file__)
-    plain = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(plain)
-    assert not plain.IS_COMPILED
-    for module in (delta, event_tables):
-        monkeypatch.setattr(module, "event_loop", lambda: plain)
-    holds(Simulated.of("lenet5", CLUSTERS["uneven"](), 1), 1, EACH)
-    holds(Simulated.of("rnnlm", CLUSTERS["k80"](), 2), 2, EACH)
 
 
 def test_a_change_that_is_not_kept_leaves_no_trace():

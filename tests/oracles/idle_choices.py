@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..sharding.resharding import PathFinder
-from ..sharding.strategy import Copy, StrategyView
-from .step import step_program
-from .tasks import COMPUTE, REMATERIALIZED, RESHARD, SHARED
+from tensoropt.program.step import step_program
+from tensoropt.program.tasks import COMPUTE, REMATERIALIZED, RESHARD, SHARED
+from tensoropt.sharding.resharding import PathFinder
+from tensoropt.sharding.strategy import Copy, StrategyView
 
 
 def without_idle_choices(view: StrategyView, path_finder: PathFinder) -> StrategyView:
