@@ -102,8 +102,9 @@ def fresh_copy(optimizer: KerasBase, kinds: dict[Any, Any] | None = None) -> Ker
     rate = optimizer._learning_rate
     is_number = isinstance(rate, keras.Variable)
     if not is_number:
-        # A schedule has no state: the user's own serves all copies, whether Keras can serialize it or not.
-        config["learning_rate"] = 0.0
+        # A schedule has no state: the user's own serves all copies, whether Keras can serialize it or not. If it were set
+        # later, the variable that it replaced would keep TensorFlow from saving the copy.
+        config["learning_rate"] = rate
     kind: Any = (kinds or {}).get(type(optimizer), type(optimizer))
     try:
         copy = kind.from_config(config)

@@ -36,6 +36,13 @@ def note(what: str, **content: Any) -> None:
         file.with_suffix(".partial").replace(file)
 
 
+def note_begin(fit: int, step: int) -> None:
+    """Note that ranks train from here on, and take signals as requests; the first ``fit`` that does counts."""
+    if not _position:
+        _position[:] = [fit, step]
+        note(BEGUN, begun=_position)
+
+
 def note_step(fit: int, step: int) -> None:
     """Note that the training of a script's ``fit`` has come to a step; it is written once a second."""
     global _noted_s

@@ -9,7 +9,10 @@ from typing import Any
 
 from ..runtime import notes
 
-_HEADER = ("attempt", "ranks", "from step", "to step", "lost steps", "seconds", "ended by")
+_HEADER = ("attempt", "ranks", "from fit:step", "to", "lost steps", "seconds", "ended by")
+
+
+_MOST_TEXT = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +32,9 @@ class Attempt:
     seconds: float
 
     @property
-    def from_step(self) -> int | None:
-        """The step at which training began; None if none did."""
-        begun = self.noted.get(notes.BEGUN, {})
-        return min((each["resumed"] for each in begun.values()), default=None)
+    def from_step(self) -> tuple[int, ...]:
+        """The ``fit`` and the step at which training began; empty if none did."""
+        return min((tuple(each["begun"]) for each in self.noted.get(notes.BEGUN, {}).values()), default=())
 
     @property
     def last_step(self) -> tuple[int, ...]:
@@ -80,8 +82,8 @@ class Attempt:
         """Return it as JSON."""
         return {
             "ranks": self.n_ranks,
-            "from_step": self.from_step,
-            "to_step": self.last_step[1] if self.last_step else None,
+            "from": dict(zip(("fit", "step"), self.from_step, strict=False)),
+            "to": dict(zip(("fit", "step"), self.last_step, strict=False)),
             "lost_steps": self.lost_steps,
             "seconds": round(self.seconds, 3),
             "exit_code": self.exit_code,
@@ -96,8 +98,8 @@ class Attempt:
         if not self.last_step:
             return None
         fit, step = self.last_step
-        saved = self.saved_step[1] if self.saved_step and self.saved_step[0] == fit else self.from_step or 0
-        return max(0, step - saved)
+        kept = [each[1] for each in (self.saved_step, self.from_step) if each and each[0] == fit]
+        return max(0, step - max(kept, default=0))
 
 
 def _signal_name(number: int) -> str:
@@ -127,12 +129,11 @@ def table(attempts: Sequence[Attempt]) -> str:
     """Return a table of the attempts."""
 
     def text(value: Any) -> str:
-        return "-" if value is None else str(value)
+        return "-" if value in (None, ()) else ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
     rows: list[tuple[str, ...]] = [_HEADER]
     for number, each in enumerate(attempts):
-        to_step = each.last_step[1] if each.last_step else None
-        steps = map(text, (each.from_step, to_step, each.lost_steps))
-        rows.append((str(number), str(each.n_ranks), *steps, f"{each.seconds:.1f}", each.why.splitlines()[0]))
+        steps = map(text, (each.from_step, each.last_step, each.lost_steps))
+        rows.append((str(number), str(each.n_ranks), *steps, f"{each.seconds:.1f}", each.why.splitlines()[0][:_MOST_TEXT]))
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER) - 1)]
     return "\n".join("  ".join([*map(str.rjust, row[:-1], widths), row[-1]]) for row in rows)

@@ -109,7 +109,8 @@ class Survive(RunKeeper):
         else:
             self.seed = trainer.ranks.processes.broadcast(self.seed, "the seed of shuffles")
         self._saved_s, self._n_saved = time.monotonic(), self.n_steps
-        notes.note(notes.BEGUN, resumed=self.n_steps)
+        if not self._is_over:
+            notes.note_begin(self._fit, self.n_steps)
         self._stop.listen()
         return position
 
@@ -124,7 +125,7 @@ class Survive(RunKeeper):
     def _found(self, callbacks: Any) -> Found | None:
         """Find the newest checkpoint, and check that the callbacks' states can be kept; rank 0 alone does."""
         self._place.prepare()
-        self._states = CallbackStates(list(callbacks or ()), self._stateless)
+        self._states = CallbackStates(list(callbacks or ()), self._stateless, self._trainer.inner)
         return self._place.newest()
 
     def _say_where(self, position: RunPosition) -> None:
@@ -185,7 +186,7 @@ class Survive(RunKeeper):
 
     # Saves
 
-    def _save(self, position: RunPosition, digest: str, stopped_at: int | None = None) -> None:
+    def _save(self, position: RunPosition, digest: str, is_end: bool = False) -> None:
         trainer = self._trainer
         metrics = [None if key is None else trainer.ranks.value(key) for key in self._metric_keys()]
         beside: dict[str, Any] = {}
@@ -197,7 +198,7 @@ class Survive(RunKeeper):
                 "n_steps": self.n_steps,
                 "first_epoch": self.first_epoch,
                 "seed": self.seed,
-                "stopped_at": stopped_at,
+                "stopped_at": self.params["epochs"] if is_end and trainer.stop_training else None,
                 "random": {**random, "data": getattr(self, "_data_at_opening", None)},
                 "digest": digest,
                 "metrics": metrics,
@@ -208,7 +209,8 @@ class Survive(RunKeeper):
             beside = as_entries(state)
         prefix = self._place.prefix(self.n_steps)
         try:
-            trainer.ranks.save(prefix, {"position": asdict(position)}, self.keep, beside)
+            keep = 1 if is_end else self.keep
+            trainer.ranks.save(prefix, {"position": asdict(position)}, keep, beside)
         except InputError:
             raise
         except TensorOptError as error:  # the same on all ranks
@@ -265,8 +267,7 @@ class Survive(RunKeeper):
                 set_random_states(self._resumed.state["random"]["now"])
             self._resumed = None
             return
-        stopped = self._trainer.stop_training
-        self._save(self._trainer.position, "", stopped_at=self.params["epochs"] if stopped else None)
+        self._save(self._trainer.position, "", is_end=True)
         if agreed(self._trainer.ranks.processes, LEAVE if self._stop.is_asked else NOTHING) == LEAVE:
             self._leave()
 

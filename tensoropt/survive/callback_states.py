@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from ..common.errors import InputError
 from .plain_values import NotPlainError, encoded
 
 _OF_ALL = frozenset({"params", "_model", "validation_data"})
 _OF_TENSORBOARD = ("_global_train_batch", "_global_test_batch", "_train_accumulated_time")
+_CONSTANT: tuple[type, ...] = (
+    *(type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, functools.partial, np.ufunc),
+    *(Path, tf.data.Dataset, keras.optimizers.schedules.LearningRateSchedule),
+)
+"""The types of values that a callback refers to and doesn't change."""
 OF_LISTS = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
 
 
@@ -23,14 +31,16 @@ class CallbackStates:
     Args:
         callbacks: the user's, in their order.
         stateless: those of them of which nothing needs to be kept.
+        model: the model that is trained, which callbacks may refer to.
 
     Raises:
         InputError: a callback has state that can't be kept.
     """
 
-    def __init__(self, callbacks: Sequence[keras.callbacks.Callback], stateless: Sequence[Any]) -> None:
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback], stateless: Sequence[Any], model: Any) -> None:
         kept = [each for each in callbacks if all(each is not other for other in stateless)]
         self._kept = [each for each in kept if not isinstance(each, OF_LISTS)]
+        self._model = model
         self.get()
 
     def get(self) -> list[Any]:
@@ -39,7 +49,7 @@ class CallbackStates:
         Raises:
             InputError: one can't be kept.
         """
-        return [_state(each) for each in self._kept]
+        return [_state(each, self._model) for each in self._kept]
 
     def set(self, states: Sequence[Any]) -> None:
         """Give the callbacks their states, after ``on_train_begin`` and ``on_epoch_begin``.
@@ -58,7 +68,7 @@ class CallbackStates:
             _set(callback, state)
 
 
-def _state(callback: keras.callbacks.Callback) -> tuple[str, Any]:
+def _state(callback: keras.callbacks.Callback, model: Any) -> tuple[str, Any]:
     name = type(callback).__name__
     if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
         state = callback.get_state()
@@ -70,7 +80,11 @@ def _state(callback: keras.callbacks.Callback) -> tuple[str, Any]:
     elif isinstance(callback, keras.callbacks.TensorBoard):
         state = {attribute: getattr(callback, attribute) for attribute in _OF_TENSORBOARD}
     else:
-        state = {key: value for key, value in vars(callback).items() if key not in _OF_ALL and not callable(value)}
+        state = {
+            key: value
+            for key, value in vars(callback).items()
+            if key not in _OF_ALL and value is not model and not isinstance(value, _CONSTANT)
+        }
     try:
         encoded(state, [])
     except NotPlainError as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -129,6 +130,8 @@ class Supervisor:
                 return self._code_of_request(leaving) if leaving.asked else last
             attempt = self._start(n_ranks, environ, leaving)
             self.attempts.append(attempt)
+            if attempt.exit_code == 0 and self.options.checkpoint is not None and not attempt.last_step:
+                _say("the script has trained in no fit, or in such as had ended, so that nothing was saved")
             if attempt.exit_code == 0 or leaving.is_interrupted:
                 return attempt.exit_code
             if leaving.asked or attempt.has_left:
@@ -140,7 +143,7 @@ class Supervisor:
             why_not = why_not_again(self.attempts, self.options.restarts, self.options.checkpoint is not None)
             if why_not is not None:
                 if self.options.restarts and not attempt.is_refused:
-                    _say(f"ended by {attempt.why}; isn't started again: {why_not}")
+                    _say(f"the ranks ended ({attempt.why}), and aren't started again: {why_not}")
                 return attempt.exit_code
             self._note_dead(attempt)
             self._say_again(attempt)
@@ -156,6 +159,8 @@ class Supervisor:
     def _code_of_request(self, leaving: Leaving) -> int:
         """Return the code to end with after a request to stop: whether another start goes on from a checkpoint."""
         last, folder = self.attempts[-1], self.options.checkpoint
+        if leaving.asked and not last.has_left:
+            _say(f"interrupted by {signal.Signals(leaving.asked).name}; all ranks have ended")
         if last.has_left or (folder is not None and any(folder.glob("fit-*/step-*.index"))):
             return self.options.leaving_code
         return 128 + leaving.asked if leaving.asked else last.exit_code
@@ -188,7 +193,7 @@ class Supervisor:
         is_kept = self.options.checkpoint is not None
         where = "from its newest checkpoint" if is_kept else "from its beginning, where the script itself may load"
         lost = f"; steps to take again: {attempt.lost_steps}" if attempt.lost_steps else ""
-        _say(f"ended by {attempt.why}; restart {number} of {self.options.restarts} with -n {n_left} {where}{lost}")
+        _say(f"the ranks ended ({attempt.why}); restart {number} of {self.options.restarts} with -n {n_left} {where}{lost}")
 
 
 def _say(text: str) -> None:

@@ -67,12 +67,12 @@ def test_a_run_goes_on_after_a_death_on_fewer_ranks_and_after_a_request_to_stop(
     run.send_signal(signal.SIGTERM)
     said = run.communicate(timeout=60)[1]
     assert run.returncode == 75, said
-    assert "ended by SIGKILL of rank 1; restart 1 of 2 with -n 1 from its newest checkpoint" in said
+    assert "the ranks ended (SIGKILL of rank 1); restart 1 of 2 with -n 1 from its newest checkpoint" in said
     assert "was asked to stop, has saved" in said
     assert re.search("plan: 2 devices, [1-9][0-9]* of .* operators split", said), said
     attempts = json.loads((tmp_path / "out.json").read_text())["attempts"]
     assert [each["ranks"] for each in attempts] == [2, 1]
-    assert attempts[0]["to_step"] >= attempts[1]["from_step"] >= kill_at - 3 >= 0
+    assert attempts[0]["to"]["step"] >= attempts[1]["from"]["step"] >= kill_at - 3 >= 0
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in running
 
@@ -106,13 +106,13 @@ def at(step: int, **more) -> dict:
 
 
 def test_what_ended_an_attempt_is_told():
-    begun = {rank: at(3, resumed=2) for rank in range(2)}
+    begun = {rank: at(3, begun=[0, 2]) for rank in range(2)}
     killed = attempt(137, begun=begun, terminated={0: at(9)}, saved={0: at(8, saved=[0, 8])})
-    assert (killed.dead, killed.why, killed.from_step, killed.lost_steps) == ({1}, "SIGKILL of rank 1", 2, 1)
+    assert (killed.dead, killed.why, killed.from_step, killed.lost_steps) == ({1}, "SIGKILL of rank 1", (0, 2), 1)
     assert attempt(137).dead == frozenset()  # mpirun itself was killed
     left = attempt(75, left={0: at(4)}, failed={0: at(4, error="exit code 75")})
     assert (left.why, left.lost_steps) == ("a request to stop; saved", 0)
-    assert table([killed, left]).splitlines()[1].split() == "0 2 2 9 1 1.0 SIGKILL of rank 1".split()
+    assert table([killed, left]).splitlines()[1].split() == "0 2 0:2 0:9 1 1.0 SIGKILL of rank 1".split()
 
 
 @pytest.mark.parametrize(
