@@ -67,6 +67,7 @@ def record_keras(make: Callable[[], keras.Model], name: str, optimizer: str | No
     compilation, chosen = _compiled(model, name, optimizer)
     signature = assumed(signature_of(model, compilation.loss, batch_size, None, False, None), model, compilation.loss)
     objective = KerasObjective(model, OwnCompilation(model) if own_methods(model) else compilation)
+    objective._optimizer_to_count = chosen  # as a trainer does: the operators then have the same names
 
     def optimizer_of(applied: Any, variables: Sequence[Any]) -> KerasOptimizer:
         return KerasOptimizer.of(chosen if applied is None else applied, variables)

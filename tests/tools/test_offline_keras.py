@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import keras
 import pytest
@@ -39,8 +40,9 @@ MODEL_FILE = """
 import keras
 
 def create():
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(3)])
-    model.compile("adamw", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    layers = [keras.Input((6,)), keras.layers.Dense(5, "relu", name="one"), keras.layers.Dense(3, name="two")]
+    model = keras.Sequential(layers, name="mine")
+    model.compile("adamw", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     return model
 
 def unbuilt():
@@ -55,6 +57,12 @@ def test_a_function_that_returns_a_keras_model(tmp_path: Path):
     assert recorded.optimizers == ("adamw",)
     (batch,) = {op.result.shape[0] for op in recorded.model.graph.operators.values() if op.type == "Placeholder"}
     assert batch == 16
+    recorded_in: dict[str, Any] = {}
+    exec(MODEL_FILE, recorded_in)
+    model = recorded_in["create"]()
+    trainer = tensoropt.parallelize(model, model.optimizer, model.loss, ["accuracy"], batch_size=16, parallelism=1)
+    planned = trainer.ranks.runs.planned.captured.graph
+    assert list(recorded.model.graph.operators) == list(planned.operators) and recorded.model.graph.digest == planned.digest
     with pytest.raises(tensoropt.InputError, match="compiled with the optimizer adamw, got --optimizer sgd; leave out"):
         record_named(f"{file}:create", "sgd")
     with pytest.raises(tensoropt.InputError, match="doesn't tell the shapes of its inputs; expected every extent"):
