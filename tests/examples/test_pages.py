@@ -1,4 +1,4 @@
-"""The tutorials are followed word by word, and the Python of README and of the how-to pages runs; each page in its folder."""
+"""The tutorials are followed, and the Python of README and of the how-to pages runs; each page in a folder of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def small(weights=None):
     return keras.Sequential([keras.Input((8, 8, 1)), *layers])
 images = np.random.default_rng(0).random((512, 8, 8, 1), dtype="float32")
 dataset = tf.data.Dataset.from_tensor_slices((images, np.arange(512) % 10)).batch(256)
-validation, loss, model, optimizer = dataset, keras.losses.SparseCategoricalCrossentropy(), small(), keras.optimizers.Adam(1e-3)
+validation, loss = dataset, keras.losses.SparseCategoricalCrossentropy()
+model, optimizer = small(), keras.optimizers.Adam(1e-3)
 """
 KERAS = LINE + MODEL + """
 import functools
@@ -29,7 +30,10 @@ tensoropt.parallelize = functools.partial(tensoropt.parallelize, cluster="v100-1
 tensoropt.training_step = functools.partial(tensoropt.training_step, cluster="v100-1x2")
 """
 BEFORE = {
-    "checkpoints 0": KERAS + "trainer = tensoropt.parallelize(model, optimizer, loss, batch_size=256)\ntrainer.fit(dataset)\n",
+    "checkpoints 0": KERAS + """
+trainer = tensoropt.parallelize(model, optimizer, loss, batch_size=256)
+trainer.fit(dataset)
+""",
     "checkpoints 1": """
 session = tensoropt.init(hardware="v100-1x1")
 tensoropt.GradientDescentOptimizer(0.1).minimize(tensoropt.zoo.lenet5(batch=8))
@@ -97,7 +101,8 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 def said(folder: Path, *command: str, code: int = 0) -> str:
     """Run a script, or a command of tensoropt's, in a folder; return what it printed."""
     program = ["-m", "tensoropt", *command] if not command[0].endswith(".py") else command
-    done = run_command([sys.executable, *program], timeout=280, env={"TENSOROPT_TIMEOUT": "120", "TENSOROPT_QUIET": ""}, cwd=folder)
+    env = {"TENSOROPT_TIMEOUT": "120", "TENSOROPT_QUIET": ""}
+    done = run_command([sys.executable, *program], timeout=280, env=env, cwd=folder)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
