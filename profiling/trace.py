@@ -95,9 +95,7 @@ def allocated(events: Iterable[MemoryEvent]) -> Iterator[tuple[int, int]]:
         yield event.time_ps, total
 
 
-def traced_step(
-    step: Callable[[], object], between: Callable[[], Iterable[MemoryEvent]] = lambda: ()
-) -> StepTrace:
+def traced_step(step: Callable[[], object], between: Callable[[], Iterable[MemoryEvent]] = lambda: ()) -> StepTrace:
     """Run a step, or several, under TensorFlow's profiler, and return the trace.
 
     The step should have run before, so that nothing is built meanwhile.

@@ -36,9 +36,7 @@ class WorkItem:
 
     def __post_init__(self) -> None:
         if self.flops < 0 or self.n_bytes < 0:
-            raise ValueError(
-                f"an operator of {self.flops} operations and {self.n_bytes} bytes: expected at least 0 of each"
-            )
+            raise ValueError(f"an operator of {self.flops} operations and {self.n_bytes} bytes: expected at least 0 of each")
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,12 +42,7 @@ def cut(text: object, most: int = 2 * MOST_CHARACTERS) -> str:
 
 
 def describe(
-    what: str,
-    *,
-    got: object = None,
-    expected: object = None,
-    where: str | None = None,
-    advice: str | None = None,
+    what: str, *, got: object = None, expected: object = None, where: str | None = None, advice: str | None = None
 ) -> str:
     """Return one message, its parts in a fixed order: ``what: got X, expected Y, at WHERE. ADVICE.``
 

@@ -190,9 +190,7 @@ def read_json_of(
     except OSError as error:
         raise InputError(f"{named} can't be read: {error.strerror}") from error
     except ValueError as error:  # a path with a zero byte is one too
-        raise InputError(
-            f"{named} is not whole JSON ({cut(error)}); save it again with {next(iter(kinds))}.save"
-        ) from error
+        raise InputError(f"{named} is not whole JSON ({cut(error)}); save it again with {next(iter(kinds))}.save") from error
     got = value.get("format") if isinstance(value, dict) else type(value).__name__
     kind = next((name for name, (format_name, _) in kinds.items() if format_name == got), None)
     if kind is None:
@@ -222,9 +220,7 @@ def reading_value(what: str, file: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except DAMAGE as error:
-        raise InputError(
-            f"{what} '{cut(file)}' is damaged ({type(error).__name__}: {cut(error)}); save it again"
-        ) from error
+        raise InputError(f"{what} '{cut(file)}' is damaged ({type(error).__name__}: {cut(error)}); save it again") from error
 
 
 def name_in_file(value: object) -> str:

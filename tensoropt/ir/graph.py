@@ -316,9 +316,7 @@ class Graph:
     def parameter_bytes(self) -> int:
         return sum(op.result.mem_bytes for op in self.variables if op.is_trainable)
 
-    def ancestors(
-        self, tensors: Iterable[Tensor], controls: Iterable[str] = (), given: Container[str] = ()
-    ) -> set[str]:
+    def ancestors(self, tensors: Iterable[Tensor], controls: Iterable[str] = (), given: Container[str] = ()) -> set[str]:
         """Return the names of the operators that compute these tensors and controls, and of all operators that those need.
 
         Tensors named in ``given`` need nothing.

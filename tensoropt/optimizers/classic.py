@@ -10,12 +10,7 @@ from ..ir.graph import Tensor
 from ..ir.optimizer import ParameterUpdate
 
 # The names of a parameter's slots, by kind of optimizer. Slots start as zeros, in the parameter's layout.
-SLOTS: dict[str, tuple[str, ...]] = {
-    "sgd": (),
-    "momentum": ("momentum",),
-    "nesterov": ("momentum",),
-    "adam": ("m", "v"),
-}
+SLOTS: dict[str, tuple[str, ...]] = {"sgd": (), "momentum": ("momentum",), "nesterov": ("momentum",), "adam": ("m", "v")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +58,7 @@ class Classic:
 
     def imported(self, convert: Callable[[Any], Tensor]) -> Classic:
         """Return the same optimizer with imported tensors in place of recorded ones."""
-        imported = (
-            (key, convert(value) if hasattr(value, "op") else float(value)) for key, value in self.hyperparameters
-        )
+        imported = ((key, convert(value) if hasattr(value, "op") else float(value)) for key, value in self.hyperparameters)
         return Classic(self.kind, tuple(imported))
 
     def __str__(self) -> str:

@@ -20,8 +20,7 @@ from ..common.errors import InputError
 from .copies import KerasBase, Parameter, ShardVariable, build_variables, fresh_copy
 
 _ELEMENTWISE = frozenset(
-    getattr(keras.optimizers, name)
-    for name in "SGD RMSprop Adam AdamW Adagrad Adadelta Adamax Nadam Ftrl Lion".split()
+    getattr(keras.optimizers, name) for name in "SGD RMSprop Adam AdamW Adagrad Adadelta Adamax Nadam Ftrl Lion".split()
 )
 # Older versions of Keras have none.
 MULTI_OPTIMIZERS = (keras.optimizers.MultiOptimizer,) if hasattr(keras.optimizers, "MultiOptimizer") else ()
@@ -130,9 +129,7 @@ def _differs(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> bool:
     return any(a.shape != b.shape or a.tobytes() != b.tobytes() for a, b in zip(expected, got, strict=True))
 
 
-def _updated(
-    optimizer: KerasBase, cut: Callable[[np.ndarray], np.ndarray], kept: slice = slice(None)
-) -> list[np.ndarray]:
+def _updated(optimizer: KerasBase, cut: Callable[[np.ndarray], np.ndarray], kept: slice = slice(None)) -> list[np.ndarray]:
     """Return the parameters and the optimizer's variables after several steps.
 
     Args:

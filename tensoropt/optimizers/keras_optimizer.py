@@ -54,9 +54,7 @@ class KerasOptimizer:
                 trained by being overwritten, as the scales of float8 are.
         """
         if not isinstance(optimizer, keras.optimizers.Optimizer):
-            raise InputError(
-                f"expected a Keras optimizer such as keras.optimizers.Adam(1e-3), got {short(optimizer)}"
-            )
+            raise InputError(f"expected a Keras optimizer such as keras.optimizers.Adam(1e-3), got {short(optimizer)}")
         for variable in variables:
             if getattr(variable, "overwrite_with_gradient", False):
                 raise InputError(

@@ -121,8 +121,7 @@ def _of_frontiers(before: FrontierRows, after: FrontierRows) -> dict[str, Any]:
     for limit in sorted(limits):
         found = [frontier.fastest_within(limit) for frontier in (before, after)]
         times = [
-            None if i is None else frontier.points[i]["time_us"]
-            for i, frontier in zip(found, (before, after), strict=True)
+            None if i is None else frontier.points[i]["time_us"] for i, frontier in zip(found, (before, after), strict=True)
         ]
         rows.append({"memory_limit_bytes": limit, "points": found, "time_us": times})
     return {

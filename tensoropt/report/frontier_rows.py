@@ -124,11 +124,7 @@ class FrontierRows:
         for part in value["reshardings"]:
             reshardings += [part["pool"][i] for i in part["choices"][columns[part["column"]][point]]]
         peak = self.peak(point)
-        told = {
-            "mesh": value["mesh"],
-            "model_digest": value["model_digest"],
-            **{key: costs[key] for key in COSTS},
-        }
+        told = {"mesh": value["mesh"], "model_digest": value["model_digest"], **{key: costs[key] for key in COSTS}}
         stage = {
             "devices": list(range(mesh_of(value["mesh"]).n_devices)),
             "last_operator": "",

@@ -57,9 +57,7 @@ def frontier_html(summary: str, points: Sequence[Any], marked: dict[str, int], s
         shown: the numbers of the points in the table.
     """
     names = {number: name for name, number in marked.items()}
-    rows = [
-        [str(i + 1), memory_text(points[i].sum_bytes), time_text(points[i].time_us), names.get(i, "")] for i in shown
-    ]
+    rows = [[str(i + 1), memory_text(points[i].sum_bytes), time_text(points[i].time_us), names.get(i, "")] for i in shown]
     picture = _picture([(point.sum_bytes, point.time_us) for point in points], marked)
     return f"<p>{html.escape(summary)}</p>{picture}{_table(rows, ('point', SUM, 'time per step', ''))}"
 

@@ -91,9 +91,7 @@ def report_data(
         "reshardings": _reshardings(frontier, rows, words),
         "time_parts": _time_parts(frontier, words),
         "memory_parts": _memory_parts(frontier),
-        "views": {
-            point: {**view, "sentences": sentences.of(int(point), view)} for point, view in _views(details).items()
-        },
+        "views": {point: {**view, "sentences": sentences.of(int(point), view)} for point, view in _views(details).items()},
         "peaks": details.get("peaks", {}),
         "measured": measured,
         "curve": None if curve is None else curve["curve"],

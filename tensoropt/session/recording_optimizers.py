@@ -42,9 +42,7 @@ class RecordingOptimizer:
     ) -> tf.Operation:
         """Record one training step and return the operation to run for it."""
         recording = current_session().recording_for("minimize")
-        return record_minimize(
-            recording, self.kind, self._hyperparameters, loss, var_list, global_step, name or self._name
-        )
+        return record_minimize(recording, self.kind, self._hyperparameters, loss, var_list, global_step, name or self._name)
 
     def compute_gradients(
         self,

@@ -17,9 +17,7 @@ from heapq import heapify, heappop, heappush
 from ..ir.graph import VARIABLE, Graph, Operator
 
 
-def runs_early(
-    graph: Graph, members: frozenset[str], awaited: Collection[str], ahead: Set[str]
-) -> frozenset[str]:
+def runs_early(graph: Graph, members: frozenset[str], awaited: Collection[str], ahead: Set[str]) -> frozenset[str]:
     """Return the names of the operators of branches that begin in a stage, with all of it that they need.
 
     None of them needs what is awaited, nor is there an order to keep with updates. A stage that awaits nothing has none.

@@ -66,9 +66,7 @@ def lookups_ahead(graph: Graph, stage_of: Mapping[str, int], following: Collecti
 
 
 @lru_cache(maxsize=4)
-def _uses_of_tables(
-    graph: Graph, following: frozenset[str]
-) -> tuple[tuple[int, ...], dict[str, list[Operator]], set[str]]:
+def _uses_of_tables(graph: Graph, following: frozenset[str]) -> tuple[tuple[int, ...], dict[str, list[Operator]], set[str]]:
     """Return the shape of the batch, the operators that use each trained variable, and the variables that operators update.
 
     It is the same wherever a graph is cut, as many cuts are tried.
@@ -86,9 +84,7 @@ def _uses(graph: Graph, variable: Operator, needed: Collection[str]) -> list[Ope
     return [op for op in graph.consumers.get(variable.result.name, ()) if op.name in needed]
 
 
-def _uses_of_followers(
-    graph: Graph, table: str, stage_of: Mapping[str, int], following: Collection[str]
-) -> Iterable[int]:
+def _uses_of_followers(graph: Graph, table: str, stage_of: Mapping[str, int], following: Collection[str]) -> Iterable[int]:
     """Yield the stages of operators that use what is made of a table alone."""
     pending, seen = [table], {table}
     while pending:

@@ -185,9 +185,7 @@ def statistic_resharding(
     return Resharding(shape, item_bytes, source, sharding, statistic.reduction)
 
 
-def inner_reshardings(
-    op: Operator, rule: Rule, config: Config, differentiated: Collection[int]
-) -> tuple[Resharding, ...]:
+def inner_reshardings(op: Operator, rule: Rule, config: Config, differentiated: Collection[int]) -> tuple[Resharding, ...]:
     """Return the reshardings inside of an operator, in order of execution.
 
     There are some only if the config splits factors that need them.

@@ -192,11 +192,7 @@ class Stages:
             operators=operators,
             train_steps={
                 step.name: replace(
-                    step,
-                    loss=loss,
-                    variables=variables,
-                    controls=controls,
-                    optimizer=step.optimizer.part(own_variables),
+                    step, loss=loss, variables=variables, controls=controls, optimizer=step.optimizer.part(own_variables)
                 )
             },
             micro_batching=micro_batching,

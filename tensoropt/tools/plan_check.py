@@ -196,9 +196,7 @@ def _state_bytes(engine: Engine) -> int:
     )
 
 
-def _compared(
-    plan: Plan, model: Model, ranks: Sequence[_Rank], log: Sequence[Collective], hardware: Hardware
-) -> PlanCheck:
+def _compared(plan: Plan, model: Model, ranks: Sequence[_Rank], log: Sequence[Collective], hardware: Hardware) -> PlanCheck:
     steps_us = np.max([rank.steps_s for rank in ranks], axis=0) * 1e6
     transfers_us = transfers_s(plan.mesh, [call.axes for call in ranks[0].calls[0]], [r.calls_s for r in ranks]) * 1e6
     copies_us = np.max([rank.copies_s for rank in ranks], axis=0) * 1e6
@@ -264,9 +262,7 @@ def transfers_s(mesh: Mesh, axes_of_calls: Sequence[tuple[int, ...]], seconds: S
     return result
 
 
-def _collectives(
-    mesh: Mesh, ranks: Sequence[_Rank], each_us: np.ndarray, hardware: Hardware
-) -> tuple[Compared, ...]:
+def _collectives(mesh: Mesh, ranks: Sequence[_Rank], each_us: np.ndarray, hardware: Hardware) -> tuple[Compared, ...]:
     found: dict[tuple[str, tuple[int, ...], int], list[float]] = {}
     for number, call in enumerate(ranks[0].calls[0]):
         n_bytes = max(rank.calls[0][number].n_bytes for rank in ranks)

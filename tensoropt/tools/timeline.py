@@ -103,9 +103,7 @@ def trace_steps(
     trace = traced_step(run, trial.take_memory)
     events = tuple(event for step in calls for event in collective_events(trial.log, step))
     host = part.hosts[part.rank]
-    own = RankTimeline(
-        part.rank, host, np.array(steps), trace.operators, events, trace.memory, len(trial.chains) > 1
-    )
+    own = RankTimeline(part.rank, host, np.array(steps), trace.operators, events, trace.memory, len(trial.chains) > 1)
     return part.gather(own)
 
 

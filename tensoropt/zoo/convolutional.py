@@ -28,11 +28,7 @@ def _classified(x: tf.Tensor, hidden: Sequence[int], classes: int, labels: tf.Te
 
 @model
 def lenet5(
-    batch: int = 256,
-    image: int = 28,
-    widths: Sequence[int] = (6, 16),
-    hidden: Sequence[int] = (120, 84),
-    classes: int = 10,
+    batch: int = 256, image: int = 28, widths: Sequence[int] = (6, 16), hidden: Sequence[int] = (120, 84), classes: int = 10
 ) -> tf.Tensor:
     """LeNet-5 for handwritten digits of 28 x 28, 61,706 parameters: the CNN that FlexFlow searches exhaustively."""
     x, labels = images(batch, image, 1)

@@ -50,11 +50,7 @@ class _Block:
 
 @model
 def inception_v3(
-    batch: int = 256,
-    image: int = 299,
-    repeats: Sequence[int] = (3, 4, 2),
-    divisor: int = 1,
-    classes: int = 1000,
+    batch: int = 256, image: int = 299, repeats: Sequence[int] = (3, 4, 2), divisor: int = 1, classes: int = 1000
 ) -> tf.Tensor:
     """Inception-v3, 23.8 million parameters.
 

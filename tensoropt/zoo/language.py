@@ -67,12 +67,7 @@ def bert_large(
 
 @model
 def gpt3(
-    batch: int = 1536,
-    length: int = 2048,
-    layers: int = 96,
-    width: int = 12288,
-    heads: int = 96,
-    vocabulary: int = 50257,
+    batch: int = 1536, length: int = 2048, layers: int = 96, width: int = 12288, heads: int = 96, vocabulary: int = 50257
 ) -> tf.Tensor:
     """GPT-3's shape, 174.6 billion parameters; all layers attend densely. The batch has 3.1 million words, as published."""
     table = weights("embedding", [vocabulary, width])

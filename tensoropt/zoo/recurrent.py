@@ -18,9 +18,7 @@ State = tuple[tf.Tensor, ...]
 
 
 @model
-def rnn(
-    batch: int = 256, steps: int = 20, layers: int = 4, hidden: int = 56320, vocabulary: int = 14400
-) -> tf.Tensor:
+def rnn(batch: int = 256, steps: int = 20, layers: int = 4, hidden: int = 56320, vocabulary: int = 14400) -> tf.Tensor:
     """The RNN of TensorOpt's Table 1: plain recurrent layers in a language model, 108.0 GB of parameters.
 
     The paper gives the bytes and the batch alone. That its search takes 0.28 s, a thousandth of the Transformer's, means
@@ -48,9 +46,7 @@ def rnntc(
 
 
 @model
-def rnnlm(
-    batch: int = 256, steps: int = 40, layers: int = 2, hidden: int = 2048, vocabulary: int = 10000
-) -> tf.Tensor:
+def rnnlm(batch: int = 256, steps: int = 40, layers: int = 2, hidden: int = 2048, vocabulary: int = 10000) -> tf.Tensor:
     """RNNLM of FlexFlow's Table 4, a language model: two LSTM layers of 2048; the Penn Treebank's 10,000 words."""
     x = _embedded(words("words", batch, steps), vocabulary, hidden, "embedding")
     for number in range(layers):
@@ -59,9 +55,7 @@ def rnnlm(
 
 
 @model
-def nmt(
-    batch: int = 256, steps: int = 40, layers: int = 2, hidden: int = 1024, vocabulary: int = 32000
-) -> tf.Tensor:
+def nmt(batch: int = 256, steps: int = 40, layers: int = 2, hidden: int = 1024, vocabulary: int = 32000) -> tf.Tensor:
     """NMT of FlexFlow's Table 4, translation: LSTM layers of 1024, two for each side, and attention on top.
 
     Attention follows the last decoder layer, as in FlexFlow's Figure 13, and takes all of the decoder's steps at once. The
@@ -111,9 +105,7 @@ def _plain(x: tf.Tensor, steps: int, hidden: int, name: str) -> tf.Tensor:
         return _unrolled(dense(x, hidden, "input"), steps, step, None)[0]
 
 
-def _lstm(
-    x: tf.Tensor, steps: int, hidden: int, name: str, state: State | None = None
-) -> tuple[tf.Tensor, State]:
+def _lstm(x: tf.Tensor, steps: int, hidden: int, name: str, state: State | None = None) -> tuple[tf.Tensor, State]:
     """Return an LSTM layer and its last (output, cell). The gates of one unit lie together, so that units can be split."""
     with v1.variable_scope(name):
         recurrent = weights("recurrent", [hidden, 4 * hidden])

@@ -12,11 +12,7 @@ from .normalised import batch_norm, convolution, normalised_convolution
 
 @model
 def resnet101(
-    batch: int = 256,
-    image: int = 224,
-    blocks: Sequence[int] = (3, 4, 23, 3),
-    width: int = 64,
-    classes: int = 1000,
+    batch: int = 256, image: int = 224, blocks: Sequence[int] = (3, 4, 23, 3), width: int = 64, classes: int = 1000
 ) -> tf.Tensor:
     """ResNet-101, 44.5 million parameters; the stride of a block is in its 3 x 3 convolution."""
     x, labels = images(batch, image)

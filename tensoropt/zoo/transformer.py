@@ -72,9 +72,7 @@ def _sinusoids(length: int, width: int) -> np.ndarray:
     return np.concatenate([np.sin(angles), np.cos(angles), np.zeros((length, width % 2))], axis=1)
 
 
-def _attended(
-    x: tf.Tensor, memory: tf.Tensor, length: int, heads: int, mask: tf.Tensor | None, name: str
-) -> tf.Tensor:
+def _attended(x: tf.Tensor, memory: tf.Tensor, length: int, heads: int, mask: tf.Tensor | None, name: str) -> tf.Tensor:
     """Return the attention of x to the memory, with its residual edge and normalisation."""
     width = x.shape[1]
     with v1.variable_scope(name):

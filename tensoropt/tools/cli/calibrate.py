@@ -79,9 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             write_json(file, hardware.to_json(), "hardware file")
 
     try:
-        hardware, disturbed = measured_with_disturbance(
-            processes, lambda: _measured(processes, seconds, keep, collectives)
-        )
+        hardware, disturbed = measured_with_disturbance(processes, lambda: _measured(processes, seconds, keep, collectives))
     except KeyboardInterrupt as error:
         measured = f"; what was measured is in '{file}'" if file.exists() else ""
         raise KeyboardInterrupt(f"calibration interrupted{measured}") from error
@@ -96,9 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(
-    processes: Processes, seconds: float, keep: Callable[[Hardware], None], collectives: str
-) -> Hardware:
+def _measured(processes: Processes, seconds: float, keep: Callable[[Hardware], None], collectives: str) -> Hardware:
     from ...profiling.measure import QUICK_S, Watching
     from ...runtime.local_hardware import measure_here
     from ...tuning.profile_guided import opened_store
@@ -113,9 +109,7 @@ def _measured(
     with display.phase("operators"):
         deadline = time.monotonic() + seconds * (1 - OF_FIRST - OF_COLLECTIVES)
         is_quick = seconds * OF_COLLECTIVES < QUICK_S
-        calibration = Calibration(
-            processes, unfinished, store, deadline, is_quick, partial(display.update, "operators")
-        )
+        calibration = Calibration(processes, unfinished, store, deadline, is_quick, partial(display.update, "operators"))
         for each in calibration.rated():
             hardware = each
             keep(hardware)

@@ -18,13 +18,7 @@ from ...profiling.hardware import Hardware, HardwareError
 from ...runtime.ranks import display_here
 from .answers import files_read
 from .frontier_outputs import add_report_argument, check_outputs, write_frontier
-from .search import (
-    add_model_arguments,
-    budget_of,
-    checked_measurement,
-    hardware_of,
-    positive_number,
-)
+from .search import add_model_arguments, budget_of, checked_measurement, hardware_of, positive_number
 
 if TYPE_CHECKING:
     from ...plan.find_frontier import ModelFrontier

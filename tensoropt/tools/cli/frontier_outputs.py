@@ -30,9 +30,7 @@ SHOWN_BASELINES = ("data-parallel", "optcnn", "tofu", "mesh-tensorflow")
 
 def add_report_argument(parser: argparse.ArgumentParser) -> None:
     """Add ``--report``."""
-    parser.add_argument(
-        "--report", type=Path, metavar="OUT.html", help="write a page on the frontier; needs Plotly"
-    )
+    parser.add_argument("--report", type=Path, metavar="OUT.html", help="write a page on the frontier; needs Plotly")
 
 
 def add_baselines(parser: argparse.ArgumentParser) -> None:

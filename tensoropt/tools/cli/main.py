@@ -67,9 +67,7 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tensoropt {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, summary) in COMMANDS.items():
-        subparser = subparsers.add_parser(
-            name, help=summary, description=summary, parents=[debug], allow_abbrev=False
-        )
+        subparser = subparsers.add_parser(name, help=summary, description=summary, parents=[debug], allow_abbrev=False)
         if name == chosen:
             importlib.import_module(module).add_arguments(subparser)
     return parser

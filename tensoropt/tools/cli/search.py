@@ -24,13 +24,7 @@ from ...search.problem.choices import CHOICES, checked_choices
 from ...search.problem.config_space import SPACES
 from ...search.problem.objectives import MEMORY_TIME, PAIRS, parse_objectives
 from .answers import add_training_arguments, files_read
-from .frontier_outputs import (
-    add_baselines,
-    add_report_argument,
-    baselines_of,
-    check_outputs,
-    with_baselines,
-)
+from .frontier_outputs import add_baselines, add_report_argument, baselines_of, check_outputs, with_baselines
 
 if TYPE_CHECKING:
     from ...plan.asked import Request
@@ -284,9 +278,7 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...]:
     return stages
 
 
-def _find(
-    arguments: argparse.Namespace, request: Request, counts: list[int], stages: tuple[int, ...]
-) -> Plan | Curve:
+def _find(arguments: argparse.Namespace, request: Request, counts: list[int], stages: tuple[int, ...]) -> Plan | Curve:
     from ...plan.options import find_answer
 
     asked = None if arguments.stages is None else stages

@@ -14,11 +14,7 @@ from .search_report import SearchSetup, plot, result_json, result_text
 
 
 def write_found(
-    arguments: argparse.Namespace,
-    setup: SearchSetup,
-    found: Plan | Curve,
-    compared: Comparison | None,
-    display: Display,
+    arguments: argparse.Namespace, setup: SearchSetup, found: Plan | Curve, compared: Comparison | None, display: Display
 ) -> None:
     """Print what was found, and write the files that are asked for.
 

@@ -136,12 +136,7 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
     peaks = frontier.counted_peaks
     of_bound = "bound_time_us" if frontier.objectives[1] == "time" else "bound_network_time_us"
     points = [
-        {
-            **asdict(point),
-            "peak_bytes": peaks.get(number),
-            of_bound: bound_ns / 1e3,
-            **frontier.passes(number)._asdict(),
-        }
+        {**asdict(point), "peak_bytes": peaks.get(number), of_bound: bound_ns / 1e3, **frontier.passes(number)._asdict()}
         for number, (point, bound_ns) in enumerate(zip(frontier.points, lower.tolist(), strict=True))
     ]
     whole = next(iter(frontier.without_stages), None)
