@@ -62,7 +62,7 @@ release: .venv-docs/installed ## wheel and source in dist/, checked, and a scrip
 	.venv-docs/bin/python -m build --outdir dist .
 	.venv-docs/bin/twine check --strict dist/*
 	"$(PYTHON)" -m venv .venv-release
-	.venv-release/bin/pip install --quiet "$$(echo dist/*.whl)[$(TENSORFLOW),fast]"
+	.venv-release/bin/pip install --quiet "$$(echo dist/*.whl)[$(TENSORFLOW)]"
 	cd tests/versions && ../../.venv-release/bin/tensoropt run -n 2 train_save_load.py
 
 .venv-docs/installed: setup.py
