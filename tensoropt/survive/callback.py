@@ -18,7 +18,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -35,6 +35,7 @@ from ..trainer.batch import Batch
 from ..trainer.keeping import RunKeeper
 from ..trainer.programs import inner
 from ..trainer.saving import RunPosition
+from ..trainer.trainer_ranks import TrainerRanks
 from .agreement import LEAVE, NOTHING, SAVE, StopRequest, agreed, digest_of
 from .callback_states import CallbackStates
 from .interval import Interval
@@ -82,18 +83,14 @@ class Survive(RunKeeper):
 
     def begin(self, trainer: Any, given: dict[str, Any]) -> RunPosition | None:
         """Find the newest checkpoint of this ``fit``; return where it goes on."""
-        if not hasattr(trainer, "ranks"):
-            raise InputError("Survive keeps a trainer's fit")
-        key = str(self.folder.absolute())
-        self._fit = _fits[key] = _fits.get(key, -1) + 1
         self._trainer = trainer
-        self._place = FitFolder(self.folder, self._fit)
+        self._open(trainer.ranks)
         self._data: Any = None
         self._states: CallbackStates | None = None
-        found = on_rank_0(trainer.ranks.processes, lambda: self._found(given.get("callbacks")))
-        self._resumed, self._is_over = found, False
+        found = on_rank_0(self._ranks.processes, lambda: self._found(given.get("callbacks")))
+        self._resumed = found
         self.first_epoch = given.get("initial_epoch") or 0
-        self.n_steps, self.seed = 0, secrets.randbits(31)
+        self.seed = secrets.randbits(31)
         self._at_begin = self._at_opening = random_states()
         position = None
         if found is not None:
@@ -105,18 +102,27 @@ class Survive(RunKeeper):
             if self._leads:
                 self._at_begin = state["random"]["begin"]
                 set_random_states(self._at_begin)
-            self._say_where(position)
+            self._say_where(f"epoch {position.epoch + 1}, step {position.step}")
         else:
-            self.seed = trainer.ranks.processes.broadcast(self.seed, "the seed of shuffles")
+            self.seed = self._ranks.processes.broadcast(self.seed, "the seed of shuffles")
+        self._begin_saving()
+        return position
+
+    def _open(self, ranks: TrainerRanks) -> None:
+        key = str(self.folder.absolute())
+        self._fit = _fits[key] = _fits.get(key, -1) + 1
+        self._ranks, self._place = ranks, FitFolder(self.folder, self._fit)
+        self.n_steps, self._is_over = 0, False
+
+    def _begin_saving(self) -> None:
         self._saved_s, self._n_saved = time.monotonic(), self.n_steps
         if not self._is_over:
             notes.note_begin(self._fit, self.n_steps)
         self._stop.listen()
-        return position
 
     @property
     def _leads(self) -> bool:
-        return self._trainer.ranks.processes.rank == 0
+        return self._ranks.processes.rank == 0
 
     def _say(self, text: str) -> None:
         if self._leads:
@@ -124,16 +130,15 @@ class Survive(RunKeeper):
 
     def _found(self, callbacks: Any) -> Found | None:
         """Find the newest checkpoint, and check that the callbacks' states can be kept; rank 0 alone does."""
-        self._place.prepare()
         self._states = CallbackStates(list(callbacks or ()), self._stateless, self._trainer.inner)
         return self._place.newest()
 
-    def _say_where(self, position: RunPosition) -> None:
+    def _say_where(self, where: str) -> None:
         assert self._resumed is not None
         if self._is_over:
             self._say(f"this fit had ended; its result is that of '{self._resumed.prefix}'")
         else:
-            self._say(f"goes on from '{self._resumed.prefix}' (epoch {position.epoch + 1}, step {position.step})")
+            self._say(f"goes on from '{self._resumed.prefix}' ({where})")
         before, now = self._resumed.state["made_by"], made_by()
         changed = [what for what in now if now[what] != before.get(what)]
         if changed:
@@ -155,18 +160,21 @@ class Survive(RunKeeper):
 
     def before_step(self, batch: Batch, position: RunPosition) -> None:
         """Save or leave, if it is time for it."""
-        ranks = self._trainer.ranks
         if self._resumed is not None:
             self._check_data(batch, self._resumed.state)
             self._resumed = None
-        wish = LEAVE if self._stop.is_asked else SAVE if self._leads and self._is_due() else NOTHING
-        what = agreed(ranks.processes, wish)
-        if what != NOTHING:
-            self._save(position, digest_of(batch, ranks.processes))
-            if what == LEAVE:
-                self._leave()
+        self._between(lambda: self._state(position, digest_of(batch, self._ranks.processes)))
         self.n_steps += 1
         notes.note_step(self._fit, self.n_steps)
+
+    def _between(self, state: Callable[[], dict[str, Any]], is_end: bool = False) -> None:
+        """Save a state between two steps, or at the end, and leave, if it is time for it."""
+        wish = LEAVE if self._stop.is_asked else SAVE if self._leads and (is_end or self._is_due()) else NOTHING
+        what = agreed(self._ranks.processes, wish)
+        if what != NOTHING:
+            self._save(state(), 1 if is_end else self.keep, is_leaving=what == LEAVE)
+        if what == LEAVE:
+            self._leave()
 
     def _is_due(self) -> bool:
         if self.every.steps is not None:
@@ -174,7 +182,7 @@ class Survive(RunKeeper):
         return time.monotonic() - self._saved_s >= self.every.seconds
 
     def _check_data(self, batch: Batch, state: dict[str, Any]) -> None:
-        digest = digest_of(batch, self._trainer.ranks.processes)
+        digest = digest_of(batch, self._ranks.processes)
         if digest != state["digest"] and state["digest"]:
             self._say(
                 "the data isn't what it was when the run was saved: the batch with which it goes on is another one, so that "
@@ -186,36 +194,35 @@ class Survive(RunKeeper):
 
     # Saves
 
-    def _save(self, position: RunPosition, digest: str, is_end: bool = False) -> None:
-        trainer = self._trainer
-        metrics = [None if key is None else trainer.ranks.value(key) for key in self._metric_keys()]
-        beside: dict[str, Any] = {}
-        if self._leads:
-            assert self._states is not None
-            random = {"begin": self._at_begin, "opening": self._at_opening, "now": random_states()}
-            state = {
-                "position": asdict(position),
-                "n_steps": self.n_steps,
-                "first_epoch": self.first_epoch,
-                "seed": self.seed,
-                "stopped_at": self.params["epochs"] if is_end and trainer.stop_training else None,
-                "random": {**random, "data": getattr(self, "_data_at_opening", None)},
-                "digest": digest,
-                "metrics": metrics,
-                "callbacks": self._states.get(),
-                "history": (list(self.history.epoch), {name: list(each) for name, each in self.history.history.items()}),
-                "made_by": made_by(),
-            }
-            beside = as_entries(state)
-        prefix = self._place.prefix(self.n_steps)
+    def _state(self, position: RunPosition, digest: str, is_end: bool = False) -> dict[str, Any]:
+        """Return what a checkpoint has beside the variables; all ranks call it, and rank 0's counts."""
+        metrics = [None if key is None else self._ranks.value(key) for key in self._metric_keys()]
+        if not self._leads or self._states is None:
+            return {}
+        random = {"begin": self._at_begin, "opening": self._at_opening, "now": random_states()}
+        return {
+            "position": asdict(position),
+            "n_steps": self.n_steps,
+            "first_epoch": self.first_epoch,
+            "seed": self.seed,
+            "stopped_at": self.params["epochs"] if is_end and self._trainer.stop_training else None,
+            "random": {**random, "data": getattr(self, "_data_at_opening", None)},
+            "digest": digest,
+            "metrics": metrics,
+            "callbacks": self._states.get(),
+            "history": (list(self.history.epoch), {name: list(each) for name, each in self.history.history.items()}),
+            "made_by": made_by(),
+        }
+
+    def _save(self, state: dict[str, Any], keep: int, is_leaving: bool) -> None:
+        content = {"position": state["position"]} if "position" in state else {}
         try:
-            keep = 1 if is_end else self.keep
-            trainer.ranks.save(prefix, {"position": asdict(position)}, keep, beside)
+            self._ranks.save(self._place.prefix(self.n_steps), content, keep, as_entries(state))
         except InputError:
             raise
         except TensorOptError as error:  # the same on all ranks
             self._n_failed += 1
-            if self._n_failed == MOST_FAILED:
+            if self._n_failed == MOST_FAILED or is_leaving:
                 raise
             self._say(f"{error}; training goes on, and the next save is tried when it is due")
         else:
@@ -224,8 +231,8 @@ class Survive(RunKeeper):
         self._saved_s, self._n_saved = time.monotonic(), self.n_steps
 
     def _metric_keys(self) -> list[str | None]:
-        trainer = self._trainer
-        return [trainer.ranks.key_of(inner(variable)) for metric in trainer.metrics for variable in metric.variables]
+        metrics = self._trainer.metrics
+        return [self._ranks.key_of(inner(variable)) for metric in metrics for variable in metric.variables]
 
     def _leave(self) -> None:
         code = int(os.environ.get(notes.LEAVING_CODE, LEAVING_CODE))
@@ -245,7 +252,7 @@ class Survive(RunKeeper):
         """Set the state in which the run was saved."""
         if self._resumed is None or self._is_over or epoch != self._resumed.state["position"]["epoch"]:
             return
-        state, ranks = self._resumed.state, self._trainer.ranks
+        state, ranks = self._resumed.state, self._ranks
         ranks.restore(self._resumed.prefix)
         if state["position"]["step"]:
             for key, value in zip(self._metric_keys(), state["metrics"], strict=True):
@@ -262,14 +269,44 @@ class Survive(RunKeeper):
     def on_train_end(self, logs: Any = None) -> None:
         """Save the end of the run, or have what a ``fit`` that had ended has left."""
         if self._is_over and self._resumed is not None:
-            self._trainer.ranks.restore(self._resumed.prefix)
+            self._ranks.restore(self._resumed.prefix)
             if self._leads:
                 set_random_states(self._resumed.state["random"]["now"])
             self._resumed = None
             return
-        self._save(self._trainer.position, "", is_end=True)
-        if agreed(self._trainer.ranks.processes, LEAVE if self._stop.is_asked else NOTHING) == LEAVE:
-            self._leave()
+        self._between(lambda: self._state(self._trainer.position, "", is_end=True), is_end=True)
+
+    # Loops of the user's own
+
+    def steps(self, n_steps: int, step: Any, state: dict[str, Any] | None = None) -> Iterator[int]:
+        """Yield the numbers of a loop's steps, from the one at which the run goes on, and save between them.
+
+        Args:
+            n_steps: how many steps the whole loop has.
+            step: what trains, planned already: a training step (``data=``), or the trainer of a captured function.
+            state: what else the loop keeps, in numbers, text and arrays; its saved items are in it from the first step on.
+        """
+        assert step.plan  # which refuses a training step that isn't planned
+        loop: dict[str, Any] = {} if state is None else state
+        self._open(step._ranks)
+        found = self._resumed = on_rank_0(self._ranks.processes, self._place.newest)
+        if found is not None:
+            self._ranks.restore(found.prefix)
+            self.n_steps = found.state["n_steps"]
+            loop.update(found.state["loop"])
+            set_random_states(found.state["random"]["now"])
+            self._say_where(f"step {self.n_steps}")
+        self._begin_saving()
+
+        def kept() -> dict[str, Any]:
+            return {"n_steps": self.n_steps, "loop": loop, "random": {"now": random_states()}, "made_by": made_by()}
+
+        for number in range(self.n_steps, n_steps):
+            self._between(kept)
+            notes.note_step(self._fit, number + 1)
+            yield number
+            self.n_steps += 1
+        self._between(kept, is_end=True)
 
     def set_model(self, model: Any) -> None:
         """Check that a trainer trains.

@@ -38,12 +38,7 @@ class FitFolder:
     def __init__(self, folder: Path, fit: int) -> None:
         self.path = folder / f"fit-{fit}"
 
-    def prepare(self) -> None:
-        """Make the folder.
-
-        Raises:
-            InputError: it can't be made or written.
-        """
+    def _prepare(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / f".probe.{os.getpid()}"
@@ -63,7 +58,12 @@ class FitFolder:
         return str(self.path / f"step-{n_steps}")
 
     def newest(self) -> Found | None:
-        """Return the newest checkpoint that is whole, after reading it through; None without any. Name those that aren't."""
+        """Return the newest checkpoint that is whole, after reading it through; None without any. Name those that aren't.
+
+        Raises:
+            InputError: the folder can't be made or written.
+        """
+        self._prepare()
         numbers = [int(match[1]) for file in self.path.iterdir() if (match := _NAME.fullmatch(file.name))]
         for number in sorted(numbers, reverse=True):
             location = CheckpointLocation.of(self.prefix(number))

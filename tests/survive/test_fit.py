@@ -204,3 +204,42 @@ def test_a_fit_that_cannot_be_kept_is_refused(trainer, tmp_path):
         assert sentence in str(refusal.value)
     with pytest.raises(InputError, match="and Keras itself trains model"):
         fresh_plain().fit(batches(16), verbose=0, callbacks=[keeper])
+
+
+def loop(folder: Path, kill_at: int = 0) -> tuple:
+    """Train by a loop of one's own, in what stands for a process of its own; return all that may differ."""
+    survive._fits.clear()
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((72,)), keras.layers.Dense(4)])
+    optimizer = keras.optimizers.SGD(1e-2)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            value = tf.reduce_mean((model(x) - y) ** 2)
+        optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
+        return value
+
+    where = {"collectives": "emulated", "parallelism": 2, "cluster": "v100-1x4"}
+    x, y = np.random.default_rng(0).normal(size=(40, 72)), np.random.default_rng(1).normal(size=(40, 4))
+    batch = x[:BATCH], y[:BATCH]
+    planned = tensoropt.training_step(step, model=model, optimizer=optimizer, batch_size=BATCH, data=batch, **where)
+    state: dict = {"losses": [], "order": np.arange(40)}
+    np.random.seed(1)
+    for number in tensoropt.Survive(folder, every=3).steps(10, planned, state):
+        chosen = np.random.permutation(state["order"])[:BATCH]
+        state["losses"].append(float(planned(x[chosen], y[chosen])))
+        if number == kill_at - 1:
+            raise Killed
+    planned.export()
+    return state["losses"], int(planned.optimizer.iterations), model.get_weights()
+
+
+def test_a_loop_of_ones_own_goes_on(tmp_path, capfd):
+    expected = loop(tmp_path / "whole")
+    with pytest.raises(Killed):
+        loop(tmp_path / "cut", 8)
+    got = loop(tmp_path / "cut")
+    assert got[:2] == expected[:2]
+    for value, other in zip(got[2], expected[2], strict=True):
+        np.testing.assert_array_equal(value, other)
+    assert f"goes on from '{tmp_path}/cut/fit-0/step-6' (step 6)" in capfd.readouterr().err
