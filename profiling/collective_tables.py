@@ -38,9 +38,10 @@ from ..reschedule.layout import Axes, Layout, axes_text, block_bounds
 from ..reschedule.mesh import Mesh
 from ..reschedule.rank_steps import rank_step
 from ..reschedule.steps import Move, State, Step, make_step
-from .compute import APART, CLOSE, ComputeBetween, ComputeEngine, time_s
+from .compute import APART, CLOSE, ComputeBetween, time_s
 from .hardware import COMMUNICATING_KINDS, CollectiveTable
 from .measuring_ranks import MeasuringProcess, MeasuringRanks, repeats
+from .tensorflow_engine import TensorFlowEngine
 
 SIZES = tuple(1 << i for i in (10, 22, 16, 12, 19, 14, 24, 18, 20, 21, 17, 23, 15, 13, 11))
 """Bytes, the most telling first."""
@@ -83,7 +84,7 @@ class CollectiveTables:
             table.
     """
 
-    engine: ComputeEngine
+    engine: TensorFlowEngine
     mesh: Mesh
     process: MeasuringProcess
     call_us: float = 0.0
@@ -178,7 +179,7 @@ class _Measuring:
         path_s: the seconds spent around the communicator's own calls, the median of all.
     """
 
-    engine: ComputeEngine
+    engine: TensorFlowEngine
     mesh: Mesh
     process: MeasuringProcess
     kind: str

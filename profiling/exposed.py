@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .compute import Action, Call, ComputeEngine, time_s
+from .compute import Action, Call, time_s
+from .tensorflow_engine import TensorFlowEngine
 
 SIZES = (1 << 22, 1 << 21, 1 << 20, 1 << 19)
 """Bytes of the all-reduce; the largest that the budget allows is taken."""
@@ -27,7 +28,7 @@ NOTHING = 0.8
 
 
 def exposed_share(
-    engine: ComputeEngine,
+    engine: TensorFlowEngine,
     all_reduce: Callable[[int], Action | Call],
     seconds_of: Callable[[int], float],
     product_s: float,
@@ -52,8 +53,6 @@ def exposed_share(
     times_s: list[list[float]] = [[] for _ in actions]
     for number in range(1 + max(FEWEST, min(MOST, int(budget_s / (_ROUND * alone_s))))):
         for action, times in zip(actions, times_s, strict=True):
-            if action is None:
-                return 1.0
             largest(0.0)
             taken_s = largest(time_s(action))
             if number:  # an engine's first runs prepare

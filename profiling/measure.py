@@ -29,7 +29,7 @@ from ..reschedule.layout import axes_text
 from ..reschedule.mesh import Level, Mesh
 from .available_memory import available_memory_bytes
 from .collective_tables import SHARES, CollectiveTables, Tables, axes_of_level, collective, device_partitions
-from .compute import STREAM_BYTES, Action, Call, Chain, ComputeEngine, NumpyEngine, time_s
+from .compute import STREAM_BYTES, Action, Call, Chain, time_s
 from .exposed import exposed_share
 from .hardware import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel, Origin
 from .hardware.rates import NO_RATES
@@ -74,8 +74,6 @@ def measure(
     levels: Sequence[Level],
     process: MeasuringProcess | None = None,
     budget_s: float = 1.0,
-    engine: str = "tensorflow",
-    name: str = "this machine",
     watching: Watching | None = None,
 ) -> Hardware:
     """Measure the devices of all ranks; every rank must call it, and gets an equal description.
@@ -84,15 +82,17 @@ def measure(
         levels: the levels of the mesh that the ranks make, outermost first.
         process: this rank's place among the ranks; without it, one device alone.
         budget_s: about how long it may take, without the start of the engine.
-        engine: ``tensorflow`` or ``numpy``.
 
     Raises:
-        ValueError: an unknown engine, no budget, or several devices without a communicator.
+        ValueError: no budget, or several devices without a communicator.
     """
     process = process or MeasuringProcess()
     mesh = Mesh(tuple(levels))
-    _refuse(process, mesh, budget_s, engine)
-    computing: ComputeEngine = TensorFlowEngine() if engine == "tensorflow" else NumpyEngine()
+    if not budget_s > 0:
+        raise ValueError(f"the budget of a measurement is {budget_s!r} s, expected more than 0")
+    if process.communicator is None and mesh.n_devices > 1:
+        raise ValueError(f"measuring a mesh of {mesh.n_devices} devices needs their communicator, got none")
+    computing = TensorFlowEngine()
     # A GPU computes beside its rank's core.
     per_core = process.ranks_per_core if computing.device_memory_bytes() is None else 1.0
     ranks = MeasuringRanks(process.communicator, mesh, per_core)
@@ -113,7 +113,7 @@ def measure(
         how = python if process.emitted is None else f"as operators of {process.collectives}"
         provenance["collectives"] = f"{when}, all groups at once, among operators, {how}"
         return Hardware(
-            name=name, device=device, levels=fitted, collectives=tables, provenance=provenance, operators=NO_RATES,
+            name="this machine", device=device, levels=fitted, collectives=tables, provenance=provenance, operators=NO_RATES,
             measured=origin, collective_call_us=call_us, collective_path_us=path_us, exposed_share=exposed,
         )
 
@@ -134,23 +134,11 @@ def measure(
     return result
 
 
-def _refuse(process: MeasuringProcess, mesh: Mesh, budget_s: float, engine: str) -> None:
-    """Raise ValueError for what can't be measured with."""
-    if engine not in ("tensorflow", "numpy"):
-        raise ValueError(f"unknown engine to measure with: got {engine!r}, expected 'tensorflow' or 'numpy'")
-    if not budget_s > 0:
-        raise ValueError(f"the budget of a measurement is {budget_s!r} s, expected more than 0")
-    if process.communicator is None and mesh.n_devices > 1:
-        raise ValueError(f"measuring a mesh of {mesh.n_devices} devices needs their communicator, got none")
-
-
-def _overhead_us(timed: Chain | None, ranks: MeasuringRanks) -> float:
-    """Return the microseconds of one of the chain's operators, 0 without a chain.
+def _overhead_us(timed: Chain, ranks: MeasuringRanks) -> float:
+    """Return the microseconds of one of the chain's operators.
 
     The fastest runs count, since a difference of medians would be mostly noise.
     """
-    if timed is None:
-        return 0.0
     fastest_s = []
     for action in (timed.few, timed.many):
         for _ in range(2):  # an engine's first runs prepare
@@ -161,7 +149,7 @@ def _overhead_us(timed: Chain | None, ranks: MeasuringRanks) -> float:
 
 
 def _measure_device(
-    engine: ComputeEngine, process: MeasuringProcess, ranks: MeasuringRanks, budget_s: float, when: str
+    engine: TensorFlowEngine, process: MeasuringProcess, ranks: MeasuringRanks, budget_s: float, when: str
 ) -> tuple[Device, dict[str, str]]:
     """Measure the device, on which all ranks agree, and return it with the provenance of its numbers."""
     share_s = budget_s / DEVICE_PARTS
@@ -197,7 +185,7 @@ def _measure_device(
 
 
 def _exposed(
-    engine: ComputeEngine,
+    engine: TensorFlowEngine,
     mesh: Mesh,
     process: MeasuringProcess,
     ranks: MeasuringRanks,
@@ -224,7 +212,7 @@ def _exposed(
     )
 
 
-def _streams(engine: ComputeEngine) -> Action:
+def _streams(engine: TensorFlowEngine) -> Action:
     stream = engine.stream()
 
     def run() -> None:

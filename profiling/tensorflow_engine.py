@@ -20,7 +20,12 @@ _CALLBACKS = 10
 class TensorFlowEngine:
     """The engine that computes with TensorFlow, with its threads as configured, on its first GPU if it sees one.
 
-    The first use starts TensorFlow's runtime: threads and visible devices must be configured before.
+    The first use starts TensorFlow's runtime: threads and visible devices must be configured before. Every action ends when
+    its work is done.
+
+    Attributes:
+        gemm_extent: the number of rows of the square matrices that are multiplied.
+        threads: threads within an operator; 0 for as many as there are cores.
 
     Raises:
         RuntimeError: eager execution is off, or a graph is the default one.
@@ -46,6 +51,7 @@ class TensorFlowEngine:
         return str(details.get("device_name", "GPU"))
 
     def device_memory_bytes(self) -> int | None:
+        """Return the bytes of the device's own memory, None where it uses the machine's."""
         if not self._gpu:
             return None
         from tensorflow.python.client import device_lib  # the only API that returns a device's limit
@@ -61,11 +67,13 @@ class TensorFlowEngine:
         return run
 
     def gemm(self, dtype: str) -> Action:
+        """Return an action that multiplies two square matrices."""
         with self._tf.device(self._device):
             left, right = (self._tf.fill((self.gemm_extent,) * 2, self._tf.cast(v, dtype)) for v in (0.5, 0.25))
         return self._synced(lambda: self._tf.matmul(left, right))
 
     def stream(self) -> Action:
+        """Return an action of one elementwise operator that reads and writes :data:`.compute.STREAM_BYTES`."""
         with self._tf.device(self._device):
             array = self._tf.ones(STREAM_BYTES // 4)
             half = self._tf.constant(0.5)
@@ -88,10 +96,12 @@ class TensorFlowEngine:
         return Chain(build(few), build(many), many - few)
 
     def operators(self) -> Chain:
+        """Return chains of operators that do next to nothing."""
         with self._tf.device(self._device):
             return self._chain(lambda x: self._tf.matmul(x, x), (1, CHAIN + 1))
 
-    def callbacks(self, between: ComputeBetween) -> Chain | None:
+    def callbacks(self, between: ComputeBetween) -> Chain:
+        """Return chains without and with calls from TensorFlow into Python."""
         tf = self._tf
 
         def called(x: np.ndarray) -> list[np.ndarray]:
@@ -116,6 +126,12 @@ class TensorFlowEngine:
             return Chain(build(False), build(True), _CALLBACKS)
 
     def among(self, calls: Sequence[Call], is_early: bool, between: ComputeBetween) -> Action:
+        """Return an action that makes an array for each call and hands it over in Python, one call after the other.
+
+        Args:
+            is_early: make all arrays before the first call, else each just before its own.
+            between: the compute before each call.
+        """
         tf = self._tf
 
         def called(number: int, array: np.ndarray, _: np.ndarray) -> np.ndarray:
@@ -129,6 +145,7 @@ class TensorFlowEngine:
         return self._among([count for count, _ in calls], is_early, between, take)
 
     def among_emitted(self, calls: Sequence[Call], is_early: bool, between: ComputeBetween) -> Callable[[], np.ndarray]:
+        """Return a function like :meth:`among` whose calls are operators of its graph, and which returns their seconds."""
         tf = self._tf
 
         def take(number: int, array: Any, nothing: Any) -> tuple[Any, Any]:
@@ -184,7 +201,11 @@ class TensorFlowEngine:
         function = tf.function(body, autograph=False).get_concrete_function(other)
         return lambda: function(other).numpy()
 
-    def with_products(self, call: Action | Call | None, n_products: int) -> Action | None:
+    def with_products(self, call: Action | Call | None, n_products: int) -> Action:
+        """Return an action that runs products of float32 matrices and a call of which none waits for the other.
+
+        The call goes into Python, or is operators in the graph.
+        """
         tf = self._tf
         with tf.device(self._device):
             start = tf.fill((self.gemm_extent,) * 2, 1 / self.gemm_extent)

@@ -36,10 +36,10 @@ class _Block:
     def branch(self, *layers: tuple[Kernel, int], stride: int = 1) -> None:
         self.branches.append(self.convolved(self.x, *layers, stride=stride))
 
-    def forked(self, *layers: tuple[Kernel, int], width: int) -> None:
-        """Add a branch that ends in a 1 x 3 and a 3 x 1 convolution side by side."""
+    def forked(self, *layers: tuple[Kernel, int]) -> None:
+        """Add a branch that ends in a 1 x 3 and a 3 x 1 convolution of 384 channels side by side."""
         x = self.convolved(self.x, *layers)
-        self.branches += [self.convolved(x, ((1, 3), width)), self.convolved(x, ((3, 1), width))]
+        self.branches += [self.convolved(x, ((1, 3), 384)), self.convolved(x, ((3, 1), 384))]
 
     def pooled(self, width: int) -> None:
         self.branches.append(self.convolved(tf.nn.avg_pool2d(self.x, 3, 1, "SAME"), (1, width)))
@@ -103,8 +103,8 @@ def _factorised(x: tf.Tensor, name: str, divisor: int, inner: int) -> tf.Tensor:
 def _coarse(x: tf.Tensor, name: str, divisor: int) -> tf.Tensor:
     block = _Block(x, name, divisor)
     block.branch((1, 320))
-    block.forked((1, 384), width=384)
-    block.forked((1, 448), (3, 384), width=384)
+    block.forked((1, 384))
+    block.forked((1, 448), (3, 384))
     block.pooled(192)
     return block.joined()
 

@@ -1,6 +1,6 @@
 """One rank of a measurement under mpirun: measures, and rank 0 saves the hardware; all check that they agree.
 
-Usage: measuring_rank.py MACHINES ENGINE BUDGET_S FILE
+Usage: measuring_rank.py MACHINES BUDGET_S FILE
 """
 
 import sys
@@ -15,7 +15,7 @@ from tensoropt.runtime.collectives.mpi import MpiCommunicator
 
 
 def main() -> None:
-    machines, engine, budget_s, path = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4]
+    machines, budget_s, path = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
     comm = MPI.COMM_WORLD
     levels = (Level("machine", machines), Level("device", comm.size // machines))
     mesh = Mesh(levels)
@@ -23,7 +23,7 @@ def main() -> None:
     communicator.prepare(device_partitions(mesh))
     place = MeasuringProcess(communicator, comm.rank, local_ranks=comm.size, broadcast=comm.bcast)
     start = MPI.Wtime()
-    hardware = measure(levels, place, budget_s=budget_s, engine=engine)
+    hardware = measure(levels, place, budget_s=budget_s)
     if comm.rank == 0:
         print(f"measured in {MPI.Wtime() - start:.2f} s")
         hardware.save(path)

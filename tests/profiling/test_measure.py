@@ -12,7 +12,7 @@ from helpers.large import first
 from helpers.mpirun import child_environment, run_ranks
 
 from tensoropt.profiling.collective_tables import APART_SHARE, SIZES, CollectiveTables, device_partitions
-from tensoropt.profiling.compute import CLOSE, NumpyEngine
+from tensoropt.profiling.compute import CLOSE
 from tensoropt.profiling.cpu_caches import MOST_CACHE_BYTES, USUAL_CACHE_BYTES, cache_bytes
 from tensoropt.profiling.hardware import COMMUNICATING_KINDS, CollectiveTable, Hardware, named
 from tensoropt.profiling.hardware_costs import CollectiveCosts, MeasuredCurve
@@ -57,6 +57,13 @@ class SlowOneCommunicator:
         self._collective("reduce_scatter", axes, sum(send.nbytes for send in sends))
 
 
+class PlainEngine:
+    """An engine that makes the calls and computes nothing between them."""
+
+    def among(self, calls, is_early, between):
+        return lambda: [call(np.ones(count, np.float32)) for count, call in calls]
+
+
 def test_ranks_call_alike_though_their_clocks_differ():
     mesh, barrier, values = Mesh.of(2), threading.Barrier(2), [None, None]
     communicators = [SlowOneCommunicator(rank, values, barrier) for rank in range(2)]
@@ -64,7 +71,7 @@ def test_ranks_call_alike_though_their_clocks_differ():
 
     def run(rank):
         tables[rank] = CollectiveTables(
-            NumpyEngine(), mesh, MeasuringProcess(communicators[rank], rank), call_us=5.0
+            PlainEngine(), mesh, MeasuringProcess(communicators[rank], rank), call_us=5.0
         ).measured(0.3)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(2)]
@@ -119,7 +126,7 @@ def test_the_last_cache(tmp_path, files, n_bytes):
 
 
 def test_one_device_alone_has_a_description_that_can_be_saved(tmp_path):
-    hardware = measure((Level("machine", 1), Level("device", 1)), budget_s=0.05, engine="numpy", name="alone")
+    hardware = measure((Level("machine", 1), Level("device", 1)), budget_s=0.05)
     hardware.save(tmp_path / "alone.json")
     assert Hardware.load(tmp_path / "alone.json") == hardware
     assert hardware.parallelisms() == (1,)
@@ -134,10 +141,9 @@ def test_one_device_alone_has_a_description_that_can_be_saved(tmp_path):
 def test_what_cannot_be_measured():
     levels = (Level("device", 1),)
     for arguments, said in [
-        ({"levels": levels, "engine": "torch"}, "unknown engine.*'torch'.*'numpy'"),
         ({"levels": levels, "budget_s": 0}, "budget.*0 s"),
         ({"levels": levels, "budget_s": float("nan")}, "budget.*nan"),
-        ({"levels": (Level("device", 2),), "engine": "numpy"}, "2 devices needs their communicator"),
+        ({"levels": (Level("device", 2),)}, "2 devices needs their communicator"),
     ]:
         with pytest.raises(ValueError, match=said):
             measure(**arguments)
@@ -173,13 +179,12 @@ def test_importing_profiling_imports_no_tensorflow():
 
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    ("n_ranks", "machines", "engine", "partitions"),
-    first(2, [(2, 1, "tensorflow", ["a"]), (4, 2, "numpy", ["a", "b", "ab"]), (3, 1, "numpy", ["a"])]),
+    ("n_ranks", "machines", "partitions"), first(2, [(2, 1, ["a"]), (4, 2, ["a", "b", "ab"]), (3, 1, ["a"])])
 )
-def test_ranks_under_mpirun_measure_one_description(tmp_path, n_ranks, machines, engine, partitions):
+def test_ranks_under_mpirun_measure_one_description(tmp_path, n_ranks, machines, partitions):
     path = tmp_path / "measured.json"
     script = Path(__file__).with_name("measuring_rank.py")
-    done = run_ranks(n_ranks, script, machines, engine, 0.3, path, env={"OMP_NUM_THREADS": "1"})
+    done = run_ranks(n_ranks, script, machines, 0.3, path, env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     hardware = Hardware.load(path)
     assert hardware.n_devices == n_ranks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.steps import legal_steps
+from oracles.steps import ScrambledCosts, legal_steps
 
 from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.dijkstra import enumeration_order
@@ -21,18 +20,6 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path, ReschedulingError, all_layouts, all_pairs, cheapest_path, step_time_ns
 from tensoropt.reschedule.simulate import gather, scatter, simulate
 from tensoropt.reschedule.steps import Step
-
-
-@dataclass(frozen=True)
-class ScrambledCosts:
-    """Numbers without rhyme or reason below ``limit``: paths wind, and a small limit makes ties."""
-
-    seed: int
-    limit: int
-
-    def time_ns(self, kind: str, mesh: Mesh, axes: Axes, n_bytes: int) -> int:
-        assert axes == tuple(sorted(axes)) and axes, "a group's axes are asked for in mesh order"
-        return zlib.crc32(f"{self.seed} {kind} {axes} {n_bytes}".encode()) % self.limit
 
 
 @dataclass(frozen=True)

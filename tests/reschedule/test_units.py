@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.steps import legal_steps
+from oracles.steps import ScrambledCosts, legal_steps
 
 from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.layout import Axes, Layout
@@ -21,18 +19,6 @@ from tensoropt.reschedule.simulate import gather, scatter, simulate
 from tensoropt.reschedule.units import MOST_AXES, UnitMesh, units
 
 MESHES = [Mesh.of(4, 8), Mesh.of(8, 8), Mesh.of(64, 8), Mesh.of(12, 6)]
-
-
-@dataclass(frozen=True)
-class ScrambledCosts:
-    """Numbers without rhyme or reason below ``limit``, that tell all axes apart."""
-
-    seed: int
-    limit: int
-
-    def time_ns(self, kind: str, mesh: Mesh, axes: Axes, n_bytes: int) -> int:
-        assert axes == tuple(sorted(axes)) and axes, "a group's axes are asked for in mesh order"
-        return zlib.crc32(f"{self.seed} {kind} {axes} {n_bytes}".encode()) % self.limit
 
 
 def shuffled(mesh: Mesh, shards: tuple[Axes, ...], rank: int, rng: np.random.Generator) -> Layout:

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt calibrate`` and return the exit code; every rank runs it."""
     seconds = QUICK_SECONDS if arguments.quick else SECONDS
     if arguments.seconds is not None:
-        seconds = parse_seconds(arguments.seconds, "--seconds")
+        seconds = parse_seconds(arguments.seconds)
     import_tensorflow()
     from ...runtime.disturbance import measured_with_disturbance
     from ...runtime.execute import EMULATED, checked_collectives
@@ -104,7 +104,8 @@ def _measured(processes: Processes, seconds: float, keep: Callable[[Hardware], N
     with display.phase("collectives"):
         watching = Watching(partial(display.update, "collectives"), keep)
         hardware = measure_here(processes, seconds * OF_FIRST, watching, collectives)
-    unfinished = _marked(hardware, is_complete=False)
+    assert hardware.measured is not None
+    unfinished = replace(hardware, measured=replace(hardware.measured, is_complete=False))
     store = opened_store(processes)
     with display.phase("operators"):
         deadline = time.monotonic() + seconds * (1 - OF_FIRST - OF_COLLECTIVES)
@@ -120,8 +121,3 @@ def _measured(processes: Processes, seconds: float, keep: Callable[[Hardware], N
     hardware = replace(again, operators=hardware.operators)
     keep(hardware)
     return hardware
-
-
-def _marked(hardware: Hardware, is_complete: bool) -> Hardware:
-    assert hardware.measured is not None
-    return replace(hardware, measured=replace(hardware.measured, is_complete=is_complete))

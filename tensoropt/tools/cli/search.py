@@ -135,15 +135,15 @@ def budget_of(arguments: argparse.Namespace) -> Budget | None:
     return Budget(seconds=seconds, gap=gap)
 
 
-def parse_seconds(text: str, argument: str) -> float:
-    """Return the number of seconds that a text gives, above 0.
+def parse_seconds(text: str) -> float:
+    """Return the number of seconds that a text gives for ``--seconds``, above 0.
 
     Raises:
-        InputError: the text is no such number; ``argument`` is named in the message.
+        InputError: the text is no such number.
     """
-    seconds = _amount(text, argument, "number of seconds")
+    seconds = _amount(text, "--seconds", "number of seconds")
     if not seconds:
-        raise InputError(f"{argument} takes a number of seconds above 0, got {short(text)}")
+        raise InputError(f"--seconds takes a number of seconds above 0, got {short(text)}")
     return seconds
 
 
