@@ -29,20 +29,46 @@ from helpers.strategies import (
 )
 
 from tensoropt.lowering.resharding.backends import CommunicatingBackend
-from tensoropt.lowering.resharding.reshard import Collective
+from tensoropt.lowering.resharding.in_graph import GraphBackend
+from tensoropt.lowering.resharding.reshard import Backend, Collective
 from tensoropt.profiling.collective_tables import device_partitions
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.runtime.collectives import outbox
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
 from tensoropt.sharding.strategy import StrategyView
 
 COMM = MPI.COMM_WORLD
 
 
-def check(case: str, model: zoo.Recorded, view: StrategyView, seed: int, backend: CommunicatingBackend) -> int:
+def backend_of(mesh: Mesh, collectives: str) -> Backend:
+    """``link`` is as over a link: what only updates wait for has a chain of its own."""
+    if collectives == "mpi":
+        return CommunicatingBackend(mesh, COMM.rank, prepared(MpiCommunicator(COMM, mesh)))
+    if collectives == "link":
+        outbox.PART_BYTES = 1 << 8
+        overlappable = CommunicatingBackend(mesh, COMM.rank, prepared(MpiCommunicator(COMM, mesh, gives_way=True)))
+        critical = prepared(MpiCommunicator(COMM, mesh, naps=True))
+        return CommunicatingBackend(mesh, COMM.rank, critical, overlappable=overlappable)
+    from tensoropt.runtime.collectives.horovod import HorovodCollectives
+
+    return GraphBackend(mesh, COMM.rank, HorovodCollectives(COMM, mesh, agree))
+
+
+def prepared(communicator: MpiCommunicator) -> MpiCommunicator:
+    communicator.prepare(device_partitions(communicator._mesh))
+    return communicator
+
+
+def agree(text: str) -> None:
+    assert len(set(COMM.allgather(text))) == 1, text
+
+
+def check(case: str, model: zoo.Recorded, view: StrategyView, seed: int, backend: Backend) -> int:
     """Train by one strategy; the number of collectives in a step and an evaluation."""
     digests: list[str] = []
     n_collectives: list[int] = []
-    engine = engine_of(model, view, random_router(seed), backend)
+    in_order = isinstance(backend, CommunicatingBackend) and backend.overlappable is not None
+    engine = engine_of(model, view, random_router(seed), backend, in_order)
 
     def agree(digest: str, log: Sequence[Collective]) -> None:
         digests.append(digest)
@@ -58,26 +84,37 @@ def check(case: str, model: zoo.Recorded, view: StrategyView, seed: int, backend
     return sum(n_collectives)
 
 
-def main(case: str, n_strategies: int) -> None:
+def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(3 if collectives == "link" else 0)
+    if collectives == "horovod":
+        # Its many small operators keep TensorFlow's graph optimizer busy for most of the time; feeding_worker.py has it on.
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     meshes = [Mesh.of(COMM.size)] + ([Mesh.of(2, 2)] if COMM.size == 4 else [])
-    backends = []
-    for mesh in meshes:
-        communicator = MpiCommunicator(COMM, mesh)
-        communicator.prepare(device_partitions(mesh))
-        backends.append(CommunicatingBackend(mesh, COMM.rank, communicator))
-    function = {"broadcasting": zoo.broadcasting, "random": zoo.noise, "windows": zoo.windows}[case]
+    backends = [backend_of(mesh, collectives) for mesh in meshes]
+    functions = {
+        "models": (zoo.mlp, zoo.cnn, zoo.attention),
+        "broadcasting": (zoo.broadcasting,),
+        "random": (zoo.noise,),
+        "windows": (zoo.windows,),
+    }[case]
     optimizers = tuple(zoo.HYPERPARAMETERS)
-    prefers = slides if case == "windows" else lambda config: bool(config.used_axes)
+    splits = dict.fromkeys(("broadcasting", "random"), lambda config: bool(config.used_axes))
+    prefers = {**splits, "windows": slides}.get(case)
+    models: dict[tuple[str, str], zoo.Recorded] = {}
     n_collectives = 0
     for seed in range(n_strategies):
-        model = zoo.record(function, optimizers[seed % len(optimizers)])
+        function = functions[seed % len(functions)]
+        optimizer = optimizers[seed // len(functions) % len(optimizers)]
+        key = function.__name__, optimizer
+        if key not in models:
+            models[key] = zoo.record(function, optimizer)
         mesh, backend = meshes[seed % len(meshes)], backends[seed % len(meshes)]
-        view = random_strategy(model, mesh, 1000 + seed, prefers)
-        n_collectives += check(case, model, view, 1000 + seed, backend)
+        view = random_strategy(models[key], mesh, 1000 + seed, prefers)
+        n_collectives += check(case, models[key], view, 1000 + seed, backend)
     if COMM.rank == 0:
         print(f"{n_strategies} strategies, {n_collectives} collectives on {COMM.size} ranks")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
