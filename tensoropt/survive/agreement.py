@@ -48,15 +48,15 @@ class StopRequest:
         signal.signal(number, signal.SIG_DFL)
 
 
-def agreed(processes: Processes, wish: int) -> int:
-    """Return the largest of the ranks' wishes, on every rank."""
+def agreed(processes: Processes, wish: int, is_writing: bool) -> tuple[int, bool]:
+    """Return the largest of the ranks' wishes, and whether any rank still writes, on every rank."""
     if processes.alone:
-        return wish
+        return wish, is_writing
     from mpi4py import MPI
 
-    own, largest = np.array([wish], np.int32), np.empty(1, np.int32)
+    own, largest = np.array([wish, is_writing], np.int32), np.empty(2, np.int32)
     processes.complete([processes.comm.Iallreduce(own, largest, MPI.MAX)], "whether to save")
-    return int(largest[0])
+    return int(largest[0]), bool(largest[1])
 
 
 def digest_of(batch: Batch, processes: Processes) -> str:

@@ -19,6 +19,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -29,10 +30,12 @@ import keras
 from ..common.errors import InputError, TensorOptError, short
 from ..common.files import path_text
 from ..runtime import notes
+from ..runtime.checkpoint.saving import PendingSave
 from ..runtime.checkpoint.together import on_rank_0
 from ..runtime.interruptions import say
 from ..trainer.batch import Batch
 from ..trainer.keeping import RunKeeper
+from ..trainer.live import own_values
 from ..trainer.programs import inner
 from ..trainer.saving import RunPosition
 from ..trainer.trainer_ranks import TrainerRanks
@@ -79,6 +82,9 @@ class Survive(RunKeeper):
         self._resumed: Found | None = None
         self._n_failed = 0
 
+    writes_apart = True
+    """Whether checkpoints are written by a thread, while training goes on."""
+
     # What RunKeeper asks
 
     def begin(self, trainer: Any, given: dict[str, Any]) -> RunPosition | None:
@@ -113,6 +119,7 @@ class Survive(RunKeeper):
         self._fit = _fits[key] = _fits.get(key, -1) + 1
         self._ranks, self._place = ranks, FitFolder(self.folder, self._fit)
         self.n_steps, self._is_over = 0, False
+        self._pending: tuple[PendingSave, int] | None = None
 
     def _begin_saving(self) -> None:
         self._saved_s, self._n_saved = time.monotonic(), self.n_steps
@@ -170,9 +177,16 @@ class Survive(RunKeeper):
     def _between(self, state: Callable[[], dict[str, Any]], is_end: bool = False) -> None:
         """Save a state between two steps, or at the end, and leave, if it is time for it."""
         wish = LEAVE if self._stop.is_asked else SAVE if self._leads and (is_end or self._is_due()) else NOTHING
-        what = agreed(self._ranks.processes, wish)
-        if what != NOTHING:
-            self._save(state(), 1 if is_end else self.keep, is_leaving=what == LEAVE)
+        pending = self._pending
+        what, is_writing = agreed(self._ranks.processes, wish, pending is not None and not pending[0].is_written)
+        is_last = is_end or what == LEAVE
+        if pending is not None and (is_last or not is_writing):
+            self._finish_save()
+        if what != NOTHING and self._pending is None:
+            is_apart = self.writes_apart and not is_last
+            self._begin_save(state(), 1 if is_end else self.keep, is_apart, is_leaving=what == LEAVE)
+            if not is_apart:
+                self._finish_save(is_leaving=what == LEAVE)
         if what == LEAVE:
             self._leave()
 
@@ -214,10 +228,30 @@ class Survive(RunKeeper):
             "made_by": made_by(),
         }
 
-    def _save(self, state: dict[str, Any], keep: int, is_leaving: bool) -> None:
-        content = {"position": state["position"]} if "position" in state else {}
+    def _begin_save(self, state: dict[str, Any], keep: int, apart: bool, is_leaving: bool) -> None:
+        ranks, content = self._ranks, {"position": state["position"]} if "position" in state else {}
+        self._saved_s, self._n_saved = time.monotonic(), self.n_steps
+        ranks.catch_up()
+        with self._failing(is_leaving), own_values():
+            own = as_entries(state), ranks.objects() if ranks.rank == 0 else None
+            prefix = self._place.prefix(self.n_steps)
+            save = PendingSave(prefix, ranks.kept, ranks.processes, content, *own, 1, keep, apart=apart)
+            self._pending = save, self.n_steps
+
+    def _finish_save(self, is_leaving: bool = False) -> None:
+        if self._pending is None:
+            return
+        (save, n_steps), self._pending = self._pending, None
+        with self._failing(is_leaving), own_values():
+            save.finish()
+            self._n_failed = 0
+            notes.note(notes.SAVED, saved=[self._fit, n_steps])
+
+    @contextmanager
+    def _failing(self, is_leaving: bool) -> Iterator[None]:
+        """Tell of a save that fails within this context, and go on, unless too many have failed."""
         try:
-            self._ranks.save(self._place.prefix(self.n_steps), content, keep, as_entries(state))
+            yield
         except InputError:
             raise
         except TensorOptError as error:  # the same on all ranks
@@ -225,10 +259,6 @@ class Survive(RunKeeper):
             if self._n_failed == MOST_FAILED or is_leaving:
                 raise
             self._say(f"{error}; training goes on, and the next save is tried when it is due")
-        else:
-            self._n_failed = 0
-            notes.note(notes.SAVED, saved=[self._fit, self.n_steps])
-        self._saved_s, self._n_saved = time.monotonic(), self.n_steps
 
     def _metric_keys(self) -> list[str | None]:
         metrics = self._trainer.metrics

@@ -377,23 +377,23 @@ class TrainerRanks(LedRanks):
     # Checkpoints
 
     @property
-    def _kept(self) -> list[StateEntry]:
+    def kept(self) -> list[StateEntry]:
         """The entries of the variables that a checkpoint saves: all but the metrics of the running epoch."""
         return [entry for key, entry in self.planned_state.items() if key not in self.passing and key not in self._shown]
 
     @caught_up
     @everywhere
-    def save(self, path: str, content: Mapping[str, Any], max_to_keep: int | None, beside: Any = None) -> None:
-        """Save a checkpoint in which each rank writes its shards, with rank 0's JSON content and entries beside them."""
+    def save(self, path: str, content: Mapping[str, Any], max_to_keep: int | None) -> None:
+        """Save a checkpoint in which each rank writes its shards, with JSON content beside them."""
         with own_values():
-            own = {"objects": self.objects() if self.rank == 0 else None, "max_to_keep": max_to_keep, "beside": beside}
-            save(path, self._kept, self.processes, content, **own)
+            objects = self.objects() if self.rank == 0 else None
+            save(path, self.kept, self.processes, content, objects=objects, max_to_keep=max_to_keep)
 
     @caught_up
     @everywhere
     def restore(self, path: str) -> Mapping[str, Any]:
         """Assign a checkpoint's values to all variables. Return the JSON content that was saved beside them."""
         with own_values():
-            content = restore(path, self._kept, self.processes, self.objects()).content
-        self.changing({entry.key for entry in self._kept})
+            content = restore(path, self.kept, self.processes, self.objects()).content
+        self.changing({entry.key for entry in self.kept})
         return content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import threading
 from pathlib import Path
 
 import keras
@@ -14,7 +15,8 @@ from tensorflow.python.eager import context
 from trainer.models import BATCH, batches, fresh_plain, images, parallelized, restart, shuffled
 
 import tensoropt
-from tensoropt.common.errors import InputError
+from tensoropt.common.errors import InputError, TensorOptError
+from tensoropt.runtime.checkpoint import saving
 from tensoropt.survive import callback as survive
 from tensoropt.survive.run_folder import FitFolder
 from tensoropt.trainer.trainer import Trainer
@@ -34,12 +36,19 @@ class Killed(Exception):
 class Killer(keras.callbacks.Callback):
     """Ends the fit in a step, or in a validation."""
 
+    is_near = threading.Event()
+
     def __init__(self, n_calls: int) -> None:
         super().__init__()
         self.n_calls = n_calls
 
     def _count(self, *_, **__) -> None:
         self.n_calls -= 1
+        if self.n_calls == 3:
+            self.is_near.set()
+            for thread in threading.enumerate():
+                if thread.name == "tensoropt-save":
+                    thread.join(60)
         if self.n_calls == 0:
             raise Killed
 
@@ -93,6 +102,11 @@ def data(kind: str) -> dict:
     if kind == "generator":
         return {"x": drawn(), "steps_per_epoch": N_STEPS}
     return {"x": shuffled() if kind == "dataset" else Augmented()}
+
+
+@pytest.fixture(autouse=True)
+def waits_for_saves(monkeypatch):
+    monkeypatch.setattr(tensoropt.Survive, "writes_apart", False)  # so that what was saved when is certain
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +174,35 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(trainer, t
     said = capfd.readouterr().err
     assert f"checkpoint '{newest}' is damaged" in said
     assert f"goes on from '{before}' (epoch 2, step 1)" in said
+
+
+def test_training_goes_on_while_the_state_of_a_step_is_written(trainer, tmp_path, monkeypatch, capfd):
+    expected, write, n_written = result(trainer, "dataset", tmp_path / "whole"), saving._write_shards, 0
+
+    def wait_and_write(location, device, items):
+        nonlocal n_written
+        n_written += 1
+        assert Killer.is_near.wait(60)
+        if n_written > 1:
+            raise TensorOptError("the disk is full")
+        return write(location, device, items)
+
+    Killer.is_near.clear()
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(tensoropt.Survive, "writes_apart", True)
+        patched.setattr(saving, "_write_shards", lambda location, device, items: wait_and_write(location, device, items))
+        patched.setattr(saving, "_items", with_one_device(saving._items))
+        result(trainer, "dataset", tmp_path / "cut", 13, every=4)
+    got = result(trainer, "dataset", tmp_path / "cut", every=100)
+    assert repr(got[:6]) == repr(expected[:6])
+    for value, other in zip(got[6], expected[6], strict=True):
+        np.testing.assert_array_equal(value, other)
+    assert "/cut/fit-0/step-4' (epoch 1, step 4)" in capfd.readouterr().err
+
+
+def with_one_device(items):
+    """Return a function that has all emulated devices' items written at once."""
+    return lambda *given: {0: [item for of_device in items(*given).values() for item in of_device]}
 
 
 def test_data_that_differs_on_replay_is_told(trainer, tmp_path, capfd):

@@ -14,8 +14,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,11 @@ import numpy as np
 import tensorflow as tf
 
 from ...common.errors import InputError, TensorOptError, describe
+from ...common.memory_units import memory_text
 from ...lowering.variables import StateEntry
+from ...profiling.available_memory import available_memory_bytes
 from ...sharding.local_shapes import shard_slices
+from ..interruptions import say
 from ..ranks import Processes
 from .location import CheckpointLocation, keep_newest, make_safe, writing
 from .lock import Lock
@@ -50,6 +54,12 @@ class Item:
     n_bytes: int
     make: Callable[[], Any]
 
+    def read(self) -> Item:
+        """Return the item with the tensor's present value."""
+        with tf.device("CPU:0"):  # shares a CPU's memory, and copies a GPU's
+            value = tf.identity(self.make())
+        return replace(self, make=lambda: value)
+
 
 def save(
     prefix: str | os.PathLike[str],
@@ -60,7 +70,6 @@ def save(
     objects: Objects | None = None,
     number: int | None = None,
     max_to_keep: int | None = None,
-    beside: Mapping[str, Any] | None = None,
 ) -> str:
     """Save a state as one checkpoint in TensorFlow's format. All ranks call it together.
 
@@ -74,7 +83,6 @@ def save(
         number: a number such as the step, which makes the prefix ``folder/name-number``, and is the save counter in the
             checkpoint.
         max_to_keep: how many of the newest checkpoints to keep of those listed in the folder's ``checkpoint`` file.
-        beside: further entries by name, arrays or bytes; only rank 0's are saved.
 
     Returns:
         The prefix with its number.
@@ -86,23 +94,106 @@ def save(
     """
     if max_to_keep is not None and max_to_keep < 1:
         raise InputError(describe("max_to_keep counts checkpoints", got=max_to_keep, expected="1 or more, or None for all"))
-    _check_json(metadata)
-    location = CheckpointLocation.of(prefix if number is None else f"{os.fspath(prefix)}-{number}")
-    variables = variables_of(entries)
-    lock = location.lock()
-    try:
-        on_rank_0(processes, lambda: location.prepare(lock))
-        together(processes, lambda: _find_scratch(location, processes))
-        items = _items(variables, processes)
-        written = together(processes, lambda: [_write_shards(location, *of_device) for of_device in items.items()])
-        files = [file for of_process in processes.gather(written) for of_device in of_process for file in of_device]
-        own = OwnEntries(variables, metadata or {}, objects, 1 if number is None else number, beside or {})
-        on_rank_0(processes, lambda: _join(location, files, own, lock, max_to_keep))
-    finally:
-        if lock.is_held:
-            location.discard()
-            lock.release()
-    return location.prefix
+    numbered = os.fspath(prefix) if number is None else f"{os.fspath(prefix)}-{number}"
+    counter = 1 if number is None else number
+    return PendingSave(numbered, entries, processes, metadata, {}, objects, counter, max_to_keep, apart=False).finish()
+
+
+class PendingSave:
+    """A checkpoint that is being written. All ranks make it together, and finish it together.
+
+    Args:
+        prefix, entries, processes, metadata, objects, max_to_keep: as for :func:`save`.
+        beside: further entries by name, arrays or bytes; only rank 0's are saved.
+        counter: the save counter in the checkpoint.
+        apart: whether a thread writes this rank's parts, so that the state may change meanwhile. They are then read at once:
+            a read shares a variable's memory until the variable is assigned to.
+
+    Raises:
+        InputError: as :func:`save`.
+        TensorOptError: another run saves to this prefix.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        entries: Sequence[StateEntry],
+        processes: Processes,
+        metadata: Mapping[str, Any] | None,
+        beside: Mapping[str, Any],
+        objects: Objects | None,
+        counter: int,
+        max_to_keep: int | None,
+        *,
+        apart: bool,
+    ) -> None:
+        _check_json(metadata)
+        self._location, self._processes, self._max_to_keep = CheckpointLocation.of(prefix), processes, max_to_keep
+        variables = variables_of(entries)
+        self._own = OwnEntries(variables, metadata or {}, objects, counter, beside)
+        self._lock = self._location.lock()
+        self._files: list[str] = []
+        self._error: Exception | None = None
+        try:
+            on_rank_0(processes, lambda: self._location.prepare(self._lock))
+            together(processes, lambda: _find_scratch(self._location, processes))
+            self._items = _items(variables, processes)
+            self._thread = threading.Thread(target=self._write, name="tensoropt-save", daemon=True)
+            if apart and self._has_room():
+                self._items = {device: [item.read() for item in items] for device, items in self._items.items()}
+                self._thread.start()
+            else:
+                self._write()
+        except BaseException:
+            self._release()
+            raise
+
+    def _has_room(self) -> bool:
+        """Return whether every rank has memory for another copy of what it writes; rank 0 says so if not."""
+        n_bytes = sum(item.n_bytes for items in self._items.values() for item in items)
+        share = self._processes.gather_max(n_bytes / available_memory_bytes(self._processes.local_size))
+        if share >= 1 and self._processes.rank == 0:
+            say(f"training waits for a save: a second copy of {memory_text(n_bytes)} of the state has no room in memory")
+        return share < 1
+
+    def _write(self) -> None:
+        try:
+            for device, items in self._items.items():
+                self._files += _write_shards(self._location, device, items)
+        except Exception as error:  # raised where the ranks can agree on it
+            self._error = error
+        self._items = {}
+
+    @property
+    def is_written(self) -> bool:
+        """Return whether this rank has written its parts."""
+        return not self._thread.is_alive()
+
+    def finish(self) -> str:
+        """Join the ranks' parts to a checkpoint, once they are written, and return its prefix.
+
+        Raises:
+            TensorOptError: writing failed, on this rank or another one. The files that were there before are unchanged.
+        """
+        if self._thread.ident is not None:
+            self._thread.join()
+        try:
+            written = together(self._processes, self._written)
+            files = [file for of_process in self._processes.gather(written) for file in of_process]
+            on_rank_0(self._processes, lambda: _join(self._location, files, self._own, self._lock, self._max_to_keep))
+        finally:
+            self._release()
+        return self._location.prefix
+
+    def _written(self) -> list[str]:
+        if self._error is not None:
+            raise self._error
+        return self._files
+
+    def _release(self) -> None:
+        if self._lock.is_held:
+            self._location.discard()
+            self._lock.release()
 
 
 def _check_json(metadata: Mapping[str, Any] | None) -> None:
