@@ -93,6 +93,11 @@ class Frontier:
             f"(median {self.median_gap:.2%}), by {self.bound.source}"
         )
 
+    def least_time(self, mem_bytes: Ints) -> Ints:
+        """Return the least time that a strategy of at most this memory could have, int64[K]; see :class:`.LowerBound`."""
+        bound = self.bound or LowerBound(self.mem_bytes, self.time_ns, "")
+        return bound.least_time(mem_bytes)
+
     def __len__(self) -> int:
         return len(self.mem_bytes)
 

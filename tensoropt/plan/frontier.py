@@ -159,6 +159,16 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
             for mem_bytes, time_ns, compute_ns, network_ns, overlap_ns, exact in rows
         )
 
+    @property
+    def bounds_ns(self) -> np.ndarray:
+        """The least time of any plan that has no more memory than each point, of those searched for it, int64[P]."""
+        return self.found.least_time(self.found.mem_bytes)
+
+    @property
+    def gaps(self) -> np.ndarray | None:
+        """By what share each point may be beaten in memory and time in its stages and order; None of a single search."""
+        return None
+
     def __len__(self) -> int:
         return len(self.found)
 
@@ -307,7 +317,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
                 search are not counted for this, but for the chosen point's.
         """
         turning = self.turning_number
-        overlaps = bool(self.costs.overlap_ns.any())
+        overlaps, gaps = bool(self.costs.overlap_ns.any()), self.gaps
         is_cut = any(self.passes(number).stages > 1 for number in range(len(self)))
         is_known = with_peaks or self.all_peaks is not None
         with_peak = set(self.known_peaks) if is_known else {chosen} & set(self.known_peaks)
@@ -322,9 +332,10 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
             peak = "" if peak_bytes is None else memory_text(peak_bytes)
             passes = self.passes(number)
             stages = [str(passes.stages), str(passes.micro_batches), f"{passes.idle_share:.0%}"] * is_cut
-            rows.append([str(number + 1), *stages, memory_text(point.sum_bytes), peak, *times, ", ".join(marks)])
+            gap = [] if gaps is None else [f"{gaps[number]:.1%}"]
+            rows.append([str(number + 1), *stages, memory_text(point.sum_bytes), peak, *times, *gap, ", ".join(marks)])
         overlap, stages = ["overlap (us)"] * overlaps, ["stages", "micro-batches", "waits"] * is_cut
-        times = ["time (us)", "compute (us)", "network (us)", *overlap]
+        times = ["time (us)", "compute (us)", "network (us)", *overlap, *([] if gaps is None else ["gap"])]
         headers = ["point", *stages, "paper's sum", "memory per device", *times, ""]
         alignment = (*("right",) * (len(headers) - 1), "left")
         text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment)

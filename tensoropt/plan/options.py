@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..common.dump import dump
 from ..common.errors import InputError
+from ..common.progress import Progress
+from ..common.words import counted
+from ..common.workers import n_workers, results
+from ..rules.registry import are_own
 from .asked import Request, asks_for_stages, parallelisms
 from .find_frontier import ModelFrontier
 from .find_staged import find_with_stages, why_too_large
@@ -23,6 +27,9 @@ from .staged_frontier_points import points_of_whole
 from .stages_for_memory import frontier_in_stages
 from .stages_that_pay import WORTH_STAGES, frontier_that_pays, hint_of_stages
 from .unsplit import unsplit_if_as_fast
+
+WORTH_WORKERS = 400
+"""Operators of a model from which the points of a curve are searched in worker processes, which take seconds to start."""
 
 
 def find_answer(
@@ -198,13 +205,11 @@ def profiling(
     batch, errors = request.model.graph.batch, list[InputError]()
     request = dataclasses.replace(request, budget=request.budget or OF_CURVE)
     of_all = Curve((), request.hardware.name, batch, request.limit_bytes, request.assumed)
-    for parallelism in parallelisms:
-        try:
-            point = _curve_point(request, parallelism, stages, schedule)
-        except InputError as error:
+    for point in _curve_points(request, parallelisms, stages, schedule):
+        if isinstance(point, InputError):
             if not asks_for_stages(request, stages):
-                raise
-            errors.append(error)
+                raise point
+            errors.append(point)
             continue
         of_one = dataclasses.replace(of_all, points=(point,))
         on_point(of_one)
@@ -212,6 +217,59 @@ def profiling(
     if errors and not of_all.points:
         raise errors[-1]
     return of_all
+
+
+def _curve_points(
+    request: Request, parallelisms: Sequence[int], stages: Sequence[int] | None, schedule: str | None
+) -> Iterator[CurvePoint | InputError]:
+    """Yield for each parallelism its point, or why it has none; those of a large model are searched in worker processes."""
+    is_large = len(request.model.graph.operators) >= WORTH_WORKERS and are_own()
+    n = min(n_workers(), len(parallelisms)) if is_large else 1
+    if is_large:  # whether compiled code is loaded decides between equal points: so they are the same with any number
+        from ..ft.tables import numba_kernels  # noqa: F401
+        from ..reschedule import path_kernels  # noqa: F401
+    if n == 1:
+        for count in parallelisms:
+            try:
+                yield _curve_point(request, count, stages, schedule)
+            except InputError as error:
+                yield error
+        return
+    own, said, tell = dataclasses.replace(request, progress=None, tell=None), request.progress, request.tell
+    most_first = sorted(range(len(parallelisms)), key=lambda number: -parallelisms[number])  # they take longest
+    tasks = [(own, parallelisms[number], stages, schedule) for number in most_first]
+
+    def report(task: int, phase: str, done: int, total: int) -> None:
+        if said is not None:
+            said(f"on {counted(tasks[task][1], 'device')}, {phase}", done, total)
+
+    found: dict[int, tuple[CurvePoint | InputError, list[str]]] = {}
+    following = iter(range(len(parallelisms)))
+    number = next(following)
+    for task, answer in results(_point_in_worker, tasks, n, report):
+        found[most_first[task]] = answer
+        while number in found:
+            point, told = found.pop(number)
+            if tell is not None:
+                for text in told:
+                    tell(text)
+            yield point
+            number = next(following, -1)
+
+
+def _point_in_worker(
+    request: Request, parallelism: int, stages: Sequence[int] | None, schedule: str | None, report: Progress
+) -> tuple[CurvePoint | InputError, list[str]]:
+    """Return a point of a curve, or why there is none, and what was told of it."""
+    from ..ft.tables import numba_kernels  # noqa: F401, see _curve_points
+    from ..reschedule import path_kernels  # noqa: F401
+
+    told: list[str] = []
+    request = dataclasses.replace(request, progress=report, tell=told.append)
+    try:
+        return _curve_point(request, parallelism, stages, schedule), told
+    except InputError as error:
+        return error, told
 
 
 def _curve_point(

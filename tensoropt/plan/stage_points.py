@@ -127,6 +127,20 @@ class SearchedStages:
         """Return for a point of each stage the time of all that it does in a step."""
         return [each.total(self.micro_batches) for each in self._times_of(points)]
 
+    def bound_of(self, points: Sequence[int], order: StepOrder, excess: float = 0.0) -> float:
+        """Return a time that no step of these stages in an order beats if no stage has more memory than with its point here.
+
+        Memory is Equation (1)'s, and the time follows from the lower bounds of the stages' searches.
+
+        Args:
+            excess: memory is divided by 1 plus this.
+        """
+        least_us = []
+        for frontier, point in zip(self.frontiers, points, strict=True):
+            most = (frontier.found.mem_bytes[[point]] / (1 + excess)).astype(np.int64)
+            least_us.append(float(frontier.certified.least_time(most)[0]) / 1e3)
+        return least_us[0] if self.is_uncut else float(self.step_us(least_us, order))
+
     def timeline(self, points: Sequence[int], order: StepOrder) -> dict[str, Any] | None:
         """Return when each stage does what with a point of each; see :func:`.stage_timeline.stage_timeline`. None of one."""
         return None if self.is_uncut else stage_timeline(self._times_of(points), self.transfers, order, self.blocks)

@@ -28,6 +28,9 @@ from .stage_points import SearchedStages
 MOST_EVALUATED = 16
 """The most points in stages whose peaks are replayed, apart from those next to a memory limit."""
 
+GAP_UNIT = 1e-5
+"""Gaps are told up to this share."""
+
 
 @dataclass(frozen=True, eq=False)
 class PlanPoint:
@@ -91,6 +94,21 @@ class PlanPoint:
         compute, network, overlap = (self._most(name) / 1e3 for name in ("compute_ns", "network_ns", "overlap_ns"))
         exact = self.searched.is_uncut and bool(self.frontiers[0].found.exact_points[self.numbers[0]])
         return FrontierPoint(self._most("mem_bytes"), self.time_us, compute, network, overlap, exact)
+
+    @cached_property
+    def bound_us(self) -> float:
+        """The time that no step beats in the same stages, micro-batches and order, in no more memory of any stage."""
+        return min(self.time_us, self.searched.bound_of(self.numbers, self.order))
+
+    @cached_property
+    def gap(self) -> float:
+        """The least e such that none of these steps has both 1 / (1 + e) of the memory, in each stage, and of the time."""
+        low, high = 0.0, self.time_us / self.bound_us - 1 if self.bound_us else 0.0
+        while high - low > GAP_UNIT:
+            middle = (low + high) / 2
+            is_proven = self.searched.bound_of(self.numbers, self.order, middle) * (1 + middle) >= self.time_us
+            low, high = (low, middle) if is_proven else (middle, high)
+        return high
 
     def _most(self, name: str) -> int:
         """Return the largest amount of a submesh's stages together."""

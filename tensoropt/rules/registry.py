@@ -49,6 +49,12 @@ def rule_types() -> tuple[str, ...]:
     return tuple(sorted(_RULES))
 
 
+def are_own() -> bool:
+    """Return whether all rules are TensorOpt's, so that another process that imports it has them too."""
+    package = __name__.partition(".")[0]
+    return all(function.__module__.partition(".")[0] == package for function in _RULES.values())
+
+
 def static_positions(op_type: str, n_inputs: int) -> tuple[int, ...]:
     """Return the positions of the static inputs of an operator of this type."""
     return tuple(position % n_inputs for position in _STATIC.get(op_type, ()))

@@ -15,7 +15,7 @@ from pipeline.staged import random_cuts, tanh_layers
 
 import tensoropt
 from tensoropt.common.errors import InputError
-from tensoropt.ft import Budget
+from tensoropt.ft import Budget, LowerBound
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.plan.find_staged import find_with_stages, why_too_large
 from tensoropt.plan.options import WORTH_STAGES, _fastest, find_answer
@@ -73,7 +73,33 @@ def test_stages_are_on_the_frontier_over_a_slow_link() -> None:
     assert found.fastest().time_us == pytest.approx(found.points[-1].time_us, abs=1e-3)
     text = found.table()
     assert "stages" in text and "micro-batches" in text
-    assert f"no plan takes less than {found.bound_us:,.1f} us" in found.summary() and "without stages: " in found.summary()
+    assert f"no plan takes less than {found.bound_us:,.1f} us" in found.summary() and "gap at most " in found.summary()
+
+
+def test_no_step_in_the_same_stages_and_memory_beats_a_bound() -> None:
+    """Points of exact stages have no gap; with bounds that are a tenth below, no combination of points beats theirs."""
+    found = frontier("mlp", (1, 2))
+    assert found.gaps.max() < 0.1
+    n_compared = 0
+    for point in found.points_of:
+        of_stages = []
+        for each in point.frontiers:
+            proven = each.certified
+            bound = LowerBound(proven.mem_bytes, proven.time_ns * 9 // 10, "loosened")
+            of_stages.append(replace(each, searched=replace(proven, bound=bound)))
+        loose = replace(point, searched=replace(point.searched, frontiers=tuple(of_stages)))
+        if point.n_stages > 1:
+            assert point.gap == 0 and point.bound_us == pytest.approx(point.time_us)
+            assert 0 < loose.gap <= 1 / 9 + 1e-3 and loose.bound_us < point.bound_us
+        most = [each.found.mem_bytes[n] for each, n in zip(point.frontiers, point.numbers, strict=True)]
+        for numbers in itertools.product(*(range(len(each)) for each in point.frontiers)):
+            of_numbers = [each.found.mem_bytes[n] for each, n in zip(point.frontiers, numbers, strict=True)]
+            if all(own <= other for own, other in zip(of_numbers, most, strict=True)):
+                times_us = [float(each.costs.time_ns[n]) / 1e3 for each, n in zip(point.frontiers, numbers, strict=True)]
+                time_us = times_us[0] if point.n_stages == 1 else point.searched.step_us(times_us, point.order)
+                assert time_us >= loose.bound_us * (1 - 1e-9)
+                n_compared += 1
+    assert n_compared > len(found)
 
 
 @pytest.mark.parametrize("point", [0, -1])

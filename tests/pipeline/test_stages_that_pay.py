@@ -79,6 +79,17 @@ def test_all_options_take_them_and_without_a_frontier_the_same_plan_is_found() -
     assert (point.stages, two.stages) == (1, 2) and two.time_us == pytest.approx(plan.time_us, rel=0.02)
 
 
+def test_a_curve_is_the_same_with_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensoropt.plan.options.WORTH_WORKERS", 1)
+    found, said, rows = [], set(), []
+    for n in ("1", "2"):
+        monkeypatch.setenv("TENSOROPT_WORKERS", n)
+        asked = request(progress=lambda phase, *_: said.add(phase))
+        found.append(profiling(asked, [2, 1], lambda of_one: rows.append(of_one.points[0].parallelism)))
+    assert found[0].points == found[1].points and rows == [2, 1, 2, 1]
+    assert any(phase.startswith("on 2 devices, ") for phase in said)
+
+
 def test_a_memory_limit_holds_for_them() -> None:
     plan = mini_time(request(), 2)
     found = mini_time(request(limit_bytes=plan.peak_bytes - 1), 2)

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...common.memory_units import memory_text
 from ...common.words import counted
 from ...plan.find_frontier import ModelFrontier
@@ -127,12 +129,13 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
     """Return the JSON value of a frontier.
 
     ``seconds`` count from the recorded graph; recording is a phase of its own beside them. A point's bound is the least of
-    the second objective that any plan with no more of the first objective could have, of those that were considered. A
+    the second objective that any plan with no more of the first objective could have, of those searched for it. A
     point's peak is None unless the search computed it or the table shows it.
     """
     frontier = _frontier_of(plan)
     found, phases = frontier.found, _seconds_by_phase(setup, frontier)
-    lower = found.time_ns if found.bound is None else found.bound.least_time(found.mem_bytes)
+    lower, gaps = frontier.bounds_ns, frontier.gaps
+    least_ns = found.time_ns.min() if found.bound is None else found.bound.time_ns.min()
     peaks = frontier.counted_peaks
     of_bound = "bound_time_us" if frontier.objectives[1] == "time" else "bound_network_time_us"
     points = [
@@ -140,6 +143,8 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
         for number, (point, bound_ns) in enumerate(zip(frontier.points, lower.tolist(), strict=True))
     ]
     whole = next(iter(frontier.without_stages), None)
+    if gaps is None and whole is not None:
+        gaps = whole.certified.gaps
     return {
         "cluster": setup.hardware.name,
         "devices": frontier.mesh.n_devices,
@@ -149,8 +154,8 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
         "seconds": sum(phases.values()) - phases["record"],
         "seconds_by_phase": phases,
         "exact": found.exact,
-        "gap": None if whole is None else {"median": whole.certified.median_gap, "worst": whole.certified.worst_gap},
-        "bound": {of_bound: int(lower.min()) / 1e3},
+        "gap": None if gaps is None else {"median": float(np.median(gaps)), "worst": float(gaps.max())},
+        "bound": {of_bound: int(least_ns) / 1e3},
         "eliminations": dict(found.eliminations),
         "left_out": list(frontier.left_out),
         "why_stages": frontier.why_stages,

@@ -1,0 +1,171 @@
+"""Call a function on several arguments at once, in worker processes.
+
+A worker is a new Python that imports TensorOpt alone: it never runs the user's ``__main__``, and is no fork of a process in
+which MPI or TensorFlow has started. What it is given and returns goes over its standard input and output as pickles. It ends
+with its input, so that none outlives this process, and leaves Ctrl-C to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import IO, Any
+
+from .errors import InputError, short
+
+WORKER_BYTES = 1_500_000_000
+"""The memory that a worker may need: that of TensorFlow's import and of a large model's costs."""
+REPORT_S = 0.25
+"""A worker reports at most once in so many seconds."""
+_START = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve()"
+_OF_MPI = ("OMPI_", "PMIX_", "PRTE_")
+_ONE = ("TENSOROPT_WORKERS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_REPORT, _ENDED, _RAISED, _DIED = range(4)
+
+
+def n_workers() -> int:
+    """Return the number of workers: that of ``TENSOROPT_WORKERS``, or as many as there are cores and memory for.
+
+    Raises:
+        InputError: it isn't a whole number from 1 up.
+    """
+    text = os.environ.get("TENSOROPT_WORKERS")
+    if text is None:
+        return max(1, min(len(os.sched_getaffinity(0)), _available_bytes() // WORKER_BYTES))
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise InputError(f"TENSOROPT_WORKERS takes a whole number of processes from 1 up, got {short(text)}; 1 starts none")
+    return int(text)
+
+
+def _available_bytes() -> int:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))
+
+
+def results(
+    function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], n: int, report: Callable[..., None]
+) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each of some arguments with the function's result, as workers return them.
+
+    What a worker that died was called with is tried again by the others; by this process, if all have died.
+
+    Args:
+        function: a module's, called with the arguments and a function ``report`` as the last one.
+        n: the number of workers.
+        report: called with a number of arguments and what the function has reported of them, now and then.
+
+    Raises:
+        Exception: what the function has raised, or an error of pickling arguments.
+    """
+    given, events, left = SimpleQueue[Any](), SimpleQueue[Any](), dict(enumerate(arguments))
+    for number, each in enumerate(arguments):
+        given.put((number, pickle.dumps((function, each))))
+    processes = [_start() for _ in range(n)]
+    for process in processes:
+        threading.Thread(target=_feed, args=(process, given, events), daemon=True).start()
+    try:
+        n_alive = n
+        while left and n_alive:
+            kind, number, value = events.get()
+            if kind == _REPORT:
+                report(number, *value)
+            elif kind == _RAISED:
+                raise value
+            elif kind == _ENDED:
+                del left[number]
+                yield number, value
+            else:
+                n_alive -= 1
+        for number, each in left.items():
+            yield number, function(*each, lambda *values, number=number: report(number, *values))
+    finally:
+        for process in processes:
+            process.kill()
+            given.put(None)
+        for process in processes:
+            process.wait()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_MPI)}
+    environment |= dict.fromkeys(_ONE, "1") | {"CUDA_VISIBLE_DEVICES": ""}
+    code = _START.format(path=sys.path, module=__name__)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes)  # type: ignore[call-overload]
+
+
+def _feed(process: subprocess.Popen[bytes], given: SimpleQueue[Any], events: SimpleQueue[Any]) -> None:
+    """Have a worker do what is given, until that is None or the worker dies; put what it says into ``events``."""
+    assert process.stdin is not None and process.stdout is not None
+    while (task := given.get()) is not None:
+        number, payload = task
+        try:
+            _send(process.stdin, payload)
+            while (said := pickle.loads(_receive(process.stdout)))[0] == _REPORT:
+                events.put((_REPORT, number, said[1]))
+            events.put((said[0], number, said[1]))
+        except (OSError, EOFError):
+            given.put(task)
+            events.put((_DIED, number, None))
+            break
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            pipe.close()
+
+
+def _send(stream: IO[bytes], payload: bytes) -> None:
+    stream.write(len(payload).to_bytes(8, "big") + payload)
+    stream.flush()
+
+
+def _receive(stream: IO[bytes]) -> bytes:
+    """Return the next payload.
+
+    Raises:
+        EOFError: the other process has ended.
+    """
+    size = stream.read(8)
+    payload = stream.read(int.from_bytes(size, "big")) if len(size) == 8 else b""
+    if not payload:
+        raise EOFError
+    return payload
+
+
+def serve() -> None:
+    """Be a worker: call what comes in, and send what is returned, until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is no answer
+    given, due = SimpleQueue[bytes](), 0.0
+
+    def read() -> None:
+        while True:
+            try:
+                given.put(_receive(sys.stdin.buffer))
+            except EOFError:
+                os._exit(0)
+
+    def report(*values: Any) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + REPORT_S
+            _send(answers, pickle.dumps((_REPORT, values)))
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        function, arguments = pickle.loads(given.get())
+        try:
+            said = _ENDED, function(*arguments, report)
+        except MemoryError:  # fewer workers may have enough
+            os._exit(1)
+        except Exception as error:
+            said = _RAISED, error
+        _send(answers, pickle.dumps(said))

@@ -1,0 +1,67 @@
+"""Worker processes: the same results with any number, nothing of this process's, and what happens when they die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from helpers.worker_functions import asleep, circumstances, ended, ended_once, squared
+
+from tensoropt.common import workers
+from tensoropt.common.errors import InputError
+from tensoropt.common.workers import n_workers, results
+
+
+def test_results_and_errors_come_back() -> None:
+    reported: list[tuple[int, int]] = []
+    given = [(number,) for number in range(7)]
+    found = dict(results(squared, given, 2, lambda *values: reported.append(values)))
+    assert found == {number: number * number for number in range(7)}
+    assert reported and all(number == value for number, value in reported)
+    with pytest.raises(ValueError, match="-1 is negative"):
+        list(results(squared, [(-1,)], 1, lambda *values: None))
+
+
+def test_a_worker_has_nothing_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    ((_, (process, *others)),) = results(circumstances, [()], 1, lambda *values: None)
+    assert process != os.getpid() and others == [False, False, []]
+
+
+def test_what_a_dead_worker_had_is_done_by_others(tmp_path: Path) -> None:
+    file = str(tmp_path / "first")
+    found = dict(results(ended_once, [(file, number) for number in range(4)], 2, lambda *values: None))
+    assert {number: value for number, (value, _) in found.items()} == {number: number for number in range(4)}
+    assert len({process for _, process in found.values()}) == 1 and os.getpid() not in {p for _, p in found.values()}
+
+
+def test_what_no_worker_survives_this_process_does() -> None:
+    given = [(os.getpid(), number) for number in range(3)]
+    assert sorted(results(ended, given, 2, lambda *values: None)) == [(number, number) for number in range(3)]
+
+
+def test_ctrl_c_ends_workers_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    start = workers._start
+    monkeypatch.setattr(workers, "_start", lambda: started.append(start()) or started[-1])
+    threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        list(results(asleep, [(), ()], 2, lambda *values: None))
+    assert time.monotonic() - began < 2.0
+    assert len(started) == 2 and all(each.poll() is not None for each in started)
+
+
+def test_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TENSOROPT_WORKERS", raising=False)
+    assert 1 <= n_workers() <= len(os.sched_getaffinity(0))
+    monkeypatch.setenv("TENSOROPT_WORKERS", "3")
+    assert n_workers() == 3
+    for wrong in ("0", "-1", "two", ""):
+        monkeypatch.setenv("TENSOROPT_WORKERS", wrong)
+        with pytest.raises(InputError, match="TENSOROPT_WORKERS takes a whole number of processes from 1 up, got"):
+            n_workers()
