@@ -31,23 +31,30 @@ _ONE = ("TENSOROPT_WORKERS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS",
 _REPORT, _ENDED, _RAISED, _DIED = range(4)
 
 
-def n_workers() -> int:
+def n_workers(available_bytes: int) -> int:
     """Return the number of workers: that of ``TENSOROPT_WORKERS``, or as many as there are cores and memory for.
+
+    Args:
+        available_bytes: the memory that this process and others it starts may still take.
 
     Raises:
         InputError: it isn't a whole number from 1 up.
     """
     text = os.environ.get("TENSOROPT_WORKERS")
     if text is None:
-        return max(1, min(len(os.sched_getaffinity(0)), _available_bytes() // WORKER_BYTES))
+        return max(1, min(len(os.sched_getaffinity(0)), available_bytes // WORKER_BYTES))
     if not (text.isascii() and text.isdecimal() and int(text)):
         raise InputError(f"TENSOROPT_WORKERS takes a whole number of processes from 1 up, got {short(text)}; 1 starts none")
     return int(text)
 
 
-def _available_bytes() -> int:
-    with open("/proc/meminfo", encoding="ascii") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))
+def can_be_sent(value: object) -> bool:
+    """Return whether a worker can be given a value: users' own functions and classes in it can't be pickled."""
+    try:
+        pickle.dumps(value)
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError):
+        return False
+    return True
 
 
 def results(
@@ -68,11 +75,13 @@ def results(
     given, events, left = SimpleQueue[Any](), SimpleQueue[Any](), dict(enumerate(arguments))
     for number, each in enumerate(arguments):
         given.put((number, pickle.dumps((function, each))))
-    processes = [_start() for _ in range(n)]
-    for process in processes:
-        threading.Thread(target=_feed, args=(process, given, events), daemon=True).start()
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        n_alive = n
+        for _ in range(n):
+            with contextlib.suppress(OSError):  # without the memory for another one
+                processes.append(_start())
+                threading.Thread(target=_feed, args=(processes[-1], given, events), daemon=True).start()
+        n_alive = len(processes)
         while left and n_alive:
             kind, number, value = events.get()
             if kind == _REPORT:
@@ -97,7 +106,7 @@ def results(
 def _start() -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_MPI)}
     environment |= dict.fromkeys(_ONE, "1") | {"CUDA_VISIBLE_DEVICES": ""}
-    code = _START.format(path=sys.path, module=__name__)
+    code = _START.format(path=list(map(str, sys.path)), module=__name__)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     return subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes)  # type: ignore[call-overload]
 

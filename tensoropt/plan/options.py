@@ -11,7 +11,8 @@ from ..common.dump import dump
 from ..common.errors import InputError
 from ..common.progress import Progress
 from ..common.words import counted
-from ..common.workers import n_workers, results
+from ..common.workers import can_be_sent, n_workers, results
+from ..profiling.available_memory import available_memory_bytes
 from ..rules.registry import are_own
 from .asked import Request, asks_for_stages, parallelisms
 from .find_frontier import ModelFrontier
@@ -224,7 +225,8 @@ def _curve_points(
 ) -> Iterator[CurvePoint | InputError]:
     """Yield for each parallelism its point, or why it has none; those of a large model are searched in worker processes."""
     is_large = len(request.model.graph.operators) >= WORTH_WORKERS and are_own()
-    n = min(n_workers(), len(parallelisms)) if is_large else 1
+    own = dataclasses.replace(request, progress=None, tell=None)
+    n = min(n_workers(available_memory_bytes(1)), len(parallelisms)) if is_large and can_be_sent(own) else 1
     if is_large:  # whether compiled code is loaded decides between equal points: so they are the same with any number
         from ..ft.tables import numba_kernels  # noqa: F401
         from ..reschedule import path_kernels  # noqa: F401
@@ -235,7 +237,7 @@ def _curve_points(
             except InputError as error:
                 yield error
         return
-    own, said, tell = dataclasses.replace(request, progress=None, tell=None), request.progress, request.tell
+    said, tell = request.progress, request.tell
     most_first = sorted(range(len(parallelisms)), key=lambda number: -parallelisms[number])  # they take longest
     tasks = [(own, parallelisms[number], stages, schedule) for number in most_first]
 

@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 from helpers.large import first
 from helpers.strategies import Link, assert_close, feeds_of, training_fetch
+from oracles.shards import gather
 
 from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.simulate import gather
 from tensoropt.sharding.resharding import PathFinder
 
 

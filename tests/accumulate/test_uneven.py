@@ -11,6 +11,7 @@ from accumulate.uneven import batches, how, network
 from helpers.large import first
 from helpers.mpirun import run_ranks
 from helpers.strategies import assert_close
+from oracles.shards import gather
 
 from tensoropt.common.errors import InputError
 from tensoropt.ft import InfeasibleError
@@ -20,7 +21,6 @@ from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request, searched
 from tensoropt.profiling.hardware import named
 from tensoropt.program.fetch import Fetch
-from tensoropt.reschedule.simulate import gather
 from tensoropt.runtime.execute import EMULATED
 from tensoropt.runtime.execution import execute
 from tensoropt.runtime.functions import Feed

@@ -13,7 +13,7 @@ from helpers.worker_functions import asleep, circumstances, ended, ended_once, s
 
 from tensoropt.common import workers
 from tensoropt.common.errors import InputError
-from tensoropt.common.workers import n_workers, results
+from tensoropt.common.workers import can_be_sent, n_workers, results
 
 
 def test_results_and_errors_come_back() -> None:
@@ -56,12 +56,17 @@ def test_ctrl_c_ends_workers_within_a_second(monkeypatch: pytest.MonkeyPatch) ->
     assert len(started) == 2 and all(each.poll() is not None for each in started)
 
 
+def test_what_can_t_be_sent() -> None:
+    assert can_be_sent((squared, {"a": 1})) and not can_be_sent(lambda: None)
+
+
 def test_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TENSOROPT_WORKERS", raising=False)
-    assert 1 <= n_workers() <= len(os.sched_getaffinity(0))
+    assert n_workers(1 << 50) == len(os.sched_getaffinity(0)) and n_workers(2 * workers.WORKER_BYTES) <= 2
+    assert n_workers(0) == 1
     monkeypatch.setenv("TENSOROPT_WORKERS", "3")
-    assert n_workers() == 3
+    assert n_workers(0) == 3
     for wrong in ("0", "-1", "two", ""):
         monkeypatch.setenv("TENSOROPT_WORKERS", wrong)
         with pytest.raises(InputError, match="TENSOROPT_WORKERS takes a whole number of processes from 1 up, got"):
-            n_workers()
+            n_workers(0)

@@ -11,10 +11,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from helpers import zoo
 from helpers.strategies import assert_close
+from oracles.shards import gather
 
 import tensoropt
 from tensoropt.reschedule.layout import block_bounds
-from tensoropt.reschedule.simulate import gather
 
 
 def main(collectives: str, micro_batches: int = 1) -> None:

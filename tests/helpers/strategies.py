@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from oracles.shards import gather
 from oracles.steps import legal_steps
 
 from helpers import zoo
@@ -21,7 +22,6 @@ from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.layout import Layout, Shape, axes_text
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path, cheapest_path
-from tensoropt.reschedule.simulate import gather
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, configs
 from tensoropt.runtime.engine import Engine

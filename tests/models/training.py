@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from oracles.shards import gather
 
 from models.catalog import Entry
 from tensoropt.ir.graph import Graph
@@ -16,7 +17,6 @@ from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 from tensoropt.program.fetch import Fetch
-from tensoropt.reschedule.simulate import gather
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.functions import Feed
 from tensoropt.sharding.model import Model

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 from helpers.strategies import assert_close, assert_collectives_are_charged, evaluate_and_check, feeds_of, training_fetch
+from oracles.shards import gather
 
 from one_device.drawing import Draw, plan_of, refusal
 from one_device.models import MODELS
 from tensoropt.common.errors import InputError
 from tensoropt.plan.plan import Plan
-from tensoropt.reschedule.simulate import gather
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.execute import EMULATED, MPI
 from tensoropt.runtime.execution import execute

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from helpers import zoo
 from helpers.strategies import assert_close, charged, executed, feeds_of, random_router, random_strategy
+from oracles.shards import gather
 
 from tensoropt.frontend.importer import import_graph
 from tensoropt.frontend.recorded_graph import RecordedStep
@@ -22,7 +23,6 @@ from tensoropt.lowering.variables import StateEntry
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.simulate import gather
 from tensoropt.rules.rule import Config
 from tensoropt.runtime.engine import Engine
 from tensoropt.sharding.model import Model

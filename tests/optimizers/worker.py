@@ -18,13 +18,13 @@ from helpers.strategies import assert_close, feeds_of
 from optimizers.models import case_of
 from optimizers.test_keras import CASES
 from optimizers.test_rows import CASES as ROWS
+from oracles.shards import gather
 
 from tensoropt.lowering.resharding.backends import CommunicatingBackend
 from tensoropt.lowering.resharding.reshard import Collective
 from tensoropt.profiling.collective_tables import device_partitions
 from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.simulate import gather
 from tensoropt.rules.rule import Config
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
 

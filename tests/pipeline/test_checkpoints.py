@@ -8,13 +8,13 @@ import pytest
 from helpers import zoo
 from helpers.large import first
 from helpers.strategies import assert_close, engine_of, feeds_of, random_router, random_strategy, training_fetch
+from oracles.shards import gather
 from pipeline.staged import random_engine
 from runtime.checkpoint.states import ALONE
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.program.interleaved import INTERLEAVED
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.simulate import gather
 from tensoropt.runtime.checkpoint import restore, save
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.pipeline.staged_engine import StagedEngine

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.shards import scatter
 
 from tensoropt.reschedule.halo import HALO, LOWEST, ZERO, HaloStep, RankHalo, Window, Windows
 from tensoropt.reschedule.layout import Layout, block_bounds
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path
-from tensoropt.reschedule.simulate import scatter, simulate, simulate_step
+from tensoropt.reschedule.simulate import simulate, simulate_step
 
 MESHES = (Mesh.of(2), Mesh.of(3), Mesh.of(2, 2), Mesh.of(2, 3))
 

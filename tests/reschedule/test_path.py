@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.shards import gather, scatter
 from oracles.steps import ScrambledCosts, legal_steps
 
 from tensoropt.reschedule.cost_model import StepCosts
@@ -18,7 +19,7 @@ from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.layout_graph import all_states
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path, ReschedulingError, all_layouts, all_pairs, cheapest_path, step_time_ns
-from tensoropt.reschedule.simulate import gather, scatter, simulate
+from tensoropt.reschedule.simulate import simulate
 from tensoropt.reschedule.steps import Step
 
 

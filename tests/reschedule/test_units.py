@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.shards import gather, scatter
 from oracles.steps import ScrambledCosts, legal_steps
 
 from tensoropt.reschedule.cost_model import StepCosts
@@ -15,7 +16,7 @@ from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.layout_graph import all_states
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_pairs, cheapest_path, step_time_ns
-from tensoropt.reschedule.simulate import gather, scatter, simulate
+from tensoropt.reschedule.simulate import simulate
 from tensoropt.reschedule.units import MOST_AXES, UnitMesh, units
 
 MESHES = [Mesh.of(4, 8), Mesh.of(8, 8), Mesh.of(64, 8), Mesh.of(12, 6)]

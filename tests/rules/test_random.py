@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from helpers import zoo
 from helpers.strategies import engine_of, feeds_of, random_router, random_strategy, training_fetch
+from oracles.shards import gather
 
 from tensoropt.frontend.importer import import_graph
 from tensoropt.ir.graph import Operator
@@ -19,7 +20,6 @@ from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.layout import Shape
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.simulate import gather
 from tensoropt.rules.random import FROM_KEY, FROM_SEED
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, interface_of, local_points

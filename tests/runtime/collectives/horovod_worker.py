@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 from mpi4py import MPI
+from oracles.shards import scatter
 from oracles.steps import legal_steps
 
 from tensoropt.lowering.resharding.in_graph import GraphBackend
@@ -18,7 +19,7 @@ from tensoropt.reschedule.halo import LOWEST, ZERO, HaloStep, Window
 from tensoropt.reschedule.layout import Layout, Shape
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path, all_layouts, all_pairs
-from tensoropt.reschedule.simulate import scatter, simulate, simulate_all_reduce
+from tensoropt.reschedule.simulate import simulate, simulate_all_reduce
 from tensoropt.reschedule.steps import COMMUNICATING
 from tensoropt.runtime.collectives.horovod import HorovodCollectives
 
