@@ -79,7 +79,7 @@ def test_stages_are_on_the_frontier_over_a_slow_link() -> None:
 def test_no_step_in_the_same_stages_and_memory_beats_a_bound() -> None:
     """Points of exact stages have no gap; with bounds that are a tenth below, no combination of points beats theirs."""
     found = frontier("mlp", (1, 2))
-    assert found.gaps.max() < 0.1
+    assert found.gaps.max() < 0.2
     n_compared = 0
     for point in found.points_of:
         of_stages = []
