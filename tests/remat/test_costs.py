@@ -38,7 +38,7 @@ def test_a_strategy_takes_the_time_of_its_operators_and_reshardings(
     built, rng, n_rematerialized, n_checked = found.built, np.random.default_rng(0), 0, 0
     costing = found.costing
     path_finder = PathFinder(costing.reshardings.steps)
-    for number in range(120 if everything else 40):
+    for number in range(120 if everything else 60):
         states = random_states(found, rng, number % 3)
         if states is None:
             continue
