@@ -136,4 +136,3 @@ class Guide:
         states = states_that_matter(reduced)
         tracked = track(reduced.restricted(states), self.use_ldp, thinning, _RESTRICTED, self.report)
         return replace(tracked, strategies=in_states(tracked.strategies, states))
-

@@ -55,10 +55,7 @@ class _TimeIsUp(Exception):
 
 
 def search(
-    problem: Problem,
-    algorithm: str = "ft-ldp",
-    progress: Progress | None = None,
-    budget: Budget | None = None,
+    problem: Problem, algorithm: str = "ft-ldp", progress: Progress | None = None, budget: Budget | None = None
 ) -> Frontier:
     """Find the frontier of a problem.
 

@@ -71,10 +71,7 @@ class Watching:
 
 
 def measure(
-    levels: Sequence[Level],
-    process: MeasuringProcess | None = None,
-    budget_s: float = 1.0,
-    watching: Watching | None = None,
+    levels: Sequence[Level], process: MeasuringProcess | None = None, budget_s: float = 1.0, watching: Watching | None = None
 ) -> Hardware:
     """Measure the devices of all ranks; every rank must call it, and gets an equal description.
 

@@ -34,9 +34,7 @@ for each difference in cost: alike layers have many.
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)  # odd, with bits all over
 
 
-def equal_beside(
-    problem: Problem, transient: Transient | None, n_operators: int, strategies: States
-) -> tuple[Ints, States]:
+def equal_beside(problem: Problem, transient: Transient | None, n_operators: int, strategies: States) -> tuple[Ints, States]:
     """Return strategies that cost what one of some feasible strategies does; none where a problem is large.
 
     Args:

@@ -98,9 +98,7 @@ class Overlap:
         Returns:
             int64[P], in nanoseconds.
         """
-        found = [
-            self._overlap_ns(problem.edges, strategies[i : i + _AT_ONCE]) for i in range(0, len(strategies), _AT_ONCE)
-        ]
+        found = [self._overlap_ns(problem.edges, strategies[i : i + _AT_ONCE]) for i in range(0, len(strategies), _AT_ONCE)]
         return np.concatenate(found)
 
     def _overlap_ns(self, edges: Sequence[Edge], chosen: npt.NDArray[np.int32]) -> Ints:

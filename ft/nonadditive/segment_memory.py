@@ -154,9 +154,7 @@ class Transient:
         mem = summed(problem, found.strategies)[0] + self.most_bytes(problem, found.strategies)
         kept = reduce_unsorted(mem, found.time_ns)
         return settled(
-            replace(
-                found, mem_bytes=mem[kept], time_ns=found.time_ns[kept], strategies=found.strategies[kept], bound=bound
-            )
+            replace(found, mem_bytes=mem[kept], time_ns=found.time_ns[kept], strategies=found.strategies[kept], bound=bound)
         )
 
 

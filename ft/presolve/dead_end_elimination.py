@@ -131,8 +131,7 @@ class _Once:
         if key not in self._known:
             copies = [own.copy(), *(costs.copy() for costs, _ in ends)]
             of_ends = [
-                each if is_source else each.transpose(0, 2, 1)
-                for each, (_, is_source) in zip(copies[1:], ends, strict=True)
+                each if is_source else each.transpose(0, 2, 1) for each, (_, is_source) in zip(copies[1:], ends, strict=True)
             ]
             changed = reduce_node(copies[0], of_ends)
             self._known[key] = [self._first(each) for each in copies] if changed else None

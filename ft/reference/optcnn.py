@@ -32,9 +32,7 @@ MOST_ROUNDS = 20
 FIRST_CELLS, MORE_CELLS = 1 << 14, 4
 
 
-def least_time(
-    problem: Problem, progress: Callable[[int, int], None] | None = None, max_cells: int = MAX_CELLS
-) -> Frontier:
+def least_time(problem: Problem, progress: Callable[[int, int], None] | None = None, max_cells: int = MAX_CELLS) -> Frontier:
     """Return a frontier of one point, that of least time; its ``bound`` is set if that could not be proven.
 
     Args:

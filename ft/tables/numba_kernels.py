@@ -264,10 +264,7 @@ def _forbid_pairs(rows: Any, begin: int, end: int, state: int, other: int, rest_
     for y in range(begin, end):
         if rows[0, state, y] >= limit or rows[0, other, y] >= limit:
             continue
-        if (
-            rest_mem + rows[0, other, y] - rows[0, state, y] <= 0
-            and rest_time + rows[1, other, y] - rows[1, state, y] <= 0
-        ):
+        if rest_mem + rows[0, other, y] - rows[0, state, y] <= 0 and rest_time + rows[1, other, y] - rows[1, state, y] <= 0:
             rows[:, state, y] = limit
             n_gone += 1
     return n_gone

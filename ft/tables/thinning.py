@@ -117,6 +117,4 @@ def _with_points(table: Table, kept: Ints, slack: Slack) -> Table:
     """Return the table with the points ``kept`` only."""
     counts = np.bincount(table.cell_of_point[kept], minlength=table.n_cells)
     trace = table.trace and Trace(((table.trace, kept.astype(np.int32)),))
-    return replace(
-        table, offsets=offsets_of(counts), mem=table.mem[kept], time=table.time[kept], trace=trace, slack=slack
-    )
+    return replace(table, offsets=offsets_of(counts), mem=table.mem[kept], time=table.time[kept], trace=trace, slack=slack)

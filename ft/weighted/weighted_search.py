@@ -111,9 +111,7 @@ class WeightedSearch:
         run.put_back()
         return found
 
-    def marginals(
-        self, weights: tuple[float, float], with_edges: bool = False, samples: int | None = None
-    ) -> Marginals:
+    def marginals(self, weights: tuple[float, float], with_edges: bool = False, samples: int | None = None) -> Marginals:
         """Return the least weighted cost with each state of each node, and for each edge with each pair of states.
 
         Args:

@@ -54,9 +54,7 @@ def sequence(value: object, field: str, expected: str) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def fields(
-    value: object, where: str, required: Collection[str], optional: Collection[str] = ()
-) -> Mapping[str, Any]:
+def fields(value: object, where: str, required: Collection[str], optional: Collection[str] = ()) -> Mapping[str, Any]:
     """Return a JSON object that has all required fields, and none that is neither required nor optional."""
     known = [*required, *optional]
     found = mapping(value, where or "the file", f"an object with the fields {', '.join(known)}")

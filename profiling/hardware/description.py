@@ -336,8 +336,7 @@ class Hardware:
             name=top["name"],
             device=Device(**device),
             levels=tuple(
-                LinkLevel(**checks.fields(level, f"levels[{index}]", level_fields))
-                for index, level in enumerate(levels)
+                LinkLevel(**checks.fields(level, f"levels[{index}]", level_fields)) for index, level in enumerate(levels)
             ),
             collectives={kind: _tables(kind, tables) for kind, tables in optional["collectives"].items()},
             provenance=optional["provenance"],

@@ -140,9 +140,7 @@ class Topology:
     @cached_property
     def directed(self) -> tuple[Link, ...]:
         """The links with one direction each: a link of both directions is two."""
-        return tuple(
-            Link(*ends, link.bytes_per_s, link.latency_us) for link in self.links for ends in _directions(link)
-        )
+        return tuple(Link(*ends, link.bytes_per_s, link.latency_us) for link in self.links for ends in _directions(link))
 
     def speed(self, device: int) -> float:
         """Return how fast a device computes, over the rates of the hardware's ``device``."""

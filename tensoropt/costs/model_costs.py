@@ -11,9 +11,7 @@ from .operator_costs import OperatorCosting
 from .resharding_costs import ReshardingCosting
 
 
-def costing_of(
-    model: Model, hardware: Hardware, mesh: Mesh, known: MeasuredOperators = NOTHING_KNOWN
-) -> OperatorCosting:
+def costing_of(model: Model, hardware: Hardware, mesh: Mesh, known: MeasuredOperators = NOTHING_KNOWN) -> OperatorCosting:
     """Return the costs of a model's operators and reshardings on some hardware, given what is known of operators.
 
     Of unequal devices the slowest one's are returned: a step whose operators are split evenly waits for it.

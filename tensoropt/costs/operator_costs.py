@@ -103,9 +103,7 @@ class OperatorCosting:
             return True
         op = self.graph.operators[consumer.name]
         operand = op.inputs[consumer.position]
-        return any(
-            viewed_operand(op, tensor.name) is operand and self._is_read(tensor.name) for tensor in op.outputs
-        )
+        return any(viewed_operand(op, tensor.name) is operand and self._is_read(tensor.name) for tensor in op.outputs)
 
     def _is_read(self, name: str) -> bool:
         return name in self.backward.residual_results or any(

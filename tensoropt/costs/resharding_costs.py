@@ -165,12 +165,7 @@ class ReshardingCosting:
         return self._paths[key]
 
     def matrix(
-        self,
-        tensor: Tensor,
-        sources: Shardings,
-        shardings: Shardings,
-        charge: ResidualCharge,
-        of_variable: bool = False,
+        self, tensor: Tensor, sources: Shardings, shardings: Shardings, charge: ResidualCharge, of_variable: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return memory and time of the reshardings from each source to each operand sharding (OperandSharding).
 
@@ -253,9 +248,7 @@ class ReshardingCosting:
         """Return whether each operand sharding's layout is a view of each source, bool[sources, shardings]."""
         return self._of_pairs(self.numbers.are_views, sources, shardings)
 
-    def returning_ns(
-        self, tensor: Tensor, sources: Shardings, shardings: Shardings, of_variable: bool = False
-    ) -> Ints:
+    def returning_ns(self, tensor: Tensor, sources: Shardings, shardings: Shardings, of_variable: bool = False) -> Ints:
         """Return the part of :meth:`matrix`'s times that reshards the gradients back, int64[sources, shardings]."""
         time_ns = np.zeros((len(sources), len(shardings)), np.int64)
         returning = shardings.unreduced != NO_GRADIENT

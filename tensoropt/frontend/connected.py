@@ -72,9 +72,7 @@ class GradientWalk:
     def _reached(self, variables: Iterable[str]) -> set[str]:
         """Return the names of the operators that depend on the variables by way of tensors that carry gradients."""
         starts = [self.graph.get_operation_by_name(name) for name in variables]
-        found = reached(
-            starts, lambda op: [each for t in op.outputs if carries_gradient(t.dtype) for each in t.consumers()]
-        )
+        found = reached(starts, lambda op: [each for t in op.outputs if carries_gradient(t.dtype) for each in t.consumers()])
         return {op.name for op in found}
 
     def _indices(self, op: tf.Operation) -> Iterable[int]:

@@ -96,8 +96,7 @@ def placeholders(
     dense = [_placeholder(variable.dtype, variable.shape) for variable in used]
     kinds = [tf.int32] * len(used) if own is None else [getattr(each, "indices", each).dtype for each in own]
     rows = [
-        _rows(variable, kind) if way == "rows" else None
-        for (variable, way), kind in zip(known.values(), kinds, strict=True)
+        _rows(variable, kind) if way == "rows" else None for (variable, way), kind in zip(known.values(), kinds, strict=True)
     ]
     return Taken(loss, used, tuple(dense), tuple(rows), running_line(), own)
 

@@ -15,17 +15,7 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..common.source_lines import source_line
-from ..ir.graph import (
-    ARGUMENTS,
-    CONSTANT,
-    LOADED,
-    PLACEHOLDER,
-    VARIABLE,
-    Graph,
-    Operator,
-    Tensor,
-    TrainStep,
-)
+from ..ir.graph import ARGUMENTS, CONSTANT, LOADED, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor, TrainStep
 from ..rules.registry import has_rule, static_positions
 from .attributes import LOADED_ATTRIBUTE, attributes_of
 from .control_flow.body_builder import LOOPS

@@ -145,7 +145,6 @@ class Recording:
         minimising = {step.loss for step in steps if step.assigns}
         return steps, tuple(each for each in taken if each.loss not in minimising or each in computed_with(taken, steps))
 
-
     def _step_by_hand(self) -> RecordedStep:
         assigns = [op for op in self.graph.get_operations() if op.type in ASSIGNMENTS and is_pending(op)]
         if self._by_hand is None or set(self._by_hand.control_inputs) != set(assigns):

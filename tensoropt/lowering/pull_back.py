@@ -107,9 +107,7 @@ class Pullback:
     def __init__(self, emitted: Emitted, operators: Sequence[tf.Operation], again: Mapping[Key, tf.Tensor]) -> None:
         """Take the graph's operators in the order of their creation, and what is read instead of which tensor."""
         self.emitted, self._again = emitted, dict(again)
-        self._parts = [
-            operators[each.start : each.end] if isinstance(each, Created) else each for each in emitted.parts
-        ]
+        self._parts = [operators[each.start : each.end] if isinstance(each, Created) else each for each in emitted.parts]
         self._own = {op.name for part in self._parts if not isinstance(part, Inner) for op in part}
         self._cheap = {op.name for each in emitted.cheap for op in operators[each.start : each.end]}
         self._functions: dict[str, Any] = {}

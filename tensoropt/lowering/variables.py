@@ -54,9 +54,7 @@ class StateEntry:
             variable.assign(np.asarray(value)[shard_slices(self.layout, self.shape, rank)])
 
 
-def local_variables(
-    value: np.ndarray, tensor: Tensor, layout: Layout, ranks: Sequence[int], name: str
-) -> list[tf.Variable]:
+def local_variables(value: np.ndarray, tensor: Tensor, layout: Layout, ranks: Sequence[int], name: str) -> list[tf.Variable]:
     """Return variables that hold each rank's shard of a global value."""
     made = []
     for rank in ranks:

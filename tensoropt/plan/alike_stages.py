@@ -32,9 +32,7 @@ class AlikeStages:
 
     _found: dict[tuple[object, ...], ModelFrontier] = field(default_factory=dict)
 
-    def searched(
-        self, request: Request, parallelism: int, is_enough: Callable[[ModelFrontier], bool]
-    ) -> ModelFrontier:
+    def searched(self, request: Request, parallelism: int, is_enough: Callable[[ModelFrontier], bool]) -> ModelFrontier:
         """Return what :func:`.request.searched` does, without a search where a stage like it was searched before."""
         n = request.micro_batches or 1
         if request.algorithm not in ALGORITHMS:
@@ -101,9 +99,7 @@ def form_of(model: Model, force: Mapping[str, Mapping[str, int]]) -> str:
     return text.hexdigest()
 
 
-def _of_step(
-    graph: Graph, numbers: Mapping[str, int], tensors: Mapping[str, tuple[int, int]]
-) -> tuple[object, ...]:
+def _of_step(graph: Graph, numbers: Mapping[str, int], tensors: Mapping[str, tuple[int, int]]) -> tuple[object, ...]:
     """Return the training step, with operators and tensors by number."""
     (step,) = graph.train_steps.values()
 

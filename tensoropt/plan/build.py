@@ -15,13 +15,7 @@ from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface, OperandSharding, Rule, configs, interface_of
 from ..sharding.consumers import Consumer, consumers_of, sharding_of
 from ..sharding.model import Model
-from ..sharding.resharding import (
-    PathFinder,
-    Resharding,
-    differentiated_operands,
-    inner_reshardings,
-    resharding_of,
-)
+from ..sharding.resharding import PathFinder, Resharding, differentiated_operands, inner_reshardings, resharding_of
 from ..sharding.strategy import Strategy, StrategyView
 from ..sharding.update_resharding import row_reshardings, update_reshardings
 from .record import PlannedOperator, PlannedResharding
@@ -231,4 +225,3 @@ def _cheapest(op: Operator, layouts: dict[str, Layout], costing: OperatorCosting
         return total
 
     return min(configs(rule, mesh), key=time_ns)
-

@@ -170,9 +170,7 @@ def _beside_the_steps(frontier: DetailedFrontier, configs: dict[str, Ints], numb
     firsts, chosen = _distinct([configs[name] for name in sorted(followed)] or [np.zeros(len(states), np.int32)])
     steps = [frontier.built.strategy(states[point]) for point in firsts]
     completed = [complete_configs(frontier.model, each, frontier.costing) for each in steps]
-    return {
-        op.name: np.array([numbers.of(each.configs[op.name]) for each in completed], np.int32)[chosen] for op in others
-    }
+    return {op.name: np.array([numbers.of(each.configs[op.name]) for each in completed], np.int32)[chosen] for op in others}
 
 
 def _distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:

@@ -173,9 +173,7 @@ class _Places:
         return max(float(us.max() / (self.time_us[size][-1] or 1.0)) for size, us in self.beside_us.items())
 
     @classmethod
-    def of(
-        cls, times: TimesBySize, hardware: Hardware, choices: Choices, placed: Mapping[str, Block] = NOTHING
-    ) -> _Places:
+    def of(cls, times: TimesBySize, hardware: Hardware, choices: Choices, placed: Mapping[str, Block] = NOTHING) -> _Places:
         blocks = {block for of_stage in choices for block in of_stage}
         sizes, n_devices = sorted({block.size for block in blocks}), max(block.end for block in blocks)
         is_interleaved = any(block.first == 0 for of_stage in choices[1:] for block in of_stage)

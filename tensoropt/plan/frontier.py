@@ -133,9 +133,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         return {point: self.peak_bytes(point) for point in self.known_peaks}
 
     @abstractmethod
-    def save(
-        self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None
-    ) -> None:
+    def save(self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None) -> None:
         """Write all points with their plans to a file, which ``tensoropt.load_frontier`` reads.
 
         An existing file stays intact until the new one is complete.
@@ -341,9 +339,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment)
         return text if len(shown) == len(self) else f"{text}\n{len(shown)} of {len(self)} points"
 
-    def plot(
-        self, path: str | os.PathLike[str] | None = None, axes: Axes | None = None, chosen: int | None = None
-    ) -> Axes:
+    def plot(self, path: str | os.PathLike[str] | None = None, axes: Axes | None = None, chosen: int | None = None) -> Axes:
         """Draw time against peak memory, with compute and network time dotted as in the paper's Figure 6; needs Matplotlib.
 
         For another pair of objectives, draw only the second against the first.

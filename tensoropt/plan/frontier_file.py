@@ -169,9 +169,7 @@ class SavedFrontier(PlanFrontier[Plan]):
     def _is_exact(self, plan: Mapping[str, Any]) -> bool:
         return self.found.exact and len(plan["stages"]) == 1
 
-    def save(
-        self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None
-    ) -> None:
+    def save(self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None) -> None:
         """Write the frontier to a file; see :class:`PlanFrontier`."""
         text = signed(_text(self.value))
         write_atomically(file, lambda partial: Path(partial).write_text(text, encoding="utf-8"), "frontier")

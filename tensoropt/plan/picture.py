@@ -31,12 +31,7 @@ def new_axes(to_show: bool) -> Axes:
 
 
 def draw_points(
-    axes: Axes,
-    costs: StrategyCosts,
-    peaks: np.ndarray | None,
-    objectives: Objectives,
-    marks: Mapping[str, int],
-    title: str,
+    axes: Axes, costs: StrategyCosts, peaks: np.ndarray | None, objectives: Objectives, marks: Mapping[str, int], title: str
 ) -> None:
     """Draw the second objective of points against the first; see :meth:`.frontier.PlanFrontier.plot`.
 

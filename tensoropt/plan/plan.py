@@ -224,9 +224,7 @@ class Plan:
         if self.frontier is None or self.point is None:
             return explanation(rows, PlanFacts())
         frontier = self.frontier
-        smaller, faster = (
-            frontier.row(i) if 0 <= i < len(frontier) else None for i in (self.point - 1, self.point + 1)
-        )
+        smaller, faster = (frontier.row(i) if 0 <= i < len(frontier) else None for i in (self.point - 1, self.point + 1))
         return explanation(rows, PlanFacts(smaller, faster, True, self._fitting_the_device(rows)))
 
     def _with_peak(self) -> Plan:

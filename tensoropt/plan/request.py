@@ -32,9 +32,7 @@ The least peaks are at the end of least memory.
 """
 
 
-def searched(
-    request: Request, parallelism: int, is_enough: Callable[[ModelFrontier], bool] | None = None
-) -> ModelFrontier:
+def searched(request: Request, parallelism: int, is_enough: Callable[[ModelFrontier], bool] | None = None) -> ModelFrontier:
     """Return the frontier of a request, without micro-batches if it leaves their number open.
 
     Args:
@@ -147,9 +145,7 @@ def _powers_of_two(most: int) -> Iterator[int]:
     return (1 << i for i in range(1, most.bit_length()))
 
 
-def fastest_that_fits(
-    request: Request, parallelism: int
-) -> tuple[tuple[ModelFrontier, int] | None, list[ModelFrontier]]:
+def fastest_that_fits(request: Request, parallelism: int) -> tuple[tuple[ModelFrontier, int] | None, list[ModelFrontier]]:
     """Find the fastest point within the memory limit, over all numbers of micro-batches that the request allows.
 
     If memory allows both, more micro-batches are never faster than fewer. So more are searched only if the limit excludes a
@@ -173,9 +169,7 @@ def fastest_that_fits(
     return (best, tried) if best is not None or look.best is None else (look.best, [*tried, look.best[0]])
 
 
-def _searched_that_fits(
-    request: Request, parallelism: int
-) -> tuple[tuple[ModelFrontier, int] | None, list[ModelFrontier]]:
+def _searched_that_fits(request: Request, parallelism: int) -> tuple[tuple[ModelFrontier, int] | None, list[ModelFrontier]]:
     """Search for the fastest point within the memory limit; see :func:`fastest_that_fits`."""
     frontier = searched(request, parallelism)
     tried, limit = [frontier], request.limit_bytes

@@ -105,12 +105,7 @@ class Simulation:
             "devices": [{"name": name, "busy_us": ns / 1e3} for _, name, ns in sorted(ranked)],
             "links": [*of_kind(NETWORK), *of_kind(LINK)],
             "critical_path": [
-                {
-                    "task": part.task,
-                    "operator": part.operator,
-                    "start_us": part.start_ns / 1e3,
-                    "end_us": part.end_ns / 1e3,
-                }
+                {"task": part.task, "operator": part.operator, "start_us": part.start_ns / 1e3, "end_us": part.end_ns / 1e3}
                 for part in self.timeline.critical_path()
             ],
         }

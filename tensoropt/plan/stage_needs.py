@@ -158,9 +158,7 @@ def _levels(again: _Again, saved: Mapping[str, int]) -> tuple[dict[str, int], di
 
     Operators of equal layers have equal levels.
     """
-    per_byte: dict[str, float] = {
-        name: float(f"{us / saved[name]:.6e}") for name, us in again.own_us.items() if saved[name]
-    }
+    per_byte: dict[str, float] = {name: float(f"{us / saved[name]:.6e}") for name, us in again.own_us.items() if saved[name]}
     of_ratio = Counter[float]()
     for name, ratio in per_byte.items():
         of_ratio[ratio] += saved[name]

@@ -74,12 +74,7 @@ def stage_timeline(
 
 
 def _add_pass(
-    rows: _Rows,
-    run: Pass,
-    span: tuple[float, float],
-    times: Sequence[PassTimes],
-    on_the_way: Transfers,
-    defers: bool,
+    rows: _Rows, run: Pass, span: tuple[float, float], times: Sequence[PassTimes], on_the_way: Transfers, defers: bool
 ) -> None:
     """Add a pass, and the message for the pass of another stage that needs it.
 

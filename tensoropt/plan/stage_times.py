@@ -322,9 +322,7 @@ def way_back_and_forth_us(hardware: Hardware, one: Block, other: Block) -> float
     return 2 / _link(hardware, one, other).bytes_per_us
 
 
-def messages(
-    stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_micro_batches: int
-) -> list[PassTimes]:
+def messages(stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_micro_batches: int) -> list[PassTimes]:
     """Return what sending and receiving takes of the cores of each stage's devices."""
     graph = stages.whole.in_micro_batches(n_micro_batches).graph
     found = [PassTimes() for _ in range(stages.n)]
@@ -343,9 +341,7 @@ def messages(
     return found
 
 
-def beside(
-    stages: Stages, hardware: Hardware, blocks: Sequence[Block], times: Sequence[OperatorTimes]
-) -> list[PassTimes]:
+def beside(stages: Stages, hardware: Hardware, blocks: Sequence[Block], times: Sequence[OperatorTimes]) -> list[PassTimes]:
     """Return what each stage does beside its operators: its messages, and the sums of gradients over micro-batches."""
     sums = []
     for members, early, of_stage in zip(stages.members, stages.early, times, strict=True):

@@ -152,9 +152,7 @@ class StagedFrontier(PlanFrontier[Plan]):
         ]
         return "; ".join(told)
 
-    def save(
-        self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None
-    ) -> None:
+    def save(self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None) -> None:
         """Write the frontier to a file; see :class:`PlanFrontier`.
 
         Args:

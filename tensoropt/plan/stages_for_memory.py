@@ -107,9 +107,7 @@ def _probe(request: Request, parallelism: int, count: int) -> StagedFrontier:
     return frontier_of(request, parallelism, probed, points=reduced(staged_points(probed)[:FEW_PEAKS]))
 
 
-def _in_more(
-    request: Request, parallelism: int, count: int, probe: StagedFrontier
-) -> tuple[StagedFrontier, int]:
+def _in_more(request: Request, parallelism: int, count: int, probe: StagedFrontier) -> tuple[StagedFrontier, int]:
     """Return a probe in the fewest micro-batches that fit, beyond those of one that doesn't; or what needs the least.
 
     Returns:

@@ -17,20 +17,7 @@ from collections.abc import Iterable
 from ..ir.graph import Graph
 from .gradient_flow import operand_of
 from .step import StepProgram
-from .tasks import (
-    BACKWARD,
-    COMPUTE,
-    COMPUTING,
-    FEED,
-    REMATERIALIZED,
-    RESHARD,
-    RESULT,
-    SUM,
-    UPDATE,
-    Site,
-    Task,
-    Value,
-)
+from .tasks import BACKWARD, COMPUTE, COMPUTING, FEED, REMATERIALIZED, RESHARD, RESULT, SUM, UPDATE, Site, Task, Value
 
 AROUND = 3
 """So many tasks before and after the one at fault are shown."""

@@ -8,20 +8,7 @@ from ..ir.graph import Operator, Tensor
 from ..ir.views import viewed_operand
 from ..sharding.resharding import Resharding
 from .gradient_flow import GradientFlow, operand_of
-from .tasks import (
-    AGAIN,
-    COMPUTE,
-    COMPUTING,
-    OPERAND,
-    OPERATOR,
-    REMATERIALIZED,
-    RESHARD,
-    RESULT,
-    SHARED,
-    Site,
-    Task,
-    Value,
-)
+from .tasks import AGAIN, COMPUTE, COMPUTING, OPERAND, OPERATOR, REMATERIALIZED, RESHARD, RESULT, SHARED, Site, Task, Value
 
 
 class Residuals:

@@ -164,9 +164,7 @@ def fused_batch_norm(op: Operator) -> Rule | str:
     channel: Dims = (("c",),)
     scale = op.inputs[1]
     assert scale is not None
-    per_channel = tuple(
-        channel if tensor.shape == scale.shape else ((),) * len(tensor.shape) for tensor in op.outputs[1:]
-    )
+    per_channel = tuple(channel if tensor.shape == scale.shape else ((),) * len(tensor.shape) for tensor in op.outputs[1:])
     # In inference the operands for mean and variance have one element per channel; in training they are empty.
     statistics = tuple(channel if tensor is not None and tensor.shape != (0,) else ((),) for tensor in op.inputs[3:])
     batch = frozenset("nhw")

@@ -27,10 +27,7 @@ def batch_matmul(op: Operator) -> Rule:
     result = (*broadcast_dims(op.result, rank)[:-2], ("m",), ("n",))
     return make_rule(
         op,
-        (
-            operand(left, (("m",), ("k",)), op.attrs["adj_x"]),
-            operand(right, (("k",), ("n",)), op.attrs["adj_y"]),
-        ),
+        (operand(left, (("m",), ("k",)), op.attrs["adj_x"]), operand(right, (("k",), ("n",)), op.attrs["adj_y"])),
         (result,),
         linear=ONE_OF_TWO,
         flops_per_point=2.0,

@@ -100,8 +100,7 @@ class Rule:
         """The factors whose split makes a result partial, per result."""
         in_operands = {name for dims in self.operands if dims for names in dims for name in names}
         return tuple(
-            frozenset(in_operands - {name for names in dims for name in names} - self.completed)
-            for dims in self.results
+            frozenset(in_operands - {name for names in dims for name in names} - self.completed) for dims in self.results
         )
 
     @cached_property

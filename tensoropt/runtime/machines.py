@@ -45,9 +45,7 @@ def _neighbouring_counts(counts: Sequence[int]) -> str:
     per_machine = -(-size // machines)
     if per_machine * machines == size:
         return f"{below[0]} ({_shape_text(*below[1:])}) or place {size} as {_shape_text(machines, per_machine)}"
-    return (
-        f"{below[0]} ({_shape_text(*below[1:])}) or {per_machine * machines} ({_shape_text(machines, per_machine)})"
-    )
+    return f"{below[0]} ({_shape_text(*below[1:])}) or {per_machine * machines} ({_shape_text(machines, per_machine)})"
 
 
 def _shape_text(machines: int, devices: int) -> str:

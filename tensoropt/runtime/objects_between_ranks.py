@@ -99,9 +99,7 @@ def _pickled(comm: Any, value: Any) -> tuple[np.ndarray, list[int]]:
 def _rounds(sizes: Sequence[int]) -> list[list[tuple[int, int]]]:
     """Return, for each round, the range (start, end) of each rank's bytes that the round moves."""
     each = max(1, ROUND_BYTES // len(sizes))
-    return [
-        [(min(start, size), min(start + each, size)) for size in sizes] for start in range(0, max(sizes), each)
-    ]
+    return [[(min(start, size), min(start + each, size)) for size in sizes] for start in range(0, max(sizes), each)]
 
 
 def _share_out(received: np.ndarray, counts: Sequence[int], parts: Sequence[list[np.ndarray]]) -> None:

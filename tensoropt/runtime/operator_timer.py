@@ -172,9 +172,7 @@ def _function(trial: OperatorTrial, copies: int, with_gradients: bool) -> Callab
         each = len(arguments) // copies
         done: list[tf.Tensor] = []
         for start in range(0, len(arguments), each):
-            operands, gradients = (
-                arguments[start : start + n_operands], arguments[start + n_operands : start + each]
-            )
+            operands, gradients = (arguments[start : start + n_operands], arguments[start + n_operands : start + each])
             with tf.control_dependencies(done):
                 results = [values[0] for values in emit(job, [[operand] for operand in operands])]
                 done = list(results)

@@ -26,10 +26,7 @@ from .pipeline.staged_engine import StagedEngine
 
 
 def execute_beside(
-    execution: Execution,
-    model: Model,
-    initial_value: Callable[[str], np.ndarray],
-    micro_batches: int = 1,
+    execution: Execution, model: Model, initial_value: Callable[[str], np.ndarray], micro_batches: int = 1
 ) -> Execution:
     """Build an engine for another program of the same model, which shares the variables of the first engine.
 
@@ -56,9 +53,7 @@ def execute_beside(
     return replace(execution, engine=engine)
 
 
-def peak_beside(
-    execution: Execution, model: Model, hardware: Hardware, micro_batches: int = 1
-) -> int:
+def peak_beside(execution: Execution, model: Model, hardware: Hardware, micro_batches: int = 1) -> int:
     """Return the most memory that is alive at once on a device while :func:`execute_beside` runs a program.
 
     Raises:

@@ -191,9 +191,7 @@ class Neighbours:
             time_ns = np.where(is_kept, time_ns, time_ns + np.int64(INFEASIBLE))
         return int(np.argmin(time_ns))
 
-    def _time_of_copy(
-        self, copy: int, states: Sequence[int], changes: Mapping[int, int], without: int = -1
-    ) -> np.ndarray:
+    def _time_of_copy(self, copy: int, states: Sequence[int], changes: Mapping[int, int], without: int = -1) -> np.ndarray:
         """Return the time of each state of a shared copy, and of the edges to its neighbours but for one: int64[S]."""
         time_ns = self.built.problem.nodes[copy].time_ns
         for _, edge in self.edges[copy]:
@@ -237,9 +235,7 @@ class Position:
     _trial: tuple[StrategyView, dict[int, int]] | None = None
 
     @classmethod
-    def of(
-        cls, problem: Neighbours, task: BaselineTask, actions: StepActions, network: Network, states: States
-    ) -> Position:
+    def of(cls, problem: Neighbours, task: BaselineTask, actions: StepActions, network: Network, states: States) -> Position:
         strategy: Strategy = problem.built.strategy(states)
         view = Model(task.graph, task.costing.backward).view(strategy)
         graph = step_graph(view, actions.path_finder)

@@ -23,9 +23,7 @@ from .runs import check_fits
 from .signature import PARTS, Signature, Structure, check_dense, labels_for, left_open_by, part_of, symbolic
 
 
-def completed(
-    expected: Signature, seen: Structure, model: keras.Model, loss: Any, batch_size: int | None
-) -> Signature:
+def completed(expected: Signature, seen: Structure, model: keras.Model, loss: Any, batch_size: int | None) -> Signature:
     """Return the signature of batches like one that was seen, and build the model for them.
 
     Args:

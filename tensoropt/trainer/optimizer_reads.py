@@ -38,9 +38,7 @@ def check_reads(captured: Captured, optimizer: Any) -> None:
             )
 
 
-def copies_on_ranks(
-    captured: Captured, running: Mapping[str, RunningKeras | StagedOptimizer]
-) -> dict[int, tf.Variable]:
+def copies_on_ranks(captured: Captured, running: Mapping[str, RunningKeras | StagedOptimizer]) -> dict[int, tf.Variable]:
     """Return this process's variables for those of the user's optimizers, by the ids of the user's."""
     found = {}
     for step, each in running.items():

@@ -95,5 +95,3 @@ def counterparts(
         if index is None or (key is not None and waiting.get(key)):  # else the training step doesn't update it
             pairs.append((variable, waiting[key].pop(0)))
     return pairs
-
-

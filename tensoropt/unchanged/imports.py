@@ -26,9 +26,7 @@ class _Finder(MetaPathFinder):
     def __init__(self, missing: set[str], action: Callable[[], None]) -> None:
         self._missing, self._sought, self._action = missing, set(missing), action
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in self._sought:
             return None
         self._sought.remove(fullname)  # so that the other finders are asked

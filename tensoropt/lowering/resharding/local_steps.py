@@ -42,11 +42,7 @@ class LocalSteps:
         Args:
             shape: the global shape of the tensor.
         """
-        value = (
-            self._halo(step, shape, rank, value)
-            if isinstance(step, HaloStep)
-            else self._move(step, shape, rank, value)
-        )
+        value = self._halo(step, shape, rank, value) if isinstance(step, HaloStep) else self._move(step, shape, rank, value)
         value.set_shape(shape_after(step, shape))
         return value
 

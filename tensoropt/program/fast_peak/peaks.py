@@ -37,9 +37,7 @@ class Peaks:
     def rows(self) -> Rows:
         """The rows of the model's sites."""
         backward = self.model.backward
-        outline = outline_of(
-            self.model.graph, backward.gradients, backward.residual_operands, backward.residual_results
-        )
+        outline = outline_of(self.model.graph, backward.gradients, backward.residual_operands, backward.residual_results)
         return Rows(outline, self.costing, self.path_finder)
 
     def n_bytes(self, view: StrategyView) -> int:

@@ -13,12 +13,4 @@ from .step_graph import step_graph
 from .timeline import StepTimeline, step_timeline
 from .topology_network import network_of
 
-__all__ = [
-    "DeltaSimulation",
-    "Network",
-    "StepActions",
-    "StepTimeline",
-    "network_of",
-    "step_graph",
-    "step_timeline",
-]
+__all__ = ["DeltaSimulation", "Network", "StepActions", "StepTimeline", "network_of", "step_graph", "step_timeline"]

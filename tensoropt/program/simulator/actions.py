@@ -156,5 +156,3 @@ def _share(time_ns: int, n_runs: int, number: int) -> int:
     """Return the time of one of several equal runs; the first has what can't be divided."""
     each, rest = divmod(time_ns, n_runs)
     return each + (rest if number == 0 else 0)
-
-

@@ -106,9 +106,7 @@ class StepTimeline:
             task, times = self.tasks[at], self.times[at]
             if task.exe_ns:
                 node = self.graph.nodes[task.key.node]
-                parts.append(
-                    PathPart(self.title(task), self.operator(node), self.kind(task), times.start_ns, times.end_ns)
-                )
+                parts.append(PathPart(self.title(task), self.operator(node), self.kind(task), times.start_ns, times.end_ns))
             if times.start_ns == 0:
                 break
             if times.start_ns == times.ready_ns:

@@ -35,12 +35,7 @@ from ...sharding.resharding import BUCKET_BYTES
 from .network import COMPUTE, DEVICE, LINK, Action, LevelNetwork, Network, Resource, Work
 from .symmetry import DOUBLING, PAIRS, RING, Flow, symmetry_of
 
-_PATTERNS = {
-    "all_gather": (RING,),
-    "reduce_scatter": (RING,),
-    "all_reduce": (RING, DOUBLING),
-    "all_to_all": (PAIRS,),
-}
+_PATTERNS = {"all_gather": (RING,), "reduce_scatter": (RING,), "all_reduce": (RING, DOUBLING), "all_to_all": (PAIRS,)}
 
 
 class TopologyNetwork:

@@ -54,10 +54,7 @@ def read_metadata(path: str | os.PathLike[str]) -> Metadata:
 
 
 def restore(
-    path: str | os.PathLike[str],
-    entries: Sequence[StateEntry],
-    processes: Processes,
-    objects: Objects | None = None,
+    path: str | os.PathLike[str], entries: Sequence[StateEntry], processes: Processes, objects: Objects | None = None
 ) -> Metadata:
     """Assign a checkpoint's values to a state. All ranks call it together.
 

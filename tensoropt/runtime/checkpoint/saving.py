@@ -217,9 +217,7 @@ def _find_scratch(location: CheckpointLocation, processes: Processes) -> None:
 def _items(variables: Sequence[Variable], processes: Processes) -> dict[int, list[Item]]:
     """Return, for each device of this process, the items that it writes."""
     devices = {variable.first_device + rank for variable in variables for rank in variable.ranks} | {processes.rank}
-    items = {
-        device: [_part_item(part, device) for part in parts_of_device(variables, device)] for device in sorted(devices)
-    }
+    items = {device: [_part_item(part, device) for part in parts_of_device(variables, device)] for device in sorted(devices)}
     unsliced = [variable for variable in variables if not variable.in_slices]
     for turn, variable in enumerate(unsliced):
         writer = turn % processes.size

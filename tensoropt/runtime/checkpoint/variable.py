@@ -13,9 +13,7 @@ from ...lowering.variables import StateEntry
 from ...reschedule.layout import Layout, Shape
 
 # The types of which RestoreV2 can copy slices. Variables of other types (float16 above all) are saved unsliced.
-SLICED_TYPES = frozenset(
-    "bfloat16 float32 float64 int8 int16 int32 int64 uint8 bool complex64 complex128".split(),
-)
+SLICED_TYPES = frozenset("bfloat16 float32 float64 int8 int16 int32 int64 uint8 bool complex64 complex128".split())
 
 MODEL, OPTIMIZER = "model", "optimizer"
 VALUE = "VARIABLE_VALUE"

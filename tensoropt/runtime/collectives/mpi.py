@@ -98,9 +98,7 @@ class MpiCommunicator(OwnMemory):
         for axes in sorted(self._groups):
             self._groups.pop(axes).Free()
 
-    def all_gather(
-        self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None
-    ) -> list[Array]:
+    def all_gather(self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None) -> list[Array]:
         """Return the members' ``send``, in group order: consecutive parts of ``out``, or of a new array."""
         group = self._group(axes)
         self._begin()
@@ -130,9 +128,7 @@ class MpiCommunicator(OwnMemory):
         self._exchange(group, sends, received, counts, joined)
         return _split(received, recv_shapes)
 
-    def reduce_scatter(
-        self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None
-    ) -> Array:
+    def reduce_scatter(self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None) -> Array:
         """Return the sum of what the members send to this rank, added in group order."""
         group = self._group(axes)
         self._begin()

@@ -87,10 +87,7 @@ def parts_of(flat: Array, n_bytes: int) -> list[slice]:
 
 
 def wait(
-    requests: list[MPI.Request],
-    meanwhile: Callable[[], None] = lambda: None,
-    awake_s: float = AWAKE_S,
-    nap_s: float = NAP_S,
+    requests: list[MPI.Request], meanwhile: Callable[[], None] = lambda: None, awake_s: float = AWAKE_S, nap_s: float = NAP_S
 ) -> None:
     """Wait until all requests are done, without a nap if that is soon. Call ``meanwhile`` before each poll."""
     awake_until_s = time.perf_counter() + awake_s

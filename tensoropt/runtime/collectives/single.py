@@ -19,9 +19,7 @@ class SingleCommunicator(OwnMemory):
     def prepare(self, axes_list: Iterable[Axes]) -> None:
         """Do nothing: there are no groups to form."""
 
-    def all_gather(
-        self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None
-    ) -> list[Array]:
+    def all_gather(self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None) -> list[Array]:
         return [self._copy(send, recv_shapes[0], out)]
 
     def all_to_all(
@@ -34,9 +32,7 @@ class SingleCommunicator(OwnMemory):
     ) -> list[Array]:
         return [self._copy(sends[0], recv_shapes[0], out)]
 
-    def reduce_scatter(
-        self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None
-    ) -> Array:
+    def reduce_scatter(self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None) -> Array:
         return self._copy(sends[0], own_shape)
 
     def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:

@@ -84,9 +84,7 @@ class TimedCommunicator:
         n_bytes, seconds = sum(call.n_bytes for call in calls), sum(call.seconds for call in calls)
         self.calls.append(replace(calls[0], n_bytes=n_bytes, seconds=seconds))
 
-    def all_gather(
-        self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None
-    ) -> list[Array]:
+    def all_gather(self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None) -> list[Array]:
         started = self.clock()
         received = self.inner.all_gather(axes, send, recv_shapes, out)
         self._note("all_gather", axes, sum(block.nbytes for block in received), started)
@@ -105,9 +103,7 @@ class TimedCommunicator:
         self._note("all_to_all", axes, sum(block.nbytes for block in sends), started)
         return received
 
-    def reduce_scatter(
-        self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None
-    ) -> Array:
+    def reduce_scatter(self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None) -> Array:
         started = self.clock()
         result = self.inner.reduce_scatter(axes, sends, own_shape, joined)
         self._note("reduce_scatter", axes, sum(block.nbytes for block in sends), started)

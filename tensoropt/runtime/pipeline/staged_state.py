@@ -55,10 +55,7 @@ def _merged(key: str, held: list[tuple[StageState, StateEntry]], n_stages: int, 
         # Keras counts equal paths of parameters in each stage for itself: a parameter's own key tells them apart.
         return [
             replace(
-                each,
-                key=key if number == 0 else f"{key}_{each.parameter}",
-                first_device=stage.first_device,
-                is_staged=True,
+                each, key=key if number == 0 else f"{key}_{each.parameter}", first_device=stage.first_device, is_staged=True
             )
             for number, (stage, each) in enumerate(held)
         ]

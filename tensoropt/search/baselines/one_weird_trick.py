@@ -53,9 +53,7 @@ def _parameter(task: BaselineTask, op: Operator) -> tuple[int, str] | None:
 def _output_factor(rule: Rule, position: int) -> str | None:
     """Return the first factor of the result that only the parameter has and that can be split; None if there is none."""
     of_parameter = {name for names in rule.operands[position] or () for name in names}
-    of_others = {
-        name for i, dims in enumerate(rule.operands) if i != position and dims for names in dims for name in names
-    }
+    of_others = {name for i, dims in enumerate(rule.operands) if i != position and dims for names in dims for name in names}
     in_result = [names[0] for names in rule.results[0] if names]
     return next((name for name in in_result if name in of_parameter - of_others and name in rule.splittable), None)
 

@@ -302,9 +302,7 @@ class ReshardingArrays:
             self._returning[key] = self.reshardings.returning_ns(tensor, produced, wanted, of_variable)
         return self._returning[key]
 
-    def worth_regathering(
-        self, tensor: Tensor, produced: Choice, shared: Choice
-    ) -> np.ndarray:
+    def worth_regathering(self, tensor: Tensor, produced: Choice, shared: Choice) -> np.ndarray:
         """Return the indices of the copies that are larger than some produced shard from which communication makes them."""
         sources, copies = self._values(produced), self._values(shared)
         key = tensor.shape, tensor.item_bytes, id(sources), id(copies)

@@ -30,19 +30,7 @@ from ...rules.shardings import Shardings
 from ...sharding.consumers import Consumer, consumers_of, step_sharding
 from ...sharding.strategy import Copy
 from .choices import Choices
-from .edge_costs import (
-    FIXED,
-    HELD,
-    PASSED,
-    READ,
-    REMATERIALIZED,
-    SAVED,
-    UNCHARGED,
-    UNREAD,
-    EdgeCosts,
-    End,
-    ReshardingArrays,
-)
+from .edge_costs import FIXED, HELD, PASSED, READ, REMATERIALIZED, SAVED, UNCHARGED, UNREAD, EdgeCosts, End, ReshardingArrays
 from .edge_ends import ConsumerEnd, ProducedTensor, have_gradient
 from .fusion_groups import FusionGroup
 from .node_costs import NodeCosts

@@ -19,9 +19,7 @@ from .node_states import States
 Ints = np.ndarray
 
 
-def program_positions(
-    graph: Graph, nodes: Sequence[FusionGroup], consumers: Mapping[str, Sequence[Consumer]]
-) -> list[int]:
+def program_positions(graph: Graph, nodes: Sequence[FusionGroup], consumers: Mapping[str, Sequence[Consumer]]) -> list[int]:
     """Return, for each node, the index in program order to which the backward pass comes last.
 
     The backward pass runs from high to low, so that is the index of the node's first operator that isn't a source. A node of

@@ -128,10 +128,7 @@ def segments_of(nodes: Sequence[FusionGroup], costing: OperatorCosting, n_device
 
 
 def _worth_it(
-    nodes: Sequence[FusionGroup],
-    possible: Mapping[int, Rematerializable],
-    costing: OperatorCosting,
-    sizes: Collection[int],
+    nodes: Sequence[FusionGroup], possible: Mapping[int, Rematerializable], costing: OperatorCosting, sizes: Collection[int]
 ) -> dict[int, Rematerializable]:
     """Return the nodes whose rematerialization can pay: those that save much, and the producers of their operands.
 
