@@ -84,7 +84,7 @@ def describe_package():
                 "tensorflow>=2.19; platform_machine != 'x86_64'",
                 "keras>=3.10",
             ],
-            "gpu": ["tensorflow[and-cuda]>=2.19", "keras>=3.10"],
+            "gpu": ["tensorflow[and-cuda]>=2.19", "keras>=3.10", "nvidia-ml-py>=12"],
             "demo": ["scikit-learn"],
             "plot": ["matplotlib"],
             "report": ["plotly>=6"],

@@ -29,7 +29,8 @@ def parse_arguments():
     parser.add_argument("--json", metavar="FILE", help="write the training log")
     parser.add_argument("--plan", metavar="FILE", help="use this plan instead of searching")
     parser.add_argument("--save-plan", metavar="FILE", help="write the plan")
-    parser.add_argument("--collectives", choices=["mpi", "horovod", "emulated"], help="what communicates (default: mpi)")
+    choices = ["mpi", "tensorflow", "horovod", "emulated"]
+    parser.add_argument("--collectives", choices=choices, help="what communicates (default: mpi on CPUs)")
     parser.add_argument("--parallelism", type=int, help="devices (default: as many as ranks)")
     arguments = parser.parse_args()
     if arguments.steps < 1 or arguments.batch < 1:

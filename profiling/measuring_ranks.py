@@ -33,7 +33,7 @@ class MeasuringProcess:
         local_ranks: how many ranks share this machine's memory.
         ranks_per_core: how many ranks share each core.
         broadcast: returns rank 0's value on every rank.
-        collectives: the implementation of the measured collectives, ``mpi`` or ``horovod``.
+        collectives: the implementation of the measured collectives, ``mpi``, ``tensorflow`` or ``horovod``.
         emitted: returns, for a kind, axes and bytes, the length of a rank's input and the function that adds the
             collective to the graph that is being built; None where collectives are calls from the graph into Python.
     """

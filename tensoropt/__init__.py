@@ -42,6 +42,11 @@ if "OMPI_COMM_WORLD_SIZE" in os.environ:
     from .runtime.mpi_start import send_at_once
 
     send_at_once()
+if any(name in os.environ for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK")):
+    # TensorFlow sees the GPUs that are visible when it starts, and its server brings devices of its own.
+    from .runtime.collectives.tensorflow_server import start_if_asked
+
+    start_if_asked()
 
 _OWN = {
     "GradientDescentOptimizer": "session.recording_optimizers",
@@ -352,8 +357,9 @@ def build_execution_graph(
     Args:
         engine: the engine that computes; ``tensorflow`` is the only one.
         plan: a plan, or the file of one.
-        collectives: ``mpi`` (the default); ``horovod``: Horovod's operators; or ``emulated``: all ranks in this process. The
-            environment variable ``TENSOROPT_COLLECTIVES`` sets it too.
+        collectives: ``mpi`` (the default on CPUs); ``tensorflow``: TensorFlow's operators (the default on GPUs);
+            ``horovod``: Horovod's; or ``emulated``: all ranks in this process. The environment variable
+            ``TENSOROPT_COLLECTIVES`` sets it too, and must for ``tensorflow`` on CPUs.
 
     Returns:
         The session that ``init`` began. Its ``run`` is :func:`run`.

@@ -18,7 +18,7 @@ from .checks import HardwareError
 from .description import Hardware
 from .frozen import FrozenMapping
 
-_NEAREST = {"a100": "h100"}
+_NEAREST = dict.fromkeys(("a100", "a100gb40", "h200", "b200", "l4", "l40s", "rtx4090", "rtx5090", "t4"), "h100")
 """Devices whose operators nobody measured, and the nearest device that was."""
 _NAME = re.compile(r"(?P<device>[a-z0-9]+)-(?P<machines>[1-9][0-9]*)x(?P<devices>[1-9][0-9]*)")
 
@@ -38,7 +38,8 @@ def shipped() -> FrozenMapping[Hardware]:
 
 def _as_near(own: Hardware, measured: Hardware) -> Hardware:
     """Return hardware whose operators are assumed to reach the fractions of its peaks that those of another reach of its."""
-    flops = {dtype: rate / own.device.flops_per_s[dtype] for dtype, rate in measured.device.flops_per_s.items()}
+    rates = own.device.flops_per_s
+    flops = {dtype: rate / rates[dtype] for dtype, rate in measured.device.flops_per_s.items() if dtype in rates}
     slower = measured.device.memory_bytes_per_s / own.device.memory_bytes_per_s
     operators = {
         name: {
@@ -47,6 +48,7 @@ def _as_near(own: Hardware, measured: Hardware) -> Hardware:
                 for way, rate in ways.items()
             }
             for dtype, ways in dtypes.items()
+            if dtype in rates
         }
         for name, dtypes in measured.operators.items()
     }

@@ -40,7 +40,7 @@ class OperatorRate:
         return self.overhead_us + (self.us_per_gflop * flops + self.us_per_gb * n_bytes) / 1e9
 
 
-MEASURED_COLLECTIVES = ("mpi", "horovod")
+MEASURED_COLLECTIVES = ("mpi", "tensorflow", "horovod")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Origin:
         threads: TensorFlow's threads within an operator; 0 for as many as there are cores.
         is_complete: whether all was measured, rather than the part that was done before an interruption.
         is_quick: whether it was measured in seconds.
-        collectives: the implementation of the measured collectives, ``mpi`` or ``horovod``.
+        collectives: the implementation of the measured collectives, ``mpi``, ``tensorflow`` or ``horovod``.
     """
 
     date: str
@@ -76,7 +76,7 @@ class Origin:
             if not isinstance(getattr(self, name), bool):
                 raise checks.fail(f"measured.{name}", getattr(self, name), "true or false")
         if self.collectives not in MEASURED_COLLECTIVES:
-            raise checks.fail("measured.collectives", self.collectives, "'mpi' or 'horovod'")
+            raise checks.fail("measured.collectives", self.collectives, "'mpi', 'tensorflow' or 'horovod'")
 
     def age_days(self, today: datetime.date) -> int:
         return (today - datetime.date.fromisoformat(self.date)).days

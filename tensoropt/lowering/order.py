@@ -32,7 +32,12 @@ FUSED = 4
 """The largest number of consecutive operators that TensorFlow may fuse into one."""
 CALLBACK = "PyFunc"
 """The type of a callback's operator. Its first operand is its turn in a chain."""
-COLLECTIVE_TYPES = frozenset("PyFunc HorovodAllreduce HorovodAllgather HorovodAlltoall".split())
+COLLECTIVE_TYPES = frozenset(
+    (
+        "PyFunc CollectiveReduceV2 CollectiveGatherV2 CollectiveAllToAllV2 "
+        "HorovodAllreduce HorovodAllgather HorovodAlltoall"
+    ).split()
+)
 _UNORDERED = COLLECTIVE_TYPES | VIEWS | {"Const", "Shape", "ShapeN", "NoOp", "ReadVariableOp"}
 """The types of operators that aren't put in order.
 

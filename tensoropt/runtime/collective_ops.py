@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..lowering.localise import opaque
 from ..lowering.resharding.in_graph import GraphCollectives, InGraph
 from ..lowering.resharding.path_callbacks import CollectiveRequest
 from ..profiling.collective_tables import step_alone
@@ -16,21 +15,21 @@ from ..profiling.compute import Call
 from ..reschedule.layout import Axes, block_bounds
 from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path
-from .execute import same_on_all
+from .execute import graph_collectives
 from .ranks import Processes
 
 Emitted = Callable[[str, Axes, int], Call]
 
 
-def emitted_by_horovod(processes: Processes, mesh: Mesh) -> Emitted:
-    """Return a function that adds Horovod's collectives to a graph, over groups of all ranks. Every rank must call it.
+def emitted_by(collectives: str, processes: Processes, mesh: Mesh) -> Emitted:
+    """Return a function that adds TensorFlow's or Horovod's collectives to a graph, over groups of all ranks.
+
+    Every rank must call it.
 
     Raises:
-        InputError: Horovod can't be used here, or differs between ranks.
+        InputError: they can't be used here, or differ between ranks.
     """
-    from .collectives.horovod import HorovodCollectives
-
-    return emitted(HorovodCollectives(processes.comm, mesh, same_on_all(processes)), mesh, processes.rank)
+    return emitted(graph_collectives(collectives, processes, mesh), mesh, processes.rank)
 
 
 def emitted(collectives: GraphCollectives, mesh: Mesh, rank: int) -> Emitted:
@@ -42,11 +41,11 @@ def emitted(collectives: GraphCollectives, mesh: Mesh, rank: int) -> Emitted:
         count = n_bytes // np.dtype(np.float32).itemsize
         bounds = [block_bounds(count, mesh.size_of(axes), member) for member in range(mesh.size_of(axes))]
         if kind == "all_to_all":
-            counts = [end - start for start, end in bounds]
+            counts = [[end - start for start, end in bounds]] * mesh.n_devices
 
             def exchange(whole: tf.Tensor) -> tf.Tensor:
                 # Lowering's all-to-all includes copies, whose cost is counted separately, so only the exchange is emitted.
-                return collectives.all_to_all(axes, whole, opaque(counts, tf.int32), "measured_all_to_all")
+                return collectives.all_to_all(axes, whole, counts, "measured_all_to_all")
 
             return count, exchange
         step = step_alone(kind, mesh, axes)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,24 +28,32 @@ from ..reschedule.layout import Axes, parse_axes
 from ..reschedule.mesh import Mesh
 from ..sharding.model import Model
 from ..sharding.resharding import PlainCosts
+from .collectives import tensorflow_server
 from .collectives.single import SingleCommunicator
 from .engine import Engine
+from .gpus import computes_on_gpu, make_deterministic
 from .memory_check import check_available_memory, state_bytes
 from .ranks import Processes, cores_of_a_rank
 from .thread_pool import runs_at_once
 
-MPI, HOROVOD, EMULATED = "mpi", "horovod", "emulated"
-COLLECTIVES = (MPI, HOROVOD, EMULATED)
+if TYPE_CHECKING:
+    from .collectives.horovod import HorovodCollectives
+    from .collectives.tensorflow import TensorFlowCollectives
+
+MPI, TENSORFLOW, HOROVOD, EMULATED = "mpi", tensorflow_server.NAME, "horovod", "emulated"
+COLLECTIVES = (MPI, TENSORFLOW, HOROVOD, EMULATED)
 Prepare = Callable[[Sequence[Axes]], None]
 
 
 def checked_collectives(given: str | None) -> str:
-    """Return the collectives to use: the given ones, those of ``TENSOROPT_COLLECTIVES``, or ``mpi``.
+    """Return the collectives to use: the given ones, those of ``TENSOROPT_COLLECTIVES``, or by default.
+
+    The default is ``tensorflow`` where ranks have GPUs, else ``mpi``.
 
     Raises:
         InputError: the name is unknown.
     """
-    collectives = given or os.environ.get("TENSOROPT_COLLECTIVES", MPI)
+    collectives = given or os.environ.get("TENSOROPT_COLLECTIVES") or (TENSORFLOW if tensorflow_server.is_running() else MPI)
     if collectives not in COLLECTIVES:
         *others, last = map(repr, COLLECTIVES)
         raise InputError(f"unknown collectives {collectives!r}; expected {', '.join(others)} or {last}")
@@ -77,6 +86,8 @@ def engine_of(
     """Return the engine of a plan of one stage, and the ranks that take part; see :func:`.execution.execute`."""
     plan.check_for(model)
     check_ranks(plan, processes, collectives)
+    if plan.parallelism > 1:
+        make_deterministic()
     stage = plan.only_stage
     view = model.view(stage.strategy)
     in_micro_batches = model.in_micro_batches(plan.micro_batches).view(stage.strategy)
@@ -87,9 +98,8 @@ def engine_of(
         prepare, in_order = None, False
     else:
         check_available_memory(max(state_bytes(view), plan.peak_bytes or 0), processes.local_size)
-        backend, processes, prepare = _communicating(plan.mesh, processes, collectives)
-        # With more cores per rank TensorFlow computes several operators at once, which takes less time.
-        in_order = processes.broadcast(cores_of_a_rank(processes.local_size) == 1)
+        backend, processes, prepare = communicating(plan.mesh, processes, collectives)
+        in_order = runs_in_order(processes)
     path_finder = stage.path_finder(PlainCosts())
     if processes.rank == 0:
         dump("program", lambda: step_program(in_micro_batches, path_finder))
@@ -113,6 +123,15 @@ def engine_of(
     return engine, processes
 
 
+def runs_in_order(processes: Processes) -> bool:
+    """Return whether backward passes run in the program's order, the same on all ranks of ``processes``.
+
+    They do with one core per rank, and on GPUs, which compute one operator at a time. With more cores TensorFlow computes
+    several at once, which takes less time.
+    """
+    return processes.broadcast(computes_on_gpu() or cores_of_a_rank(processes.local_size) == 1)
+
+
 def check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:
     if collectives == EMULATED and processes.size > 1:
         raise InputError(
@@ -126,25 +145,40 @@ def check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:
         )
 
 
-def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[Backend, Processes, Prepare | None]:
+def communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[Backend, Processes, Prepare | None]:
+    """Return the backend of a mesh's ranks, those ranks, and what forms the groups of its collectives.
+
+    Raises:
+        InputError: these collectives can't be used here.
+    """
     if processes.alone:
         return CommunicatingBackend(mesh, 0, SingleCommunicator()), processes, None
     part = taking_part(mesh.n_devices, processes)
-    if collectives == HOROVOD:
+    if collectives in (TENSORFLOW, HOROVOD):
         from ..lowering.resharding.in_graph import GraphBackend
-        from .collectives.horovod import HorovodCollectives
 
-        # Process sets are made while graphs are built.
-        with processes.waiting_in("Horovod's start"):
-            operators = HorovodCollectives(part.comm, mesh, same_on_all(part))
-
-        def on_run() -> None:
-            operators.check_running()
-            processes.begin_collective()
-
-        return GraphBackend(mesh, part.rank, operators, processes.waiting[CRITICAL], on_run), part, lambda axes: None
+        with processes.waiting_in(f"the start of collectives={collectives!r}"):
+            operators = graph_collectives(collectives, part, mesh)
+        waiting, on_run = processes.waiting[CRITICAL], processes.begin_collective
+        return GraphBackend(mesh, part.rank, operators, waiting, on_run), part, lambda axes: None
     backend, prepare = by_mpi(mesh, part)
     return backend, part, prepare
+
+
+def graph_collectives(collectives: str, part: Processes, mesh: Mesh) -> TensorFlowCollectives | HorovodCollectives:
+    """Return collectives that are operators of the graph; every rank of ``part`` must call it.
+
+    Raises:
+        InputError: they can't be used here, or differ between ranks.
+    """
+    if collectives == TENSORFLOW:
+        tensorflow_server.check_running()
+        from .collectives.tensorflow import TensorFlowCollectives
+
+        return TensorFlowCollectives(part.comm, mesh, tensorflow_server.is_chained())
+    from .collectives.horovod import HorovodCollectives
+
+    return HorovodCollectives(part.comm, mesh, same_on_all(part))  # process sets are made while graphs are built
 
 
 def taking_part(n_devices: int, processes: Processes) -> Processes:

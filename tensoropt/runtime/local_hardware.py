@@ -25,7 +25,7 @@ from ..profiling.measuring_ranks import MeasuringProcess
 from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..reschedule.mesh import Level, Mesh
 from .disturbance import Disturbance, measured_with_disturbance
-from .execute import EMULATED, HOROVOD, MPI, checked_collectives
+from .execute import EMULATED, HOROVOD, MPI, TENSORFLOW, checked_collectives
 from .process_limit import bound_allocators
 from .ranks import Processes, cores_of_a_rank, current_processes, install_error_handling
 
@@ -60,7 +60,8 @@ def hardware_here(processes: Processes, collectives: str = MPI, display: Display
     """Return the ranks' hardware: from a fresh calibration if there is one, else measured quickly. Every rank calls it.
 
     Args:
-        collectives: ``mpi`` or ``horovod``. Emulated collectives take no time of their own, and are treated like MPI's.
+        collectives: ``mpi``, ``tensorflow`` or ``horovod``. Emulated collectives take no time of their own, and are treated
+            like MPI's.
         display: shows how far a measurement is, and whether other work disturbed it.
     """
     calibrated = _calibrated(processes, collectives)
@@ -93,12 +94,12 @@ def measure_here(
     """Measure the devices and links of all ranks. Every rank must call it.
 
     Raises:
-        InputError: Horovod's collectives are asked for but unavailable.
+        InputError: TensorFlow's or Horovod's collectives are asked for but unavailable.
     """
     levels = _levels(processes)
     if processes.alone:
         return measure(levels, MeasuringProcess(), budget_s, watching=watching)
-    from .collective_ops import emitted_by_horovod
+    from .collective_ops import emitted_by
     from .collectives.mpi import MpiCommunicator
 
     mesh = Mesh(levels)
@@ -108,8 +109,8 @@ def measure_here(
     communicator.prepare(device_partitions(mesh))
     per_core = processes.ranks_per_core
     place = MeasuringProcess(communicator, processes.rank, processes.local_size, per_core, processes.broadcast)
-    if collectives == HOROVOD:
-        place = replace(place, collectives=HOROVOD, emitted=emitted_by_horovod(processes, mesh))
+    if collectives in (TENSORFLOW, HOROVOD):
+        place = replace(place, collectives=collectives, emitted=emitted_by(collectives, processes, mesh))
     measured = measure(levels, place, budget_s, watching=watching)
     communicator.free()
     return measured
@@ -125,7 +126,7 @@ def calibrated_file(processes: Processes, collectives: str = MPI) -> Path | None
     if folder is None:
         return None
     hosts = hashlib.sha256(" ".join(processes.hosts).encode()).hexdigest()[:8]
-    by = f"-{HOROVOD}" if collectives == HOROVOD else ""
+    by = f"-{collectives}" if collectives in (TENSORFLOW, HOROVOD) else ""
     return folder / "hardware" / f"{processes.machines}x{processes.devices_per_machine}-{hosts}{by}.json"
 
 

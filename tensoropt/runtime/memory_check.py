@@ -11,14 +11,16 @@ from ..common.errors import OutOfMemoryError
 from ..common.memory_units import memory_text
 from ..costs.resharding_costs import shard_bytes
 from ..profiling.available_memory import available_memory_bytes
+from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..sharding.strategy import StrategyView
+from .gpus import are_shared, computes_on_gpu
 
 
 def check_available_memory(n_bytes: int, local_ranks: int) -> None:
     """Check that this process can get the memory that a plan needs, before any of it is allocated.
 
     The bytes are allocated briefly, without being written to, which fails at a limit of the process. The free memory of the
-    container and the machine is read.
+    container and the machine is read. On a GPU its memory is the limit.
 
     Args:
         local_ranks: the number of ranks that share this machine's memory.
@@ -27,8 +29,12 @@ def check_available_memory(n_bytes: int, local_ranks: int) -> None:
         OutOfMemoryError: there is too little; the message is the same on every rank.
     """
     try:
-        np.empty(n_bytes, np.uint8)
-        fits = n_bytes <= available_memory_bytes(local_ranks)
+        if computes_on_gpu():
+            device = TensorFlowEngine().device_memory_bytes() or 0
+            fits = n_bytes <= device // (local_ranks if are_shared() else 1)
+        else:
+            np.empty(n_bytes, np.uint8)
+            fits = n_bytes <= available_memory_bytes(local_ranks)
     except MemoryError:
         fits = False
     if not fits:

@@ -23,6 +23,7 @@ from ..common.source_lines import code_location
 from ..common.watchdog import CHAINS, CRITICAL, DEFAULT_TIMEOUT_S, ChainState, timeout_s
 from .ending import Ending
 from .error_handling import install_error_handling, install_lone_error_handling
+from .gpus import Gpu, are_shared, shares, take, visible_gpus
 from .machines import machine_shape
 from .mpi_start import started_mpi, within_timeout
 from .mpirun import share_of_cores, usable_cores
@@ -106,6 +107,7 @@ class Processes:
         waiting: for each chain of collectives, in which collective this rank waits.
         last_calls: the call that each rank was in when it was last heard of.
         ranks_per_core: how many ranks of its machine there are for each core that this rank may use; 1 if there are fewer.
+        gpus: each rank's GPU; empty where they have none.
     """
 
     rank: int
@@ -117,6 +119,7 @@ class Processes:
     waiting: tuple[ChainState, ...] = field(default_factory=lambda: tuple(ChainState() for _ in CHAINS))
     last_calls: dict[int, str] = field(default_factory=dict)
     ranks_per_core: float = 1.0
+    gpus: tuple[Gpu, ...] = ()
     _begun: list[int] = field(default_factory=lambda: [0 for _ in CHAINS], init=False)
 
     @property
@@ -164,9 +167,10 @@ class Processes:
         A collective that the returned object counts also counts as one of this object.
         """
         with self.waiting_in("the choice of ranks"):
-            hosts = tuple(gather_objects(comm, self.hosts[self.rank]))
+            places = gather_objects(comm, (self.hosts[self.rank], self.gpus[self.rank : self.rank + 1]))
+        hosts, gpus = tuple(host for host, _ in places), tuple(gpu for _, own in places for gpu in own)
         return Processes(
-            comm.rank, comm.size, hosts, comm, self.ending, self, self.waiting, self.last_calls, self.ranks_per_core
+            comm.rank, comm.size, hosts, comm, self.ending, self, self.waiting, self.last_calls, self.ranks_per_core, gpus
         )
 
     @property
@@ -283,6 +287,10 @@ def current_processes() -> Processes:
     launched = launched_as()
     if launched is None:
         refuse_separate_processes(n_seen=1)
+        seen = _visible_gpus()
+        n_gpus = 0 if isinstance(seen, InputError) else len(seen)
+        if n_gpus > 1:
+            display_here().say(f"this process computes on one of {n_gpus} GPUs; tensoropt run -n {n_gpus} SCRIPT uses all")
         return Processes(rank=0, size=1, hosts=(socket.gethostname(),))
     install_lone_error_handling(rank=launched[0])
     return _connect(*launched)
@@ -338,12 +346,39 @@ def _connect(launched_rank: int, launched_size: int | None) -> Processes:
         )
     with within_timeout(launched_rank, timeout, world.Abort):
         cores = frozenset().union(*usable_cores())
-        places = gather_objects(world, (MPI.Get_processor_name(), cores))
-        hosts, own = tuple(host for host, _ in places), places[world.rank]
-        n_beside = sum(host == own[0] and bool(other & cores) for host, other in places)
+        places = gather_objects(world, (MPI.Get_processor_name(), cores, _visible_gpus()))
+        hosts, own = tuple(host for host, _, _ in places), places[world.rank]
+        n_beside = sum(host == own[0] and bool(other & cores) for host, other, _ in places)
         per_core = max(1.0, n_beside / len(usable_cores()))
         ending = Ending(world.Dup())
-        return Processes(world.rank, world.size, hosts, comm=world.Dup(), ending=ending, ranks_per_core=per_core)
+    gpus = _gpus_of([seen for _, _, seen in places], hosts, world.rank)
+    return Processes(world.rank, world.size, hosts, comm=world.Dup(), ending=ending, ranks_per_core=per_core, gpus=gpus)
+
+
+def _visible_gpus() -> tuple[Gpu, ...] | InputError:
+    """Return the GPUs that this rank sees, or why it can't be told."""
+    try:
+        return visible_gpus()
+    except InputError as error:
+        return error
+
+
+def _gpus_of(seen: Sequence[tuple[Gpu, ...] | InputError], hosts: Sequence[str], rank: int) -> tuple[Gpu, ...]:
+    """Return each rank's GPU, of which this one has taken its own; all ranks compute the same from what all see.
+
+    Raises:
+        InputError: they can't be shared out, or a rank can't tell which it sees.
+    """
+    gpus: list[tuple[Gpu, ...]] = []
+    for number, found in enumerate(seen):
+        if isinstance(found, InputError):
+            raise InputError(f"rank {number} on {hosts[number]}: {found}")
+        gpus.append(found)
+    chosen = shares(gpus, hosts, are_shared())
+    if chosen is None:
+        return ()
+    take(chosen[rank])
+    return tuple(chosen)
 
 
 def _mpi(launched_rank: int) -> Any:

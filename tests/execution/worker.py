@@ -35,6 +35,8 @@ from tensoropt.profiling.collective_tables import device_partitions
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.collectives import outbox
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
+from tensoropt.runtime.execute import graph_collectives
+from tensoropt.runtime.ranks import current_processes
 from tensoropt.sharding.strategy import StrategyView
 
 COMM = MPI.COMM_WORLD
@@ -49,18 +51,12 @@ def backend_of(mesh: Mesh, collectives: str) -> Backend:
         overlappable = CommunicatingBackend(mesh, COMM.rank, prepared(MpiCommunicator(COMM, mesh, gives_way=True)))
         critical = prepared(MpiCommunicator(COMM, mesh, naps=True))
         return CommunicatingBackend(mesh, COMM.rank, critical, overlappable=overlappable)
-    from tensoropt.runtime.collectives.horovod import HorovodCollectives
-
-    return GraphBackend(mesh, COMM.rank, HorovodCollectives(COMM, mesh, agree))
+    return GraphBackend(mesh, COMM.rank, graph_collectives(collectives, current_processes(), mesh))
 
 
 def prepared(communicator: MpiCommunicator) -> MpiCommunicator:
     communicator.prepare(device_partitions(communicator._mesh))
     return communicator
-
-
-def agree(text: str) -> None:
-    assert len(set(COMM.allgather(text))) == 1, text
 
 
 def check(case: str, model: zoo.Recorded, view: StrategyView, seed: int, backend: Backend) -> int:
@@ -85,8 +81,9 @@ def check(case: str, model: zoo.Recorded, view: StrategyView, seed: int, backend
 
 
 def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(3 if collectives == "link" else 0)
+    if collectives != "tensorflow":  # whose server has started TensorFlow
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(3 if collectives == "link" else 0)
     if collectives == "horovod":
         # Its many small operators keep TensorFlow's graph optimizer busy for most of the time; feeding_worker.py has it on.
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})

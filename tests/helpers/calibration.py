@@ -24,12 +24,12 @@ def write_calibrations(folder: Path) -> None:
     """Write the calibration of each number of ranks on this machine, as a cache's folder ``hardware`` has them."""
     device = Device(cpu_name(), flops_per_s=FLOPS_PER_S, **DEVICE)
     today, version = datetime.date.today().isoformat(), _tensorflow_version()
-    for n_ranks, collectives in product(range(1, MOST_RANKS + 1), ("mpi", "horovod")):
+    for n_ranks, collectives in product(range(1, MOST_RANKS + 1), ("mpi", "tensorflow", "horovod")):
         levels = LinkLevel("machine", 1, **LINK), LinkLevel("device", n_ranks, **LINK)
         cores = cores_of_a_rank(n_ranks)  # as many threads TensorFlow gets, if several ranks share the machine
         origin = Origin(today, version, cores if n_ranks > 1 or cores == 1 else 0, collectives=collectives)
         hosts = hashlib.sha256(" ".join([socket.gethostname()] * n_ranks).encode()).hexdigest()[:8]
-        file = f"1x{n_ranks}-{hosts}{'-horovod' if collectives == 'horovod' else ''}.json"
+        file = f"1x{n_ranks}-{hosts}{'' if collectives == 'mpi' else f'-{collectives}'}.json"
         Hardware("this machine", device, levels, measured=origin).save(folder / file)
 
 

@@ -292,7 +292,7 @@ def test_what_build_refuses():
     build = tensoropt.build_execution_graph
     with refuses("unknown engine 'torch'; expected 'tensorflow'"):
         build(engine="torch", plan=plan)
-    with refuses("unknown collectives 'nccl'; expected 'mpi', 'horovod' or 'emulated'"):
+    with refuses("unknown collectives 'nccl'; expected 'mpi', 'tensorflow', 'horovod' or 'emulated'"):
         build(plan=plan, collectives="nccl")
     for bad in (None, tensoropt.find_strategy("profiling", parallelism=1)):
         with refuses("takes plan=, the result of find_strategy or load_plan, got") as error:

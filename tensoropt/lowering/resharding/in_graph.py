@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,7 +19,7 @@ import tensorflow as tf
 from ...common.watchdog import ChainState
 from ...reschedule.bounds import Slices
 from ...reschedule.halo import HALO, HaloStep, RankHalo, fill_value
-from ...reschedule.layout import Axes, Shape, block_bounds
+from ...reschedule.layout import Axes, Layout, Shape
 from ...reschedule.mesh import Mesh
 from ...reschedule.path import Path
 from ...reschedule.rank_steps import rank_step
@@ -34,12 +34,19 @@ from .reshard import Collective
 class GraphCollectives(Protocol):
     """Collectives as operators, on flat tensors of a group's members in the order of their ranks."""
 
-    def all_gather(self, axes: Axes, flat: tf.Tensor, name: str) -> tf.Tensor:
-        """Return the members' tensors, concatenated."""
+    joins: bool
+    """Whether several sums should share a collective."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """Return the context of a run of a function with collectives."""
         ...
 
-    def all_to_all(self, axes: Axes, flat: tf.Tensor, counts: tf.Tensor, name: str) -> tf.Tensor:
-        """Return what the members send to this rank, concatenated; ``counts[i]`` elements are sent to member i."""
+    def all_gather(self, axes: Axes, flat: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
+        """Return the members' tensors, concatenated; rank r of the mesh has ``counts[r]`` elements."""
+        ...
+
+    def all_to_all(self, axes: Axes, flat: tf.Tensor, counts: Sequence[Sequence[int]], name: str) -> tf.Tensor:
+        """Return what the members send to this rank, concatenated; rank r sends ``counts[r][i]`` elements to member i."""
         ...
 
     def all_reduce(self, axes: Axes, value: tf.Tensor, op: str, name: str) -> tf.Tensor:
@@ -89,7 +96,8 @@ class GraphBackend:
         self.on_run()
         self.waiting.begin(f"a run with {len(log)} collectives, the first {log[0]}", may_compute=True)
         try:
-            yield
+            with self.collectives.running():
+                yield
         finally:
             self.waiting.end()
 
@@ -103,12 +111,25 @@ class InGraph:
 
     @property
     def joins(self) -> bool:
-        """Return False: Horovod joins small collectives by itself."""
-        return False
+        """Return whether several gradients are summed in one collective."""
+        return self._collectives.joins
 
     def emit_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
-        """Return, by path, the local values after the paths, each with a collective of its own."""
-        return [self.emit(path, of_path, request) for path, of_path in zip(paths, values, strict=True)]
+        """Return, by path, the local values after the paths, which share one all-reduce."""
+        (step,) = paths[0].steps
+        assert isinstance(step, Step)
+        flat = [tf.reshape(value, [-1]) for (value,) in values]
+        ranks = range(step.source.mesh.n_devices)
+        counts = np.asarray([[_size(path.steps[0].source, path.shape, rank) for path in paths] for rank in ranks])
+        with tf.name_scope(_SCOPE):
+            name = _NO_NAME.sub(".", f"{step.kind}_{'_'.join(map(str, step.group_axes))}_for_{request.operator}_and_others")
+            total = self._summed(step, tf.concat(flat, axis=0), counts.sum(axis=1).tolist(), name)
+            parts = tf.split(total, opaque(counts[self._rank].tolist(), tf.int32), num=len(paths))
+            shapes = [local_shape(path.steps[0].target, path.shape, self._rank) for path in paths]
+            results = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+            for path, result in zip(paths, results, strict=True):
+                result.set_shape(shape_after(path.steps[-1], path.shape))
+        return [[result] for result in results]
 
     def emit(self, path: Path, values: Values, request: CollectiveRequest) -> Values:
         """Return the local value after a path."""
@@ -130,21 +151,30 @@ class InGraph:
         return [value]
 
     def _reduced(self, step: Step, shape: Shape, value: tf.Tensor, reduction: str, name: str) -> tf.Tensor:
-        """Return the value after an all-reduce.
+        """Return the value after an all-reduce."""
+        if reduction != "sum":
+            return self._collectives.all_reduce(step.group_axes, value, reduction, name)
+        counts = [_size(step.source, shape, rank) for rank in range(step.source.mesh.n_devices)]
+        total = self._summed(step, tf.reshape(value, [-1]), counts, name)
+        return tf.reshape(total, local_shape(step.target, shape, self._rank))
 
-        For a sum over more than two members each member adds one chunk, in the members' order, since sums depend on the
-        order.
+    def _summed(self, step: Step, flat: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
+        """Return the sum of the members' flat tensors; that of rank r has ``counts[r]`` elements, as its group's all have.
+
+        More than two members add one chunk each, in the members' order, since sums depend on the order.
         """
-        axes, n_members = step.group_axes, step.source.mesh.size_of(step.group_axes)
-        if reduction != "sum" or n_members == 2:
-            return self._collectives.all_reduce(axes, value, reduction, name)
-        extent = math.prod(step.source.local_shape(shape, self._rank))
-        bounds = [block_bounds(extent, n_members, member) for member in range(n_members)]
-        start, end = bounds[step.source.mesh.index_along(axes, self._rank)]
-        counts = opaque([stop - begin for begin, stop in bounds], tf.int32)
-        received = self._collectives.all_to_all(axes, tf.reshape(value, [-1]), counts, name)
-        own = self._sum(received, n_members, opaque([end - start], tf.int32))
-        return tf.reshape(self._collectives.all_gather(axes, own, name), local_shape(step.target, shape, self._rank))
+        axes, mesh = step.group_axes, step.source.mesh
+        n_members = mesh.size_of(axes)
+        if n_members == 2:
+            return self._collectives.all_reduce(axes, flat, "sum", name)
+        chunk = -(-max(counts) // n_members)
+        is_padded = any(count != chunk * n_members for count in counts)
+        if is_padded:
+            flat = padded(flat, chunk * n_members - counts[self._rank])
+        received = self._collectives.all_to_all(axes, flat, [[chunk] * n_members] * len(counts), name)
+        own = self._sum(received, n_members, np.asarray([chunk], np.int32))
+        total = self._collectives.all_gather(axes, own, [chunk] * len(counts), name)
+        return total[: opaque(counts[self._rank], tf.int32)] if is_padded else total
 
     def _moved(self, step: Step, shape: Shape, value: tf.Tensor, name: str) -> tf.Tensor:
         """Return the value after an all-gather, a reduce-scatter or an all-to-all."""
@@ -153,11 +183,13 @@ class InGraph:
         others = [rank_step(step, shape, rank) for rank in range(step.source.mesh.n_devices)]
         axes, own_shape = step.group_axes, local_shape(step.target, shape, self._rank)
         if step.kind == "all_gather":
-            received = self._collectives.all_gather(axes, tf.reshape(value, [-1]), name)
+            counts = [_size(step.source, shape, rank) for rank in range(len(others))]
+            received = self._collectives.all_gather(axes, tf.reshape(value, [-1]), counts, name)
         else:
             in_place = all(each.send_in_place for each in others)
             flat = tf.reshape(value, [-1]) if in_place else _in_a_row([_part(value, part) for part in of_rank.send_slices])
-            received = self._collectives.all_to_all(axes, flat, _counts(of_rank.send_slices), name)
+            sent = [_counts(each.send_slices) for each in others]
+            received = self._collectives.all_to_all(axes, flat, sent, name)
         if step.kind == "reduce_scatter":
             return self._sum(received, len(of_rank.recv_shapes), own_shape)
         if all(each.recv_in_place for each in others):
@@ -183,7 +215,9 @@ class InGraph:
         frame = (of_rank.frame_shape, of_rank.frame_parts, of_rank.frame_kept)
         (_, sent, kept), (after, arriving, place) = (own, frame) if step.kind == HALO else (frame, own)
         flat = _in_a_row([_part(value, part) for part in sent])
-        received = self._collectives.all_to_all(of_rank.axes, flat, _counts(sent), name)
+        halos = [RankHalo.of(step, shape, rank) for rank in range(step.layout.mesh.n_devices)]
+        counts = [_counts(each.own_parts if step.kind == HALO else each.frame_parts) for each in halos]
+        received = self._collectives.all_to_all(of_rank.axes, flat, counts, name)
         shards = _shards(received, arriving)
         fill = fill_value(step.fill, value.dtype.as_numpy_dtype) if step.kind == HALO else 0
         with tf.control_dependencies([received]):
@@ -201,6 +235,11 @@ def _box(part: Slices) -> tuple[tf.Tensor, tf.Tensor]:
     return opaque([each.start for each in part], tf.int32), opaque([each.stop for each in part], tf.int32)
 
 
+def _size(layout: Layout, shape: Shape, rank: int) -> int:
+    """Return the number of elements of a rank's shard."""
+    return math.prod(layout.local_shape(shape, rank))
+
+
 def _extents(part: Slices) -> list[int]:
     """Return a part's extents."""
     return [each.stop - each.start for each in part]
@@ -216,14 +255,22 @@ def _in_a_row(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
 
 
-def _counts(parts: Sequence[Slices]) -> tf.Tensor:
-    """Return the number of elements of each part, as a constant."""
-    return opaque([math.prod(_extents(part)) for part in parts], tf.int32)
+def padded(block: tf.Tensor, missing: int) -> tf.Tensor:
+    """Return a tensor with so many zeros added along its first dimension; their number may differ between ranks."""
+    paddings = opaque(np.asarray([[0, missing]] + [[0, 0]] * (block.shape.rank - 1)), tf.int32)
+    result = tf.raw_ops.PadV2(input=block, paddings=paddings, constant_values=tf.zeros((), block.dtype))
+    result.set_shape([None, *block.shape[1:]])
+    return result
+
+
+def _counts(parts: Sequence[Slices]) -> list[int]:
+    """Return the number of elements of each part."""
+    return [math.prod(_extents(part)) for part in parts]
 
 
 def _shards(flat: tf.Tensor, parts: Sequence[Slices]) -> list[tf.Tensor]:
     """Return the parts of a flat tensor, each in its shape."""
-    row = tf.split(flat, _counts(parts), num=len(parts))
+    row = tf.split(flat, opaque(_counts(parts), tf.int32), num=len(parts))
     return [tf.reshape(shard, opaque(_extents(part), tf.int32)) for shard, part in zip(row, parts, strict=True)]
 
 

@@ -16,7 +16,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import count
@@ -27,9 +28,11 @@ import tensorflow as tf
 
 from ...common.errors import InputError, describe
 from ...common.watchdog import timeout_s
+from ...lowering.localise import opaque
 from ...reschedule.layout import Axes, axes_text
 from ...reschedule.mesh import Mesh
 from ..error_handling import at_the_very_end
+from .element_types import of_pairs, pairs, summable, summed
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -174,6 +177,9 @@ class HorovodCollectives:
         InputError: Horovod can't be used here, or differs between ranks.
     """
 
+    joins = False
+    """Horovod joins small collectives by itself."""
+
     def __init__(self, comm: Comm, mesh: Mesh, agree: Callable[[str], None]) -> None:
         hvd = load_horovod()
         agree(f"Horovod {horovod_version()} on {mesh}")
@@ -182,7 +188,7 @@ class HorovodCollectives:
         self._rank = comm.rank
         self._numbers = count()
 
-    def check_running(self) -> None:
+    def running(self) -> AbstractContextManager[None]:
         """Check that Horovod wasn't started again for other ranks, which would change the meaning of process sets' numbers.
 
         Raises:
@@ -190,22 +196,24 @@ class HorovodCollectives:
         """
         if not _running or _running[0] is not self._running:
             raise InputError("Horovod was started again for a plan with other devices; build the graph of this plan again")
+        return nullcontext()
 
-    def all_gather(self, axes: Axes, flat: tf.Tensor, name: str) -> tf.Tensor:
-        """Return the members' tensors, concatenated in group order."""
+    def all_gather(self, axes: Axes, flat: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
+        """Return the members' tensors, concatenated in group order; Horovod finds out their sizes."""
         return _unpacked(self._emit("horovod_allgather", axes, name, _packed(flat)), flat.dtype)
 
-    def all_to_all(self, axes: Axes, flat: tf.Tensor, counts: tf.Tensor, name: str) -> tf.Tensor:
-        """Return what the members send to this rank, concatenated; ``counts[i]`` elements go to member i."""
-        received, _ = self._emit("horovod_alltoall", axes, name, _packed(flat), splits=counts)
+    def all_to_all(self, axes: Axes, flat: tf.Tensor, counts: Sequence[Sequence[int]], name: str) -> tf.Tensor:
+        """Return what the members send to this rank, concatenated; rank r sends ``counts[r][i]`` elements to member i."""
+        splits = opaque(list(counts[self._rank]), tf.int32)
+        received, _ = self._emit("horovod_alltoall", axes, name, _packed(flat), splits=splits)
         return _unpacked(received, flat.dtype)
 
     def all_reduce(self, axes: Axes, value: tf.Tensor, op: str, name: str) -> tf.Tensor:
         """Return the members' tensors combined by "sum" or "max"."""
         reduce_op = {"sum": self._hvd.Sum, "max": self._hvd.Max}[op]
         factors = {"prescale_factor": 1.0, "postscale_factor": 1.0}
-        summed = self._emit("horovod_allreduce", axes, name, _summable(value), reduce_op=reduce_op, **factors)
-        return _summed(summed, value.dtype)
+        total = self._emit("horovod_allreduce", axes, name, summable(value), reduce_op=reduce_op, **factors)
+        return summed(total, value.dtype)
 
     def _emit(self, operator: str, axes: Axes, name: str, value: tf.Tensor, **arguments: Any) -> Any:
         emit = getattr(self._hvd.mpi_ops.MPI_LIB, operator)
@@ -235,7 +243,7 @@ def _packed(value: tf.Tensor) -> tf.Tensor:
         InputError: there is none of this size.
     """
     if value.dtype.is_complex:
-        return _pairs(value)
+        return pairs(value)
     if value.dtype in _MOVES:
         return value
     try:
@@ -248,34 +256,5 @@ def _packed(value: tf.Tensor) -> tf.Tensor:
 
 def _unpacked(moved: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     if dtype.is_complex:
-        return _of_pairs(moved)
+        return of_pairs(moved)
     return moved if moved.dtype == dtype else tf.bitcast(moved, dtype)
-
-
-def _summable(value: tf.Tensor) -> tf.Tensor:
-    """Return a tensor in a type that Horovod can sum."""
-    return _pairs(value) if value.dtype.is_complex else tf.cast(value, sum_type(value.dtype))
-
-
-def _summed(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    return _of_pairs(total) if dtype.is_complex else tf.cast(total, dtype)
-
-
-def _pairs(value: tf.Tensor) -> tf.Tensor:
-    return tf.stack([tf.math.real(value), tf.math.imag(value)], axis=-1)
-
-
-def _of_pairs(pairs: tf.Tensor) -> tf.Tensor:
-    return tf.complex(pairs[..., 0], pairs[..., 1])
-
-
-def sum_type(dtype: tf.DType) -> tf.DType:
-    """Return the type in which elements of a (real) type are summed: wider for types of 16 bits and less, as in NumPy sums.
-
-    Sums that exceed an integer's range wrap around likewise.
-    """
-    if dtype.is_floating:
-        return tf.float32 if dtype.size <= 2 else dtype
-    if dtype.is_bool or dtype.size <= 2:
-        return tf.int32
-    return tf.int64 if dtype.is_unsigned else dtype

@@ -24,9 +24,10 @@ from ...sharding.resharding import PlainCosts
 from ...sharding.stages import Stages
 from ..collectives.single import SingleCommunicator
 from ..engine import Engine
-from ..execute import EMULATED, HOROVOD, Agreement, Prepare, by_mpi, check_ranks, same_on_all, taking_part
+from ..execute import EMULATED, HOROVOD, Agreement, Prepare, by_mpi, check_ranks, runs_in_order, same_on_all, taking_part
+from ..gpus import make_deterministic
 from ..memory_check import check_available_memory
-from ..ranks import Processes, cores_of_a_rank
+from ..ranks import Processes
 from .parts import StageView
 from .staged_engine import StagedEngine
 from .transfers import EmulatedTransfers
@@ -51,6 +52,8 @@ def staged_engine(
     if collectives == HOROVOD:
         raise InputError("a plan with stages runs by collectives='mpi' or 'emulated', got 'horovod'; choose one of these")
     check_ranks(plan, processes, collectives)
+    if plan.parallelism > 1:
+        make_deterministic()
     stages = plan.cut(model)
     views = tuple(
         StageView(
@@ -130,7 +133,7 @@ def _of_rank(
     prepare: Prepare | None = None
     if mesh.n_devices > 1:
         backend, prepare = by_mpi(mesh, own)
-    in_order = part.broadcast(cores_of_a_rank(processes.local_size) == 1)
+    in_order = runs_in_order(part)
     agreement = Agreement(own, prepare)
     asked = [op.name for number in numbers for op in views[number].whole.graph.variables]
     values = ValuesInStep(initial_value, names, asked) if names else initial_value

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--collectives",
         metavar="WHOSE",
-        help="the collectives that plans will run by, mpi or horovod; default: as TENSOROPT_COLLECTIVES says, else mpi",
+        help="the collectives that plans will run by: mpi, tensorflow or horovod; default: as plans take them",
     )
     parser.add_argument(
         "--output",
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_writable(arguments.output, "hardware file")
     collectives = checked_collectives(arguments.collectives)
     if collectives == EMULATED:
-        raise InputError("emulated collectives take no time that could be measured: --collectives takes mpi or horovod")
+        raise InputError("emulated collectives take no time to measure: --collectives takes mpi, tensorflow or horovod")
     processes = prepared_processes()
     file = arguments.output or calibrated_file(processes, collectives)
     if file is None:

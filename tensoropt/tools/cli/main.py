@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("tensoropt.tools.cli.check", "hold a plan against what it predicted"),
     "simulate": ("tensoropt.tools.cli.simulate", "simulate a plan's step on a cluster's devices and links"),
     "timeline": ("tensoropt.tools.cli.timeline", "trace where a plan's step goes, for a browser"),
+    "doctor": ("tensoropt.tools.cli.doctor", "tell what this installation has, and what is missing in it"),
     "calibrate": ("tensoropt.tools.cli.calibrate", "measure these devices and their links"),
     "explain": ("tensoropt.tools.cli.explain", "tell what a plan's time and memory are spent on"),
     "diff": ("tensoropt.tools.cli.diff", "tell what differs between two plans or two frontiers"),

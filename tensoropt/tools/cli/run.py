@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report", type=Path, metavar="OUT.html", help="write a page on the plan that the script runs, for a browser"
     )
+    parser.add_argument("--collectives", metavar="NAME", help="how ranks communicate: mpi, tensorflow or horovod")
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--as-written",
@@ -92,6 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     survival = _survival(arguments)
     environment = rank_environment(os.environ, as_root=os.geteuid() == 0, debug=arguments.debug)
+    if arguments.collectives is not None:
+        environment["TENSOROPT_COLLECTIVES"] = arguments.collectives
 
     def start(program: Sequence[str], reads: bool = True) -> Callable[[Mapping[str, str]], int]:
         if survival is None:

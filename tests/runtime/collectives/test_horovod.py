@@ -34,7 +34,8 @@ YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 def test_every_step_is_the_simulation_s(n_ranks: int, everything: bool) -> None:
     """Uneven blocks, every dtype, halos, maxima; 4 ranks are two axes, which together are one, and by --all also one."""
     arguments = ["all"] if everything else []
-    result = run_ranks(n_ranks, "-m", "mpi4py", HERE / "horovod_worker.py", *arguments, timeout=240, env=YIELDING)
+    worker = HERE / "operators_worker.py"
+    result = run_ranks(n_ranks, "-m", "mpi4py", worker, "horovod", *arguments, timeout=240, env=YIELDING)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"every step on {n_ranks} ranks" in result.stdout
 

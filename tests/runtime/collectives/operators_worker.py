@@ -1,9 +1,12 @@
-"""Hold every kind of step by Horovod's operators against the simulation, for ``test_horovod.py``."""
+"""Hold every kind of step by TensorFlow's or Horovod's operators against the simulation; the first argument says whose."""
 
 from __future__ import annotations
 
+import os
 import random
+import socket
 import sys
+from collections.abc import Callable
 from itertools import combinations
 
 import ml_dtypes
@@ -13,6 +16,7 @@ from mpi4py import MPI
 from oracles.shards import scatter
 from oracles.steps import legal_steps
 
+from tensoropt.common.errors import TensorOptError
 from tensoropt.lowering.resharding.in_graph import GraphBackend
 from tensoropt.lowering.resharding.path_callbacks import CollectiveRequest
 from tensoropt.reschedule.halo import LOWEST, ZERO, HaloStep, Window
@@ -21,7 +25,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path, all_layouts, all_pairs
 from tensoropt.reschedule.simulate import simulate, simulate_all_reduce
 from tensoropt.reschedule.steps import COMMUNICATING
-from tensoropt.runtime.collectives.horovod import HorovodCollectives
+from tensoropt.runtime.collectives import tensorflow_server
 
 COMM = MPI.COMM_WORLD
 RANK = COMM.rank
@@ -142,18 +146,69 @@ def check_maxima(backend: GraphBackend) -> None:
     check_paths(backend, cases, "max")
 
 
+def check_that_a_lost_chain_is_seen() -> None:
+    """Two collectives that neither waits for the other, and the same in a chain, as TensorFlow runs them."""
+    from tensoropt.runtime.collectives.chain_check import chain_checked
+    from tensoropt.runtime.collectives.tensorflow import TensorFlowCollectives
+
+    mesh = Mesh.of(COMM.size)
+
+    def both(collectives: TensorFlowCollectives) -> Callable[[tf.Tensor], list[tf.Tensor]]:
+        def body(x: tf.Tensor) -> list[tf.Tensor]:
+            return [collectives.all_reduce(mesh.axes, x + number, "max", f"reduce{number}") for number in range(2)]
+
+        return tf.function(body, input_signature=[tf.TensorSpec([3])], autograph=False)
+
+    for is_chained in (True, False):
+        function, is_seen = both(TensorFlowCollectives(COMM, mesh, is_chained)), False
+        try:
+            with chain_checked():
+                function(tf.fill([3], float(RANK)))
+        except TensorOptError:
+            is_seen = True
+        assert is_seen != is_chained, is_chained
+
+
 def subsets(mesh: Mesh) -> list[tuple[int, ...]]:
     return [axes for n in range(1, len(mesh.sizes) + 1) for axes in combinations(mesh.axes, n)]
 
 
+def start_server() -> None:
+    """Start TensorFlow's server, of which the last rank finds its first port taken."""
+    with socket.socket() as taken:
+        if COMM.size - 1 == RANK:
+            taken.bind(("", 0))
+            taken.listen()
+            free, ports = tensorflow_server.free_port, iter([taken.getsockname()[1]])
+            tensorflow_server.free_port = lambda: next(ports, None) or free()
+        os.environ["TENSOROPT_COLLECTIVES"] = "tensorflow"
+        tensorflow_server.start_if_asked()
+    assert tensorflow_server.is_running()
+
+
+def backends(mesh: Mesh, everything: bool) -> list[GraphBackend]:
+    """By Horovod's operators; or by TensorFlow's without order, as on CPUs, and in one chain, as on GPUs."""
+    if sys.argv[1] == "horovod":
+        from tensoropt.runtime.collectives.horovod import HorovodCollectives
+
+        return [GraphBackend(mesh, RANK, HorovodCollectives(COMM, mesh, agree))]
+    from tensoropt.runtime.collectives.tensorflow import TensorFlowCollectives
+
+    orders = (False, True) if everything else (COMM.size == 4,)
+    return [GraphBackend(mesh, RANK, TensorFlowCollectives(COMM, mesh, is_chained)) for is_chained in orders]
+
+
 def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
+    if sys.argv[1] == "tensorflow":
+        start_server()
+        check_that_a_lost_chain_is_seen()
     # All that is held in one graph would keep TensorFlow's graph optimizer busy for most of the time.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     as_one, as_two = [Mesh.of(COMM.size)], [Mesh.of(2, 2)] * (COMM.size == 4)
     everything = "all" in sys.argv
-    for mesh in as_one + as_two if everything else as_two or as_one:
-        backend = GraphBackend(mesh, RANK, HorovodCollectives(COMM, mesh, agree))
+    meshes = as_one + as_two if everything else as_two or as_one
+    for backend in [each for mesh in meshes for each in backends(mesh, everything)]:
         kinds = set()
         for shape in [(5, 7), (4, 8), (7,)] if everything else [(5, 7)]:
             kinds |= check_every_step(backend, shape)

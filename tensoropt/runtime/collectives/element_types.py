@@ -1,0 +1,37 @@
+"""Bring elements into types that collective operators can sum, for those that run as operators of the graph."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+
+def summable(value: tf.Tensor) -> tf.Tensor:
+    """Return a tensor in a type in which its elements are summed."""
+    return pairs(value) if value.dtype.is_complex else tf.cast(value, sum_type(value.dtype))
+
+
+def summed(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Return a total in the type of what was summed."""
+    return of_pairs(total) if dtype.is_complex else tf.cast(total, dtype)
+
+
+def pairs(value: tf.Tensor) -> tf.Tensor:
+    """Return complex numbers as pairs of real ones, along a last dimension."""
+    return tf.stack([tf.math.real(value), tf.math.imag(value)], axis=-1)
+
+
+def of_pairs(numbers: tf.Tensor) -> tf.Tensor:
+    """Return pairs of real numbers as complex ones."""
+    return tf.complex(numbers[..., 0], numbers[..., 1])
+
+
+def sum_type(dtype: tf.DType) -> tf.DType:
+    """Return the type in which elements of a (real) type are summed: wider for types of 16 bits and less, as in NumPy sums.
+
+    Sums that exceed an integer's range wrap around likewise.
+    """
+    if dtype.is_floating:
+        return tf.float32 if dtype.size <= 2 else dtype
+    if dtype.is_bool or dtype.size <= 2:
+        return tf.int32
+    return tf.int64 if dtype.is_unsigned else dtype

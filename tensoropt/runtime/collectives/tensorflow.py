@@ -1,0 +1,176 @@
+"""Run collectives by TensorFlow's own operators, inside the graph: over gRPC between CPUs, by NCCL between GPUs.
+
+Each rank has a server (:mod:`.tensorflow_server`). A collective is found by two numbers that are equal on its members: the
+group's, and its own within the group. An operator waits in a queue and blocks no thread, so that CPUs need no order.
+
+    GPUs: one chain over all groups, in the order of emission, which is the same on all ranks. NCCL runs a GPU's kernels
+    one after the other, and ranks that began with kernels of different groups would wait for each other for ever. The
+    chain is one of data: a collective's number is added to 0, which is computed from the result before. Grappler may drop a
+    control dependency, and can't see through this (:mod:`.chain_check` proves it on what is emitted).
+
+Blocks of a group must be equal in size, so the smaller ones are padded to the largest of all ranks. A gather or an
+all-to-all of 0 elements would end the process, so none is emitted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from ...common.errors import InputError, describe
+from ...lowering.localise import opaque
+from ...lowering.resharding.in_graph import padded
+from ...reschedule.layout import Axes
+from ...reschedule.mesh import Mesh
+from .chain_check import NUMBER, chain_checked
+from .element_types import of_pairs, pairs, summable, summed
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+# The types as which elements move, by their size in bytes: those that have kernels on CPUs and GPUs.
+_MOVED_AS = {2: tf.float16, 4: tf.float32, 8: tf.float64}
+
+_last_number = 0
+"""The largest number that a collective of this process has. No number is used twice: TensorFlow keeps what belongs to it."""
+
+
+class TensorFlowCollectives:
+    """Collectives as operators of a graph, on flat tensors. Rank r of ``comm`` is device r of the mesh.
+
+    Args:
+        is_chained: whether collectives run one after the other, in the order in which they are emitted, as GPUs need.
+    """
+
+    joins = True
+
+    def __init__(self, comm: Comm, mesh: Mesh, is_chained: bool = False) -> None:
+        from mpi4py import MPI
+
+        global _last_number
+        _last_number = max(comm.allgather(_last_number))  # ranks that took no part in an earlier plan know a smaller one
+        self._mesh, self._rank, self._is_chained = mesh, comm.rank, is_chained
+        world = MPI.COMM_WORLD.Get_group()
+        self._in_world = MPI.Group.Translate_ranks(comm.Get_group(), range(comm.size), world)
+        self._before: tf.Tensor | None = None
+
+    def running(self) -> AbstractContextManager[None]:
+        """Return a context for a run of a function: under ``TENSOROPT_CHECK=1`` it proves that the chain holds."""
+        return chain_checked() if self._is_chained and os.environ.get("TENSOROPT_CHECK") == "1" else nullcontext()
+
+    def all_gather(self, axes: Axes, flat: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
+        """Return the members' tensors, concatenated; see :class:`...lowering.resharding.in_graph.GraphCollectives`."""
+        most, members = max(counts), self._group(axes)
+        if not most:
+            return flat
+        moved = _packed(flat)
+        if min(counts) == most:
+            return _unpacked(self._emit(tf.raw_ops.CollectiveGatherV2, axes, moved, name), flat.dtype)
+        block = padded(moved, most - counts[self._rank])
+        received = self._emit(tf.raw_ops.CollectiveGatherV2, axes, block, name)
+        rows = tf.split(received, len(members))
+        return _unpacked(_without_padding(rows, [counts[rank] for rank in members]), flat.dtype)
+
+    def all_to_all(self, axes: Axes, flat: tf.Tensor, counts: Sequence[Sequence[int]], name: str) -> tf.Tensor:
+        """Return what the members send to this rank, concatenated; see the same."""
+        most, members = max(map(max, counts)), self._group(axes)
+        if not most:
+            return flat
+        moved = _packed(flat)
+        n, is_even = len(members), min(map(min, counts)) == most
+        if not is_even:
+            blocks = tf.split(moved, opaque(list(counts[self._rank]), tf.int32), num=n)
+            sent = counts[self._rank]
+            moved = tf.concat([padded(block, most - count) for block, count in zip(blocks, sent, strict=True)], axis=0)
+        inner = moved.shape[1:]
+        received = self._emit(tf.raw_ops.CollectiveAllToAllV2, axes, tf.reshape(moved, [n, most, *inner]), name)
+        if is_even:
+            return _unpacked(tf.reshape(received, [n * most, *inner]), flat.dtype)
+        place = members.index(self._rank)
+        return _unpacked(_without_padding(tf.unstack(received, n), [counts[rank][place] for rank in members]), flat.dtype)
+
+    def all_reduce(self, axes: Axes, value: tf.Tensor, op: str, name: str) -> tf.Tensor:
+        """Return the members' tensors combined by "sum" or "max"."""
+        merge = {"sum": "Add", "max": "Max"}[op]
+        total = self._emit(tf.raw_ops.CollectiveReduceV2, axes, summable(value), name, merge_op=merge, final_op="Id")
+        return summed(total, value.dtype)
+
+    def _group(self, axes: Axes) -> tuple[int, ...]:
+        """Return the members of this rank's group, by rank."""
+        return tuple(sorted(self._mesh.group(axes, self._rank)))
+
+    def _emit(self, operator: Any, axes: Axes, value: tf.Tensor, name: str, **attributes: Any) -> tf.Tensor:
+        global _last_number
+        _last_number += 1
+        number, graph = tf.constant(_last_number, tf.int32), tf.compat.v1.get_default_graph()
+        if self._is_chained and self._before is not None and self._before.graph is graph:
+            # Not a control dependency, nor what could be computed in advance: the shape is hidden.
+            hidden = tf.compat.v1.placeholder_with_default(self._before, None)
+            number += tf.minimum(tf.size(hidden), 0)
+        members = [self._in_world[rank] for rank in self._group(axes)]
+        result: tf.Tensor = operator(
+            input=value,
+            group_size=len(members),
+            group_key=opaque(group_key(members), tf.int32),
+            instance_key=number,
+            ordering_token=[],
+            timeout_seconds=0,  # the watchdog's timeout holds
+            name=name,
+            **attributes,
+        )
+        self._before = result
+        result.op._set_attr(NUMBER, tf.compat.v1.AttrValue(i=_last_number))
+        # Else TensorFlow would have each wait for the one before, by control dependencies of all that has a state.
+        manager = getattr(graph, "experimental_acd_manager", None)
+        if manager is not None:
+            manager.run_independently(result.op)
+        return result
+
+
+def group_key(members: Sequence[int]) -> int:
+    """Return the number of a group, by its members' ranks among all: TensorFlow keeps a number's first members for good."""
+    digest = hashlib.sha256(repr(list(members)).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def _packed(value: tf.Tensor) -> tf.Tensor:
+    """Return a tensor in a type that all operators can move.
+
+    Raises:
+        InputError: there is none for its type.
+    """
+    if value.dtype.is_complex:
+        return pairs(value)
+    try:
+        if value.dtype.size == 1:
+            is_number = value.dtype in (tf.bool, tf.int8, tf.uint8)
+            return tf.cast(value if is_number else tf.bitcast(value, tf.uint8), tf.float16)  # exact
+        moved_as = _MOVED_AS[value.dtype.size]
+        return value if value.dtype == moved_as else tf.bitcast(value, moved_as)
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            describe(
+                "TensorFlow's collectives can't move these elements",
+                got=value.dtype.name,
+                advice="take collectives='mpi', which can",
+            )
+        ) from error
+
+
+def _unpacked(moved: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    if dtype.is_complex:
+        return of_pairs(moved)
+    if dtype.size == 1:
+        is_number = dtype in (tf.bool, tf.int8, tf.uint8)
+        return tf.cast(moved, dtype) if is_number else tf.bitcast(tf.cast(moved, tf.uint8), dtype)
+    return moved if moved.dtype == dtype else tf.bitcast(moved, dtype)
+
+
+def _without_padding(rows: Sequence[tf.Tensor], counts: Sequence[int]) -> tf.Tensor:
+    """Return the first elements of each row, concatenated; ``counts`` may differ between ranks."""
+    return tf.concat([row[: opaque(count, tf.int32)] for row, count in zip(rows, counts, strict=True)], axis=0)
