@@ -39,8 +39,7 @@ def cheapest_way(
         source: how the tensor is produced; it may be partial.
         machine_of: for each device the number of its machine.
     """
-    first = next(_scattered(source, shape), source.with_partial(()))
-    best = CrossMesh(first, target, shape, source_devices, target_devices)
+    best = CrossMesh(sent_layout(source, shape), target, shape, source_devices, target_devices)
     least = bytes_between(best, machine_of)
     for finer in _finer(target, shape, target_devices, machine_of):
         way = replace(best, target=finer)
@@ -48,6 +47,11 @@ def cheapest_way(
         if n_bytes < least:
             best, least = way, n_bytes
     return best
+
+
+def sent_layout(source: Layout, shape: Shape) -> Layout:
+    """Return the layout in which a tensor is sent that was produced in another one."""
+    return next(_scattered(source, shape), source.with_partial(()))
 
 
 def bytes_between(way: CrossMesh, machine_of: Sequence[int]) -> int:

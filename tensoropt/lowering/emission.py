@@ -12,18 +12,33 @@ import tensorflow as tf
 from ..ir.graph import Operator, Tensor
 from ..ir.micro_batching import MicroBatch
 from ..program.gradient_flow import GradientFlow
-from ..program.tasks import AGAIN, FEED, FORWARD, OPERAND, RESHARD, RESULT, UPDATE, Site, Task, Value
+from ..program.tasks import (
+    ACCUMULATED,
+    AGAIN,
+    FEED,
+    FORWARD,
+    OPERAND,
+    RESHARD,
+    RESULT,
+    SEND,
+    SUM,
+    UPDATE,
+    Site,
+    Task,
+    Value,
+)  # fmt: skip
 from ..rules.random import FROM_SEED
 from ..sharding.resharding import PathFinder, Resharding, differentiated_operands, inner_reshardings
 from ..sharding.strategy import StrategyView
 from ..sharding.update_resharding import row_reshardings
 from . import pull_back
+from .joined import joined
 from .operators import Job, Values, emit
 from .order import BackwardRecord
 from .pull_back import Created, Emitted, Inner, Key, Pullback, key_of
 from .resharding.reshard import Resharder
 
-Sources = Mapping[str, Callable[[], Values]]
+Sources = Mapping[str, Callable[[int], Values]]
 Assign = Callable[[Operator, list[Values]], list[Values]]
 
 
@@ -48,27 +63,28 @@ class TaskEmission:
         sources: Sources,
         assign: Assign,
         is_training: bool,
-        micro_batch: MicroBatch | None = None,
+        micro_batches: Sequence[MicroBatch] = (),
     ) -> None:
         """Begin without values.
 
         Args:
-            sources: by tensor name, functions that return the local values of variables and of what is fed.
+            sources: by tensor name, functions that return the local values of variables and of what is fed, given the
+                micro-batch's index, or -1 once a step.
             assign: emits, on local operands, an operator that updates a variable or reads it after an update; of a random
                 operator with a seed, how often it has drawn.
             is_training: whether gradients are taken.
-            micro_batch: the micro-batch whose tasks are emitted, where the step has several.
+            micro_batches: all micro-batches, where the step has several.
         """
         self.view, self.path_finder, self.resharder = view, path_finder, resharder
-        self.aliases, self.flow, self.micro_batch, self.is_training = aliases, flow, micro_batch, is_training
+        self.aliases, self.flow, self.micro_batches, self.is_training = aliases, flow, micro_batches, is_training
         self.values: dict[Value, Values | None] = {}
         self.record = BackwardRecord()
         self._sources, self.assign = sources, assign
-        self._emitted: dict[str, Emitted] = {}
-        self._again: dict[str, Emitted] = {}
+        self._emitted: dict[tuple[str, int], Emitted] = {}
+        self._again: dict[tuple[str, int], Emitted] = {}
         self._operators: list[tf.Operation] = []
-        self._gates: list[tf.Operation] = []
-        self._scope = pull_back.BACKWARD
+        # What waits for the beginning of a micro-batch's backward pass waits for these.
+        self._gates: dict[int, list[tf.Operation]] = {}
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Emit tasks, in order."""
@@ -79,7 +95,7 @@ class TaskEmission:
                     self._emit(task)
                 continue
             start = graph.version
-            with tf.name_scope(self._scope) as self._scope:
+            with tf.name_scope(self.record.scope) as self.record.scope:
                 for task in group:
                     self._emit(task)
             self.record.passes.append(Created(start, graph.version))
@@ -90,13 +106,20 @@ class TaskEmission:
         assert values is not None, f"{value} is read, and has no values"
         return values
 
-    def at(self, site: Site) -> Values:
-        """Return the local values at a site."""
-        return self.value(Value(site))
+    def at(self, site: Site, micro_batch: int = -1) -> Values:
+        """Return the local values at a site, in a micro-batch or, if it is made once a step, in all."""
+        own = Value(site, micro_batch=micro_batch)
+        return self.value(own if self.has(own) else Value(site))
 
     def local(self, tensor: Tensor) -> Values:
         """Return a tensor's local values in its produced layout."""
         return self.at(Site(RESULT, tensor.name))
+
+    def has(self, value: Value) -> bool:
+        """Return whether a value, or what it is another name of, has been written."""
+        while value not in self.values and value in self.aliases:
+            value = self.aliases[value]
+        return value in self.values
 
     def values_or_none(self, value: Value) -> Values | None:
         """Return the local values of a value; None for a gradient that isn't there.
@@ -139,6 +162,11 @@ class TaskEmission:
                 self._sum(task)
             case "update", _:
                 self._update(task)
+            case "join", _:
+                parts, ranks = [self.value(value) for value in task.reads], self.resharder.backend.ranks
+                self.values[task.writes[0]] = joined(task, parts, self.micro_batches, self.view, ranks)
+            case "send", _:
+                self._send(task)
 
     def _consumer(self, site: Site) -> str:
         """Return the name of the operator that a resharding is for: the producer, where it is for several."""
@@ -151,7 +179,7 @@ class TaskEmission:
         for value in task.writes:
             source = self._sources.get(value.site.name)
             if source is not None:
-                self.values[value] = source()
+                self.values[value] = source(task.micro_batch)
             else:
                 self._write_results(task, self._operator(task))
 
@@ -160,16 +188,16 @@ class TaskEmission:
         outputs = self.view.graph.operators[task.site.name].outputs
         results = dict(zip((tensor.name for tensor in outputs), emitted.results, strict=True))
         self.values.update((value, results[value.site.name]) for value in task.writes)
-        self._emitted[task.site.name] = emitted
+        self._emitted[task.site.name, task.micro_batch] = emitted
 
-    def _operands(self, op: Operator, operands: list[Values]) -> list[Values]:
+    def _operands(self, op: Operator, operands: list[Values], micro_batch: MicroBatch | None) -> list[Values]:
         """Return the operands of an operator; zeros for what another micro-batch counts.
 
         An operand that is the same tensor as another one has a gradient of its own.
         """
         own: list[Values] = []
         for (position, _), values in zip(op.operands, operands if self.is_training else (), strict=self.is_training):
-            if self.micro_batch is not None and not self.micro_batch.takes(op.name, position):
+            if micro_batch is not None and not micro_batch.takes(op.name, position):
                 own.append([tf.zeros_like(value) for value in values])
             elif any(values[0] is earlier[0] for earlier in own):
                 own.append([tf.identity(value) for value in values])
@@ -180,7 +208,8 @@ class TaskEmission:
     def _operator(self, task: Task) -> Emitted:
         """Emit an operator, the first time or once more; return what was emitted."""
         op = self.view.graph.operators[task.site.name]
-        operands = self._operands(op, [self.value(value) for value in task.reads])
+        micro_batch = self.micro_batches[task.micro_batch] if task.micro_batch >= 0 else None
+        operands = self._operands(op, [self.value(value) for value in task.reads], micro_batch)
         rule, config = self.view.rules[op.name], self.view.strategy.configs[op.name]
         # Whether the reshardings inside of the operator carry gradients follows from which operands get one.
         differentiated = differentiated_operands(op, self.view.gradients) if self.is_training else frozenset()
@@ -213,7 +242,7 @@ class TaskEmission:
 
         job = Job(
             op, rule, config, self.view.interfaces[op.name], self.resharder.backend.ranks, complete,
-            differentiated=differentiated, micro_batch=self.micro_batch, rematerialized_with=rematerialized_with,
+            differentiated=differentiated, micro_batch=micro_batch, rematerialized_with=rematerialized_with,
             reads_table=self._reads_table(op), runs=(lambda: self.assign(op, [])[0]) if op.type in FROM_SEED else None,
         )  # fmt: skip
         emitted.results = emit(job, operands)
@@ -256,7 +285,7 @@ class TaskEmission:
             scaled = Emitted({0: own}, [losses], [Created(0, graph.version)])
             (self.values[task.writes[0]],) = Pullback(scaled, graph.get_operations(), {}).run([(0, ones)], [0])
         produced = self.value(Value(Site(RESULT, loss.name), micro_batch=task.micro_batch))
-        self._gates = [value.op for value in produced]
+        self._gates[task.micro_batch] = [value.op for value in produced]
 
     def _scaled(self, gradients: str, losses: Values) -> Values:
         """Return the losses that are differentiated, given the gradients' name."""
@@ -264,6 +293,10 @@ class TaskEmission:
 
     def _update(self, task: Task) -> None:
         """Emit the update of a variable."""
+        raise AssertionError(f"nothing here emits {task}")
+
+    def _send(self, task: Task) -> None:
+        """Emit the sending of a tensor, or of gradients, to another stage."""
         raise AssertionError(f"nothing here emits {task}")
 
     def _sum(self, task: Task) -> None:
@@ -281,22 +314,22 @@ class TaskEmission:
 
     def _compute_again(self, task: Task) -> None:
         """Emit an operator of the forward pass once more, when the gradients that it waits for are there."""
-        waits_for = [*self._gates, *(each.op for each in self._after(task))]
+        waits_for = [*self._gates.get(task.micro_batch, ()), *(each.op for each in self._after(task))]
         start = tf.compat.v1.get_default_graph().version
         with tf.control_dependencies(waits_for), tf.name_scope(pull_back.REMATERIALIZED):
             emitted = self._operator(task)
         of_operator = [each for each in emitted.parts if isinstance(each, Created)]
         self.record.rematerialized += [Created(start, of_operator[0].start), *of_operator]
-        self._again[task.site.name] = emitted
+        self._again[task.site.name, task.micro_batch] = emitted
         self.values.update(zip(task.writes, emitted.results, strict=True))
 
     def _compute_gradients(self, task: Task) -> None:
         """Emit the gradient of an operator: that of the rematerialized operator, if there is one."""
-        name = task.site.name
+        key = task.site.name, task.micro_batch
         again: dict[Key, tf.Tensor] = {}
-        emitted = self._again.get(name)
+        emitted = self._again.get(key)
         if emitted is None:
-            emitted = self._emitted[name]
+            emitted = self._emitted[key]
             for value in task.reads:
                 if value.version == AGAIN:
                     read = self.value(value)
@@ -351,10 +384,10 @@ class TaskEmission:
 
     # Lookups in tables that are updated by rows
 
-    def looked_up_indices(self, lookup: Operator) -> Values:
+    def looked_up_indices(self, lookup: Operator, micro_batch: int = -1) -> Values:
         """Return the indices that a lookup used, all of them on every rank."""
         resharding, _ = row_reshardings(lookup, self.view.rules[lookup.name], self.view.strategy.configs[lookup.name])
-        return self._on_every_rank(lookup, resharding, self.at(Site(OPERAND, lookup.name, 1)))
+        return self._on_every_rank(lookup, resharding, self.at(Site(OPERAND, lookup.name, 1), micro_batch))
 
     def row_gradients(self, lookup: Operator, gradients: Values) -> Values:
         """Return the gradients of the rows that a lookup found, all of them on every rank."""
@@ -368,5 +401,11 @@ class TaskEmission:
 
 def _is_in_backward_pass(task: Task) -> bool:
     """Return whether a task is one of a backward pass, and not what that begins with or what its gradients are for."""
-    is_of_rows = task.work == RESHARD and task.site.kind == RESULT
-    return task.direction != FORWARD and task.work not in (FEED, UPDATE) and not is_of_rows
+    if task.direction == FORWARD or task.work in (FEED, UPDATE, SEND) or is_of_rows(task):
+        return False
+    return task.work != SUM or task.writes[0].version != ACCUMULATED
+
+
+def is_of_rows(task: Task) -> bool:
+    """Return whether a task brings the gradients of what a lookup found to every rank."""
+    return task.work == RESHARD and task.site.kind == RESULT

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ..common.settings import LAG
-from .pull_back import VIEWS, Created
+from .pull_back import BACKWARD, VIEWS, Created
 
 Neighbours = Callable[[tf.Operation], Iterable[tf.Operation]]
 FUSED = 4
@@ -56,12 +56,14 @@ class BackwardRecord:
         gradients: those of each operator's gradient, with the gradients that came of it; what these don't need is dead.
         forward_needs: operators that the forward pass needs, created with gradients: that of a loop gives the loop lists to
             fill.
+        scope: the name scope of the passes.
     """
 
     passes: list[Created] = field(default_factory=list)
     rematerialized: list[Created] = field(default_factory=list)
     gradients: list[tuple[Created, list[tf.Tensor]]] = field(default_factory=list)
     forward_needs: list[tf.Operation] = field(default_factory=list)
+    scope: str = BACKWARD
 
     def add(self, other: BackwardRecord) -> BackwardRecord:
         """Return the record of this one's passes and another one's."""

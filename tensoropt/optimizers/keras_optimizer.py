@@ -183,8 +183,8 @@ class KerasOptimizer:
         """Return the optimizer of some of the parameters; see :meth:`..ir.optimizer.Optimizer.part`."""
         if self.scales_dynamically or self.inner.loss_scale_factor is not None:
             raise InputError(
-                "a loss that its optimizer scales can't be trained in stages, which take micro-batches; use stages=1, or "
-                "leave out the scale"
+                "a loss that its optimizer scales can't be trained in stages, each of which would scale its gradients by "
+                "itself; use stages=1, or leave out the scale"
             )
         fault = "it is applied under a condition" if self.condition is not None else mixing_of(self.inner)
         if fault:

@@ -18,13 +18,13 @@ from ..ft import Frontier
 from ..ft.nonadditive.equal_costs import equal_beside, exchanged
 from ..ft.pareto import reduce_unsorted
 from ..profiling.hardware import Hardware
-from ..program.deferral import StageEnds
 from ..program.fast_peak import Peaks
 from ..program.liveness import Instruction, Peak, peak_of_program
 from ..program.pass_memory import PassMemory
 from ..program.peak import instructions_of
 from ..program.simulator import Network, StepActions, network_of, step_graph
 from ..program.simulator.timeline import StepTimeline, timeline_of
+from ..program.stage_ends import StageEnds
 from ..reschedule.mesh import Mesh
 from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts, costs_of
 from ..search.problem.strategy_problem import StrategyProblem

@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from ..common.progress import Progress
-from ..program.deferral import StageEnds
 from ..program.fast_peak import Columns, Peaks
 from ..program.pass_memory import PassMemory, pass_memory
 from ..program.peak import MOST_MICRO_BATCHES, peak_of
+from ..program.stage_ends import StageEnds
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface, OperandSharding, Rule, interface_of
 from ..search.problem.strategy_problem import StrategyProblem

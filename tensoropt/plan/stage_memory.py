@@ -18,9 +18,10 @@ from ..common.garbage import older_objects_kept
 from ..costs.resharding_costs import shard_bytes
 from ..ir.gradient_info import Backward
 from ..ir.graph import Graph, Operator, Tensor
-from ..program.deferral import StageEnds, has_separate_gradients
+from ..program.deferral import has_separate_gradients
 from ..program.pass_memory import Messages, peak_together
 from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, PLAIN, StepOrder, most_waiting
+from ..program.stage_ends import StageEnds
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface
 from ..sharding.model import Model

@@ -8,7 +8,7 @@ result.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..costs.operator_costs import OperatorCosting
@@ -23,8 +23,9 @@ from ..sharding.update_resharding import row_reshardings
 from .gradient_flow import GradientFlow, operand_of
 from .instructions import Instructions
 from .liveness import Buffer, Instruction
+from .stage_ends import StageEnds
 from .step import StepProgram
-from .tasks import OPERAND, RESHARD, RESULT, Site, Task, Value
+from .tasks import FETCHED, OPERAND, RESHARD, RESULT, Site, Task, Value
 
 PARAMETERS, SLOTS, INPUTS, CONSTANTS = "parameters", "slots of the optimizer", "inputs", "constants"
 RESULTS, COPIES, GRADIENTS = "results of operators", "resharded copies", "gradients"
@@ -56,14 +57,15 @@ class TaskBuffers:
         view: StrategyView,
         costing: OperatorCosting,
         path_finder: PathFinder,
-        received: Collection[str] = (),
+        ends: StageEnds | None = None,
     ) -> None:
-        """Take a strategy, and the names of the tensors that other stages of a pipeline compute."""
-        self.view, self.costing, self.path_finder, self._received = view, costing, path_finder, received
+        """Take a strategy, and what a stage exchanges with others; None for a model that isn't cut."""
+        self.view, self.costing, self.path_finder, self._ends = view, costing, path_finder, ends
         self._out = Instructions(view, costing, path_finder)
         self._flow = GradientFlow(view, path_finder)
         self._program = StepProgram((), {})
         self._buffers: dict[Value, Buffer] = {}
+        self._constants: dict[str, Buffer] = {}
         # Copies made without a collective, by source and path.
         self._copies: dict[tuple[Buffer, Path], Buffer] = {}
         # What an operator saves inside for its gradient, and the windows that it exchanged, by its result.
@@ -81,7 +83,7 @@ class TaskBuffers:
 
     def instructions(self, program: StepProgram) -> list[Instruction]:
         """Return the instructions of a step."""
-        self._program, places = program, deque(program.passes)
+        self._program, places = program, deque(program.passes if self._in_passes else ())
         n_others = self.view.graph.n_micro_batches - program.n_micro_batches
         micro_batch = -1
         for index, task in enumerate(program.tasks):
@@ -93,7 +95,7 @@ class TaskBuffers:
             if task.micro_batch > micro_batch:
                 micro_batch = task.micro_batch
                 self._out.catch_up()  # a micro-batch waits for the sums of the one before
-                if n_others and micro_batch == program.n_micro_batches - 2 and not program.passes:
+                if n_others and micro_batch == program.n_micro_batches - 2 and not self._in_passes:
                     self._stand_for(n_others, micro_batch - 1)
             self._run(task)
         for _ in places:
@@ -101,6 +103,11 @@ class TaskBuffers:
         self._out.catch_up()
         self._out.add(self._waiting)
         return self._out.finished()
+
+    @property
+    def _in_passes(self) -> bool:
+        """Whether the step is that of a stage in micro-batches, whose passes run in some order."""
+        return self._ends is not None and self.view.graph.micro_batching is not None
 
     def _begin_pass(self) -> None:
         """Let all that was written be over before a pass of a stage begins, and note where that is."""
@@ -121,7 +128,8 @@ class TaskBuffers:
 
     def _run(self, task: Task) -> None:
         """Add the instructions of a task; what runs after all micro-batches has all their memory."""
-        if self.view.graph.micro_batching is not None and task.site.name in self.view.graph.micro_batching.after:
+        micro_batching = self.view.graph.micro_batching
+        if micro_batching is not None and (task.site.kind in FETCHED or task.site.name in micro_batching.after):
             return
         match task.work, task.direction:
             case "feed", "forward":
@@ -172,8 +180,11 @@ class TaskBuffers:
         Of a batch that is alive from the start a micro-batch takes its samples.
         """
         op = self._operator(task)
-        if op.result.name in self._received:
+        if self._ends is not None and op.result.name in self._ends.received:
             self._receive(op, task)
+            return
+        if task.micro_batch >= 0 and op.type == CONSTANT:
+            self._buffers[task.writes[0]] = self._constants[op.name]
             return
         if task.micro_batch >= 0:
             self._buffers[task.writes[0]] = Buffer(self._out.result_bytes(op, op.result), COPIES)
@@ -182,6 +193,8 @@ class TaskBuffers:
         layout, n_runs = self.view.interfaces[op.name].results[0], self.view.graph.n_runs(op.result.name)
         shard = Buffer(shard_bytes(op.result, layout), _USES[op.type], of=op.result.name)
         self._buffers.update(dict.fromkeys(task.writes, shard))
+        if op.type == CONSTANT:
+            self._constants[op.name] = shard
         slots = [
             update.slots * (op.result.mem_bytes if update.is_global else shard.n_bytes)
             for update in self.view.graph.updates.get(op.name, ())

@@ -7,26 +7,11 @@ and not for another becomes two tasks, if TensorFlow computes these gradients ap
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..ir.body import COMPOSITES, VALUE_SHAPED
 from ..ir.graph import Operator
 from .tasks import BACKWARD, COMPUTE, Task, Value
-
-
-@dataclass(frozen=True, slots=True)
-class StageEnds:
-    """The tensors that a stage of a pipeline is sent and those whose gradients it sends back.
-
-    Attributes:
-        received: what other stages compute. A micro-batch's is there from the beginning of its forward pass.
-        returned: those of them whose gradients are sent back.
-        divides: whether a backward pass runs first what these gradients need, see :func:`divided`.
-    """
-
-    received: frozenset[str]
-    returned: frozenset[str]
-    divides: bool
 
 
 def has_separate_gradients(op: Operator) -> bool:

@@ -12,7 +12,22 @@ from ..sharding.consumers import HYPERPARAMETER, LOSS
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
 from .backward import BackwardPass
-from .tasks import COMPUTE, COMPUTING, FETCHED, FORWARD, OPERAND, OPERATOR, RESHARD, RESULT, SHARED, WRITE, Site, Task, Value
+from .tasks import (
+    COMPUTE,
+    COMPUTING,
+    FETCHED,
+    FORWARD,
+    GLOBAL,
+    OPERAND,
+    OPERATOR,
+    RESHARD,
+    RESULT,
+    SHARED,
+    WRITE,
+    Site,
+    Task,
+    Value,
+)
 
 
 class ForwardPass:
@@ -82,11 +97,10 @@ class ForwardPass:
         self.made.add(value)
         self.aliases[value] = self.own(source)
 
-    def write(self, op: Operator, reads: Sequence[Value] | None = None) -> None:
-        """Write an operator that writes to a variable in place, or reads it after that; its operands too, unless given."""
+    def write(self, op: Operator) -> None:
+        """Write an operator that writes to a variable in place, or reads it after that."""
         assert op.updates is not None
-        if reads is None:
-            reads = [self.operand(Site(OPERAND, op.name, i), tensor) for i, tensor in op.operands]
+        reads = [self.operand(Site(OPERAND, op.name, i), tensor) for i, tensor in op.operands]
         variable = Value(Site(RESULT, self.view.graph.operators[op.updates].result.name))
         self.add(WRITE, Site(OPERATOR, op.name), (variable, *reads), results_of(op))
         for result in results_of(op):
@@ -124,6 +138,8 @@ class ForwardPass:
 
     def source(self, tensor: Tensor) -> Value:
         """Write the shared copy of a tensor if it has one; return what its consumers reshard: that, or the tensor itself."""
+        if self.once is None and self.view.graph.n_runs(tensor.name) > 1:
+            return Value(Site(GLOBAL, tensor.name))  # what micro-batches computed, joined
         shared, produced = Value(Site(SHARED, tensor.name)), Value(Site(RESULT, tensor.name))
         if not self.flow.has_copy(tensor):
             return produced

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ..ir.graph import VARIABLE, Operator, Tensor
+from ..reschedule.between_machines import sent_layout
 from ..reschedule.layout import Layout
 from ..reschedule.path import Path
 from ..rules.rule import OperandSharding
 from ..sharding.consumers import HYPERPARAMETER, LOSS, Consumer, consumers_of, step_sharding
-from ..sharding.resharding import PathFinder, Resharding
+from ..sharding.resharding import PathFinder, Resharding, resharding_of
 from ..sharding.strategy import StrategyView
-from .tasks import COMMUNICATING, COMPUTING, FETCHED, LOCAL, OPERAND, OVERLAPPABLE, RESULT, SHARED, Site
+from .tasks import COMMUNICATING, COMPUTING, FETCHED, LOCAL, OPERAND, OVERLAPPABLE, RESULT, SENT, SHARED, Site
 
 
 class GradientFlow:
@@ -78,16 +79,21 @@ class GradientFlow:
         if site.kind in FETCHED:
             replicated = Layout.replicated(view.strategy.mesh, len(tensor.shape))
             layout = view.layout(tensor).with_partial(()) if site.kind == LOCAL else replicated
+            layout = sent_layout(view.layout(tensor), tensor.shape) if site.kind == SENT else layout
             return view.resharding(tensor, OperandSharding(layout, None))
         if site.position < 0:
             kind = LOSS if site.position == LOSS else HYPERPARAMETER
             return view.resharding(tensor, step_sharding(view.strategy.mesh, tensor, Consumer(site.name, kind)))
         op = graph.operators[site.name]
         variable = op.name if op.type == VARIABLE else op.updates
+        sharding = view.sharding(op, site.position) if variable is None else None
         if variable is not None:
-            layout = view.layout(graph.operators[variable].result)
-            return view.resharding(tensor, OperandSharding(layout, None))
-        return view.resharding(tensor, view.sharding(op, site.position))
+            sharding = OperandSharding(view.layout(graph.operators[variable].result), None)
+        assert sharding is not None
+        if graph.micro_batching is not None and op.name in graph.micro_batching.after and graph.n_runs(tensor.name) > 1:
+            replicated = Layout.replicated(view.strategy.mesh, len(tensor.shape))  # joined from all micro-batches
+            return resharding_of(tensor, replicated, sharding)
+        return view.resharding(tensor, sharding)
 
     def resharded_tensor(self, site: Site) -> Tensor:
         """Return the tensor that is resharded to an operand, a fetch or a shared copy, whatever the strategy."""
@@ -101,8 +107,7 @@ class GradientFlow:
         op = graph.operators[site.name]
         if op.type == VARIABLE:
             return graph.given_gradients[op.name][site.position]
-        # An operator that runs after all micro-batches has operands of the full batch, of which each computes its part.
-        return graph.tensors[operand_of(op, site.position).name]
+        return operand_of(op, site.position)
 
     def stream(self, path: Path | None, is_overlappable: bool = False) -> str:
         """Return the stream of a task that runs a path."""

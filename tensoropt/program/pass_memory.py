@@ -23,10 +23,10 @@ from ..costs.operator_costs import OperatorCosting
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
 from .buffers import TaskBuffers
-from .deferral import StageEnds
 from .liveness import Instruction, peak_of_program
 from .passes import BACKWARD, FORWARD, PARAMETERS, Pass
 from .peak import MOST_MICRO_BATCHES
+from .stage_ends import StageEnds
 from .step import step_program
 
 _WORKS = (FORWARD, BACKWARD, PARAMETERS)
@@ -139,7 +139,7 @@ def pass_memory(view: StrategyView, costing: OperatorCosting, path_finder: PathF
         ends: what the stage exchanges with others.
     """
     program = step_program(view, path_finder, MOST_MICRO_BATCHES, ends=ends)
-    buffers = TaskBuffers(view, costing, path_finder, ends.received)
+    buffers = TaskBuffers(view, costing, path_finder, ends)
     return _memory_of(buffers.instructions(program), buffers.sizes.passes)
 
 

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ..ir.graph import CONSTANT, GRADIENT, PLACEHOLDER, SOURCES, Gradients, Operator, Tensor, TrainStep
+from ..ir.graph import GRADIENT, SOURCES, Gradients, Operator, Tensor, TrainStep
 from ..ir.micro_batching import MicroBatch
 from ..sharding.consumers import HYPERPARAMETER, LOSS
+from ..sharding.micro_batches import SUM as IS_SUM
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
-from .deferral import StageEnds, divided
+from .deferral import divided
 from .fetch import Fetch, all_of, backward_passes_of, operators_of
 from .forward import ForwardPass, results_of
+from .stage_ends import StageEnds, add_gradients, fed_gradients, send, sent_back
 from .tasks import (
     ACCUMULATED,
     BACKWARD,
-    COMPUTE,
     FEED,
     GLOBAL,
+    JOIN,
     LOCAL,
     OPERAND,
     OPERATOR,
     RESULT,
-    SEND,
     SUM,
     Site,
     Task,
@@ -42,18 +43,18 @@ class StepProgram:
         aliases: values that are another value's memory, since nothing has to be done to make them of it.
         n_micro_batches: how many micro-batches were written out; the last but one stands for the last one of those
             between, which are alike.
-        passes: of a stage of a pipeline in micro-batches, the index of the task with which each pass begins, and that behind
-            the last one. Each micro-batch has three: forward, backward, and what the backward pass defers.
-        n_forward: without micro-batches, how many tasks come before the first that needs gradients.
+        passes: the index of the task with which each pass begins, and that behind the last one. Each micro-batch, or the
+            batch at once, has three: forward, backward, and what the backward pass defers.
         fetched: the values that the function returns.
+        gradients: the gradients of variables that the function returns, by tensor name.
     """
 
     tasks: tuple[Task, ...]
     aliases: Mapping[Value, Value]
     n_micro_batches: int = 1
     passes: tuple[int, ...] = ()
-    n_forward: int = 0
     fetched: tuple[Value, ...] = ()
+    gradients: Mapping[str, Value] = field(default_factory=dict)
 
     def source(self, value: Value) -> Value:
         """Return the value whose memory a value is."""
@@ -74,6 +75,7 @@ def step_program(
     fetch: Fetch | None = None,
     given: Collection[str] = (),
     in_buckets: bool = True,
+    needed: set[str] | None = None,
 ) -> StepProgram:
     """Return the program of a function under a strategy; operators without a config aren't run.
 
@@ -85,8 +87,9 @@ def step_program(
         fetch: what the function runs and returns; None for all training steps, or for the whole graph if it has none.
         given: the names of the tensors that are fed, beside those that placeholders stand for.
         in_buckets: whether small gradients are summed together.
+        needed: the names of the operators that are run, if they aren't just those of the function.
     """
-    step = _Step(view, path_finder, fetch or all_of(view.graph), given, is_whole, ends, in_buckets)
+    step = _Step(view, path_finder, fetch or all_of(view.graph), given, is_whole, ends, in_buckets, needed)
     return step.written(most_micro_batches)
 
 
@@ -102,14 +105,16 @@ class _Step:
         is_whole: bool,
         ends: StageEnds | None,
         in_buckets: bool,
+        needed: set[str] | None,
     ) -> None:
         self.view, self.path_finder, self.ends, self.graph = view, path_finder, ends, view.graph
         self.fetch, self.given = fetch, given
-        self.needed = operators_of(view.graph, fetch, given)
+        self.needed = operators_of(view.graph, fetch, given) if needed is None else needed
         self.takes = backward_passes_of(view.graph, fetch, self.needed)
         self.tasks: list[Task] = []
         self.aliases: dict[Value, Value] = {}
-        self._options = bool(self.takes or fetch.train_steps), is_whole, in_buckets
+        is_training = bool(self.takes or fetch.train_steps or (ends is not None and ends.given))
+        self._options = is_training, is_whole, in_buckets
         self._pass = self._once = ForwardPass(view, path_finder, self.tasks, self.aliases, None, None, *self._options)
         # Of each backward pass that was written the gradients that nothing passed on, by the gradients' name.
         self._taken: dict[str, dict[Site, Value]] = {}
@@ -118,6 +123,7 @@ class _Step:
         self._n_forward = 0
         # The index of the task with which the deferred part of the last backward pass begins; and that of all passes.
         self._deferred = 0
+        self._last_urgent: Task | None = None
         self._passes: list[int] = []
 
     def written(self, most_micro_batches: int | None) -> StepProgram:
@@ -136,45 +142,63 @@ class _Step:
         operators = [op for op in operators if op.name not in micro_batching.after]
         for op in operators:
             if op.updates is not None or op.type in SOURCES or graph.n_runs(op.result.name) == 1:
-                self._write_once(op)
+                self._write(op)
+        send(self.ends, self._pass, n_runs=1)
         n = micro_batching.n if most_micro_batches is None else min(micro_batching.n, most_micro_batches)
         in_micro_batches = [op for op in operators if op.updates is None and graph.n_runs(op.result.name) > 1]
-        self._run_micro_batches(in_micro_batches, n, after)
-        return StepProgram(tuple(self.tasks), self.aliases, n, tuple(self._passes) if self.ends is not None else ())
+        fetched = self._run_micro_batches(in_micro_batches, n, after)
+        return StepProgram(tuple(self.tasks), self.aliases, n, tuple(self._passes), fetched)
 
     def _written_at_once(self, operators: Sequence[Operator]) -> StepProgram:
         """Write a function that takes its batch at once; what it fetches is resharded as soon as it is there."""
         graph, late = self.graph, self.graph.late
         for op in operators:
             if op.name not in late:
-                self._write_once(op)
+                self._write(op)
         # Losses first: a fetched loss is then available already.
         for taken in self.takes:
             if graph.producers[taken.loss.name].name not in late:
-                self._pass.operand(Site(OPERAND, taken.name, LOSS), taken.loss)
-        sites = [(Site(LOCAL if is_local else GLOBAL, tensor.name), tensor) for tensor, is_local in self.fetch.tensors]
+                self._resharded_loss(taken)
+        sites = self._fetched
         for site, tensor in sites:
             if graph.producers[tensor.name].name not in late:
                 self._pass.operand(site, tensor)
+        send(self.ends, self._pass, n_runs=1)
         self._n_forward = len(self.tasks)
         for op in operators:
             if op.name in late:
-                self._write_once(op)
+                self._write(op)
         for taken in self.takes:
             self._take(taken)
+        gradients, first_added = self._gradients_of_variables(), len(self.tasks)
+        for arrived in self._taken.values():
+            add_gradients(self.ends, self._pass, arrived)
+        added = self.tasks[first_added:]
         self._train([graph.train_steps[name] for name in self.fetch.train_steps if name not in self._trained])
         fetched = tuple(self._pass.operand(*each) for each in sites)
-        return StepProgram(tuple(self.tasks), self.aliases, n_forward=self._n_forward, fetched=fetched)
+        end = self._place(added[0]) if added else len(self.tasks)
+        deferred = end if self._last_urgent is None else self._place(self._last_urgent) + 1
+        passes = (0, self._n_forward, deferred, end)
+        return StepProgram(tuple(self.tasks), self.aliases, passes=passes, fetched=fetched, gradients=gradients)
 
-    def _write_once(self, op: Operator) -> None:
-        """Write an operator that is run once a step, after the gradients and the updates that it waits for."""
+    def _place(self, task: Task) -> int:
+        """Return the index of a task."""
+        return next(index for index, each in enumerate(self.tasks) if each is task)
+
+    @property
+    def _fetched(self) -> list[tuple[Site, Tensor]]:
+        """The tensors that the function returns, and where."""
+        return [(Site(LOCAL if is_local else GLOBAL, each.name), each) for each, is_local in self.fetch.tensors]
+
+    def _write(self, op: Operator) -> None:
+        """Write an operator of the current pass, after the gradients and the updates that it waits for."""
         graph, results = self.graph, results_of(op)
         to_train = [name for name in op.controls if name in self.fetch.train_steps and name not in self._trained]
         self._train([graph.train_steps[name] for name in to_train])
         fed = tuple(value for value in results if value.site.name in self.given)
         if op.type in SOURCES:
-            # Each micro-batch takes its part of a batch.
-            is_taken = op.type == PLACEHOLDER and graph.n_runs(op.result.name) > 1
+            # Each micro-batch takes its part of a batch, or of a constant.
+            is_taken = self._pass is self._once and graph.n_runs(op.result.name) > 1
             self._pass.add(FEED, Site(OPERATOR, op.name), (), () if is_taken else results)
             return
         if fed:
@@ -189,28 +213,35 @@ class _Step:
         else:
             self._pass.compute(op, self.given)
 
-    def _run_micro_batches(self, operators: Sequence[Operator], n: int, after: Sequence[Operator]) -> None:
-        """Write micro-batches, the accumulation of their gradients, the way back of the sums, and the operators after."""
+    def _run_micro_batches(self, operators: Sequence[Operator], n: int, after: Sequence[Operator]) -> tuple[Value, ...]:
+        """Write micro-batches, the accumulation of their gradients, the way back of the sums, and the operators after.
+
+        Returns:
+            The values that the function returns.
+        """
         micro_batching = self.graph.micro_batching
         assert micro_batching is not None
         (taken,) = self.graph.backward_passes
         sums: dict[Site, Value] = {}
         rows: dict[Site, list[Value]] = {}
         copies = {name for name in self.graph.tensors if self.graph.accumulates(name)}
-        passes: list[ForwardPass] = []
+        read_after = [(Site(GLOBAL, tensor.name), tensor) for op in after for _, tensor in op.operands]
+        joined = {site: list[Value]() for site, t in [*self._fetched, *read_after] if self.graph.n_runs(t.name) > 1}
         for index in range(n):
             which = MicroBatch(micro_batching, index, self.view.strategy.mesh.n_devices)
             shared = self.view, self.path_finder, self.tasks, self.aliases, self._once
-            passes.append(ForwardPass(*shared, which, *self._options))
-            self._pass = passes[-1]
+            self._pass = ForwardPass(*shared, which, *self._options)
             self._passes.append(len(self.tasks))
             for op in operators:
-                if op.type == PLACEHOLDER:
-                    self._pass.add(FEED, Site(OPERATOR, op.name), (), results_of(op))
-                elif op.type != CONSTANT:
-                    self._pass.compute(op)
+                self._write(op)
+            self._resharded_loss(taken)
+            for site, parts in joined.items():
+                tensor = self.graph.tensors[site.name]
+                is_local = site.kind == LOCAL and self._lies_as_it_would(tensor, which)
+                parts.append(self._pass.own(self._pass.operand(Site(LOCAL if is_local else GLOBAL, site.name), tensor)))
+            send(self.ends, self._pass, micro_batching.n)
             start = len(self.tasks)
-            arrived = self._back_from_loss(taken, copies | self._found(taken) | self._returned)
+            arrived = self._back_from(taken, copies | self._found(taken) | self._returned)
             written = {value: at for at, task in enumerate(self.tasks[start:], start) for value in task.writes}
             # Each is accumulated as soon as it is there. The later come first, so that indices of earlier ones stay.
             for site, value in sorted(arrived.items(), key=lambda each: -written[each[1]]):
@@ -225,23 +256,25 @@ class _Step:
             self._passes += [start, self._deferred]
         self._passes.append(len(self.tasks))
         self._pass = self._once
+        for site, parts in joined.items():
+            self._pass.add(JOIN, site, parts, (Value(site),))
         for op in after:
-            self._compute_after(op, passes)
+            self._write(op)
+        fetched = tuple(self._pass.operand(*each) for each in self._fetched)
         self._n_forward = len(self.tasks)
-        self._taken[taken.name] = self._pass.back(sums, self._variables(taken) | self._returned, {})
+        sums.update(fed_gradients(self.ends, self._pass, n_runs=1))
+        self._taken[taken.name] = arrived = self._pass.back(sums, self._variables(taken) | self._returned, {})
+        self.tasks += sent_back(self._pass, arrived, self._returned)
         self._train([self.graph.train_steps[taken.name]], rows)
+        return fetched
 
-    def _compute_after(self, op: Operator, passes: Sequence[ForwardPass]) -> None:
-        """Write an operator that runs after all micro-batches, and reads what each of them computed."""
-        reads = []
-        for position, tensor in op.operands:
-            site = Site(OPERAND, op.name, position)
-            for each in passes if self.graph.n_runs(tensor.name) > 1 else [self._once]:
-                reads.append(each.own(each.operand(site, tensor)))
-        if op.updates is None:
-            self._once.add(COMPUTE, Site(OPERATOR, op.name), reads, results_of(op))
-        else:
-            self._once.write(op, reads)
+    def _lies_as_it_would(self, tensor: Tensor, which: MicroBatch) -> bool:
+        """Return whether a rank's shards of all micro-batches, joined, are its shard of the tensor of the whole batch."""
+        dimension = which.micro_batching.forms[tensor.name]
+        if dimension == IS_SUM:
+            return True
+        split = self.view.layout(tensor).splits[dimension]
+        return self.view.strategy.mesh.size_of(split) == which.n_shares and split == tuple(sorted(split))
 
     # The backward pass
 
@@ -249,7 +282,7 @@ class _Step:
         """Write the backward pass that takes gradients, once; return those that nothing passes on."""
         if taken.name not in self._taken:
             starts = self._variables(taken) | self._found(taken) | self._returned
-            self._taken[taken.name] = self._back_from_loss(taken, starts)
+            self._taken[taken.name] = self._back_from(taken, starts)
         return self._taken[taken.name]
 
     def _train(self, steps: Sequence[TrainStep], rows: Mapping[Site, Sequence[Value]] | None = None) -> None:
@@ -293,19 +326,49 @@ class _Step:
         """The names of the tensors whose gradients are sent back to other stages."""
         return frozenset() if self.ends is None else self.ends.returned
 
-    def _back_from_loss(self, taken: Gradients, starts: set[str]) -> dict[Site, Value]:
-        """Write the backward pass from a loss; return the gradients that nothing passes on, in this stage."""
-        site = Site(OPERAND, taken.name, LOSS)
-        self._pass.operand(site, taken.loss)
+    def _loss(self, taken: Gradients) -> Tensor | None:
+        """Return the loss that a backward pass begins with, or None in a stage that doesn't compute it."""
+        return taken.loss if self.ends is None or not self.ends.is_run else self.ends.loss
+
+    def _resharded_loss(self, taken: Gradients) -> dict[str, Tensor]:
+        """Write the resharding of a loss, if there is one; return it by its name."""
+        loss = self._loss(taken)
+        if loss is None:
+            return {}
+        self._pass.flow.losses[taken.name] = loss
+        self._pass.operand(Site(OPERAND, taken.name, LOSS), loss)
+        return {taken.name: loss}
+
+    def _back_from(self, taken: Gradients, starts: set[str]) -> dict[Site, Value]:
+        """Write the backward pass from a loss, or from gradients that other stages send.
+
+        Returns:
+            The gradients that nothing passes on, in this stage.
+        """
+        losses, given = self._resharded_loss(taken), fed_gradients(self.ends, self._pass, self.graph.n_micro_batches)
+        start, site = len(self.tasks), Site(OPERAND, taken.name, LOSS)
         # The gradient of the loss is a constant.
-        seed, start = Value(site, GRADIENT_OF), len(self.tasks)
-        self._pass.append(Task(FEED, BACKWARD, site, (Value(site),), (seed,)))
-        arrived = self._pass.back({site: seed}, starts, {taken.name: taken.loss})
-        sent = [value for name in self._returned if (value := arrived.pop(Site(RESULT, name), None)) is not None]
+        seeds = {site: Value(site, GRADIENT_OF)} if losses else {}
+        for seed in seeds.values():
+            self._pass.append(Task(FEED, BACKWARD, site, (Value(site),), (seed,)))
+        arrived = self._pass.back({**seeds, **given}, starts, losses)
+        late = self.ends.late if self.ends is not None else frozenset()
+        sent, sent_last = (sent_back(self._pass, arrived, names) for names in (self._returned - late, late))
         first, deferred = self.tasks[start:], list[Task]()
         if self.ends is not None and self.ends.divides:
-            first, deferred = divided(first, sent, self.aliases, self.graph.operators)
-        first += [Task(SEND, BACKWARD, site, tuple(sent), (), micro_batch=self._pass.micro_batch)] * bool(sent)
-        self.tasks[start:] = [*first, *deferred]
-        self._deferred = start + len(first)
+            needed = [value for task in sent for value in task.reads]
+            first, deferred = divided(first, needed, self.aliases, self.graph.operators)
+        self.tasks[start:] = [*first, *sent, *deferred, *sent_last]
+        self._deferred = start + len(first) + len(sent)
+        self._last_urgent = sent[-1] if sent else self._last_urgent
         return arrived
+
+    # What a stage exchanges with others
+
+    def _gradients_of_variables(self) -> dict[str, Value]:
+        """Write the backward pass of what is sent ahead, from the gradients of that; return those of variables."""
+        if self.takes or self.ends is None or not self.ends.given:
+            return {}
+        starts = {op.result.name for op in self.graph.variables if op.is_trainable and op.name in self.needed}
+        arrived = self._pass.back(fed_gradients(self.ends, self._pass, n_runs=1), starts, {})
+        return {site.name: value for site, value in arrived.items() if site.kind == RESULT}

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 RESULT, SHARED, OPERAND, OPERATOR = "result", "shared", "operand", "operator"
-GLOBAL, LOCAL = FETCHED = "global", "local"
+GLOBAL, LOCAL, SENT = FETCHED = "global", "local", "sent"
 FIRST, AGAIN, GRADIENT, RETURNED, ACCUMULATED = "", "again", "gradient", "returned gradient", "accumulated gradient"
 """Versions of a value: of the forward pass, made once more, its gradient, the gradient after its resharding, and gradients
 accumulated over micro-batches."""
 
 FEED, COMPUTE, RESHARD, SUM, WRITE, UPDATE, SEND = "feed", "compute", "reshard", "sum", "write", "update", "send"
+JOIN = "join"
 COMPUTING, COMMUNICATING, OVERLAPPABLE = "compute", "communication", "overlappable communication"
 """The streams of tasks: each has a total order, which is that of the program. For what is overlappable only updates wait."""
 FORWARD, BACKWARD, REMATERIALIZED = "forward", "backward", "rematerialized"
@@ -32,7 +33,7 @@ class Site(NamedTuple):
     """An operator, or something that has a value and a gradient.
 
     Attributes:
-        kind: OPERATOR, RESULT, SHARED, OPERAND, or how a tensor is fetched: GLOBAL or LOCAL.
+        kind: OPERATOR, RESULT, SHARED, OPERAND, or how a tensor is fetched: GLOBAL, LOCAL or, by other stages, SENT.
         name: the operator's name; the tensor's for all but OPERATOR and OPERAND.
         position: an operand's position among the operator's inputs; -1 for others, and for the loss of a training step.
     """
@@ -87,7 +88,8 @@ class Task:
     Attributes:
         work: FEED a placeholder, variable or constant; COMPUTE an operator or its gradient; RESHARD a value or a gradient;
             SUM two gradients; WRITE to a variable, or read it after that, by an operator of the model; UPDATE a variable by
-            its gradient, or by those of the rows that lookups found in it; SEND gradients to an earlier stage.
+            its gradient, or by those of the rows that lookups found in it; SEND a tensor to a later stage, or a gradient to
+            an earlier one; JOIN what micro-batches computed of a tensor.
         direction: FORWARD, BACKWARD, or REMATERIALIZED: once more in the backward pass.
         site: what is computed or resharded; for a sum, where the gradients arrive.
         reads: the values that it reads.

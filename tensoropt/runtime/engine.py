@@ -18,14 +18,10 @@ from ..common.progress import NOT_SHOWN, Display
 from ..common.settings import LAG
 from ..ir.graph import PLACEHOLDER, Graph, Operator, TrainStep
 from ..ir.micro_batching import MicroBatch
-from ..lowering.emission import TaskEmission
-from ..lowering.gradient_accumulation import refuse_scaled
-from ..lowering.model import LocalModel
+from ..lowering.emission import Sources, TaskEmission
 from ..lowering.operators import Values
-from ..lowering.order import put_in_order
 from ..lowering.pass_chain import PassChain
 from ..lowering.resharding.reshard import Backend, Collective, Resharder
-from ..lowering.table_lookups import Lookup
 from ..lowering.variables import StateEntry, local_variables
 from ..optimizers.running_optimizer import Emission, PendingUpdate, RunningOptimizer, Shards
 from ..optimizers.start import start_optimizer
@@ -34,9 +30,9 @@ from ..program.step import step_program
 from ..rules.random import FROM_SEED
 from ..sharding.resharding import PathFinder, Resharding
 from ..sharding.strategy import StrategyView
+from .fed_values import FedValues
 from .feed_shards import comes_in_micro_batches, fed_layout, fed_shape, rank_shard
-from .functions import BuiltFunction, FedSpec, Feed, names, structure_digest
-from .micro_batched_step import MicroBatchedStep, as_produced, flat
+from .functions import BuiltFunction, FedSpec, Feed, flat, names, structure_digest
 from .process_limit import check_memory_left
 from .step_emission import Gradients, StepEmission
 from .step_errors import RefusedValues, only_step
@@ -255,41 +251,31 @@ class Engine:
         return tuple(MicroBatch(micro_batching, i, self.backend.mesh.n_devices) for i in range(micro_batching.n))
 
     def _emit(self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], resharder: Resharder) -> list[tf.Tensor]:
-        micro_batches = self._micro_batches(fetch)
-        sources: dict[str, Callable[[], Values]] = {
+        micro_batches, given = self._micro_batches(fetch), frozenset(feed.tensor.name for feed in fed)
+        view = self.per_micro_batch if micro_batches and self.per_micro_batch is not None else self.view
+        program = step_program(view, self.path_finder, fetch=fetch, given=given, in_buckets=resharder.joins)
+        is_ordered = self.in_order and not self.graph.is_sequential
+        emission = StepEmission(
+            program, view, self.path_finder, resharder, self._sources(fed, needed, micro_batches, resharder), self._update,
+            self.optimizers, self._updated, fetch.train_steps,
+            PassChain(max(1, len(micro_batches)), self.lag if is_ordered else None), micro_batches,
+        )  # fmt: skip
+        return flat(emission.results())
+
+    def _sources(
+        self, fed: Mapping[Feed, Values], needed: set[str], micro_batches: tuple[MicroBatch, ...], resharder: Resharder
+    ) -> Sources:
+        """Return functions that emit the values of variables and of what is fed, by tensor name."""
+        sources: dict[str, Callable[[int], Values]] = {
             op.result.name: partial(_read, self.variables[op.name]) for op in self.graph.variables if op.name in needed
         }
+        taken = FedValues(self.view, self.per_micro_batch, resharder, self.path_finder)
         for feed, values in fed.items():
-            if not comes_in_micro_batches(feed, micro_batches):
-                layout = fed_layout(self.view, feed)
-                sources[feed.tensor.name] = partial(
-                    as_produced, feed.tensor, layout, values, self.view, resharder, self.path_finder
-                )
-        if micro_batches:
-            assert self.per_micro_batch is not None
-            given = {name: source() for name, source in sources.items()}
-            outside = LocalModel(self.per_micro_batch, self.path_finder, resharder, given, self._update, is_training=True)
-            step = MicroBatchedStep(
-                fetch, fed, needed, outside, micro_batches, self.view, self.begin_update,
-                PassChain(len(micro_batches), self.lag if self.in_order else None),
-            )  # fmt: skip
-            for each in micro_batches:
-                step.forward(each.index)
-                step.backward(each.index)
-            results, update = step.finish()
-            update.apply(update.sums)
-            return flat(results)
-        given_names = frozenset(feed.tensor.name for feed in fed)
-        program = step_program(self.view, self.path_finder, fetch=fetch, given=given_names, in_buckets=resharder.joins)
-        emission = StepEmission(
-            program, self.view, self.path_finder, resharder, sources, self._update, self.optimizers, self._updated,
-            fetch.train_steps,
-        )  # fmt: skip
-        results = emission.results()
-        graph = tf.compat.v1.get_default_graph()
-        if self.in_order and not self.graph.is_sequential:
-            put_in_order(graph.get_operations(), emission.n_forward, emission.record, self.lag)
-        return flat(results)
+            if comes_in_micro_batches(feed, micro_batches):
+                sources[feed.tensor.name] = taken.in_micro_batches(feed, values, micro_batches[0])
+            else:
+                sources[feed.tensor.name] = taken.at_once(feed, values)
+        return sources
 
     def add_runs(self, needed: Collection[str]) -> None:
         """Make the counts of the random operators of a function that is about to be built."""
@@ -320,26 +306,10 @@ class Engine:
         paths = self.path_finder.paths(resharding)
         return emitted.resharder.reshard(resharding, paths, values, step.name, is_overlappable=True)
 
-    def begin_update(
-        self, step: TrainStep, model: LocalModel, lookups: Sequence[Sequence[Lookup]], gradients: Gradients
-    ) -> PendingUpdate:
-        """Return the update of a training step, by gradients of which those of rows are as the lookups found these.
-
-        Raises:
-            InputError: the optimizer scales losses.
-        """
-        no_losses = [tf.zeros([]) for _ in self.backend.ranks]
-        refuse_scaled(self.optimizers[step.name].scaled(no_losses), no_losses)
-        sent = [
-            [g and model.row_gradients(lookup.operator, g) for lookup, g in zip(of_variable, found, strict=False)] or found
-            for of_variable, found in zip(lookups, gradients, strict=True)
-        ]
-        return self._updated(step, model, sent, [[lookup.indices for lookup in each] for each in lookups])
-
     def _updated(
         self,
         step: TrainStep,
-        emitted: StepEmission | LocalModel,
+        emitted: StepEmission,
         gradients: Gradients,
         indices: Sequence[Sequence[Values]],
     ) -> PendingUpdate:
@@ -364,7 +334,7 @@ class Engine:
         return PendingUpdate(pending.sums, apply)
 
 
-def _read(variables: Sequence[tf.Variable]) -> Values:
+def _read(variables: Sequence[tf.Variable], micro_batch: int = -1) -> Values:
     """Emit the reading of a variable's shards."""
     return [variable.value() for variable in variables]
 

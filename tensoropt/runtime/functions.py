@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ..ir.graph import Tensor
 from ..ir.micro_batching import MicroBatch
+from ..lowering.operators import Values
 from ..lowering.resharding.reshard import Collective
 from ..program.fetch import Fetch
 from ..reschedule.layout import Layout
@@ -80,6 +81,11 @@ class BuiltFunction:
 def names(fetch: Fetch) -> str:
     """Return the names of all that a function returns or runs, as a text."""
     return ", ".join([*(tensor.name for tensor, _ in fetch.tensors), *fetch.train_steps, *fetch.operators])
+
+
+def flat(results: Sequence[Values]) -> list[tf.Tensor]:
+    """Return the values of all results, rank by rank, each as a tensor of its own."""
+    return [tf.identity(value) for values in results for value in values]
 
 
 def structure_digest(graph: Any, log: Sequence[Collective]) -> str:

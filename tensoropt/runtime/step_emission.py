@@ -1,20 +1,32 @@
-"""Emit a function from its program: every operator of the function comes of a task."""
+"""Emit a function from its program, pass by pass: every operator of the function comes of a task.
+
+All that a micro-batch computes waits for what the pass before has computed (:mod:`..lowering.pass_chain`), so the residuals
+of only those micro-batches are alive whose backward pass is still to come. Gradients of what is computed once a step are
+accumulated where it was resharded for all micro-batches, and go back from there after the last one.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import groupby
+from types import MappingProxyType
 
 import tensorflow as tf
 
 from ..ir.graph import Operator, Tensor, TrainStep
-from ..lowering.emission import Assign, Sources, TaskEmission
+from ..ir.micro_batching import MicroBatch
+from ..lowering.emission import Assign, Sources, TaskEmission, is_of_rows
 from ..lowering.operators import Values
+from ..lowering.order import BackwardRecord
+from ..lowering.pass_chain import BackwardOperators, PassChain
 from ..lowering.resharding.reshard import Resharder
 from ..optimizers.running_optimizer import PendingUpdate, RunningOptimizer
 from ..program.gradient_flow import GradientFlow
 from ..program.step import StepProgram
-from ..program.tasks import OPERAND, RESULT, UPDATE, Site, Task
+from ..program.tasks import ACCUMULATED, BACKWARD, FEED, FORWARD, JOIN, OPERAND, RESULT, UPDATE, Site, Task, Value
 from ..sharding.consumers import HYPERPARAMETER
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
@@ -22,14 +34,25 @@ from ..sharding.strategy import StrategyView
 Gradients = list[list[Values | None]]
 """For each parameter its gradient, or those of the rows that its lookups found; None for one that isn't there."""
 Train = Callable[[TrainStep, "StepEmission", Gradients, list[list[Values]]], PendingUpdate]
+SCOPE = "micro_batch"
+"""The name scope of a micro-batch's operators; the micro-batch's index is appended to it."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a stage exchanges with others.
+
+    Attributes:
+        send: emits the sending of a tensor's values, or of its gradients, given its name and the micro-batch.
+        gradient: emits the reception of a tensor's gradients, given its name and the micro-batch; returns them.
+    """
+
+    send: Callable[[str, Values, int, bool], None]
+    gradient: Callable[[str, int], Values | None]
 
 
 class StepEmission(TaskEmission):
-    """The emission of a function that takes its batch at once.
-
-    Attributes:
-        n_forward: the number of TensorFlow's operators when the first backward pass began.
-    """
+    """The emission of a function: of each micro-batch, or of the batch at once, a forward and a backward pass."""
 
     def __init__(
         self,
@@ -42,6 +65,10 @@ class StepEmission(TaskEmission):
         optimizers: Mapping[str, RunningOptimizer],
         train: Train,
         train_steps: Sequence[str],
+        chain: PassChain,
+        micro_batches: Sequence[MicroBatch] = (),
+        exchange: Exchange | None = None,
+        losses: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         """Take a program.
 
@@ -49,23 +76,153 @@ class StepEmission(TaskEmission):
             optimizers: those of the training steps, by the steps' names.
             train: returns the update of a training step, given the gradients and the indices that were looked up.
             train_steps: the names of the training steps.
+            chain: the passes of the rank, among which those of the program are.
+            exchange: how a stage sends tensors to others, and receives gradients; None for a model that isn't cut.
+            losses: those of training steps that aren't the graph's, by the steps' names.
         """
-        flow, is_training = GradientFlow(view, path_finder), any(task.direction != "forward" for task in program.tasks)
-        super().__init__(view, path_finder, resharder, program.aliases, flow, sources, assign, is_training)
-        self.n_forward = 0
+        flow, is_training = GradientFlow(view, path_finder), any(task.direction != FORWARD for task in program.tasks)
+        super().__init__(view, path_finder, resharder, program.aliases, flow, sources, assign, is_training, micro_batches)
         self._program, self._optimizers, self._train, self._to_train = program, optimizers, train, list(train_steps)
+        self._passes, self._chain, self._exchange = program.passes, chain, exchange
+        self.flow.losses.update(losses)
+        # The update of a stage, which waits for those of others; and what was sent back in the last pass.
+        self.update: PendingUpdate | None = None
+        self._sent: list[tf.Tensor] = []
         self._updates: dict[str, dict[str, Task]] = {name: {} for name in train_steps}
         self._n_updates = Counter(task.step for task in program.tasks if task.work == UPDATE)
+        self._records: dict[int, BackwardRecord] = {}
+        # What each micro-batch computes that is read when its passes are over; and the gradients accumulated so far.
+        self._results: dict[int, list[Value]] = {}
+        for task in program.tasks:
+            begins = task.work == FEED and task.direction == BACKWARD
+            for value in task.reads if begins or task.work == JOIN or is_of_rows(task) else ():
+                self._results.setdefault(value.micro_batch, []).append(value)
+        self._sums: dict[Site, Values] = {}
 
     def results(self) -> list[Values]:
-        """Emit all tasks; return the values of the tensors that the function returns."""
-        tasks = self._program.tasks
-        self.run(tasks[: self._program.n_forward])
-        self.n_forward = len(tf.compat.v1.get_default_graph().get_operations())
-        self.run(tasks[self._program.n_forward :])
+        """Emit all tasks, one micro-batch after the other; return the values of the tensors that the function returns."""
+        self.begin()
+        for index in range(len(self._passes) // 3):
+            self.forward(index)
+            self.backward(index)
+        results = self.finish()
+        self.end()
+        return results
+
+    def begin(self) -> None:
+        """Emit what comes before all passes."""
+        self.run(self._program.tasks[: self._passes[0]])
+
+    def forward(self, index: int) -> None:
+        """Emit the forward pass of a micro-batch, behind all passes that were emitted before."""
+        start = _n_operators()
+        self._run_pass(index, 0)
+        self._chain.add_forward(self, index, start, [*self._made(index), *self._sent])
+
+    def backward(self, index: int, defers: bool = False) -> None:
+        """Emit the backward pass of a micro-batch, with what it defers unless that is a pass of its own."""
+        start, n_forward = self._chain.begin_backward(self, index)
+        self._run_pass(index, 1)
+        has_more = self._passes[3 * index + 2] < self._passes[3 * index + 3]
+        self._add_backward(index, start, n_forward, not defers and not has_more)
+        if has_more and not defers:
+            self.parameters(index)
+
+    def parameters(self, index: int) -> None:
+        """Emit what the backward pass of a micro-batch has deferred."""
+        start = _n_operators()
+        self._run_pass(index, 2)
+        self._add_backward(index, start, start, True)
+
+    def _add_backward(self, index: int, start: int, n_forward: int, is_last: bool) -> None:
+        """Add a backward pass that has been emitted to those of the rank."""
+        sums = (each for values in self._sums.values() for each in values)
+        emitted = BackwardOperators(start, n_forward, self._records[index], [each.op for each in self._sent])
+        self._chain.add_backward(emitted, is_last, [*self._made(index), *sums, *self._sent])
+
+    def finish(self) -> list[Values]:
+        """Emit what comes after all passes, and the updates; return the values of the tensors that the function returns."""
+        self.record = BackwardRecord()
+        self.run(self._program.tasks[self._passes[-1] :])
         for name in tuple(self._to_train):
             self._apply(name)
+        return self.fetched()
+
+    def fetched(self) -> list[Values]:
+        """Return the values of the tensors that the function returns, when they have been emitted."""
         return [self.value(each) for each in self._program.fetched]
+
+    def end(self) -> None:
+        """Put the last backward pass and the updates in order, when all have been emitted."""
+        self._chain.end(self.record)
+
+    def gradients(self) -> dict[str, Values]:
+        """Return the gradients of variables that the function returns, by tensor name."""
+        found = {name: self.values_or_none(value) for name, value in self._program.gradients.items()}
+        return {name: values for name, values in found.items() if values is not None}
+
+    def unread(self, index: int) -> list[tf.Tensor]:
+        """Return the numbers that operators of a micro-batch have computed so far and that no operator has read."""
+        operators = [self.view.graph.operators[name] for name, of in self._emitted if of == index]
+        read = {tensor.name for op in operators for _, tensor in op.operands}
+        last = [self.at(Site(RESULT, t.name), index) for op in operators for t in op.outputs if t.name not in read]
+        return [value for values in last if values[0].dtype.is_floating for value in values]
+
+    def local(self, tensor: Tensor) -> Values:
+        """Return a tensor's local values in its produced layout; those of a variable, even if no task reads it."""
+        value = Value(Site(RESULT, tensor.name))
+        if not self.has(value):
+            self.values[value] = self._sources[tensor.name](-1)
+        return self.value(value)
+
+    def _begin_backward(self, task: Task) -> None:
+        """Emit the gradient of a loss, or what another stage sends of a tensor's."""
+        if task.reads:
+            super()._begin_backward(task)
+            return
+        assert self._exchange is not None
+        values = self._exchange.gradient(task.site.name, task.micro_batch)
+        self.values[task.writes[0]] = values
+        self._gates.setdefault(task.micro_batch, []).extend(value.op for value in values or ())
+
+    def _send(self, task: Task) -> None:
+        """Emit the sending of a tensor to a later stage, or of its gradient to an earlier one."""
+        assert self._exchange is not None
+        values, is_gradient = self.value(task.reads[0]), task.direction == BACKWARD
+        self._exchange.send(task.site.name, values, task.micro_batch, is_gradient)
+        self._sent += values if is_gradient else self.at(Site(RESULT, task.site.name), task.micro_batch)
+
+    def _run_pass(self, index: int, number: int) -> None:
+        """Emit a micro-batch's forward pass (0), its backward pass (1), or what that defers (2)."""
+        begin, end = self._passes[3 * index + number : 3 * index + number + 2]
+        self.record = self._records.setdefault(index, BackwardRecord())
+        self._sent = []
+        is_scoped = bool(self.micro_batches) and number == 0
+        with self._chain.behind(), tf.name_scope(f"{SCOPE}_{index}") if is_scoped else nullcontext():
+            for is_once, tasks in groupby(self._program.tasks[begin:end], self._is_once):
+                # What is done once mustn't wait for the micro-batch before.
+                with tf.control_dependencies(None) if is_once else nullcontext():
+                    self.run(list(tasks))
+
+    def _is_once(self, task: Task) -> bool:
+        """Return whether a task of a pass is done once for all micro-batches."""
+        return bool(self.micro_batches) and task.micro_batch < 0 and task.direction == FORWARD
+
+    def _made(self, index: int) -> Iterator[tf.Tensor]:
+        """Yield what a micro-batch has computed so far that is read when its passes are over."""
+        for value in self._results.get(index, ()):
+            if self.has(value):
+                yield from self.values_or_none(value) or ()
+
+    def _sum(self, task: Task) -> None:
+        """Emit the sum of two gradients, or of one and those that were accumulated before."""
+        total = task.writes[0]
+        if total.version != ACCUMULATED:
+            super()._sum(task)
+            return
+        with tf.name_scope(f"{SCOPE}_{total.n_summed - 1}/accumulated"):
+            super()._sum(task)
+        self._sums[task.site] = self.values[total] or []
 
     def hyperparameter(self, step: TrainStep, tensor: Tensor) -> Values:
         """Return a value that the optimizer of a training step reads, on every rank."""
@@ -73,7 +230,9 @@ class StepEmission(TaskEmission):
 
     def _scaled(self, gradients: str, losses: Values) -> Values:
         step = self.view.graph.train_steps.get(gradients)
-        return losses if step is None or step.loss is None else self._optimizers[gradients].scaled(losses)
+        if step is None or step.loss is None or self._exchange is not None:
+            return losses
+        return self._optimizers[gradients].scaled(losses)
 
     def _write(self, op: Operator, operands: list[Values]) -> list[Values]:
         """Emit an operator that updates a variable, or reads it, behind the training steps that it waits for."""
@@ -98,12 +257,27 @@ class StepEmission(TaskEmission):
         indices: list[list[Values]] = []
         for variable in step.variables:
             task = self._updates[name].get(variable)
-            lookups = [graph.operators[each] for each in graph.lookups.get(variable, ())] if task is not None else []
-            read = [] if task is None else [(value.site, self.values_or_none(value)) for value in task.reads]
+            reads = () if task is None else task.reads
+            read = {(value.site, value.micro_batch): self.values_or_none(value) for value in reads}
+            lookups = [
+                (graph.operators[each], index)
+                for each in (graph.lookups.get(variable, ()) if task is not None else ())
+                for index in self._indices(graph.operators[each])
+            ]
             if lookups:
-                gradients.append([dict(read).get(Site(RESULT, op.result.name)) for op in lookups])
+                gradients.append([read.get((Site(RESULT, op.result.name), index)) for op, index in lookups])
             else:
-                gradients.append([read[0][1] if read else None])
-            indices.append([self.looked_up_indices(op) for op in lookups])
-        update = self._train(step, self, gradients, indices)
-        update.apply(update.sums)
+                gradients.append([next(iter(read.values()), None)])
+            indices.append([self.looked_up_indices(op, index) for op, index in lookups])
+        self.update = self._train(step, self, gradients, indices)
+        if self._exchange is None:
+            self.update.apply(self.update.sums)
+
+    def _indices(self, op: Operator) -> Iterable[int]:
+        """Return the indices of the micro-batches that run an operator; -1 for one that is run once a step."""
+        return range(len(self.micro_batches)) if self.view.graph.n_runs(op.result.name) > 1 else (-1,)
+
+
+def _n_operators() -> int:
+    """Return the number of operators of the graph that is being built."""
+    return int(tf.compat.v1.get_default_graph().version)

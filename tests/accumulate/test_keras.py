@@ -23,33 +23,28 @@ def _model() -> keras.Model:
     return keras.Sequential([keras.Input((6,)), *layers])
 
 
-def _compiled() -> dict[str, Any]:
+def _compiled(is_scaled: bool) -> dict[str, Any]:
+    optimizer = keras.optimizers.AdamW(1e-2, global_clipnorm=0.5)
     return {
-        "optimizer": keras.optimizers.AdamW(1e-2, global_clipnorm=0.5),
+        "optimizer": keras.optimizers.LossScaleOptimizer(optimizer) if is_scaled else optimizer,
         "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         "metrics": ["accuracy"],
     }
 
 
 @pytest.mark.usefixtures("float64")
-def test_a_fit_is_that_of_keras(everything: bool) -> None:
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_a_fit_is_that_of_keras(is_scaled: bool, everything: bool) -> None:
     """Losses with a penalty on parameters, metrics, clipping by the global norm; by ``--all`` a smaller last batch."""
     n = 40 if everything else 32
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(n, 6)), rng.integers(0, 4, n)
     plain = _model()
-    plain.compile(**_compiled())
+    plain.compile(**_compiled(is_scaled))
     expected = plain.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
-    trainer = tensoropt.parallelize(_model(), **_compiled(), batch_size=16, micro_batches=4, parallelism=1)
+    trainer = tensoropt.parallelize(_model(), **_compiled(is_scaled), batch_size=16, micro_batches=4, parallelism=1)
     found = trainer.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
     assert set(found) == set(expected)
     for name, values in expected.items():
         assert_close(np.asarray(found[name]), np.asarray(values), 1e-10, name)
     assert_close(trainer.predict(x), plain.predict(x, verbose=0), 1e-10, "predictions")
-
-
-def test_a_scaled_loss_is_refused() -> None:
-    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    trainer = tensoropt.parallelize(_model(), optimizer, "mse", batch_size=8, micro_batches=2, parallelism=1)
-    with pytest.raises(tensoropt.InputError, match="that its optimizer scales can't be trained in micro-batches"):
-        trainer.fit(np.zeros((8, 6)), np.zeros((8, 4)), batch_size=8, verbose=0)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.large import first
-from helpers.strategies import engine_of, random_router
+from helpers.strategies import engine_of
 
 import tensoropt
 from tensoropt import zoo
@@ -243,16 +243,6 @@ def test_losses_that_are_no_sum_over_the_batch() -> None:
 
     with pytest.raises(InputError, match=r"Square '.*' .*needs the whole batch at once"):
         record(largest, "largest").model.in_micro_batches(2)
-
-
-def test_a_scaled_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, mesh = models.recorded("mlp", "sgd"), Mesh.of(1)
-    engine = models.engine_in_micro_batches(model, models.random_view("mlp", "sgd", 2, mesh, 1), random_router(0))
-    monkeypatch.setattr(engine.optimizers["train"], "scaled", lambda losses: [2.0 * loss for loss in losses])
-    from helpers.strategies import feeds_of, training_fetch
-
-    with pytest.raises(InputError, match="that its optimizer scales can't be trained in micro-batches"):
-        engine.run(training_fetch(model), feeds_of(model.graph, model.batches[0]))
 
 
 def test_micro_batches_can_be_switched_off_in_two_ways() -> None:

@@ -86,7 +86,6 @@ BECAUSE = {
         "frontend/plain_operators.py: another gradient",
         "frontend/recording.py: made of gradients|has no gradient",
         "lowering/gradient_analysis.py",
-        "lowering/gradient_accumulation.py",
     ),
     "A graph of operators on values is planned; an array that grows in a loop has no layout outside of it": (
         "frontend/importer.py",

@@ -12,9 +12,9 @@ from helpers.strategies import Link
 
 from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.program.buffers import TaskBuffers
-from tensoropt.program.deferral import StageEnds
 from tensoropt.program.liveness import peak_of_program
 from tensoropt.program.passes import BACKWARD, FORWARD, PARAMETERS, Pass
+from tensoropt.program.stage_ends import StageEnds
 from tensoropt.program.step import step_program
 from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import StrategyView
@@ -50,7 +50,7 @@ def bytes_of_passes(
     passes.append(len(tasks))
     tasks += program.tasks[program.passes[-1] :]
     assert sorted(map(str, tasks)) == sorted(map(str, program.tasks))
-    buffers = TaskBuffers(view, costing, path_finder, ends.received)
+    buffers = TaskBuffers(view, costing, path_finder, ends)
     instructions = buffers.instructions(replace(program, tasks=tuple(tasks), passes=tuple(passes)))
     alive = np.zeros(len(instructions), np.int64)
 

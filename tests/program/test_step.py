@@ -140,7 +140,8 @@ def test_what_is_no_task_is_not_emitted(kind: tuple[str, str], monkeypatch: pyte
     names = []
     for left_out in (dependent - {task}, dependent):
         tasks = tuple(each for each in whole.tasks if each not in left_out)
-        program = replace(whole, tasks=tasks, n_forward=sum(each.direction == FORWARD for each in tasks))
+        n_forward = sum(each.direction == FORWARD for each in tasks)
+        program = replace(whole, tasks=tasks, passes=(0, n_forward, len(tasks), len(tasks)))
         monkeypatch.setattr(engine, "step_program", lambda *_, program=program, **__: program)
         names.append(built(model, view, 0))
     with_it, without_it = names

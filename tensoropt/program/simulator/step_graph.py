@@ -36,7 +36,8 @@ from ...sharding.strategy import StrategyView
 from .. import tasks as step_tasks
 from ..gradient_flow import GradientFlow
 from ..step import StepProgram, step_program
-from ..tasks import COMPUTE, FEED, OPERAND, OPERATOR, RESHARD, RESULT, SHARED, SUM, Site, Task, Value
+from ..tasks import COMPUTE, FEED, GLOBAL, OPERAND, OPERATOR, RESHARD, RESULT, SHARED, SUM, Site, Task, Value
+from ..tasks import JOIN as JOIN_TASK
 
 FORWARD, BACKWARD, UPDATE, WRITE, ROWS, LOSS, JOIN = "forward", "backward", "update", "write", "rows", "loss", "join"
 SHARE, RESHARDED, SHARE_BACK, RESHARD_BACK = "share", "reshard", "share back", "reshard back"
@@ -52,6 +53,7 @@ _KINDS = {
 _KINDS_OF_RESHARDINGS = {
     (SHARED, step_tasks.FORWARD): SHARE,
     (OPERAND, step_tasks.FORWARD): RESHARDED,
+    (GLOBAL, step_tasks.FORWARD): RESHARDED,
     (SHARED, step_tasks.BACKWARD): SHARE_BACK,
     (OPERAND, step_tasks.BACKWARD): RESHARD_BACK,
     (RESULT, step_tasks.BACKWARD): ROWS,
@@ -143,7 +145,7 @@ def task_nodes(program: StepProgram, flow: GradientFlow) -> Iterator[tuple[Task,
     n_updates: Counter[str] = Counter()
     for task in program.tasks:
         number = task.writes[0].backward_pass if task.writes else 0
-        if task.work == SUM or (task.work == FEED and not task.writes):
+        if task.work in (SUM, JOIN_TASK) or (task.work == FEED and not task.writes):
             yield task, ()
         elif task.work == RESHARD:
             yield task, tuple(_of_resharding(task, *ends, flow) for ends in zip(task.reads, task.writes, strict=True))

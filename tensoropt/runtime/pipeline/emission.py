@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 
 import tensorflow as tf
 
 from ...ir.graph import Tensor
-from ...lowering.model import Arriving, LocalModel
 from ...lowering.operators import Values
 from ...lowering.pass_chain import PassChain
 from ...lowering.resharding.reshard import Resharder
 from ...optimizers.running_optimizer import PendingUpdate
 from ...program.fetch import Fetch
 from ...program.passes import FORWARD, PARAMETERS, Pass, merged
+from ...program.stage_ends import StageEnds
+from ...program.step import step_program
 from ...reschedule.between_machines import cheapest_way
 from ...reschedule.cross_mesh import CrossMesh
 from ...reschedule.layout import Layout
@@ -22,10 +23,11 @@ from ...rules.rule import OperandSharding
 from ...sharding.resharding import resharding_of
 from ...sharding.stages import Crossing
 from ...sharding.strategy import StrategyView
+from ..fed_values import FedValues, as_given, as_produced
 from ..functions import Feed
-from ..micro_batched_step import Exchanged, MicroBatchedStep, as_produced
+from ..step_emission import Exchange, StepEmission
 from .parts import Staged, StagePart
-from .rows_ahead import RowsAhead
+from .rows_ahead import SentAhead
 from .transfers import Message
 
 
@@ -54,6 +56,10 @@ class PipelineEmission:
         self._crossings = [each for each in engine.stages.crossings if self._is_used(each)]
         self._number = {each: number for number, each in enumerate(self._crossings)}
         self._variables = {stage: self._values_of_variables(stage) for stage in engine.engines}
+        passes = [each for order in engine.orders for each in order] if self._is_training else []
+        self._deferring = {each.stage for each in passes if each.work == PARAMETERS}
+        self._steps: dict[int, StepEmission] = {}
+        self._ahead: dict[int, SentAhead] = {}
 
     def _is_used(self, crossing: Crossing) -> bool:
         """Return whether an operator that the target runs reads a tensor that crosses."""
@@ -63,10 +69,6 @@ class PipelineEmission:
     def _view(self, stage: int) -> StrategyView:
         view = self._engine.views[stage]
         return view.per_micro_batch if self._is_training else view.whole
-
-    def _in_micro_batches(self, crossing: Crossing) -> bool:
-        micro_batches = self._engine.micro_batches[crossing.source]
-        return self._is_training and bool(micro_batches) and micro_batches[0].makes(self._tensor(crossing))
 
     def _tensor(self, crossing: Crossing) -> Tensor:
         return self._view(crossing.source).graph.tensors[crossing.tensor]
@@ -95,12 +97,9 @@ class PipelineEmission:
         number = (self._number[crossing] * self._n_numbers + micro_batch + 1) * 2 + is_gradient
         return Message(crossing.tensor, number, way, tensor.dtype, is_gradient, micro_batch)
 
-    def _send(self, crossing: Crossing, model: LocalModel, micro_batch: int = -1) -> None:
-        """Emit the sending of a tensor, its sums completed."""
-        message = self._message(crossing, micro_batch, False)
-        sharding = OperandSharding(message.way.source, None)
-        values = model.resharded(self._tensor(crossing), sharding, f"stage {crossing.target}")
-        self._transfers.send(message, values, self._resharders[crossing.source])
+    def _send(self, crossing: Crossing, values: Values, micro_batch: int = -1) -> None:
+        """Emit the sending of a tensor, which is in the layout of its message."""
+        self._transfers.send(self._message(crossing, micro_batch, False), values, self._resharders[crossing.source])
 
     def _receive(self, crossing: Crossing, micro_batch: int = -1, after: Sequence[tf.Tensor] = ()) -> Values:
         """Emit the reception of a tensor, behind some values; return its own in the layout in which the stage is fed it."""
@@ -109,36 +108,30 @@ class PipelineEmission:
         values, engine = self._transfers.receive(message, resharder, after), self._engine.engines[crossing.target]
         return as_produced(tensor, message.way.target, values, view, resharder, engine.path_finder)
 
-    def _received(
-        self, stage: int, crossings: Sequence[Crossing], micro_batch: int = -1
-    ) -> tuple[dict[str, Values], Arriving | None]:
-        """Emit the reception of what a stage needs before a pass; return it, and what the pass receives when it comes to it.
-
-        The latter is only there if branches begin in the stage: these run first.
-        """
-        awaited = self._engine.stages.awaited if self._branches(stage) else ()
-        arriving = [each for each in crossings if each in awaited]
-        received = {each.tensor: self._receive(each, micro_batch) for each in crossings if each not in arriving}
-
-        def receive(after: Values) -> dict[str, Values]:
-            return {each.tensor: self._receive(each, micro_batch, after) for each in arriving}
-
-        return received, Arriving(frozenset(each.tensor for each in arriving), receive) if arriving else None
+    def _received(self, crossing: Crossing, micro_batch: int) -> Values:
+        """Emit the reception of a tensor by a pass; branches that begin in the stage run first."""
+        stage = crossing.target
+        waits = crossing in self._engine.stages.awaited and self._branches(stage)
+        return self._receive(crossing, micro_batch, self._steps[stage].unread(micro_batch) if waits else ())
 
     def _branches(self, stage: int) -> set[str]:
         """Return the names of the operators that a stage runs before it waits."""
         return self._parts[stage].needed & self._engine.stages.early[stage]
 
-    def _send_back(self, crossing: Crossing, gradients: Values, micro_batch: int = -1) -> None:
-        """Emit the sending of a tensor's gradient."""
-        self._transfers.send(self._message(crossing, micro_batch, True), gradients, self._resharders[crossing.target])
+    def _send_from(self, stage: int, name: str, values: Values, micro_batch: int, is_gradient: bool) -> None:
+        """Emit the sending of a tensor to all stages that use it, or of its gradient to the one that computes it."""
+        for crossing in self._to(stage) if is_gradient else self._crossings:
+            if is_gradient and crossing.tensor == name:
+                self._transfers.send(self._message(crossing, micro_batch, True), values, self._resharders[stage])
+            elif crossing.tensor == name and crossing.source == stage and not is_gradient:
+                self._send(crossing, values, micro_batch)
 
-    def _receive_back(self, crossings: Sequence[Crossing], micro_batch: int = -1) -> dict[str, Values]:
-        """Emit the reception of gradients; return those of each tensor, summed over the stages that use it."""
-        found: dict[str, list[Values]] = {}
-        for crossing in crossings:
-            found.setdefault(crossing.tensor, []).append(self._receive_gradient(crossing, micro_batch))
-        return {name: [tf.add_n(list(each)) for each in zip(*parts, strict=True)] for name, parts in found.items()}
+    def _gradient(self, stage: int, crossings: Sequence[Crossing], name: str, micro_batch: int) -> Values | None:
+        """Emit the reception of a tensor's gradients from all stages that use it, and of those by what was sent ahead."""
+        found = [self._receive_gradient(each, micro_batch) for each in crossings if each.tensor == name]
+        if micro_batch < 0 and stage in self._ahead and name in self._ahead[stage].names:
+            found += filter(None, [self._ahead[stage].gradients.get(name)])
+        return [tf.add_n(list(each)) for each in zip(*found, strict=True)] if len(found) > 1 else next(iter(found), None)
 
     def _receive_gradient(self, crossing: Crossing, micro_batch: int) -> Values:
         """Emit the reception of a tensor's gradient; return it in the layout in which the stage has the tensor."""
@@ -149,27 +142,19 @@ class PipelineEmission:
         resharding = resharding_of(tensor, message.way.target, wanted)
         return resharder.reshard(resharding, path_finder.paths(resharding), values, tensor.name)
 
-    def _from(self, stage: int, once: bool, trained: bool = False) -> list[Crossing]:
-        """Return what a stage sends: of each micro-batch, or once a step; ``trained`` leaves out what has no gradient.
+    def _from(self, stage: int) -> list[Crossing]:
+        """Return what a stage's passes send; what it sends before them isn't among it."""
+        return [each for each in self._crossings if each.source == stage and not self._is_first(each)]
 
-        What it sends ahead isn't among it.
-        """
-        return [
-            each
-            for each in self._crossings
-            if each.source == stage
-            and not each.is_ahead
-            and self._in_micro_batches(each) != once
-            and (each.has_gradient or not trained)
-        ]
+    def _to(self, stage: int) -> list[Crossing]:
+        """Return what a stage receives."""
+        return [each for each in self._crossings if each.target == stage]
 
-    def _to(self, stage: int, once: bool, trained: bool = False) -> list[Crossing]:
-        """Return what a stage receives; see :meth:`_from`."""
-        return [
-            each
-            for each in self._crossings
-            if each.target == stage and self._in_micro_batches(each) != once and (each.has_gradient or not trained)
-        ]
+    def _is_first(self, crossing: Crossing) -> bool:
+        """Return whether a tensor is sent before all passes: rows that are looked up ahead; of a batch that is trained at
+        once also what follows from variables."""
+        is_at_once = self._is_training and not any(self._engine.micro_batches)
+        return crossing.is_ahead or (is_at_once and crossing not in self._engine.stages.awaited)
 
     # Functions
 
@@ -181,98 +166,118 @@ class PipelineEmission:
             if op.name in part.needed | part.ahead
         }
 
-    def _sources(self, stage: int) -> dict[str, Values]:
-        """Return the values that a stage is given for the whole step: variables and feeds."""
-        sources = dict(self._variables[stage])
+    def _sources(self, stage: int) -> dict[str, Callable[[int], Values]]:
+        """Return functions that emit what a stage is given, by tensor name: variables, feeds, and what others send."""
+        views, engine = self._engine.views[stage], self._engine.engines[stage]
+        fed = FedValues(views.whole, views.per_micro_batch, self._resharders[stage], engine.path_finder)
+        sources: dict[str, Callable[[int], Values]]
+        sources = {name: partial(as_given, values) for name, values in self._variables[stage].items()}
         for feed, values in self._fed[stage].items():
-            if not self._engine.of_feed(self._fetch, feed, stage):
-                sources[feed.tensor.name] = values
-        return sources
+            micro_batches = self._engine.of_feed(self._fetch, feed, stage)
+            if micro_batches:
+                sources[feed.tensor.name] = fed.in_micro_batches(feed, values, micro_batches[0])
+            else:
+                sources[feed.tensor.name] = partial(as_given, values)
+        return sources | {each.tensor: partial(self._received, each) for each in self._to(stage)}
 
-    def _ahead(self, stage: int) -> tuple[LocalModel, list[Crossing]] | None:
-        """Emit the lookups that a stage runs ahead; return their model and what is sent, or None where there are none."""
-        crossings = [each for each in self._crossings if each.source == stage and each.is_ahead]
-        if not crossings:
-            return None
-        engine = self._engine.engines[stage]
-        feeds = {**self._fed[stage], **self._fed_whole[stage]}
-        sources = self._variables[stage] | {feed.tensor.name: values for feed, values in feeds.items()}
-        view, resharder = self._engine.views[stage].whole, self._resharders[stage]
-        model = LocalModel(view, engine.path_finder, resharder, sources, engine._update, is_training=self._is_training)
-        model.emit(set(self._parts[stage].ahead))
-        return model, crossings
+    def _step(self, stage: int, chain: PassChain) -> StepEmission:
+        """Return the emission of a stage's part of the function."""
+        engine, part, view, stages = self._engine.engines[stage], self._parts[stage], self._view(stage), self._engine.stages
+        sources, crossings, tables = self._sources(stage), self._from(stage), self._ahead_of(stage)
+        trained = [each for each in crossings if each.has_gradient and self._is_training]
+        returned = {each for each in self._to(stage) if each.has_gradient and self._is_training}
+        divides = stage in self._deferring or (self._is_training and bool(self._branches(stage)))
+        is_cut = bool(self._engine.micro_batches[stage])
+        loss = self._loss(stage) if self._is_training else None
+        ends = StageEnds(
+            frozenset(),
+            frozenset(each.tensor for each in returned),
+            divides and bool(returned),
+            sent=tuple(dict.fromkeys(each.tensor for each in crossings)),
+            given=tuple(dict.fromkeys([*(each.tensor for each in trained), *(tables if is_cut else ())])),
+            late=frozenset(each.tensor for each in returned if not is_cut and each not in stages.awaited),
+            added=() if is_cut else tables,
+            loss=loss,
+            is_run=True,
+        )
+        resharder, given = self._resharders[stage], sources.keys() - self._variables[stage].keys()
+        program = step_program(
+            view,
+            engine.path_finder,
+            ends=ends,
+            fetch=part.fetch,
+            given=given,
+            in_buckets=resharder.joins,
+            needed=part.needed,
+        )
+        return StepEmission(
+            program, view, engine.path_finder, resharder, sources, engine._update, engine.optimizers, engine._updated,
+            part.fetch.train_steps, chain, self._engine.micro_batches[stage] if self._is_training else (),
+            Exchange(partial(self._send_from, stage), partial(self._gradient, stage, trained)),
+            {} if loss is None else dict.fromkeys(part.fetch.train_steps, loss),
+        )  # fmt: skip
 
-    def forward(self) -> dict[int, list[Values]]:
-        """Emit the stages one after the other, on the whole batch; return what each fetches."""
-        results = {}
-        for stage in sorted(self._engine.engines):
-            ahead = self._ahead(stage)
-            if ahead is not None:
-                for crossing in ahead[1]:
-                    self._send(crossing, ahead[0])
+    def _ahead_of(self, stage: int) -> tuple[str, ...]:
+        """Return the names of the variables whose gradients come in part from what a stage sends before its passes."""
+        return self._ahead[stage].names if stage in self._ahead else ()
+
+    def _send_first(self) -> None:
+        """Emit what stages send before their passes."""
         for stage, engine in sorted(self._engine.engines.items()):
-            part, (received, arriving) = self._parts[stage], self._received(stage, self._to(stage, once=True))
-            sources = self._sources(stage) | received
-            model = LocalModel(
-                engine.view, engine.path_finder, self._resharders[stage], sources, engine._update, is_training=False
-            )
-            model.emit(part.needed, arriving)
-            results[stage] = [model.fetched(*each) for each in part.fetch.tensors]
-            for crossing in self._from(stage, once=True):
-                self._send(crossing, model)
-        return results
+            crossings = [each for each in self._crossings if each.source == stage and self._is_first(each)]
+            if crossings:
+                views, resharder = self._engine.views[stage], self._resharders[stage]
+                feeds = {**self._fed[stage], **self._fed_whole[stage]}
+                fed = {feed.tensor.name: values for feed, values in feeds.items()}
+                own = SentAhead(
+                    views, engine, resharder, self._engine.micro_batches[stage] if self._is_training else (),
+                    crossings, self._variables[stage], fed, self._is_training, self._receive_gradient,
+                )  # fmt: skip
+                own.send(self._send)
+                self._ahead[stage] = own
 
-    def train(self) -> dict[int, list[Values]]:
-        """Emit a training step; return what each stage fetches."""
-        steps, ahead = {}, {}
-        for stage in sorted(self._engine.engines):
-            found = self._ahead(stage)
-            if found is not None:
-                views, micro_batches = self._engine.views[stage], self._engine.micro_batches[stage]
-                ahead[stage] = RowsAhead(found[0], views.per_micro_batch, micro_batches, found[1])
-                ahead[stage].send(self._send_rows)
+    def run(self) -> dict[int, list[Values]]:
+        """Emit the function; return what each stage fetches."""
+        self._send_first()
         chains = self._chains()
-        for stage, engine in sorted(self._engine.engines.items()):
-            part, view, micro_batches = self._parts[stage], self._engine.views[stage], self._engine.micro_batches[stage]
-            received = {each.tensor: self._receive(each) for each in self._to(stage, once=True)}
-            sources, resharder = self._sources(stage) | received, self._resharders[stage]
-            outside = LocalModel(
-                view.per_micro_batch, engine.path_finder, resharder, sources, engine._update, is_training=True
-            )
-            exchanged = Exchanged(
-                self._loss(stage),
-                tuple(each.tensor for each in self._to(stage, once=False, trained=True)),
-                tuple(dict.fromkeys(each.tensor for each in self._from(stage, once=False))),
-                tuple(each.tensor for each in self._to(stage, once=True, trained=True)),
-            )
-            steps[stage] = MicroBatchedStep(
-                part.fetch, self._fed[stage], part.needed, outside, micro_batches, view.whole,
-                engine.begin_update, chains[view.devices], exchanged,
-            )  # fmt: skip
-            for crossing in self._from(stage, once=True):
-                self._send(crossing, outside)
-        self._deferring = {each.stage for order in self._engine.orders for each in order if each.work == PARAMETERS}
+        for stage in sorted(self._engine.engines):
+            self._steps[stage] = self._step(stage, chains[stage])
+            self._steps[stage].begin()
+        if not self._is_training:
+            for step in self._steps.values():
+                step.forward(0)
+            return {stage: step.finish() for stage, step in self._steps.items()}
         for each in merged(self._engine.orders):
-            if each.stage in steps:
-                self._run(each, steps[each.stage])
-        results, updates = {}, {}
-        for stage, step in reversed(steps.items()):
-            given = self._receive_back(self._from(stage, once=True, trained=True))
-            if stage in ahead:
-                given = summed(given, ahead[stage].table_gradients(self._receive_gradient))
-            back = {each.tensor: each for each in self._to(stage, once=True, trained=True)}
-            results[stage], updates[stage] = step.finish(given, partial(self._send_back_once, back))
-        self._update(updates)
+            if each.stage in self._steps:
+                self._run(each, self._steps[each.stage])
+        results = {stage: step.finish() for stage, step in reversed(self._steps.items())}
+        self._update({stage: step.update for stage, step in reversed(self._steps.items()) if step.update is not None})
+        for step in self._steps.values():
+            step.end()
         return results
 
-    def _chains(self) -> dict[tuple[int, ...], PassChain]:
-        """Return by the devices of stages that are built here the passes that these run, of all of their stages."""
+    def _run(self, run: Pass, step: StepEmission) -> None:
+        """Emit a pass of a micro-batch in a stage."""
+        if run.work == FORWARD:
+            step.forward(run.micro_batch)
+        elif run.work == PARAMETERS:
+            step.parameters(run.micro_batch)
+        else:
+            step.backward(run.micro_batch, defers=run.stage in self._deferring)
+
+    def _chains(self) -> dict[int, PassChain]:
+        """Return by stage the passes that its ranks run, of all of their stages; those of a batch at once wait for data."""
+        engines = self._engine.engines
+        if not self._is_training or not any(self._engine.micro_batches):
+            # Passes of several stages on one rank would each be put in order with those of the others among them.
+            lags = {s: each.lag for s, each in engines.items() if each.in_order and len(engines) == 1}
+            return {stage: PassChain(1, lags.get(stage) if self._is_training else None) for stage in engines}
         found: dict[tuple[int, ...], PassChain] = {}
-        for stage, engine in self._engine.engines.items():
+        for stage, engine in engines.items():
             devices, n = self._engine.views[stage].devices, len(self._engine.micro_batches[stage])
             chain = found.setdefault(devices, PassChain(n, engine.lag if engine.in_order else None, 0))
             chain.n_stages += 1
-        return found
+        return {stage: found[self._engine.views[stage].devices] for stage in engines}
 
     def _update(self, updates: Mapping[int, PendingUpdate]) -> None:
         """Emit the updates of the stages; what they need summed over all parameters is added up, in the stages' order."""
@@ -307,44 +312,9 @@ class PipelineEmission:
         number = first + source * self._engine.stages.n + target
         return Message(f"the global norm, of stage {source}", number, way, dtype, False, -1)
 
-    def _send_back_once(self, crossings: Mapping[str, Crossing], name: str, gradients: Values) -> None:
-        self._send_back(crossings[name], gradients)
-
-    def _run(self, run: Pass, step: MicroBatchedStep) -> None:
-        """Emit a pass of a micro-batch in a stage, with what it receives and sends."""
-        stage, index = run.stage, run.micro_batch
-        if run.work == FORWARD:
-            model = step.forward(index, *self._received(stage, self._to(stage, once=False), index))
-            for crossing in self._from(stage, once=False):
-                self._send(crossing, model, index)
-            return
-        if run.work == PARAMETERS:
-            step.parameters(index)
-            return
-        given, defers = self._receive_back(self._from(stage, once=False, trained=True), index), stage in self._deferring
-        returned = step.backward(index, given, defers or bool(self._branches(stage)))
-        for crossing in self._to(stage, once=False, trained=True):
-            self._send_back(crossing, returned[crossing.tensor], index)
-        if self._branches(stage) and not defers:
-            step.parameters(index)
-
-    def _send_rows(self, crossing: Crossing, micro_batch: int, values: Values) -> None:
-        """Emit the sending of a micro-batch's rows that were looked up ahead."""
-        self._transfers.send(self._message(crossing, micro_batch, False), values, self._resharders[crossing.source])
-
     def _loss(self, stage: int) -> Tensor | None:
         """Return the loss, in the stage that computes it."""
         (name,) = self._fetch.train_steps
         loss = self._engine.graph.train_steps[name].loss
         assert loss is not None
         return loss if self._engine.stages.home(loss) == stage else None
-
-
-def summed(first: Mapping[str, Values], second: Mapping[str, Values]) -> dict[str, Values]:
-    """Return values by name, those of names in both added."""
-    both = {
-        name: [tf.add_n(list(pair)) for pair in zip(values, second[name], strict=True)]
-        for name, values in first.items()
-        if name in second
-    }
-    return {**first, **second, **both}

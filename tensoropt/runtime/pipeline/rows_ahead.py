@@ -1,106 +1,145 @@
-"""Emit lookups that run ahead in their table's stage: all rows when a step begins, their gradients when it ends."""
+"""Emit what a stage sends before its passes, and takes the gradients of after them.
+
+That is rows that it looks up ahead for other stages: of all micro-batches when the step begins. Of a batch that is trained
+at once it is also what follows from variables.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property, partial
 
 import tensorflow as tf
 
-from ...ir.graph import Tensor
 from ...ir.micro_batching import MicroBatch
 from ...lowering.localise import local_block
-from ...lowering.model import LocalModel
 from ...lowering.operators import Values
-from ...program.tasks import RESULT
+from ...lowering.pass_chain import PassChain
+from ...lowering.resharding.reshard import Resharder
+from ...program.fetch import Fetch
+from ...program.stage_ends import StageEnds
+from ...program.step import step_program
 from ...reschedule.layout import Layout
 from ...rules.rule import OperandSharding
 from ...sharding.resharding import resharding_of
 from ...sharding.stages import Crossing
-from ...sharding.strategy import StrategyView
+from ..engine import Engine
+from ..fed_values import as_given
+from ..step_emission import Exchange, StepEmission
+from .parts import StageView
 
 
-@dataclass
-class RowsAhead:
-    """The lookups of one stage that run ahead, on the whole batch.
+class SentAhead:
+    """What one stage sends before its passes, computed of the whole batch.
 
     Attributes:
-        model: emits the lookups.
-        per_micro_batch: the strategy on the graph of one micro-batch.
-        micro_batches: the micro-batches, which take consecutive rows.
-        crossings: the rows, once for each stage that they are sent to.
+        names: the names of the variables' tensors that get gradients by it.
     """
 
-    model: LocalModel
-    per_micro_batch: StrategyView
-    micro_batches: Sequence[MicroBatch]
-    crossings: Sequence[Crossing]
-
-    def send(self, send: Callable[[Crossing, int, Values], None]) -> None:
-        """Send the rows of all micro-batches, those of the first one first.
+    def __init__(
+        self,
+        views: StageView,
+        engine: Engine,
+        resharder: Resharder,
+        micro_batches: Sequence[MicroBatch],
+        crossings: Sequence[Crossing],
+        variables: Mapping[str, Values],
+        fed: Mapping[str, Values],
+        is_training: bool,
+        receive: Callable[[Crossing, int], Values],
+    ) -> None:
+        """Write its program.
 
         Args:
-            send: sends a micro-batch's rows, which every rank of the stage has.
+            micro_batches: those of the step, which take consecutive rows; none for a batch at once.
+            crossings: what is sent, once for each stage that it is sent to.
+            variables: the values of variables, by tensor name.
+            fed: the values of what is fed, for the whole batch.
+            receive: receives a tensor's gradient of a micro-batch, in the layout in which that has the tensor.
         """
-        n = len(self.micro_batches)
-        parts = {}
-        for name in dict.fromkeys(each.tensor for each in self.crossings):
-            tensor = self._of_batch(name)
-            dimension = self.micro_batches[0].micro_batching.forms[name]
-            rows = self.model.fetched(tensor)
-            parts[name] = [tf.split(values, n, dimension) for values in rows]
+        self._views, self._engine, self._resharder, self._receive = views, engine, resharder, receive
+        self._micro_batches, self._crossings = micro_batches, crossings
+        graph = views.whole.graph
+        tensors = {each.tensor: graph.tensors[each.tensor] for each in crossings}
+        # Every rank of the stage has the rows of all micro-batches.
+        self._on_every_rank = [name for name in tensors if is_training and any(
+            each.is_ahead for each in crossings if each.tensor == name)]  # fmt: skip
+        trained = dict.fromkeys(each.tensor for each in crossings if is_training and each.has_gradient)
+        sent = tuple(name for name in tensors if name not in self._on_every_rank)
+        ends = StageEnds(frozenset(), frozenset(), False, sent, tuple(trained), is_run=True)
+        program = step_program(
+            views.whole, engine.path_finder, ends=ends, given=fed.keys(), in_buckets=resharder.joins,
+            fetch=Fetch(tuple((tensors[name], False) for name in self._on_every_rank)),
+            needed=graph.ancestors(tensors.values(), (), fed.keys()),
+        )  # fmt: skip
+        self.names = tuple(program.gradients)
+        self._step = StepEmission(
+            program, views.whole, engine.path_finder, resharder,
+            {name: partial(as_given, values) for name, values in {**variables, **fed}.items()},
+            engine._update, {}, engine._updated, (), PassChain(1), (), Exchange(self._send_whole, self._gradient),
+        )  # fmt: skip
+
+    def send(self, send: Callable[..., None]) -> None:
+        """Emit all that is sent: of rows those of the first micro-batch first.
+
+        Args:
+            send: sends a tensor, or a micro-batch's part of it, by a crossing.
+        """
+        self._send = send
+        self._step.forward(0)
+        rows = dict(zip(self._on_every_rank, self._step.fetched(), strict=True))
+        n = len(self._micro_batches)
+        if not n:
+            for name, values in rows.items():
+                self._send_whole(name, values, -1, False)
+            return
+        parts = {name: [tf.split(each, n, self._dimension(name)) for each in values] for name, values in rows.items()}
         for index in range(n):
-            for crossing in self.crossings:
-                send(crossing, index, [of_rank[index] for of_rank in parts[crossing.tensor]])
+            for crossing in self._crossings:
+                send(crossing, [of_rank[index] for of_rank in parts[crossing.tensor]], index)
 
-    def table_gradients(self, receive: Callable[[Crossing, int], Values]) -> dict[str, Values]:
-        """Return the gradients of the tables, by tensor name.
+    @cached_property
+    def gradients(self) -> dict[str, Values]:
+        """The gradients of variables, by tensor name; the backward pass is emitted when they are first asked for."""
+        self._step.backward(0)
+        return self._step.gradients()
 
-        Args:
-            receive: receives the gradient of a micro-batch's rows, in the layout in which micro-batches look them up.
-        """
-        sums: dict[str, list[Values]] = {}
-        for crossing in self.crossings:
-            if crossing.has_gradient:
-                parts = [self._on_all_ranks(crossing.tensor, receive(crossing, each.index)) for each in self.micro_batches]
-                sums.setdefault(crossing.tensor, []).append(self._joined(crossing.tensor, parts))
-        return gradients_of_variables(
-            self.model, {name: [tf.add_n(list(each)) for each in zip(*parts, strict=True)] for name, parts in sums.items()}
-        )
+    def _send_whole(self, name: str, values: Values, micro_batch: int, is_gradient: bool) -> None:
+        for crossing in self._crossings:
+            if crossing.tensor == name:
+                self._send(crossing, values)
 
-    def _of_batch(self, name: str) -> Tensor:
-        return self.model.view.graph.tensors[name]
+    def _gradient(self, name: str, micro_batch: int) -> Values:
+        """Emit the reception of a tensor's gradient, of all micro-batches."""
+        found = []
+        for crossing in self._crossings:
+            if crossing.tensor == name and crossing.has_gradient and not self._micro_batches:
+                found.append(self._receive(crossing, -1))
+            elif crossing.tensor == name and crossing.has_gradient:
+                parts = [self._of_all_ranks(name, self._receive(crossing, each.index)) for each in self._micro_batches]
+                found.append(self._joined(name, parts))
+        return [tf.add_n(list(each)) for each in zip(*found, strict=True)]
 
-    def _on_all_ranks(self, name: str, values: Values) -> Values:
-        """Return a micro-batch's rows, or their gradients, on every rank."""
-        tensor, mesh = self.per_micro_batch.graph.tensors[name], self.per_micro_batch.strategy.mesh
-        layout = self.per_micro_batch.layout(tensor).with_partial(())
+    def _dimension(self, name: str) -> int:
+        return self._micro_batches[0].micro_batching.forms[name]
+
+    def _of_all_ranks(self, name: str, values: Values) -> Values:
+        """Return the gradients of a micro-batch's rows on every rank."""
+        view = self._views.per_micro_batch
+        tensor = view.graph.tensors[name]
+        layout = view.layout(tensor).with_partial(())
         if layout.is_replicated:
             return values
-        replicated = OperandSharding(Layout.replicated(mesh, len(tensor.shape)), None)
+        replicated = OperandSharding(Layout.replicated(layout.mesh, len(tensor.shape)), None)
         resharding = resharding_of(tensor, layout, replicated)
-        return self.model.resharder.reshard(resharding, self.model.path_finder.paths(resharding), values, name)
+        return self._resharder.reshard(resharding, self._engine.path_finder.paths(resharding), values, name)
 
     def _joined(self, name: str, parts: Sequence[Values]) -> Values:
         """Return the shards of the whole batch, of what every rank has of each micro-batch."""
-        tensor, view = self._of_batch(name), self.model.view
-        dimension = self.micro_batches[0].micro_batching.forms[name]
-        joined = [tf.concat(list(of_rank), dimension) for of_rank in zip(*parts, strict=True)]
+        tensor, view = self._views.whole.graph.tensors[name], self._views.whole
+        joined = [tf.concat(list(of_rank), self._dimension(name)) for of_rank in zip(*parts, strict=True)]
         layout = view.layout(tensor).with_partial(())
         if layout.is_replicated:
             return joined
-        ranks = self.model.resharder.backend.ranks
+        ranks = self._resharder.backend.ranks
         return [local_block(value, layout, tensor.shape, rank) for rank, value in zip(ranks, joined, strict=True)]
-
-
-def gradients_of_variables(model: LocalModel, given: Mapping[str, Values]) -> dict[str, Values]:
-    """Return the gradients of trained variables, by tensor name.
-
-    Args:
-        given: those of what a model has computed of them, by tensor name.
-    """
-    graph = model.view.graph
-    made = graph.ancestors([graph.tensors[name] for name in given])
-    variables = {op.result.name for op in graph.variables if op.is_trainable and op.name in made}
-    found = model.gradients_of(variables, given) if given else {}
-    return {site.name: values for site, values in found.items() if site.kind == RESULT}

@@ -30,7 +30,6 @@ from ..feed_shards import comes_in_micro_batches, fed_shape, rank_shard
 from ..functions import Feed, names, structure_digest
 from ..process_limit import check_memory_left
 from ..step_errors import RefusedValues, only_step
-from .at_once_emission import AtOnceEmission
 from .emission import PipelineEmission
 from .parts import StagePart, StageView
 from .staged_optimizer import StagedOptimizer
@@ -288,9 +287,7 @@ class StagedEngine:
             with ExitStack() as stack:
                 for resharder in unique.values():
                     stack.enter_context(resharder.building())
-                kind = PipelineEmission if any(self.micro_batches) else AtOnceEmission
-                emission = kind(self, fetch, parts, fed, fed_whole, resharders)
-                results = emission.train() if fetch.train_steps else emission.forward()
+                results = PipelineEmission(self, fetch, parts, fed, fed_whole, resharders).run()
                 for stage, engine in self.engines.items():
                     engine.count_runs(parts[stage].needed | parts[stage].ahead)
                 return [tf.identity(values[0]) for _, of_stage in sorted(results.items()) for values in of_stage]

@@ -1,0 +1,35 @@
+"""Join what all micro-batches computed of a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
+import tensorflow as tf
+
+from ..ir.micro_batching import MicroBatch
+from ..program.tasks import LOCAL, Task
+from ..sharding.micro_batches import SUM
+from ..sharding.strategy import StrategyView
+from .localise import local_block
+from .operators import Values
+
+
+def joined(
+    task: Task, parts: Sequence[Values], micro_batches: Sequence[MicroBatch], view: StrategyView, ranks: Sequence[int]
+) -> Values:
+    """Emit a tensor of the whole batch, on every rank or its shards, from its parts in all micro-batches."""
+    micro_batching = micro_batches[0].micro_batching
+    dimension, tensor = micro_batching.forms[task.site.name], micro_batching.full_batch.tensors[task.site.name]
+    if dimension == SUM:
+        return [reduce(tf.add, of_rank) for of_rank in zip(*parts, strict=True)]
+    whole = [tf.concat(of_rank, dimension) for of_rank in zip(*parts, strict=True)]
+    if task.reads[0].site.kind == LOCAL:  # a rank's parts make up its shard
+        return whole
+    order = np.argsort(np.concatenate([each.indices(tensor.shape[dimension]) for each in micro_batches]))
+    whole = [tf.gather(value, order, axis=dimension) for value in whole]
+    if task.site.kind != LOCAL:
+        return whole
+    layout = view.layout(view.graph.tensors[task.site.name]).with_partial(())
+    return [local_block(value, layout, tensor.shape, rank) for rank, value in zip(ranks, whole, strict=True)]

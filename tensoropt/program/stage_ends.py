@@ -1,0 +1,80 @@
+"""Write what a stage of a pipeline exchanges with others: tensors and gradients that it sends, gradients that it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ..ir.graph import Tensor
+from .forward import ForwardPass
+from .tasks import BACKWARD, FEED, FORWARD, GRADIENT, RESULT, SEND, SENT, SUM, Site, Task, Value
+
+
+@dataclass(frozen=True, slots=True)
+class StageEnds:
+    """The tensors that a stage of a pipeline is sent and those whose gradients it sends back.
+
+    Attributes:
+        received: what other stages compute. A micro-batch's is there from the beginning of its forward pass.
+        returned: those of them whose gradients are sent back.
+        divides: whether a backward pass runs first what these gradients need, see :func:`.deferral.divided`.
+        sent: the tensors that it sends, in order. This and what follows is of a program that is run; others begin their
+            backward pass with the loss that the stage is planned by.
+        given: the tensors whose gradients other stages send to it.
+        late: those of ``returned`` whose gradients no pass of another stage waits for.
+        added: tensors of variables whose gradients come in part from what the stage sent before its passes.
+        loss: the loss, in the stage that computes it.
+        is_run: whether the program is run.
+    """
+
+    received: frozenset[str]
+    returned: frozenset[str]
+    divides: bool
+    sent: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+    late: frozenset[str] = frozenset()
+    added: tuple[str, ...] = ()
+    loss: Tensor | None = None
+    is_run: bool = False
+
+
+def send(ends: StageEnds | None, forward: ForwardPass, n_runs: int) -> None:
+    """Write the sending of the tensors that a step computes so often."""
+    graph = forward.view.graph
+    for name in ends.sent if ends is not None else ():
+        if graph.n_runs(name) == n_runs:
+            value = forward.operand(Site(SENT, name), graph.tensors[name])
+            forward.append(Task(SEND, FORWARD, Site(SENT, name), (value,), ()))
+
+
+def fed_gradients(ends: StageEnds | None, forward: ForwardPass, n_runs: int) -> dict[Site, Value]:
+    """Write the gradients that other stages send of the tensors that a step computes so often; return them."""
+    found: dict[Site, Value] = {}
+    for name in ends.given if ends is not None else ():
+        if forward.view.graph.n_runs(name) == n_runs:
+            site = Site(RESULT, name)
+            found[site] = Value(site, GRADIENT)
+            forward.append(Task(FEED, BACKWARD, site, (), (found[site],)))
+    return found
+
+
+def sent_back(forward: ForwardPass, arrived: dict[Site, Value], names: Collection[str]) -> list[Task]:
+    """Return the sending of tensors' gradients as tasks; they are taken from those that have arrived."""
+    sent = {Site(RESULT, name): arrived.pop(Site(RESULT, name), None) for name in sorted(names)}
+    return [
+        Task(SEND, BACKWARD, site, (value,), (), micro_batch=forward.micro_batch)
+        for site, value in sent.items()
+        if value is not None
+    ]
+
+
+def add_gradients(ends: StageEnds | None, forward: ForwardPass, arrived: dict[Site, Value]) -> None:
+    """Add to the gradients that have arrived at variables those by what the stage sent before its passes."""
+    for name in ends.added if ends is not None else ():
+        site = Site(RESULT, name)
+        fed = total = Value(site, GRADIENT, backward_pass=1)
+        forward.append(Task(FEED, BACKWARD, site, (), (fed,)))
+        if site in arrived:
+            total = fed._replace(n_summed=2)
+            forward.append(Task(SUM, BACKWARD, site, (arrived[site], fed), (total,)))
+        arrived[site] = total
