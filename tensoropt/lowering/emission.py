@@ -18,7 +18,6 @@ from ..program.tasks import (
     FEED,
     FORWARD,
     OPERAND,
-    RESHARD,
     RESULT,
     SEND,
     SUM,
@@ -160,13 +159,11 @@ class TaskEmission:
                 self.values[task.writes[0]] = self.resharder.regather(path, read, consumer, self._after(task))
             case "sum", _:
                 self._sum(task)
-            case "update", _:
-                self._update(task)
             case "join", _:
                 parts, ranks = [self.value(value) for value in task.reads], self.resharder.backend.ranks
                 self.values[task.writes[0]] = joined(task, parts, self.micro_batches, self.view, ranks)
-            case "send", _:
-                self._send(task)
+            case _:
+                raise AssertionError(f"nothing here emits {task}")
 
     def _consumer(self, site: Site) -> str:
         """Return the name of the operator that a resharding is for: the producer, where it is for several."""
@@ -291,14 +288,6 @@ class TaskEmission:
         """Return the losses that are differentiated, given the gradients' name."""
         return losses
 
-    def _update(self, task: Task) -> None:
-        """Emit the update of a variable."""
-        raise AssertionError(f"nothing here emits {task}")
-
-    def _send(self, task: Task) -> None:
-        """Emit the sending of a tensor, or of gradients, to another stage."""
-        raise AssertionError(f"nothing here emits {task}")
-
     def _sum(self, task: Task) -> None:
         """Emit the sum of two gradients; one that isn't there counts nothing."""
         summands = [values for value in task.reads if (values := self.values[value]) is not None]
@@ -401,11 +390,6 @@ class TaskEmission:
 
 def _is_in_backward_pass(task: Task) -> bool:
     """Return whether a task is one of a backward pass, and not what that begins with or what its gradients are for."""
-    if task.direction == FORWARD or task.work in (FEED, UPDATE, SEND) or is_of_rows(task):
+    if task.direction == FORWARD or task.work in (FEED, UPDATE, SEND) or task.is_of_rows:
         return False
     return task.work != SUM or task.writes[0].version != ACCUMULATED
-
-
-def is_of_rows(task: Task) -> bool:
-    """Return whether a task brings the gradients of what a lookup found to every rank."""
-    return task.work == RESHARD and task.site.kind == RESULT

@@ -119,6 +119,11 @@ class Task:
         return f"{self.work} {what}{self.site}: {_text(self.all_reads)} -> {_text(self.writes)}{after}{stream}"
 
     @property
+    def is_of_rows(self) -> bool:
+        """Whether the task brings the gradients of what a lookup found to every rank."""
+        return self.work == RESHARD and self.site.kind == RESULT
+
+    @property
     def all_reads(self) -> tuple[Value, ...]:
         """Return all values that the task reads, gradients first."""
         return (*(value for _, value in self.gradients), *self.reads)

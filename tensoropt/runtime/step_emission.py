@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from ..ir.graph import Operator, Tensor, TrainStep
 from ..ir.micro_batching import MicroBatch
-from ..lowering.emission import Assign, Sources, TaskEmission, is_of_rows
+from ..lowering.emission import Assign, Sources, TaskEmission
 from ..lowering.operators import Values
 from ..lowering.order import BackwardRecord
 from ..lowering.pass_chain import BackwardOperators, PassChain
@@ -26,7 +26,7 @@ from ..lowering.resharding.reshard import Resharder
 from ..optimizers.running_optimizer import PendingUpdate, RunningOptimizer
 from ..program.gradient_flow import GradientFlow
 from ..program.step import StepProgram
-from ..program.tasks import ACCUMULATED, BACKWARD, FEED, FORWARD, JOIN, OPERAND, RESULT, UPDATE, Site, Task, Value
+from ..program.tasks import ACCUMULATED, BACKWARD, FEED, FORWARD, JOIN, OPERAND, RESULT, SEND, UPDATE, Site, Task, Value
 from ..sharding.consumers import HYPERPARAMETER
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
@@ -95,7 +95,7 @@ class StepEmission(TaskEmission):
         self._results: dict[int, list[Value]] = {}
         for task in program.tasks:
             begins = task.work == FEED and task.direction == BACKWARD
-            for value in task.reads if begins or task.work == JOIN or is_of_rows(task) else ():
+            for value in task.reads if begins or task.work == JOIN or task.is_of_rows else ():
                 self._results.setdefault(value.micro_batch, []).append(value)
         self._sums: dict[Site, Values] = {}
 
@@ -191,6 +191,15 @@ class StepEmission(TaskEmission):
         values, is_gradient = self.value(task.reads[0]), task.direction == BACKWARD
         self._exchange.send(task.site.name, values, task.micro_batch, is_gradient)
         self._sent += values if is_gradient else self.at(Site(RESULT, task.site.name), task.micro_batch)
+
+    def _emit(self, task: Task) -> None:
+        """Emit a task."""
+        if task.work == UPDATE:
+            self._update(task)
+        elif task.work == SEND:
+            self._send(task)
+        else:
+            super()._emit(task)
 
     def _run_pass(self, index: int, number: int) -> None:
         """Emit a micro-batch's forward pass (0), its backward pass (1), or what that defers (2)."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from helpers.strategies import assert_close, assert_collectives_are_charged, evaluate_and_check, feeds_of, training_fetch
 from oracles.shards import gather
 
@@ -15,11 +18,13 @@ from one_device.drawing import Draw, plan_of, refusal
 from one_device.models import MODELS
 from tensoropt.common.errors import InputError
 from tensoropt.plan.plan import Plan
+from tensoropt.program.tasks import Task
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.execute import EMULATED, MPI
 from tensoropt.runtime.execution import execute
 from tensoropt.runtime.pipeline.staged_engine import StagedEngine
 from tensoropt.runtime.ranks import Processes
+from tensoropt.runtime.step_emission import StepEmission
 
 ALONE = Processes(0, 1, ("here",))
 
@@ -61,15 +66,32 @@ def check_numbers(draw: Draw, engine: Engine | StagedEngine, processes: Processe
     """Check that three steps have one device's losses, and then metrics and variables."""
     model = draw.model
     fetch, tolerance = training_fetch(model), MODELS[draw.name].tolerance
-    for step, batch in enumerate(model.batches):
-        (losses,) = engine.run(fetch, feeds_of(model.graph, batch))
-        for loss in losses:
-            assert loss.tobytes() == losses[0].tobytes(), f"the loss of step {step} has other bits on another rank"
-        assert_close(losses[0], model.reference.losses[step], tolerance, f"the loss of step {step}")
-    if isinstance(engine, Engine):
-        assert_collectives_are_charged(engine, model)
-    evaluate_and_check(engine, model, tolerance)  # type: ignore[arg-type]
+    with held_to_programs():
+        for step, batch in enumerate(model.batches):
+            (losses,) = engine.run(fetch, feeds_of(model.graph, batch))
+            for loss in losses:
+                assert loss.tobytes() == losses[0].tobytes(), f"the loss of step {step} has other bits on another rank"
+            assert_close(losses[0], model.reference.losses[step], tolerance, f"the loss of step {step}")
+        if isinstance(engine, Engine):
+            assert_collectives_are_charged(engine, model)
+        evaluate_and_check(engine, model, tolerance)  # type: ignore[arg-type]
     _check_variables(draw, engine, processes)
+
+
+@contextmanager
+def held_to_programs() -> Iterator[None]:
+    """Hold that whatever is emitted, pass by pass, is the tasks of its program: all of them, each once."""
+    emitted: dict[StepEmission, Counter[Task]] = {}
+    with pytest.MonkeyPatch.context() as patched:
+        emit = StepEmission._emit
+
+        def watched(self: StepEmission, task: Task) -> None:
+            emitted.setdefault(self, Counter())[task] += 1
+            emit(self, task)
+
+        patched.setattr(StepEmission, "_emit", watched)
+        yield
+    assert emitted and all(tasks == Counter(each._program.tasks) for each, tasks in emitted.items())
 
 
 def engine_of(draw: Draw, plan: Plan, processes: Processes) -> Engine | StagedEngine:

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.large import first
 from helpers.mpirun import run_ranks
+from helpers.strategies import feeds_of, training_fetch
 
-from one_device.drawing import drawn
+from one_device.drawing import drawn, plan_of, refusal
 from one_device.models import recorded
-from one_device.running import check
+from one_device.running import ALONE, check, engine_of
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import named
+from tensoropt.program.step import StepProgram, step_program
+from tensoropt.program.tasks import BACKWARD, FORWARD, SEND
+from tensoropt.runtime.pipeline import emission
 
 WORKER = Path(__file__).with_name("worker.py")
 N_EMULATED, N_RUNS, IN_A_RUN = 1700, 75, 4
@@ -52,3 +57,26 @@ def test_a_plan_in_micro_batches_of_one_sample_is_for_its_model() -> None:
     found = find_frontier(model, named("v100-1x2"), 2, micro_batches=8)
     for point in range(len(found)):
         found.plan(point).check_for(model)
+
+
+@pytest.mark.parametrize("direction", (FORWARD, BACKWARD))
+def test_what_no_task_sends_does_not_arrive(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that isn't sent a tensor, or its gradient, can't be built."""
+    draw = next(draw for seed in range(99) if (draw := drawn(seed)).n_stages == 2 and draw.n > 1 and not refusal(draw))
+    engine, feeds = engine_of(draw, plan_of(draw), ALONE), feeds_of(draw.model.graph, draw.model.batches[0])
+    n_left_out = 0
+
+    def without_one(*given: Any, **options: Any) -> StepProgram:
+        nonlocal n_left_out
+        program = step_program(*given, **options)
+        at = next((i for i, each in enumerate(program.tasks) if (each.work, each.direction) == (SEND, direction)), None)
+        if at is None or n_left_out:
+            return program
+        n_left_out += 1
+        passes = tuple(place - (place > at) for place in program.passes)
+        return replace(program, tasks=program.tasks[:at] + program.tasks[at + 1 :], passes=passes)
+
+    monkeypatch.setattr(emission, "step_program", without_one)
+    with pytest.raises(KeyError):  # the message that was to come
+        engine.function(training_fetch(draw.model), tuple(feeds))
+    assert n_left_out == 1

@@ -16,7 +16,6 @@ from helpers.strategies import engine_of, feeds_of, random_router, random_strate
 
 from tensoropt.ir.graph import CONSTANT, PLACEHOLDER
 from tensoropt.ir.views import ALIASES
-from tensoropt.lowering.emission import TaskEmission
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.program.fetch import Fetch
 from tensoropt.program.invariants import check_program
@@ -38,6 +37,7 @@ from tensoropt.program.tasks import (
 )
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime import engine
+from tensoropt.runtime.step_emission import StepEmission
 from tensoropt.sharding.strategy import StrategyView
 
 MODELS = (zoo.mlp, zoo.cnn, zoo.attention, zoo.windows, zoo.broadcasting, *composite.models.MODELS)
@@ -70,13 +70,13 @@ def test_the_lowering_emits_the_tasks_of_the_program(
     function: Callable[[], zoo.Built], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emitted: list[Task] = []
-    emit = TaskEmission._emit
+    emit = StepEmission._emit
 
-    def watched(self: TaskEmission, task: Task) -> None:
+    def watched(self: StepEmission, task: Task) -> None:
         emitted.append(task)
         emit(self, task)
 
-    monkeypatch.setattr(TaskEmission, "_emit", watched)
+    monkeypatch.setattr(StepEmission, "_emit", watched)
     model, view = a_strategy(function, seed)
     built(model, view, seed)
     given = {feed.tensor.name for feed in feeds_of(model.graph, model.batches[0])}
