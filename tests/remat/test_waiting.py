@@ -10,10 +10,10 @@ from helpers import zoo
 from helpers.large import first
 from helpers.strategies import engine_of, feeds_of, random_router, random_strategy, training_fetch
 
+from tensoropt.lowering import pass_chain
 from tensoropt.lowering.order import BackwardRecord
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.runtime import engine as engine_module
 
 
 @pytest.mark.usefixtures("graphs_as_built")
@@ -23,7 +23,7 @@ def test_rematerialization_waits_for_the_loss_and_for_its_reader(
     function, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[tuple[Sequence[tf.Operation], BackwardRecord]] = []
-    monkeypatch.setattr(engine_module, "put_in_order", lambda operators, _, record, *__: built.append((operators, record)))
+    monkeypatch.setattr(pass_chain, "put_in_order", lambda operators, _, record, *__: built.append((operators, record)))
     model, mesh = zoo.record(function, "sgd"), Mesh.of(4)
     view = random_strategy(model, mesh, seed, share_regathered=0.5, share_rematerialized=0.7)
     engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh), in_order=True)
