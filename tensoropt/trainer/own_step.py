@@ -50,9 +50,9 @@ def capturable(step: Callable[..., Any], trace: StepGradients) -> Callable[..., 
             results = step(*arguments)
         for taken in trace.taken:
             taken.check_rows()
-        if not trace.applied:
+        if not trace.applied and not trace.taken:
             raise InputError(
-                "a training step applies no optimizer, so that nothing would be trained; expected "
+                "a training step takes no gradients and applies no optimizer, so that nothing would be trained; expected "
                 "optimizer.apply(gradients, variables) or optimizer.apply_gradients(zip(gradients, variables)) in it"
             )
         losses, gradients = [taken.loss for taken in trace.taken], [taken.dense for taken in trace.taken]

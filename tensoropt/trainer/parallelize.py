@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -40,6 +40,7 @@ from .signature import Signature, Structure, checked_batch_size, inputs_of, left
 from .step_function import StepFunction, StepObjective
 from .trainer import Trainer
 
+StepFunctionKind = TypeVar("StepFunctionKind", bound=StepFunction)
 RUNNING_OPTIONS = tuple(option for option in OPTIONS if option != "profiling")
 
 
@@ -273,10 +274,22 @@ def step_function(
         if not isinstance(each, keras.optimizers.Optimizer):
             raise InputError(f"optimizer= of training_step takes a Keras optimizer or a list of such, got {short(each)}")
     checked_batch_size(batch_size)
-    made = StepFunction(StepObjective(step, models), batch_size)
-    made.build = _start_of(made, optimizers[0], options)
+    made = started_step(StepObjective(step, models), optimizers[0], batch_size, options)
     if data is not None:
         made.prepare(*data)
+    return made
+
+
+def started_step(
+    objective: StepObjective,
+    optimizer: Any,
+    batch_size: int,
+    options: TrainingOptions,
+    kind: Callable[..., StepFunctionKind] = StepFunction,
+) -> StepFunctionKind:
+    """Return a training step of a kind that is planned when it is first called."""
+    made = kind(objective, batch_size)
+    made.build = _start_of(made, optimizer, options)
     return made
 
 

@@ -175,13 +175,20 @@ class StepFunction(FunctionTrainer):
         """
         names = list(inspect.signature(self.captured.function).parameters)
         specs = [_specs(each, name) for each, name in zip(arguments, [*names, *("",) * len(arguments)], strict=False)]
-        size = next((leaf.shape[0] for leaf in tf.nest.flatten(specs) if leaf.shape.rank), None)
+        self._check_size(next((leaf.shape[0] for leaf in tf.nest.flatten(specs) if leaf.shape.rank), None))
+        return Signature(specs)
+
+    def _check_size(self, size: int | None) -> None:
         if size is None or size > self.batch_size or (size < self.batch_size and not self._is_built):
             raise InputError(
                 f"a training step ({running_line()}) is called with a batch of {size} samples, expected batch_size="
                 f"{self.batch_size}, over all devices"
             )
-        return Signature(specs)
+
+    @property
+    def applies(self) -> bool:
+        """Return whether the step applies an optimizer, rather than return gradients or keep them in variables."""
+        return bool(self._ranks.runs.planned.captured.graph.train_steps)
 
     def _run(self, signature: Signature) -> Run:
         runs: Runs = self._ranks.runs

@@ -16,8 +16,7 @@ which a trainer takes over from the one before it as long as the optimizer is th
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, wraps
@@ -27,7 +26,6 @@ from weakref import WeakKeyDictionary
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from ..common.errors import InputError
 from ..common.source_lines import running_line
@@ -42,26 +40,16 @@ from ..trainer.parallelize import TrainingOptions, parallelized
 from ..trainer.programs import TRAIN
 from ..trainer.trainer import Trainer
 from .batch_sizes import batch_size_of
+from .steps import IS_HANDED, hand_over_steps, is_set
 
 TRAINING = ("fit", "train_on_batch")
 OTHERS = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
 WRITING = ("save", "save_weights", "export")
 READING = "load_weights"
 
-_is_handed: ContextVar[bool] = ContextVar("tensoropt_is_handed", default=False)
 _is_in_file: ContextVar[bool] = ContextVar("tensoropt_is_in_file", default=False)
 _updated: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()
 """The variables that each optimizer has updated, by id."""
-
-
-@contextmanager
-def _handed() -> Iterator[None]:
-    """Within this context Keras's methods do what they do without us."""
-    token = _is_handed.set(True)
-    try:
-        yield
-    finally:
-        _is_handed.reset(token)
 
 
 class Everyone(LedRanks):
@@ -153,7 +141,7 @@ def hand_over(options: Mapping[str, Any]) -> None:
     for each in ("keras", "keras._tf_keras.keras"):
         for module in ("models", "saving"):
             importlib.import_module(f"{each}.{module}").save_model = _save_model  # type: ignore[attr-defined]
-    BaseOptimizer.apply = _refusing_own_loops(BaseOptimizer.apply)
+    hand_over_steps(training_options, lambda: everyone().leads)
     tf.train.Checkpoint.write = tf.train.Checkpoint.save = _refused_checkpoint
 
 
@@ -169,7 +157,7 @@ def _handing(original: Callable[..., Any], options: TrainingOptions) -> Callable
             trainer = _fitting(self, trainer, original, arguments, named, options)
         if trainer is None or (trainer.deferred is not None and name not in TRAINING):
             return original(self, *arguments, **named)
-        with _handed():
+        with is_set(IS_HANDED):
             result = getattr(trainer, name)(*arguments, **named)
         if isinstance(result, keras.callbacks.History):
             result.set_model(self)
@@ -228,13 +216,10 @@ def _in_files(original: Callable[..., Any]) -> Callable[..., Any]:
         has_trained = trainer is not None and trainer.deferred is None
         if isinstance(self, KerasObjective) or _is_in_file.get() or (original.__name__ == READING and not has_trained):
             return original(self, *arguments, **named)
-        token = _is_in_file.set(True)
-        try:
+        with is_set(_is_in_file):
             if trainer is not None and has_trained:
                 return trainer.in_file(original, arguments, named)
             return everyone().lead(lambda: original(self, *arguments, **named))
-        finally:
-            _is_in_file.reset(token)
 
     return method
 
@@ -242,22 +227,6 @@ def _in_files(original: Callable[..., Any]) -> Callable[..., Any]:
 def _save_model(model: keras.Model, filepath: Any, *arguments: Any, **named: Any) -> None:
     """Save a model as its own method does. It is Keras's function ``save_model``."""
     model.save(filepath, *arguments, **named)
-
-
-def _refusing_own_loops(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an optimizer's ``apply`` that refuses the script's own training loops, which each rank would run whole."""
-
-    @wraps(original)
-    def apply(self: Any, *arguments: Any, **named: Any) -> Any:
-        if not _is_handed.get() and current_processes().size > 1:
-            raise InputError(
-                f"the script applies an optimizer itself ({running_line()}), so that every rank would train on the whole "
-                "batch; call step = tensoropt.training_step(step, model=model, optimizer=optimizer, batch_size=...) with "
-                "the function of a batch that holds the tape, or train by model.fit"
-            )
-        return original(self, *arguments, **named)
-
-    return apply
 
 
 def _refused_checkpoint(checkpoint: Any, *arguments: Any, **named: Any) -> None:

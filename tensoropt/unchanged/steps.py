@@ -1,0 +1,182 @@
+"""Run the script's own training steps on all ranks: what it calls as a ``tf.function`` that takes gradients of a model.
+
+| the script | what happens |
+|---|---|
+| calls a ``tf.function`` that takes gradients of Keras's variables, or applies an optimizer | it is a training step |
+| applies an optimizer to what such a step returned | each rank updates the model |
+| takes gradients and applies them outside of a ``tf.function`` | it is refused: every rank would train on the whole batch |
+
+A step is found while TensorFlow traces it, which is given up then; TensorOpt captures the function instead.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+
+from ..common.errors import InputError
+from ..common.source_lines import running_line
+from ..runtime.ranks import current_processes
+from ..trainer.objective import KerasObjective
+from ..trainer.parallelize import TrainingOptions, started_step
+from ..trainer.step_function import StepFunction, StepObjective
+
+IS_HANDED: ContextVar[bool] = ContextVar("tensoropt_is_handed", default=False)
+"""Whether a trainer runs: Keras's methods, functions and optimizers do what they do without us."""
+_is_traced: ContextVar[bool] = ContextVar("tensoropt_is_traced", default=False)
+_STEPS = "_tensoropt_steps"
+
+
+@contextmanager
+def is_set(flag: ContextVar[bool]) -> Iterator[None]:
+    """Set a flag within this context."""
+    token = flag.set(True)
+    try:
+        yield
+    finally:
+        flag.reset(token)
+
+
+class _IsStepError(BaseException):
+    """A function that is being traced is a training step. It isn't an Exception, which AutoGraph would explain."""
+
+
+class ScriptStep(StepFunction):
+    """A training step of the script's: it takes batches of any size, and returns tensors."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run one training step, and return what the step returns."""
+        with is_set(IS_HANDED):
+            results = super().__call__(*arguments, **named)
+        return tf.nest.map_structure(lambda leaf: leaf if leaf is None else tf.convert_to_tensor(leaf), results)
+
+    def _check_size(self, size: int | None) -> None:
+        """Take batches of any size, and none."""
+
+
+class Eager:
+    """What the script does with gradients outside of functions.
+
+    Attributes:
+        is_given: whether a step has returned gradients.
+        takes: whether a gradient was taken since an optimizer was applied.
+    """
+
+    is_given = takes = False
+
+
+def hand_over_steps(options: TrainingOptions, leads: Callable[[], bool]) -> None:
+    """Have the script's own training steps run on all ranks.
+
+    Args:
+        options: how they are planned.
+        leads: returns whether rank 0 alone runs the script, in a callback.
+    """
+
+    def is_scripts() -> bool:
+        return not IS_HANDED.get() and current_processes().size > 1
+
+    def calling(call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def __call__(function: Any, *arguments: Any, **named: Any) -> Any:
+            if not is_scripts() or not tf.executing_eagerly():
+                return call(function, *arguments, **named)
+            if _STEPS not in vars(function):
+                try:
+                    with is_set(_is_traced):
+                        return call(function, *arguments, **named)
+                except _IsStepError:
+                    vars(function)[_STEPS] = {}
+            if leads():
+                raise InputError(
+                    f"a training step is called ({running_line()}) in a callback, which rank 0 alone runs; call it outside "
+                    "of the callback"
+                )
+            return _run(function, arguments, named, options)
+
+        return __call__
+
+    def taking(gradient: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(gradient)
+        def take(tape: Any, target: Any, sources: Any, *others: Any, **named: Any) -> Any:
+            if is_scripts() and any(isinstance(each, keras.Variable) for each in tf.nest.flatten(sources)):
+                if _is_traced.get():
+                    raise _IsStepError
+                Eager.takes = Eager.takes or tf.executing_eagerly()
+            return gradient(tape, target, sources, *others, **named)
+
+        return take
+
+    def applying(apply: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(apply)
+        def applied(optimizer: Any, *arguments: Any, **named: Any) -> Any:
+            if is_scripts():
+                if _is_traced.get():
+                    raise _IsStepError
+                if Eager.takes or not Eager.is_given:
+                    raise InputError(
+                        f"the script applies an optimizer outside of a tf.function ({running_line()}), so that every rank "
+                        "would train on the whole batch; put the tape and the optimizer into a function of a batch, as in "
+                        "def step(x, y), write @tf.function above it, and call step(x, y) in the loop"
+                    )
+            return apply(optimizer, *arguments, **named)
+
+        return applied
+
+    Function.__call__ = calling(Function.__call__)
+    tf.GradientTape.gradient = taking(tf.GradientTape.gradient)
+    BaseOptimizer.apply = applying(BaseOptimizer.apply)
+
+
+def _run(function: Any, arguments: Any, named: Any, options: TrainingOptions) -> Any:
+    """Run a training step, with a plan for each of the values that aren't tensors, as TensorFlow has a trace for each.
+
+    Raises:
+        InputError: the step can't be captured.
+    """
+    leaves = tf.nest.flatten((arguments, named))
+    if any(isinstance(leaf, (tf.data.Dataset, tf.data.Iterator)) for leaf in leaves):
+        raise InputError(
+            f"a training step reads a dataset itself ({running_line()}), so that every rank would train on the whole batch; "
+            "write for x, y in dataset: step(x, y) outside of it, and have @tf.function on step alone"
+        )
+    fixed = {k: leaf for k, leaf in enumerate(leaves) if not isinstance(leaf, (tf.Tensor, np.ndarray, np.generic))}
+    key = tuple((k, leaf if isinstance(leaf, (int, float, str, bytes)) else id(leaf)) for k, leaf in fixed.items())
+    steps: dict[Any, ScriptStep] = vars(function)[_STEPS]
+    if key not in steps:
+        step = function.python_function
+        if fixed or named:
+            step = _with_fixed(step, arguments, named, fixed)
+        models = [each for each in gc.get_objects() if issubclass(type(each), keras.Model)]
+        objective = StepObjective(step, [each for each in models if not isinstance(each, KerasObjective)])
+        size = next((leaf.shape[0] for leaf in leaves if len(getattr(leaf, "shape", ()))), 1)
+        steps[key] = started_step(objective, None, int(size), options, ScriptStep)
+    step = steps[key]
+    tensors = [leaf for k, leaf in enumerate(leaves) if k not in fixed]
+    results = step(*(tensors if fixed or named else arguments))
+    Eager.is_given = Eager.is_given or not step.applies
+    Eager.takes = False
+    return results
+
+
+def _with_fixed(step: Callable[..., Any], arguments: Any, named: Any, fixed: dict[int, Any]) -> Callable[..., Any]:
+    """Return a step that takes only tensors, with the other values of a call."""
+    structure, n_leaves = (arguments, named), len(tf.nest.flatten((arguments, named)))
+
+    def with_fixed(*tensors: Any) -> Any:
+        given = iter(tensors)
+        leaves = [fixed[k] if k in fixed else next(given) for k in range(n_leaves)]
+        positional, by_name = tf.nest.pack_sequence_as(structure, leaves)
+        return step(*positional, **by_name)
+
+    return with_fixed
