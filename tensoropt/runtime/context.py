@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from itertools import zip_longest
 from typing import Any
 
@@ -24,25 +24,38 @@ class Context:
 
     Attributes:
         processes: the ranks of this run.
-        hardware: the hardware for which plans are made, measured or given.
+        hardware: the hardware for which plans are made, measured or given; measured by all ranks together.
         seed: the seed of random numbers, the same on every rank; drawn by rank 0 if none was given.
         display: shows what this process is doing.
     """
 
-    def __init__(self, hardware: Hardware | str | None, seed: int | None, display: Display = NOT_SHOWN) -> None:
+    def __init__(
+        self, hardware: Hardware | str | None, seed: int | None, display: Display = NOT_SHOWN, measures_now: bool = True
+    ) -> None:
         self.display = display
         with display.phase("start of the ranks"):
             self.processes = prepared_processes()
         drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
         self.seed = self.processes.broadcast(drawn)
-        self.hardware = self._hardware(hardware)
+        self._given = None if hardware is None else self._described(hardware)
+        if hardware is None and self.processes.alone:
+            _say_alone()
+        if measures_now:
+            _ = self.hardware
 
-    def _hardware(self, given: Hardware | str | None) -> Hardware:
-        if given is None:
-            if self.processes.alone:
-                _say_alone()
-            with self.display.phase("measurement of the devices"):
-                return hardware_here(self.processes, checked_collectives(None), self.display)
+    @cached_property
+    def hardware(self) -> Hardware:
+        if self._given is not None:
+            return self._given
+        with self.display.phase("measurement of the devices"):
+            return hardware_here(self.processes, checked_collectives(None), self.display)
+
+    @property
+    def n_devices(self) -> int:
+        """The most devices that there are or that plans may be for, without a measurement."""
+        return max(self.processes.size, 1 if self._given is None else self._given.n_devices)
+
+    def _described(self, given: Hardware | str) -> Hardware:
         hardware = resolve_cluster(given)
         warning = "" if isinstance(given, Hardware) else warning_of(hardware, is_strict=False, is_run_here=True)
         if warning and self.processes.rank == 0:

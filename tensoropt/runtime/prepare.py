@@ -39,7 +39,7 @@ def model_of(graph: Graph, context: Context, placed: Mapping[str, tuple[int, ...
 
 def _report_replicated(graph: Graph, context: Context) -> None:
     """Report once which types of operators have no rule and run replicated on every device."""
-    if context.processes.rank or max(context.processes.size, context.hardware.n_devices) == 1:
+    if context.processes.rank or context.n_devices == 1:
         return
     reported: set[str] = set()
     for op in graph.operators.values():

@@ -20,6 +20,7 @@ the variable must make another buffer. In a step nothing is done for variables t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -243,26 +244,35 @@ def _captured_by(function: Any, captured_inputs: Any) -> tuple[Live, ...]:
 
 # Optimizers
 
-_states: WeakKeyDictionary[Any, dict[frozenset[Live], dict[str, Live]]] = WeakKeyDictionary()
+_states: WeakKeyDictionary[Any, dict[frozenset[Live], dict[tuple[Live | str, int], Live]]] = WeakKeyDictionary()
+"""By optimizer and by what it first updated, its variables: by their parameter or name, and their number of it."""
 
 
-def hold_optimizer(ranks: Holder, step: str, optimizer: Any, parameters: Iterable[tf.Variable]) -> None:
-    """Have a trainer's ranks hold an optimizer's state, which other trainers share that update the same parameters by it.
+def hold_optimizer(ranks: Holder, step: str, optimizer: Any, parameters: Mapping[str, tf.Variable]) -> None:
+    """Have a trainer's ranks hold an optimizer's state, which other trainers share that update these parameters by it.
 
-    The first trainer begins with the values that the optimizer has.
+    The first trainer begins with the values that the optimizer has; one that updates fewer parameters goes on with theirs.
+
+    Args:
+        parameters: what the step updates, by key.
     """
-    states, own = _states.setdefault(optimizer, {}), named_variables(optimizer)
-    of = frozenset(map(Live.of, parameters))
-    is_another = bool(states) and of not in states  # of other parameters: it begins again
-    known = states.setdefault(of, {})
+    states, own, numbers = _states.setdefault(optimizer, {}), named_variables(optimizer), Counter[Live | str]()
+    updated = {key: Live.of(variable) for key, variable in parameters.items()}
+    of = frozenset(updated.values())
+    whole = next((each for each in states if of <= each), of)
+    is_another = bool(states) and whole not in states  # of other parameters: it begins again
+    known = states.setdefault(whole, {})
     for entry in ranks.optimizers[step].state():
         name = entry.key.removeprefix(f"{step}/")
-        is_shared = name in known
+        owner = name if entry.parameter is None else updated[entry.parameter]
+        slot = owner, numbers[owner]
+        numbers[owner] += 1
+        is_shared = slot in known
         if not is_shared:
-            known[name] = Live.of(own[name]._value) if name in own else Live(None)
+            known[slot] = Live.of(own[name]._value) if name in own else Live(None)
             if is_another:
-                known[name].holders.clear()
-        ranks.hold(entry.key, known[name])
+                known[slot].holders.clear()
+        ranks.hold(entry.key, known[slot])
         if is_another and not is_shared:
             ranks.changing({entry.key})
         elif is_shared or name in own:

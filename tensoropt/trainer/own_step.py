@@ -50,11 +50,6 @@ def capturable(step: Callable[..., Any], trace: StepGradients) -> Callable[..., 
             results = step(*arguments)
         for taken in trace.taken:
             taken.check_rows()
-        if not trace.applied and not trace.taken:
-            raise InputError(
-                "a training step takes no gradients and applies no optimizer, so that nothing would be trained; expected "
-                "optimizer.apply(gradients, variables) or optimizer.apply_gradients(zip(gradients, variables)) in it"
-            )
         losses, gradients = [taken.loss for taken in trace.taken], [taken.dense for taken in trace.taken]
         return () if results is None else results, losses, gradients
 
@@ -162,7 +157,13 @@ def recorded_updates(capture: Capture, program: Program, trace: StepGradients, o
         _check_scaling(applied, trace, is_given=step.loss is None)
         steps.append(step)
     program = replace(program, results=results, writes=tuple(writes), effects=effects)
-    return RecordedUpdates(program, tuple(steps), computed_with(taken, steps))
+    used_gradients = computed_with(taken, steps)
+    if not trace.applied and not used_gradients:
+        raise InputError(
+            "a training step applies no optimizer and doesn't compute with gradients, so that nothing would be trained; "
+            "expected optimizer.apply(gradients, variables) or optimizer.apply_gradients(zip(gradients, variables)) in it"
+        )
+    return RecordedUpdates(program, tuple(steps), used_gradients)
 
 
 def _reads_late(loss: tf.Tensor, variables: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ from ..common.progress import Display
 from ..common.source_lines import running_line
 from ..frontend.tracing.capture import VariableNames
 from ..optimizers.keras_optimizer import KerasOptimizer
-from ..plan.asked import OPTIONS, limit_of, request_of, stages_asked_for
+from ..plan.asked import OPTIONS, request_of, stages_asked_for
 from ..plan.options import find_answer
 from ..plan.plan import Plan
 from ..profiling.hardware import Hardware
@@ -40,7 +40,6 @@ from .signature import Signature, Structure, checked_batch_size, inputs_of, left
 from .step_function import StepFunction, StepObjective
 from .trainer import Trainer
 
-StepFunctionKind = TypeVar("StepFunctionKind", bound=StepFunction)
 RUNNING_OPTIONS = tuple(option for option in OPTIONS if option != "profiling")
 
 
@@ -122,7 +121,7 @@ class _Start:
                 plan, model, values, context.processes, self.collectives, display, values_are_exchanged=True
             )
             expected = opened(signature, self.told, self.has_open_labels) if isinstance(trainer, Trainer) else signature
-            limit = Limit(limit_of(self.options.memory, context.hardware), context.hardware)
+            limit = Limit(self.options.memory, context)
             runs = Runs(Run(captured, execution), signature, expected, limit, capture, first_values, names)
             applied = {step.name: step.optimizer for step in captured.graph.train_steps.values() if not step.of}
             optimizers = {name: each.source for name, each in applied.items() if isinstance(each, KerasOptimizer)}
@@ -151,7 +150,7 @@ def _start_of(
         )
     display = display_here(options.verbose)
     with display.phase("start"):
-        context = Context(options.cluster, None, display)
+        context = Context(options.cluster, None, display, measures_now=options.plan is None)
     chosen = _optimizer("rmsprop" if optimizer is None else optimizer)
     if isinstance(trainer, Trainer) and isinstance(trainer.compilation, Compilation):
         chosen = _scaling(chosen, trainer.inner)
@@ -285,8 +284,8 @@ def started_step(
     optimizer: Any,
     batch_size: int,
     options: TrainingOptions,
-    kind: Callable[..., StepFunctionKind] = StepFunction,
-) -> StepFunctionKind:
+    kind: type[StepFunction] = StepFunction,
+) -> StepFunction:
     """Return a training step of a kind that is planned when it is first called."""
     made = kind(objective, batch_size)
     made.build = _start_of(made, optimizer, options)

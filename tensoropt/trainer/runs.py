@@ -18,14 +18,16 @@ import numpy as np
 import tensorflow as tf
 
 from ..common.errors import InputError, cut
-from ..common.memory_units import memory_text
+from ..common.memory_units import memory_text, parse_memory
 from ..common.source_lines import running_line
 from ..frontend.tracing.capture import VariableNames
 from ..ir.graph import Tensor
 from ..lowering.gradient_analysis import analyse
+from ..plan.asked import limit_of
 from ..profiling.hardware import Hardware
 from ..program.fetch import Fetch
 from ..reschedule.layout import block_bounds
+from ..runtime.context import Context
 from ..runtime.execution import Execution
 from ..runtime.functions import Feed
 from ..runtime.other_programs import execute_beside, peak_beside
@@ -44,10 +46,24 @@ MOST_DIVIDED = 4
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The memory limit per device, and the hardware that it is of."""
+    """The memory limit per device that was asked for, and the context that has the hardware, if that is measured."""
 
-    n_bytes: int
-    hardware: Hardware
+    memory: int | str | None
+    context: Context
+
+    def __post_init__(self) -> None:
+        if self.memory is not None:
+            parse_memory(self.memory)
+
+    @property
+    def hardware(self) -> Hardware:
+        """The hardware."""
+        return self.context.hardware
+
+    @property
+    def n_bytes(self) -> int:
+        """The limit in bytes: what was asked for, or the hardware's."""
+        return limit_of(self.memory, self.hardware)
 
 
 @dataclass(frozen=True)
@@ -157,7 +173,7 @@ class Runs:
         planned: the planned training step.
         signature: the signature of its batches.
         expected: the signature with None for the extents in which batches may differ; a program is made for each shape.
-        limit: the memory limit per device, and the hardware that it is of.
+        limit: the memory limit per device, and the hardware that it is of, for programs that need more than the planned.
         capture: captures a program (TRAIN, EVALUATE, PREDICT) for batches of a signature.
         first_values: returns, for a captured program, a function from a variable's operator name to the variable's global
             initial value. It is used for variables that the planned step doesn't have.

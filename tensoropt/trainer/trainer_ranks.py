@@ -246,7 +246,8 @@ class TrainerRanks(LedRanks):
         """Have the ranks hold the state of the user's optimizers, by the training step that applies each first."""
         captured = self.runs.planned.captured
         for step, optimizer in optimizers.items():
-            updated = [captured.capture.variables[name] for name in captured.graph.train_steps[step].variables]
+            names = captured.graph.train_steps[step].variables
+            updated = {name: captured.capture.variables[name] for name in names}
             hold_optimizer(self, step, optimizer, updated)
         self.catch_up()
 

@@ -49,7 +49,7 @@ READING = "load_weights"
 
 _is_in_file: ContextVar[bool] = ContextVar("tensoropt_is_in_file", default=False)
 _updated: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()
-"""The variables that each optimizer has updated, by id."""
+"""The variables that each optimizer first updated, by id."""
 
 
 class Everyone(LedRanks):
@@ -194,13 +194,13 @@ def _fitting(
 
 
 def _check_optimizer(model: keras.Model) -> None:
-    """Check that the optimizer is new or goes on with the variables that it has updated.
+    """Check that the optimizer is new or goes on with variables that it first updated, as Keras does.
 
     Raises:
         InputError: it is to update others.
     """
     variables = frozenset(id(variable) for variable in model.trainable_variables)
-    if model.built and _updated.setdefault(model.optimizer, variables) != variables:
+    if model.built and not variables <= _updated.setdefault(model.optimizer, variables):
         raise InputError(
             f"model '{model.name}' is compiled with an optimizer that has trained other variables before "
             f"({running_line()}): give compile a new one, such as keras.optimizers.{type(model.optimizer).__name__}(...)"

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, NoReturn, TextIO
 
 from ..common.errors import InputError
+from .copied_input import COPY_AT, opened_copy
 from .start import has_trained, start
 
 REFUSED_AT, INPUT_AT = "refused_at", "input_at"
@@ -33,6 +34,9 @@ def main(arguments: Sequence[str]) -> None:
     refused_at, input_at = options.pop(REFUSED_AT, None), options.pop(INPUT_AT, None)
     is_module = arguments[1] == "-m"
     program = list(arguments[2 if is_module else 1 :])
+    if COPY_AT in options:
+        sys.stdin = opened_copy(options[COPY_AT])
+        return _run(program, is_module)
     try:
         if input_at is not None:
             sys.stdin = _opened(input_at)

@@ -152,7 +152,7 @@ def _run(function: Any, arguments: Any, named: Any, options: TrainingOptions) ->
         )
     fixed = {k: leaf for k, leaf in enumerate(leaves) if not isinstance(leaf, (tf.Tensor, np.ndarray, np.generic))}
     key = tuple((k, leaf if isinstance(leaf, (int, float, str, bytes)) else id(leaf)) for k, leaf in fixed.items())
-    steps: dict[Any, ScriptStep] = vars(function)[_STEPS]
+    steps: dict[Any, StepFunction] = vars(function)[_STEPS]
     if key not in steps:
         step = function.python_function
         if fixed or named:

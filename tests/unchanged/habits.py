@@ -156,6 +156,127 @@ def folds(folder: Path) -> Iterator[Any]:
         yield model.evaluate(X[~is_trained], Y[~is_trained], verbose=0)
 
 
+def batches() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+
+
+@habit
+def loops_of_their_own(folder: Path) -> Iterator[Any]:
+    """Clip gradients and update metrics, evaluate, save; train a GAN by two tapes; distil by numbers that aren't tensors."""
+    model, optimizer = classifier(layers.Dropout(0.1, seed=1), layers.BatchNormalization()), keras.optimizers.Adam(1e-2)
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            loss = LOSS(y, logits) + sum(model.losses)
+        gradients, norm = tf.clip_by_global_norm(tape.gradient(loss, model.trainable_variables), 1.0)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        accuracy.update_state(y, logits)
+        return {"loss": loss, "norm": norm}
+
+    @tf.function
+    def evaluation(x: Any, y: Any) -> Any:
+        return LOSS(y, model(x, training=False))
+
+    for _ in range(2):
+        for x, y in batches():
+            yield {name: value.numpy() for name, value in step(x, y).items()}
+        yield float(accuracy.result()), int(optimizer.iterations), evaluation(X, Y)
+        accuracy.reset_state()
+        optimizer.learning_rate = 5e-3
+    model.save(folder / "own.keras")
+    yield keras.models.load_model(folder / "own.keras").get_weights()
+
+    class Gan:
+        def __init__(self) -> None:
+            self.generator = keras.Sequential([keras.Input((8,)), layers.Dense(64, "relu"), layers.Dense(16)])
+            self.critic = keras.Sequential([keras.Input((16,)), layers.Dense(64, "relu"), layers.Dense(1)])
+            self.optimizers = keras.optimizers.Adam(1e-3), keras.optimizers.SGD(0.1, momentum=0.9)
+            self.loss, self.seeds = keras.losses.BinaryCrossentropy(from_logits=True), keras.random.SeedGenerator(1)
+
+        @tf.function
+        def train(self, real: Any) -> Any:
+            with tf.GradientTape() as one, tf.GradientTape() as two:
+                made = self.generator(keras.random.normal((tf.shape(real)[0], 8), seed=self.seeds), training=True)
+                of_real, of_made = self.critic(real, training=True), self.critic(made, training=True)
+                fooled = self.loss(tf.ones_like(of_made), of_made)
+                told = self.loss(tf.ones_like(of_real), of_real) + self.loss(tf.zeros_like(of_made), of_made)
+            for model, tape, loss, each in zip(
+                (self.generator, self.critic), (one, two), (fooled, told), self.optimizers, strict=True
+            ):
+                each.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+            return fooled, told
+
+    gan = Gan()
+    yield [gan.train(x) for x, _ in batches()], gan.train(X[:7]), gan.critic.get_weights()
+    student, adamw = classifier(), keras.optimizers.AdamW(1e-2)
+
+    @tf.function
+    def distil(x: Any, y: Any, training: bool = True, temperature: float = 2.0) -> Any:
+        soft = tf.nn.softmax(model(x, training=False) / temperature)
+        with tf.GradientTape() as tape:
+            logits = student(x, training=training)
+            loss = LOSS(y, logits) + keras.losses.KLDivergence()(soft, tf.nn.softmax(logits / temperature))
+        adamw.apply(tape.gradient(loss, student.trainable_weights), student.trainable_weights)
+        return loss
+
+    yield [distil(x, y, training=True) for x, y in batches()], student.predict(X, verbose=0)
+
+
+@habit
+def gradients_that_add_up(folder: Path) -> Iterator[Any]:
+    """Add gradients up in variables, and within Python, and apply them every second step."""
+    model, optimizer = classifier(), keras.optimizers.Adam(1e-2)
+    sums = [tf.Variable(tf.zeros_like(each), trainable=False) for each in model.trainable_variables]
+
+    def taken(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, model(x, training=True))
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    @tf.function
+    def add(x: Any, y: Any) -> Any:
+        loss, gradients = taken(x, y)
+        for each, gradient in zip(sums, gradients, strict=True):
+            each.assign_add(gradient / 2)
+        return loss
+
+    @tf.function
+    def apply() -> None:
+        optimizer.apply_gradients(zip(sums, model.trainable_variables, strict=True))
+        for each in sums:
+            each.assign(tf.zeros_like(each))
+
+    given = tf.function(taken)
+    total = None
+    for number, (x, y) in enumerate(batches().repeat(2)):
+        yield add(x, y)
+        if number % 2:
+            apply()
+    yield model.get_weights()
+    for number, (x, y) in enumerate(batches().repeat(2)):
+        loss, gradients = given(x, y)
+        total = gradients if total is None else [one + other for one, other in zip(total, gradients, strict=True)]
+        yield loss
+        if number % 2:
+            optimizer.apply_gradients(zip(total, model.trainable_variables, strict=True))
+            total = None
+    yield model.get_weights(), int(optimizer.iterations)
+
+
+@habit
+def one_optimizer_for_two_phases(folder: Path) -> Iterator[Any]:
+    """Freeze a layer and unfreeze it, compiled with the same optimizer, whose momentum stays."""
+    model, optimizer = classifier(layers.BatchNormalization()), keras.optimizers.Adam(1e-2)
+    for is_trainable in (True, False, True):
+        model.layers[0].trainable = is_trainable
+        model.compile(optimizer, LOSS, metrics=["accuracy"])
+        yield model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0).history, int(optimizer.iterations)
+    yield model.get_weights()
+
+
 def plain(value: Any) -> Any:
     """Return a value for JSON."""
     if isinstance(value, dict):

@@ -14,7 +14,7 @@ from helpers.mpirun import forked, run_command, run_ranks
 from unchanged.habits import HABITS
 
 SCRIPT = Path(__file__).with_name("habits.py")
-BY_DEFAULT = ["two_phases_with_callbacks", "models_that_take_turns"]
+BY_DEFAULT = ["two_phases_with_callbacks", "models_that_take_turns", "loops_of_their_own", "one_optimizer_for_two_phases"]
 GROUPS = [BY_DEFAULT, [name for name in HABITS if name not in BY_DEFAULT]]
 
 

@@ -14,6 +14,7 @@ from helpers.mpirun import run_command, run_ranks
 
 from tensoropt.common.errors import InputError
 from tensoropt.runtime.ranks import Processes
+from tensoropt.tools.cli.ranks_by_default import ranks_by_default
 from tensoropt.tools.cli.run import _is_for_ranks
 from tensoropt.unchanged.effects import SharedInput, Tagged
 
@@ -80,7 +81,6 @@ def test_what_a_script_prints_writes_and_leaves_with_is_once(tmp_path: Path, mon
 
 OWN_LOOP = """
 import tensorflow as tf
-@tf.function
 def step(x):
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model(x) ** 2)
@@ -88,16 +88,27 @@ def step(x):
     model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
 step(tf.ones([8, 4]))
 """
+OWN_EPOCH = """
+import tensorflow as tf
+@tf.function
+def epoch(data):
+    for x in data:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x) ** 2)
+        tape.gradient(loss, model.trainable_variables)
+epoch(tf.data.Dataset.from_tensors(tf.ones([8, 4])))
+"""
 
 
 @pytest.mark.parametrize(
     ("source", "code", "said"),
     [
         ("print('nothing')", 2, "the script trained no Keras model by fit or train_on_batch, so that each of 2 ranks did"),
-        (OWN_LOOP, 2, "the script applies an optimizer itself (train.py:"),
+        (OWN_EPOCH, 2, "a training step reads a dataset itself (train.py:"),
+        (OWN_LOOP, 2, "the script applies an optimizer outside of a tf.function (train.py:"),
         ("model.compile('sgd', 'mse', run_eagerly=True)\nraise ValueError('mine')", 1, ""),
     ],
-    ids=["no model", "own loop", "exception"],
+    ids=["no model", "own epoch", "own loop", "exception"],
 )
 def test_what_cant_be_trained_on_ranks_ends_with_its_line(source: str, code: int, said: str, tmp_path: Path) -> None:
     done = run(tmp_path, MODEL + source)
@@ -153,6 +164,23 @@ def test_what_is_refused_before_the_script_runs(source: str, code: int, said: st
     done = started(tmp_path, source, "-n", "2", "train.py")
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert done.stderr.count(said) == 1
+
+
+def test_a_script_as_written_has_its_input_on_every_rank_to_its_end(tmp_path: Path) -> None:
+    source = "import sys\nfrom mpi4py import MPI\nprint(MPI.COMM_WORLD.rank, sys.stdin.read().split(), sys.argv[1:])"
+    (tmp_path / "train.py").write_text(source)
+    command = [*TENSOROPT, "run", "--as-written", "-n", "2", "train.py", "--x"]
+    done = subprocess.run(command, input="one\ntwo", capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert sorted(done.stdout.splitlines()) == [f"{rank} ['one', 'two'] ['--x']" for rank in range(2)], done.stderr
+
+
+def test_ranks_are_the_batch_systems_tasks_or_the_gpus_that_may_be_used(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).touch()
+    assert ranks_by_default({"SLURM_NTASKS": "6"}, tmp_path) == 6
+    assert ranks_by_default({}, tmp_path) == 3
+    assert ranks_by_default({"CUDA_VISIBLE_DEVICES": "2,0"}, tmp_path) == 2
+    assert ranks_by_default({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ranks_by_default({}, tmp_path / "none") == 1
 
 
 def test_or_plain_runs_what_was_refused_by_plain_keras(tmp_path: Path) -> None:

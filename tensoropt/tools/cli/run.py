@@ -19,7 +19,9 @@ from ...common.time_units import parse_time_us
 from ...runtime.mpirun import mpirun_command, rank_environment, supervise
 from ...survive.interval import Interval
 from ...survive.supervisor import Supervisor, Survival
+from ...unchanged.copied_input import COPY_AT, copied_input, has_text
 from ...unchanged.script import INPUT_AT, REFUSED_AT, command
+from .ranks_by_default import ranks_by_default
 
 ALSO_UNCHANGED = {"auto", "Survive"}
 """The names of TensorOpt that a script may use and run unchanged all the same."""
@@ -54,7 +56,8 @@ _LISTS = ("stages", "without")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tensoropt run`` to a parser."""
     parser.usage = "tensoropt run [-n N] [OPTION ...] [--] SCRIPT [ARGUMENT ...], or -m MODULE [ARGUMENT ...]"
-    parser.add_argument("-n", type=int, default=1, metavar="N", dest="n_ranks", help="number of ranks (devices); default: 1")
+    of_ranks = "number of ranks (devices); default: the tasks of the batch system's job, else this machine's GPUs, else 1"
+    parser.add_argument("-n", type=int, default=ranks_by_default(), metavar="N", dest="n_ranks", help=of_ranks)
     parser.add_argument(
         "--report", type=Path, metavar="OUT.html", help="write a page on the plan that the script runs, for a browser"
     )
@@ -103,8 +106,12 @@ def run(arguments: argparse.Namespace) -> int:
         return Supervisor(survival, lambda n_ranks: mpirun_command(n_ranks, program), reads).run
 
     sys.stdout.flush()
-    if is_for_ranks:
+    if is_for_ranks and not has_text():
         return _reporting(start(program), environment, arguments.report)
+    if is_for_ranks:
+        with copied_input() as copy:
+            started = start(command({COPY_AT: copy}, program), False)
+            return _reporting(started, environment, arguments.report)
     environment.setdefault("PYTHONHASHSEED", "0")  # so that sets of text have one order on all ranks
     with tempfile.TemporaryDirectory(prefix="tensoropt-run-") as folder:
         refused_at = Path(folder, "refused")

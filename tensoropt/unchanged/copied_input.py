@@ -1,0 +1,69 @@
+"""Give each rank of a script that runs as written the same input; mpirun gives it to rank 0 alone, and without its end."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+COPY_AT = "copy_at"
+"""The key in the options of the file that standard input is copied to."""
+_END = ".end"
+_WAIT_S = 0.02
+
+
+def has_text() -> bool:
+    """Return whether this process's standard input is a file or a pipe, rather than a terminal or nothing."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode)
+
+
+@contextmanager
+def copied_input() -> Iterator[str]:
+    """Copy standard input to a file while this context lasts; return the file's path."""
+    with tempfile.TemporaryDirectory(prefix="tensoropt-input-") as folder:
+        path = Path(folder, "input")
+        path.touch()
+
+        def copy() -> None:
+            with open(path, "wb", buffering=0) as file, open(0, "rb", buffering=0, closefd=False) as given:
+                shutil.copyfileobj(given, file)
+            Path(f"{path}{_END}").touch()
+
+        threading.Thread(target=copy, daemon=True).start()
+        yield str(path)
+
+
+def opened_copy(path: str) -> TextIO:
+    """Return a stream of what is copied to a file; standard input itself on a machine that doesn't have the file."""
+    return io.TextIOWrapper(io.BufferedReader(_Followed(path))) if os.path.exists(path) else sys.stdin
+
+
+class _Followed(io.RawIOBase):
+    """The bytes of a file that grows until another file says that it has ended."""
+
+    def __init__(self, path: str) -> None:
+        self._file, self._end = open(path, "rb", buffering=0), Path(path + _END)  # noqa: SIM115
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
+        while True:
+            is_whole = self._end.exists()
+            n_bytes = self._file.readinto(buffer)
+            if n_bytes or is_whole:
+                return n_bytes or 0
+            time.sleep(_WAIT_S)
