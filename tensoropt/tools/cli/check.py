@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from ...common.errors import InputError
-from ...common.files import check_writable, write_json
 from ...common.memory_units import memory_text
 from ...common.tensorflow_import import import_tensorflow
 from ...common.words import counted
 from ...runtime.ranks import display_here
-from .answers import add_training_arguments, check_apart, files_read
+from .answers import add_json_argument, add_training_arguments, answer, check_json_path, files_read
 from .search import add_strictness, checked_measurement, positive_number
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the hardware whose costs measured collectives are compared with; default: these devices",
     )
     add_strictness(parser)
-    parser.add_argument("--json", type=Path, metavar="OUT.json", help="write all rows")
+    add_json_argument(parser)
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,9 +53,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt check`` and return the exit code; every rank runs it."""
     steps = positive_number(arguments.steps, "--steps", "steps")
-    if arguments.json is not None:
-        check_writable(arguments.json, "result")
-        check_apart(arguments.json, "--json", arguments.plan, *files_read(arguments))
+    check_json_path(arguments, arguments.plan, *files_read(arguments))
     import_tensorflow()
     from ...plan.plan import Plan
     from ...runtime.context import resolve_cluster
@@ -80,10 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
         check = check_plan(plan, recorded.model, recorded.first_values(), processes, steps, hardware)
     if processes.rank == 0:
-        print(comparison_text(check), flush=True)
-        if arguments.json is not None:
-            write_json(arguments.json, comparison_json(check), "result")
-            print(f"wrote {arguments.json}", flush=True)
+        return answer(arguments, comparison_json(check), comparison_text(check))
     return 0
 
 

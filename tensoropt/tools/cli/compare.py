@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...common.errors import InputError
-from ...common.files import write_json
 from ...common.memory_units import parse_memory
 from ...common.tensorflow_import import import_tensorflow
 from ...profiling.hardware import Hardware, HardwareError
 from ...runtime.ranks import display_here
-from .answers import files_read
+from .answers import PRINTED, add_json_argument, answer, files_read
 from .frontier_outputs import add_report_argument, check_outputs, write_frontier
 from .search import add_model_arguments, budget_of, checked_measurement, hardware_of, positive_number
 
@@ -31,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "tensoropt compare MODEL (--cluster NAME|FILE | --devices N) [OPTION ...]"
     add_model_arguments(parser)
     parser.add_argument("--parallelism", metavar="N", help="how many of the devices to use; default: all of them")
-    parser.add_argument("--json", type=Path, metavar="OUT.json", help="write all points of all algorithms")
+    add_json_argument(parser)
     parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw all points; needs Matplotlib")
     add_report_argument(parser)
 
@@ -52,7 +51,9 @@ def _compare(arguments: argparse.Namespace) -> None:
     hardware, count = _hardware_and_count(arguments)
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     budget = budget_of(arguments)
-    outputs = {"--json": arguments.json, "--plot": arguments.plot, "--report": arguments.report}
+    is_printed = arguments.json == PRINTED
+    file = None if is_printed or arguments.json is None else Path(arguments.json)
+    outputs = {"--json": file, "--plot": arguments.plot, "--report": arguments.report}
     check_outputs(outputs, files_read(arguments))
     import_tensorflow()
     checked_measurement(hardware, arguments.strict)
@@ -68,7 +69,8 @@ def _compare(arguments: argparse.Namespace) -> None:
         recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
     check_usable(recorded.model.graph, hardware, count)
     setup = SearchSetup(recorded, hardware, "compare", "ft-ldp")
-    print(introduction(setup), flush=True)
+    if not is_printed:
+        print(introduction(setup), flush=True)
     model = recorded.model
     request = Request(model, hardware, limit, progress=display.update, space=arguments.space, budget=budget)
     in_stages = {}
@@ -82,18 +84,12 @@ def _compare(arguments: argparse.Namespace) -> None:
         compared = compare(frontier, limit_bytes=limit, progress=display.update)
         compared = replace(compared, in_stages={name: plan for name, plan in in_stages.items() if plan is not None})
         frontier = compared.frontier
-    print(f"\n{compared.table()}\n\nfrontier  {frontier.summary()}")
-    for note in compared.notes():
-        print(f"note      {note}")
-    if arguments.json is not None:
-        named = {"model": recorded.name, "optimizer": setup.optimizer}
-        write_json(arguments.json, {**compared.to_json(), **named}, "result")
+    lines = [f"\n{compared.table()}\n\nfrontier  {frontier.summary()}", *(f"note      {each}" for each in compared.notes())]
     if arguments.plot is not None:
         write_picture(compared.plot, arguments.plot)
     write_frontier(arguments, frontier, None, display, compared.baselines)
-    for written in (arguments.json, arguments.plot, arguments.report):
-        if written is not None:
-            print(f"wrote {written}")
+    lines += [f"wrote {written}" for written in (arguments.plot, arguments.report) if written is not None]
+    answer(arguments, {**compared.to_json(), "model": recorded.name, "optimizer": setup.optimizer}, "\n".join(lines))
 
 
 def _placed_plan(request: Request, count: int) -> Plan | None:

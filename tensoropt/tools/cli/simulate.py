@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ...common.errors import InputError
-from ...common.files import check_writable, write_atomically, write_json
+from ...common.files import check_writable, write_atomically
 from ...common.tensorflow_import import import_tensorflow
 from ...profiling.hardware import Hardware, HardwareError, resolve
 from ...runtime.ranks import display_here
-from .answers import check_apart, files_read
+from .answers import add_json_argument, answer, check_apart, check_json_path, files_read
 from .check import add_plan_arguments
 from .search import add_strictness, checked_measurement
 
@@ -29,17 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_strictness(parser)
     parser.add_argument("--trace", type=Path, metavar="OUT.json", help="write the timeline, for ui.perfetto.dev")
-    parser.add_argument("--json", type=Path, metavar="OUT.json", help="write the times and the critical path")
+    add_json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt simulate`` and return the exit code."""
-    for argument, file, what in (("--trace", arguments.trace, "trace"), ("--json", arguments.json, "result")):
-        if file is not None:
-            check_writable(file, what)
-            check_apart(file, argument, arguments.plan, *files_read(arguments))
-    if arguments.trace is not None and arguments.json is not None and arguments.trace.resolve() == arguments.json.resolve():
-        raise InputError("--trace and --json name the same file; give each its own")
+    check_json_path(arguments, arguments.trace, arguments.plan, *files_read(arguments))
+    if arguments.trace is not None:
+        check_writable(arguments.trace, "trace")
+        check_apart(arguments.trace, "--trace", arguments.plan, *files_read(arguments))
     import_tensorflow()
     from ...plan.plan import Plan
     from ...plan.simulation import simulate_plan
@@ -55,14 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
         recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
     with display.phase("simulation"):
         simulation = simulate_plan(plan, recorded.model, hardware)
-    print(simulation.report(), flush=True)
+    text = simulation.report()
     if arguments.trace is not None:
         _write(arguments.trace, simulated_trace_json(simulation))
-        print(f"wrote {arguments.trace}; open it in ui.perfetto.dev or chrome://tracing")
-    if arguments.json is not None:
-        write_json(arguments.json, simulation.to_json(), "result")
-        print(f"wrote {arguments.json}")
-    return 0
+        text += f"\nwrote {arguments.trace}; open it in ui.perfetto.dev or chrome://tracing"
+    return answer(arguments, simulation.to_json(), text)
 
 
 def _hardware(given: str | None, assumed: Any) -> Hardware:

@@ -60,6 +60,8 @@ def test_the_step_is_told_and_written(plans, tmp_path, capsys):
     path = value["critical_path"]
     assert path[0]["start_us"] == 0 and path[-1]["end_us"] == value["makespan_us"]
     assert value["additive_time_us"] == pytest.approx(Plan.load(plans / "k80-1x4.json").time_us)
+    assert simulate(GOOD, "--plan", plans / "k80-1x4.json", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == value
 
 
 def test_the_trace_has_the_rows_of_a_measured_one(plans, tmp_path):
@@ -104,7 +106,7 @@ def test_bad_input_gets_a_sentence(plans, tmp_path, capsys):
     other = GOOD.replace(":good", ":without_rule")
     assert "another model" in refused(capsys, other, "--plan", plan)
     same = tmp_path / "same.json"
-    assert "name the same file" in refused(capsys, GOOD, "--plan", plan, "--trace", same, "--json", same)
+    assert "would replace" in refused(capsys, GOOD, "--plan", plan, "--trace", same, "--json", same)
     assert "would replace" in refused(capsys, GOOD, "--plan", plan, "--json", plan)
     assert "no-such-folder" in refused(capsys, GOOD, "--plan", plan, "--trace", tmp_path / "no-such-folder" / "t.json")
     value = json.loads(plan.read_text())
