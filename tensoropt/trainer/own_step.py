@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from ..common.errors import InputError
+from ..common.source_lines import running_line
 from ..frontend.gradient_placeholders import UPDATE_ATTRIBUTE, update_of, variable_of
 from ..frontend.recorded_graph import RecordedGradients, RecordedStep
 from ..frontend.recorded_updates import behind_identities, computed_with, minimised, written_by
@@ -50,6 +51,12 @@ def capturable(step: Callable[..., Any], trace: StepGradients) -> Callable[..., 
             results = step(*arguments)
         for taken in trace.taken:
             taken.check_rows()
+        if not trace.applied:
+            raise InputError(
+                f"a training step applies no optimizer ({running_line()}), so that nothing would be trained; expected "
+                "optimizer.apply(gradients, variables) or optimizer.apply_gradients(zip(gradients, variables)) in it, under "
+                "an if of a variable that counts steps where variables add gradients up"
+            )
         losses, gradients = [taken.loss for taken in trace.taken], [taken.dense for taken in trace.taken]
         return () if results is None else results, losses, gradients
 
@@ -157,13 +164,7 @@ def recorded_updates(capture: Capture, program: Program, trace: StepGradients, o
         _check_scaling(applied, trace, is_given=step.loss is None)
         steps.append(step)
     program = replace(program, results=results, writes=tuple(writes), effects=effects)
-    used_gradients = computed_with(taken, steps)
-    if not trace.applied and not used_gradients:
-        raise InputError(
-            "a training step applies no optimizer and doesn't compute with gradients, so that nothing would be trained; "
-            "expected optimizer.apply(gradients, variables) or optimizer.apply_gradients(zip(gradients, variables)) in it"
-        )
-    return RecordedUpdates(program, tuple(steps), used_gradients)
+    return RecordedUpdates(program, tuple(steps), computed_with(taken, steps))
 
 
 def _reads_late(loss: tf.Tensor, variables: Sequence[str]) -> bool:

@@ -185,11 +185,6 @@ class StepFunction(FunctionTrainer):
                 f"{self.batch_size}, over all devices"
             )
 
-    @property
-    def applies(self) -> bool:
-        """Return whether the step applies an optimizer, rather than return gradients or keep them in variables."""
-        return bool(self._ranks.runs.planned.captured.graph.train_steps)
-
     def _run(self, signature: Signature) -> Run:
         runs: Runs = self._ranks.runs
         return runs.at((TRAIN, str(signature.inputs)), TRAIN, signature)

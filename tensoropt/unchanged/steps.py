@@ -3,8 +3,7 @@
 | the script | what happens |
 |---|---|
 | calls a ``tf.function`` that takes gradients of Keras's variables, or applies an optimizer | it is a training step |
-| applies an optimizer to what such a step returned | each rank updates the model |
-| takes gradients and applies them outside of a ``tf.function`` | it is refused: every rank would train on the whole batch |
+| applies an optimizer outside of a ``tf.function`` | it is refused: every rank would train on the whole batch |
 
 A step is found while TensorFlow traces it, which is given up then; TensorOpt captures the function instead.
 """
@@ -64,17 +63,6 @@ class ScriptStep(StepFunction):
         """Take batches of any size, and none."""
 
 
-class Eager:
-    """What the script does with gradients outside of functions.
-
-    Attributes:
-        is_given: whether a step has returned gradients.
-        takes: whether a gradient was taken since an optimizer was applied.
-    """
-
-    is_given = takes = False
-
-
 def hand_over_steps(options: TrainingOptions, leads: Callable[[], bool]) -> None:
     """Have the script's own training steps run on all ranks.
 
@@ -109,10 +97,9 @@ def hand_over_steps(options: TrainingOptions, leads: Callable[[], bool]) -> None
     def taking(gradient: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(gradient)
         def take(tape: Any, target: Any, sources: Any, *others: Any, **named: Any) -> Any:
-            if is_scripts() and any(isinstance(each, keras.Variable) for each in tf.nest.flatten(sources)):
-                if _is_traced.get():
-                    raise _IsStepError
-                Eager.takes = Eager.takes or tf.executing_eagerly()
+            of_variables = any(isinstance(each, keras.Variable) for each in tf.nest.flatten(sources))
+            if of_variables and _is_traced.get() and is_scripts():
+                raise _IsStepError
             return gradient(tape, target, sources, *others, **named)
 
         return take
@@ -123,12 +110,11 @@ def hand_over_steps(options: TrainingOptions, leads: Callable[[], bool]) -> None
             if is_scripts():
                 if _is_traced.get():
                     raise _IsStepError
-                if Eager.takes or not Eager.is_given:
-                    raise InputError(
-                        f"the script applies an optimizer outside of a tf.function ({running_line()}), so that every rank "
-                        "would train on the whole batch; put the tape and the optimizer into a function of a batch, as in "
-                        "def step(x, y), write @tf.function above it, and call step(x, y) in the loop"
-                    )
+                raise InputError(
+                    f"the script applies an optimizer outside of a tf.function ({running_line()}), so that every rank would "
+                    "train on the whole batch; put the tape and the optimizer into a function of a batch, as in "
+                    "def step(x, y), write @tf.function above it, and call step(x, y) in the loop"
+                )
             return apply(optimizer, *arguments, **named)
 
         return applied
@@ -161,12 +147,8 @@ def _run(function: Any, arguments: Any, named: Any, options: TrainingOptions) ->
         objective = StepObjective(step, [each for each in models if not isinstance(each, KerasObjective)])
         size = next((leaf.shape[0] for leaf in leaves if len(getattr(leaf, "shape", ()))), 1)
         steps[key] = started_step(objective, None, int(size), options, ScriptStep)
-    step = steps[key]
     tensors = [leaf for k, leaf in enumerate(leaves) if k not in fixed]
-    results = step(*(tensors if fixed or named else arguments))
-    Eager.is_given = Eager.is_given or not step.applies
-    Eager.takes = False
-    return results
+    return steps[key](*(tensors if fixed or named else arguments))
 
 
 def _with_fixed(step: Callable[..., Any], arguments: Any, named: Any, fixed: dict[int, Any]) -> Callable[..., Any]:

@@ -227,43 +227,24 @@ def loops_of_their_own(folder: Path) -> Iterator[Any]:
 
 @habit
 def gradients_that_add_up(folder: Path) -> Iterator[Any]:
-    """Add gradients up in variables, and within Python, and apply them every second step."""
-    model, optimizer = classifier(), keras.optimizers.Adam(1e-2)
+    """Add gradients up in variables, and apply them every second step."""
+    model, optimizer, steps = classifier(), keras.optimizers.Adam(1e-2), tf.Variable(0)
     sums = [tf.Variable(tf.zeros_like(each), trainable=False) for each in model.trainable_variables]
 
-    def taken(x: Any, y: Any) -> Any:
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
             loss = LOSS(y, model(x, training=True))
-        return loss, tape.gradient(loss, model.trainable_variables)
-
-    @tf.function
-    def add(x: Any, y: Any) -> Any:
-        loss, gradients = taken(x, y)
-        for each, gradient in zip(sums, gradients, strict=True):
+        for each, gradient in zip(sums, tape.gradient(loss, model.trainable_variables), strict=True):
             each.assign_add(gradient / 2)
+        steps.assign_add(1)
+        if steps % 2 == 0:
+            optimizer.apply_gradients(zip(sums, model.trainable_variables, strict=True))
+            for each in sums:
+                each.assign(tf.zeros_like(each))
         return loss
 
-    @tf.function
-    def apply() -> None:
-        optimizer.apply_gradients(zip(sums, model.trainable_variables, strict=True))
-        for each in sums:
-            each.assign(tf.zeros_like(each))
-
-    given = tf.function(taken)
-    total = None
-    for number, (x, y) in enumerate(batches().repeat(2)):
-        yield add(x, y)
-        if number % 2:
-            apply()
-    yield model.get_weights()
-    for number, (x, y) in enumerate(batches().repeat(2)):
-        loss, gradients = given(x, y)
-        total = gradients if total is None else [one + other for one, other in zip(total, gradients, strict=True)]
-        yield loss
-        if number % 2:
-            optimizer.apply_gradients(zip(total, model.trainable_variables, strict=True))
-            total = None
-    yield model.get_weights(), int(optimizer.iterations)
+    yield [step(x, y) for x, y in batches().repeat(2)], model.get_weights(), int(optimizer.iterations)
 
 
 @habit

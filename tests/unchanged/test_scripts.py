@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.mpirun import run_command, run_ranks
+from helpers.mpirun import child_environment, run_command, run_ranks
 
 from tensoropt.common.errors import InputError
 from tensoropt.runtime.ranks import Processes
@@ -170,7 +170,8 @@ def test_a_script_as_written_has_its_input_on_every_rank_to_its_end(tmp_path: Pa
     source = "import sys\nfrom mpi4py import MPI\nprint(MPI.COMM_WORLD.rank, sys.stdin.read().split(), sys.argv[1:])"
     (tmp_path / "train.py").write_text(source)
     command = [*TENSOROPT, "run", "--as-written", "-n", "2", "train.py", "--x"]
-    done = subprocess.run(command, input="one\ntwo", capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    where = {"cwd": tmp_path, "env": child_environment()}
+    done = subprocess.run(command, input="one\ntwo", capture_output=True, text=True, timeout=60, **where)  # type: ignore[call-overload]
     assert sorted(done.stdout.splitlines()) == [f"{rank} ['one', 'two'] ['--x']" for rank in range(2)], done.stderr
 
 
