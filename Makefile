@@ -46,7 +46,7 @@ $(INSTALLED): setup.py
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@# setuptools warns that the folder tensoropt/ is the package: it is meant to be.
 	@# pip compiles with one core; a few files are for Pythons of other versions.
-	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile --editable ".[$(TENSORFLOW),demo,plot,report,fast,test,lint]"
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile --editable ".[$(TENSORFLOW),demo,plot,report,test,lint]"
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	$(BIN)/python -m tensoropt.runtime.mpi_config
 	@touch $@
@@ -100,7 +100,7 @@ test-hub: $(HUB)/installed ## Keras Hub's and Keras RS's models, in .venv-hub: m
 $(HUB)/installed: setup.py $(INSTALLED)
 	$(BIN)/python -m venv --clear $(HUB)
 	$(HUB)/bin/python -m pip install --quiet --upgrade pip
-	PYTHONWARNINGS=ignore $(HUB)/bin/python -m pip install --quiet --editable ".[hub,fast,test]"
+	PYTHONWARNINGS=ignore $(HUB)/bin/python -m pip install --quiet --editable ".[hub,test]"
 	$(HUB)/bin/python -m tensoropt.runtime.mpi_config
 	@touch $@
 
@@ -114,7 +114,7 @@ test-next: $(NEXT)/installed ## capture, execution and trainer by the next Tenso
 $(NEXT)/installed: setup.py $(INSTALLED)
 	$(BIN)/python -m venv --clear $(NEXT)
 	$(NEXT)/bin/python -m pip install --quiet --upgrade pip
-	PYTHONWARNINGS=ignore $(NEXT)/bin/python -m pip install --quiet --editable ".[fast,test]" "$(NEXT_TENSORFLOW)"
+	PYTHONWARNINGS=ignore $(NEXT)/bin/python -m pip install --quiet --editable ".[test]" "$(NEXT_TENSORFLOW)"
 	@# Both packages are the module keras, and which of them TensorFlow asks for changes from version to version.
 	$(NEXT)/bin/python -m pip uninstall --quiet --yes keras keras-nightly
 	$(NEXT)/bin/python -m pip install --quiet --pre keras-nightly
