@@ -71,11 +71,3 @@ def test_the_budget_decides_the_size_and_the_rounds():
     assert engine.asked == [0, 0, (n := round(LONGER * SIZES[0] / BYTES_PER_S / PRODUCT_S)), n]
     assert len(barriers) > 2 * 3 * (1 + FEWEST)
     assert measured(engine, 1e-6)[1] == [SIZES[-1]]
-
-
-def test_an_engine_without_functions_says_that_times_add_up():
-    class Eager:
-        def with_products(self, call, n_products):
-            return None
-
-    assert measured(Eager(), 1.0)[0] == 1.0
