@@ -30,7 +30,7 @@ MAX_EDGES = 32
 """The most edges of a node that is looked at; with more, sums of differences could overflow."""
 ROUNDS = 3
 _LITTLE_WORK = 1 << 20
-_WORTH_COMPILED = 1 << 22
+_WORTH_COMPILED = 1 << 19
 """Differences from which it pays to load compiled code. Whether it is loaded already doesn't matter, as of equal points
 others may be found."""
 _NEVER = np.int64(1 << 57)
