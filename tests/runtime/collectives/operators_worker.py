@@ -214,7 +214,7 @@ def main() -> None:
             kinds |= check_every_step(backend, shape)
         assert kinds == set(COMMUNICATING), kinds
         for shape in [(5, 7), (3, 4, 6)]:
-            check_random_paths(backend, shape, 40 if everything else 20)
+            check_random_paths(backend, shape, 40 if everything else 10)
         check_halos(backend)
         check_order_of_sums(backend)
         check_maxima(backend)

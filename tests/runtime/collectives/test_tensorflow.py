@@ -36,7 +36,7 @@ def test_every_step_is_the_simulation_s(n_ranks: int, everything: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_ranks", "case", "count"), first(1, [(3, "broadcasting", 2), (4, "windows", 2)])
+    ("n_ranks", "case", "count"), first(1, [(3, "broadcasting", 2), (4, "models", 3), (4, "windows", 2)])
 )
 def test_random_strategies_give_one_device_numbers_and_keep_the_chain(n_ranks: int, case: str, count: int) -> None:
     result = run_ranks(n_ranks, "-m", "mpi4py", EXECUTION_WORKER, case, count, "tensorflow", timeout=240, env=CHAINED)
