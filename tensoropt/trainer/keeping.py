@@ -12,7 +12,6 @@ from unittest.mock import patch
 import keras
 import tensorflow as tf
 from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter
-from tensorflow.python.eager.context import global_seed
 
 from ..common.errors import InputError
 from ..common.source_lines import running_line
@@ -20,6 +19,7 @@ from ..runtime import notes
 from .batch import Batch
 from .batch_shares import BatchShares
 from .saving import RunPosition
+from .seeding import is_seeded
 from .trainer_ranks import TrainerRanks
 
 
@@ -51,7 +51,7 @@ class RunKeeper(keras.callbacks.Callback):
         """Prepare Keras's iterator and the data that it is about to open, so that the data comes again as it came."""
         shares.before_opening = self.before_opening
         adapter = iterator.data_adapter
-        if isinstance(adapter, array_data_adapter.ArrayDataAdapter) and adapter._shuffle and global_seed() is None:
+        if isinstance(adapter, array_data_adapter.ArrayDataAdapter) and adapter._shuffle and not is_seeded():
             _shuffle_by_opening(adapter, shares, self.seed)
         if isinstance(adapter, py_dataset_adapter.PyDatasetAdapter):
             self.see_py_dataset(adapter.py_dataset)

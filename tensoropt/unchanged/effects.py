@@ -27,15 +27,6 @@ def share_seed(processes: Processes) -> int:
     return seed
 
 
-def seed_tensorflow(seed: int) -> None:
-    """Seed TensorFlow's random numbers unless the script has done so."""
-    import tensorflow as tf
-    from tensorflow.python.eager.context import global_seed
-
-    if global_seed() is None:
-        tf.random.set_seed(seed)
-
-
 def share_streams(processes: Processes) -> None:
     """Drop what ranks other than 0 print, but not errors, and give all ranks the input of rank 0.
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..common.errors import InputError
 from ..common.progress import Display
 from ..runtime.ranks import Processes, current_processes, install_error_handling
-from .effects import seed_tensorflow, share_seed, share_streams
+from .effects import share_seed, share_streams
 from .imports import after_import
 
 TENSORFLOW = "tensorflow"
@@ -53,6 +53,7 @@ def _begin(seed: int) -> None:
     import keras
 
     _check_backend(keras.backend.backend())
+    from ..trainer.seeding import seed_tensorflow
     from .models import hand_over
     from .strategies import answer_strategies
 

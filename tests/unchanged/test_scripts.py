@@ -52,6 +52,17 @@ for refused in (tf.distribute.TPUStrategy, tf.train.Checkpoint(model=model).save
         refused("here")
     except Exception as error:
         print("refused", error)
+class Order(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 0:
+            print("first", logs["loss"])
+x, y = np.random.normal(size=(128, 4)), np.random.normal(size=(128, 2))
+noisy = tf.data.Dataset.from_tensors((x, y)).map(lambda x, y: (x + tf.random.normal([], dtype=x.dtype), y))
+model.compile(keras.optimizers.SGD(0.0), "mse")  # whose losses tell only which samples a batch has
+for data in (dict(x=x, y=y, batch_size=4), dict(x=noisy), dict(x=x, y=y, batch_size=4)):
+    model.fit(**data, epochs=2, verbose=0, callbacks=[Order()])
+tf.random.set_seed(1)
+model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[Order()])
 with tf.distribute.MirroredStrategy().scope():
     model.compile("sgd", "mse")
 x, y = np.random.normal(size=(8, 4)), np.random.normal(size=(8, 2))
@@ -73,6 +84,8 @@ def test_what_a_script_prints_writes_and_leaves_with_is_once(tmp_path: Path, mon
     assert said[0].startswith("tf.distribute.TPUStrategy (train.py:16) has devices or servers of its own")
     assert said[1].startswith("tf.train.Checkpoint (train.py:16) would write a file on each rank")
     assert [line.split()[0] for line in printed if "drawn" in line or "loaded" in line] == ["drawn", "loaded"]
+    first = [float(line.split()[1]) for line in printed if line.startswith("first")]
+    assert len(first) == 8 and len(set(first[:6])) == 6 and first[6] == first[7]  # by a seed, one order for all epochs
     assert sum(line.startswith("Epoch") for line in printed) == 2
     assert (tmp_path / "epochs.txt").read_text() == "0\n1\n"
     assert done.stderr.count("tf.distribute.MirroredStrategy has one replica here") == 1
