@@ -304,7 +304,7 @@ def compare(
         except InfeasibleError as error:
             failed[name] = str(error)
             continue
-        baselines[name] = found if frontier.all_peaks is None else found.of_least_peaks(told, is_baseline=True)
+        baselines[name] = found if frontier.all_peaks is None else found.of_least_peaks(told)
     return Comparison(frontier.joined(baselines.values(), progress), baselines, limit_bytes, failed)
 
 

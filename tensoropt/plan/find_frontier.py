@@ -253,7 +253,7 @@ def _of_other(
     if algorithm in BY_SIMULATION:
         limits = SearchLimits(memory_bytes=limit_bytes) if budget is None else SearchLimits(budget.seconds, limit_bytes)
         return _of_simulated(model, hardware, task, limits, algorithm)
-    return _of_baseline(model, hardware, task, algorithm).of_least_peaks(task.progress, is_baseline=True)
+    return _of_baseline(model, hardware, task, algorithm).of_least_peaks(task.progress)
 
 
 def _searched(searching: ProblemSearch, problem: StrategyProblem, algorithm: str, is_last: bool) -> Frontier:

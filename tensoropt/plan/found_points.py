@@ -15,7 +15,6 @@ from ..common.progress import Progress
 from ..common.words import counted
 from ..costs.operator_costs import OperatorCosting
 from ..ft import Frontier
-from ..ft.nonadditive.equal_costs import equal_beside, exchanged
 from ..ft.pareto import reduce_unsorted
 from ..profiling.hardware import Hardware
 from ..program.fast_peak import Peaks
@@ -39,12 +38,6 @@ MOST_COUNTED, MOST_OPERATORS_COUNTED = 1_200, 1_000_000
 """Of a search's points at most so many have their peaks counted, or those with so many operators together if they are more:
 a second or two.
 """
-
-MOST_EQUAL = 500
-"""At most so many strategies of the same memory and time as some point have their peaks counted: a tenth of a second."""
-
-MOST_CHANGES = 3
-"""How often a strategy is changed to one of the same memory and time, at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,9 +181,7 @@ class FoundPoints:
         peaks = None if self.searched is None else self.counted()
         return peaks if peaks is not None and (np.diff(peaks) > 0).all() else None
 
-    def of_least_peaks(
-        self: Points, progress: Progress | None = None, others: Candidates | None = None, is_baseline: bool = False
-    ) -> Points:
+    def of_least_peaks(self: Points, progress: Progress | None = None, others: Candidates | None = None) -> Points:
         """Return the points of which no other one has both a smaller peak and less time.
 
         These are in one order by memory, by peak and by time. Where counting all peaks would take long, or memory isn't what
@@ -198,8 +189,6 @@ class FoundPoints:
 
         Args:
             others: further strategies; those that beat a point in peak and time become points.
-            is_baseline: whether strategies stay as they are, since the problem has more of them than the search knows; else
-                each is changed to one of the same memory and time whose peak is smaller.
         """
         own = Candidates.of(self.found)
         most = max(MOST_COUNTED, MOST_OPERATORS_COUNTED // self.built.n_operators)
@@ -210,60 +199,12 @@ class FoundPoints:
             return self
         mem, time_ns, strategies = pool.mem_bytes, pool.time_ns, pool.strategies
         n_own = len(own.mem_bytes)
-        # All points first, since one that is beaten by its peak may have an equal one that isn't; where these are too many,
-        # those that are left.
-        n_looked_at = 0
-        if not is_baseline:
-            strategies[:n_own], counted[:n_own], n_looked_at = self._least_of_equal(strategies[:n_own], counted[:n_own])
         kept = least_peaks(counted[:n_own], mem[:n_own], time_ns[:n_own])
-        among = np.arange(n_own)
         better = n_own + _that_beat(counted[n_own:], time_ns[n_own:], counted[kept], time_ns[kept])
-        if len(better):
-            among = np.concatenate([among, better])
-            kept = among[least_peaks(counted[among], mem[among], time_ns[among])]
-        kept = kept[kept < n_own]  # the others' strategies stay as they are, too
-        if not is_baseline and n_looked_at in (0, MOST_EQUAL):
-            strategies[kept], counted[kept], _ = self._least_of_equal(strategies[kept], counted[kept])
+        among = np.concatenate([np.arange(n_own), better])
         kept = among[least_peaks(counted[among], mem[among], time_ns[among])]
         found = replace(self.found, mem_bytes=mem[kept], time_ns=time_ns[kept], strategies=strategies[kept])
         return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
-
-    def _least_of_equal(self, strategies: np.ndarray, peaks: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return strategies, each changed to others of the same memory and time, a few times if its peak gets smaller.
-
-        A search keeps one strategy of each pair of costs, whatever its peak. At most MOST_EQUAL others are looked at.
-
-        Args:
-            strategies: int32[P, nodes].
-            peaks: theirs, int64[P].
-
-        Returns:
-            The strategies, their peaks, and how many others were looked at.
-        """
-        strategies, peaks, changed, left = strategies.copy(), peaks.copy(), np.arange(len(strategies)), MOST_EQUAL
-        for number in range(MOST_CHANGES):
-            if not len(changed):
-                break
-            problem, transient = self.built.problem, self.built.transient
-            origin, others = exchanged(problem, transient, strategies[changed])
-            if number == 0:  # it takes longer, and mostly there are few
-                beside = equal_beside(problem, transient, len(self.built.nodes), strategies[changed])
-                origin, others = np.concatenate([beside[0], origin]), np.concatenate([beside[1], others])
-            if not len(others):
-                break
-            origin = changed[origin]
-            as_fast = np.flatnonzero(self.built.overlap_ns(others) == self.built.overlap_ns(strategies)[origin])
-            looked_at = as_fast[first_of_each(origin[as_fast], left)]
-            origin, others, left = origin[looked_at], others[looked_at], left - len(looked_at)
-            counted = self._counter.peaks_of(others)
-            if counted is None:
-                break
-            order = np.lexsort((counted, origin))
-            first = order[np.diff(origin[order], prepend=-1) > 0]
-            first = first[counted[first] < peaks[origin[first]]]
-            changed = origin[first]
-            strategies[changed], peaks[changed] = others[first], counted[first]
-        return strategies, peaks, MOST_EQUAL - left
 
     @property
     def replayed(self) -> Mapping[int, Peak]:
@@ -322,14 +263,6 @@ class DetailedFrontier(FoundPoints, PlanFrontier[Plan]):
             algorithm: one of ``baselines.OTHERS``.
             progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
         """
-
-
-def first_of_each(origin: np.ndarray, most: int) -> np.ndarray:
-    """Return at most so many indices: the first one of each origin, then the second ones, and so on."""
-    order = np.argsort(origin, kind="stable")
-    rank = np.empty(len(origin), np.int64)
-    rank[order] = np.arange(len(origin)) - np.searchsorted(origin[order], origin[order], "left")
-    return np.argsort(rank, kind="stable")[:most]
 
 
 def spread(mem: np.ndarray, time_ns: np.ndarray, most: int) -> np.ndarray:

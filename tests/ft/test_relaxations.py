@@ -11,7 +11,7 @@ from helpers.large import first
 
 from tensoropt.ft import INFEASIBLE, Frontier, InfeasibleError, LowerBound, Node, Problem, search
 from tensoropt.ft.frontier import settled
-from tensoropt.ft.nonadditive.relaxations import Cap, Relaxations, bound_of
+from tensoropt.ft.nonadditive.relaxations import Relaxations, bound_of
 from tensoropt.ft.nonadditive.segment_memory import SegmentMemory, Transient, with_more
 from tensoropt.ft.pareto import reduce_unsorted
 
@@ -44,31 +44,26 @@ def costs_of(problem: Problem, transient: Transient, strategies: np.ndarray) -> 
 
 
 def nearest(problem: Problem, transient: Transient, gap: float, check) -> Frontier:
-    """The frontier that all relaxations find; ``check`` is called with each bound, and the relaxation that raised it."""
-
-    def know(found: Frontier) -> Frontier:
-        relaxations.know(found.time_ns, found.strategies)
-        return transient.at_true_memory(problem, found, relaxations.bound)
+    """The frontier that all relaxations find; ``check`` is called with each bound, and the level that raised it."""
 
     found = search(transient.charged(problem))
     relaxations = Relaxations(problem, transient, bound_of(found))
-    best = know(found)
+    best = transient.at_true_memory(problem, found, relaxations.bound)
     check(relaxations.bound, None)
     for _ in range(200):
-        relaxation = relaxations.next(best, gap)
-        if relaxation is None:
+        level = relaxations.next(best, gap)
+        if level is None:
             return best
         try:
-            found = search(relaxations.relaxed(relaxation))
+            found = search(relaxations.relaxed(level))
         except InfeasibleError:
-            assert isinstance(relaxation, Cap)
-            relaxations.prove(relaxation, None)
+            relaxations.prove(level, None)
             best = settled(replace(best, bound=relaxations.bound))
         else:
-            relaxations.prove(relaxation, bound_of(found))
-            there = know(found)
+            relaxations.prove(level, bound_of(found))
+            there = transient.at_true_memory(problem, found, relaxations.bound)
             best = with_more(replace(best, bound=there.bound or bound_of(there)), *costs_and_strategies(there))
-        check(relaxations.bound, relaxation)
+        check(relaxations.bound, level)
     raise AssertionError("there is no end")
 
 
@@ -86,9 +81,9 @@ def test_each_bound_holds_for_all_strategies(seed: int) -> None:
         return
     best = allowed[reduce_unsorted(mem[allowed], time_ns[allowed])]
 
-    def check(bound: LowerBound, relaxation) -> None:
+    def check(bound: LowerBound, level) -> None:
         as_low = (bound.mem_bytes <= mem[best, None]) & (bound.time_ns <= time_ns[best, None])
-        assert as_low.any(axis=1).all(), relaxation
+        assert as_low.any(axis=1).all(), level
 
     gap = float(np.random.default_rng(seed).choice([0.0, 0.01, 0.1]))
     found = nearest(problem, transient, gap, check)
@@ -107,7 +102,7 @@ def test_levels_are_exact_where_each_segment_is_one_tensor(seed: int) -> None:
     nodes = tuple(Node("op", rng.integers(0, 100, 3), rng.integers(0, 100, 3)) for _ in range(4))
     segments = tuple(SegmentMemory({i: sizes[i]}, {}) for i in range(4))
     problem, transient = Problem(nodes), Transient(segments, {}, {}, frozenset({0, 1}))
-    found = nearest(problem, transient, 0.0, lambda bound, relaxation: None)
+    found = nearest(problem, transient, 0.0, lambda bound, level: None)
     every = np.array(list(product(range(3), repeat=4)), np.int32)
     mem, time_ns = costs_of(problem, transient, every)
     kept = reduce_unsorted(mem, time_ns)

@@ -10,7 +10,6 @@ import pytest
 from helpers.large import first
 
 from tensoropt.ft import Budget, Frontier
-from tensoropt.ft.nonadditive.equal_costs import equal_beside
 from tensoropt.plan.compare import Comparison, beside_baselines, compare
 from tensoropt.plan.find_frontier import ModelFrontier, find_baseline, find_frontier
 from tensoropt.plan.found_points import least_peaks, longest_ascending
@@ -62,24 +61,6 @@ def test_what_a_baseline_finds_becomes_a_point_at_its_own_costs(algorithm: str) 
     assert joined.found.mem_bytes[1] == baseline.found.mem_bytes[0]
     meant = baseline.built.strategy(baseline.found.strategies[0])
     assert joined.built.strategy(joined.found.strategies[1]).configs == meant.configs
-
-
-@pytest.mark.parametrize("name", first(1, ["lenet5", "transformer", "rnn", "vgg16"]))
-def test_no_strategy_beside_a_point_has_its_costs_and_a_smaller_peak(name: str) -> None:
-    quick = Budget(max_points=20, seconds=0.0)
-    frontier = find_frontier(model_of(name), named("v100-1x4"), 4, space="full", budget=quick)
-    built, found = frontier.built, frontier.found
-    origin, others = equal_beside(built.problem, built.transient, len(built.nodes), found.strategies)
-    assert len(others) < 500, "so many were looked at"
-    n_looked_at = 0
-    for number, states in zip(origin.tolist(), others, strict=True):
-        costs = built.problem.cost(states.tolist())
-        of_all = costs[0] + built.missing_bytes(states[None])[0], costs[1] - built.overlap_ns(states[None])[0]
-        assert of_all == (found.mem_bytes[number], found.time_ns[number])
-        at_it = replace(found, mem_bytes=found.mem_bytes[:1], time_ns=found.time_ns[:1], strategies=states[None])
-        assert replace(frontier, found=at_it, searched=None, _peaks={}).peak(0).n_bytes >= frontier.peak(number).n_bytes
-        n_looked_at += 1
-    assert n_looked_at
 
 
 def test_a_plan_is_chosen_again_where_a_baseline_gives_a_point() -> None:
