@@ -7,7 +7,6 @@ search is deterministic.
 | operation (section 3.1) | function | complexity |
 |---|---|---|
 | reduce, Algorithm 1 | ``reduce_unsorted``, ``reduce_sorted`` | O(n log n), O(n) |
-| reduce of many sets at once | ``reduce_cells_sorted_by_cell`` | O(n log n) |
 | product | ``product`` | O(n m log(n m)) |
 | union | ``union`` | O((n + m) log(n + m)) |
 """
@@ -17,8 +16,6 @@ from __future__ import annotations
 import numpy as np
 
 from .problem import Ints
-
-_KEY_BITS = 62
 
 
 def reduce_sorted(mem: Ints, time: Ints) -> Ints:
@@ -38,39 +35,6 @@ def reduce_unsorted(mem: Ints, time: Ints) -> Ints:
     """Return the indices of the frontier of points in any order, by ascending memory; of equal points, the lowest index."""
     order: Ints = np.lexsort((time, mem)).astype(np.int64, copy=False)  # stable: equal points stay by index
     kept: Ints = order[reduce_sorted(mem[order], time[order])]
-    return kept
-
-
-def reduce_cells_sorted_by_cell(cell: Ints, mem: Ints, time: Ints) -> Ints:
-    """Return the indices of the frontiers of many sets of points at once, by ascending cell, then memory.
-
-    Args:
-        cell: int64[n], the set that each point belongs to, ascending, in [0, n].
-        mem, time: int64[n], non-negative and below INFEASIBLE.
-
-    One unstable sort by (cell, memory) and one running minimum leave few points besides the frontier's own, because a point
-    that is no running minimum in *some* order by memory is dominated. Only these few are sorted exactly. Cell and memory
-    share one integer key, and subtracting the cell from the time makes the running minimum restart at each cell. Cells that
-    do not fit the key together are done in two halves.
-    """
-    n_points = len(cell)
-    if n_points == 0:
-        return np.empty(0, np.int64)
-    first = int(cell[0])
-    n_cells = int(cell[-1]) - first + 1
-    shift = max(int(mem.max()), int(time.max()), 1).bit_length()
-    if n_cells > 1 and n_cells.bit_length() + shift > _KEY_BITS:
-        middle = int(np.searchsorted(cell, first + n_cells // 2))
-        upper = reduce_cells_sorted_by_cell(cell[middle:], mem[middle:], time[middle:])
-        return np.concatenate([reduce_cells_sorted_by_cell(cell[:middle], mem[:middle], time[:middle]), upper + middle])
-    offset = (cell - first) << shift
-    order = np.argsort(offset + mem)
-    falling = (time - offset)[order]
-    near = order[falling == np.minimum.accumulate(falling)]
-    near.sort()  # by index, so that the stable sort below prefers the lowest
-    near = near[np.lexsort((time[near], offset[near] + mem[near]))]
-    falling = time[near] - offset[near]
-    kept: Ints = near[reduce_sorted(mem[near], falling)]
     return kept
 
 

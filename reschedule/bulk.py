@@ -16,7 +16,6 @@ longest path.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,10 +32,6 @@ from .steps import COMMUNICATING, KINDS, Move, State, leading_dim, move_between
 
 _MOST_TIMES = 1 << 23
 """The most distances (states times sources) that one search holds, so that temporary memory is bounded."""
-_WORTH_LOADING = 3e6
-"""Edges times sources from which it pays to load compiled code."""
-_WORTH_CALLING = 1e4
-"""Edges times sources from which it pays to call compiled code that has been loaded."""
 _MOST_RENAMED = 1 << 18
 """States squared times sources up to which all sources are searched from, whether or not axes are interchangeable."""
 _KEPT_BYTES = 1 << 26
@@ -267,29 +262,11 @@ def _steps_into(steps: StepTimes, graph: LayoutGraph, state: State, is_reversed:
     ]
 
 
-def is_loaded() -> bool:
-    """Return whether compiled code has been loaded."""
-    return f"{__package__}.path_kernels" in sys.modules
-
-
 def relaxed(graph: LayoutGraph, weight: Ints, distance: Ints) -> None:
-    """Lower ``distance`` [states, sources] in place until no edge can lower it.
+    """Lower ``distance`` [states, sources] in place until no edge can lower it."""
+    from . import path_kernels
 
-    Small graphs are searched in NumPy, all edges in each round, since loading compiled code takes about half a second.
-    """
-    work = len(weight) * distance.shape[1]
-    if work >= (_WORTH_CALLING if is_loaded() else _WORTH_LOADING):
-        from . import path_kernels
-
-        path_kernels.relax(graph.start, graph.source, weight, graph.by_splits, distance, NEVER[distance.dtype])
-        return
-    reached = np.flatnonzero(np.diff(graph.start))
-    while len(reached):
-        through = distance[graph.source] + weight[:, None]
-        lowered = np.minimum(np.minimum.reduceat(through, graph.start[reached]), distance[reached])
-        if np.array_equal(lowered, distance[reached]):
-            return
-        distance[reached] = lowered
+    path_kernels.relax(graph.start, graph.source, weight, graph.by_splits, distance, NEVER[distance.dtype])
 
 
 def _interchangeable(axis_sizes: Axes, times: Ints) -> tuple[Axes, ...]:

@@ -15,6 +15,7 @@ distances of the other end are found, and the least sum of both is the path.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .bounded_cache import BoundedCache
-from .bulk import Weighted, is_loaded
+from .bulk import Weighted
 from .dijkstra import StepTimes, enumeration_order
 from .layout_graph import LayoutGraph, layout_graph
 from .orders import Ints, Mask, n_layouts, orders
@@ -40,7 +41,8 @@ def is_quick(steps: StepTimes, source: State, target: State, runs: int | None) -
     known = orders(n_axes, runs)
     if not (known.has(*source) or known.has(*target)):
         return False
-    return is_loaded() or n_layouts(n_axes, len(steps.shape), runs) >= _WORTH_LOADING
+    is_loaded = f"{__package__}.path_kernels" in sys.modules
+    return is_loaded or n_layouts(n_axes, len(steps.shape), runs) >= _WORTH_LOADING
 
 
 def quick_moves(steps: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:

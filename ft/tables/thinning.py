@@ -22,13 +22,11 @@ Complexity: O(K log P) for K points kept of P.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..problem import Ints, Problem
-from .merge import is_for_compiled_code, is_loaded
 from .table import Slack, Table, Trace, offsets_of
 
 _WORTH = 0.75
@@ -83,24 +81,14 @@ class Thinning:
 
 def thinned(table: Table, tolerance: Slack, longer_than: int = 2) -> Table:
     """Return the table with its frontiers of more than ``longer_than`` points thinned."""
+    from .numba_kernels import mark_cover
+
     is_long = np.diff(table.offsets) > longer_than
     kept = ~np.repeat(is_long, np.diff(table.offsets))
     kept[table.offsets[:-1]] = True
     kept[table.offsets[1:] - 1] = True
     begins, ends = table.offsets[:-1][is_long], table.offsets[1:][is_long]
-    if is_loaded() or is_for_compiled_code(table.n_points):
-        from .numba_kernels import mark_cover
-
-        mark_cover(kept, begins, ends, table.mem, table.time, *tolerance)
-    else:
-        # A few frontiers: loading compiled code would take longer.
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            of_mem, of_time = table.mem[begin:end].tolist(), (-table.time[begin:end]).tolist()
-            first, covering = 0, []
-            while first < len(of_mem):
-                covering.append(bisect_right(of_mem, of_mem[first] + tolerance.mem_bytes, first) - 1)
-                first = bisect_right(of_time, of_time[covering[-1]] + tolerance.time_ns, covering[-1])
-            kept[begin + np.array(covering)] = True
+    mark_cover(kept, begins, ends, table.mem, table.time, *tolerance)
     return _with_points(table, np.flatnonzero(kept), table.slack.plus(tolerance))
 
 

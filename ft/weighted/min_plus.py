@@ -33,33 +33,20 @@ class Pool:
         self.free.setdefault(array.size, []).append(array.reshape(-1))
 
 
-def min_plus_compiled(left: Floats, right: Floats) -> Floats:
-    """Do what :func:`min_plus_in_numpy` does, by :mod:`.numba_min_plus`, the same to the bit."""
-    from .numba_min_plus import min_plus
+def min_plus(left: Floats, right: Floats) -> Floats:
+    """Return ``result[b, o, j] = min over g of left[b, o, g] + right[b, g, j]``."""
+    from . import numba_min_plus
 
-    result: Floats = min_plus(np.ascontiguousarray(left), np.ascontiguousarray(right))
+    result: Floats = numba_min_plus.min_plus(np.ascontiguousarray(left), np.ascontiguousarray(right))
     return result
 
 
-def min_plus_in_numpy(left: Floats, right: Floats) -> Floats:
-    """Return ``result[b, o, j] = min over g of left[b, o, g] + right[b, g, j]``, for small tables."""
-    result: Floats = (left[..., None] + right[:, None]).min(axis=2)
-    return result
-
-
-def weighed_compiled(mem: Ints, time: Ints, forbidden: Mask, weights: tuple[float, float], result: Floats) -> None:
-    """Do what :func:`weighed_in_numpy` does, by :mod:`.numba_min_plus`, the same to the bit."""
-    from .numba_min_plus import weigh
+def weigh(mem: Ints, time: Ints, forbidden: Mask, weights: tuple[float, float], result: Floats) -> None:
+    """Write weighted costs into ``result``, which is contiguous, infinite where they are forbidden."""
+    from . import numba_min_plus
 
     flat_mem, flat_time, flat_forbidden = (np.ascontiguousarray(each).reshape(-1) for each in (mem, time, forbidden))
-    weigh(flat_mem, flat_time, flat_forbidden, float(weights[0]), float(weights[1]), result.reshape(-1))
-
-
-def weighed_in_numpy(mem: Ints, time: Ints, forbidden: Mask, weights: tuple[float, float], result: Floats) -> None:
-    """Write weighted costs into ``result``, which is contiguous, infinite where they are forbidden, for small tables."""
-    np.multiply(mem, float(weights[0]), out=result)
-    result += time * float(weights[1])
-    result[forbidden] = np.inf
+    numba_min_plus.weigh(flat_mem, flat_time, flat_forbidden, float(weights[0]), float(weights[1]), result.reshape(-1))
 
 
 def turned(matrices: Floats) -> Floats:

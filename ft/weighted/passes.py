@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from ..problem import INFEASIBLE, InfeasibleError, Ints, Problem
+from ..problem import INFEASIBLE, InfeasibleError, Problem
 from .best_states import best_states
 from .cost_tables import TableCosts
 from .elimination_plan import EliminationPlan
 from .elimination_steps import Bucket, EliminationStep, Input
-from .min_plus import Floats, Mask, Pool, added, expand, least_of_classes, least_of_expanded, less, turned
+from .min_plus import Floats, Pool, added, expand, least_of_classes, least_of_expanded, less, min_plus, turned, weigh
 
 EXACT = 1 << 52
 """Integers up to this, and sums and differences of two, are exact in float64."""
@@ -122,7 +122,6 @@ class Setting:
         most: the sum of the largest memories of all tables, and of the largest times.
         split: the variables that have several buckets.
         deadline: by ``time.monotonic``.
-        product, weighed: the matrix product, and what weighs costs, by compiled code or in NumPy.
         pool: the pool that arrays come from.
     """
 
@@ -131,8 +130,6 @@ class Setting:
     most: tuple[int, int]
     split: tuple[int, ...]
     deadline: float
-    product: Callable[[Floats, Floats], Floats]
-    weighed: Callable[[Ints, Ints, Mask, tuple[float, float], Floats], None]
     pool: Pool = field(default_factory=Pool)
 
 
@@ -173,7 +170,7 @@ class WeightedPass:
     def _weighted(self, costs: TableCosts) -> Floats:
         """Return the weighted costs of a table, infinite where it is forbidden."""
         table = self.setting.pool.take(costs.mem.shape)
-        self.setting.weighed(costs.mem, costs.time, costs.forbidden, self.weights, table)
+        weigh(costs.mem, costs.time, costs.forbidden, self.weights, table)
         return table
 
     def _margin(self, shared: float) -> float:
@@ -208,7 +205,7 @@ class WeightedPass:
             result = self.setting.pool.take(bucket.sizes)
             result[...] = np.inf
             for _, left, right in self._halves(bucket, share):
-                np.minimum(result, self.setting.product(left, right), out=result)
+                np.minimum(result, min_plus(left, right), out=result)
             self.tables[bucket.result] = result.reshape(bucket.shape)
 
     def put_back(self) -> None:
@@ -368,10 +365,10 @@ class WeightedPass:
         rights = pool.take((n_both, bucket.n_groups, of_right))
         for chunk, left, right in self._halves(bucket, own):
             if wanted[0] or not wanted[1]:
-                lefts[..., chunk] = left + self.setting.product(beyond, turned(right))
+                lefts[..., chunk] = left + min_plus(beyond, turned(right))
                 of_group[chunk] = lefts[..., chunk].min(axis=(0, 1))
             if wanted[1]:
-                rights[:, chunk] = right + self.setting.product(turned(left), beyond)
+                rights[:, chunk] = right + min_plus(turned(left), beyond)
                 if not wanted[0]:
                     of_group[chunk] = rights[:, chunk].min(axis=(0, 2))
         best = least_of_classes(own, bucket.group, bucket.n_groups)

@@ -29,14 +29,10 @@ import math
 import numpy as np
 
 from ..problem import Problem
-from ..tables.merge import is_for_compiled_code
 from .elimination_plan import EliminationPlan
-from .min_plus import min_plus_compiled, min_plus_in_numpy, weighed_compiled, weighed_in_numpy
 from .passes import EXACT, Least, Marginals, Moves, Setting, Shares, TimeIsUpError, WeightedPass
 
 MAX_CELLS = 1 << 20
-_WORK_OF_CANDIDATE = 2
-"""Sums of a weighted search that take as long as one candidate of a frontier, as there are several searches."""
 N_ROUNDS = 8
 """The most rounds of sharing out the costs of split variables."""
 _WORTH_A_ROUND = 0.1
@@ -68,7 +64,7 @@ class WeightedSearch:
         self.problem = problem
         self.plan = EliminationPlan.of(problem, max_cells)
         self.deadline = deadline
-        given, is_compiled = self.plan.given, is_for_compiled_code(self.plan.work / _WORK_OF_CANDIDATE)
+        given = self.plan.given
         self.most = (sum(int(costs.mem.max()) for costs in given), sum(int(costs.time.max()) for costs in given))
         self.setting = Setting(
             problem,
@@ -76,8 +72,6 @@ class WeightedSearch:
             self.most,
             tuple(step.variable for step in self.plan.steps if len(step.buckets) > 1),
             deadline,
-            min_plus_compiled if is_compiled else min_plus_in_numpy,
-            weighed_compiled if is_compiled else weighed_in_numpy,
         )
         is_split = set(self.setting.split)
         self.alike = [those for those in self.plan.alike if those[0] in is_split]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from tensoropt.ft.elimination.table_graph import TooLargeError
 from tensoropt.ft.elimination.tracking import Limits, track
 from tensoropt.ft.guided import Guide
 from tensoropt.ft.pareto import reduce_unsorted
-from tensoropt.ft.tables import thinning
 from tensoropt.ft.tables.table import NO_SLACK, Slack, Table
 from tensoropt.ft.tables.thinning import Thinning, thinned
 from tensoropt.ft.weighted.lagrangian import Hull
@@ -142,9 +140,8 @@ def runs(table: Table) -> list[slice]:
 @given(st.lists(points, min_size=1, max_size=4), st.integers(0, 20), st.integers(0, 20))
 def test_thinning_covers_every_point_with_the_fewest_and_both_ends(frontiers: list, tol_mem: int, tol_time: int) -> None:
     table, tolerance = table_of(frontiers), Slack(tol_mem, tol_time)
-    thinner, other = (thinned_by(is_compiled, table, tolerance) for is_compiled in (False, True))
+    thinner = thinned(table, tolerance, longer_than=0)
     assert thinner.slack == tolerance
-    assert thinner.mem.tolist() == other.mem.tolist() and thinner.time.tolist() == other.time.tolist()
     for run, left in zip(runs(table), runs(thinner), strict=True):
         mem, time = table.mem[run], table.time[run]
         covers = (mem[:, None] <= mem + tol_mem) & (time[:, None] <= time + tol_time)
@@ -152,11 +149,6 @@ def test_thinning_covers_every_point_with_the_fewest_and_both_ends(frontiers: li
         assert covers[kept].any(axis=0).all()
         assert kept.sum() <= fewest(covers) + 2
         assert (thinner.mem[left][[0, -1]] == mem[[0, -1]]).all()
-
-
-def thinned_by(is_compiled: bool, table: Table, tolerance: Slack) -> Table:
-    with mock.patch.multiple(thinning, is_loaded=lambda: is_compiled, is_for_compiled_code=lambda n: is_compiled):
-        return thinned(table, tolerance, longer_than=0)
 
 
 def fewest(covers: np.ndarray) -> int:

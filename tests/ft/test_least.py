@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import time
@@ -15,7 +14,7 @@ from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Node, Problem
 from tensoropt.ft import search as frontier_search
 from tensoropt.ft.weighted import passes as weighted_pass
 from tensoropt.ft.weighted.lagrangian import lagrangian
-from tensoropt.ft.weighted.min_plus import min_plus_compiled, min_plus_in_numpy, weighed_compiled, weighed_in_numpy
+from tensoropt.ft.weighted.min_plus import min_plus, weigh
 from tensoropt.ft.weighted.passes import Shares, WeightedPass
 from tensoropt.ft.weighted.weighted_search import TimeIsUpError, WeightedSearch, mixed
 
@@ -154,7 +153,7 @@ def test_wrong_weights_and_no_time() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_products_of_matrices_are_what_compiled_code_says(seed: int) -> None:
+def test_products_of_matrices_are_those_of_numpy(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(60):
         n_batch, n_outer, n_groups, n_inner = rng.integers(1, (4, 9, 40, 70))
@@ -163,12 +162,11 @@ def test_products_of_matrices_are_what_compiled_code_says(seed: int) -> None:
         for matrix in (left, right):
             matrix[rng.random(matrix.shape) < rng.choice([0, 0.3, 0.95])] = np.inf
         expected = (left[..., None] + right[:, None]).min(axis=2)
-        assert min_plus_in_numpy(left, right).tolist() == expected.tolist()
-        assert min_plus_compiled(left, right).tolist() == expected.tolist()
+        assert min_plus(left, right).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_weighted_costs_are_what_compiled_code_says(seed: int) -> None:
+def test_weighted_costs_are_those_of_numpy(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for shape in ((1,), (37,), (5, 11), (1, 64)):
         mem, time_ns = (rng.integers(0, 1 << 50, shape) for _ in range(2))
@@ -176,21 +174,18 @@ def test_weighted_costs_are_what_compiled_code_says(seed: int) -> None:
         weights = float(rng.integers(0, 1000)), float(rng.random())
         given = [(mem, time_ns, forbidden), (mem.T, time_ns.T, forbidden.T)]
         for costs in given:
-            one, other = np.empty(costs[0].shape), np.empty(costs[0].shape)
-            weighed_in_numpy(*costs, weights, one)
-            weighed_compiled(*costs, weights, other)
-            assert one.tolist() == other.tolist()
+            found = np.empty(costs[0].shape)
+            weigh(*costs, weights, found)
+            assert found.tolist() == np.where(costs[2], np.inf, costs[0] * weights[0] + costs[1] * weights[1]).tolist()
 
 
 @pytest.mark.parametrize("max_cells", [20, 1 << 20])
-def test_compiled_code_and_small_chunks_change_nothing(max_cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_chunks_change_nothing(max_cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed, (n, pairs) in enumerate(SHAPES.values()):
         problem = build(np.random.default_rng(seed), [6] * n, pairs, Costs(10**6, 0.05))
         search = WeightedSearch(problem, max_cells)
         got = []
-        in_numpy, compiled = (min_plus_in_numpy, weighed_in_numpy), (min_plus_compiled, weighed_compiled)
-        for (product, weighed), chunk in ((in_numpy, 1 << 22), (in_numpy, 8), (compiled, 8)):
-            search.setting = dataclasses.replace(search.setting, product=product, weighed=weighed)
+        for chunk in (1 << 22, 8):
             monkeypatch.setattr(weighted_pass, "_CHUNK", chunk)
             got.append([search.marginals(weights, with_edges=True) for weights in WEIGHTS])
         for first, *others in zip(*got, strict=True):

@@ -1,21 +1,15 @@
-"""Merging the candidates of arcs, in NumPy and compiled, against all sums reduced one target at a time."""
+"""Merging the candidates of arcs against all sums reduced one target at a time."""
 
 from __future__ import annotations
-
-import importlib
 
 import numpy as np
 import pytest
 
-from tensoropt.ft import INFEASIBLE, search
+from tensoropt.ft import INFEASIBLE
 from tensoropt.ft.pareto import product, reduce_unsorted
 from tensoropt.ft.tables import merge
-from tensoropt.ft.tables.merge import Arcs, is_loaded
+from tensoropt.ft.tables.merge import Arcs
 from tensoropt.ft.tables.table import Table
-
-from .problems import Costs, build, resnet_pairs
-
-WAYS = {"numpy": False, "compiled": True}
 
 
 def table(rng: np.random.Generator, n_cells: int, limit: int, longest: int) -> Table:
@@ -29,13 +23,9 @@ def table(rng: np.random.Generator, n_cells: int, limit: int, longest: int) -> T
     return Table((0,), states, offsets, *(np.concatenate(part) for part in zip(*frontiers, strict=True)))
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("limit", [3, 20, 1000, 10**9, 1 << 54])
 @pytest.mark.parametrize("longest", [1, 5, 120])
-def test_merged_arcs_are_all_sums_reduced(
-    way: str, limit: int, longest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(merge, "is_for_compiled_code", lambda n: WAYS[way])
+def test_merged_arcs_are_all_sums_reduced(limit: int, longest: int) -> None:
     rng = np.random.default_rng([limit, longest])
     for _ in range(8):
         a, b = table(rng, 8, limit, longest), table(rng, 8, limit, int(rng.choice([1, longest])))
@@ -56,21 +46,3 @@ def test_merged_arcs_are_all_sums_reduced(
             mem, time = mem[allowed], time[allowed]
             expected += [(wanted, mem[k], time[k]) for k in reduce_unsorted(mem, time)]
         assert list(zip(got.target, got.mem, got.time, strict=True)) == expected
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_whole_searches_agree(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = build(np.random.default_rng(3), [6] * 17, resnet_pairs(4), Costs(10**5, infeasible=0.1, interfaces=0.5))
-    expected = search(problem)
-    monkeypatch.setattr(merge, "is_for_compiled_code", lambda n: WAYS[way])
-    got = search(problem)
-    assert got.mem_bytes.tolist() == expected.mem_bytes.tolist()
-    assert got.time_ns.tolist() == expected.time_ns.tolist()
-    for strategy, mem, time in zip(got.strategies, got.mem_bytes, got.time_ns, strict=True):
-        assert problem.cost(strategy) == (mem, time)
-
-
-def test_that_compiled_code_is_loaded_is_seen() -> None:
-    """Else the slower ways would go on being taken, without a word."""
-    importlib.import_module("tensoropt.ft.tables.numba_kernels")
-    assert is_loaded()

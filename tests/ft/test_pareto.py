@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.ft.pareto import product, reduce_cells_sorted_by_cell, reduce_sorted, reduce_unsorted, union
+from tensoropt.ft.pareto import product, reduce_sorted, reduce_unsorted, union
 from tensoropt.ft.problem import INFEASIBLE
 
 small = st.integers(0, 6)  # few values: ties and duplicates
@@ -58,31 +58,6 @@ def test_reduce_does_not_depend_on_order(pairs: Points, random) -> None:
     assert reduced(shuffled) == reduced(pairs)
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), points), max_size=6))
-def test_reduce_of_cells_is_reduce_of_each(cells: list[tuple[int, Points]]) -> None:
-    cells.sort(key=lambda item: item[0])
-    rows = [(cell, *pair) for cell, pairs in cells for pair in pairs]
-    table = np.array(rows, np.int64).reshape(-1, 3)
-    kept = reduce_cells_sorted_by_cell(table[:, 0].copy(), table[:, 1].copy(), table[:, 2].copy()).tolist()
-    expected = []
-    for cell in sorted({row[0] for row in rows}):
-        of_cell = [index for index, row in enumerate(rows) if row[0] == cell]
-        expected += [of_cell[i] for i in reduce_unsorted(*arrays([rows[index][1:] for index in of_cell]))]
-    assert kept == expected
-
-
-def test_reduce_of_cells_that_do_not_fit_one_key() -> None:
-    rng = np.random.default_rng(0)
-    cell = np.sort(rng.integers(0, 3000, 20_000))
-    mem, time = rng.integers(INFEASIBLE - 50, INFEASIBLE, (2, 20_000))
-    kept = reduce_cells_sorted_by_cell(cell, mem, time)
-    expected = []
-    for value in np.unique(cell):
-        of_cell = np.flatnonzero(cell == value)
-        expected += of_cell[reduce_unsorted(mem[of_cell], time[of_cell])].tolist()
-    assert kept.tolist() == expected
-
-
 @given(points, points)
 def test_product_is_all_sums_with_their_origins(a: Points, b: Points) -> None:
     mem, time, left, right = product(*arrays(a), *arrays(b))
@@ -121,4 +96,3 @@ def test_product_distributes_over_union(a: Points, b: Points, c: Points) -> None
 )
 def test_table_of_ties(pairs: Points, expected: list[int]) -> None:
     assert reduce_unsorted(*arrays(pairs)).tolist() == expected
-    assert reduce_cells_sorted_by_cell(np.zeros(len(pairs), np.int64), *arrays(pairs)).tolist() == expected

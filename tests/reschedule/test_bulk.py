@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import zlib
 from dataclasses import dataclass
 from itertools import product
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -72,30 +70,6 @@ def test_interchangeable_axes_are_found_and_change_nothing(
         chosen = np.flatnonzero(weighted.fits)[::3]
         row_by_row = dataclasses.replace(weighted, classes=())
         assert np.array_equal(weighted.times(chosen, chosen), row_by_row.times(chosen, chosen))
-
-
-def test_that_compiled_code_is_loaded_is_seen() -> None:
-    """Else the slower ways would go on being taken, without a word."""
-    importlib.import_module("tensoropt.reschedule.path_kernels")
-    assert bulk.is_loaded()
-
-
-@given(st.integers(0, 99), st.sampled_from([2, 50, 10**9]), st.integers(0, 2))
-@settings(max_examples=15, deadline=None)
-def test_compiled_code_gives_the_same(seed: int, limit: int, rank: int) -> None:
-    weighted = weighted_of(Mesh.of(2, 4), (9, 3)[:rank], LevelCosts(seed, limit, seed % 3))
-    graph = weighted.graph
-    for kind in (np.int32, np.int64):
-        never = bulk.NEVER[np.dtype(kind)]
-        weight = np.minimum(weighted.weight, never).astype(kind)
-        results = []
-        for is_loaded in (False, True):
-            distance = np.full((len(graph.key), len(graph.key)), never, kind)
-            np.fill_diagonal(distance, 0)
-            with mock.patch.multiple(bulk, is_loaded=lambda is_loaded=is_loaded: is_loaded, _WORTH_CALLING=0):
-                bulk.relaxed(graph, weight, distance)
-            results.append(distance.tobytes())
-        assert results[0] == results[1]
 
 
 @pytest.mark.parametrize(
