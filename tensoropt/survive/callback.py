@@ -30,7 +30,8 @@ import keras
 from ..common.errors import InputError, TensorOptError, short
 from ..common.files import path_text
 from ..runtime import notes
-from ..runtime.checkpoint.saving import PendingSave
+from ..runtime.checkpoint.room import Room
+from ..runtime.checkpoint.saving import PendingSave, room_for
 from ..runtime.checkpoint.together import on_rank_0
 from ..runtime.interruptions import say
 from ..trainer.batch import Batch
@@ -49,6 +50,8 @@ from .run_folder import FitFolder, Found, made_by
 LEAVING_CODE = 75
 """The exit code of ranks that were asked to stop and have saved: start me again."""
 MOST_FAILED = 3
+_MAKES_ROOM = 0.5
+"""The part of the time between two saves after which memory for a copy is made ready."""
 _fits: dict[str, int] = {}
 """How many ``fit`` this process has kept in each folder."""
 
@@ -120,6 +123,7 @@ class Survive(RunKeeper):
         self._ranks, self._place = ranks, FitFolder(self.folder, self._fit)
         self.n_steps, self._is_over = 0, False
         self._pending: tuple[PendingSave, int] | None = None
+        self._room: Room | None = None
 
     def _begin_saving(self) -> None:
         self._saved_s, self._n_saved = time.monotonic(), self.n_steps
@@ -176,24 +180,21 @@ class Survive(RunKeeper):
 
     def _between(self, state: Callable[[], dict[str, Any]], is_end: bool = False) -> None:
         """Save a state between two steps, or at the end, and leave, if it is time for it."""
-        wish = LEAVE if self._stop.is_asked else SAVE if self._leads and (is_end or self._is_due()) else NOTHING
-        pending = self._pending
-        what, is_writing = agreed(self._ranks.processes, wish, pending is not None and not pending[0].is_written)
+        due = self.every.share(self.n_steps - self._n_saved, time.monotonic() - self._saved_s)
+        wish = LEAVE if self._stop.is_asked else SAVE if self._leads and (is_end or due >= 1) else NOTHING
+        what, is_busy = agreed(self._ranks.processes, wish, self._pending is not None and self._pending[0].is_busy)
         is_last = is_end or what == LEAVE
-        if pending is not None and (is_last or not is_writing):
-            self._finish_save()
+        if is_last or not is_busy:
+            self._advance(to_end=is_last)
         if what != NOTHING and self._pending is None:
             is_apart = self.writes_apart and not is_last
             self._begin_save(state(), 1 if is_end else self.keep, is_apart, is_leaving=what == LEAVE)
             if not is_apart:
-                self._finish_save(is_leaving=what == LEAVE)
+                self._advance(to_end=True, is_leaving=what == LEAVE)
+        elif due >= _MAKES_ROOM and self._room is None and self._pending is None and self.writes_apart:
+            self._room = room_for(self._ranks.kept, self._ranks.processes)
         if what == LEAVE:
             self._leave()
-
-    def _is_due(self) -> bool:
-        if self.every.steps is not None:
-            return self.n_steps - self._n_saved >= self.every.steps
-        return time.monotonic() - self._saved_s >= self.every.seconds
 
     def _check_data(self, batch: Batch, state: dict[str, Any]) -> None:
         digest = digest_of(batch, self._ranks.processes)
@@ -234,18 +235,22 @@ class Survive(RunKeeper):
         ranks.catch_up()
         with self._failing(is_leaving), own_values():
             own = as_entries(state), ranks.objects() if ranks.rank == 0 else None
-            prefix = self._place.prefix(self.n_steps)
-            save = PendingSave(prefix, ranks.kept, ranks.processes, content, *own, 1, keep, apart=apart)
+            prefix, room, self._room = self._place.prefix(self.n_steps), self._room, None
+            save = PendingSave(prefix, ranks.kept, ranks.processes, content, *own, 1, keep, apart=apart, room=room)
             self._pending = save, self.n_steps
 
-    def _finish_save(self, is_leaving: bool = False) -> None:
-        if self._pending is None:
-            return
-        (save, n_steps), self._pending = self._pending, None
-        with self._failing(is_leaving), own_values():
-            save.finish()
-            self._n_failed = 0
-            notes.note(notes.SAVED, saved=[self._fit, n_steps])
+    def _advance(self, to_end: bool, is_leaving: bool = False) -> None:
+        """Have a save that is under way take its next step, or all of them."""
+        while self._pending is not None:
+            (save, n_steps), self._pending = self._pending, None
+            with self._failing(is_leaving), own_values():
+                if not save.advance():
+                    self._pending = save, n_steps
+                else:
+                    self._n_failed = 0
+                    notes.note(notes.SAVED, saved=[self._fit, n_steps])
+            if not to_end:
+                break
 
     @contextmanager
     def _failing(self, is_leaving: bool) -> Iterator[None]:

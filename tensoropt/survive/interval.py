@@ -34,3 +34,7 @@ class Interval(NamedTuple):
                 f"{short(every)}"
             )
         return cls(None, parse_time_us(every, "the time between two saves") / 1e6)
+
+    def share(self, n_steps: int, seconds: float) -> float:
+        """Return which part of it has passed, after so many steps and seconds."""
+        return n_steps / self.steps if self.steps is not None else seconds / self.seconds

@@ -16,6 +16,7 @@ from trainer.models import BATCH, batches, fresh_plain, images, parallelized, re
 import tensoropt
 from tensoropt.common.errors import InputError, TensorOptError
 from tensoropt.runtime.checkpoint import saving
+from tensoropt.runtime.checkpoint.room import Room
 from tensoropt.survive import callback as survive
 from tensoropt.survive.run_folder import FitFolder
 from tensoropt.trainer import seeding
@@ -177,6 +178,12 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(trainer, t
 
 def test_training_goes_on_while_the_state_of_a_step_is_written(trainer, tmp_path, monkeypatch, capfd):
     expected, write, n_written = result(trainer, "dataset", tmp_path / "whole"), saving._write_shards, 0
+    rooms: list[Room] = []
+
+    def ready_room(*given):
+        rooms.append(saving.room_for(*given))
+        rooms[-1]._thread.join(60)
+        return rooms[-1]
 
     def wait_and_write(location, device, items):
         nonlocal n_written
@@ -190,12 +197,14 @@ def test_training_goes_on_while_the_state_of_a_step_is_written(trainer, tmp_path
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(tensoropt.Survive, "writes_apart", True)
         patched.setattr(saving, "_write_shards", lambda location, device, items: wait_and_write(location, device, items))
+        patched.setattr(survive, "room_for", ready_room)
         patched.setattr(saving, "_items", with_one_device(saving._items))
         result(trainer, "dataset", tmp_path / "cut", 13, every=4)
     got = result(trainer, "dataset", tmp_path / "cut", every=100)
     assert repr(got[:6]) == repr(expected[:6])
     for value, other in zip(got[6], expected[6], strict=True):
         np.testing.assert_array_equal(value, other)
+    assert rooms[0]._taken > 0.9 * rooms[0].n_bytes
     assert "/cut/fit-0/step-4' (epoch 1, step 4)" in capfd.readouterr().err
 
 

@@ -38,6 +38,7 @@ from .metadata import Metadata, read_at
 from .objects import COUNTER, Objects, object_graph
 from .objects import ENTRY as OBJECT_GRAPH
 from .parts import VariablePart, holders_of, parts_of_device, shards
+from .room import Room, start_aside
 from .together import on_rank_0, together
 from .variable import Variable, entry_of, variables_of
 
@@ -54,11 +55,12 @@ class Item:
     n_bytes: int
     make: Callable[[], Any]
 
-    def read(self) -> Item:
-        """Return the item with the tensor's present value."""
+    def read(self, room: Room | None) -> Item:
+        """Return the item with the tensor's present value; a copy if there is room, so that no step has to make it."""
         with tf.device("CPU:0"):  # shares a CPU's memory, and copies a GPU's
             value = tf.identity(self.make())
-        return replace(self, make=lambda: value)
+            kept = value if room is None else room.copied(value)
+        return replace(self, make=lambda: kept)
 
 
 def save(
@@ -96,22 +98,19 @@ def save(
         raise InputError(describe("max_to_keep counts checkpoints", got=max_to_keep, expected="1 or more, or None for all"))
     numbered = os.fspath(prefix) if number is None else f"{os.fspath(prefix)}-{number}"
     counter = 1 if number is None else number
-    return PendingSave(numbered, entries, processes, metadata, {}, objects, counter, max_to_keep, apart=False).finish()
+    return PendingSave(numbered, entries, processes, metadata, {}, objects, counter, max_to_keep).finish()
 
 
 class PendingSave:
-    """A checkpoint that is being written. All ranks make it together, and finish it together.
+    """A checkpoint that is being written. All ranks make it together, and advance it together until it is in its place.
 
     Args:
         prefix, entries, processes, metadata, objects, max_to_keep: as for :func:`save`.
         beside: further entries by name, arrays or bytes; only rank 0's are saved.
         counter: the save counter in the checkpoint.
-        apart: whether a thread writes this rank's parts, so that the state may change meanwhile. They are then read at once:
-            a read shares a variable's memory until the variable is assigned to.
-
-    Raises:
-        InputError: as :func:`save`.
-        TensorOptError: another run saves to this prefix.
+        apart: whether threads write, so that the state may change meanwhile. It is then read at once: a read shares a
+            variable's memory until the variable is assigned to.
+        room: memory for a copy, which spares the next step that assigns to the variables making one.
     """
 
     def __init__(
@@ -125,75 +124,109 @@ class PendingSave:
         counter: int,
         max_to_keep: int | None,
         *,
-        apart: bool,
+        apart: bool = False,
+        room: Room | None = None,
     ) -> None:
         _check_json(metadata)
         self._location, self._processes, self._max_to_keep = CheckpointLocation.of(prefix), processes, max_to_keep
         variables = variables_of(entries)
-        self._own = OwnEntries(variables, metadata or {}, objects, counter, beside)
+        self._own = _own_items(variables, metadata or {}, objects, counter, beside)
         self._lock = self._location.lock()
         self._files: list[str] = []
         self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+        self._joins = False
         try:
             on_rank_0(processes, lambda: self._location.prepare(self._lock))
             together(processes, lambda: _find_scratch(self._location, processes))
             self._items = _items(variables, processes)
-            self._thread = threading.Thread(target=self._write, name="tensoropt-save", daemon=True)
-            if apart and self._has_room():
-                self._items = {device: [item.read() for item in items] for device, items in self._items.items()}
-                self._thread.start()
-            else:
-                self._write()
+            self._apart = apart and self._has_room(room)
+            if self._apart:
+                self._items = {device: [item.read(room) for item in items] for device, items in self._items.items()}
+            self._run(self._write)
         except BaseException:
             self._release()
             raise
 
-    def _has_room(self) -> bool:
+    def _has_room(self, room: Room | None) -> bool:
         """Return whether every rank has memory for another copy of what it writes; rank 0 says so if not."""
         n_bytes = sum(item.n_bytes for items in self._items.values() for item in items)
-        share = self._processes.gather_max(n_bytes / available_memory_bytes(self._processes.local_size))
+        missing = max(0, n_bytes - (room.n_bytes if room is not None else 0))
+        share = self._processes.gather_max(missing / available_memory_bytes(self._processes.local_size))
         if share >= 1 and self._processes.rank == 0:
             say(f"training waits for a save: a second copy of {memory_text(n_bytes)} of the state has no room in memory")
         return share < 1
 
+    def _run(self, action: Callable[[], None]) -> None:
+        """Do a part of the work, in a thread if that is apart; an error is raised where the ranks can agree on it."""
+
+        def act() -> None:
+            try:
+                action()
+            except Exception as error:
+                self._error = error
+
+        if self._apart:
+            self._thread = start_aside(act)
+        else:
+            act()
+
     def _write(self) -> None:
-        try:
-            for device, items in self._items.items():
-                self._files += _write_shards(self._location, device, items)
-        except Exception as error:  # raised where the ranks can agree on it
-            self._error = error
+        for device, items in self._items.items():
+            self._files += _write_shards(self._location, device, items)
         self._items = {}
 
     @property
-    def is_written(self) -> bool:
-        """Return whether this rank has written its parts."""
-        return not self._thread.is_alive()
+    def is_busy(self) -> bool:
+        """Return whether a thread of this rank is at work, for which :meth:`advance` would wait."""
+        return self._thread is not None and self._thread.is_alive()
 
-    def finish(self) -> str:
-        """Join the ranks' parts to a checkpoint, once they are written, and return its prefix.
+    def advance(self) -> bool:
+        """Join the ranks' parts once they are written, or else return True once that is done.
 
         Raises:
             TensorOptError: writing failed, on this rank or another one. The files that were there before are unchanged.
         """
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join()
         try:
-            written = together(self._processes, self._written)
-            files = [file for of_process in self._processes.gather(written) for file in of_process]
-            on_rank_0(self._processes, lambda: _join(self._location, files, self._own, self._lock, self._max_to_keep))
-        finally:
+            together(self._processes, self._check)
+            if not self._joins:
+                files = [file for of_process in self._processes.gather(self._files) for file in of_process]
+                self._joins = True
+                if self._processes.rank == 0:
+                    self._run(lambda: _join(self._location, files, self._own, self._lock, self._max_to_keep))
+                return False
+        except BaseException:
             self._release()
+            raise
+        self._release()
+        return True
+
+    def finish(self) -> str:
+        """Advance it until it is in its place, and return its prefix; raise TensorOptError like :meth:`advance`."""
+        while not self.advance():
+            pass
         return self._location.prefix
 
-    def _written(self) -> list[str]:
+    def _check(self) -> None:
+        self._items = {}
         if self._error is not None:
             raise self._error
-        return self._files
 
     def _release(self) -> None:
         if self._lock.is_held:
             self._location.discard()
             self._lock.release()
+
+
+def room_for(entries: Sequence[StateEntry], processes: Processes) -> Room | None:
+    """Return memory for a copy of what this process saves of a state; None if it hasn't so much."""
+    variables = variables_of(entries)
+    devices = {variable.first_device + rank for variable in variables for rank in variable.ranks}
+    parts = [part for device in devices for part in parts_of_device(variables, device)]
+    n_bytes = Room.bytes_for(part.n_bytes for part in parts)
+    return Room(n_bytes) if n_bytes < available_memory_bytes(processes.local_size) else None
 
 
 def _check_json(metadata: Mapping[str, Any] | None) -> None:
@@ -291,30 +324,39 @@ def _write(location: CheckpointLocation, prefix: str, items: Sequence[Item]) -> 
         make_safe(file)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OwnEntries:
-    """The checkpoint's own entries: metadata, the graph of the user's objects, the save counter, and what is beside."""
+def _own_items(
+    variables: Sequence[Variable],
+    content: Mapping[str, Any],
+    objects: Objects | None,
+    counter: int,
+    beside: Mapping[str, Any],
+) -> Callable[[int], list[Item]]:
+    """Return a function of a checkpoint's number of data files, which returns its own entries.
 
-    variables: Sequence[Variable]
-    content: Mapping[str, Any]
-    objects: Objects | None
-    counter: int
-    beside: Mapping[str, Any]
+    They are the metadata, the graph of the user's objects, the save counter, and what is beside. What needs Keras is made at
+    once, and not in a thread.
+    """
+    order, graph = objects.order() if objects is not None else {}, object_graph(objects)
 
-    def items(self, n_files: int) -> list[Item]:
-        """Return the items to write, for a checkpoint of ``n_files`` data files."""
-        order = self.objects.order() if self.objects is not None else {}
-        text = Metadata.of(self.variables, order, self.content, n_files).to_json().encode()
-        graph = object_graph(self.objects)
+    def items(n_files: int) -> list[Item]:
+        text = Metadata.of(variables, order, content, n_files).to_json().encode()
         return [
             Item(METADATA, "", len(text), lambda: tf.constant(text)),
             Item(OBJECT_GRAPH, "", len(graph), lambda: tf.constant(graph)),
-            Item(entry_of(COUNTER), "", 8, lambda: tf.constant(self.counter, tf.int64)),
-            *(Item(name, "", memoryview(value).nbytes, partial(tf.constant, value)) for name, value in self.beside.items()),
+            Item(entry_of(COUNTER), "", 8, lambda: tf.constant(counter, tf.int64)),
+            *(Item(name, "", memoryview(value).nbytes, partial(tf.constant, value)) for name, value in beside.items()),
         ]
 
+    return items
 
-def _join(location: CheckpointLocation, files: Sequence[str], own: OwnEntries, lock: Lock, max_to_keep: int | None) -> None:
+
+def _join(
+    location: CheckpointLocation,
+    files: Sequence[str],
+    own: Callable[[int], list[Item]],
+    lock: Lock,
+    max_to_keep: int | None,
+) -> None:
     """Join the ranks' files, put the checkpoint in its place, and enter it in the folder's list."""
     for file in files:
         if not Path(f"{file}.index").is_file():
@@ -328,7 +370,7 @@ def _join(location: CheckpointLocation, files: Sequence[str], own: OwnEntries, l
     joined = list(files)
     # One more file if the existing checkpoint has the same number, and thus files of the same names.
     n_own = 2 if len(files) + 1 in _file_counts(location) else 1
-    items = own.items(len(files) + n_own)
+    items = own(len(files) + n_own)
     for i, own_items in enumerate([items] if n_own == 1 else [items[:1], items[1:]]):
         joined.append(str(location.scratch / f"about-{i}"))
         _write(location, joined[-1], own_items)
