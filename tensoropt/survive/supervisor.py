@@ -9,7 +9,6 @@ Starts, and what one leaves for the next, in the folder of the checkpoints::
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -20,10 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..common.errors import InputError, describe
 from ..common.files import check_writable, write_json
+from ..common.lock import Lock
 from ..runtime import notes
 from ..runtime.mpirun import Leaving, supervise
 from .attempts import Attempt, table, why_not_again
@@ -207,25 +207,20 @@ def _held(folder: Path) -> Iterator[None]:
     Raises:
         InputError: another one does, or it can't be written.
     """
+    lock, expected = Lock(folder / ".run.lock"), "a folder for each run"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".run.lock").open("a+")
+        holder = lock.acquire()
+        got = f"another run in it, of {holder}"
     except OSError as error:
-        _refuse(folder, f"{error.strerror} for '{error.filename}'", "a folder that can be written")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            _refuse(folder, f"another run, of process {file.read().strip()}, in it", "a folder for each run")
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        holder, expected = "", "a folder that can be written"
+        got = f"{error.strerror} for '{error.filename}'"
+    if holder is not None:
+        raise InputError(describe(f"a run can't be kept in '{folder}'", got=got, expected=expected))
+    try:
         yield
-
-
-def _refuse(folder: Path, got: str, expected: str) -> NoReturn:
-    raise InputError(describe(f"a run can't be kept in '{folder}'", got=got, expected=expected))
+    finally:
+        lock.release()
 
 
 def _about(folder: Path) -> dict[str, Any]:

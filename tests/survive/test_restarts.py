@@ -139,7 +139,7 @@ def survival(folder: Path, **changes) -> Survival:
 def test_two_runs_do_not_share_a_folder(tmp_path):
     with Supervisor(survival(tmp_path), lambda n: [], False)._folder() as first:
         assert first is not None and first[notes.CHECKPOINT] == str(tmp_path)
-        with pytest.raises(InputError, match=f"another run, of process {os.getpid()}, in it"):
+        with pytest.raises(InputError, match=f"another run in it, of process {os.getpid()} on "):
             Supervisor(survival(tmp_path), lambda n: [], False).run({})
 
 

@@ -25,7 +25,7 @@ from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 
 from ...common.errors import InputError, TensorOptError, cut, describe
 from ...common.files import write_atomically
-from .lock import Lock
+from ...common.lock import Lock
 
 _DATA_FILE = re.compile(r"\.data-(\d{5})-of-(\d{5})")
 _REASON = re.compile(r"; ([^;\[\n]+?)(?: \[Op:|$)")
@@ -69,7 +69,7 @@ class CheckpointLocation:
 
     def lock(self) -> Lock:
         """Return the lock that only one save may hold at a time, not held yet."""
-        return Lock(self.folder / f".{self.name}.lock", self.prefix)
+        return Lock(self.folder / f".{self.name}.lock")
 
     def data_files(self) -> dict[tuple[int, int], Path]:
         """Return the existing data files by (number, count of files)."""
@@ -89,7 +89,15 @@ class CheckpointLocation:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
+            holder = lock.acquire()
+            if holder is not None:
+                raise TensorOptError(
+                    describe(
+                        f"checkpoint '{self.prefix}' can't be saved: another run saves to it",
+                        got=f"its lock '{lock.path}' held by {holder}",
+                        advice="let each run save to a prefix of its own, or end the other one",
+                    )
+                )
             if self.scratch.exists():
                 shutil.rmtree(self.scratch)
             self.scratch.mkdir()

@@ -32,7 +32,7 @@ def start_aside(action: Callable[[], object]) -> threading.Thread:
 
 
 class Room:
-    """Memory for copies of tensors, of so many bytes together. Those for which it isn't ready, or too small, aren't copied."""
+    """Memory for copies of tensors, so many bytes of them. Those for which it isn't ready, or too small, aren't copied."""
 
     def __init__(self, n_bytes: int) -> None:
         self._memory = np.empty(n_bytes, np.uint8)

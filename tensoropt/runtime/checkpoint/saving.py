@@ -32,7 +32,6 @@ from ...sharding.local_shapes import shard_slices
 from ..interruptions import say
 from ..ranks import Processes
 from .location import CheckpointLocation, keep_newest, make_safe, writing
-from .lock import Lock
 from .metadata import ENTRY as METADATA
 from .metadata import Metadata, read_at
 from .objects import COUNTER, Objects, object_graph
@@ -195,7 +194,7 @@ class PendingSave:
                 files = [file for of_process in self._processes.gather(self._files) for file in of_process]
                 self._joins = True
                 if self._processes.rank == 0:
-                    self._run(lambda: _join(self._location, files, self._own, self._lock, self._max_to_keep))
+                    self._run(lambda: _join(self._location, files, self._own, self._max_to_keep))
                 return False
         except BaseException:
             self._release()
@@ -351,11 +350,7 @@ def _own_items(
 
 
 def _join(
-    location: CheckpointLocation,
-    files: Sequence[str],
-    own: Callable[[int], list[Item]],
-    lock: Lock,
-    max_to_keep: int | None,
+    location: CheckpointLocation, files: Sequence[str], own: Callable[[int], list[Item]], max_to_keep: int | None
 ) -> None:
     """Join the ranks' files, put the checkpoint in its place, and enter it in the folder's list."""
     for file in files:
@@ -377,7 +372,6 @@ def _join(
     merged = location.scratch / location.name
     with writing(location, merged.with_name(f"{location.name}.index"), 0), tf.device("CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=joined, destination_prefix=str(merged), delete_old_dirs=False)
-    lock.check()
     location.commit()
     keep_newest(location, max_to_keep)
 
