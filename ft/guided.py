@@ -30,7 +30,7 @@ from .elimination.solver import Report
 from .elimination.tracking import Limits, Tracked, track
 from .lower_bound import LowerBound
 from .presolve.dead_end_elimination import without_replaceable
-from .presolve.dominated_states import states_that_matter
+from .presolve.supported_states import supported_states
 from .problem import Ints, Problem, in_states
 from .tables.thinning import Thinning
 from .weighted.lagrangian import Found, Hull, lagrangian
@@ -133,6 +133,6 @@ class Guide:
         least = int(self.bound.mem_bytes[0]), int(self.bound.time_ns[-1])
         thinning = Thinning.of(restricted, max(EPSILON, self.gap / 2), self.max_points, least)
         reduced = without_replaceable(restricted)
-        states = states_that_matter(reduced)
+        states = supported_states(reduced)
         tracked = track(reduced.restricted(states), self.use_ldp, thinning, _RESTRICTED, self.report)
         return replace(tracked, strategies=in_states(tracked.strategies, states))

@@ -32,7 +32,7 @@ from .guided import Guide
 from .interning import interned
 from .lower_bound import LowerBound
 from .presolve.dead_end_elimination import without_replaceable
-from .presolve.dominated_states import check_supported, states_that_matter
+from .presolve.supported_states import supported_states
 from .problem import InfeasibleError, Ints, Problem, in_states
 from .reference.exhaustive import exhaustive
 from .tables.thinning import Thinning
@@ -90,7 +90,7 @@ class _Search:
 
     def run(self) -> Frontier:
         self._tell(0)
-        check_supported(self.problem)
+        supported_states(self.problem)  # else it says where the contradiction is
         limits = Limits(self.budget.max_table_cells, self.budget.max_work, is_strict=True)
         n_pairs = sum(edge.mem_bytes.size for edge in self.problem.edges)
         best = self._tracked(self.problem, limits) if n_pairs <= MAX_PAIRS else None
@@ -171,7 +171,7 @@ class _Search:
             InfeasibleError: no strategy is allowed.
         """
         reduced = without_replaceable(problem)
-        kept = states_that_matter(reduced)
+        kept = supported_states(reduced)
         reduced = reduced.restricted(kept)
         if of_given is not None:
             kept = tuple(given[those] for given, those in zip(of_given, kept, strict=True))

@@ -5,17 +5,16 @@ each edge, the difference of their rows at the other node's state. That is at mo
 
     D(s, s') = own(s') - own(s) + sum over edges  max over y of  (row(s', y) - row(s, y))        y allowed with s
 
-in memory and in time. If D <= 0 in both, s never matters. This finds more than :mod:`.dominated_states`, which asks for
-equal rows. If D <= 0 does not hold with the maximum over all y of one edge, but does with *some* y in its place, then the
-pair (s, y) of that edge never matters, because (s', y) does as well, and it is forbidden. So a resharding that is shared by
-two consumers is forbidden together with a consumer that has no use for it, and a table over a tensor's states and its
-consumers' loses nearly all of its cells. ("Dead-end elimination", Goldstein, Biophys. J. 66 (1994), for pairs of costs.)
+in memory and in time. If D <= 0 in both, s never matters. If D <= 0 does not hold with the maximum over all y of one edge,
+but does with *some* y in its place, then the pair (s, y) of that edge never matters, because (s', y) does as well, and it is
+forbidden. So a resharding that is shared by two consumers is forbidden together with a consumer that has no use for it, and
+a table over a tensor's states and its consumers' loses nearly all of its cells. ("Dead-end elimination", Goldstein, Biophys.
+J. 66 (1994), for pairs of costs.)
 
 "Does as well" is a preorder, as D(s, s'') <= D(s, s') + D(s', s''). Of states that do as well as each other, the lowest
 stays. One edge is changed at a time, so that for every pair that goes, one that does as well stays.
 
-Complexity: O(K^2 L) for a node of K states whose edges have L columns together. The work is done by compiled code, so a
-problem that is solved in less time than that takes to load stays as it is. Nodes whose costs are equal, edges included,
+Complexity: O(K^2 L) for a node of K states whose edges have L columns together. Nodes whose costs are equal, edges included,
 are looked at once.
 """
 
@@ -30,9 +29,6 @@ MAX_EDGES = 32
 """The most edges of a node that is looked at; with more, sums of differences could overflow."""
 ROUNDS = 3
 _LITTLE_WORK = 1 << 20
-_WORTH_COMPILED = 1 << 19
-"""Differences from which it pays to load compiled code. Whether it is loaded already doesn't matter, as of equal points
-others may be found."""
 _NEVER = np.int64(1 << 57)
 """A number above every difference of costs; a sum with one of them still fits."""
 
@@ -56,9 +52,6 @@ def without_replaceable(problem: Problem) -> Problem:
         return [(edges[index], is_source) for index, is_source in edges_of[node]]
 
     n_columns = [sum(costs.shape[1 + is_source] for costs, is_source in ends(node)) for node in range(len(nodes))]
-    work = sum(float(own.shape[1]) ** 2 * columns for own, columns in zip(nodes, n_columns, strict=True))
-    if work <= _WORTH_COMPILED:
-        return problem
     reduce = _Once()
     eligible = {
         node for node in range(len(nodes)) if _is_worth_it(nodes[node].shape[1], n_columns[node], len(edges_of[node]))

@@ -7,7 +7,7 @@ from helpers.large import first
 from tensoropt.ft import Edge, Node, Problem, search
 from tensoropt.ft.interning import Interned, interned
 from tensoropt.ft.presolve.dead_end_elimination import without_replaceable
-from tensoropt.ft.presolve.dominated_states import states_that_matter
+from tensoropt.ft.presolve.supported_states import supported_states
 from tensoropt.ft.problem import INFEASIBLE, InfeasibleError, identity
 
 
@@ -70,12 +70,12 @@ def test_presolve_is_the_same_whether_equal_arrays_are_one_object(seed):
     one, other = without_replaceable(problem), without_replaceable(interned(problem))
     assert all(np.array_equal(a, b) for a, b in zip(arrays(one), arrays(other), strict=True))
     try:
-        expected = states_that_matter(one)
+        expected = supported_states(one)
     except InfeasibleError as error:
         with pytest.raises(InfeasibleError, match=str(error).split(" of ")[0]):
-            states_that_matter(other)
+            supported_states(other)
         return
-    assert all(np.array_equal(a, b) for a, b in zip(expected, states_that_matter(other), strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(expected, supported_states(other), strict=True))
 
 
 @pytest.mark.parametrize("seed", first(10, range(1000)))

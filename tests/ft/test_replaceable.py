@@ -14,11 +14,6 @@ from tensoropt.ft.presolve.dead_end_elimination import reduce_node, without_repl
 from .problems import Costs, build, chain_pairs, random_problem, resnet_pairs
 
 
-@pytest.fixture(autouse=True)
-def _small_problems_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaceable, "_WORTH_COMPILED", -1)
-
-
 def n_allowed(problem: Problem) -> int:
     costs = [*problem.nodes, *problem.edges]
     return sum(int(((c.mem_bytes < INFEASIBLE) & (c.time_ns < INFEASIBLE)).sum()) for c in costs)

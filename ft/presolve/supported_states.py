@@ -1,0 +1,77 @@
+"""Drop states that no strategy can have, before the search. Exact.
+
+A state of a node is *unsupported* if its own cost is infeasible, or some edge allows no state of the other node with it.
+This finds most contradictions before any table is built, and can name where they are.
+
+Complexity: O(sum over edges of K_s K_t) per round; few rounds are needed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..problem import INFEASIBLE, Edge, InfeasibleError, Ints, Node, Problem, identity
+
+Mask = npt.NDArray[np.bool_]
+
+
+def supported_states(problem: Problem) -> tuple[Ints, ...]:
+    """Return for each node the states that are supported, ascending; at least one.
+
+    Raises:
+        InfeasibleError: a node or an edge allows nothing; the message names it.
+    """
+    kept, allowed = _allowed(problem)
+    if not all(mask.all() for mask in {id(mask): mask for mask in (*kept, *allowed)}.values()):
+        _drop_unsupported(problem, allowed, kept)
+    return tuple(np.flatnonzero(mask).astype(np.int64, copy=False) for mask in kept)
+
+
+def _allowed(problem: Problem) -> tuple[list[Mask], list[Mask]]:
+    """Return the states of nodes, and the pairs of states of edges, whose own cost is feasible, as masks."""
+    masks: dict[tuple[object, ...], Mask] = {}  # one for all nodes, and all edges, with the same arrays
+
+    def mask_of(part: Node | Edge) -> Mask:
+        key = identity(part.mem_bytes), identity(part.time_ns)
+        if key not in masks:
+            masks[key] = (part.mem_bytes < INFEASIBLE) & (part.time_ns < INFEASIBLE)
+            if isinstance(part, Node) and not masks[key].any():
+                raise InfeasibleError(f"no strategy is allowed: every state of node {part.name!r} is infeasible")
+        return masks[key]
+
+    return [mask_of(node) for node in problem.nodes], [mask_of(edge) for edge in problem.edges]
+
+
+def _drop_unsupported(problem: Problem, allowed: list[Mask], kept: list[Mask]) -> None:
+    """Drop the unsupported states of all nodes in ``kept``; raise an error if a node has no state left."""
+    known: dict[tuple[object, ...], Mask] = {}  # by an edge's mask, what is kept of the other end, and what of this one
+    alive: list[Mask] = []  # no other mask can get the address of one of these
+
+    def left(mask: Mask, others: Mask, axis: int, own: Mask) -> Mask:
+        """Return what is left of the states ``own`` of one end: the same object if that is all."""
+        key = id(mask), id(others), axis, id(own)
+        if key not in known:
+            content = id(mask), others.tobytes(), axis
+            if content not in known:
+                known[content] = np.asarray((mask[:, others] if axis else mask[others]).any(axis=axis))
+            both = own & known[content]
+            known[key] = own if both.sum() == own.sum() else both
+            alive.extend((others, own))
+        return known[key]
+
+    changed = True
+    while changed:
+        changed = False
+        for edge, mask in zip(problem.edges, allowed, strict=True):
+            for end, other, axis in ((edge.source, edge.target, 1), (edge.target, edge.source, 0)):
+                of_end = left(mask, kept[other], axis, kept[end])
+                if of_end is kept[end]:
+                    continue
+                kept[end] = of_end
+                changed = True
+                if not of_end.any():
+                    raise InfeasibleError(
+                        f"no strategy is allowed: no state of {problem.nodes[end].name!r} is left that edge "
+                        f"{problem.edge_name(edge)} allows; look at the states that this edge forbids"
+                    )
