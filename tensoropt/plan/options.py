@@ -16,17 +16,17 @@ from ..profiling.available_memory import available_memory_bytes
 from ..rules.registry import are_own
 from .asked import Request, asks_for_stages, parallelisms
 from .find_frontier import ModelFrontier
-from .find_staged import find_with_stages, why_too_large
+from .find_staged import find_with_stages
 from .frontier import PlanFrontier
 from .infeasible import least_needed, nothing_fits, time_for_more
+from .joined_frontier import why_too_large
 from .plan import Plan
-from .request import OF_CURVE, fastest_that_fits
+from .request import OF_CURVE
 from .scaling_curve import Curve, CurvePoint
+from .search_candidates import WORTH_STAGES, CandidateSearch
 from .stage_points import SearchedStages
 from .staged_frontier import StagedFrontier
 from .staged_frontier_points import points_of_whole
-from .stages_for_memory import frontier_in_stages
-from .stages_that_pay import WORTH_STAGES, frontier_that_pays, hint_of_stages
 from .unsplit import unsplit_if_as_fast
 
 WORTH_WORKERS = 400
@@ -64,10 +64,7 @@ def find_answer(
             f"option 'mini_time' takes one parallelism, got {counts}; option 'profiling' compares several, and "
             "'mini_parallelism' takes the fewest devices that fit"
         )
-    if asks_for_stages(request, stages):
-        plan = _fastest(_on_fewest_devices(request, counts, stages, schedule), option, request)
-    else:
-        plan = _found(option, request, counts)
+    plan = _found(option, request, counts, stages, schedule)
     frontier = plan.frontier
     assert frontier is not None
     # The peaks in the table are computed for it, which takes a third of the search's time.
@@ -93,57 +90,44 @@ def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
     return _found("mini_parallelism", request, parallelisms)
 
 
-def _found(option: str, request: Request, parallelisms: Sequence[int]) -> Plan:
-    all_tried: list[ModelFrontier] = []
-    all_in_stages: list[StagedFrontier] = []
-    started = time.monotonic()
-    for parallelism in sorted(parallelisms):
-        best, tried = fastest_that_fits(request, parallelism)
-        if best is not None:
-            faster = _within(frontier_that_pays(request, parallelism, best, tried), option, request)
-            if faster is not None:
-                return faster
-            alone = _unrolled(*best, option, request)
-            if option == "mini_time":
-                alone = unsplit_if_as_fast(alone, request)
-            return dataclasses.replace(alone, hint=hint_of_stages(request, parallelism, best, tried))
-        in_stages = frontier_in_stages(request, parallelism, tried)
-        plan = _within(in_stages, option, request)
-        if plan is not None:
-            return plan
-        all_tried += tried
-        all_in_stages += [] if in_stages is None else [in_stages]
-    least = min(all_in_stages, key=lambda each: each.points_of[0].n_bytes, default=None)
-    raise InputError(nothing_fits(request, all_tried, started, least))
-
-
-def _within(frontier: StagedFrontier | None, option: str, request: Request) -> Plan | None:
-    """Return the fastest plan of a frontier in stages within the memory limit; None where there is none."""
-    number = None if frontier is None else frontier.fastest_within(request.limit_bytes)
-    return None if frontier is None or number is None else frontier.plan(number, option)
-
-
-def _on_fewest_devices(
-    request: Request, parallelisms: Sequence[int], stages: Sequence[int] | None, schedule: str | None
-) -> StagedFrontier:
-    """Return the frontier at the least parallelism at which any plan fits.
+def _found(
+    option: str,
+    request: Request,
+    parallelisms: Sequence[int],
+    stages: Sequence[int] | None = None,
+    schedule: str | None = None,
+) -> Plan:
+    """Return the fastest plan that fits at the least parallelism at which any does.
 
     Raises:
-        InputError: nothing fits at any of the parallelisms; the message is that of the largest.
+        InputError: nothing fits; where stages are asked for the message is that of the largest parallelism.
     """
+    searched, started = list[CandidateSearch](), time.monotonic()
     why: InputError | None = None
-    for count in sorted(parallelisms):
-        try:
-            frontier = find_with_stages(request, count, stages, schedule)
-        except InputError as error:  # so few devices can't have these stages
-            why = error
+    for parallelism in sorted(parallelisms):
+        if asks_for_stages(request, stages):
+            try:
+                frontier = find_with_stages(request, parallelism, stages, schedule)
+            except InputError as error:  # so few devices can't have these stages
+                why = error
+                continue
+            if frontier.fastest_within(request.limit_bytes) is not None:
+                return _fastest(frontier, option, request)
+            why = InputError(why_too_large(frontier, request.limit_bytes))
             continue
-        text = why_too_large(frontier, request.limit_bytes)
-        if text is None:
-            return frontier
-        why = InputError(text)
-    assert why is not None
-    raise why
+        searched.append(CandidateSearch(request, parallelism).search_all())
+        in_stages, alone = searched[-1].frontier(), searched[-1].alone
+        if in_stages is not None and in_stages.fastest_within(request.limit_bytes) is not None:
+            return in_stages.plan(in_stages.fastest_within(request.limit_bytes), option)
+        if alone is not None:
+            plan = _unrolled(*alone, option, request)
+            return dataclasses.replace(
+                unsplit_if_as_fast(plan, request) if option == "mini_time" else plan, hint=searched[-1].hint
+            )
+    if why is not None:
+        raise why
+    least = min((each.least for each in searched if each.least), key=lambda each: each.points_of[0].n_bytes, default=None)
+    raise InputError(nothing_fits(request, [each for of in searched for each in of.whole], started, least))
 
 
 def _fastest(frontier: StagedFrontier, option: str, request: Request) -> Plan:
@@ -280,14 +264,14 @@ def _curve_point(
     if asks_for_stages(request, stages):
         return _point_of(find_with_stages(request, parallelism, stages, schedule), request)
     started, request = time.monotonic(), dataclasses.replace(request, wants_frontier=False)
-    best, tried = fastest_that_fits(request, parallelism)
-    if best is not None:
-        return _point_of(frontier_that_pays(request, parallelism, best, tried) or best[0], request)
-    in_stages = frontier_in_stages(request, parallelism, tried)
+    search = CandidateSearch(request, parallelism).search_all()
+    in_stages = search.frontier() or (search.least if search.alone is None else None)
+    if search.alone is not None:
+        return _point_of(in_stages or search.alone[0], request)
     found = None if in_stages is None else _point_of(in_stages, request)
     if found is not None and found.fits:
         return found
-    least = least_needed(request, tried, time_for_more(tried, started))
+    least = least_needed(request, search.whole, time_for_more(search.whole, started))
     alone = CurvePoint(parallelism, False, least.n_bytes, None, None, least.frontier.found.exact)
     return alone if found is None else min(alone, found, key=lambda each: each.memory_bytes)
 

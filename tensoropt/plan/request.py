@@ -1,9 +1,9 @@
-"""Answer a request at one parallelism: run its searches, without micro-batches and with various numbers of them."""
+"""Search a request's model as it is, and the numbers of micro-batches that are tried without stages."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,20 +11,17 @@ import numpy as np
 
 from ..common.errors import InputError
 from ..common.words import counted
-from ..costs.held_bytes import least_held_bytes, least_summed_bytes
 from ..ft import Budget, InfeasibleError
 from ..search.baselines import OTHERS
 from ..search.problem.choices import ACCUMULATE
 from ..sharding.model import Model
 from .asked import Request
 from .find_frontier import LOOK, ModelFrontier, Progress, find_frontier
-from .first_look import first_look
 
 OF_CURVE = Budget(seconds=1.0, gap=0.01)
 """The default budget of a search that is one of several, such as one point of a curve."""
 ONCE = Budget(seconds=0.0)
 """The budget of a search that only says whether anything fits at all: no refinement."""
-MOST_MICRO_BATCHES = 1 << 20
 FEW = (64, 16, 4)
 """Divisors of a frontier's length: the points at 1/64, 1/16 and 1/4 of it by memory are evaluated even when time is up.
 
@@ -131,102 +128,9 @@ def most_micro_batches(model: Model, parallelism: int) -> list[int]:
     return list(dict.fromkeys([*one_each[-1:], *possible[-1:]]))
 
 
-def least_bytes_in_micro_batches(model: Model, n_devices: int) -> int:
-    """Return the bytes per device that no plan in several micro-batches can do with less than; 0 where there is none."""
-    try:
-        in_two = model.in_micro_batches(2)
-    except InputError:
-        return 0
-    return least_held_bytes(model.graph, n_devices) + least_summed_bytes(in_two, n_devices)
-
-
 def _powers_of_two(most: int) -> Iterator[int]:
     """Return the powers of two up to ``most``: 2, 4, 8, ..."""
     return (1 << i for i in range(1, most.bit_length()))
-
-
-def fastest_that_fits(request: Request, parallelism: int) -> tuple[tuple[ModelFrontier, int] | None, list[ModelFrontier]]:
-    """Find the fastest point within the memory limit, over all numbers of micro-batches that the request allows.
-
-    If memory allows both, more micro-batches are never faster than fewer. So more are searched only if the limit excludes a
-    frontier's fastest point, and only as long as they need less memory and become faster. If nothing fits without
-    micro-batches, 2, 4, 8, ... are searched only if something fits with the smallest micro-batches. None are where a
-    device's share of what is held anyway, sums of gradients among it, is above the limit. A large model is looked at before
-    (:mod:`.first_look`), and not searched if certainly nothing fits.
-
-    Returns:
-        A frontier and the number of its fastest point within the limit, or None if nothing fits; and all frontiers that were
-        searched.
-    """
-    look, limit = first_look(request, parallelism, micro_batches_to_look_at(request, parallelism)), request.limit_bytes
-    if look is None or limit is None:
-        return _searched_that_fits(request, parallelism)
-    if request.tell is not None:
-        request.tell(look.text(limit))
-    if look.certainly_not(limit):
-        return None, list(look.tried)
-    best, tried = _searched_that_fits(request, parallelism)
-    return (best, tried) if best is not None or look.best is None else (look.best, [*tried, look.best[0]])
-
-
-def _searched_that_fits(request: Request, parallelism: int) -> tuple[tuple[ModelFrontier, int] | None, list[ModelFrontier]]:
-    """Search for the fastest point within the memory limit; see :func:`fastest_that_fits`."""
-    frontier = searched(request, parallelism)
-    tried, limit = [frontier], request.limit_bytes
-    if limit is not None and limit < least_held_bytes(request.model.graph, parallelism):
-        return None, tried
-    point = frontier.fastest_within(limit, request.progress)
-    best = None if point is None else (frontier, point)
-    if not may_use_micro_batches(request) or point == frontier.fastest_within(None):
-        return best, tried
-    known = best
-    if known is None:
-        if limit is not None and limit < least_bytes_in_micro_batches(request.model, parallelism):
-            return None, tried
-        known = _first_that_fits(request, least_in_micro_batches(request, parallelism), tried)
-        if known is None:
-            return None, tried
-    least = _least_bytes(frontier)
-    for n in _powers_of_two(known[0].model.graph.n_micro_batches if best is None else MOST_MICRO_BATCHES):
-        try:
-            frontier = searched(replace(request, micro_batches=n), parallelism)
-        except InputError:
-            break
-        if _least_bytes(frontier) >= least:
-            break
-        tried.append(frontier)
-        least = _least_bytes(frontier)
-        point = frontier.fastest_within(limit, request.progress)
-        if point is None:
-            continue
-        if best is not None and _time_ns(frontier, point) >= _time_ns(*best):
-            break
-        best = frontier, point
-        if point == frontier.fastest_within(None):
-            break
-    return best or known, tried
-
-
-def _first_that_fits(
-    request: Request, found: Iterable[ModelFrontier], tried: list[ModelFrontier]
-) -> tuple[ModelFrontier, int] | None:
-    """Return the first frontier on which something fits, and its fastest such point; append all searched to ``tried``."""
-    for frontier in found:
-        tried.append(frontier)
-        point = frontier.fastest_within(request.limit_bytes, request.progress)
-        if point is not None:
-            return frontier, point
-    return None
-
-
-def _time_ns(frontier: ModelFrontier, point: int) -> int:
-    """Return the time per step of a point."""
-    return int(frontier.costs.time_ns[point])
-
-
-def _least_bytes(frontier: ModelFrontier) -> int:
-    """Return the least memory of a frontier's points, as the frontier counts it."""
-    return int(frontier.certified.mem_bytes.min())
 
 
 class DeadlineError(Exception):

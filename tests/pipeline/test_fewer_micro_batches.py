@@ -12,13 +12,14 @@ from helpers.large import first
 
 from tensoropt import zoo
 from tensoropt.ft import Budget
-from tensoropt.plan import fewer_micro_batches
+from tensoropt.plan import by_bound, candidate_bounds
+from tensoropt.plan.candidate_bounds import Corners, bound_of_cut, in_fewer, points_of
+from tensoropt.plan.candidates import Candidate, Cutting, least_bytes
 from tensoropt.plan.cuts import Cut
-from tensoropt.plan.fewer_micro_batches import all_points, in_fewer, is_beaten, is_beaten_elsewhere
 from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.request import Request
 from tensoropt.plan.stage_needs import StageNeeds
-from tensoropt.plan.stage_times import TimesBySize
+from tensoropt.plan.stage_points import SearchedStages
 from tensoropt.plan.staged_frontier import StagedFrontier
 from tensoropt.plan.submeshes import blocks_of
 from tensoropt.profiling.hardware import named
@@ -30,6 +31,7 @@ ZOO = (
     "rnn:batch=32,steps=3,hidden=32,layers=2,vocabulary=64",
     "transformer:batch=32,length=4,layers=2,width=16,heads=2,vocabulary=32",
 )
+NOTHING = Corners(np.zeros(1), np.zeros(1))
 CASES = first(0, [*ZOO, "mlp", "attention", "looking_up", "tied"])
 
 
@@ -43,7 +45,7 @@ def request(name: str) -> Request:
 def of_all_numbers(name: str) -> StagedFrontier:
     """Return a model's frontier in two stages, with all numbers of micro-batches searched."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(fewer_micro_batches, "is_beaten", lambda *given: False)
+        patched.setattr(by_bound, "bound_of_cut", lambda *given: NOTHING)
         return find_with_stages(request(name), 4, (2,))
 
 
@@ -56,56 +58,72 @@ def test_no_point_is_missed_where_numbers_are_left_out(name: str) -> None:
 
 
 def test_numbers_that_are_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fewer_micro_batches, "can_predict", bool)
-    monkeypatch.setattr(fewer_micro_batches, "is_beaten", lambda *given: True)
+    monkeypatch.setattr(candidate_bounds, "can_predict", bool)
+    monkeypatch.setattr(Corners, "are_beaten", lambda *given: bool(len(given[1].mem_bytes)))
     found = find_with_stages(request("mlp"), 4, (2,))
-    assert [each.micro_batches for each in found.searched] in ([8], [8, 8])
-    assert "2 stages in 2 or 4 micro-batches are predicted to be beaten by what was searched" in found.summary()
+    (n,) = {each.micro_batches for each in found.searched}
+    others = " or ".join(str(each) for each in (2, 4, 8) if each != n)
+    assert f"2 stages in {others} micro-batches are predicted to be beaten by what was searched" in found.summary()
 
 
 @pytest.mark.parametrize("name", ["mlp", *CASES[:-4]])
 def test_as_many_micro_batches_cost_what_was_found(name: str) -> None:
-    asked = request(name)
+    cutting = Cutting(request(name), {}, 4, None)
     for each in of_all_numbers(name).searched:
-        times = TimesBySize(asked.model, asked.hardware, each.micro_batches)
-        predicted = in_fewer(each, asked.hardware, times, each.micro_batches)
+        predicted = in_fewer(each, cutting, each.micro_batches)
         for one, other in zip(predicted.combinations, each.combinations, strict=True):
             assert one.order == other.order and np.array_equal(one.stage_bytes, other.stage_bytes)
             assert np.array_equal(one.time_us, other.time_us)
-        assert not is_beaten(predicted, each.least_us, [each])
 
 
 @cache
 def of_all_cuts(name: str) -> StagedFrontier:
     """Return a model's frontier in two and in four stages, with all cuts and numbers of micro-batches searched."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(fewer_micro_batches, "is_beaten", lambda *given: False)
-        patched.setattr(fewer_micro_batches, "is_beaten_elsewhere", lambda *given: False)
+        patched.setattr(by_bound, "bound_of_cut", lambda *given: NOTHING)
         return find_with_stages(request(name), 4, (2, 4))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_cuts_that_are_left_out_have_no_minimal_point(name: str) -> None:
     found, expected = find_with_stages(request(name), 4, (2, 4)), of_all_cuts(name)
-    of_found, found_us = all_points(found.searched)
-    for n_bytes, time_us in zip(*all_points(expected.searched), strict=True):
-        assert ((of_found <= n_bytes) & (found_us <= time_us)).any()
+    assert points_of(expected.searched).are_beaten(points_of(found.searched))
     assert found.bound_us == expected.bound_us
 
 
 def test_a_cut_is_left_out_only_if_found_points_need_no_more_than_it_in_time_and_memory() -> None:
-    asked = request("mlp")
     found = of_all_numbers("mlp").searched
     first_found = found[0]
-    sizes = [frontier.mesh.n_devices for frontier in first_found.frontiers]
-    by_size = TimesBySize(asked.model, asked.hardware, first_found.micro_batches)
-    times, needs = by_size.of(sizes), StageNeeds.of(by_size, sorted(set(sizes)))
-    mem_bytes, time_us = all_points(found)
-    within = time_us[mem_bytes <= all_points([first_found])[0].min()].min()
-    for cut_us, expected in ((within, True), (0.999 * within, False), (math.inf, True)):
+    sizes, n = [frontier.mesh.n_devices for frontier in first_found.frontiers], first_found.micro_batches
+    cutting = Cutting(request("mlp"), {}, 4, None)
+    needs = StageNeeds.of(cutting.times(n), sorted(set(sizes)))
+    same = [each for each in found if each.micro_batches <= n]
+
+    def bound(cut_us: float, sizes: list[int], compared: list[SearchedStages]) -> Corners:
         cut = Cut(first_found.stages, blocks_of(sizes), cut_us, needs=needs)
-        assert is_beaten_elsewhere(cut, asked.hardware, times, None, found) == expected
-    assert not is_beaten_elsewhere(cut, asked.hardware, times, None, [])
+        n_bytes = max(least_bytes(cut.stages, needs, sizes, n))
+        return bound_of_cut(Candidate(2, n, None, cut, cut_us, n_bytes), cutting, compared)
+
+    mem_bytes, time_us = points_of(same)
+    within = time_us[mem_bytes <= points_of([first_found]).mem_bytes.min()].min()
+    for cut_us, expected in ((within, True), (0.999 * within, False), (math.inf, True)):
+        assert bound(cut_us, sizes, same).are_beaten(points_of(same)) == expected
+    assert not bound(math.inf, sizes, []).are_beaten(points_of([]))
     # Nothing that was found needs as little as half the memory.
-    halves = Cut(first_found.stages, blocks_of([2 * size for size in sizes]), math.inf, needs=needs)
-    assert not is_beaten_elsewhere(halves, asked.hardware, times, None, [first_found])
+    halves = bound(math.inf, [2 * size for size in sizes], [first_found])
+    assert not halves.are_beaten(points_of([first_found]))
+
+
+def test_corners_are_beaten_by_points_that_need_no_more() -> None:
+    corners = Corners(np.array([4.0, 8.0]), np.array([9.0, 5.0]))
+    for points, expected in (
+        (([4, 8], [9, 5]), True),
+        (([8, 3], [5, 9]), True),
+        (([3], [5]), True),
+        (([4, 8], [9, 6]), False),
+        (([5], [1]), False),
+        (([], []), False),
+    ):
+        assert corners.are_beaten(Corners(*map(np.array, points))) == expected
+    assert Corners(np.zeros(0), np.zeros(0)).are_beaten(corners)
+    assert corners.within(7).mem_bytes.tolist() == [4.0]

@@ -12,9 +12,9 @@ import pytest
 from tensoropt import zoo
 from tensoropt.ft import Budget
 from tensoropt.ir.graph import PLACEHOLDER, SOURCES
+from tensoropt.plan.candidates import least_memory
 from tensoropt.plan.cuts import balanced
 from tensoropt.plan.find_staged import find_with_stages
-from tensoropt.plan.memory_cuts import least_memory
 from tensoropt.plan.request import Request
 from tensoropt.plan.stage_needs import StageNeeds
 from tensoropt.plan.stage_times import TimesBySize

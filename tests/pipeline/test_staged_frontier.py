@@ -11,16 +11,18 @@ import accumulate.models as models
 import numpy as np
 import pytest
 from helpers.large import first
+from helpers.searches import fastest_that_fits
 from pipeline.staged import random_cuts, tanh_layers
 
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget, LowerBound
 from tensoropt.plan.find_frontier import find_frontier
-from tensoropt.plan.find_staged import find_with_stages, why_too_large
+from tensoropt.plan.find_staged import find_with_stages
+from tensoropt.plan.joined_frontier import why_too_large
 from tensoropt.plan.options import WORTH_STAGES, _fastest, find_answer
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.request import Request, fastest_that_fits
+from tensoropt.plan.request import Request
 from tensoropt.plan.stage_memory import StageCosts, ends_of, messages_of, needed_bytes, saved_bytes
 from tensoropt.plan.stage_points import SearchedStages
 from tensoropt.plan.stage_times import OperatorTimes, beside, transfers, works

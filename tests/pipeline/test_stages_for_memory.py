@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 from helpers import zoo
+from helpers.searches import fastest_that_fits, least_bytes_in_micro_batches, least_in_stages
 from helpers.zoo import Built
 from pipeline.staged import check_losses, tanh_layers
 
@@ -19,12 +20,15 @@ from tensoropt.common.errors import InputError
 from tensoropt.common.memory_units import memory_text
 from tensoropt.costs.held_bytes import least_held_bytes, least_summed_bytes
 from tensoropt.ft import Budget
-from tensoropt.plan import infeasible, stages_for_memory
+from tensoropt.plan import by_bound, infeasible
+from tensoropt.plan.by_bound import Fit
+from tensoropt.plan.candidates import Candidate
 from tensoropt.plan.options import mini_parallelism, mini_time, profiling
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.request import Request, fastest_that_fits, least_bytes_in_micro_batches
+from tensoropt.plan.request import Request
+from tensoropt.plan.search_candidates import CandidateSearch
 from tensoropt.plan.staged_frontier import StagedFrontier
-from tensoropt.plan.stages_for_memory import frontier_in_stages
+from tensoropt.plan.staged_frontier_points import staged_points
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.ranks import Processes
 from tensoropt.tools.cli.main import main
@@ -70,7 +74,7 @@ def least_without() -> int:
 @cache
 def least_in(count: int) -> int:
     """The least that a device needs in so many stages, by the probe."""
-    return stages_for_memory._probe(request(), 4, count).points_of[0].n_bytes
+    return least_in_stages(request(), 4, count).points_of[0].n_bytes
 
 
 class _Said:
@@ -122,12 +126,12 @@ def many_samples() -> Built:
 def test_more_micro_batches_are_taken_where_those_searched_by_default_do_not_fit() -> None:
     model = zoo.record(many_samples, "adam").model
     asked = request(model=model, limit_bytes=1)
-    default = stages_for_memory._probe(asked, 4, 2)
+    default = least_in_stages(asked, 4, 2)
     assert default.points_of[0].micro_batches == 8
-    least = {n: stages_for_memory._probe(replace(asked, micro_batches=n), 4, 2).points_of[0].n_bytes for n in (8, 16, 32)}
+    least = {n: least_in_stages(asked, 4, 2, n).points_of[0].n_bytes for n in (8, 16, 32)}
     assert least[8] > least[16] > least[32]
     for limit, n in ((least[16], 16), (least[16] - 1, 32)):
-        found = frontier_in_stages(replace(asked, limit_bytes=limit), 4, fastest_that_fits(asked, 4)[1])
+        found = CandidateSearch(replace(asked, limit_bytes=limit), 4).search_all().frontier()
         assert found is not None
         point = found.points_of[found.fastest_within(limit)]
         assert (point.n_stages, point.micro_batches) == (2, n)
@@ -135,21 +139,23 @@ def test_more_micro_batches_are_taken_where_those_searched_by_default_do_not_fit
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_all_stages_together_hold_what_is_held_anyway(count: int) -> None:
-    probe = stages_for_memory._probe(request(), 4, count)
+    probe = least_in_stages(request(), 4, count)
     in_two = recorded().model.in_micro_batches(2)
     held = least_held_bytes(recorded().graph, 1, of=("Variable",)) + least_summed_bytes(in_two, 1)
     assert held == 4 * 4 * 16 * 16 * 8
-    for point in stages_for_memory.staged_points(probe.searched):
+    for point in staged_points(probe.searched):
         devices = [each.mesh.n_devices for each in point.frontiers]
         assert sum(n * n_bytes for n, n_bytes in zip(devices, point.stage_bytes, strict=True)) >= held
 
 
 def test_micro_batches_that_cannot_help_are_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = request(model=zoo.record(many_samples, "adam").model)
-    probe = stages_for_memory._probe(asked, 4, 2)
-    held = min(stages_for_memory._hoped_for_bytes(each, 1 << 40) for each in probe.searched)
-    monkeypatch.setattr(stages_for_memory, "search_cuts", lambda *given: pytest.fail("stages were searched"))
-    assert stages_for_memory._in_more(replace(asked, limit_bytes=held - 1), 4, 2, probe) == (probe, 8)
+    probe = least_in_stages(asked, 4, 2)
+    held = min(by_bound._hoped_for_bytes(each, 32) for each in probe.searched)
+    for limit, expected in ((held - 1, True), (held, False)):
+        fit = Fit(CandidateSearch(replace(asked, limit_bytes=limit), 4))
+        fit.probed[2, 8] = list(probe.searched)
+        assert fit.is_beaten(Candidate(2, 32)) == expected
 
 
 def test_where_stages_fit_neither_the_least_of_both_is_told() -> None:
@@ -172,20 +178,20 @@ def test_what_rules_stages_out_leaves_the_error_as_it_was(
     changed: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Left out by the caller, by the user, or by the share of the parameters that a device has at least."""
-    monkeypatch.setattr(stages_for_memory, "search_cuts", lambda *given: pytest.fail("stages were searched"))
+    monkeypatch.setattr(by_bound, "search_cut", lambda *given: pytest.fail("stages were searched"))
     with pytest.raises(InputError, match=f"no plan fits .* memory={least_without()} or more"):
         mini_time(replace(request(least_without() - 1), **changed), 4)  # type: ignore[arg-type]
 
 
 def test_measured_searches_whose_micro_batches_are_not_searched_take_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile_guided, "_refuse_unmeasurable", lambda *given: None)
-    monkeypatch.setattr(stages_for_memory, "search_cuts", lambda *given: pytest.fail("stages were searched"))
+    monkeypatch.setattr(by_bound, "search_cut", lambda *given: pytest.fail("stages were searched"))
     with pytest.raises(InputError, match="no plan fits"):
         find_measured("mini_time", request(least_in(2)), 4, "1s", Processes(0, 1, ("here",)))
 
 
 def test_a_limit_that_a_plan_without_stages_keeps_has_none_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages_for_memory, "search_cuts", lambda *given: pytest.fail("stages were searched"))
+    monkeypatch.setattr(by_bound, "search_cut", lambda *given: pytest.fail("stages were searched"))
     assert isinstance(mini_time(request(least_without()), 4), Plan)
 
 
@@ -198,7 +204,7 @@ def test_a_model_that_cannot_be_cut_has_no_frontier_in_stages() -> None:
         return Built(tf.reduce_mean(tf.square(x @ w)), {x: zoo._reals(12, 8, 16)}, ())
 
     asked = request(10_000, model=zoo.record(one, "adam").model)
-    assert frontier_in_stages(asked, 4, fastest_that_fits(asked, 4)[1]) is None
+    assert CandidateSearch(asked, 4).search_all().frontier() is None
 
 
 @pytest.mark.large
@@ -272,7 +278,7 @@ def test_a_batch_that_two_do_not_divide_is_taken_in_three(micro_batches: int | N
 def test_more_micro_batches_are_those_in_which_the_model_can_be_trained() -> None:
     """In 16 no samples are apart that a reshaping joins; in 32 they would be."""
     model = zoo.record(partial(layers, 64, 32, 4), "adam").model
-    probe = stages_for_memory._probe(request(1, model=model), 4, 2)
+    probe = least_in_stages(request(1, model=model), 4, 2)
     assert probe.points_of[0].micro_batches == 8
     plan = mini_time(request(probe.points_of[0].n_bytes - 1, model=model), 4)
     assert isinstance(plan, Plan) and plan.micro_batches == 16

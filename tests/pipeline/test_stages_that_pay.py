@@ -13,13 +13,14 @@ from helpers.zoo import Built
 from pipeline.staged import check_losses
 
 from tensoropt.ft import Budget
-from tensoropt.plan import stages_that_pay
+from tensoropt.plan import by_bound, search_candidates
+from tensoropt.plan.candidates import Cutting
 from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.options import mini_parallelism, mini_time, profiling
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
+from tensoropt.plan.search_candidates import WORTH_STAGES
 from tensoropt.plan.staged_frontier import StagedFrontier
-from tensoropt.plan.stages_that_pay import WORTH_STAGES
 from tensoropt.profiling.hardware import Origin, named
 from tensoropt.tools.cli.main import main
 from tensoropt.tuning.planned_parts import fastest_without_stages
@@ -110,8 +111,8 @@ def test_a_memory_limit_holds_for_them() -> None:
 def test_nothing_is_looked_for_where_they_cannot_pay(
     changed: dict[str, object], n_devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages_that_pay, "balanced", _never)
-    monkeypatch.setattr(stages_that_pay, "search_cuts", _never)
+    monkeypatch.setattr(Cutting, "bounded", _never)
+    monkeypatch.setattr(by_bound, "search_cut", _never)
     assert isinstance(mini_time(request(**changed), n_devices), Plan)
 
 
@@ -136,14 +137,14 @@ def test_a_comparison_has_a_row_for_them(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_nothing_is_looked_for_where_there_is_little_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages_that_pay, "_looks", _never)
-    monkeypatch.setattr(stages_that_pay, "WORTH_STAGES", 0.6)
+    monkeypatch.setattr(Cutting, "bounded", _never)
+    monkeypatch.setattr(search_candidates, "WORTH_STAGES", 0.6)
     assert isinstance(mini_time(request(), 2), Plan)
 
 
 def test_a_cut_that_is_predicted_not_to_pay_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages_that_pay, "search_cuts", _never)
-    monkeypatch.setattr(stages_that_pay, "WORTH_STAGES", 0.2)
+    monkeypatch.setattr(by_bound, "search_cut", _never)
+    monkeypatch.setattr(search_candidates, "WORTH_STAGES", 0.2)
     assert isinstance(mini_time(request(), 2), Plan)
 
 

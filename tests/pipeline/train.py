@@ -18,7 +18,7 @@ import time
 import numpy as np
 
 import tensoropt
-from tensoropt.plan import cuts_to_search
+from tensoropt.plan import candidates
 from tensoropt.plan.cuts import Cut
 from tensoropt.reschedule.layout import block_bounds
 from tensoropt.runtime.checkpoint import restore, save
@@ -58,10 +58,10 @@ def main() -> None:
         messages.PACKET_BYTES = 256
     if stages != "1":
         # So that rows of the table cross, wherever a step would be fastest.
-        cuts_to_search.balanced = lambda model, _, choices, *__: Cut(
+        candidates.balanced = lambda model, _, choices, *__: Cut(
             Stages(model, ("Tanh_1",)), tuple(blocks[0] for blocks in choices), 0.0
         )
-        cuts_to_search.least_memory = lambda *_: None
+        candidates.least_memory = lambda *_: None
     words = tensoropt.placeholder(tensoropt.int32, [BATCH, 5])
     targets = tensoropt.placeholder(tensoropt.int32, [BATCH])
     loss = loss_of(words, targets)

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from helpers import zoo as small
 from helpers.large import first
+from helpers.searches import fastest_that_fits
 
 from tensoropt import zoo
-from tensoropt.plan.request import ONCE, Request, fastest_that_fits
+from tensoropt.plan.request import ONCE, Request
 from tensoropt.profiling.hardware import named
 from tensoropt.tools.offline import record
 

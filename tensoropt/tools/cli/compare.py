@@ -108,13 +108,15 @@ def _placed_plan(request: Request, count: int) -> Plan | None:
 
 def _that_pays(request: Request, count: int, frontier: ModelFrontier) -> Plan | None:
     """Return the plan in stages that a search takes unasked within the memory limit; None where it takes none."""
-    from ...plan.stages_that_pay import frontier_that_pays
+    from ...plan.search_candidates import CandidateSearch
 
     fastest = frontier.fastest_within(request.limit_bytes)
     if fastest is None:
         return None
     asked = replace(request, may_take_stages=True, wants_frontier=False)
-    found = frontier_that_pays(asked, count, (frontier, fastest), [frontier])
+    search = CandidateSearch(asked, count, whole=[frontier], alone=(frontier, fastest))
+    search.search_unasked()
+    found = search.frontier()
     return None if found is None else found.plan(found.fastest_within(request.limit_bytes), "mini_time")
 
 

@@ -1,0 +1,244 @@
+"""Take candidates by ascending bound, drop those that what is found beats, and open or search the others.
+
+What the bound is of, and what beats it, says an aim:
+
+*Best*: of time. A candidate is dropped if each corner of its bound (:mod:`.candidate_bounds`) is beaten by points that were
+found. More micro-batches without stages must be faster than what fits. Stages that nobody asked for must promise to save a
+share of the fastest step that fits: most models don't need them, and shouldn't wait for a search of them. What such a
+number of stages and of micro-batches promises is first all of a step without stages but its network, then its operators'
+least times, then the step as it is predicted of its cuts (:func:`.cuts.balanced`).
+
+*Fit*: of memory, time left out. It ends with the first thing that fits, in searches without refinement. Stages come last: in
+2, then in 4 and 8 as long as that needs less memory, in the most micro-batches that are tried by default, then in more if
+what a micro-batch saves, divided so, leaves enough room beside what is held anyway.
+
+On measured hardware predictions by rates of classes aren't enough: a pipeline of products with few rows has taken twice as
+long as predicted. There stages that nobody asked for are taken only if they are run beside a plan without
+(``profile_budget=``). Else a hint says that they may pay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Protocol
+
+from ..common.errors import InputError
+from ..program.schedule import ONE_FORWARD_ONE_BACKWARD
+from ..report.sentences import time_text
+from .candidate_bounds import bound_of_cut, bound_of_whole, points_of
+from .candidates import WORTH_AT_ONCE, Candidate, possible_micro_batches
+from .joined_frontier import frontier_of, why_too_large
+from .request import ONCE, Request
+from .search_cut import search_cut
+from .search_state import SearchState
+from .stage_memory import StageCosts
+from .stage_points import SearchedStages
+from .staged_frontier_points import reduced, staged_points
+
+FEW_PEAKS = 4
+"""So many points of least memory are evaluated where time is left out: peaks rise with memory but for little."""
+
+
+class Aim(Protocol):
+    """What the loop is for."""
+
+    def key(self, candidate: Candidate) -> float | tuple[float, ...]:
+        """Return the bound by which candidates are taken."""
+
+    def is_beaten(self, candidate: Candidate) -> bool:
+        """Return whether a candidate can't be better than what is found."""
+
+    def opened(self, candidate: Candidate) -> list[Candidate]:
+        """Search a candidate, or return those into which it is opened."""
+
+
+def by_bound(candidates: Sequence[Candidate], aim: Aim) -> None:
+    """Open and search candidates by ascending bound, but those that what is found by then beats."""
+    waiting = list(candidates)
+    while waiting:
+        candidate = min(waiting, key=aim.key)
+        waiting.remove(candidate)
+        if not aim.is_beaten(candidate):
+            waiting += aim.opened(candidate)
+
+
+@dataclass(eq=False)
+class Best:
+    """Search the fastest plans, and those of less memory; see :class:`Aim`.
+
+    Attributes:
+        worth: the share of the fastest step that candidates in stages must promise to save; None where they are asked for.
+    """
+
+    search: SearchState
+    worth: float | None = None
+
+    def key(self, candidate: Candidate) -> float:
+        return self._bounded(candidate).least_us
+
+    def _bounded(self, candidate: Candidate) -> Candidate:
+        return bound_of_whole(candidate, self.search.whole) if candidate.n_stages == 1 else candidate
+
+    def is_beaten(self, candidate: Candidate) -> bool:
+        search, limit = self.search, self.search.request.limit_bytes
+        if candidate.n_stages == 1:
+            bounded = self._bounded(candidate)
+            is_too_large = limit is not None and bounded.least_bytes > limit and bool(search.whole)
+            return is_too_large or bounded.least_us >= search.alone_us
+        if not self._promises(candidate):
+            return True
+        if candidate.cut is None:
+            return False
+        bound = bound_of_cut(candidate, search.cutting, search.cuts)
+        return bound.are_beaten(points_of(search.cuts))
+
+    def _promises(self, candidate: Candidate) -> bool:
+        """Return whether stages that nobody asked for promise to save enough; beside cuts that did, others may as well."""
+        search, worth = self.search, self.worth
+        group = candidate.n_stages, candidate.micro_batches
+        if worth is None or (not search.hint and any((each.stages.n, each.micro_batches) == group for each in search.cuts)):
+            return True
+        least_us = candidate.least_us
+        if math.isinf(least_us):  # all of a step but its network is about what stages would take at best
+            least_us = min(int(each.costs.compute_ns.min()) for each in search.whole) / 1e3
+        return not search.hint and least_us <= (1 - worth) * search.best_us
+
+    def opened(self, candidate: Candidate) -> list[Candidate]:
+        search, request = self.search, self.search.request
+        count, n, cutting = candidate.n_stages, candidate.micro_batches, search.cutting
+        if count == 1:
+            search.search_one(candidate, request)
+            return []
+        if candidate.cut is None:
+            return self._cut(candidate)
+        if self.worth is not None and _must_be_tried(request):
+            search.hint = (
+                f"{count} stages may take {time_text(candidate.least_us)} a step, where "
+                f"{time_text(search.alone_us)} is predicted without; give a profile_budget to try both"
+            )
+            return []
+        limit, said = request.limit_bytes, replace(request, progress=search.said_in(count))
+        must_fit = limit is not None and any(each.combinations[0].mem_bytes[0] <= limit for each in search.cuts)
+        try:
+            found = search_cut(said, candidate, cutting, search.alike, must_fit, search.bounds_us[count, n])
+        except InputError:
+            if self.worth is None:
+                raise
+            found = None  # what is forced can't be so
+        search.cuts += [] if found is None else [found]
+        return []
+
+    def _cut(self, candidate: Candidate) -> list[Candidate]:
+        """Return a candidate whose cut is open with its bound; one that has a bound as the cuts into which it is opened."""
+        search, group = self.search, (candidate.n_stages, candidate.micro_batches)
+        slices = possible_micro_batches(search.request, candidate.n_stages)
+        try:
+            if math.isinf(candidate.least_us):
+                bounded = search.cutting.bounded(candidate)
+                search.bounds_us[group] = bounded.least_us
+                return [bounded]
+            of_cuts = search.cutting.opened(candidate, self.worth is not None or candidate.micro_batches == slices[-1])
+        except InputError as error:
+            search.bounds_us.pop(group, None)
+            search.left_out += [str(error)] if str(error) not in search.left_out else []
+            return []
+        is_open = search.request.micro_batches is None and search.cutting.shared(candidate.n_stages) is None
+        beside = 0.0 if of_cuts[0].cut is None else of_cuts[0].cut.beside
+        if is_open and candidate.micro_batches == slices[0] > 1 and beside >= WORTH_AT_ONCE:
+            of_cuts.append(replace(candidate, micro_batches=1, least_us=-math.inf))
+        return of_cuts
+
+
+@dataclass(eq=False)
+class Fit:
+    """Find out whether anything fits the memory limit, without refinement; see :class:`Aim`.
+
+    Attributes:
+        most_stages: into more the model can't be cut.
+    """
+
+    search: SearchState
+    most_stages: float = math.inf
+    needs: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cutting = replace(self.search.cutting, schedule=ONE_FORWARD_ONE_BACKWARD)
+        self.probed: dict[tuple[int, int], list[SearchedStages]] = {}
+
+    def key(self, candidate: Candidate) -> tuple[float, ...]:
+        return candidate.n_stages, candidate.micro_batches, candidate.least_bytes
+
+    def is_beaten(self, candidate: Candidate) -> bool:
+        search, limit = self.search, self.search.request.limit_bytes
+        count, n = candidate.n_stages, candidate.micro_batches
+        assert limit is not None
+        if search.alone is not None or search.fitting is not None:
+            return True
+        if count == 1:
+            return candidate.least_bytes > limit
+        if candidate.cut is not None:
+            return False
+        if count > self.most_stages or not self._falls(count):
+            return True
+        fewer = [found for (of, m), found in self.probed.items() if of == count and m < n]
+        return bool(fewer) and min(_hoped_for_bytes(each, n) for each in fewer[-1]) > limit
+
+    def _falls(self, count: int) -> bool:
+        """Return whether each number of stages below one needed less memory than fewer."""
+        of_whole = min((int(each.certified.mem_bytes.min()) for each in self.search.whole), default=math.inf)
+        needs = [of_whole, *(self.needs[each] for each in sorted(self.needs) if each < count)]
+        return all(after < before for before, after in pairwise(needs))
+
+    def opened(self, candidate: Candidate) -> list[Candidate]:
+        search, count, n = self.search, candidate.n_stages, candidate.micro_batches
+        once = replace(search.request, budget=ONCE)
+        if count == 1:
+            search.search_one(candidate, once)
+            return []
+        try:
+            if candidate.cut is None:
+                return self.cutting.opened(candidate, True)
+            once = replace(once, progress=search.said_in(count))
+            found = search_cut(once, candidate, self.cutting, search.alike, False, 0.0)
+        except InputError:
+            if (count, n) not in self.probed and count not in self.needs:
+                self.most_stages = count - 1
+            return []
+        assert found is not None
+        self._evaluate(found, replace(candidate, cut=None, least_us=-math.inf, schedule=search.schedule))
+        return []
+
+    def _evaluate(self, found: SearchedStages, candidate: Candidate) -> None:
+        """Evaluate the points of least memory of a cut that was searched."""
+        search, count = self.search, candidate.n_stages
+        self.probed.setdefault((count, candidate.micro_batches), []).append(found)
+        needs = int(found.combinations[0].mem_bytes.min())
+        self.needs[count] = min(needs, self.needs.get(count, needs))
+        points = reduced(staged_points([found])[:FEW_PEAKS])
+        frontier = frontier_of(search.request, search.parallelism, [found], points=points)
+        if search.least is None or points[0].n_bytes < search.least.points_of[0].n_bytes:
+            search.least = frontier
+        if why_too_large(frontier, search.request.limit_bytes) is None:
+            search.fitting, search.fits = candidate, frontier
+
+
+def _must_be_tried(request: Request) -> bool:
+    """Return whether predictions aren't enough to take stages, and no plan will be run."""
+    return request.stages_must_pay and request.hardware.measured is not None
+
+
+def _hoped_for_bytes(searched: SearchedStages, n: int) -> int:
+    """Return what the stage that needs the most would need in ``n`` micro-batches, if all that they save were divided.
+
+    It is the sum that is searched, which may be above the peak: where that alone would fit, nothing more is looked at.
+    """
+    found = []
+    for stage, frontier in enumerate(searched.frontiers):
+        costs, order = StageCosts.of(frontier), searched.combinations[0].order
+        held = costs.mem_bytes - costs.saved_bytes
+        saved = costs.bytes_of(stage, order) - held
+        found.append(int(held.min() + saved.min() * searched.micro_batches / n))
+    return max(found)

@@ -1,0 +1,36 @@
+"""What a search does without stages, and in stages with time left out, apart from what else it does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tensoropt.costs.held_bytes import least_held_bytes, least_summed_bytes
+from tensoropt.plan.by_bound import Fit, by_bound
+from tensoropt.plan.candidates import Candidate, possible_micro_batches
+from tensoropt.plan.find_frontier import ModelFrontier
+from tensoropt.plan.request import Request
+from tensoropt.plan.search_candidates import CandidateSearch
+from tensoropt.plan.staged_frontier import StagedFrontier
+from tensoropt.program.schedule import ONE_FORWARD_ONE_BACKWARD
+from tensoropt.sharding.model import Model
+
+
+def fastest_that_fits(request: Request, parallelism: int) -> tuple[tuple[ModelFrontier, int] | None, list[ModelFrontier]]:
+    """Return the fastest point without stages within the memory limit, and all frontiers that were searched."""
+    search = CandidateSearch(request, parallelism)
+    search.search_whole()
+    return search.alone, search.whole
+
+
+def least_in_stages(request: Request, parallelism: int, count: int, n: int | None = None) -> StagedFrontier:
+    """Return the points of least memory in a number of stages and, if given, of micro-batches, without refinement."""
+    search = CandidateSearch(replace(request, limit_bytes=1), parallelism)
+    n = n or possible_micro_batches(request, count)[-1]
+    by_bound([Candidate(count, n, ONE_FORWARD_ONE_BACKWARD, n_alike=count)], Fit(search))
+    assert search.least is not None
+    return search.least
+
+
+def least_bytes_in_micro_batches(model: Model, n_devices: int) -> int:
+    """Return the bytes per device that no plan in several micro-batches can do with less than."""
+    return least_held_bytes(model.graph, n_devices) + least_summed_bytes(model.in_micro_batches(2), n_devices)
