@@ -6,10 +6,6 @@ back and forth, and each state looks only at those origins that were lowered sin
 nothing changes (Bellman and Ford's algorithm, in place). A graph of layouts has many edges, but its paths have few
 steps, so a handful of rounds over long vectors, which stay in a cache, is enough.
 
-Axes of one size that cost the same are interchangeable: a path stays as cheap when they change places all along it. Of
-sources that differ in this alone only one needs a row. Whether axes cost the same is looked up in the weights, so on
-measured hardware, whose axes differ, the measured costs hold.
-
 Complexity: O(R E S) for R rounds, E edges and S sources. In the worst case there is half a round for each step of the
 longest path.
 """
@@ -25,15 +21,12 @@ import numpy as np
 
 from .bounded_cache import BoundedCache
 from .dijkstra import StepTimes, path_time_ns, rewinding, unwinding
-from .layout import Axes
 from .layout_graph import LayoutGraph, layout_graph
 from .orders import Ints, Mask, axes_of_mask, orders
 from .steps import COMMUNICATING, KINDS, Move, State, leading_dim, move_between
 
 _MOST_TIMES = 1 << 23
 """The most distances (states times sources) that one search holds, so that temporary memory is bounded."""
-_MOST_RENAMED = 1 << 18
-"""States squared times sources up to which all sources are searched from, whether or not axes are interchangeable."""
 _KEPT_BYTES = 1 << 26
 """The most bytes of weights that are kept for the next search of the same tensor; those that were used last are."""
 # The distance of a state that isn't reached, by dtype: half of the type's range, so that adding a weight doesn't overflow.
@@ -47,7 +40,6 @@ class Weighted:
     graph: LayoutGraph
     fits: Mask  # [states]: whether the layout fits the tensor's shape
     of_class: Ints  # [classes of edges], in nanoseconds; NEVER where an end does not fit
-    classes: tuple[Axes, ...]  # the sets of interchangeable axes, those of more than one
 
     @cached_property
     def weight(self) -> Ints:
@@ -92,29 +84,7 @@ class Weighted:
             kind, mask, size = np.unravel_index(number, (len(kinds), n_masks, len(sizes)))
             times[number] = steps.ask(kinds[kind], axes_of_mask(int(mask)), int(sizes[size]))
         of_class = np.where(usable, times[query] + n_copies * np.where(is_copied, times[copy], 0), NEVER[np.dtype(np.int64)])
-        of_all = graph.orders.runs is None  # in a graph of few runs a renamed layout may be missing
-        classes = _interchangeable(axis_sizes, times.reshape(-1, n_masks, len(sizes))) if of_all else ()
-        return cls(graph, fits, of_class, classes)
-
-    def times(self, sources: Ints, targets: Ints) -> Ints:
-        """Return the nanoseconds from each source state to each target state, int64[sources, targets]."""
-        if not self.classes or len(self.fits) ** 2 * len(sources) <= _MOST_RENAMED:
-            times: Ints = self.search(_Starts.at(sources), targets).T
-            return times
-        graph = self.graph
-        renamed = _first_come_first_named(graph, sources, self.classes)
-        code = renamed @ graph.orders.n_axes ** np.arange(graph.orders.n_axes)
-        _, first, of_source = np.unique(code, return_index=True, return_inverse=True)
-        of_source = of_source.reshape(-1)
-        order, mask = graph.orders.renamed(renamed[first])
-        canonical = graph.numbers(order[of_source[:, None], graph.dims[sources]], mask[of_source, graph.partial[sources]])
-        n_wanted, rank = len(first) * len(targets), graph.dims.shape[1]
-        everywhere = order[:, graph.dims[targets]].reshape(n_wanted, rank), mask[:, graph.partial[targets]].reshape(n_wanted)
-        wanted = graph.numbers(*everywhere).reshape(len(first), len(targets))
-        distinct, row = np.unique(canonical, return_inverse=True)
-        each, column = np.unique(wanted, return_inverse=True)
-        found = self.search(_Starts.at(distinct), each)
-        return found[column.reshape(wanted.shape)[of_source], row.reshape(-1, 1)]
+        return cls(graph, fits, of_class)
 
     def search(self, starts: _Starts, wanted: Ints) -> Ints:
         """Return the nanoseconds from each start to each state in ``wanted``, which fit, int64[wanted, starts]."""
@@ -137,11 +107,14 @@ class Weighted:
 
         In 32 bits, times from about one second on are wrong.
         """
+        from . import path_kernels  # here, since loading compiled code takes half a second
+
         never = NEVER[kind]
         distance = np.full((len(self.fits), starts.n_rows), never, kind)
         if starts.n_rows:
             distance[starts.state, starts.row] = np.minimum(starts.time_ns, never)
-            relaxed(self.graph, self.weights(never, kind), distance)
+            graph = self.graph
+            path_kernels.relax(graph.start, graph.source, self.weights(never, kind), graph.by_splits, distance, never)
         return distance
 
 
@@ -187,7 +160,8 @@ def times_between(steps: StepTimes, states: Sequence[State], partial: bool, runs
     inside = [i for i, state in enumerate(states) if graph.orders.has(*state)]
     numbers = graph.number_of([states[i] for i in inside])
     if len(inside) == len(states):
-        return weighted.times(numbers, numbers)
+        among: Ints = weighted.search(_Starts.at(numbers), numbers).T
+        return among
     return _between_ends(steps, weighted, states, np.array(inside, np.int64), numbers)
 
 
@@ -260,44 +234,3 @@ def _steps_into(steps: StepTimes, graph: LayoutGraph, state: State, is_reversed:
     return [
         (number, steps.time_ns(move.target, reverse)) for number, move, reverse in zip(numbers, found, back, strict=True)
     ]
-
-
-def relaxed(graph: LayoutGraph, weight: Ints, distance: Ints) -> None:
-    """Lower ``distance`` [states, sources] in place until no edge can lower it."""
-    from . import path_kernels
-
-    path_kernels.relax(graph.start, graph.source, weight, graph.by_splits, distance, NEVER[distance.dtype])
-
-
-def _interchangeable(axis_sizes: Axes, times: Ints) -> tuple[Axes, ...]:
-    """Return the classes of axes that may change places: equal in size and in ``times`` [kinds, masks, sizes]."""
-    masks = np.arange(times.shape[1])
-    classes: list[list[int]] = []
-    for axis, size in enumerate(axis_sizes):
-        for other in classes:
-            if axis_sizes[other[0]] == size:
-                differ = (masks >> axis ^ masks >> other[0]) & 1
-                if np.array_equal(times, times[:, masks ^ (differ << axis | differ << other[0])]):
-                    other.append(axis)
-                    break
-        else:
-            classes.append([axis])
-    return tuple(tuple(each) for each in classes if len(each) > 1)
-
-
-def _first_come_first_named(graph: LayoutGraph, states: Ints, classes: Sequence[Axes]) -> Ints:
-    """Return each state's new names of the axes, [states, axes], so that the axes of a class appear in order."""
-    known, rank = graph.orders, graph.dims.shape[1]
-    axes = np.arange(known.n_axes)
-    index = np.full((len(states), known.n_axes), 0)
-    is_partial = graph.partial[states][:, None] >> axes & 1
-    index[:] = np.where(is_partial, rank, rank + 1) * known.n_axes + axes
-    for dim in range(rank):
-        within = known.index[graph.dims[states, dim]]
-        index = np.where(within >= 0, dim * known.n_axes + within, index)
-    names = np.tile(axes, (len(states), 1))
-    for each in classes:
-        columns = np.array(each)
-        appearance = np.argsort(index[:, columns], axis=1)
-        np.put_along_axis(names, columns[appearance], np.broadcast_to(columns, appearance.shape), axis=1)
-    return names

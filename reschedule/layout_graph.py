@@ -79,10 +79,7 @@ class LayoutGraph:
         """Return the numbers of states that are in the graph."""
         number, shape = self.orders.number, (len(states), self.dims.shape[1])
         dims = np.array([[number[axes] for axes in state.splits] for state in states], np.int64).reshape(shape)
-        return self.numbers(dims, np.array([mask_of_axes(state.partial) for state in states], np.int64))
-
-    def numbers(self, dims: Ints, partial: Ints) -> Ints:
-        """Return the numbers of states that are given as rows of ``dims`` and ``partial``."""
+        partial = np.array([mask_of_axes(state.partial) for state in states], np.int64)
         found: Ints = np.searchsorted(self.key, _keys(self.orders, dims, partial))
         return found
 

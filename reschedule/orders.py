@@ -79,7 +79,6 @@ class Orders:
     length: Ints  # [orders]: the number of axes
     prefix: Ints  # [orders, n]: the order without its n minor-most axes
     suffix: Ints  # [orders, n]: the order of its n minor-most axes
-    index: Ints  # [orders, axes]: the index of the axis in the order; -1 if it isn't there
     can_be_partial: Mask  # for each mask, whether these axes may be the partial ones
     within: Lists  # for each mask, the non-empty orders of some of these axes
     exactly: Lists  # for each mask, the orders of all these axes
@@ -98,21 +97,6 @@ class Orders:
     def has(self, splits: tuple[Axes, ...], partial: Axes) -> bool:
         """Return whether a layout is made of these orders and sets of partial axes."""
         return bool(self.can_be_partial[mask_of_axes(partial)]) and all(axes in self.number for axes in splits)
-
-    def renamed(self, names: Ints) -> tuple[Ints, Ints]:
-        """Return the new number of each order, [renamings, orders], and each new mask, [renamings, masks].
-
-        Args:
-            names: int64[renamings, axes]: axis i is renamed to ``names[:, i]``. ``runs`` must be None, so that all orders
-                are there.
-        """
-        code, mask = np.zeros((len(names), len(self.axes)), np.int64), np.zeros((len(names), 1 << self.n_axes), np.int64)
-        for axis, name in enumerate(names.T):
-            index = self.index[:, axis]
-            digit = np.where(index >= 0, (self.n_axes + 1) ** (self.length - 1 - index).clip(0), 0)
-            code += (name[:, None] + 1) * digit
-            mask |= (np.arange(1 << self.n_axes) >> axis & 1) << name[:, None]
-        return self._by_code[np.searchsorted(self._code, code, sorter=self._by_code)], mask
 
 
 def _orders_in_runs(n_axes: int, runs: int) -> list[Axes]:
@@ -146,7 +130,6 @@ def orders(n_axes: int, runs: int | None) -> Orders:
     for whole in everything:
         within[whole] = [position for part in parts[whole] for position in exactly[part]]
     code = np.array([sum((axis + 1) * (n_axes + 1) ** index for index, axis in enumerate(reversed(o))) for o in axes])
-    index = [[order.index(axis) if axis in order else -1 for axis in range(n_axes)] for order in axes]
     return Orders(
         n_axes=n_axes,
         runs=runs,
@@ -156,7 +139,6 @@ def orders(n_axes: int, runs: int | None) -> Orders:
         length=np.array([len(order) for order in axes], np.int64),
         prefix=np.array([[number[order[: max(len(order) - n, 0)]] for n in counts] for order in axes], np.int64),
         suffix=np.array([[number[order[max(len(order) - n, 0) :]] for n in counts] for order in axes], np.int64),
-        index=np.array(index, np.int64).reshape(len(axes), -1),
         can_be_partial=np.array(can_be_partial, bool),
         within=Lists.of(within),
         exactly=Lists.of(exactly),

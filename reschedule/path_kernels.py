@@ -91,42 +91,6 @@ def _weight(time_ns: Any, communicates: Any, edge: int) -> Any:
 
 
 @_compile
-def settle(start: Any, source: Any, time_ns: Any, communicates: Any, first: int, last: int) -> Any:
-    """Return the remaining weights from states to ``last``, int64[states], and the states on cheapest paths to it.
-
-    The second result, bool[states], marks the states on the cheapest paths from ``first``. Remaining weights are right
-    for all states that are as near to ``last`` as ``first`` is; the third result is their number. Edges are as in
-    :func:`relax`.
-    """
-    n_states = len(start) - 1
-    left = np.full(n_states, FAR, np.int64)
-    is_settled = np.zeros(n_states, np.bool_)
-    settled = np.empty(n_states, np.int64)
-    left[last] = n_settled = 0
-    heap = [(0, last)]
-    while not is_settled[first]:
-        _, state = heappop(heap)
-        if is_settled[state]:
-            continue
-        is_settled[state] = True
-        settled[n_settled] = state
-        n_settled += 1
-        for edge in range(start[state], start[state + 1]):
-            reached = left[state] + _weight(time_ns, communicates, edge)
-            if reached < left[source[edge]]:
-                left[source[edge]] = reached
-                heappush(heap, (reached, np.int64(source[edge])))
-    is_between = np.zeros(n_states, np.bool_)
-    is_between[first] = True
-    for index in range(n_settled - 2, -1, -1):
-        state = settled[index]
-        for edge in range(start[state], start[state + 1]):
-            if is_between[source[edge]]:
-                is_between[state] |= left[source[edge]] == left[state] + _weight(time_ns, communicates, edge)
-    return left, is_between, n_settled
-
-
-@_compile
 def distances(start: Any, other: Any, edges: Any, time_ns: Any, communicates: Any, end: int) -> Any:
     """Return the weights of the cheapest paths between one end and each state, int64[states]; FAR where there is none.
 

@@ -1,13 +1,8 @@
 """Find one path by compiled code on the flat graph of layouts: the path that :mod:`.dijkstra` finds, some ten times as fast.
 
-Dijkstra's algorithm goes back from the target, because edges are sorted by their targets, and ends when it has come to
-the source. Then the layouts on cheapest paths are marked, from the source on. The path is read off from its end, where
-ties are decided. O(E log L) for E edges into L layouts that are nearer to the target than the source is.
-
-A search that changes one operator at a time asks for the paths from many layouts to one, or from one to many. So what
-is looked at for an end is added up, and when that comes to all layouts its distances to all, or from all, are found and
-kept: at most twice the work, whatever is asked. A path from or to it is then read off: O(edges into the layouts on
-cheapest paths).
+Dijkstra's algorithm goes back from the target and finds the distances of all layouts to it, which are kept: a search that
+changes one operator at a time asks for the paths from many layouts to one. Then the layouts on cheapest paths are marked,
+from the source on. The path is read off from its end, where ties are decided. O(E log L) for E edges of L layouts.
 
 One of the ends may be of more runs of axes than the layouts of the graph: then it is a step away from some of them, the
 distances of the other end are found, and the least sum of both is the path.
@@ -16,7 +11,6 @@ distances of the other end are found, and the least sum of both is the path.
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -56,13 +50,12 @@ def quick_moves(steps: StepTimes, source: State, target: State, partial: bool, r
     if not graph.orders.has(*source):
         return search.moves_in(source, target)
     first, last = graph.number_of([source, target]).tolist()
-    return search.read_off(*search.distances(first, last), first, last)
+    left = search.distances_of(True, last)
+    return search.read_off(left, search.between(left, [first]), first, last)
 
 
 _Edges = tuple[Ints, npt.NDArray[np.int32], npt.NDArray[np.int32]]
 _kept: BoundedCache[tuple[LayoutGraph, StepTimes, bool, int], Ints] = BoundedCache(1 << 26)
-_looked_at: BoundedCache[tuple[LayoutGraph, StepTimes], Counter[tuple[bool, int]]] = BoundedCache(1 << 10)
-"""How many layouts were looked at for paths to a state, or from there. Each counter counts as a byte."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,31 +69,6 @@ class _Search:
     @property
     def _costs(self) -> tuple[Ints, Mask]:
         return self.time_ns, _communicates(self.graph)
-
-    def distances(self, first: int, last: int) -> tuple[Ints, Mask | None]:
-        """Return distances, int64[states], by which the cheapest paths from ``first`` to ``last`` can be read off.
-
-        They are those from ``first``, with None; or those to ``last``, with the states on the cheapest paths, bool[states].
-        """
-        from . import path_kernels
-
-        graph, steps = self.graph, self.steps
-        looked_at = _looked_at.get((graph, steps))
-        if looked_at is None:
-            looked_at = Counter()
-            _looked_at.put((graph, steps), looked_at, 1)
-        from_first, to_last = ((False, first), (True, last))
-        if _kept.get((graph, steps, *from_first)) is not None:
-            return self.distances_of(*from_first), None
-        if _kept.get((graph, steps, *to_last)) is None:
-            if looked_at[to_last] < len(graph.key) <= looked_at[from_first]:
-                return self.distances_of(*from_first), None
-            if looked_at[to_last] < len(graph.key):
-                left, is_between, n_settled = path_kernels.settle(graph.start, graph.source, *self._costs, first, last)
-                looked_at.update({from_first: n_settled, to_last: n_settled})
-                return left, is_between
-        left = self.distances_of(*to_last)
-        return left, self.between(left, [first])
 
     def distances_of(self, is_target: bool, end: int) -> Ints:
         """Return the distances of all states to an end, or from there, as they are kept or found now: int64[states]."""
@@ -128,7 +96,8 @@ class _Search:
         """Return the moves of the cheapest path, from its end on.
 
         Args:
-            distance, is_between: see :meth:`distances`.
+            distance: int64[states], the distances of all states from ``first``; or those to ``last``, where ``is_between``
+                has the states on the cheapest paths, bool[states].
             first: the state that the path begins with; -1 if that is outside of the graph.
             enters: the state outside by the states that are next to it on a cheapest path.
         """

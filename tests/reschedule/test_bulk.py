@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from dataclasses import dataclass
 from itertools import product
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.steps import legal_steps
 
-from tensoropt.reschedule import bulk, path, quick
+from tensoropt.reschedule import bulk, path
 from tensoropt.reschedule.bounded_cache import BoundedCache
 from tensoropt.reschedule.bulk import Weighted
 from tensoropt.reschedule.cost_model import StepCosts
@@ -44,32 +43,6 @@ class LevelCosts:
 def weighted_of(mesh: Mesh, shape: tuple[int, ...], costs: StepCosts, partial: bool = True) -> Weighted:
     steps = step_times(mesh, shape, costs)
     return Weighted.of(layout_graph(len(mesh.sizes), len(shape), partial), steps)
-
-
-@pytest.mark.parametrize(
-    ("mesh", "odd", "classes"),
-    [
-        (Mesh.of(2, 8), -1, ((1, 2, 3),)),
-        (Mesh.of(2, 8), 2, ((1, 3),)),
-        (Mesh.of(8), -1, ((0, 1, 2),)),
-        (Mesh.of(4, 12), -1, ((0, 1), (2, 3))),
-        (Mesh.of(4, 4), 0, ((2, 3),)),
-        (Mesh.of(2, 3), -1, ()),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("limit", first(1, [4, 10**6]))
-def test_interchangeable_axes_are_found_and_change_nothing(
-    mesh: Mesh, odd: int, classes: tuple[Axes, ...], limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk, "_MOST_RENAMED", 0)  # small graphs do without
-    costs = LevelCosts(7, limit, odd)
-    for shape, partial in [((9, 8), True), ((2, 30), True), ((3, 5), False)]:
-        weighted = weighted_of(mesh, shape, costs, partial)
-        assert weighted.classes == classes
-        chosen = np.flatnonzero(weighted.fits)[::3]
-        row_by_row = dataclasses.replace(weighted, classes=())
-        assert np.array_equal(weighted.times(chosen, chosen), row_by_row.times(chosen, chosen))
 
 
 @pytest.mark.parametrize(
@@ -126,19 +99,6 @@ def test_quick_moves_from_and_to_layouts_of_many_runs(runs: int) -> None:
             for ends in ((one, other), (other, one)):
                 expected = cheapest_moves(steps, *ends, partial, runs)
                 assert cheapest_moves(steps, *ends, partial, runs, quick_or_not) == expected
-
-
-def test_distances_are_found_from_either_end_when_it_is_asked_for_often() -> None:
-    mesh, shape, costs = Mesh.of(2, 4), (9, 4), LevelCosts(1, 50, 1)
-    steps = step_times(mesh, shape, costs)
-    states = [State.of(layout) for layout in all_layouts(mesh, shape, partial=False)]
-    others = range(10, len(states))
-    for source, target in [*((0, other) for other in others), *((other, 9) for other in others)]:
-        ends = states[source], states[target]
-        assert quick_moves(steps, *ends, False, None) == cheapest_moves(steps, *ends, False, None)
-    of_ends = {(is_target, number) for _, each, is_target, number in quick._kept._found if each is steps}
-    first, last = layout_graph(3, 2, False, None).number_of([states[0], states[9]]).tolist()
-    assert of_ends == {(False, first), (True, last)}
 
 
 def test_what_was_used_last_is_kept() -> None:
