@@ -1,7 +1,7 @@
 """Train a network that reads the digits of a captcha: convolutions, a recurrent layer, and the CTC loss.
 
     python examples/gallery/captcha_ctc.py
-    mpirun -n 2 python examples/gallery/captcha_ctc.py
+    tensoropt run -n 2 examples/gallery/captcha_ctc.py
 
 Labels are shorter than what the network gives, and end in zeros.
 """
@@ -9,8 +9,6 @@ Labels are shorter than what the network gives, and end in zeros.
 import keras
 import numpy as np
 from keras import layers
-
-import tensoropt
 
 HEIGHT, WIDTH, DIGITS, LONGEST, BATCH, STEPS = 8, 48, 10, 4, 8, 3
 
@@ -41,7 +39,6 @@ def main():
     images, labels = captchas(BATCH * STEPS)
     model = create_model()
     model.compile(keras.optimizers.Adam(1e-3), keras.losses.CTC())
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(images, labels, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

@@ -1,7 +1,7 @@
 """Train a ConvMixer: patches, then blocks of a large depthwise convolution and one over channels; mixed images and labels.
 
     python examples/gallery/convmixer.py
-    mpirun -n 2 python examples/gallery/convmixer.py
+    tensoropt run -n 2 examples/gallery/convmixer.py
 
 Images and labels are mixed in the dataset (MixUp), before the model sees them.
 """
@@ -10,8 +10,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-
-import tensoropt
 
 SIZE, PATCH, WIDTH, BLOCKS, CLASSES, BATCH, STEPS = 16, 2, 16, 2, 5, 16, 3
 
@@ -46,7 +44,6 @@ def main():
     dataset = dataset.batch(BATCH, drop_remainder=True).map(mixed).prefetch(2)
     model = create_model()
     model.compile(keras.optimizers.Lion(1e-4), "categorical_crossentropy", metrics=["accuracy"])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(dataset, verbose=0, callbacks=[shown])
 

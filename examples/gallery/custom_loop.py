@@ -1,17 +1,15 @@
 """Train by a loop of one's own: the step takes gradients, clips them, applies them and updates a metric.
 
     python examples/gallery/custom_loop.py
-    mpirun -n 2 python examples/gallery/custom_loop.py
+    tensoropt run -n 2 examples/gallery/custom_loop.py
 
-The loop stays; the step becomes one that runs on all ranks.
+The step runs on all ranks, since it is a `tf.function` that takes gradients of a model.
 """
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-
-import tensoropt
 
 FEATURES, CLASSES, BATCH, STEPS = 20, 4, 16, 3
 
@@ -31,6 +29,7 @@ def main():
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     accuracy = keras.metrics.SparseCategoricalAccuracy()
 
+    @tf.function
     def step(x, y):
         with tf.GradientTape() as tape:
             logits = model(x, training=True)
@@ -41,7 +40,6 @@ def main():
         accuracy.update_state(y, logits)
         return loss, norm
 
-    step = tensoropt.training_step(step, model=model, optimizer=optimizer, batch_size=BATCH)  # was: step = tf.function(step)
     for number, (x, y) in enumerate(dataset):
         loss, norm = step(x, y)
         print(number, {"loss": float(loss), "norm": float(norm), "accuracy": float(accuracy.result())})

@@ -1,7 +1,7 @@
 """Train an object detector: a pyramid of features, and heads for classes and for boxes in every cell of a grid.
 
     python examples/gallery/detection.py
-    mpirun -n 2 python examples/gallery/detection.py
+    tensoropt run -n 2 examples/gallery/detection.py
 
 Three results: classes (a focal loss), boxes (only where an object is), and the features, which have no loss.
 """
@@ -9,8 +9,6 @@ Three results: classes (a focal loss), boxes (only where an object is), and the 
 import keras
 import numpy as np
 from keras import layers, ops
-
-import tensoropt
 
 SIZE, GRID, CLASSES, BATCH, STEPS = 16, 4, 3, 8, 3
 
@@ -62,7 +60,6 @@ def main():
     images, classes, boxes = scenes(BATCH * STEPS)
     model = create_model()
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9, global_clipnorm=10.0), loss=[focal, of_boxes, None])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     wanted = [classes, boxes, np.zeros(len(images))]
     model.fit(images, wanted, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])

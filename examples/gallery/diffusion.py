@@ -1,7 +1,7 @@
 """Train a denoising diffusion model (DDPM): noise by a schedule, a U-Net that sees the time, averages of its weights.
 
     python examples/gallery/diffusion.py
-    mpirun -n 2 python examples/gallery/diffusion.py
+    tensoropt run -n 2 examples/gallery/diffusion.py
 
 Each step adds noise to images, learns to tell it, and moves a second network's weights a little towards the first's.
 """
@@ -10,8 +10,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers, ops
-
-import tensoropt
 
 SIZE, TIMES, WIDTH, BATCH, STEPS, DECAY = 8, 50, 8, 16, 3, 0.99
 
@@ -63,7 +61,6 @@ def main():
     images = np.tanh(np.random.default_rng(0).normal(size=(BATCH * STEPS, SIZE, SIZE, 1)).cumsum(axis=2))
     model = Diffusion()
     model.compile(keras.optimizers.AdamW(2e-4, clipnorm=1.0))
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(images, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

@@ -1,14 +1,12 @@
 """Train a small network by a larger one's answers (distillation), by a loss of the model's own.
 
     python examples/gallery/distillation.py
-    mpirun -n 2 python examples/gallery/distillation.py
+    tensoropt run -n 2 examples/gallery/distillation.py
 """
 
 import keras
 import numpy as np
 from keras import layers, ops
-
-import tensoropt
 
 SIZE, CLASSES, BATCH, STEPS = 12, 6, 16, 3
 
@@ -54,7 +52,6 @@ def main():
     model = Distiller(network(8), network(16))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, metrics=[keras.metrics.SparseCategoricalAccuracy()])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(images, classes, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

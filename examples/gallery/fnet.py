@@ -1,7 +1,7 @@
 """Train an FNet, which mixes words by Fourier transforms instead of attention, to fill in hidden words.
 
     python examples/gallery/fnet.py
-    mpirun -n 2 python examples/gallery/fnet.py
+    tensoropt run -n 2 examples/gallery/fnet.py
 
 Only hidden words count in the loss, by sample weights.
 """
@@ -9,8 +9,6 @@ Only hidden words count in the loss, by sample weights.
 import keras
 import numpy as np
 from keras import layers, ops
-
-import tensoropt
 
 WORDS, LENGTH, WIDTH, BATCH, STEPS, HIDDEN = 100, 12, 16, 16, 3, 0
 
@@ -39,7 +37,6 @@ def main():
     is_hidden = random.random(words.shape) < 0.3
     model = create_model()
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), weighted_metrics=["accuracy"])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     seen = np.where(is_hidden, HIDDEN, words)
     model.fit(seen, words, BATCH, sample_weight=is_hidden, shuffle=False, verbose=0, callbacks=[shown])

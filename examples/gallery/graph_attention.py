@@ -1,7 +1,7 @@
 """Train a graph attention network that classifies the nodes of one graph, a batch of nodes at a time.
 
     python examples/gallery/graph_attention.py
-    mpirun -n 2 python examples/gallery/graph_attention.py
+    tensoropt run -n 2 examples/gallery/graph_attention.py
 
 The graph is a constant of the model: a matrix of features and a list of edges. Attention is normalized over the edges
 of each node by sums over segments.
@@ -10,8 +10,6 @@ of each node by sums over segments.
 import keras
 import numpy as np
 from keras import layers, ops
-
-import tensoropt
 
 NODES, EDGES, FEATURES, CLASSES, WIDTH, HEADS, BATCH, STEPS = 60, 240, 12, 3, 8, 2, 16, 3
 
@@ -66,7 +64,6 @@ def main():
     model = NodeClassifier(features, edges)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(learned, classes[learned], batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

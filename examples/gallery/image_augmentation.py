@@ -1,14 +1,12 @@
 """Train a small CNN on images that layers of the model flip, turn, move and brighten at random.
 
     python examples/gallery/image_augmentation.py
-    mpirun -n 2 python examples/gallery/image_augmentation.py
+    tensoropt run -n 2 examples/gallery/image_augmentation.py
 """
 
 import keras
 import numpy as np
 from keras import layers
-
-import tensoropt
 
 SIZE, CLASSES, BATCH, STEPS = 16, 4, 16, 3
 
@@ -48,7 +46,6 @@ def main():
     images, classes = shapes(BATCH * STEPS)
     model = create_model()
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(images, classes, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

@@ -1,7 +1,7 @@
 """Train embeddings in which samples of a class are near each other: a supervised contrastive loss over the batch.
 
     python examples/gallery/metric_learning.py
-    mpirun -n 2 python examples/gallery/metric_learning.py
+    tensoropt run -n 2 examples/gallery/metric_learning.py
 
 The loss compares every sample with every other of the global batch, however the batch is sharded.
 """
@@ -9,8 +9,6 @@ The loss compares every sample with every other of the global batch, however the
 import keras
 import numpy as np
 from keras import layers, ops
-
-import tensoropt
 
 FEATURES, CLASSES, WIDTH, BATCH, STEPS = 20, 4, 8, 16, 3
 
@@ -50,7 +48,6 @@ def main():
     samples = random.normal(size=(CLASSES, FEATURES))[classes] + random.normal(size=(BATCH * STEPS, FEATURES))
     model = create_model()
     model.compile(keras.optimizers.Adam(1e-2), SupervisedContrastive())
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(samples, classes, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

@@ -1,7 +1,7 @@
 """Train a switch Transformer: a router sends each word to one of several experts, of limited capacity.
 
     python examples/gallery/mixture_of_experts.py
-    mpirun -n 2 python examples/gallery/mixture_of_experts.py
+    tensoropt run -n 2 examples/gallery/mixture_of_experts.py
 
 The experts' weights are one variable, so that a plan may split them among devices. A loss of the layer keeps the load even.
 """
@@ -9,8 +9,6 @@ The experts' weights are one variable, so that a plan may split them among devic
 import keras
 import numpy as np
 from keras import layers, ops
-
-import tensoropt
 
 WORDS, LENGTH, WIDTH, EXPERTS, CLASSES, BATCH, STEPS = 200, 8, 16, 4, 3, 8, 3
 CAPACITY = BATCH * LENGTH // EXPERTS
@@ -54,7 +52,6 @@ def main():
     model = create_model()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adafactor(1e-2), loss, metrics=["accuracy"])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(words, words.sum(axis=1) % CLASSES, BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

@@ -1,14 +1,12 @@
 """Train a MobileNet-like network: depthwise convolutions, inverted bottlenecks, squeeze and excitation, smoothed labels.
 
     python examples/gallery/mobilenet.py
-    mpirun -n 2 python examples/gallery/mobilenet.py
+    tensoropt run -n 2 examples/gallery/mobilenet.py
 """
 
 import keras
 import numpy as np
 from keras import layers
-
-import tensoropt
 
 SIZE, CLASSES, BATCH, STEPS = 16, 5, 16, 3
 
@@ -51,7 +49,6 @@ def main():
         keras.losses.CategoricalCrossentropy(label_smoothing=0.1),
         metrics=["accuracy", keras.metrics.F1Score(average="macro")],
     )
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(images, classes, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

@@ -1,14 +1,12 @@
 """Train convolutional LSTMs to predict the next frame of a film in which a square moves.
 
     python examples/gallery/next_frame.py
-    mpirun -n 2 python examples/gallery/next_frame.py
+    tensoropt run -n 2 examples/gallery/next_frame.py
 """
 
 import keras
 import numpy as np
 from keras import layers
-
-import tensoropt
 
 SIZE, FRAMES, FILTERS, BATCH, STEPS = 12, 5, 8, 8, 3
 
@@ -37,7 +35,6 @@ def main():
     films, following = moving_squares(BATCH * STEPS)
     model = create_model()
     model.compile("adam", "binary_crossentropy", metrics=["mae"])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(films, following, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

@@ -1,15 +1,13 @@
 """Train on raw text: a layer of the model cuts it into words and looks them up.
 
     python examples/gallery/raw_text.py
-    mpirun -n 2 python examples/gallery/raw_text.py
+    tensoropt run -n 2 examples/gallery/raw_text.py
 """
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-
-import tensoropt
 
 LENGTH, BATCH, STEPS = 8, 16, 3
 GOOD, BAD, OTHER = ("fine", "lovely", "great"), ("dull", "awful", "weak"), ("a", "film", "and", "the", "plot", "cast")
@@ -44,7 +42,6 @@ def main():
     dataset = tf.data.Dataset.from_tensor_slices((list(texts), list(labels))).shuffle(100, seed=1).batch(BATCH)
     model = create_model(list(texts))
     model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True), metrics=["accuracy"])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(dataset, verbose=0, callbacks=[shown])
 

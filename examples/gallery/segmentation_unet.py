@@ -1,7 +1,7 @@
 """Train a U-Net that says for every pixel what it belongs to.
 
     python examples/gallery/segmentation_unet.py
-    mpirun -n 2 python examples/gallery/segmentation_unet.py
+    tensoropt run -n 2 examples/gallery/segmentation_unet.py
 
 Height and width can be sharded: ranks exchange the rows that convolutions reach over.
 """
@@ -9,8 +9,6 @@ Height and width can be sharded: ranks exchange the rows that convolutions reach
 import keras
 import numpy as np
 from keras import layers
-
-import tensoropt
 
 SIZE, CLASSES, BATCH, STEPS = 16, 3, 8, 3
 
@@ -51,7 +49,6 @@ def main():
     model = create_model()
     metrics = ["accuracy", keras.metrics.MeanIoU(CLASSES, sparse_y_pred=False)]
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=metrics)
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(images, masks, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

@@ -1,7 +1,7 @@
 """Train bidirectional LSTMs on sentences of different lengths; classes have weights.
 
     python examples/gallery/sentiment_lstm.py
-    mpirun -n 2 python examples/gallery/sentiment_lstm.py
+    tensoropt run -n 2 examples/gallery/sentiment_lstm.py
 
 A recurrent layer is a loop in TensorFlow's graph. A plan shards what is in the loop.
 """
@@ -9,8 +9,6 @@ A recurrent layer is a loop in TensorFlow's graph. A plan shards what is in the 
 import keras
 import numpy as np
 from keras import layers
-
-import tensoropt
 
 WORDS, LENGTH, WIDTH, BATCH, STEPS = 300, 10, 16, 16, 3
 
@@ -41,7 +39,6 @@ def main():
     model = create_model()
     loss = keras.losses.BinaryFocalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Nadam(1e-2, clipvalue=0.5), loss, metrics=[keras.metrics.BinaryAccuracy(threshold=0.0)])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     weights = {0: 2.0, 1: 0.5}
     model.fit(words, is_positive, BATCH, class_weight=weights, shuffle=False, verbose=0, callbacks=[shown])

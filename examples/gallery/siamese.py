@@ -1,7 +1,7 @@
 """Train twin networks that tell whether two images show the same thing, by a contrastive loss.
 
     python examples/gallery/siamese.py
-    mpirun -n 2 python examples/gallery/siamese.py
+    tensoropt run -n 2 examples/gallery/siamese.py
 
 Both images go through the same layers. The loss is a function of the script.
 """
@@ -9,8 +9,6 @@ Both images go through the same layers. The loss is a function of the script.
 import keras
 import numpy as np
 from keras import layers, ops
-
-import tensoropt
 
 SIZE, CLASSES, BATCH, STEPS, MARGIN = 12, 5, 16, 3, 1.0
 
@@ -50,7 +48,6 @@ def main():
     images, differ = pairs(BATCH * STEPS)
     model = create_model()
     model.compile(keras.optimizers.RMSprop(1e-3), contrastive, metrics=["accuracy"])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(images, differ, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

@@ -1,15 +1,13 @@
 """Train on a table of raw columns that layers of the model normalize, bin, hash, cross and encode.
 
     python examples/gallery/structured_data.py
-    mpirun -n 2 python examples/gallery/structured_data.py
+    tensoropt run -n 2 examples/gallery/structured_data.py
 """
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-
-import tensoropt
 
 THALS, BATCH, STEPS = ("fixed", "normal", "reversible"), 16, 3
 
@@ -49,7 +47,6 @@ def main():
     dataset = tf.data.Dataset.from_tensor_slices((columns, is_ill)).batch(BATCH)
     model = create_model(columns)
     model.compile("adam", "binary_crossentropy", metrics=["accuracy", keras.metrics.Recall()])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(dataset, verbose=0, callbacks=[shown])
 

@@ -1,7 +1,7 @@
 """Train a network that makes images larger: channels become pixels (depth to space).
 
     python examples/gallery/super_resolution.py
-    mpirun -n 2 python examples/gallery/super_resolution.py
+    tensoropt run -n 2 examples/gallery/super_resolution.py
 
 The loss is of the script: pixels, and how they differ from their neighbours. A metric is the ratio of signal to noise.
 """
@@ -10,8 +10,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-
-import tensoropt
 
 SIZE, FACTOR, BATCH, STEPS = 8, 2, 8, 3
 
@@ -46,7 +44,6 @@ def main():
     small = large.reshape(-1, SIZE, FACTOR, SIZE, FACTOR, 1).mean(axis=(2, 4))
     model = create_model()
     model.compile(keras.optimizers.Adam(1e-3), of_pixels_and_edges, metrics=[signal_to_noise])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(small, large, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

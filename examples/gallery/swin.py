@@ -1,7 +1,7 @@
 """Train a Swin-like Transformer: attention within windows, which every second block shifts, and merged patches.
 
     python examples/gallery/swin.py
-    mpirun -n 2 python examples/gallery/swin.py
+    tensoropt run -n 2 examples/gallery/swin.py
 
 Windows are cut by reshapes and transpositions, and shifted by rolls.
 """
@@ -9,8 +9,6 @@ Windows are cut by reshapes and transpositions, and shifted by rolls.
 import keras
 import numpy as np
 from keras import layers, ops
-
-import tensoropt
 
 SIZE, WINDOW, WIDTH, HEADS, CLASSES, BATCH, STEPS = 16, 4, 16, 2, 10, 8, 3
 
@@ -76,7 +74,6 @@ def main():
     classes = random.integers(0, CLASSES, len(images))
     model = create_model()
     model.compile(keras.optimizers.AdamW(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(images, classes, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

@@ -1,14 +1,12 @@
 """Train a Transformer that classifies sentences of different lengths, padded by zeros that a mask hides.
 
     python examples/gallery/text_transformer.py
-    mpirun -n 2 python examples/gallery/text_transformer.py
+    tensoropt run -n 2 examples/gallery/text_transformer.py
 """
 
 import keras
 import numpy as np
 from keras import layers, ops
-
-import tensoropt
 
 WORDS, LENGTH, WIDTH, HEADS, BATCH, STEPS = 500, 12, 32, 2, 16, 3
 
@@ -63,7 +61,6 @@ def main():
     words, labels = sentences(BATCH * STEPS)
     model = create_model()
     model.compile("adam", "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC()])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(words, labels, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

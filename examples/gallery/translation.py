@@ -1,7 +1,7 @@
 """Train a Transformer with encoder and decoder to translate: here, to say a sentence backwards.
 
     python examples/gallery/translation.py
-    mpirun -n 2 python examples/gallery/translation.py
+    tensoropt run -n 2 examples/gallery/translation.py
 
 Masks of both languages go through attention and into the loss, as Keras passes them on. Positions are sines.
 """
@@ -9,8 +9,6 @@ Masks of both languages go through attention and into the loss, as Keras passes 
 import keras
 import numpy as np
 from keras import layers, ops
-
-import tensoropt
 
 WORDS, LENGTH, WIDTH, HEADS, BATCH, STEPS = 100, 10, 32, 4, 16, 3
 START, END = 1, 2
@@ -71,7 +69,6 @@ def main():
     model = create_model()
     loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=0)
     model.compile(keras.optimizers.Adam(1e-3, beta_2=0.98), loss, weighted_metrics=["accuracy"])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(sentences, wanted, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

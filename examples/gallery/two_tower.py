@@ -1,7 +1,7 @@
 """Train two towers, of users and of films, to find films for users: other films of the batch are what wasn't seen.
 
     python examples/gallery/two_tower.py
-    mpirun -n 2 python examples/gallery/two_tower.py
+    tensoropt run -n 2 examples/gallery/two_tower.py
 
 Frequent films are held back by a correction of their scores. Adagrad changes the rows that a batch has, on their devices.
 """
@@ -10,8 +10,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers, ops
-
-import tensoropt
 
 WIDTH, BATCH, STEPS = 16, 16, 3
 USERS, FILMS = [f"user {i}" for i in range(1000)], [f"film {i}" for i in range(400)]
@@ -54,7 +52,6 @@ def main():
     dataset = tf.data.Dataset.from_tensor_slices(views(BATCH * STEPS)).batch(BATCH)
     model = Retrieval()
     model.compile(keras.optimizers.Adagrad(0.1))
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(dataset, verbose=0, callbacks=[shown])
 

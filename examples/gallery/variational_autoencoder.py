@@ -1,7 +1,7 @@
 """Train a variational autoencoder with a training step of its own.
 
     python examples/gallery/variational_autoencoder.py
-    mpirun -n 2 python examples/gallery/variational_autoencoder.py
+    tensoropt run -n 2 examples/gallery/variational_autoencoder.py
 
 The step draws noise, and has two losses that metrics follow.
 """
@@ -10,8 +10,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers, ops
-
-import tensoropt
 
 SIZE, LATENT, BATCH, STEPS = 12, 2, 16, 3
 
@@ -73,7 +71,6 @@ def main():
     images = np.random.default_rng(0).random((BATCH * STEPS, SIZE, SIZE, 1))
     model = Autoencoder()
     model.compile(keras.optimizers.Adam(1e-3))
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(images, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

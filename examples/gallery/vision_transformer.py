@@ -1,14 +1,12 @@
 """Train a vision Transformer: patches, a class token, learned positions, AdamW with a warm-up and clipped gradients.
 
     python examples/gallery/vision_transformer.py
-    mpirun -n 2 python examples/gallery/vision_transformer.py
+    tensoropt run -n 2 examples/gallery/vision_transformer.py
 """
 
 import keras
 import numpy as np
 from keras import layers, ops
-
-import tensoropt
 
 SIZE, PATCH, WIDTH, HEADS, BLOCKS, CLASSES, BATCH, STEPS = 16, 4, 32, 4, 2, 10, 16, 3
 
@@ -51,7 +49,6 @@ def main():
     optimizer = keras.optimizers.AdamW(rate, weight_decay=0.05, global_clipnorm=1.0)
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta", "token", "positions"])
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(images, classes, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

@@ -1,7 +1,7 @@
 """Train a Wasserstein GAN with a gradient penalty: two networks, an optimizer each, and gradients of gradients.
 
     python examples/gallery/wgan_gp.py
-    mpirun -n 2 python examples/gallery/wgan_gp.py
+    tensoropt run -n 2 examples/gallery/wgan_gp.py
 
 In each step the critic learns twice, then the generator once.
 """
@@ -10,8 +10,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-
-import tensoropt
 
 SIZE, NOISE, BATCH, STEPS, CRITIC_STEPS = 8, 8, 16, 3, 2
 
@@ -73,7 +71,6 @@ def main():
     images = np.tanh(np.random.default_rng(0).normal(size=(BATCH * STEPS, SIZE, SIZE, 1)).cumsum(axis=1))
     model = Wgan()
     model.compile(keras.optimizers.Adam(2e-4, beta_1=0.5), keras.optimizers.Adam(2e-4, beta_1=0.5))
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(images, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[shown])
 

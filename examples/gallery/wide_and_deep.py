@@ -1,7 +1,7 @@
 """Train a wide and deep network on a table with columns of text and of numbers; the model looks texts up itself.
 
     python examples/gallery/wide_and_deep.py
-    mpirun -n 2 python examples/gallery/wide_and_deep.py
+    tensoropt run -n 2 examples/gallery/wide_and_deep.py
 
 What has no gradient (lookup tables, crossed columns) runs before each step, on each rank for its share of the batch.
 """
@@ -10,8 +10,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-
-import tensoropt
 
 CITIES, JOBS, NUMBERS, BATCH, STEPS = ("oslo", "rome", "lima", "cairo"), ("cook", "nurse", "clerk"), 3, 16, 3
 
@@ -46,7 +44,6 @@ def main():
     dataset = tf.data.Dataset.from_tensor_slices(people(BATCH * STEPS)).batch(BATCH)
     model = create_model()
     model.compile(keras.optimizers.Ftrl(0.05), "binary_crossentropy", metrics=["accuracy", keras.metrics.Precision()])
-    model = tensoropt.parallelize(model, batch_size=BATCH)  # added
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: print(step, logs))
     model.fit(dataset, verbose=0, callbacks=[shown])
 

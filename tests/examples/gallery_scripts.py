@@ -1,10 +1,11 @@
 """The gallery's scripts, what each changes for TensorOpt, and how a test runs one: as it is, or with its changes undone.
 
-mpirun -n 2 gallery_scripts.py NAME    the script, by a plan that splits all that can be split
+mpirun -n 2 gallery_scripts.py NAME    the script, as tensoropt run does, by a plan that splits all that can be split
 gallery_scripts.py NAME plain          the script without TensorOpt
 gallery_scripts.py                     write the table of examples/gallery/README.md
 
-A line that is changed ends in a comment: ``# added``, or ``# was:`` and the line as it would be without TensorOpt.
+Most scripts change nothing. A line that is changed ends in a comment: ``# added``, or ``# was:`` and the line as it would be
+without TensorOpt.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ import keras
 
 import tensoropt
 from tensoropt.profiling.hardware import Device, Hardware, LinkLevel
+from tensoropt.unchanged.start import start
 
 GALLERY = Path(__file__).resolve().parents[2] / "examples" / "gallery"
 CHANGED = re.compile(r"^( *)(.*\S)  # (?:added|was: (.*))$")
 IMPORT = re.compile(r"(?:import|from) ")
 TABLE = re.compile(r"(?<=<!-- table -->\n).*(?=<!-- end -->\n)", re.DOTALL)
+APART = "recommender"
+"""A script that shows a plan under a memory limit."""
 IN_FLOAT32 = ("captcha_ctc", "image_augmentation", "tensorflow_1")
 """Scripts in which a layer of Keras, a loss of TensorFlow or the script itself computes in float32 alone."""
 
@@ -66,8 +70,8 @@ def with_table(page: str) -> str:
     rows = ["| script | trains | lines changed |", "|---|---|---|"]
     for path in sorted(GALLERY.glob("*.py")):
         source = path.read_text()
-        if changed := changed_lines(source):
-            (title, *_), n = ast.get_docstring(ast.parse(source), clean=True).splitlines(), len(changed)  # type: ignore[union-attr]
+        if path.stem != APART:
+            title, n = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0], len(changed_lines(source))
             rows.append(f"| [{path.name}]({path.name}) | {title.removeprefix('Train ').rstrip('.')} | {n} |")
     return TABLE.sub(lambda _: "\n".join(rows) + "\n", page)
 
@@ -83,6 +87,8 @@ def run(name: str, how: str = "") -> None:
     keras.config.set_floatx("float32" if name in IN_FLOAT32 else "float64")
     if how == "plain":
         source = plain(source)
+    elif "import tensoropt" not in source:
+        start({"cluster": fast_links(2)})
     for each in ("parallelize", "training_step", "find_strategy"):
         setattr(tensoropt, each, functools.partial(getattr(tensoropt, each), cluster=fast_links(2)))
     with tempfile.NamedTemporaryFile("w", prefix=f"{name}-", suffix=".py") as script:

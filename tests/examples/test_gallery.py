@@ -11,7 +11,7 @@ from helpers.mpirun import run_ranks
 from examples import gallery_scripts as gallery
 
 CHEAP = ("custom_loop", "tensorflow_1")
-NAMES = [*CHEAP, *sorted(path.stem for path in gallery.GALLERY.glob("*.py") if path.stem not in (*CHEAP, "recommender"))]
+NAMES = [*CHEAP, *sorted(path.stem for path in gallery.GALLERY.glob("*.py") if path.stem not in (*CHEAP, gallery.APART))]
 WORKER = Path(gallery.__file__)
 
 
@@ -29,10 +29,10 @@ def test_a_script_shows_on_two_ranks_what_it_shows_without_tensoropt(name: str) 
         assert other == pytest.approx(one, rel=gallery.tolerance(name), abs=0)
 
 
-def test_a_script_differs_from_a_plain_one_by_two_lines_at_most() -> None:
+def test_scripts_of_keras_are_plain_ones_but_for_two() -> None:
     changed = {name: gallery.changed_lines((gallery.GALLERY / f"{name}.py").read_text()) for name in NAMES}
     assert len(changed) >= 20
-    assert all(1 <= len(lines) <= 2 for lines in changed.values()), changed
+    assert {name: len(lines) for name, lines in changed.items() if lines} == {"mini_gpt": 1, "resnet": 1, "tensorflow_1": 2}
 
 
 @pytest.mark.parametrize("name", NAMES)
