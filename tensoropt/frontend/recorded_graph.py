@@ -96,6 +96,7 @@ def wanted_operators(
     pending, wanted, gradients = list(roots), set[str](), dict[str, GradientFunction]()
     pending += [step.loss.op for step in steps if step.loss is not None] + [each.loss.op for each in taken]
     pending += [tensor.op for step in steps for tensor in step.gradients] + [each.op for each in conditions_of(steps)]
+    pending += [recorded.get_operation_by_name(name) for step in steps for name in step.variables]  # read or not
     while pending:
         op = pending.pop()
         if op.name in wanted or op.name in left_out:

@@ -55,12 +55,13 @@ class SameData:
     Attributes:
         call: the call, as the user writes it.
         advice: what the user can do if the ranks are given different data.
+        n_calls: how many calls were made.
     """
 
     processes: Processes
     call: str
     advice: str
-    _n_calls: int = field(default=0, init=False)
+    n_calls: int = field(default=0, init=False)
 
     def check(self, given: Callable[[], Iterable[tuple[str, Any]]]) -> None:
         """Compare the tensors of one call, if it is one of the compared ones.
@@ -71,8 +72,8 @@ class SameData:
         Raises:
             InputError: the tensors differ between ranks. The message is the same on all ranks.
         """
-        number = self._n_calls
-        self._n_calls += 1
+        number = self.n_calls
+        self.n_calls += 1
         if self.processes.size == 1 or not is_compared(number):
             return
         of_ranks: list[Mapping[str, int]] = self.processes.gather(

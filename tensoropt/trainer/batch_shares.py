@@ -68,6 +68,13 @@ class Sharing:
         return batch
 
 
+ONE_READS = (
+    "rank 0 and %s have different data (a shuffle without a seed, random augmentation, or a dataset that was "
+    "sharded already?): rank 0 reads for all from here on; to have every rank read, give shuffle a seed and every "
+    "rank the whole dataset"
+)
+
+
 def _each(change: Callable[[Any], Any], element: Sequence[Structure]) -> tuple[Structure, ...]:
     return tuple(
         part if part is None else keras.tree.map_structure(lambda leaf: leaf if is_none(leaf) else change(leaf), part)
@@ -194,12 +201,7 @@ class BatchShares:
     def _let_one_read(self, other: int) -> None:
         self.one_reads = True
         if self._ranks.rank == 0:
-            logger.warning(
-                "ranks 0 and %d have different data (a shuffle without a seed, random augmentation, or a dataset that was "
-                "sharded already?): rank 0 reads for all from here on; to have every rank read, give shuffle a seed and "
-                "every rank the whole dataset",
-                other,
-            )
+            logger.warning(ONE_READS, f"rank {other}")
 
     def _open(self, n_shares: int) -> Iterator[tuple[bytes, Batch]]:
         """Return an iterator over an epoch's digests and batches, each cut into ``n_shares`` shares.

@@ -97,7 +97,7 @@ class FunctionTrainer:
 
     Attributes:
         captured: the function; its variables are those that are trained.
-        optimizer: the learning rate and the number of updates as they are on the ranks.
+        optimizer: the learning rate and the number of updates on the ranks; missing if the step applies no optimizer.
     """
 
     def __init__(self, captured: CapturedFunction) -> None:
@@ -109,7 +109,8 @@ class FunctionTrainer:
         self._ranks.start(execution, runs)
         self._ranks.hold_optimizers(optimizers)
         self._same = SameData(execution.processes, "trainer.step", SAME_BATCHES)
-        self.optimizer = RunningRate(self._ranks)
+        if self._ranks.optimizers:
+            self.optimizer = RunningRate(self._ranks)
 
     @property
     def plan(self) -> Plan:

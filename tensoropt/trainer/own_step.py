@@ -19,6 +19,7 @@ from ..frontend.recorded_updates import behind_identities, computed_with, minimi
 from ..frontend.tracing.capture import Capture, Program
 from ..frontend.tracing.preprocessing import ancestors
 from ..frontend.tracing.tapes import Applied, StepGradients
+from ..optimizers.classic import Classic
 from ..optimizers.keras_optimizer import KerasOptimizer
 
 OptimizerOf = Callable[[Any, Sequence[Any]], KerasOptimizer]
@@ -51,12 +52,6 @@ def capturable(step: Callable[..., Any], trace: StepGradients) -> Callable[..., 
             results = step(*arguments)
         for taken in trace.taken:
             taken.check_rows()
-        if not trace.applied:
-            raise InputError(
-                f"a training step applies no optimizer ({running_line()}), so that nothing would be trained; expected "
-                "optimizer.apply(gradients, variables) or optimizer.apply_gradients(zip(gradients, variables)) in it, under "
-                "an if of a variable that counts steps where variables add gradients up"
-            )
         losses, gradients = [taken.loss for taken in trace.taken], [taken.dense for taken in trace.taken]
         return () if results is None else results, losses, gradients
 
@@ -163,6 +158,14 @@ def recorded_updates(capture: Capture, program: Program, trace: StepGradients, o
         step = minimised(step, [] if was_updated else [each for each in taken if not _reads_late(each.loss, variables)])
         _check_scaling(applied, trace, is_given=step.loss is None)
         steps.append(step)
+    if not steps:  # it adds gradients up in variables, or updates by hand
+        if not writes:
+            raise InputError(
+                f"a training step applies no optimizer and assigns to no variable ({running_line()}), so that nothing would "
+                "be trained; expected optimizer.apply(gradients, variables) in it, or variables that add gradients up"
+            )
+        with capture.graph.as_default(), tf.control_dependencies(writes):
+            steps.append(RecordedStep(tf.no_op(name="train"), None, (), Classic("sgd")))
     program = replace(program, results=results, writes=tuple(writes), effects=effects)
     return RecordedUpdates(program, tuple(steps), computed_with(taken, steps))
 

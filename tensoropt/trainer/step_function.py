@@ -81,9 +81,13 @@ class StepFunction(FunctionTrainer):
         signature = self.prepare(*arguments)
         run = self._run(signature)
         leaves = list(map(_array, tf.nest.flatten(list(arguments))))
-        self._same.check(lambda: zip((tensor.name for tensor in run.captured.given), leaves, strict=True))
-        results = self._ranks.step(run, leaves)
+        results = self._ranks.step(run, self._agreed([tensor.name for tensor in run.captured.given], leaves))
         return None if isinstance(results, tuple) and not results else results
+
+    def _agreed(self, names: Sequence[str], leaves: list[np.ndarray]) -> list[np.ndarray]:
+        """Return the tensors of a batch, which must be the same on all ranks."""
+        self._same.check(lambda: zip(names, leaves, strict=True))
+        return leaves
 
     def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
         """Make the step ready to run, and its checkpoints those of its models and optimizers."""

@@ -2,7 +2,8 @@
 
 | the script | what happens |
 |---|---|
-| calls a ``tf.function`` that takes gradients of Keras's variables, or applies an optimizer | it is a training step |
+| calls a ``tf.function`` that applies an optimizer, or takes gradients of Keras's variables and assigns | a training step |
+| calls one that takes gradients and assigns to nothing, to look at them | it runs as it is, on each rank |
 | applies an optimizer outside of a ``tf.function`` | it is refused: every rank would train on the whole batch |
 
 A step is found while TensorFlow traces it, which is given up then; TensorOpt captures the function instead.
@@ -11,7 +12,9 @@ A step is found while TensorFlow traces it, which is given up then; TensorOpt ca
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
@@ -25,14 +28,18 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import Fu
 
 from ..common.errors import InputError
 from ..common.source_lines import running_line
+from ..frontend.stateful import Treatment, treatment_of
 from ..runtime.ranks import current_processes
+from ..trainer.batch_shares import ONE_READS
 from ..trainer.objective import KerasObjective
 from ..trainer.parallelize import TrainingOptions, started_step
 from ..trainer.step_function import StepFunction, StepObjective
 
+logger = logging.getLogger(__name__)
 IS_HANDED: ContextVar[bool] = ContextVar("tensoropt_is_handed", default=False)
 """Whether a trainer runs: Keras's methods, functions and optimizers do what they do without us."""
 _is_traced: ContextVar[bool] = ContextVar("tensoropt_is_traced", default=False)
+_is_asked: ContextVar[bool] = ContextVar("tensoropt_is_asked", default=False)
 _STEPS = "_tensoropt_steps"
 
 
@@ -50,14 +57,38 @@ class _IsStepError(BaseException):
     """A function that is being traced is a training step. It isn't an Exception, which AutoGraph would explain."""
 
 
+class _MayBeStepError(_IsStepError):
+    """A function that is being traced is a training step if it assigns to variables."""
+
+
 class ScriptStep(StepFunction):
     """A training step of the script's: it takes batches of any size, and returns tensors."""
+
+    _one_reads = False
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run one training step, and return what the step returns."""
         with is_set(IS_HANDED):
             results = super().__call__(*arguments, **named)
         return tf.nest.map_structure(lambda leaf: leaf if leaf is None else tf.convert_to_tensor(leaf), results)
+
+    def _agreed(self, names: Sequence[str], leaves: list[np.ndarray]) -> list[np.ndarray]:
+        """Return the tensors of a batch: rank 0's, if the ranks' first ones differ.
+
+        Raises:
+            InputError: later ones differ.
+        """
+        processes = self._ranks.processes
+        if not self._one_reads:
+            try:
+                return super()._agreed(names, leaves)
+            except InputError:
+                if self._same.n_calls > 1:
+                    raise
+            self._one_reads = True
+            if processes.rank == 0:
+                logger.warning(ONE_READS, "another rank")
+        return processes.broadcast(leaves, "a batch of rank 0")
 
     def _check_size(self, size: int | None) -> None:
         """Take batches of any size, and none."""
@@ -83,7 +114,9 @@ def hand_over_steps(options: TrainingOptions, leads: Callable[[], bool]) -> None
                 try:
                     with is_set(_is_traced):
                         return call(function, *arguments, **named)
-                except _IsStepError:
+                except _IsStepError as found:
+                    if isinstance(found, _MayBeStepError) and not _trains(function, arguments, named):
+                        return call(function, *arguments, **named)
                     vars(function)[_STEPS] = {}
             if leads():
                 raise InputError(
@@ -98,8 +131,8 @@ def hand_over_steps(options: TrainingOptions, leads: Callable[[], bool]) -> None
         @wraps(gradient)
         def take(tape: Any, target: Any, sources: Any, *others: Any, **named: Any) -> Any:
             of_variables = any(isinstance(each, keras.Variable) for each in tf.nest.flatten(sources))
-            if of_variables and _is_traced.get() and is_scripts():
-                raise _IsStepError
+            if of_variables and _is_traced.get() and not _is_asked.get() and is_scripts():
+                raise _MayBeStepError
             return gradient(tape, target, sources, *others, **named)
 
         return take
@@ -122,6 +155,17 @@ def hand_over_steps(options: TrainingOptions, leads: Callable[[], bool]) -> None
     Function.__call__ = calling(Function.__call__)
     tf.GradientTape.gradient = taking(tf.GradientTape.gradient)
     BaseOptimizer.apply = applying(BaseOptimizer.apply)
+
+
+def _trains(function: Any, arguments: Any, named: Any) -> bool:
+    """Return whether a function that takes gradients applies an optimizer, or assigns to a variable."""
+    try:
+        with is_set(_is_traced), is_set(_is_asked):
+            graph = function.get_concrete_function(*arguments, **named).graph.as_graph_def()
+    except _IsStepError:
+        return True
+    nodes = itertools.chain(graph.node, *(each.node_def for each in graph.library.function))
+    return any(treatment_of(node.op) is Treatment.WRITE for node in nodes)
 
 
 def _run(function: Any, arguments: Any, named: Any, options: TrainingOptions) -> Any:

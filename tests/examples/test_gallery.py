@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ WORKER = Path(gallery.__file__)
 
 
 def steps_of(n_ranks: int, *arguments: str) -> list[dict[str, float]]:
-    done = run_ranks(n_ranks, WORKER, *arguments, timeout=300)
+    done = run_ranks(n_ranks, WORKER, *arguments, timeout=300, env={"TENSOROPT_QUIET": "0"})
     assert done.returncode == 0, done.stdout + done.stderr
+    assert n_ranks == 1 or re.search("[1-9][0-9]* of [0-9]+ operators split", done.stderr), done.stderr
     return gallery.steps_shown(done.stdout)
 
 

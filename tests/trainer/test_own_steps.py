@@ -73,7 +73,7 @@ class Refused(keras.Sequential):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("loss alone", r"a training step applies no optimizer \(test_own_steps.py:\d+\), so that nothing would be trained"),
+        ("loss alone", r"no optimizer and assigns to no variable \(test_own_steps.py:\d+\), so that nothing would be"),
         ("rows", r"gradient with respect to 'embeddings' \(test_own_steps.py:\d+\) is computed with: it is rows"),
         ("loop", r"SGD is applied inside of a loop or a tf.function \(test_own_steps.py:\d+\)"),
         ("others", r"SGD is applied \(test_own_steps.py:\d+\) to other variables than before \(test_own_steps.py:\d+\)"),

@@ -244,7 +244,55 @@ def gradients_that_add_up(folder: Path) -> Iterator[Any]:
                 each.assign(tf.zeros_like(each))
         return loss
 
-    yield [step(x, y) for x, y in batches().repeat(2)], model.get_weights(), int(optimizer.iterations)
+    @tf.function
+    def add_up(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, model(x, training=True))
+        for each, gradient in zip(sums, tape.gradient(loss, model.trainable_variables), strict=True):
+            each.assign_add(gradient / 2)
+        return loss
+
+    @tf.function
+    def update() -> None:
+        optimizer.apply_gradients(zip(sums, model.trainable_variables, strict=True))
+        for each in sums:
+            each.assign(tf.zeros_like(each))
+
+    @tf.function
+    def norm(x: Any, y: Any) -> Any:
+        """Take gradients to look at them."""
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, model(x))
+        return tf.linalg.global_norm(tape.gradient(loss, model.trainable_variables))
+
+    yield [step(x, y) for x, y in batches().repeat(2)], model.get_weights(), int(optimizer.iterations), norm(X, Y)
+    yield [add_up(x, y) for x, y in batches()], update(), model.get_weights(), int(optimizer.iterations), norm(X, Y)
+
+
+@habit
+def a_strategy_that_runs_steps(folder: Path) -> Iterator[Any]:
+    """Train as scripts of TensorFlow's strategies do: what each replica computes, and its mean over the global batch."""
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        model, optimizer = classifier(), keras.optimizers.Adam(1e-2)
+        of_sample = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    def of_replica(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            loss = tf.nn.compute_average_loss(of_sample(y, logits), global_batch_size=BATCH)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        accuracy.update_state(y, logits)
+        return loss
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(of_replica, args=(x, y)), axis=None)
+
+    for _ in range(2):
+        yield [step(x, y) for x, y in strategy.experimental_distribute_dataset(batches())], float(accuracy.result())
+    yield [strategy.run(tf.function(of_replica), args=batch) for batch in batches().take(1)], model(X)
 
 
 @habit
@@ -260,6 +308,8 @@ def one_optimizer_for_two_phases(folder: Path) -> Iterator[Any]:
 
 def plain(value: Any) -> Any:
     """Return a value for JSON."""
+    if value is None:
+        return None
     if isinstance(value, dict):
         return {name: plain(each) for name, each in value.items()}
     return [plain(each) for each in value] if isinstance(value, (list, tuple)) else np.asarray(value).tolist()

@@ -13,8 +13,10 @@ from helpers.large import first
 from helpers.mpirun import forked, run_command, run_ranks
 from unchanged.habits import HABITS
 
+from tensoropt.profiling.hardware import Device, Hardware, LinkLevel
+
 SCRIPT = Path(__file__).with_name("habits.py")
-BY_DEFAULT = ["two_phases_with_callbacks", "models_that_take_turns", "loops_of_their_own", "one_optimizer_for_two_phases"]
+BY_DEFAULT = ["two_phases_with_callbacks", "models_that_take_turns", "loops_of_their_own", "gradients_that_add_up"]
 GROUPS = [BY_DEFAULT, [name for name in HABITS if name not in BY_DEFAULT]]
 
 
@@ -40,9 +42,12 @@ def test_as_plain_keras(names: list[str], tmp_path: Path) -> None:
     (tmp_path / "ranks").mkdir()
     alone = run_command([sys.executable, *forked(SCRIPT, tmp_path / "alone", *names)], timeout=120)
     assert alone.returncode == 0, alone.stderr
-    options = json.dumps({"cluster": "v100-1x2"})
+    device = Device("slow", 8 << 30, {"float32": 1e8}, 1e8)  # so that it pays to split all that can be split
+    Hardware("fast links", device, (LinkLevel("device", 2, 0.01, 1e12),)).save(tmp_path / "slow.json")
+    options = json.dumps({"cluster": str(tmp_path / "slow.json")})
     program = ["tensoropt.unchanged", options, SCRIPT, tmp_path / "ranks", *names]
     ranks = run_ranks(2, "-m", *program, timeout=300, env={"TENSOROPT_QUIET": "0"})
     assert ranks.returncode == 0, ranks.stderr
     assert_equal(results(alone.stdout), results(ranks.stdout))
-    assert len(re.findall("[1-9][0-9]* of [0-9]+ operators split", ranks.stderr)) >= 2, ranks.stderr
+    assert len(re.findall("[1-9][0-9]* of [0-9]+ operators split", ranks.stderr)) >= 6, ranks.stderr
+    assert not re.findall("none of [1-9][0-9]* operators split", ranks.stderr), ranks.stderr

@@ -108,7 +108,7 @@ def epoch(data):
     for x in data:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(x) ** 2)
-        tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 epoch(tf.data.Dataset.from_tensors(tf.ones([8, 4])))
 """
 
