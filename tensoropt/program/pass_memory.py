@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -34,17 +35,17 @@ _WORKS = (FORWARD, BACKWARD, PARAMETERS)
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The bytes of a stage's messages, on a device.
+    """The bytes of a stage's messages, on a device: integers, or int64[P] under many strategies.
 
     Attributes:
         sent: what it sends of a micro-batch.
         received: for each stage that sends to it the bytes of a micro-batch, and how many that stage has in flight at most.
     """
 
-    sent: int = 0
-    received: tuple[tuple[int, int], ...] = ()
+    sent: Any = 0
+    received: tuple[tuple[Any, int], ...] = ()
 
-    def waiting_bytes(self, in_flight: int, others: int) -> int:
+    def waiting_bytes(self, in_flight: int, others: int) -> Any:
         """Return the most bytes of messages that may wait, on both ends, beside what a pass has of its own.
 
         What is in flight in a stage that sends, and not here, waits to be taken, or its gradient does (see
@@ -59,23 +60,42 @@ class Messages:
 
 @dataclass(frozen=True, eq=False)
 class PassMemory:
-    """The bytes that are alive while a stage runs a step, whatever the order of its passes.
+    """The bytes that are alive while a stage runs a step, whatever the order of its passes, under P strategies.
 
     Attributes:
-        outside: the most before the first pass and behind the last one; all where the batch is taken at once.
-        begins: when the first pass begins.
+        outside: the most before the first pass and behind the last one; all where the batch is taken at once: int64[P].
+        begins: when the first pass begins, int64[P].
         rises: by micro-batch that was replayed, and pass of it (forward, backward, of parameters): how far the most that is
-            alive in it is above what is alive when it begins, int64[micro-batches, 3].
-        changes: how much more is alive when it is over, int64[micro-batches, 3].
+            alive in it is above what is alive when it begins, int64[micro-batches, 3, P].
+        changes: how much more is alive when it is over, int64[micro-batches, 3, P].
     """
 
-    outside: int
-    begins: int
+    outside: np.ndarray
+    begins: np.ndarray
     rises: np.ndarray
     changes: np.ndarray
 
-    def peak_bytes(self, order: Iterable[Pass], n_micro_batches: int, messages: Messages = Messages()) -> int:
-        """Return the most bytes that are alive at once with an order of a stage's passes.
+    @classmethod
+    def of(cls, alive: np.ndarray, most: np.ndarray) -> PassMemory:
+        """Return the bytes of passes.
+
+        Args:
+            alive: those when each pass begins, and behind the last one, int64[passes + 1, P]; int64[0, P] where the batch is
+                taken at once.
+            most: the most before the first pass, in each of them, and behind the last one, int64[passes + 2, P].
+        """
+        if not len(alive):
+            none = np.zeros((0, 3, most.shape[1]), np.int64)
+            return cls(most[0], np.zeros_like(most[0]), none, none)
+        shape, outside = (-1, 3, alive.shape[1]), np.maximum(most[0], most[-1])
+        return cls(outside, alive[0], (most[1:-1] - alive[:-1]).reshape(shape), np.diff(alive, axis=0).reshape(shape))
+
+    def take(self, points: np.ndarray) -> PassMemory:
+        """Return the bytes under some of the strategies, in any order."""
+        return PassMemory(*(each[..., points] for each in (self.outside, self.begins, self.rises, self.changes)))
+
+    def peak_bytes(self, order: Iterable[Pass], n_micro_batches: int, messages: Messages = Messages()) -> np.ndarray:
+        """Return the most bytes that are alive at once with an order of a stage's passes, int64[P].
 
         Args:
             order: each micro-batch's backward pass has that of its parameters at its end, where the order hasn't.
@@ -87,8 +107,8 @@ class PassMemory:
 
 def peak_together(
     of_stages: Mapping[int, tuple[PassMemory, Messages]], order: Iterable[Pass], n_micro_batches: int
-) -> int:
-    """Return the most bytes that are alive at once on a device that runs the passes of one stage, or of several.
+) -> np.ndarray:
+    """Return the most bytes that are alive at once on a device that runs the passes of one stage, or of several, int64[P].
 
     What a stage needs outside of its passes is counted beside what the others hold before theirs, and beside all that they
     run after its last one: updates wait for their own gradients alone.
@@ -99,28 +119,28 @@ def peak_together(
     """
     memories = {stage: memory for stage, (memory, _) in of_stages.items()}
     if not all(len(memory.rises) for memory in memories.values()):
-        return sum(memory.outside for memory in memories.values())
-    rises, changes = ({stage: getattr(m, name).tolist() for stage, m in memories.items()} for name in ("rises", "changes"))
+        return np.sum([memory.outside for memory in memories.values()], axis=0)
     alive = {stage: memory.begins for stage, memory in memories.items()}
     in_flight, waiting = dict.fromkeys(memories, 0), {s: each.waiting_bytes(0, 0) for s, (_, each) in of_stages.items()}
-    none_waits, most, passes = sum(waiting.values()), 0, _with_parameters(order)
+    none_waits, most, passes = sum(waiting.values()), np.zeros_like(sum(alive.values())), _with_parameters(order)
     last_of = {stage: number for number, (stage, _, _) in enumerate(passes)}
-    outside = 0  # beyond what is alive, of stages whose passes have all run
+    outside = 0 * most  # beyond what is alive, of stages whose passes have all run
     for number, (stage, index, work) in enumerate(passes):
-        last = len(rises[stage]) - 1
+        memory, messages = of_stages[stage]
+        last = len(memory.rises) - 1
         replayed = last if index == n_micro_batches - 1 else min(index, last - 1)
-        messages = of_stages[stage][1]
         in_flight[stage] += work == 0
         waiting[stage] = messages.waiting_bytes(in_flight[stage], in_flight[stage] - (work < 2))
-        most = max(most, sum(alive.values()) + rises[stage][replayed][work] + sum(waiting.values()) + outside)
-        alive[stage] += changes[stage][replayed][work]
+        now = sum(alive.values()) + memory.rises[replayed, work] + sum(waiting.values()) + outside
+        most = np.maximum(most, now)
+        alive[stage] = alive[stage] + memory.changes[replayed, work]
         in_flight[stage] -= work == 1
         waiting[stage] = messages.waiting_bytes(in_flight[stage], in_flight[stage])
         if number == last_of[stage]:
-            outside = max(outside, memories[stage].outside - alive[stage])
-    held = {stage: max(memory.begins, alive[stage]) for stage, memory in memories.items()}
-    beyond = max(memory.outside - held[stage] for stage, memory in memories.items())
-    return max(most, sum(held.values()) + beyond + none_waits)
+            outside = np.maximum(outside, memory.outside - alive[stage])
+    held = {stage: np.maximum(memory.begins, alive[stage]) for stage, memory in memories.items()}
+    beyond = np.max([memory.outside - held[stage] for stage, memory in memories.items()], axis=0)
+    return np.maximum(most, sum(held.values()) + beyond + none_waits)
 
 
 def _with_parameters(order: Iterable[Pass]) -> list[tuple[int, int, int]]:
@@ -132,7 +152,7 @@ def _with_parameters(order: Iterable[Pass]) -> list[tuple[int, int, int]]:
 
 
 def pass_memory(view: StrategyView, costing: OperatorCosting, path_finder: PathFinder, ends: StageEnds) -> PassMemory:
-    """Return the bytes that are alive in the passes of a stage, on the device with the largest shards.
+    """Return the bytes that are alive in the passes of a stage under one strategy, on the device with the largest shards.
 
     Args:
         view: a strategy on the graph of the stage; see :func:`.peak.peak_of`, also for the arguments that follow.
@@ -146,16 +166,15 @@ def pass_memory(view: StrategyView, costing: OperatorCosting, path_finder: PathF
 def _memory_of(program: list[Instruction], begins: list[int]) -> PassMemory:
     """Return the bytes alive in the passes of a program that begin behind some of its instructions, and in those outside."""
     totals = np.zeros(len(program), np.int64)
-    if not begins:
-        return PassMemory(peak_of_program(program).n_bytes, 0, np.zeros((0, 3), np.int64), np.zeros((0, 3), np.int64))
 
     def observe(index: int, alive: Counter[str]) -> None:
         totals[index] = alive.total()
 
-    peak_of_program(program, observe)
-    scratch = np.array([each.scratch_bytes for each in program], np.int64)
+    peak = peak_of_program(program, observe).n_bytes
+    if not begins:
+        return PassMemory.of(np.zeros((0, 1), np.int64), np.array([[peak]]))
+    most = totals + np.array([each.scratch_bytes for each in program], np.int64)
     # Nothing is read or written at the instructions at which passes begin, so what is alive there is alive between passes.
-    at, most = totals[begins], totals + scratch
-    of_passes = np.array([most[first : last + 1].max() for first, last in pairwise(begins)])
-    outside = max(int(most[: begins[0] + 1].max()), int(most[begins[-1] :].max()))
-    return PassMemory(outside, int(at[0]), (of_passes - at[:-1]).reshape(-1, 3), np.diff(at).reshape(-1, 3))
+    parts = pairwise([0, *begins, len(program) - 1])
+    of_parts = np.array([most[first : last + 1].max() for first, last in parts])
+    return PassMemory.of(totals[begins][:, None], of_parts[:, None])

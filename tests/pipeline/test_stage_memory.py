@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import accumulate.models as models
+import numpy as np
 import pytest
 from helpers.large import first
 from helpers.strategies import Link
@@ -16,6 +17,7 @@ from pipeline.staged import random_cuts, random_stage_view
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.plan.stage_memory import ends_of
 from tensoropt.profiling.hardware import named
+from tensoropt.program.fast_peak import Peaks
 from tensoropt.program.pass_memory import pass_memory
 from tensoropt.program.passes import PARAMETERS
 from tensoropt.program.schedule import pass_orders
@@ -38,5 +40,8 @@ def test_the_peak_of_passes_in_a_random_order_is_that_of_replaying_all(seed: int
     order = pass_orders(schedule, n, in_flight, deferred)[index]
     divides = divides or any(each.work == PARAMETERS for each in order)
     ends = ends_of(stages.models[index], divides)
-    found = pass_memory(view, costing, PathFinder(Link()), ends).peak_bytes(order, n)
+    counted, slow = Peaks(sliced, costing, PathFinder(Link())).passes(view, ends), pass_memory(view, costing, PathFinder(Link()), ends)
+    for of_passes, of_slow in zip(vars(counted).values(), vars(slow).values(), strict=True):
+        np.testing.assert_array_equal(of_passes, of_slow)
+    found = slow.peak_bytes(order, n)
     assert found == max(int(each.max()) for each in bytes_of_passes(view, costing, ends, order))

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .array_layout import (
+    ALIVE,
+    BEGINS,
     BYTES,
     ENDS,
     ENDS_COLUMNS,
@@ -13,7 +15,9 @@ from .array_layout import (
     IS_PYTHON_S,
     IS_WRITTEN,
     LAST,
+    MOST,
     N_BUFFERS,
+    N_PASSES,
     N_RUN,
     N_SOURCES,
     OVER,
@@ -107,7 +111,8 @@ def _end(m: Any, first: int, end: int, at: int, of_python: int) -> int:
 @compiled
 def _peak(m: Any, alive: int) -> int:
     """Return the most bytes alive at once, given those that are alive at the beginning."""
-    peak, leaving, held, before = alive, 0, 0, 0
+    peak, leaving, held, before, passes = alive, 0, 0, 0, 0
+    m[m[MOST]] = alive
     for at in range(m[N_RUN]):
         begin = m[ENDS] + ENDS_COLUMNS * m[m[RUN] + at]
         end = begin + ENDS_COLUMNS
@@ -124,7 +129,13 @@ def _peak(m: Any, alive: int) -> int:
                 m[m[SIZES] + buffer] = m[m[SIZES] + over]
                 m[m[IS_PYTHON_S] + buffer] |= m[m[IS_PYTHON_S] + over]
             alive += m[m[SIZES] + buffer]
-        peak = max(peak, alive + m[end + 3])
+        now = alive + m[end + 3]
+        peak = max(peak, now)
+        m[m[MOST] + passes] = max(m[m[MOST] + passes], now)
+        if passes < m[N_PASSES] and m[m[BEGINS] + passes] == at:
+            m[m[ALIVE] + passes] = alive
+            passes += 1
+            m[m[MOST] + passes] = now
         alive -= leaving
         died = 0
         for of_python in range(2):

@@ -13,6 +13,7 @@ from typing import Any
 
 from .array_layout import (
     ARRIVED,
+    BEGINS,
     BYTES,
     CHANGES,
     COPIES_OF,
@@ -25,6 +26,7 @@ from .array_layout import (
     FOUND,
     HAS_REMATERIALIZED,
     HELD,
+    IN_PASSES,
     INDEX,
     INSIDE_OF,
     IS_OVERLAPPABLE,
@@ -39,10 +41,13 @@ from .array_layout import (
     N_MICRO_BATCHES,
     N_OPERATORS,
     N_OTHERS,
+    N_PASSES,
     N_READS,
     N_RECORDS,
+    N_RUN,
     N_TENSORS,
     N_WAITING,
+    NEEDED,
     NEXT_UPDATED,
     OF_GRADIENT,
     OF_OPERAND,
@@ -53,6 +58,7 @@ from .array_layout import (
     READS,
     RECORDS,
     ROOT,
+    RUN,
     TENSOR,
     UPDATED,
     VALUES,
@@ -77,16 +83,20 @@ from .columns import (
     SPLITS_INNER,
 )
 from .compilation import compiled
-from .running import N_WORKSPACES, add, catch_up, copy_of, may_overwrite, move, move_back, new_buffer, read, write
+from .running import N_WORKSPACES, add, catch_up, copy_of, end_instruction, may_overwrite, move, move_back, new_buffer, read, write
 from .written import (
+    ACCUMULATE,
     BEGIN,
+    BEGIN_PASS,
     COMPUTE,
     COMPUTE_AGAIN,
     GRADIENT,
     MICRO_BATCH,
+    RECEIVE,
     RESHARD,
     RESHARD_AGAIN,
     RETURN,
+    SEND,
     SUM,
     TAKE,
     WIDTH,
@@ -230,7 +240,9 @@ def _compute_gradients(o: Any, t: Any, r: Any, m: Any, record: int, overlaps: in
     for operand in range(o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]):
         flags = o[o[OF_OPERAND] + operand]
         if is_wanted(o, operand, m[INDEX]):
-            if flags & PASSED_ON and t[r[2 * o[N_TENSORS] + operand], OPERAND_BYTES] == n_bytes:
+            if m[record + 6] and m[m[NEEDED] + made] != (m[record + 6] == 1):
+                pass  # the other part of the backward pass makes it
+            elif flags & PASSED_ON and t[r[2 * o[N_TENSORS] + operand], OPERAND_BYTES] == n_bytes:
                 m[m[OF_GRADIENT] + made] = _known(o, m, record, 0)
             else:
                 m[m[OF_GRADIENT] + made] = _make_gradient(o, t, r, m, record, operand, overlaps)
@@ -269,16 +281,36 @@ def _begin_micro_batch(o: Any, m: Any, index: int, overlaps: int) -> None:
     if index < 0:
         return
     catch_up(m)
-    if o[N_OTHERS] == 0 or index != o[N_MICRO_BATCHES] - 2:
-        return
+    if o[N_OTHERS] and index == o[N_MICRO_BATCHES] - 2 and not o[IN_PASSES]:
+        _stand_for_others(o, m, index - 1, overlaps)
+
+
+@compiled
+def _stand_for_others(o: Any, m: Any, index: int, overlaps: int) -> None:
+    """Let what lookups found in a micro-batch stand for that of others: their gradients wait for the update, too."""
     for i in range(o[o[LOOKUPS] + o[N_BY_ROWS]]):
-        gradient = m[m[FOUND] + o[N_MICRO_BATCHES] * i + index - 1]
+        gradient = m[m[FOUND] + o[N_MICRO_BATCHES] * i + index]
         if gradient >= 0:
             m[m[OTHERS] + i] = m[N_BUFFERS]
             like = m[m[OF_GRADIENT] + gradient]
             for _ in range(o[N_OTHERS]):
                 write(m, new_buffer(o, m, m[m[BYTES] + like], m[m[IS_PYTHON_S] + like]))
             add(m, 0, 0, 0, overlaps)
+
+
+@compiled
+def _begin_pass(o: Any, m: Any, is_last: int, overlaps: int) -> None:
+    """Let all that was written be over before a pass of a stage begins, and Python free what died; note where that is."""
+    m[N_HELD] = 0
+    m[HAS_REMATERIALIZED] = 0
+    catch_up(m)
+    for _ in range(2):
+        m[m[RUN] + m[N_RUN]] = end_instruction(m, 0, 1)
+        m[N_RUN] += 1
+    m[m[BEGINS] + m[N_PASSES]] = m[N_RUN] - 1
+    m[N_PASSES] += 1
+    if is_last and o[N_OTHERS]:
+        _stand_for_others(o, m, 0, overlaps)
 
 
 @compiled
@@ -334,14 +366,19 @@ def _run(o: Any, t: Any, r: Any, m: Any, number: int, overlaps: int) -> None:
         _compute_again(o, t, r, m, a, b, overlaps)
     elif kind == GRADIENT:
         _compute_gradients(o, t, r, m, record, overlaps)
-    elif kind == SUM:
+    elif kind == SUM or kind == ACCUMULATE:
         m[gradients + c] = _sum(o, m, m[gradients + a], m[gradients + b], overlaps)
     elif kind == MICRO_BATCH:
         _begin_micro_batch(o, m, a, overlaps)
-    elif kind == TAKE:
-        m[made + a] = new_buffer(o, m, t[r[a], N_BYTES], 0)
+    elif kind == TAKE or kind == RECEIVE:
+        m[made + a] = new_buffer(o, m, t[r[a], N_BYTES], kind == RECEIVE)
         write(m, m[made + a])
+        add(m, 0, kind == RECEIVE, 0, overlaps)
+    elif kind == SEND:
+        read(m, m[gradients + a])
         add(m, 0, 0, 0, overlaps)
+    elif kind == BEGIN_PASS:
+        _begin_pass(o, m, a, overlaps)
     elif kind == RETURN:
         tensor = o[o[TENSOR] + a - first] if a >= first else a - o[N_TENSORS]
         m[gradients + c] = move_back(o, t, m, r[a], m[gradients + b], o[o[IS_OVERLAPPABLE] + tensor], overlaps)

@@ -15,9 +15,12 @@ import numpy as np
 from ...ir.graph import PLACEHOLDER, SOURCES, Graph, Operator, Tensor
 from ...ir.views import viewed_operand
 from ..buffers import OVERWRITE, PASSED_ON, PRODUCTS
+from ..deferral import has_separate_gradients
 from ..peak import MOST_MICRO_BATCHES
+from ..stage_ends import StageEnds
 from . import array_layout as layout
 from . import columns as c
+from .written import WIDTH
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +88,12 @@ def _operators(graph: Graph) -> tuple[list[Operator], list[Operator]]:
 
 
 def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_operands: Collection[tuple[str, int]],
-               residual_results: Collection[str]) -> Outline:
-    """Return the outline of a graph's step; the sets are those of :class:`..sharding.strategy.StrategyView`."""
+               residual_results: Collection[str], ends: StageEnds | None = None) -> Outline:
+    """Return the outline of a graph's step; the sets are those of :class:`..sharding.strategy.StrategyView`.
+
+    Args:
+        ends: what a stage exchanges with others; see :func:`..step.step_program`. The sites are those without.
+    """
     (taken,) = graph.backward_passes
     run_once, run_each = _operators(graph)
     operators, first_run = (*run_once, *run_each), len(run_once)
@@ -100,8 +107,9 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     found = {op.result.name for of_variable in lookups for op in of_variable}
     micro_batching = graph.micro_batching
     # Gradients go back to variables and, in micro-batches, to all that is computed once.
-    starts = {*found, *(dense if micro_batching is None else filter(graph.accumulates, graph.tensors))}
-    starts_once = set(dense)
+    received, returned = (ends.received, ends.returned) if ends is not None else (frozenset[str](), frozenset[str]())
+    starts = {*found, *returned, *(dense if micro_batching is None else filter(graph.accumulates, graph.tensors))}
+    starts_once = {*dense, *returned}
     reached, reached_once = _reached(graph, starts), _reached(graph, starts_once)
     only_once = micro_batching.once if micro_batching is not None else frozenset()
     first_use: dict[str, int] = {}
@@ -121,7 +129,7 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     ]
     arrays = (
         _ints(
-            _flags(op, starts if i >= first_run else starts_once, is_taken=i >= first_run > 0)
+            _flags(op, starts if i >= first_run else starts_once, i >= first_run > 0, op.type in SOURCES and op.result.name in received)
             for i, op in enumerate(operators)
         ),
         _ends(len(op.operands) for op in operators),
@@ -137,15 +145,17 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
         _ints(number[op.result.name] for of_variable in lookups for op in of_variable),
         _ints(-1 if _leaves_rows(graph, name) else number[graph.operators[name].result.name] for name in by_rows),
         _ints(tensor.name in graph.made_of_variables for tensor in tensors),
-        _ints(number[op.result.name] for op in operators if op.type in SOURCES),
+        _ints(number[op.result.name] for op in operators if op.type in SOURCES and op.result.name not in received),
+        _ints(number[name] for name in sorted(returned)),
     )
     first_operator = 2 * len(tensors) + len(operands) + 1
     n = graph.n_micro_batches
     waits = any(update.sums for of_variable in graph.updates.values() for update in of_variable)
     counted = (
-        len(operators), len(tensors), len(operands) + 1, len(dense), len(by_rows), len(arrays[-1]), first_operator,
+        len(operators), len(tensors), len(operands) + 1, len(dense), len(by_rows), len(arrays[-2]), first_operator,
         first_operator + len(operators), taken.loss.item_bytes, int(waits), min(n, MOST_MICRO_BATCHES),
-        max(0, n - MOST_MICRO_BATCHES), first_run,
+        max(0, n - MOST_MICRO_BATCHES), first_run, len(returned), int(ends is not None and micro_batching is not None),
+        int(ends is not None and ends.divides),
     )
     producers = tuple(i for i, op in enumerate(operators) for _ in op.outputs)
     ends = arrays[4].tolist()
@@ -177,14 +187,15 @@ def _joined(counted: Sequence[int], arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([counted, begins[:-1], *arrays]).astype(np.int64)
 
 
-def _flags(op: Operator, starts: Collection[str], is_taken: bool) -> int:
+def _flags(op: Operator, starts: Collection[str], is_taken: bool, is_received: bool) -> int:
     """Return the flags of an operator; gradients end at the starts, and a batch may be taken by micro-batches."""
     if op.type in SOURCES:
-        return c.SOURCE | c.IS_TAKEN * is_taken
+        return c.SOURCE | (c.IS_RECEIVED if is_received else c.IS_TAKEN * is_taken)
     if op.updates is not None:
         return c.WRITES
     passes = not any(tensor.name in starts for tensor in op.outputs)
-    return c.OVERWRITES * (op.type in OVERWRITE) | c.IS_PRODUCT * (op.type in PRODUCTS) | c.PASSES * passes
+    kinds = c.OVERWRITES * (op.type in OVERWRITE) | c.IS_PRODUCT * (op.type in PRODUCTS) | c.PASSES * passes
+    return kinds | c.IS_SEPARATE * has_separate_gradients(op)
 
 
 def _leaves_rows(graph: Graph, variable: str) -> bool:
@@ -223,12 +234,12 @@ def arena_of(outline: Outline, n_buckets: int) -> np.ndarray:
     entries = 4 * n_passes * sum(each * each for each in width) + 4 * records + 2 * n_lookups * (n_others + n)
     sizes = (
         # of records
-        6 * records, 2 * values, sites, sites, sites, n_tensors, records, 2 * entries, 3 * sites, 3 * max(1, n_buckets),
-        records, n_tensors, n_operands, max(1, n * n_lookups),
+        WIDTH * records, 2 * values, sites, sites, sites, n_tensors, records, 2 * entries, 3 * sites, 3 * max(1, n_buckets),
+        records, n_tensors, n_operands, max(1, n * n_lookups), records, sites, records, records, WIDTH * records,
         # and of memory
         entries, entries, 2 * entries, layout.ENDS_COLUMNS * (buffers + 1), buffers, buffers, 3 * records, buffers, buffers,
         buffers, buffers, 2 * len(c.WORKSPACES), entries, records, sites, sites, records, n_operators, n_operators,
-        buffers, buffers, buffers, sites + buffers, max(1, n_lookups),
+        buffers, buffers, buffers, sites + buffers, max(1, n_lookups), 3 * n + 1, 3 * n + 1, 3 * n + 2,
     )
     begins = np.cumsum([layout.N_ARENA, *sizes])
     arena = np.empty(begins[-1], np.int64)

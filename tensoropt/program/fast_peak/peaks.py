@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -12,10 +12,12 @@ from ...costs.operator_costs import OperatorCosting
 from ...sharding.model import Model
 from ...sharding.resharding import PathFinder
 from ...sharding.strategy import StrategyView
+from ..pass_memory import PassMemory, pass_memory
 from ..peak import peak_of
+from ..stage_ends import StageEnds
 from . import array_layout as layout
 from .alive import count_peak
-from .outline import arena_of, can_outline, outline_of
+from .outline import Outline, arena_of, can_outline, outline_of
 from .rows import Columns, Rows
 
 
@@ -27,6 +29,7 @@ class Peaks:
     costing: OperatorCosting
     path_finder: PathFinder
     _arena: np.ndarray | None = None
+    _outlines: dict[StageEnds | None, np.ndarray] = field(default_factory=dict)
 
     @cached_property
     def is_quick(self) -> bool:
@@ -36,29 +39,57 @@ class Peaks:
     @cached_property
     def rows(self) -> Rows:
         """The rows of the model's sites."""
+        return Rows(self._outline(None), self.costing, self.path_finder)
+
+    def _outline(self, ends: StageEnds | None) -> Outline:
         backward = self.model.backward
-        outline = outline_of(self.model.graph, backward.gradients, backward.residual_operands, backward.residual_results)
-        return Rows(outline, self.costing, self.path_finder)
+        residuals = backward.residual_operands, backward.residual_results
+        return outline_of(self.model.graph, backward.gradients, *residuals, ends)
 
     def n_bytes(self, view: StrategyView) -> int:
         """Return the most bytes that are alive at once under a strategy: those of :func:`..peak.peak_of`."""
         if not self.is_quick:
             return peak_of(view, self.costing, self.path_finder).n_bytes
-        return self.of_rows(self.rows.of(view))
+        return self._count(self.rows.of(view), None)
+
+    def passes(self, view: StrategyView, ends: StageEnds) -> PassMemory:
+        """Return the bytes that are alive in a stage's passes under a strategy: those of :func:`..pass_memory.pass_memory`."""
+        if not self.is_quick:
+            return pass_memory(view, self.costing, self.path_finder, ends)
+        return self._passes([self.rows.of(view)], ends)
 
     def of_columns(self, columns: Columns, view_of: Callable[[int], StrategyView]) -> np.ndarray:
         """Return the bytes of :meth:`n_bytes` of many strategies, int64[strategies]; see :meth:`.rows.Rows.of_columns`."""
-        found = np.empty(columns.n, np.int64)
         rows = self.rows.of_columns(columns, view_of)
-        for i in range(columns.n):
-            found[i] = self.of_rows(rows[i])
-        return found
+        return np.array([self._count(of_one, None) for of_one in rows], np.int64)
 
-    def of_rows(self, rows: np.ndarray) -> int:
-        """Return the most bytes that are alive at once, given the row of each site."""
+    def passes_of_columns(
+        self, columns: Columns, view_of: Callable[[int], StrategyView], ends: StageEnds
+    ) -> PassMemory:
+        """Return the bytes of :meth:`passes` of many strategies; see :meth:`.rows.Rows.of_columns`."""
+        return self._passes(self.rows.of_columns(columns, view_of), ends)
+
+    def _passes(self, rows: Iterable[np.ndarray], ends: StageEnds) -> PassMemory:
+        """Return the bytes of passes, given the rows of each strategy."""
+        alive, most = list[np.ndarray](), list[np.ndarray]()
+        for of_one in rows:
+            peak = self._count(of_one, ends)
+            arena = self._arena
+            assert arena is not None
+            n = int(arena[layout.N_PASSES])
+            alive.append(arena[arena[layout.ALIVE] :][:n].copy())
+            most.append(arena[arena[layout.MOST] :][: n + 1].copy() if n else np.array([peak], np.int64))
+        return PassMemory.of(np.transpose(alive), np.transpose(most))
+
+    def _count(self, rows: np.ndarray, ends: StageEnds | None) -> int:
+        """Return the most bytes that are alive at once, given the row of each site; the arena then has those of passes."""
+        if ends not in self._outlines:
+            self._outlines[ends] = self._outline(ends).numbers
         known, n_buckets = self.rows, self.rows.n_buckets
         if self._arena is None or self._arena[layout.N_BUCKETS] != n_buckets:
             self._arena = arena_of(known.outline, n_buckets)
-        self._arena[: layout.N_BUCKETS] = 0
+        arena = self._arena
+        arena[: layout.N_BUCKETS] = 0
+        arena[layout.N_BUCKETS + 1 : layout.RECORDS] = 0
         overlaps = int(self.costing.reshardings.overlaps)
-        return int(count_peak(known.outline.numbers, known.table, rows, self._arena, overlaps))
+        return int(count_peak(self._outlines[ends], known.table, rows, arena, overlaps))

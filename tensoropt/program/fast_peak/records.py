@@ -17,8 +17,10 @@ from .array_layout import (
     ARRIVED,
     BUCKETED,
     BUCKETS,
+    FIRST_AFTER,
     FIRST_OPERATOR,
     IS_RESIDUAL,
+    N_AFTER,
     N_BUCKETED,
     N_GRADIENTS,
     N_OPENED,
@@ -56,12 +58,12 @@ from .columns import (
 )
 from .compilation import compiled
 from .written import (
+    ACCUMULATE,
     COMPUTE_AGAIN,
     GRADIENT,
     RESHARD,
     RESHARD_AGAIN,
     RETURN,
-    SUM,
     WIDTH,
     add_value,
     append_record,
@@ -102,7 +104,7 @@ def _read_again(o: Any, t: Any, r: Any, m: Any, site: int, after: int) -> None:
         if m[again + shared] < 0 and (follows or t[r[site], READS_REGATHERED]):
             m[again + shared] = source
             if t[r[shared], HAS_STEPS]:
-                append_record(m, RESHARD_AGAIN, shared, source, after, 0, 0)
+                append_record(m, RESHARD_AGAIN, shared, source, after, m[FIRST_AFTER], m[N_AFTER])
                 note_read(o, m, source)
                 m[again + shared] = 2 * shared + 1
         source = m[again + shared] if m[again + shared] >= 0 else 2 * m[root + shared]
@@ -110,7 +112,7 @@ def _read_again(o: Any, t: Any, r: Any, m: Any, site: int, after: int) -> None:
     if not t[r[site], HAS_STEPS] and source & 1:
         m[again + site] = source
     elif t[r[site], HAS_STEPS] and (follows or t[r[site], REGATHERED]):
-        append_record(m, RESHARD_AGAIN, site, source, after, 0, 0)
+        append_record(m, RESHARD_AGAIN, site, source, after, m[FIRST_AFTER], m[N_AFTER])
         note_read(o, m, source)
         m[again + site] = 2 * site + 1
     else:
@@ -121,7 +123,7 @@ def _read_again(o: Any, t: Any, r: Any, m: Any, site: int, after: int) -> None:
 def _compute_again(o: Any, m: Any, operator: int) -> None:
     """Write an operator's rematerialization, from operands as the backward pass reads them."""
     again, first = m[AGAIN], 2 * o[N_TENSORS]
-    append_record(m, COMPUTE_AGAIN, operator, m[N_VALUES], 0, 0, 0)
+    append_record(m, COMPUTE_AGAIN, operator, m[N_VALUES], 0, m[FIRST_AFTER], m[N_AFTER])
     for operand in range(o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]):
         value = m[again + first + operand]
         add_value(m, first + operand, value)
@@ -275,10 +277,13 @@ def through(o: Any, t: Any, r: Any, m: Any, operator: int, index: int) -> None:
     first_operand, end_operand = o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]
     first_tensor, end_tensor = o[o[OUTPUTS] + operator], o[o[OUTPUTS] + operator + 1]
     after, n_taken, n_wanted = -1, 0, 0
+    m[FIRST_AFTER] = m[N_VALUES]
     for tensor in range(end_tensor - 1, first_tensor - 1, -1):
         if m[arrived + tensor] >= 0:
             after = m[arrived + tensor]
             n_taken += 1
+            add_value(m, tensor, after)
+    m[N_AFTER] = n_taken
     if after < 0:
         return
     for operand in range(first_operand, end_operand):
@@ -317,7 +322,7 @@ def through(o: Any, t: Any, r: Any, m: Any, operator: int, index: int) -> None:
             if o[o[OF_OPERAND] + operand] & ACCUMULATES:
                 total = m[TOTAL] + operand
                 if m[total] >= 0:
-                    number = append_record(m, SUM, m[total], end_made, m[N_GRADIENTS], 0, 0)
+                    number = append_record(m, ACCUMULATE, m[total], end_made, m[N_GRADIENTS], 0, 0)
                     m[total] = made_by(m, number)
                 else:
                     m[total] = end_made

@@ -101,17 +101,25 @@ def catch_up(m: Any) -> None:
 
 
 @compiled
+def end_instruction(m: Any, scratch_bytes: int, calls_python: int) -> int:
+    """Return the number of a new instruction that does what was said since the last one."""
+    number = m[N_INSTRUCTIONS]
+    m[N_INSTRUCTIONS] += 1
+    end = m[ENDS] + ENDS_COLUMNS * (number + 1)
+    m[end], m[end + 1], m[end + 2], m[end + 3], m[end + 4] = (
+        m[N_READS], m[N_WRITES], m[N_OVER], scratch_bytes, calls_python)
+    return number
+
+
+@compiled
 def add(m: Any, scratch_bytes: int, calls_python: int, delay: int, overlaps: int) -> None:
     """Add an instruction that does what was said since the last one; see :meth:`..instructions.Instructions.add`.
 
     ``delay`` is FOR_UPDATES for one that is overlappable, MAY_WAIT for one that may wait, 0 for others.
     """
-    number = m[N_INSTRUCTIONS]
-    m[N_INSTRUCTIONS] += 1
+    number = end_instruction(m, scratch_bytes, calls_python)
     begin = m[ENDS] + ENDS_COLUMNS * number
     end = begin + ENDS_COLUMNS
-    m[end], m[end + 1], m[end + 2], m[end + 3], m[end + 4] = (
-        m[N_READS], m[N_WRITES], m[N_OVER], scratch_bytes, calls_python)
     delayed = 0 if overlaps and delay == MAY_WAIT else delay
     is_needed = 0
     for i in range(m[READS] + m[begin], m[READS] + m[end]):

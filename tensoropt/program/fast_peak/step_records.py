@@ -17,6 +17,7 @@ from .array_layout import (
     FIRST_OPERATOR,
     FIRST_RUN,
     FOUND,
+    IN_PASSES,
     LAST_READ,
     LOOKED_UP,
     LOOKUPS,
@@ -42,10 +43,11 @@ from .array_layout import (
     VIEWED,
     WRITER,
 )
-from .columns import ACCUMULATES, IS_TAKEN, PASSES, SOURCE, WRITES
+from .columns import ACCUMULATES, IS_RECEIVED, IS_TAKEN, PASSES, SOURCE, WRITES
 from .compilation import compiled
+from .divided import end_backward, send_back
 from .records import arrive_through, reshard, return_through, send, through
-from .written import BEGIN, COMPUTE, MICRO_BATCH, TAKE, WRITE, append_record, made_by
+from .written import BEGIN, BEGIN_PASS, COMPUTE, MICRO_BATCH, RECEIVE, TAKE, WRITE, append_record, made_by
 
 
 @compiled
@@ -54,8 +56,8 @@ def _forward(o: Any, t: Any, r: Any, m: Any, first: int, end: int, index: int) -
     root = m[ROOT]
     for operator in range(first, end):
         flags = o[o[OF_OPERATOR] + operator]
-        if flags & IS_TAKEN:
-            append_record(m, TAKE, o[o[OUTPUTS] + operator], 0, 0, 0, 0)
+        if flags & (IS_TAKEN | IS_RECEIVED):
+            append_record(m, RECEIVE if flags & IS_RECEIVED else TAKE, o[o[OUTPUTS] + operator], 0, 0, 0, 0)
         if not flags & SOURCE:
             for operand in range(o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]):
                 if index == 0 or not o[o[OF_OPERAND] + operand] & ACCUMULATES:
@@ -100,6 +102,9 @@ def _back_from_loss(o: Any, t: Any, r: Any, m: Any, index: int, seed: int) -> in
     """
     loss = o[N_OPERANDS] - 1
     reshard(o, t, r, m, loss)
+    if o[IN_PASSES]:
+        append_record(m, BEGIN_PASS, 0, 0, 0, 0, 0)
+    start, first_gradient = m[N_RECORDS], m[N_GRADIENTS]
     number = append_record(m, BEGIN, 2 * m[m[ROOT] + 2 * o[N_TENSORS] + loss], m[N_GRADIENTS], seed, 0, 0)
     begun = made_by(m, number)
     arrive_through(o, t, r, m, loss, begun)
@@ -113,6 +118,7 @@ def _back_from_loss(o: Any, t: Any, r: Any, m: Any, index: int, seed: int) -> in
     _send_all(o, t, r, m)
     for i in range(o[o[LOOKUPS] + o[N_BY_ROWS]]):
         m[m[FOUND] + o[N_MICRO_BATCHES] * i + index] = m[m[ARRIVED] + o[o[LOOKED_UP] + i]]
+    end_backward(o, m, start, index, first_gradient)
     return begun
 
 
@@ -131,6 +137,7 @@ def _back_once(o: Any, t: Any, r: Any, m: Any) -> None:
         for operand in range(o[o[OPERANDS] + operator + 1] - 1, o[o[OPERANDS] + operator] - 1, -1):
             return_through(o, t, r, m, operand)
     _send_all(o, t, r, m)
+    send_back(o, m)
 
 
 @compiled
@@ -144,10 +151,14 @@ def write_records(o: Any, t: Any, r: Any, m: Any) -> None:
     begun, start = -1, 0
     for index in range(o[N_MICRO_BATCHES]):
         _begin(o, m)
+        if o[IN_PASSES]:
+            append_record(m, BEGIN_PASS, 0, 0, 0, 0, 0)
         append_record(m, MICRO_BATCH, index, 0, 0, 0, 0)
         _forward(o, t, r, m, o[FIRST_RUN], o[N_OPERATORS], index)
         begins = _back_from_loss(o, t, r, m, index, begun)
         begun = begins if index == 0 else begun
+    if o[IN_PASSES]:
+        append_record(m, BEGIN_PASS, 1, 0, 0, 0, 0)
     if o[FIRST_RUN]:
         _begin(o, m)
         start = append_record(m, MICRO_BATCH, -1, 0, 0, 0, 0)

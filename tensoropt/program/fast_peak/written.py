@@ -24,29 +24,37 @@ from .columns import ONLY_ONCE, WANTED
 from .compilation import compiled
 
 RESHARD, COMPUTE, WRITE, BEGIN, RESHARD_AGAIN, COMPUTE_AGAIN, GRADIENT, SUM, RETURN, TAKE, MICRO_BATCH = range(11)
+ACCUMULATE, RECEIVE, SEND, BEGIN_PASS = range(11, 15)
 """The kinds of records, each with what follows:
 
     RESHARD         site, value
     COMPUTE, WRITE  operator
     BEGIN           value of the loss, gradient made, that of the first micro-batch
-    RESHARD_AGAIN   site, value, gradient that it waits for
-    COMPUTE_AGAIN   operator, first of its values
+    RESHARD_AGAIN   site, value, gradient that it waits for, first of all such gradients, their number
+    COMPUTE_AGAIN   operator, first of its values, 0, first of the gradients that it waits for, their number
     GRADIENT        operator, first of its values, number of gradients, number of values, first gradient made
     SUM             gradient, gradient, gradient made
     RETURN          site, gradient, gradient made
     TAKE            tensor of a batch
     MICRO_BATCH     index of the one that begins; -1 where what is done once goes on
+    ACCUMULATE      as SUM, over micro-batches
+    RECEIVE         tensor of another stage
+    SEND            gradient
+    BEGIN_PASS      whether it is behind the last pass
+
+Where a backward pass is divided, the last number says which gradients a GRADIENT makes: 0 all, 1 those that what is sent back
+needs, 2 the others.
 
 The values of a gradient are (tensor, gradient) of each gradient that it takes, then (site, value) of each value.
 """
-WIDTH = 6
+WIDTH = 7
 
 @compiled
 def append_record(m: Any, kind: int, a: int, b: int, c: int, d: int, e: int) -> int:
     """Append a record; return its number."""
     number = m[N_RECORDS]
     at = m[RECORDS] + WIDTH * number
-    m[at], m[at + 1], m[at + 2], m[at + 3], m[at + 4], m[at + 5] = kind, a, b, c, d, e
+    m[at], m[at + 1], m[at + 2], m[at + 3], m[at + 4], m[at + 5], m[at + 6] = kind, a, b, c, d, e, 0
     m[N_RECORDS] += 1
     return number
 

@@ -1,0 +1,200 @@
+"""Divide the records of a backward pass into what is sent back needs and what can be deferred: :mod:`..deferral`, by numbers.
+
+The names of the arguments are those of :mod:`.records`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .array_layout import (
+    ARRIVED,
+    DIVIDED,
+    DIVIDES,
+    FIRST_OPERATOR,
+    IN_PASSES,
+    LAST_READ,
+    N_GRADIENTS,
+    N_RECORDS,
+    N_RETURNED,
+    N_TENSORS,
+    NEEDED,
+    NEEDED_AGAIN,
+    OF_OPERATOR,
+    OPERANDS,
+    OUTPUTS,
+    PART,
+    PLACE,
+    RECORDS,
+    RETURNED,
+    VALUES,
+    WRITER,
+)
+from .columns import IS_SEPARATE
+from .compilation import compiled
+from .written import (
+    ACCUMULATE,
+    BEGIN,
+    BEGIN_PASS,
+    COMPUTE_AGAIN,
+    GRADIENT,
+    RESHARD_AGAIN,
+    RETURN,
+    SEND,
+    SUM,
+    WIDTH,
+    append_record,
+    is_wanted,
+)
+
+DEFERRED, URGENT, BOTH = range(3)
+
+
+@compiled
+def _need_values(m: Any, first: int, n: int, are_gradients: int) -> None:
+    """Note that gradients, or values, are needed."""
+    for i in range(first, first + n):
+        value = m[m[VALUES] + 2 * i + 1]
+        if are_gradients:
+            m[m[NEEDED] + value] = 1
+        elif value & 1:
+            m[m[NEEDED_AGAIN] + (value >> 1)] = 1
+
+
+@compiled
+def _part_of_gradients(o: Any, m: Any, record: int, index: int) -> int:
+    """Return the part of a record that makes the gradients of an operator's operands."""
+    operator, n_needed, n = m[record + 1], 0, 0
+    for operand in range(o[o[OPERANDS] + operator], o[o[OPERANDS] + operator + 1]):
+        if is_wanted(o, operand, index):
+            n_needed += m[m[NEEDED] + m[record + 5] + n]
+            n += 1
+    if n_needed == 0:
+        return DEFERRED
+    return BOTH if n_needed < n and o[o[OF_OPERATOR] + operator] & IS_SEPARATE else URGENT
+
+
+@compiled
+def _need(o: Any, m: Any, number: int, index: int) -> int:
+    """Note what a record needs if what is sent back needs it; return its part."""
+    record = m[RECORDS] + WIDTH * number
+    kind, a, b, c, needed = m[record], m[record + 1], m[record + 2], m[record + 3], m[NEEDED]
+    part = DEFERRED
+    if kind == BEGIN:
+        part = m[needed + b]
+    elif kind == SUM:
+        part = m[needed + c]
+        if part:
+            m[needed + a] = 1
+            m[needed + b] = 1
+    elif kind == RETURN:
+        part = m[needed + c]
+        if part:
+            m[needed + b] = 1
+    elif kind == GRADIENT:
+        part = _part_of_gradients(o, m, record, index)
+        if part:
+            _need_values(m, b, c, 1)
+            _need_values(m, b + c, m[record + 4], 0)
+    elif kind == RESHARD_AGAIN:
+        part = m[m[NEEDED_AGAIN] + a]
+        if part:
+            if b & 1:
+                m[m[NEEDED_AGAIN] + (b >> 1)] = 1
+            _need_values(m, m[record + 4], m[record + 5], 1)
+    elif kind == COMPUTE_AGAIN:
+        for tensor in range(o[o[OUTPUTS] + a], o[o[OUTPUTS] + a + 1]):
+            part |= m[m[NEEDED_AGAIN] + tensor]
+        if part:
+            _need_values(m, b, o[o[OPERANDS] + a + 1] - o[o[OPERANDS] + a], 0)
+            _need_values(m, m[record + 4], m[record + 5], 1)
+    return part
+
+
+@compiled
+def _append_part(m: Any, start: int, end: int, wanted: int, n: int) -> int:
+    """Append the records of a part to those in the new order, of which there are n; return how many there are then."""
+    part = DEFERRED
+    for number in range(start, end):
+        record = m[RECORDS] + WIDTH * number
+        if m[record] == ACCUMULATE:  # it comes right after the gradient that it adds
+            is_in_part = part == wanted if part != BOTH else (m[m[NEEDED] + m[record + 2]] != 0) == (wanted == URGENT)
+        else:
+            part = m[m[PART] + number]
+            is_in_part = part == wanted or part == BOTH
+        if is_in_part:
+            at = m[DIVIDED] + WIDTH * n
+            for i in range(WIDTH):
+                m[at + i] = m[record + i]
+            if m[record] == GRADIENT and part == BOTH:
+                m[at + 6] = 1 if wanted == URGENT else 2
+            m[m[PLACE] + number] = n
+            n += 1
+    return n
+
+
+@compiled
+def _find_parts(o: Any, m: Any, start: int, index: int, first_gradient: int) -> None:
+    """Find the part of each record."""
+    for i in range(first_gradient, m[N_GRADIENTS]):
+        m[m[NEEDED] + i] = 0
+    for site in range(o[FIRST_OPERATOR]):
+        m[m[NEEDED_AGAIN] + site] = 0
+    for i in range(o[N_RETURNED]):
+        gradient = m[m[ARRIVED] + o[o[RETURNED] + i]]
+        if gradient >= 0:
+            m[m[NEEDED] + gradient] = 1
+    for number in range(m[N_RECORDS] - 1, start - 1, -1):
+        m[m[PART] + number] = _need(o, m, number, index)
+
+
+@compiled
+def _put(m: Any, first: int, n: int) -> None:
+    """Append n of the records in their new order, from the first one on."""
+    for i in range(WIDTH * n):
+        m[m[RECORDS] + WIDTH * m[N_RECORDS] + i] = m[m[DIVIDED] + WIDTH * first + i]
+    m[N_RECORDS] += n
+
+
+@compiled
+def _new_place(m: Any, record: int, start: int, n_urgent: int, added: int) -> int:
+    """Return the number of a record, or of its deferred part, after it was put in its new place."""
+    place = m[m[PLACE] + record]
+    return start + place + (added if place >= n_urgent else 0)
+
+
+@compiled
+def send_back(o: Any, m: Any) -> None:
+    """Write the sending of gradients that have arrived at what other stages compute."""
+    for i in range(o[N_RETURNED]):
+        at = m[ARRIVED] + o[o[RETURNED] + i]
+        if m[at] >= 0:
+            append_record(m, SEND, m[at], 0, 0, 0, 0)
+            m[at] = -1
+
+
+@compiled
+def end_backward(o: Any, m: Any, start: int, index: int, first_gradient: int) -> None:
+    """Write the sending of gradients behind a backward pass that begins at a record, or behind what they need of it."""
+    if not o[DIVIDES]:
+        send_back(o, m)
+        if o[IN_PASSES]:
+            append_record(m, BEGIN_PASS, 0, 0, 0, 0, 0)
+        return
+    end = m[N_RECORDS]
+    _find_parts(o, m, start, index, first_gradient)
+    n_urgent = _append_part(m, start, end, URGENT, 0)
+    n = _append_part(m, start, end, DEFERRED, n_urgent)
+    m[N_RECORDS] = start
+    _put(m, 0, n_urgent)
+    send_back(o, m)
+    if o[IN_PASSES]:
+        append_record(m, BEGIN_PASS, 0, 0, 0, 0, 0)
+    added = m[N_RECORDS] - start - n_urgent
+    _put(m, n_urgent, n - n_urgent)
+    for i in range(o[N_TENSORS]):
+        last = m[m[LAST_READ] + i]
+        if last >= start:
+            m[m[LAST_READ] + i] = _new_place(m, last, start, n_urgent, added)
+    for i in range(first_gradient, m[N_GRADIENTS]):
+        m[m[WRITER] + i] = _new_place(m, m[m[WRITER] + i], start, n_urgent, added)
