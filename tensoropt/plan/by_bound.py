@@ -36,10 +36,6 @@ from .search_cut import search_cut
 from .search_state import SearchState
 from .stage_memory import StageCosts
 from .stage_points import SearchedStages
-from .staged_frontier_points import reduced, staged_points
-
-FEW_PEAKS = 4
-"""So many points of least memory are evaluated where time is left out: peaks rise with memory but for little."""
 
 
 class Aim(Protocol):
@@ -217,9 +213,8 @@ class Fit:
         self.probed.setdefault((count, candidate.micro_batches), []).append(found)
         needs = int(found.combinations[0].mem_bytes.min())
         self.needs[count] = min(needs, self.needs.get(count, needs))
-        points = reduced(staged_points([found])[:FEW_PEAKS])
-        frontier = frontier_of(search.request, search.parallelism, [found], points=points)
-        if search.least is None or points[0].n_bytes < search.least.points_of[0].n_bytes:
+        frontier = frontier_of(search.request, search.parallelism, [found])
+        if search.least is None or frontier.points_of[0].n_bytes < search.least.points_of[0].n_bytes:
             search.least = frontier
         if why_too_large(frontier, search.request.limit_bytes) is None:
             search.fitting, search.fits = candidate, frontier
@@ -238,7 +233,7 @@ def _hoped_for_bytes(searched: SearchedStages, n: int) -> int:
     found = []
     for stage, frontier in enumerate(searched.frontiers):
         costs, order = StageCosts.of(frontier), searched.combinations[0].order
-        held = costs.mem_bytes - costs.saved_bytes
+        held = costs.passes(divides=False).begins
         saved = costs.bytes_of(stage, order) - held
         found.append(int(held.min() + saved.min() * searched.micro_batches / n))
     return max(found)

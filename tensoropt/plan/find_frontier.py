@@ -62,7 +62,7 @@ class ModelFrontier(DetailedFrontier):
     def plan(self, point: int, option: str = "point") -> Plan:
         """Return the plan of a point; see :class:`PlanFrontier`."""
         point = self.check_point(point)
-        stage = self.stage(point)
+        stage = replace(self.stage(point), peak_bytes=self.peak_bytes(point))
         return Plan(
             stages=(stage,),
             mesh=self.mesh,
@@ -78,7 +78,7 @@ class ModelFrontier(DetailedFrontier):
         )
 
     def stage(self, point: int) -> StagePlan:
-        """Return a point's plan of the frontier's model as the only stage of a plan."""
+        """Return a point's plan of the frontier's model as the only stage of a plan, without its peak."""
         costs, costing = self.costs, self.costing
         view = self.model.view(complete_configs(self.model, self.built.strategy(self.found.strategies[point]), costing))
         path_finder = PathFinder(costing.reshardings.steps)
@@ -95,7 +95,6 @@ class ModelFrontier(DetailedFrontier):
             frontier=self,
             point=point,
             overlap_time_us=int(costs.overlap_ns[point]) / 1e3,
-            peak_bytes=self.peak_bytes(point),
         )
 
     def save(

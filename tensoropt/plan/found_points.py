@@ -29,6 +29,7 @@ from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts, 
 from ..search.problem.strategy_problem import StrategyProblem
 from ..sharding.model import Model
 from ..sharding.resharding import PathFinder
+from ..sharding.stages import StageModel
 from .frontier import PlanFrontier
 from .plan import Plan
 from .point_peaks import PeakCounter
@@ -131,9 +132,19 @@ class FoundPoints:
         """Return the step of a point's plan as a program on buffers; see :mod:`..program.peak`."""
         return instructions_of(self._counter.view(self.found.strategies[point]), self.costing, self._path_finder)
 
-    def pass_memory(self, point: int, ends: StageEnds) -> PassMemory:
-        """Return the memory of a stage's passes with a point's plan; see :func:`..program.pass_memory.pass_memory`."""
-        return self._counter.passes_of(self.found.strategies[point], ends)
+    def pass_memory(self, points: np.ndarray, ends: StageEnds) -> PassMemory:
+        """Return the memory of a stage's passes under points; see :func:`..program.pass_memory.pass_memory`."""
+        return self._counter.passes_of(self.found.strategies[points], ends)
+
+    def peaks_of(self, points: np.ndarray) -> np.ndarray:
+        """Return the bytes of :meth:`peak` of some points, int64[K]."""
+        counted = self._counter.peaks_of(self.found.strategies[points])
+        return np.array([self.peak_bytes(int(point)) for point in points]) if counted is None else counted
+
+    @property
+    def counts_quickly(self) -> bool:
+        """Whether compiled kernels can count the peaks."""
+        return self._counter.peaks.is_quick
 
     @cached_property
     def _counter(self) -> PeakCounter:
@@ -145,7 +156,7 @@ class FoundPoints:
         return self._counter.known
 
     @property
-    def passes_by_states(self) -> dict[tuple[object, ...], PassMemory]:
+    def passes_by_states(self) -> dict[tuple[object, ...], dict[bytes, PassMemory]]:
         """The memory of a stage's passes that is known, see :class:`.PeakCounter`; what is found later is added."""
         return self._counter.known_passes
 
@@ -193,6 +204,10 @@ class FoundPoints:
         own = Candidates.of(self.found)
         most = max(MOST_COUNTED, MOST_OPERATORS_COUNTED // self.built.n_operators)
         own = own.take(spread(own.mem_bytes, own.time_ns, most))
+        if isinstance(self.model, StageModel) and self.model.graph.micro_batching is not None:
+            # Their peaks depend on the order of passes.
+            found = replace(self.found, mem_bytes=own.mem_bytes, time_ns=own.time_ns, strategies=own.strategies)
+            return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
         pool = own if others is None else own.with_(others)
         counted = self._counter.peaks_of(pool.strategies, progress) if self.objectives == MEMORY_TIME else None
         if counted is None:

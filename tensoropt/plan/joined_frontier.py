@@ -11,7 +11,7 @@ from .asked import Request
 from .candidates import most_micro_batches
 from .stage_points import SearchedStages
 from .staged_frontier import StagedFrontier
-from .staged_frontier_points import PlanPoint, minimal_points
+from .staged_frontier_points import minimal_points
 
 
 def frontier_of(
@@ -20,7 +20,6 @@ def frontier_of(
     found: Sequence[SearchedStages],
     left_out: Sequence[str] = (),
     bounds_us: Sequence[float] = (),
-    points: Sequence[PlanPoint] | None = None,
 ) -> StagedFrontier:
     """Return the minimal points of all that was searched, as one frontier.
 
@@ -28,11 +27,9 @@ def frontier_of(
         found: the cuts, the model that isn't cut among them.
         left_out: why some of what was asked for wasn't searched.
         bounds_us: times that no step beats of what was looked at, whether it was searched or not.
-        points: the minimal points; None to evaluate some.
     """
     started = time.perf_counter()
-    if points is None:
-        points = minimal_points(found, request.limit_bytes, request.progress)
+    points = minimal_points(found, request.limit_bytes, request.progress)
     seconds: defaultdict[str, float] = defaultdict(float)
     for frontier in (each for of_cut in found for each in of_cut.frontiers):
         for phase, value in frontier.seconds_by_phase.items():

@@ -24,9 +24,8 @@ from .plan import Plan
 from .request import OF_CURVE
 from .scaling_curve import Curve, CurvePoint
 from .search_candidates import WORTH_STAGES, CandidateSearch
-from .stage_points import SearchedStages
 from .staged_frontier import StagedFrontier
-from .staged_frontier_points import points_of_whole
+from .staged_frontier_points import point_of_whole
 from .unsplit import unsplit_if_as_fast
 
 WORTH_WORKERS = 400
@@ -150,7 +149,7 @@ def _fastest(frontier: StagedFrontier, option: str, request: Request) -> Plan:
 def _without_stages(frontier: StagedFrontier, plan: Plan, request: Request) -> Plan | None:
     """Return the fastest plan without stages within the memory limit, if one with stages saves less than WORTH_STAGES."""
     fastest = [(each, each.fastest_within(request.limit_bytes)) for each in frontier.without_stages]
-    fitting = [points_of_whole(SearchedStages.whole(each))[number] for each, number in fastest if number is not None]
+    fitting = [point_of_whole(each, number) for each, number in fastest if number is not None]
     point = min(fitting, key=lambda each: each.costs_ns[0], default=None)
     if point is None:
         return None

@@ -38,14 +38,14 @@ class PeakCounter:
 
     Attributes:
         known: the peaks that were counted so far, by the bytes of the nodes' states.
-        known_passes: of a stage the memory of its passes, by these bytes and by what it exchanges.
+        known_passes: of a stage the memory of its passes, by what it exchanges and by these bytes.
     """
 
     model: Model
     built: StrategyProblem
     peaks: Peaks
     known: dict[bytes, int] = field(default_factory=dict)
-    known_passes: dict[tuple[object, ...], PassMemory] = field(default_factory=dict)
+    known_passes: dict[tuple[object, ...], dict[bytes, PassMemory]] = field(default_factory=dict)
     _interfaces: dict[tuple[int, int], Interface] = field(default_factory=dict)
     _rematerializable: dict[tuple[str, int], bool] = field(default_factory=dict)
 
@@ -94,14 +94,28 @@ class PeakCounter:
         return n_bytes
 
     def passes_of(self, states: np.ndarray, ends: StageEnds) -> PassMemory:
-        """Return the memory of a stage's passes under a strategy."""
+        """Return the memory of a stage's passes under strategies.
+
+        Args:
+            states: int32[P, nodes].
+        """
         numbers = {name: number for number, name in enumerate(self.model.graph.tensors)}
         exchanged = (frozenset(map(numbers.get, names)) for names in (ends.received, ends.returned))
-        key = (states.tobytes(), *exchanged, ends.divides)  # without names, as they differ between stages that are alike
-        if key not in self.known_passes:
-            peaks = self.peaks
-            self.known_passes[key] = pass_memory(self.view(states), peaks.costing, peaks.path_finder, ends)
-        return self.known_passes[key]
+        known = self.known_passes.setdefault((*exchanged, ends.divides), {})  # stages that are alike have other names
+        keys = [row.tobytes() for row in states]
+        new = [i for i, key in enumerate(keys) if key not in known]
+        for first in range(0, len(new), AT_ONCE):
+            part = new[first : first + AT_ONCE]
+            memory = self._counted_passes(states[part], ends)
+            known.update((keys[i], memory.take([at])) for at, i in enumerate(part))
+        return PassMemory.joined([known[key] for key in keys])
+
+    def _counted_passes(self, states: np.ndarray, ends: StageEnds) -> PassMemory:
+        peaks, n_replayed = self.peaks, min(self.model.graph.n_micro_batches, MOST_MICRO_BATCHES)
+        if peaks.is_quick and len(states) * self.built.n_operators * n_replayed > WORTH_LOADING:
+            return peaks.passes_of_columns(_columns(peaks, self.built, states), self._views(states), ends)
+        views = map(self.view, states)
+        return PassMemory.joined([pass_memory(each, peaks.costing, peaks.path_finder, ends) for each in views])
 
     def peaks_of(self, states: np.ndarray, progress: Progress | None = None) -> np.ndarray | None:
         """Return the peaks of strategies, int64[P]; None where that would take long.

@@ -34,7 +34,6 @@ from .request import Request, may_use_micro_batches, micro_batches_to_look_at, m
 from .search_state import SearchState
 from .stage_points import SearchedStages
 from .staged_frontier import StagedFrontier
-from .staged_frontier_points import evaluated, points_of_whole, reduced, staged_points
 
 WORTH_STAGES = 0.15
 """Stages that weren't asked for must be predicted to save this share of a step of the fastest plan without.
@@ -164,16 +163,9 @@ class CandidateSearch(SearchState):
             return self.fits
         if self.alone is None:
             return self._for_memory(frontier_of(request, self.parallelism, of_all, bounds_us=bounds_us))
-        alone_us, points = self.alone_us, staged_points(self.cuts)
+        alone_us = self.alone_us
         most_us = (1 - self.worth) * alone_us
-        if not points or points[-1].time_us > most_us:
-            return None
-        few = None
-        if not request.wants_frontier:
-            frontier, number = self.alone
-            ends = evaluated(points, request.limit_bytes, request.progress, most=2)
-            few = reduced([points_of_whole(SearchedStages.whole(frontier))[number], *ends])
-        found = frontier_of(request, self.parallelism, of_all, bounds_us=bounds_us, points=few)
+        found = frontier_of(request, self.parallelism, of_all, bounds_us=bounds_us)
         fastest = found.fastest_within(request.limit_bytes)
         chosen = None if fastest is None else found.points_of[fastest]
         if chosen is None or chosen.n_stages == 1 or chosen.time_us > most_us:

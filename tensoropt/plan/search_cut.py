@@ -59,7 +59,7 @@ def search_cut(
 
 
 def _least_bytes(frontier: ModelFrontier, stage: int, order: StepOrder) -> int:
-    return int(StageCosts.of(frontier).near_peaks().bytes_of(stage, order).min())
+    return int(StageCosts.of(frontier).bytes_of(stage, order).min())
 
 
 def _fastest_fits(limit_bytes: int | None, orders: Sequence[StepOrder], stage: int, frontier: ModelFrontier) -> bool:

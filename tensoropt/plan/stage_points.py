@@ -7,7 +7,6 @@ Interleaved stages share a memory: those of a submesh take the points that toget
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +18,7 @@ from ..ft.pareto import product, reduce_unsorted
 from ..program.schedule import PLAIN, StepOrder, Times, tried_orders
 from ..sharding.stages import Stages
 from .find_frontier import ModelFrontier
-from .stage_memory import StageCosts
+from .stage_memory import StageCosts, bytes_together
 from .stage_timeline import stage_timeline
 from .stage_times import PassTimes, Transfers, step_us
 from .submeshes import Block
@@ -30,13 +29,17 @@ WORTH_MEMORY = 0.01
 """More micro-batches in flight or deferred take memory, and so must save this share of a step."""
 
 
+GAP_UNIT = 1e-5
+"""Gaps are told up to this share."""
+
+
 class StageCombinations(NamedTuple):
     """Points of all stages with one order of the step's passes, C combinations by ascending bytes.
 
     Attributes:
         order: the order.
         points: the number of each stage's point in its frontier, int64[stages, C].
-        stage_bytes: the bytes of each stage's devices, as the searches counted them, int64[stages, C].
+        stage_bytes: the peak of each stage's devices, int64[stages, C].
         time_us: the time of a step, float64[C].
     """
 
@@ -51,6 +54,10 @@ class StageCombinations(NamedTuple):
         most: np.ndarray = self.stage_bytes.max(axis=0)
         return most
 
+    def take(self, which: np.ndarray) -> StageCombinations:
+        """Return some of the combinations."""
+        return StageCombinations(self.order, self.points[:, which], self.stage_bytes[:, which], self.time_us[which])
+
 
 @dataclass(frozen=True, eq=False)
 class SearchedStages:
@@ -62,7 +69,7 @@ class SearchedStages:
         works, beside, transfers: what the times of stages follow from, whatever the points: see :mod:`.stage_times`.
         bound_us: a time that no step in so many stages beats, wherever the model is cut, in any of the numbers of
             micro-batches that were considered.
-        costs: the costs of the points of each stage; None for those that the searches counted.
+        costs: the costs of the points of each stage, where they are predicted; None for those of its frontier.
         is_uncut: whether the model isn't cut, so that its plans are as exact as its frontier.
     """
 
@@ -107,10 +114,7 @@ class SearchedStages:
         for order in others:
             combined = self._combined(order)
             least = np.min([_least_time(each, combined.mem_bytes) for each in found], axis=0)
-            kept = np.flatnonzero(combined.time_us < (1 - WORTH_MEMORY) * least)
-            found.append(
-                StageCombinations(order, combined.points[:, kept], combined.stage_bytes[:, kept], combined.time_us[kept])
-            )
+            found.append(combined.take(np.flatnonzero(combined.time_us < (1 - WORTH_MEMORY) * least)))
         return tuple(found)
 
     @cached_property
@@ -127,19 +131,34 @@ class SearchedStages:
         """Return for a point of each stage the time of all that it does in a step."""
         return [each.total(self.micro_batches) for each in self._times_of(points)]
 
-    def bound_of(self, points: Sequence[int], order: StepOrder, excess: float = 0.0) -> float:
+    def bounds_us(self, points: np.ndarray, order: StepOrder, excess: np.ndarray | float = 0.0) -> np.ndarray:
         """Return a time that no step of these stages in an order beats if no stage has more memory than with its point here.
 
         Memory is Equation (1)'s, and the time follows from the lower bounds of the stages' searches.
 
         Args:
-            excess: memory is divided by 1 plus this.
+            points: the number of each stage's point, int64[stages, C].
+            excess: memory is divided by 1 plus this, float64[C].
         """
         least_us = []
-        for frontier, point in zip(self.frontiers, points, strict=True):
-            most = (frontier.found.mem_bytes[[point]] / (1 + excess)).astype(np.int64)
-            least_us.append(float(frontier.certified.least_time(most)[0]) / 1e3)
-        return least_us[0] if self.is_uncut else float(self.step_us(least_us, order))
+        for frontier, of_stage in zip(self.frontiers, points, strict=True):
+            most = (frontier.found.mem_bytes[of_stage] / (1 + excess)).astype(np.int64)
+            least_us.append(frontier.certified.least_time(most) / 1e3)
+        return least_us[0] if self.is_uncut else np.asarray(self.step_us(least_us, order))
+
+    def gaps(self, points: np.ndarray, order: StepOrder, time_us: np.ndarray) -> np.ndarray:
+        """Return for each combination of points how far it may be from the best of these stages in an order, float64[C].
+
+        It is the least e such that no step has both 1 / (1 + e) of the memory, in each stage, and of the time.
+        """
+        bounds_us = self.bounds_us(points, order)
+        low, high = np.zeros(len(time_us)), np.where(bounds_us > 0, time_us / np.maximum(bounds_us, 1e-9) - 1, 0.0)
+        high = np.maximum(high, 0.0)
+        while (high - low).max(initial=0.0) > GAP_UNIT:
+            middle = (low + high) / 2
+            is_proven = self.bounds_us(points, order, middle) * (1 + middle) >= time_us
+            low, high = np.where(is_proven, low, middle), np.where(is_proven, middle, high)
+        return high
 
     def timeline(self, points: Sequence[int], order: StepOrder) -> dict[str, Any] | None:
         """Return when each stage does what with a point of each; see :func:`.stage_timeline.stage_timeline`. None of one."""
@@ -161,26 +180,33 @@ class SearchedStages:
         """Return all combinations in which each stage has its fastest point within some bytes."""
         minimal: dict[int, _SubmeshPoints] = {}
         for stage, (costs, submesh) in enumerate(zip(self.stage_costs, order.submeshes, strict=True)):
-            own = _SubmeshPoints.of(costs.bytes_of(stage, order), costs.time_ns)
+            own = _SubmeshPoints.of(stage, costs.bytes_of(stage, order), costs.time_ns)
             minimal[submesh] = minimal[submesh].beside(own) if submesh in minimal else own
         least = max(int(each.n_bytes[0]) for each in minimal.values())
         limits = np.unique(np.concatenate([each.n_bytes for each in minimal.values()]))
         limits = limits[limits >= least]
-        at = {submesh: np.searchsorted(each.n_bytes, limits, side="right") - 1 for submesh, each in minimal.items()}
-        taken = Counter[int]()
-        points, stage_bytes = [], []
-        for submesh in order.submeshes:
-            each = minimal[submesh]
-            points.append(each.points[taken[submesh]][at[submesh]])
-            stage_bytes.append(each.n_bytes[at[submesh]])
-            taken[submesh] += 1
-        times_us = [costs.time_ns[numbers] / 1e3 for costs, numbers in zip(self.stage_costs, points, strict=True)]
-        return StageCombinations(order, np.array(points), np.array(stage_bytes), self.step_us(times_us, order))
+        at: dict[int, np.ndarray] = {}
+        of_submeshes: dict[int, np.ndarray] = {}
+        for submesh, each in minimal.items():
+            chosen = np.searchsorted(each.n_bytes, limits, side="right") - 1
+            at.update((stage, of_stage[chosen]) for stage, of_stage in each.points.items())
+            of_submeshes[submesh] = each.n_bytes[chosen]
+            if len(each.points) > 1:  # together they need at most the sum
+                of_stages = {stage: self.stage_costs[stage] for stage in each.points}
+                of_submeshes[submesh] = bytes_together(of_stages, order, at)
+        times_us = [costs.time_ns[at[stage]] / 1e3 for stage, costs in enumerate(self.stage_costs)]
+        found = StageCombinations(
+            order,
+            np.array([costs.numbers[at[stage]] for stage, costs in enumerate(self.stage_costs)]),
+            np.array([of_submeshes[submesh] for submesh in order.submeshes]),
+            np.asarray(self.step_us(times_us, order)),
+        )
+        return found.take(reduce_unsorted(found.mem_bytes, np.rint(found.time_us * 1e3).astype(np.int64)))
 
     @cached_property
     def stage_costs(self) -> tuple[StageCosts, ...]:
-        """The costs of all points of each stage."""
-        return self.costs or tuple(StageCosts.of(frontier).near_peaks() for frontier in self.frontiers)
+        """The costs of the points of each stage."""
+        return self.costs or tuple(map(StageCosts.of, self.frontiers))
 
 
 class _SubmeshPoints(NamedTuple):
@@ -189,30 +215,31 @@ class _SubmeshPoints(NamedTuple):
     Attributes:
         n_bytes: the bytes per device of all of its stages, int64[K].
         time_ns: their times together, int64[K].
-        points: for each of its stages the number of its point, int64[K].
+        points: for each of its stages the index of its point, int64[K].
     """
 
     n_bytes: np.ndarray
     time_ns: np.ndarray
-    points: tuple[np.ndarray, ...]
+    points: dict[int, np.ndarray]
 
     @classmethod
-    def of(cls, n_bytes: np.ndarray, time_ns: np.ndarray) -> _SubmeshPoints:
+    def of(cls, stage: int, n_bytes: np.ndarray, time_ns: np.ndarray) -> _SubmeshPoints:
         """Return those of one stage."""
         kept = reduce_unsorted(n_bytes, time_ns)
-        return cls(n_bytes[kept], time_ns[kept], (kept,))
+        return cls(n_bytes[kept], time_ns[kept], {stage: kept})
 
     def beside(self, stage: _SubmeshPoints) -> _SubmeshPoints:
         """Return those with one more stage: of each MOST_COMBINED points at most, from end to end."""
         one, other = self._thinned(), stage._thinned()
         n_bytes, time_ns, left, right = product(one.n_bytes, one.time_ns, other.n_bytes, other.time_ns)
-        points = [*(each[left] for each in one.points), *(each[right] for each in other.points)]
-        return _SubmeshPoints(n_bytes, time_ns, tuple(points))
+        points = {stage: each[left] for stage, each in one.points.items()}
+        points |= {stage: each[right] for stage, each in other.points.items()}
+        return _SubmeshPoints(n_bytes, time_ns, points)
 
     def _thinned(self) -> _SubmeshPoints:
         n = len(self.n_bytes)
         kept = np.unique(np.linspace(0, n - 1, min(n, MOST_COMBINED)).round().astype(int))
-        return _SubmeshPoints(self.n_bytes[kept], self.time_ns[kept], tuple(each[kept] for each in self.points))
+        return _SubmeshPoints(self.n_bytes[kept], self.time_ns[kept], {k: each[kept] for k, each in self.points.items()})
 
 
 def _taking(time_us: Times, work: PassTimes, n_micro_batches: int) -> PassTimes:

@@ -1,15 +1,9 @@
-"""The points of a frontier of plans with stages and without, and which of them are evaluated.
-
-Peaks of micro-batches are replayed one by one, and those of thousands of points in stages would take longer than the search.
-So some from end to end are evaluated, :data:`MOST_EVALUATED` of them, and more next to a memory limit. Only what was
-evaluated is on the frontier.
-"""
+"""The points of a frontier of plans with stages and without."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from operator import add
 from typing import Any
 
@@ -20,16 +14,10 @@ from ..common.progress import Progress
 from ..ft.pareto import reduce_unsorted
 from ..program.schedule import PLAIN, StepOrder, of_submeshes
 from .find_frontier import ModelFrontier
+from .first_fit import GRID, grid
 from .plan import Plan
 from .points import FrontierPoint
-from .stage_memory import needed_of_devices
-from .stage_points import SearchedStages
-
-MOST_EVALUATED = 16
-"""The most points in stages whose peaks are replayed, apart from those next to a memory limit."""
-
-GAP_UNIT = 1e-5
-"""Gaps are told up to this share."""
+from .stage_points import SearchedStages, StageCombinations
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +28,19 @@ class PlanPoint:
         searched: the cut of which it is, with the stages' frontiers.
         order: the order of the step's passes.
         numbers: for each stage, the number of its point in its frontier.
+        stage_bytes: the peak of each stage's devices, to which memory limits apply.
         time_us: the time of a step.
+        bound_us: the time that no step beats in the same stages, micro-batches and order, in no more memory of any stage.
+        gap: how far the point may be from the best of these, see :meth:`.SearchedStages.gaps`.
     """
 
     searched: SearchedStages
     order: StepOrder
     numbers: tuple[int, ...]
+    stage_bytes: tuple[int, ...]
     time_us: float
+    bound_us: float
+    gap: float
 
     @property
     def n_stages(self) -> int:
@@ -60,11 +54,6 @@ class PlanPoint:
     @property
     def micro_batches(self) -> int:
         return self.searched.micro_batches
-
-    @cached_property
-    def stage_bytes(self) -> tuple[int, ...]:
-        """The peak of each stage's devices, to which memory limits apply."""
-        return needed_of_devices(self.searched.frontiers, self.numbers, self.order)
 
     @property
     def n_bytes(self) -> int:
@@ -94,21 +83,6 @@ class PlanPoint:
         compute, network, overlap = (self._most(name) / 1e3 for name in ("compute_ns", "network_ns", "overlap_ns"))
         exact = self.searched.is_uncut and bool(self.frontiers[0].found.exact_points[self.numbers[0]])
         return FrontierPoint(self._most("mem_bytes"), self.time_us, compute, network, overlap, exact)
-
-    @cached_property
-    def bound_us(self) -> float:
-        """The time that no step beats in the same stages, micro-batches and order, in no more memory of any stage."""
-        return min(self.time_us, self.searched.bound_of(self.numbers, self.order))
-
-    @cached_property
-    def gap(self) -> float:
-        """The least e such that none of these steps has both 1 / (1 + e) of the memory, in each stage, and of the time."""
-        low, high = 0.0, self.time_us / self.bound_us - 1 if self.bound_us else 0.0
-        while high - low > GAP_UNIT:
-            middle = (low + high) / 2
-            is_proven = self.searched.bound_of(self.numbers, self.order, middle) * (1 + middle) >= self.time_us
-            low, high = (low, middle) if is_proven else (middle, high)
-        return high
 
     def _most(self, name: str) -> int:
         """Return the largest amount of a submesh's stages together."""
@@ -149,82 +123,61 @@ class PlanPoint:
 def minimal_points(
     searched: Sequence[SearchedStages], limit_bytes: int | None, progress: Progress | None = None
 ) -> list[PlanPoint]:
-    """Return the minimal of all points that were evaluated, by ascending peak.
+    """Return the minimal of all points, by ascending peak.
 
     Args:
-        limit_bytes: more points are evaluated next to this memory limit.
+        limit_bytes: where counting all peaks of a model that isn't cut would take long, some are counted, and those next to
+            this memory limit.
         progress: called with ("peaks", done, total) now and then.
     """
-    points: list[PlanPoint] = []
+    found: list[tuple[SearchedStages, StageCombinations]] = []
     for each in searched:
         if each.is_uncut:
-            own = points_of_whole(each)
-            points += own if each.frontiers[0].all_peaks is not None else evaluated(own, limit_bytes, progress)
-    points += evaluated(staged_points([each for each in searched if not each.is_uncut]), limit_bytes, progress)
-    return reduced(points)
+            found.append((each, of_whole(each, _counted_numbers(each.frontiers[0], limit_bytes, progress))))
+        else:
+            found += [(each, combined) for combined in each.combinations]
+    return points_of(found)
 
 
-def points_of_whole(searched: SearchedStages) -> list[PlanPoint]:
-    """Return the points of a frontier of a model that isn't cut."""
-    times_us = (searched.frontiers[0].costs.time_ns / 1e3).tolist()
+def _counted_numbers(frontier: ModelFrontier, limit_bytes: int | None, progress: Progress | None) -> np.ndarray:
+    """Return the numbers of all points, or of some where counting all peaks would take long; see :func:`minimal_points`."""
+    if frontier.all_peaks is not None:
+        return np.arange(len(frontier))
+    fastest, least = frontier.fastest_within(limit_bytes, progress), frontier.least_point(progress)
+    return np.unique([*grid(len(frontier), GRID), least, least if fastest is None else fastest])
+
+
+def of_whole(searched: SearchedStages, numbers: np.ndarray) -> StageCombinations:
+    """Return some of the points of a model that isn't cut."""
+    (frontier,) = searched.frontiers
     order = StepOrder(PLAIN, searched.micro_batches, (1,), (0,))
-    return [PlanPoint(searched, order, (number,), time_us) for number, time_us in enumerate(times_us)]
+    return StageCombinations(order, numbers[None], frontier.peaks_of(numbers)[None], frontier.costs.time_ns[numbers] / 1e3)
 
 
-def reduced(points: Sequence[PlanPoint]) -> list[PlanPoint]:
-    """Return the points that no other one beats in peak and time; of equal ones the first."""
-    mem_bytes = np.array([point.n_bytes for point in points], np.int64)
-    time_ns = np.array([point.costs_ns[0] for point in points], np.int64)
-    return [points[i] for i in reduce_unsorted(mem_bytes, time_ns)]
+def point_of_whole(frontier: ModelFrontier, number: int) -> PlanPoint:
+    """Return a point of a model that isn't cut."""
+    searched = SearchedStages.whole(frontier)
+    return points_of([(searched, of_whole(searched, np.array([number])))])[0]
 
 
-def staged_points(searched: Sequence[SearchedStages]) -> list[PlanPoint]:
-    """Return the minimal points in stages, by bytes as the searches counted them, ascending."""
-    all_of = [(of_cut, combined) for of_cut in searched for combined in of_cut.combinations]
-    if not all_of:
+def points_of(found: Sequence[tuple[SearchedStages, StageCombinations]]) -> list[PlanPoint]:
+    """Return the combinations that no other one beats in peak and time, by ascending peak; of equal ones the first."""
+    if not found:
         return []
-    mem_bytes = np.concatenate([combined.mem_bytes for _, combined in all_of])
-    time_us = np.concatenate([combined.time_us for _, combined in all_of])
-    starts = np.cumsum([0, *(len(combined.time_us) for _, combined in all_of)])
-    found = []
-    for i in reduce_unsorted(mem_bytes, np.rint(time_us * 1e3).astype(np.int64)):
-        number = int(np.searchsorted(starts, i, side="right")) - 1
-        of_cut, combined = all_of[number]
-        at = i - starts[number]
-        numbers = tuple(combined.points[:, at].tolist())
-        found.append(PlanPoint(of_cut, combined.order, numbers, float(combined.time_us[at])))
-    return found
-
-
-def evaluated(
-    points: Sequence[PlanPoint], limit_bytes: int | None, progress: Progress | None, most: int = MOST_EVALUATED
-) -> list[PlanPoint]:
-    """Return some of the points, by ascending memory, whose peaks are then known: all of few, and those next to a limit.
-
-    Peaks grow with memory but for little, so the fastest point within the limit is found by halving.
-
-    Args:
-        most: so many from end to end are evaluated apart from those next to a limit, 2 or more.
-    """
-    n, done = len(points), 0
-    if n == 0:
-        return []
-    at = {round(i * (n - 1) / (most - 1)) for i in range(most)}
-    total = len(at) + (n // len(at)).bit_length() * (limit_bytes is not None)
-
-    def n_bytes(number: int) -> int:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress("peaks", min(done, total), total)
-        return points[number].n_bytes
-
-    known = {number: n_bytes(number) for number in sorted(at)}
-    if limit_bytes is not None:
-        low = max((number for number in known if known[number] <= limit_bytes), default=None)
-        high = None if low is None else min((number for number in known if number > low), default=None)
-        while low is not None and high is not None and high - low > 1:
-            middle = (low + high) // 2
-            known[middle] = n_bytes(middle)
-            low, high = (middle, high) if known[middle] <= limit_bytes else (low, middle)
-    return [points[number] for number in sorted(known)]
+    mem_bytes = np.concatenate([combined.mem_bytes for _, combined in found])
+    time_us = np.concatenate([combined.time_us for _, combined in found])
+    numbers = np.concatenate([np.full(len(combined.time_us), i) for i, (_, combined) in enumerate(found)])
+    kept = reduce_unsorted(mem_bytes, np.rint(time_us * 1e3).astype(np.int64))
+    starts = np.searchsorted(numbers, np.arange(len(found)))
+    points: dict[int, PlanPoint] = {}
+    for number in np.unique(numbers[kept]):
+        of_cut, combined = found[number]
+        own = kept[numbers[kept] == number]
+        chosen = combined.take(own - starts[number])
+        bounds_us = np.minimum(chosen.time_us, of_cut.bounds_us(chosen.points, combined.order))
+        gaps = of_cut.gaps(chosen.points, combined.order, chosen.time_us)
+        costs = chosen.points.T, chosen.stage_bytes.T, chosen.time_us, bounds_us, gaps
+        for at, (of_stages, stage_bytes, time, bound_us, gap) in zip(own, zip(*costs, strict=True), strict=True):
+            of_point = tuple(of_stages.tolist()), tuple(stage_bytes.tolist())
+            points[at] = PlanPoint(of_cut, combined.order, *of_point, float(time), float(bound_us), float(gap))
+    return [points[at] for at in kept]

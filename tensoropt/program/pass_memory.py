@@ -13,7 +13,7 @@ Messages from and to other stages call Python, so what Python has kept is freed 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -44,6 +44,10 @@ class Messages:
 
     sent: Any = 0
     received: tuple[tuple[Any, int], ...] = ()
+
+    def take(self, points: Any) -> Messages:
+        """Return the messages under some of the strategies."""
+        return Messages(self.sent[points], tuple((n_bytes[points], most) for n_bytes, most in self.received))
 
     def waiting_bytes(self, in_flight: int, others: int) -> Any:
         """Return the most bytes of messages that may wait, on both ends, beside what a pass has of its own.
@@ -90,9 +94,21 @@ class PassMemory:
         shape, outside = (-1, 3, alive.shape[1]), np.maximum(most[0], most[-1])
         return cls(outside, alive[0], (most[1:-1] - alive[:-1]).reshape(shape), np.diff(alive, axis=0).reshape(shape))
 
-    def take(self, points: np.ndarray) -> PassMemory:
+    @classmethod
+    def joined(cls, parts: Sequence[PassMemory]) -> PassMemory:
+        """Return the bytes under the strategies of several, one after the other."""
+        of_parts = zip(*((each.outside, each.begins, each.rises, each.changes) for each in parts), strict=True)
+        return cls(*(np.concatenate(each, axis=-1) for each in of_parts))
+
+    def take(self, points: Any) -> PassMemory:
         """Return the bytes under some of the strategies, in any order."""
         return PassMemory(*(each[..., points] for each in (self.outside, self.begins, self.rises, self.changes)))
+
+    def of_samples(self, ratio: float) -> PassMemory:
+        """Return the bytes that are predicted where a micro-batch has so many times the samples: sums of gradients stay."""
+        rises, changes = (np.rint(ratio * each).astype(np.int64) for each in (self.rises, self.changes))
+        changes[:1, 2] += self.changes[:1].sum(axis=1) - changes[:1].sum(axis=1)
+        return PassMemory(self.outside, self.begins, rises, changes)
 
     def peak_bytes(self, order: Iterable[Pass], n_micro_batches: int, messages: Messages = Messages()) -> np.ndarray:
         """Return the most bytes that are alive at once with an order of a stage's passes, int64[P].

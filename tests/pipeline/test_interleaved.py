@@ -23,7 +23,7 @@ from tensoropt.plan.find_frontier import ModelFrontier
 from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
-from tensoropt.plan.stage_memory import ends_of, messages_of
+from tensoropt.plan.stage_memory import StageCosts, bytes_together, ends_of
 from tensoropt.plan.staged_frontier import StagedFrontier
 from tensoropt.plan.staged_frontier_points import PlanPoint
 from tensoropt.plan.submeshes import interleaved_blocks
@@ -200,25 +200,20 @@ def test_what_runs_beside_and_what_is_told_of_ranks_is_of_all_stages_on_a_device
 def passes_of(frontier: ModelFrontier, number: int, stage: int, order: StepOrder) -> int:
     """Return the peak of a stage by itself, in its passes' order."""
     model = frontier.model
-    memory = frontier.pass_memory(number, ends_of(model, divides=False))
     own = [each for each in order.orders[order.submeshes[stage]] if each.stage == stage]
-    return memory.peak_bytes(own, order.n_micro_batches, messages_of(frontier, number, stage, order))
+    memory, costs = frontier.pass_memory(np.array([number]), ends_of(model, divides=False)), StageCosts.of(frontier)
+    return int(memory.peak_bytes(own, order.n_micro_batches, costs.messages(order).take([number]))[0])
 
 
-def test_stages_of_a_submesh_have_the_points_that_together_take_the_least_time() -> None:
+def test_stages_of_a_submesh_take_points_within_the_bytes_that_they_need_together() -> None:
     of_cut = frontier_of(request("mlp"), (4,)).searched[-1]
     for combined in of_cut.combinations:
-        order = combined.order
-        n_bytes = [costs.bytes_of(stage, order) for stage, costs in enumerate(of_cut.stage_costs)]
-        for at in range(len(combined.time_us)):
-            limit = int(combined.mem_bytes[at])
-            for submesh in range(2):
-                pair = submesh, submesh + 2
-                both = n_bytes[pair[0]][:, None] + n_bytes[pair[1]][None]
-                times = of_cut.stage_costs[pair[0]].time_ns[:, None] + of_cut.stage_costs[pair[1]].time_ns[None]
-                chosen = [int(combined.points[stage, at]) for stage in pair]
-                assert combined.stage_bytes[submesh, at] == combined.stage_bytes[submesh + 2, at] == both[tuple(chosen)]
-                assert times[tuple(chosen)] == times[both <= limit].min()
+        order, costs = combined.order, of_cut.stage_costs
+        sums = [of_stage.bytes_of(stage, order)[combined.points[stage]] for stage, of_stage in enumerate(costs)]
+        for pair in ((0, 2), (1, 3)):
+            both = bytes_together({stage: costs[stage] for stage in pair}, order, dict(enumerate(combined.points)))
+            assert (combined.stage_bytes[list(pair)] == both).all() and (both <= sum(sums[stage] for stage in pair)).all()
+        assert (np.diff(combined.mem_bytes) > 0).all() and (np.diff(combined.time_us) < 0).all()
 
 
 def test_devices_are_as_many_equal_submeshes_as_possible() -> None:

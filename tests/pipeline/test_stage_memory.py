@@ -40,7 +40,9 @@ def test_the_peak_of_passes_in_a_random_order_is_that_of_replaying_all(seed: int
     order = pass_orders(schedule, n, in_flight, deferred)[index]
     divides = divides or any(each.work == PARAMETERS for each in order)
     ends = ends_of(stages.models[index], divides)
-    counted, slow = Peaks(sliced, costing, PathFinder(Link())).passes(view, ends), pass_memory(view, costing, PathFinder(Link()), ends)
+    slow, peaks = pass_memory(view, costing, PathFinder(Link()), ends), Peaks(sliced, costing, PathFinder(Link()))
+    assert peaks.is_quick
+    counted = peaks.passes(view, ends)
     for of_passes, of_slow in zip(vars(counted).values(), vars(slow).values(), strict=True):
         np.testing.assert_array_equal(of_passes, of_slow)
     found = slow.peak_bytes(order, n)

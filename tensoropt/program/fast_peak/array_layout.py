@@ -44,8 +44,8 @@ BUCKETED, BUCKETS, UPDATED, NEXT_UPDATED, TOTAL, FOUND = range(31, 37)
 opened; by record the first variable that is updated behind it; by variable the next one there; by operand the sum of its
 gradients over micro-batches; by lookup and micro-batch the gradient of what it found."""
 NEEDED, NEEDED_AGAIN, PART, PLACE, DIVIDED = range(37, 42)
-"""What is sent back needs: by gradient, and by site that is made again; by record of a backward pass which part it is in, and
-its new place; these records in their new order."""
+"""What is sent back needs, by gradient, and by site that is made again; by record of a backward pass its part and its new
+place; these records in their new order."""
 # and those of memory.
 READS, WRITES_OF, OVER, ENDS, RUN, DELAYED = range(42, 48)
 """The buffers that instructions read and write; those that they may write over, and the bytes that they read of these;

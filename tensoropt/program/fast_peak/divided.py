@@ -1,4 +1,4 @@
-"""Divide the records of a backward pass into what is sent back needs and what can be deferred: :mod:`..deferral`, by numbers.
+"""Divide the records of a backward pass: what is sent back needs some first, the others wait (:mod:`..deferral`).
 
 The names of the arguments are those of :mod:`.records`.
 """
@@ -121,7 +121,7 @@ def _append_part(m: Any, start: int, end: int, wanted: int, n: int) -> int:
             is_in_part = part == wanted if part != BOTH else (m[m[NEEDED] + m[record + 2]] != 0) == (wanted == URGENT)
         else:
             part = m[m[PART] + number]
-            is_in_part = part == wanted or part == BOTH
+            is_in_part = part in (wanted, BOTH)
         if is_in_part:
             at = m[DIVIDED] + WIDTH * n
             for i in range(WIDTH):

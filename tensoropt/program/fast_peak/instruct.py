@@ -83,7 +83,19 @@ from .columns import (
     SPLITS_INNER,
 )
 from .compilation import compiled
-from .running import N_WORKSPACES, add, catch_up, copy_of, end_instruction, may_overwrite, move, move_back, new_buffer, read, write
+from .running import (
+    N_WORKSPACES,
+    add,
+    catch_up,
+    copy_of,
+    end_instruction,
+    may_overwrite,
+    move,
+    move_back,
+    new_buffer,
+    read,
+    write,
+)
 from .written import (
     ACCUMULATE,
     BEGIN,
@@ -366,11 +378,11 @@ def _run(o: Any, t: Any, r: Any, m: Any, number: int, overlaps: int) -> None:
         _compute_again(o, t, r, m, a, b, overlaps)
     elif kind == GRADIENT:
         _compute_gradients(o, t, r, m, record, overlaps)
-    elif kind == SUM or kind == ACCUMULATE:
+    elif kind in (SUM, ACCUMULATE):
         m[gradients + c] = _sum(o, m, m[gradients + a], m[gradients + b], overlaps)
     elif kind == MICRO_BATCH:
         _begin_micro_batch(o, m, a, overlaps)
-    elif kind == TAKE or kind == RECEIVE:
+    elif kind in (TAKE, RECEIVE):
         m[made + a] = new_buffer(o, m, t[r[a], N_BYTES], kind == RECEIVE)
         write(m, m[made + a])
         add(m, 0, kind == RECEIVE, 0, overlaps)

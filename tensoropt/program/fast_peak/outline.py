@@ -129,7 +129,7 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     ]
     arrays = (
         _ints(
-            _flags(op, starts if i >= first_run else starts_once, i >= first_run > 0, op.type in SOURCES and op.result.name in received)
+            _flags(op, starts if i >= first_run else starts_once, i >= first_run > 0, received)
             for i, op in enumerate(operators)
         ),
         _ends(len(op.operands) for op in operators),
@@ -158,8 +158,8 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
         int(ends is not None and ends.divides),
     )
     producers = tuple(i for i, op in enumerate(operators) for _ in op.outputs)
-    ends = arrays[4].tolist()
-    outputs = tuple(map(range, ends, ends[1:]))
+    firsts = arrays[4].tolist()
+    outputs = tuple(map(range, firsts, firsts[1:]))
     flat = tuple(op for of_variable in lookups for op in of_variable)
     numbers = _joined(counted, arrays)
     return Outline(operators, operands, tensors, (taken.name, taken.loss), flat, producers, outputs, numbers)
@@ -187,10 +187,10 @@ def _joined(counted: Sequence[int], arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([counted, begins[:-1], *arrays]).astype(np.int64)
 
 
-def _flags(op: Operator, starts: Collection[str], is_taken: bool, is_received: bool) -> int:
+def _flags(op: Operator, starts: Collection[str], is_taken: bool, received: Collection[str]) -> int:
     """Return the flags of an operator; gradients end at the starts, and a batch may be taken by micro-batches."""
     if op.type in SOURCES:
-        return c.SOURCE | (c.IS_RECEIVED if is_received else c.IS_TAKEN * is_taken)
+        return c.SOURCE | (c.IS_RECEIVED if op.result.name in received else c.IS_TAKEN * is_taken)
     if op.updates is not None:
         return c.WRITES
     passes = not any(tensor.name in starts for tensor in op.outputs)

@@ -53,7 +53,7 @@ class Peaks:
         return self._count(self.rows.of(view), None)
 
     def passes(self, view: StrategyView, ends: StageEnds) -> PassMemory:
-        """Return the bytes that are alive in a stage's passes under a strategy: those of :func:`..pass_memory.pass_memory`."""
+        """Return the bytes that are alive in a stage's passes under a strategy: as :func:`.pass_memory` does."""
         if not self.is_quick:
             return pass_memory(view, self.costing, self.path_finder, ends)
         return self._passes([self.rows.of(view)], ends)

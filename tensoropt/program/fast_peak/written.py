@@ -42,8 +42,8 @@ ACCUMULATE, RECEIVE, SEND, BEGIN_PASS = range(11, 15)
     SEND            gradient
     BEGIN_PASS      whether it is behind the last pass
 
-Where a backward pass is divided, the last number says which gradients a GRADIENT makes: 0 all, 1 those that what is sent back
-needs, 2 the others.
+Where a backward pass is divided, the last number says which gradients a GRADIENT makes: 0 all, 1 those that are needed for
+what is sent back, 2 the others.
 
 The values of a gradient are (tensor, gradient) of each gradient that it takes, then (site, value) of each value.
 """
