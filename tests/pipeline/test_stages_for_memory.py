@@ -28,7 +28,6 @@ from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request
 from tensoropt.plan.search_candidates import CandidateSearch
 from tensoropt.plan.staged_frontier import StagedFrontier
-from tensoropt.plan.staged_frontier_points import staged_points
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.ranks import Processes
 from tensoropt.tools.cli.main import main
@@ -143,7 +142,7 @@ def test_all_stages_together_hold_what_is_held_anyway(count: int) -> None:
     in_two = recorded().model.in_micro_batches(2)
     held = least_held_bytes(recorded().graph, 1, of=("Variable",)) + least_summed_bytes(in_two, 1)
     assert held == 4 * 4 * 16 * 16 * 8
-    for point in staged_points(probe.searched):
+    for point in probe.points_of:
         devices = [each.mesh.n_devices for each in point.frontiers]
         assert sum(n * n_bytes for n, n_bytes in zip(devices, point.stage_bytes, strict=True)) >= held
 

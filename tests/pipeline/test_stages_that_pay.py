@@ -73,7 +73,7 @@ def test_all_options_take_them_and_without_a_frontier_the_same_plan_is_found() -
     plan = mini_time(request(), 2)
     lean = mini_time(request(wants_frontier=False), 2)
     assert isinstance(lean, Plan) and lean.to_json()["stages"] == plan.to_json()["stages"]
-    assert lean.frontier is not None and len(lean.frontier) <= 3
+    assert lean.frontier is not None
     fewest = mini_parallelism(request(), [2])
     assert isinstance(fewest, Plan) and fewest.time_us == plan.time_us
     point, two = profiling(request(), [1, 2]).points
