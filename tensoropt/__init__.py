@@ -138,11 +138,11 @@ def find_strategy(
     Raises:
         InputError: a wrong argument, or nothing fits: the message says what would fit.
     """
+    given = locals()
     from .session.session import current_session
+    from .tuning.asked_plan import PlanningOptions
 
-    return current_session().find_strategy(
-        option, memory, parallelism, cluster, force, profile_budget, without, micro_batches, verbose, stages, schedule
-    )
+    return current_session().find_strategy(PlanningOptions(**given))
 
 
 def capture(function: Callable[..., Any], input_signature: Sequence[Any]) -> CapturedFunction:
@@ -200,15 +200,13 @@ def training_step(
     Raises:
         InputError: something can't be captured, nothing fits, or an argument is of another kind.
     """
+    given = locals()
     from .common.tensorflow_import import import_tensorflow
 
     import_tensorflow()
     from .trainer.parallelize import TrainingOptions, step_function
 
-    options = TrainingOptions(
-        option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches, verbose
-    )
-    return step_function(step, model, optimizer, batch_size, data, options)
+    return step_function(step, model, optimizer, batch_size, data, TrainingOptions.among(given))
 
 
 def parallelize(
@@ -268,25 +266,20 @@ def parallelize(
     Raises:
         InputError: something can't be captured, nothing fits, or an argument names something that doesn't exist.
     """
+    given = locals()
     from .common.tensorflow_import import import_tensorflow
 
     import_tensorflow()
     from .trainer.parallelize import TrainingOptions, parallelized, refuse_others
 
     refuse_others(others, parallelize)
-
-    options = TrainingOptions(
-        option=option, memory=memory, parallelism=parallelism, cluster=cluster, force=force, plan=plan,
-        collectives=collectives, profile_budget=profile_budget, without=without, micro_batches=micro_batches,
-        verbose=verbose, stages=stages, schedule=schedule,
-    )
     return parallelized(
         model,
         optimizer,
         loss,
         metrics,
         batch_size,
-        options,
+        TrainingOptions.among(given),
         loss_weights=loss_weights,
         weighted_metrics=weighted_metrics,
         labels=labels,
@@ -316,15 +309,10 @@ def auto(
     Raises:
         InputError: Keras's backend isn't TensorFlow.
     """
+    given = locals()
     from .unchanged.start import start
 
-    start(
-        {
-            "memory": memory, "cluster": cluster, "plan": plan, "collectives": collectives,
-            "profile_budget": profile_budget, "without": without, "micro_batches": micro_batches, "verbose": verbose,
-            "stages": stages, "schedule": schedule,
-        }
-    )
+    start(given)
 
 
 def load_plan(file: str | os.PathLike[str]) -> Plan:

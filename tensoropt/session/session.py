@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -21,23 +20,21 @@ from ..frontend.importer import import_graph
 from ..frontend.initial_values import FirstValues
 from ..frontend.recorded_graph import initializer_names
 from ..frontend.recording import Recording
-from ..plan.asked import check_option, request_of, stages_asked_for
-from ..plan.options import find_answer
+from ..plan.asked import check_option
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context, resolve_cluster
 from ..runtime.engine import Engine
 from ..runtime.error_handling import explain_errors
-from ..runtime.execute import HOROVOD, checked_collectives, loaded_plan
+from ..runtime.execute import checked_collectives, loaded_plan
 from ..runtime.execution import Execution, execute
 from ..runtime.pipeline.staged_engine import StagedEngine
 from ..runtime.prepare import model_of
 from ..runtime.ranks import Processes, display_here
 from ..runtime.same_data import SameData
-from ..sharding.constraints import Force
 from ..sharding.model import Model
-from ..tuning.profile_guided import find_measured
+from ..tuning.asked_plan import PlanningOptions
 from .feeds_and_fetches import FeedPlans, FetchPlans
 
 _SAME_FEEDS = (
@@ -123,47 +120,21 @@ class Session:
 
     # Planning
 
-    def find_strategy(
-        self,
-        option: str,
-        memory: int | str | None,
-        parallelism: int | Sequence[int] | None,
-        cluster: Hardware | str | None,
-        force: Force | None,
-        profile_budget: float | str | None = None,
-        without: Collection[str] = (),
-        micro_batches: int | None = None,
-        verbose: int | str | bool = 1,
-        stages: int | Sequence[int] | None = None,
-        schedule: str | None = None,
-    ) -> Plan | Curve:
+    def find_strategy(self, options: PlanningOptions) -> Plan | Curve:
         """Find a plan or a curve; see :func:`tensoropt.find_strategy`."""
-        check_option(option)
-        self._display = display_here(verbose)
+        check_option(options.option)
+        self._display = display_here(options.verbose)
         with self._display.phase("search for a plan"):
-            hardware = self.hardware if cluster is None else resolve_cluster(cluster)
-            request = request_of(self.model(), hardware, memory, force, without, micro_batches)
-            counts = stages_asked_for(stages, schedule, bool(request.placed))
-            may_take_stages = counts is None and checked_collectives(None) != HOROVOD
-            request = replace(request, progress=self._display.update, may_take_stages=may_take_stages)
-            if profile_budget is None:
-                found: Plan | Curve = self.context.on_first_rank(
-                    lambda: find_answer(option, request, parallelism, counts, schedule)
-                )
-            else:
-                with self._recording.paused():
-                    found = find_measured(
-                        option,
-                        request,
-                        parallelism,
-                        profile_budget,
-                        self.processes,
-                        self.context.on_first_rank,
-                        lambda: FirstValues(self._recording.graph),
-                        checked_collectives(None),
-                        counts,
-                        schedule,
-                    )
+            hardware = self.hardware if options.cluster is None else resolve_cluster(options.cluster)
+            found = options.find(
+                self.model(),
+                hardware,
+                self.context,
+                self._display,
+                lambda: FirstValues(self._recording.graph),
+                checked_collectives(None),
+                measuring=self._recording.paused(),
+            )
         if not isinstance(found, Curve):
             self._display.say(found.brief())
             self.context.report(found, self._display)

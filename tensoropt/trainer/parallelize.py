@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -16,18 +17,14 @@ from ..common.progress import Display
 from ..common.source_lines import running_line
 from ..frontend.tracing.capture import VariableNames
 from ..optimizers.keras_optimizer import KerasOptimizer
-from ..plan.asked import OPTIONS, request_of, stages_asked_for
-from ..plan.options import find_answer
+from ..plan.asked import OPTIONS
 from ..plan.plan import Plan
-from ..profiling.hardware import Hardware
 from ..runtime.context import Context
-from ..runtime.execute import HOROVOD, checked_collectives, loaded_plan
+from ..runtime.execute import checked_collectives, loaded_plan
 from ..runtime.execution import execute
 from ..runtime.prepare import model_of
 from ..runtime.ranks import current_processes, display_here, install_error_handling
-from ..sharding.constraints import Force
-from ..sharding.model import Model
-from ..tuning.profile_guided import find_measured
+from ..tuning.asked_plan import PlanningOptions
 from .accepting import check_eager, check_model
 from .compiling import check_compilation
 from .deferred import Deferred, build_layers
@@ -43,23 +40,12 @@ from .trainer import Trainer
 RUNNING_OPTIONS = tuple(option for option in OPTIONS if option != "profiling")
 
 
-@dataclass(frozen=True)
-class TrainingOptions:
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(PlanningOptions):
     """The options for planning and running a model: see :func:`tensoropt.parallelize`."""
 
-    option: str = "mini_time"
-    memory: int | str | None = None
-    parallelism: int | Sequence[int] | None = None
-    cluster: Hardware | str | None = None
-    force: Force | None = None
     plan: Plan | str | None = None
     collectives: str | None = None
-    profile_budget: float | str | None = None
-    without: Collection[str] = ()
-    micro_batches: int | None = None
-    verbose: int | str | bool = 1
-    stages: int | Sequence[int] | None = None
-    schedule: str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +101,12 @@ class _Start:
                 plan = _given(self.options.plan, context)
             else:
                 with display.phase("search for a plan"):
-                    plan = _found(model, context, self.options, lambda: first_values(captured), self.collectives)
+                    own_values = partial(first_values, captured)
+                    found = self.options.find(
+                        *(model, context.hardware, context, display, own_values, self.collectives), wants_frontier=False
+                    )
+                    assert isinstance(found, Plan)
+                    plan = found
             values = first_values(captured)
             execution = execute(
                 plan, model, values, context.processes, self.collectives, display, values_are_exchanged=True
@@ -162,39 +153,6 @@ def _given(wanted: Plan | str, context: Context) -> Plan:
     other = context.processes.first_that_differs(json.dumps(plan.to_json(), sort_keys=True))
     if other is not None:
         raise InputError(f"ranks 0 and {other} were given different plans; give all ranks the same plan=")
-    return plan
-
-
-def _found(
-    model: Model,
-    context: Context,
-    options: TrainingOptions,
-    first_values: Callable[[], Callable[[str], np.ndarray]],
-    collectives: str,
-) -> Plan:
-    request = request_of(
-        model, context.hardware, options.memory, options.force, options.without, options.micro_batches
-    )
-    counts = stages_asked_for(options.stages, options.schedule, bool(request.placed))
-    may_take_stages = counts is None and collectives != HOROVOD
-    request = replace(request, progress=context.display.update, may_take_stages=may_take_stages)
-    if options.profile_budget is not None:
-        return find_measured(
-            options.option,
-            request,
-            options.parallelism,
-            options.profile_budget,
-            context.processes,
-            context.on_first_rank,
-            first_values,
-            collectives,
-            counts,
-            options.schedule,
-        )
-    request = replace(request, wants_frontier=False)
-    plan: Plan = context.on_first_rank(
-        lambda: find_answer(options.option, request, options.parallelism, counts, options.schedule)
-    )
     return plan
 
 

@@ -1,0 +1,89 @@
+"""Find the plan that a user asks for: by the same options, wherever it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ..common.progress import Display
+from ..plan.asked import request_of, stages_asked_for
+from ..plan.options import find_answer
+from ..plan.plan import Plan
+from ..plan.scaling_curve import Curve
+from ..profiling.hardware import Hardware
+from ..runtime.context import Context
+from ..runtime.execute import HOROVOD
+from ..sharding.constraints import Force
+from ..sharding.model import Model
+from .interleaved_timing import FirstValue
+from .profile_guided import find_measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningOptions:
+    """The options of a search: see :func:`tensoropt.find_strategy`."""
+
+    option: str = "mini_time"
+    memory: int | str | None = None
+    parallelism: int | Sequence[int] | None = None
+    cluster: Hardware | str | None = None
+    force: Force | None = None
+    profile_budget: float | str | None = None
+    without: Collection[str] = ()
+    micro_batches: int | None = None
+    verbose: int | str | bool = 1
+    stages: int | Sequence[int] | None = None
+    schedule: str | None = None
+
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any]) -> Any:
+        """Return the options that are among a function's arguments."""
+        return cls(**{each.name: arguments[each.name] for each in fields(cls) if each.name in arguments})
+
+    def find(
+        self,
+        model: Model,
+        hardware: Hardware,
+        context: Context,
+        display: Display,
+        first_values: Callable[[], FirstValue],
+        collectives: str,
+        *,
+        wants_frontier: bool = True,
+        measuring: AbstractContextManager[Any] | None = None,
+    ) -> Plan | Curve:
+        """Return the plan, or the curve, that the options ask for; every rank must call it.
+
+        Args:
+            first_values: returns the function of variables' first values, so that plans can be measured.
+            collectives: the implementation of collectives by which plans run.
+            measuring: the context in which operators are measured.
+
+        Raises:
+            InputError: an option is malformed, or nothing fits.
+        """
+        request = request_of(model, hardware, self.memory, self.force, self.without, self.micro_batches)
+        counts = stages_asked_for(self.stages, self.schedule, bool(request.placed))
+        may_take_stages = counts is None and collectives != HOROVOD
+        request = replace(request, progress=display.update, may_take_stages=may_take_stages)
+        if self.profile_budget is not None:
+            with measuring or nullcontext():
+                return find_measured(
+                    self.option,
+                    request,
+                    self.parallelism,
+                    self.profile_budget,
+                    context.processes,
+                    context.on_first_rank,
+                    first_values,
+                    collectives,
+                    counts,
+                    self.schedule,
+                )
+        request = replace(request, wants_frontier=wants_frontier)
+        found: Plan | Curve = context.on_first_rank(
+            lambda: find_answer(self.option, request, self.parallelism, counts, self.schedule)
+        )
+        return found
