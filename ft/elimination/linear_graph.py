@@ -21,36 +21,11 @@ from .table_graph import TableGraph
 def held_variables(graph: TableGraph) -> set[int]:
     """Return the variables that FT-LDP doesn't eliminate yet: cut vertices, the first and the last of each connected part.
 
-    The variables that are marked are among them. One search in depth (Hopcroft and Tarjan, Communications of the ACM 16
-    (1973)) finds them all: O(V + E).
+    The variables that are marked are among them.
     """
-    held: set[int] = set()
-    number: dict[int, int] = {}  # the order in which variables are met
-    least: dict[int, int] = {}  # the least number next to what is reached from a variable
-    for first in graph.variables:
-        if first in number:
-            continue
-        last = first
-        number[first] = least[first] = len(number)
-        path = [(first, iter(graph.neighbours(first)))]
-        while path:
-            variable, others = path[-1]
-            for other in others:
-                if other not in number:
-                    number[other] = least[other] = len(number)
-                    path.append((other, iter(graph.neighbours(other))))
-                    last = max(last, other)
-                    break
-                least[variable] = min(least[variable], number[other])
-            else:
-                path.pop()
-                if path:
-                    before = path[-1][0]
-                    least[before] = min(least[before], least[variable])
-                    if least[variable] >= number[before]:
-                        held.add(before)
-        held.update((first, last))
-    return held
+    neighbourhood = _neighbourhood(graph)
+    ends = {end for part in nx.connected_components(neighbourhood) for end in (min(part), max(part))}
+    return ends | set(nx.articulation_points(neighbourhood))
 
 
 def linear_graphs(graph: TableGraph) -> list[tuple[int, ...]]:

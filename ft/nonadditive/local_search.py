@@ -11,7 +11,7 @@ such free node takes another state. Of all strategies that such changes give, th
 until nothing gets better.
 
 What a change of a node costs depends only on the states around it, its *context*, which most points have in common. It is
-computed once for all points with the same context, and for all nodes that are alike, as those of equal layers.
+computed once for all points with the same context.
 
 Complexity: O(rounds x POINTS x changes of all nodes x segments).
 """
@@ -21,13 +21,12 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from ..interning import folds
 from ..pareto import reduce_unsorted
-from ..problem import INFEASIBLE, Ints, Problem, identity
+from ..problem import INFEASIBLE, Ints, Problem
 from .segment_memory import Transient, summed
 from .state_changes import Changes, Options, States, Sum, minimal
 
@@ -63,19 +62,6 @@ class _Points:
             np.concatenate([self.time, other.time]),
             np.concatenate([self.segments, other.segments], axis=1),
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Around:
-    """A kind of node, and the segments that it may change: nodes that agree in both have equal changes in equal contexts.
-
-    Attributes:
-        kind: a number that is equal for nodes whose changes are equal where the states of their contexts are.
-        segments: the indices of the rematerialization segments that they may change, ascending.
-    """
-
-    kind: int
-    segments: Ints
 
 
 def _groups(rows: States) -> Iterator[tuple[States, Ints]]:
@@ -122,11 +108,6 @@ class Descent:
         self._context = {node: self._context_of(node) for node in self._movable}
         self._known: dict[tuple[int, bytes], Changes | None] = {}
         self._known_options: dict[tuple[int, ...], Options] = {}
-        self._kinds: dict[int, int] = {}
-        self._kind_numbers: dict[tuple[object, ...], int] = {}
-        self._arounds: dict[int, _Around] = {}
-        self._first: dict[tuple[int, bytes], int] = {}  # by kind of context and its states, the first node that had them
-        self._numbers: dict[int, Ints] = {}  # by node the indices of the segments that its states take memory in
 
     def _adjacent(self, node: int) -> Iterator[int]:
         """Yield the other end of each edge of a node."""
@@ -209,49 +190,9 @@ class Descent:
         """
         key = node, states.tobytes()
         if key not in self._known:
-            around = self._around(node)
-            first = self._first.setdefault((around.kind, key[1]), node)
-            if first == node:
-                at = dict(zip(self._context[node].tolist(), states.tolist(), strict=True))
-                self._known[key] = self._alone(node, at) if node in self._free else self._other(node, at)
-            else:
-                self._known[key] = self._renamed(self._known[first, key[1]], first, node)
+            at = dict(zip(self._context[node].tolist(), states.tolist(), strict=True))
+            self._known[key] = self._alone(node, at) if node in self._free else self._other(node, at)
         return self._known[key]
-
-    def _renamed(self, changes: Changes | None, first: int, node: int) -> Changes | None:
-        """Return the changes of one node as those of another one of its kind."""
-        if changes is None:
-            return None
-        position = {other: i for i, other in enumerate(self._context[first].tolist())}
-        nodes = self._context[node][[position[other] for other in changes.nodes.tolist()]]
-        ranks = np.searchsorted(self._around(first).segments, changes.segments)
-        return replace(changes, nodes=nodes, segments=self._around(node).segments[ranks])
-
-    def _around(self, node: int) -> _Around:
-        """Return what the changes of a movable node depend on beside the states of its context."""
-        if node in self._arounds:
-            return self._arounds[node]
-        position = {other: i for i, other in enumerate(self._context[node].tolist())}
-        following = [] if node in self._free else sorted(self._free & set(self._adjacent(node)))
-        kinds = [self._kind_of(each) for each in (node, *following)]
-        segments = sorted({index for each in (node, *following) for index in self._numbers[each].tolist()})
-        key: tuple[object, ...] = (
-            identity(self.transient.others[node]) if node in self.transient.others else None,
-            node in self._free,
-            *(
-                (
-                    kind,
-                    position[each],
-                    *np.searchsorted(segments, self._numbers[each]).tolist(),
-                    *(position[other] for other in self._adjacent(each)),
-                    *(other in self._free for other in self._adjacent(each)),
-                )
-                for kind, each in zip(kinds, (node, *following), strict=True)
-            ),
-        )
-        kind = self._kind_numbers.setdefault(key if folds() else (node, "around"), len(self._kind_numbers))
-        self._arounds[node] = _Around(kind, np.array(segments, np.intp))
-        return self._arounds[node]
 
     def _alone(self, node: int, at: Mapping[int, int]) -> Changes | None:
         """Return the changes of a free node alone: its other states that improve at least one cost."""
@@ -309,31 +250,13 @@ class Descent:
         )
 
     def _options(self, node: int, at: Mapping[int, int]) -> Options:
-        """Return the costs of a node's states, given the states of its neighbours: once for nodes that are alike."""
-        key = self._kind_of(node), *(at[other] for other in self._adjacent(node))
+        """Return the costs of a node's states, given the states of its neighbours."""
+        key = node, *(at[other] for other in self._adjacent(node))
         if key not in self._known_options:
             self._known_options[key] = self._computed_options(node, at)
-        return replace(self._known_options[key], numbers=self._numbers[node])
-
-    def _kind_of(self, node: int) -> int:
-        """Return a number that is equal for nodes whose costs, edges and parts of segments are the same arrays."""
-        if node not in self._kinds:
-            own = self.problem.nodes[node]
-            parts = [self._of_nodes[node], *(self._of_edges[number] for number in self._edges[node])]
-            numbers = sorted({index for part in parts for index, _ in part})
-            rank = {index: i for i, index in enumerate(numbers)}
-            edges = (self.problem.edges[number] for number in self._edges[node])
-            key: tuple[object, ...] = (
-                (identity(own.mem_bytes), identity(own.time_ns)),
-                *((identity(edge.mem_bytes), identity(edge.time_ns), edge.source == node) for edge in edges),
-                *(tuple((rank[index], identity(n_bytes)) for index, n_bytes in part) for part in parts),
-            )
-            self._numbers[node] = np.array(numbers, np.intp)
-            self._kinds[node] = self._kind_numbers.setdefault(key if folds() else (node,), len(self._kind_numbers))
-        return self._kinds[node]
+        return self._known_options[key]
 
     def _computed_options(self, node: int, at: Mapping[int, int]) -> Options:
-        """Do what :meth:`_options` does."""
         own = self.problem.nodes[node]
         mem, time_ns = own.mem_bytes.copy(), own.time_ns.copy()
         parts = defaultdict[int, Ints](lambda: np.zeros_like(mem))

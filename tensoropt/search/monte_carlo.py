@@ -27,11 +27,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from ..ft import Frontier, LowerBound
 from ..program.simulator import Network, StepActions
 from ..sharding.resharding import PathFinder
 from .baselines import MONTE_CARLO, MONTE_CARLO_SECONDS, data_parallel, one_weird_trick
 from .baselines.task import BaselineTask
-from .simulated_position import SPACE_NOTE, Neighbours, Position, SimulatedResult, States
+from .problem.strategy_problem import StrategyProblem
+from .simulated_position import Neighbours, Position, States
 
 LEAST, MOST_KEPT, EACH_REPORT = 1000, 64, 50
 TEMPERATURE = 1e-4
@@ -86,21 +90,36 @@ class Walk:
 
 
 @dataclass(frozen=True)
-class MonteCarloResult(SimulatedResult):
+class MonteCarloResult:
     """The strategies that a search found.
 
     Attributes:
+        built: the problem whose states strategies are given in.
+        candidates: the strategies that improved on all before, with their costs in nanoseconds; the best first.
+        is_interrupted: whether Ctrl-C ended it.
         walks: one for each seed that was begun.
     """
 
-    walks: tuple[Walk, ...] = ()
-    algorithm: str = MONTE_CARLO
+    built: StrategyProblem
+    candidates: tuple[tuple[int, States], ...]
+    is_interrupted: bool
+    walks: tuple[Walk, ...]
 
     @property
     def note(self) -> str:
         """Return in a sentence what was found from which seed."""
         end = "; interrupted, the best so far" if self.is_interrupted else ""
-        return f"{self.told}; {'; '.join(map(str, self.walks))}; {SPACE_NOTE}{end}"
+        best = f"simulated {self.candidates[0][0] / 1e3:,.1f} us"
+        return f"{best}; {'; '.join(map(str, self.walks))}; no operator runs on a part of the devices{end}"
+
+    def frontier(self, states: States) -> Frontier:
+        """Return one strategy as a frontier of one point, bounded by the least of each node and edge alone."""
+        problem = self.built.problem
+        parts = (*problem.nodes, *problem.edges)
+        least = [sum(int(getattr(part, cost).min()) for part in parts) for cost in ("mem_bytes", "time_ns")]
+        bound = LowerBound(np.array(least[:1], np.int64), np.array(least[1:], np.int64), "the least of each node and edge")
+        mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(states))
+        return Frontier(mem_bytes, time_ns, np.array([states], np.int32), {}, MONTE_CARLO, bound)
 
 
 def acceptance(beta: float, cost_ns: int, proposed_ns: int) -> float:
@@ -154,7 +173,7 @@ class _Search:
             assert self.smallest is not None
             _, cost_ns, states = self.smallest
             self.candidates.append((cost_ns, states))
-        return MonteCarloResult(self.problem.built, tuple(self.candidates[::-1]), is_interrupted, walks=tuple(walks))
+        return MonteCarloResult(self.problem.built, tuple(self.candidates[::-1]), is_interrupted, tuple(walks))
 
     def _seeds(self) -> Iterator[tuple[str, States]]:
         for module in (data_parallel, one_weird_trick):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tensoropt.ft import INFEASIBLE, Edge, Node, Problem, search
-from tensoropt.ft.interning import unfolded
 from tensoropt.ft.nonadditive.local_search import Descent, _groups
 from tensoropt.ft.nonadditive.relaxations import bound_of
 from tensoropt.ft.nonadditive.segment_memory import SegmentMemory, Transient
@@ -96,56 +95,6 @@ def test_strategies_are_what_they_are_said_to_be_and_none_gets_worse(seed: int) 
                 changed[node] = state
                 if max(problem.cost(changed.tolist())) < INFEASIBLE:
                     assert is_beaten(changed)
-
-
-def alike(seed: int) -> tuple[Problem, Transient]:
-    """A chain of six equal operators with equal copies between them, whose costs are the very same arrays."""
-    rng = np.random.default_rng(seed)
-
-    def costs(*shape: int, is_forbidding: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        mem, time_ns = rng.integers(0, 20, (2, *shape))
-        return mem, np.where(rng.random(shape) < 0.2, INFEASIBLE, time_ns) if is_forbidding else time_ns
-
-    n_ops, n_copies, k = 6, 3, 2 * N_CONFIGS
-    own, of_copy = costs(k), costs(n_copies)
-    to_copy, of_consumer = costs(k, n_copies, is_forbidding=True), costs(n_copies, k, is_forbidding=True)
-    again = np.arange(k) >= N_CONFIGS
-    of_node, of_edge = rng.integers(0, 30, k) * again, rng.integers(0, 10, (k, n_copies)) * again[:, None]
-    nodes = [Node(f"op{i}", *own) for i in range(n_ops)] + [Node(f"copy{i}", *of_copy) for i in range(n_ops - 1)]
-    edges = []
-    for i in range(n_ops - 1):
-        edges += [Edge(i, n_ops + i, *to_copy), Edge(n_ops + i, i + 1, *of_consumer)]
-    pairs = [(first, first + 1) for first in range(0, n_ops, 2)]
-    segments = tuple(
-        SegmentMemory(dict.fromkeys(pair, of_node), {2 * i: of_edge for i in pair if i < n_ops - 1}) for pair in pairs
-    )
-    others = {i: np.array([2, 3, 0, 1]) for i in range(n_ops)}
-    plain = {i: np.arange(N_CONFIGS) for i in range(n_ops)}
-    return Problem(tuple(nodes), tuple(edges)), Transient(segments, plain, others, frozenset(range(len(segments))))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_changes_are_equal_folded_and_unfolded(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, transient = alike(seed)
-    rng, given = np.random.default_rng(seed), []
-    for _ in range(400):
-        strategy = np.array([rng.integers(node.n_states) for node in problem.nodes], np.int32)
-        if max(problem.cost(strategy.tolist())) < INFEASIBLE:
-            given.append(strategy)
-    assert given
-    computed: list[int] = []
-    original = Descent._computed_options
-    monkeypatch.setattr(
-        Descent, "_computed_options", lambda self, node, at: computed.append(node) or original(self, node, at)
-    )
-    found = Descent(problem, transient, math.inf).improved(np.stack(given))
-    n_folded = len(computed)
-    with unfolded():
-        expected = Descent(problem, transient, math.inf).improved(np.stack(given))
-    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert n_folded < len(computed) - n_folded
-    for mem, time_ns, strategy in zip(*found, strict=True):
-        assert costs_of(problem, transient, strategy) == (mem, time_ns)
 
 
 def test_local_search_finds_free_memory_in_segments_that_are_not_the_largest() -> None:

@@ -137,17 +137,6 @@ def test_mcmc_finds_a_plan_that_can_be_simulated(tmp_path, capsys):
     assert f"simulated {simulated_us:,.1f} us;" in told
 
 
-def test_the_frontier_s_fastest_points_lead_to_a_plan_that_is_no_slower(plans, tmp_path, capsys):
-    file, result, other = tmp_path / "plan.json", tmp_path / "result.json", tmp_path / "other.json"
-    assert main(["search", GOOD, "--cluster", "k80-1x4", "--algorithm", "ft-simulated", "--plan", str(file)]) == 0
-    told = capsys.readouterr().out
-    assert "search    ft-simulated: 1 point" in told and "the frontier's fastest" in told
-    assert simulate(GOOD, "--plan", file, "--json", result) == 0
-    assert simulate(GOOD, "--plan", plans / "k80-1x4.json", "--json", other) == 0
-    makespans = [json.loads(each.read_text())["makespan_us"] for each in (result, other)]
-    assert f"simulated {makespans[0]:,.1f} us;" in told and makespans[0] <= makespans[1]
-
-
 def test_ctrl_c_writes_the_best_so_far(tmp_path, capsys, monkeypatch):
     file = tmp_path / "plan.json"
     reports = []
