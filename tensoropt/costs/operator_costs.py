@@ -314,10 +314,7 @@ class OperatorCosting:
 
     def _bytes_moved(self, op: Operator, interface: Interface) -> tuple[int, int]:
         shards: list[tuple[Tensor, Layout]] = list(zip(op.outputs, interface.results, strict=True))
-        for position, tensor in op.operands:
-            sharding = interface.operands[position]
-            if sharding is not None:
-                shards.append((tensor, sharding.layout))
+        shards += [(tensor, interface.operand(position).layout) for position, tensor in op.operands]
         found = [shard_bytes(each, layout) for each, layout in shards]
         n = len(op.outputs)
         return self.moved(op, sum(found), sum(found[:n]), found[n] if len(found) > n else 0)

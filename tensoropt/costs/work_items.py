@@ -62,14 +62,12 @@ def largest_operand_shapes(op: Operator, rule: Rule, config: Config, interface: 
     """
     shapes = []
     for position, tensor in op.operands:
-        sharding = interface.operands[position]
-        assert sharding is not None
         if position == 0 and rule.exchanged(config):
             halo = halo_resharding(op, rule, config, with_gradient=False).halo
             assert halo is not None
             shapes.append(halo.largest_local_shape(tensor.shape))
         else:
-            shapes.append(sharding.layout.largest_local_shape(tensor.shape))
+            shapes.append(interface.operand(position).layout.largest_local_shape(tensor.shape))
     return shapes
 
 

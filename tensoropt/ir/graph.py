@@ -61,6 +61,12 @@ class Operator:
         """The inputs that are tensors, with their positions."""
         return tuple((i, tensor) for i, tensor in enumerate(self.inputs) if tensor is not None)
 
+    def operand(self, position: int) -> Tensor:
+        """Return the tensor at the position of an input that isn't static."""
+        tensor = self.inputs[position]
+        assert tensor is not None
+        return tensor
+
     @property
     def result(self) -> Tensor:
         return self.outputs[0]

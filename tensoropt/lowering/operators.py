@@ -60,9 +60,7 @@ class Job:
 
     def layout(self, operand: int) -> Layout:
         """Return the layout in which an operand is given, by its position among the inputs."""
-        sharding = self.interface.operands[operand]
-        assert sharding is not None
-        return sharding.layout
+        return self.interface.operand(operand).layout
 
 
 Lowering = Callable[[Job, Sequence[Values]], list[Values]]

@@ -218,9 +218,7 @@ def _cheapest(op: Operator, layouts: dict[str, Layout], costing: OperatorCosting
         interface = interface_of(rule, config)
         total = costing.compute_time_ns(op, rule, config, interface)
         for position, tensor in op.operands:
-            sharding = interface.operands[position]
-            assert sharding is not None
-            wanted = OperandSharding(sharding.layout, None)
+            wanted = OperandSharding(interface.operand(position).layout, None)
             total += costing.reshardings.time_ns(resharding_of(tensor, layouts[tensor.name], wanted))
         return total
 

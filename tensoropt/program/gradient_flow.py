@@ -118,6 +118,5 @@ class GradientFlow:
 
 def operand_of(op: Operator, position: int) -> Tensor:
     """Return the operand of an operator at an input position that isn't static."""
-    tensor = op.inputs[position]
-    assert tensor is not None
+    tensor = op.operand(position)
     return tensor

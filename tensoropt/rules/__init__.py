@@ -2,11 +2,9 @@
 
 # Each module registers the rules of a family of operator types.
 from . import (  # noqa: F401
-    complex_numbers,
     control_flow,
     convolution,
     elementwise,
-    gradients,
     indexing,
     linear_algebra,
     matrices,

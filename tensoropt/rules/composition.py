@@ -319,9 +319,8 @@ class _Course:
 
     def _splits_operand(self, position: int) -> bool:
         """Return whether splitting the class splits an operand of the composite."""
-        tensor = self.composition.op.inputs[position]
-        assert tensor is not None
-        return any(self.composition.find(("operand", position, d)) == self.root for d in range(len(tensor.shape)))
+        rank = len(self.composition.op.operand(position).shape)
+        return any(self.composition.find(("operand", position, d)) == self.root for d in range(rank))
 
 
 def _has(dims: Dims | None, name: str) -> bool:

@@ -15,9 +15,9 @@ from .rule import Dims, Rule, make_rule
 FORMATS = {4: ("NHWC", "NCHW"), 5: ("NDHWC", "NCDHW")}
 
 
-def _image(data_format: str, channel: str) -> Dims:
+def _image(data_format: str, channel: str = "c") -> Dims:
     """Return the factors of an image tensor's dimensions; ``channel`` is the factor of its channels."""
-    return tuple((channel,) if role == "c" else (role,) for role in data_format.lower())
+    return tuple((channel if role == "c" else role,) for role in data_format.lower())
 
 
 def _windows(op: Operator, sizes: dict[str, int]) -> dict[str, Window]:
@@ -26,8 +26,7 @@ def _windows(op: Operator, sizes: dict[str, int]) -> dict[str, Window]:
     Args:
         sizes: the windows' size along each dimension.
     """
-    image, attrs = op.inputs[0], op.attrs
-    assert image is not None
+    image, attrs = op.operand(0), op.attrs
     found = {}
     for position, role in enumerate(attrs["data_format"].lower()):
         if role in sizes:
@@ -51,8 +50,7 @@ def _extents(op: Operator, sizes: dict[str, int]) -> dict[str, int]:
 
 @op_rule("Conv2D", "Conv3D")
 def convolution(op: Operator) -> Rule | str:
-    image, kernel = op.inputs
-    assert image is not None and kernel is not None
+    image, kernel = op.operand(0), op.operand(1)
     data_format = op.attrs["data_format"]
     roles = data_format.lower().replace("n", "").replace("c", "")
     sizes = dict(zip(roles, kernel.shape, strict=False))
@@ -77,10 +75,8 @@ def convolution(op: Operator) -> Rule | str:
 
 @op_rule("DepthwiseConv2dNative")
 def depthwise(op: Operator) -> Rule:
-    _, kernel = op.inputs
-    assert kernel is not None
-    sizes = dict(zip("hw", kernel.shape, strict=False))
-    image = _image(op.attrs["data_format"], "c")
+    sizes = dict(zip("hw", op.operand(1).shape, strict=False))
+    image = _image(op.attrs["data_format"])
     return make_rule(
         op,
         (image, (("kh",), ("kw",), ("c",), ("m",))),
@@ -96,8 +92,7 @@ def depthwise(op: Operator) -> Rule:
 @op_rule("Conv2DBackpropInput", static=(0,))
 def transposed(op: Operator) -> Rule | str:
     """Return the rule of a transposed convolution; the kernel's last dimension is the channels of the operand."""
-    _, kernel, image = op.inputs
-    assert kernel is not None and image is not None
+    kernel, image = op.operand(1), op.operand(2)
     data_format = op.attrs["data_format"]
     channel = data_format.index("C")
     if kernel.shape[2] != op.result.shape[channel]:
@@ -117,36 +112,25 @@ def transposed(op: Operator) -> Rule | str:
     )
 
 
-def _pooling(op: Operator, linear: tuple[tuple[int, ...], ...]) -> Rule | str:
-    """Return the rule of pooling, or why it runs replicated."""
+@op_rule("AvgPool", "AvgPool3D", "MaxPool", "MaxPool3D")
+def pooling(op: Operator) -> Rule | str:
     data_format = op.attrs["data_format"]
-    image = op.inputs[0]
-    assert image is not None
+    image = op.operand(0)
     if data_format not in FORMATS.get(len(image.shape), ()):
         return f"only images in {', '.join(f for each in FORMATS.values() for f in each)} are split, not {data_format}"
     of_role = dict(zip(data_format.lower(), op.attrs["ksize"], strict=True))
     if of_role.pop("n") != 1 or of_role.pop("c") != 1:
         return f"the window {op.attrs['ksize']} goes over batch or channels"
-    dims = _image(data_format, "c")
+    dims = _image(data_format)
     return make_rule(
         op,
         (dims,),
         (dims,),
         extents=_extents(op, of_role),
         fixed={f"k{role}" for role in of_role},
-        linear=linear,
+        linear=FIRST if op.type.startswith("Avg") else (),
         halos=_windows(op, of_role),
     )
-
-
-@op_rule("MaxPool", "MaxPool3D")
-def max_pool(op: Operator) -> Rule | str:
-    return _pooling(op, ())
-
-
-@op_rule("AvgPool", "AvgPool3D")
-def avg_pool(op: Operator) -> Rule | str:
-    return _pooling(op, FIRST)
 
 
 @op_rule("FusedBatchNormV3", "FusedBatchNormV2", "FusedBatchNorm")
@@ -155,15 +139,12 @@ def fused_batch_norm(op: Operator) -> Rule | str:
 
     In training the statistics are those of the global batch: sums that collectives inside the operator complete.
     """
-    image = op.inputs[0]
-    assert image is not None
     data_format = op.attrs["data_format"]
     if data_format not in FORMATS[4]:
         return f"only images in {' or '.join(FORMATS[4])} are split, not {data_format}"
-    dims = _image(data_format, "c")
+    dims = _image(data_format)
     channel: Dims = (("c",),)
-    scale = op.inputs[1]
-    assert scale is not None
+    scale = op.operand(1)
     per_channel = tuple(channel if tensor.shape == scale.shape else ((),) * len(tensor.shape) for tensor in op.outputs[1:])
     # In inference the operands for mean and variance have one element per channel; in training they are empty.
     statistics = tuple(channel if tensor is not None and tensor.shape != (0,) else ((),) for tensor in op.inputs[3:])

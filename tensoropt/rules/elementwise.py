@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ir.graph import Operator, Tensor
 from .registry import op_rule
-from .rule import Dims, Rule, make_rule
+from .rule import Dims, Rule, make_rule, own_dims
 
 NONLINEAR_UNARY = (
     "Abs Acos Acosh Asin Asinh Atan Atanh BesselI0 BesselI0e BesselI1 BesselI1e Bucketize Ceil CheckNumerics Cos Cosh "
@@ -17,6 +17,10 @@ NONLINEAR_BINARY = (
     "LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod NextAfter NotEqual Polygamma Pow RightShift "
     "SquaredDifference TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta"
 ).split()
+# TensorFlow's gradients, found in bodies of custom gradients. Their operands are the function's result and the incoming
+# gradient; or the incoming gradient and the function's operand or result.
+OF_RESULT = "InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad".split()
+OF_OPERAND = "EluGrad LeakyReluGrad Relu6Grad ReluGrad SeluGrad SoftplusGrad SoftsignGrad".split()
 TOGETHER, ONE_OF_TWO, FIRST = ((0, 1),), ((0,), (1,)), ((0,),)
 
 
@@ -34,9 +38,23 @@ def broadcast_rule(op: Operator, linear: tuple[tuple[int, ...], ...] = (), flops
     return make_rule(op, operands, results, linear=linear, flops_per_point=flops_per_point)
 
 
-@op_rule(*NONLINEAR_UNARY, *NONLINEAR_BINARY, "ClipByValue", "Betainc")
-def nonlinear(op: Operator) -> Rule:
-    return broadcast_rule(op)
+_LINEAR_IN: dict[str, tuple[tuple[int, ...], ...]] = {
+    **dict.fromkeys([*NONLINEAR_UNARY, *NONLINEAR_BINARY, *"Angle Betainc ClipByValue ComplexAbs".split()], ()),
+    **dict.fromkeys("Add AddV2 Complex Sub".split(), TOGETHER),
+    "Mul": ONE_OF_TWO,
+    # MulNoNan is 0 where its second operand is 0, which is not so for the summands of that operand: it isn't linear in it.
+    **dict.fromkeys([*LINEAR_UNARY, *OF_OPERAND, *"Conj Div DivNoNan Imag MulNoNan Real RealDiv".split()], FIRST),
+    **dict.fromkeys(OF_RESULT, ((1,),)),
+    "SelectV2": ((1, 2),),
+}
+"""The groups of operands in which an operator of each type is linear."""
+
+
+@op_rule(*_LINEAR_IN)
+def elementwise(op: Operator) -> Rule:
+    # No resharding step can sum a partial tensor of integers, so a cast from integers is not declared linear.
+    linear = tuple(group for group in _LINEAR_IN[op.type] if all(op.operand(i).is_float for i in group))
+    return broadcast_rule(op, linear, 3.0 if op.type in OF_RESULT else 1.0)
 
 
 @op_rule("Bitcast")
@@ -46,24 +64,10 @@ def bitcast(op: Operator) -> Rule:
     If the size of elements changes, the tensor of smaller elements has one more dimension, for the elements that make up a
     larger one.
     """
-    operand = op.inputs[0]
-    assert operand is not None
-    dims = tuple((f"d{i}",) for i in range(min(len(operand.shape), len(op.result.shape))))
-    both = (dims if len(tensor.shape) == len(dims) else (*dims, ()) for tensor in (operand, op.result))
-    of_operand, of_result = both
-    return make_rule(op, (of_operand,), (of_result,))
-
-
-@op_rule(*LINEAR_UNARY)
-def linear_unary(op: Operator) -> Rule:
-    # No resharding step can sum a partial tensor of integers, so a cast from integers is not declared linear.
-    operand = op.inputs[0]
-    return broadcast_rule(op, FIRST if operand is not None and operand.is_float else ())
-
-
-@op_rule("Add", "AddV2", "Sub")
-def additive(op: Operator) -> Rule:
-    return broadcast_rule(op, TOGETHER)
+    operand = op.operand(0)
+    dims = own_dims(min(len(operand.shape), len(op.result.shape)))
+    both = [dims if len(tensor.shape) == len(dims) else (*dims, ()) for tensor in (operand, op.result)]
+    return make_rule(op, (both[0],), (both[1],))
 
 
 @op_rule("AddN")
@@ -71,36 +75,17 @@ def add_n(op: Operator) -> Rule:
     return broadcast_rule(op, (tuple(range(len(op.inputs))),))
 
 
-@op_rule("Mul")
-def mul(op: Operator) -> Rule:
-    return broadcast_rule(op, ONE_OF_TWO)
-
-
-# MulNoNan is 0 where its second operand is 0, which is not so for the summands of that operand: it isn't linear in it.
-@op_rule("RealDiv", "Div", "DivNoNan", "MulNoNan")
-def div(op: Operator) -> Rule:
-    return broadcast_rule(op, FIRST)
-
-
-@op_rule("SelectV2")
-def select(op: Operator) -> Rule:
-    return broadcast_rule(op, ((1, 2),))
-
-
 @op_rule("Select")
 def select_by_row(op: Operator) -> Rule:
     """Return the rule of the older Select, whose condition has the shape of its branches or only their first dimension."""
     rank = len(op.result.shape)
     dims = broadcast_dims(op.result, rank)
-    condition = op.inputs[0]
-    assert condition is not None
-    condition_dims = dims if len(condition.shape) == rank else dims[: len(condition.shape)]
-    return make_rule(op, (condition_dims, dims, dims), (dims,), linear=((1, 2),))
+    return make_rule(op, (dims[: len(op.operand(0).shape)], dims, dims), (dims,), linear=((1, 2),))
 
 
 @op_rule("BiasAdd")
 def bias_add(op: Operator) -> Rule:
     rank = len(op.result.shape)
     channel = 1 if op.attrs["data_format"] == "NCHW" else rank - 1
-    dims = tuple((f"d{i}",) for i in range(rank))
+    dims = own_dims(rank)
     return make_rule(op, (dims, (dims[channel],)), (dims,), linear=TOGETHER)

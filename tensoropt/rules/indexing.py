@@ -11,8 +11,7 @@ from .rule import Rule, make_rule
 @op_rule("GatherV2", static=(2,))
 def gather(op: Operator) -> Rule:
     """Return the rule of a lookup; if the rows are split, each device finds some of them, so the result is partial."""
-    params, indices = op.inputs[0], op.inputs[1]
-    assert params is not None and indices is not None
+    params, indices = op.operand(0), op.operand(1)
     axis = int(op.statics[2]) % len(params.shape)
     n_batch = op.attrs["batch_dims"] % (len(indices.shape) + 1)
     params_dims = tuple(("rows",) if k == axis else (f"d{k}",) for k in range(len(params.shape)))
@@ -30,8 +29,7 @@ def gather_nd(op: Operator) -> Rule:
 
     The last dimension of the indices holds one position for each of the leading dimensions of the first operand.
     """
-    params, indices = op.inputs[0], op.inputs[1]
-    assert params is not None and indices is not None
+    params, indices = op.operand(0), op.operand(1)
     depth = indices.shape[-1]
     places = tuple((f"p{k}",) for k in range(depth))
     rest = tuple((f"d{k}",) for k in range(depth, len(params.shape)))
@@ -45,8 +43,7 @@ def gather_nd(op: Operator) -> Rule:
 @op_rule("OneHot", static=(1, 2, 3))
 def one_hot(op: Operator) -> Rule:
     """Return the rule of one-hot vectors; if these are split, each device makes the elements of its block."""
-    indices = op.inputs[0]
-    assert indices is not None
+    indices = op.operand(0)
     rank = len(op.result.shape)
     new = op.attrs["axis"] % rank
     dims = iter((f"i{k}",) for k in range(len(indices.shape)))

@@ -8,8 +8,9 @@ from functools import partial
 
 from ..ir.graph import Operator
 from ..reschedule.layout import Shape
+from .rearranging import all_but
 from .registry import op_rule
-from .rule import Dims, Rule, make_rule
+from .rule import Dims, Rule, make_rule, own_dims
 
 # These draw each element independently, from a key or from a seed attribute.
 FROM_KEY = (
@@ -27,12 +28,6 @@ _FLOPS = 20.0
 def _unsplit(op: Operator) -> tuple[Dims | None, ...]:
     """Return the operands' dimensions, none of which is split."""
     return tuple(None if tensor is None else ((),) * len(tensor.shape) for tensor in op.inputs)
-
-
-def _by_element(op: Operator) -> Rule:
-    """Return the rule of an operator that draws each element of its result independently."""
-    dims = tuple((f"d{i}",) for i in range(len(op.result.shape)))
-    return make_rule(op, _unsplit(op), (dims,), flops_per_point=_FLOPS)
 
 
 def rows_drawn(local: Shape, shape: Shape) -> int:
@@ -60,7 +55,8 @@ def _drawn(shape: Shape, local: Shape) -> int:
 @op_rule(*FROM_KEY, static=(0, 3))
 @op_rule(*FROM_SEED, static=(0,))
 def drawn(op: Operator) -> Rule:
-    return replace(_by_element(op), points=partial(_drawn, op.result.shape))
+    rule = make_rule(op, _unsplit(op), (own_dims(len(op.result.shape)),), flops_per_point=_FLOPS)
+    return replace(rule, points=partial(_drawn, op.result.shape))
 
 
 @op_rule("StatelessRandomGetKeyCounter")
@@ -75,8 +71,7 @@ def shuffle(op: Operator) -> Rule:
 
     All other dimensions can be split: with equal seeds every rank shuffles in the same way.
     """
-    dims: Dims = ((), *((f"d{i}",) for i in range(1, len(op.result.shape))))
-    return make_rule(op, (dims,), (dims,))
+    return all_but(op, [0], ())
 
 
 @op_rule("Multinomial", "StatelessMultinomial", static=(1,))

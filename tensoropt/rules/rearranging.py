@@ -1,20 +1,33 @@
-"""Rules of operators that move elements within some dimensions and leave the others alone, or that fill tensors."""
+"""Rules of operators that work along some dimensions and leave the others alone, or that fill tensors."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import numpy as np
 
 from ..ir.graph import Operator
 from .elementwise import FIRST
 from .registry import op_rule
-from .rule import Dims, Rule, make_rule
+from .rule import Dims, Rule, make_rule, own_dims
 
 
-def _all_but(op: Operator, moved: set[int]) -> Rule:
-    """Return the rule of an operator that moves elements within some dimensions; all others can be split."""
+def all_but(op: Operator, unsplit: Collection[int], linear: tuple[tuple[int, ...], ...] = FIRST) -> Rule:
+    """Return the rule of an operator that works along some dimensions, which can't be split; all others can."""
+    dims = own_dims(len(op.result.shape), unsplit)
+    return make_rule(op, (dims, *(None,) * (len(op.inputs) - 1)), (dims,), linear=linear)
+
+
+@op_rule("FFT", "FFT2D", "FFT3D", "IFFT", "IFFT2D", "IFFT3D")
+@op_rule("RFFT", "RFFT2D", "RFFT3D", "IRFFT", "IRFFT2D", "IRFFT3D", static=(1,))
+def fourier_transform(op: Operator) -> Rule:
+    """Return the rule of a Fourier transform of the last dimensions.
+
+    Those of real numbers leave half of the result out (or of the operand, for the inverse ones), since the other half
+    follows from it. Their second input is the extents of the transform.
+    """
     rank = len(op.result.shape)
-    dims = tuple(() if i in moved else (f"d{i}",) for i in range(rank))
-    return make_rule(op, (dims, *(None,) * (len(op.inputs) - 1)), (dims,), linear=FIRST)
+    return all_but(op, range(rank - (int(op.type[-2]) if op.type.endswith("D") else 1), rank))
 
 
 def _dimensions(given: np.ndarray, rank: int) -> set[int]:
@@ -24,18 +37,17 @@ def _dimensions(given: np.ndarray, rank: int) -> set[int]:
 
 @op_rule("ReverseV2", static=(1,))
 def reverse(op: Operator) -> Rule:
-    return _all_but(op, _dimensions(op.statics[1], len(op.result.shape)) if op.statics[1].size else set())
+    return all_but(op, _dimensions(op.statics[1], len(op.result.shape)) if op.statics[1].size else set())
 
 
 @op_rule("Roll", static=(1, 2))
 def roll(op: Operator) -> Rule:
-    return _all_but(op, _dimensions(op.statics[2], len(op.result.shape)))
+    return all_but(op, _dimensions(op.statics[2], len(op.result.shape)))
 
 
 @op_rule("Fill", static=(0,))
 def fill(op: Operator) -> Rule:
-    dims = tuple((f"d{i}",) for i in range(len(op.result.shape)))
-    return make_rule(op, (None, ()), (dims,), linear=((1,),))
+    return make_rule(op, (None, ()), (own_dims(len(op.result.shape)),), linear=((1,),))
 
 
 @op_rule("SpaceToDepth", "DepthToSpace")
@@ -44,8 +56,7 @@ def between_space_and_depth(op: Operator) -> Rule | str:
 
     Channels are ordered by their place in a square first. So channels can't be split, and pixels only between squares.
     """
-    operand = op.inputs[0]
-    assert operand is not None
+    operand = op.operand(0)
     data_format = op.attrs["data_format"]
     if data_format not in ("NHWC", "NCHW"):
         return f"only images in NHWC or NCHW are split, not {data_format}"
@@ -63,7 +74,7 @@ def between_space_and_batch(op: Operator) -> Rule:
     """
     blocks, rests = op.statics[1], op.statics[2]
     moved = {i + 1 for i in range(len(blocks)) if blocks[i] > 1 or np.any(rests[i])}
-    return _all_but(op, moved | ({0} if np.prod(blocks) > 1 else set()))
+    return all_but(op, moved | ({0} if np.prod(blocks) > 1 else set()))
 
 
 @op_rule("ExtractImagePatches")

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from ..ir.graph import GATHERED, LOADED, SOURCES, Operator
 from ..ir.micro_batching import are_shares_divided
-from .rule import Rule, make_rule, replicated_rule
+from .rule import Rule, make_rule, own_dims, replicated_rule
 
 RuleFunction = Callable[[Operator], Rule | str]
 _RULES: dict[str, RuleFunction] = {}
@@ -42,11 +42,6 @@ def op_rule(*types: str, static: Sequence[int] = ()) -> Callable[[RuleFunction],
 
 def has_rule(op_type: str) -> bool:
     return op_type in _RULES
-
-
-def rule_types() -> tuple[str, ...]:
-    """Return all operator types that have a rule, sorted."""
-    return tuple(sorted(_RULES))
 
 
 def are_own() -> bool:
@@ -88,10 +83,9 @@ def rule_in_micro_batches(op: Operator, n_micro_batches: int, n_devices: int) ->
 
 def _found(op: Operator) -> Rule:
     if op.type in SOURCES:
-        names, loaded = [f"d{i}" for i in range(len(op.result.shape))], op.attrs.get(LOADED)
-        dims = tuple((name,) for name in names)
+        dims, loaded = own_dims(len(op.result.shape)), op.attrs.get(LOADED)
         if loaded == GATHERED:
-            return make_rule(op, (), (dims,), fixed=names, flops_per_point=0.0)
+            return make_rule(op, (), (dims,), fixed=[name for (name,) in dims], flops_per_point=0.0)
         return make_rule(op, (), (dims,), spread="d0" if loaded else "", flops_per_point=0.0)
     if op.type not in _RULES:
         return replicated_rule(op, f"operator type {op.type} has no rule")

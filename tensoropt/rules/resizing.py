@@ -27,8 +27,7 @@ def scale_and_translate(op: Operator) -> Rule:
 @op_rule("ImageProjectiveTransformV3", static=(2, 3))
 def projective_transform(op: Operator) -> Rule:
     """Return the rule of projective transforms, of which there is one for each image, or one for all."""
-    transforms = op.inputs[1]
-    assert transforms is not None
+    transforms = op.operand(1)
     of_image: Dims = (("n",) if transforms.shape[0] > 1 else (), ())
     linear = FIRST if not op.statics[3].any() else ()
     return make_rule(op, (_IMAGES, of_image, None, None), (_IMAGES,), linear=linear, flops_per_point=8.0)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -121,6 +121,11 @@ class Rule:
             return ", ".join("static" if dims is None else _dims_text(dims) for dims in tensors)
 
         return f"{side(self.operands)} -> {side(self.results)}"
+
+
+def own_dims(rank: int, unsplit: Collection[int] = ()) -> Dims:
+    """Return a factor for each of a tensor's dimensions, d0, d1, ..., but none for those that can't be split."""
+    return tuple(() if i in unsplit else (f"d{i}",) for i in range(rank))
 
 
 def _dims_text(dims: Dims) -> str:
@@ -306,6 +311,12 @@ class Interface:
 
     operands: tuple[OperandSharding | None, ...]
     results: tuple[Layout, ...]
+
+    def operand(self, position: int) -> OperandSharding:
+        """Return the operand sharding at the position of an input that isn't static."""
+        sharding = self.operands[position]
+        assert sharding is not None
+        return sharding
 
 
 def interface_of(rule: Rule, config: Config) -> Interface:

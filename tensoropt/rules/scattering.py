@@ -9,8 +9,7 @@ from .rule import Dims, Rule, make_rule
 
 def _index_dims(op: Operator, position: int) -> tuple[Dims, int]:
     """Return the factors of all dimensions of the indices but the last, and the extent of the last."""
-    indices = op.inputs[position]
-    assert indices is not None
+    indices = op.operand(position)
     return tuple((f"i{k}",) for k in range(len(indices.shape) - 1)), indices.shape[-1]
 
 
@@ -30,37 +29,23 @@ def scatter_nd(op: Operator) -> Rule:
     return make_rule(op, operands, ((*places, *rest),), fixed=fixed, positional=positional, linear=((1,),))
 
 
-def _onto_tensor(op: Operator, split_places: bool, linear: tuple[tuple[int, ...], ...]) -> Rule:
-    """Return the rule of combining rows with a tensor; ``split_places`` says whether the indexed dimensions can be split."""
+@op_rule(*(f"TensorScatter{kind}" for kind in ("Add", "Max", "Min", "Sub", "Update")))
+def onto_tensor(op: Operator) -> Rule:
+    """Return the rule of combining rows with a tensor; the indexed dimensions can be split if rows are added."""
     rows, depth = _index_dims(op, 1)
     places, rest = _result_dims(op, depth)
     # If rows were split, each device's sum of them would have to be added to just one summand of the tensor.
     positional = {name for (name,) in places}
-    fixed = {name for (name,) in rows} | (set() if split_places else positional)
+    fixed = {name for (name,) in rows} | (set() if op.type.endswith(("Add", "Sub")) else positional)
     result = (*places, *rest)
     dims = (result, (*rows, ()), (*rows, *rest))
+    linear = () if op.type.endswith(("Max", "Min")) else ((0, 2),)
     return make_rule(op, dims, (result,), fixed=fixed, positional=positional, linear=linear)
-
-
-@op_rule("TensorScatterAdd", "TensorScatterSub")
-def add_onto_tensor(op: Operator) -> Rule:
-    return _onto_tensor(op, True, ((0, 2),))
-
-
-@op_rule("TensorScatterUpdate")
-def write_into_tensor(op: Operator) -> Rule:
-    return _onto_tensor(op, False, ((0, 2),))
-
-
-@op_rule("TensorScatterMax", "TensorScatterMin")
-def extremes_onto_tensor(op: Operator) -> Rule:
-    return _onto_tensor(op, False, ())
 
 
 @op_rule("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd", static=(2,))
 def unsorted_segments(op: Operator) -> Rule:
-    data, segments = op.inputs[0], op.inputs[1]
-    assert data is not None and segments is not None
+    data, segments = op.operand(0), op.operand(1)
     n = len(segments.shape)
     rows = tuple((f"i{k}",) for k in range(n))
     rest = tuple((f"d{k}",) for k in range(n, len(data.shape)))
@@ -77,8 +62,7 @@ def bincount(op: Operator) -> Rule:
 
     Weights have the operand's shape, or no elements.
     """
-    operand, weights = op.inputs[0], op.inputs[2]
-    assert operand is not None and weights is not None
+    operand, weights = op.operand(0), op.operand(2)
     has_rows = len(operand.shape) == 2
     dims: Dims = (*((("d0",),) if has_rows else ()), *((("counted",),) if operand.shape else ()))
     # A binary output (whether a number occurs at all) isn't a sum, and integers can't be partial.

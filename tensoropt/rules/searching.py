@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from ..ir.graph import Operator
 from .registry import op_rule
-from .rule import Rule, make_rule, pattern_rule
+from .rule import Rule, make_rule, own_dims, pattern_rule
 
 
 @op_rule("TopKV2", static=(1,))
 def top_k(op: Operator) -> Rule:
-    operand = op.inputs[0]
-    assert operand is not None
-    rows = tuple((f"d{i}",) for i in range(len(operand.shape) - 1))
+    rows = own_dims(len(op.operand(0).shape) - 1)
     return make_rule(op, ((*rows, ("c",)), None), ((*rows, ()), (*rows, ())), fixed={"c"}, flops_per_point=5.0)
 
 
@@ -28,5 +26,5 @@ def search_sorted(op: Operator) -> Rule:
 @op_rule("ReverseSequence")
 def reverse_sequence(op: Operator) -> Rule:
     rank = len(op.result.shape)
-    dims = tuple(() if i == op.attrs["seq_dim"] % rank else (f"d{i}",) for i in range(rank))
+    dims = own_dims(rank, [op.attrs["seq_dim"] % rank])
     return make_rule(op, (dims, (dims[op.attrs["batch_dim"] % rank],)), (dims,), linear=((0,),))

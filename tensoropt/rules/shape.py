@@ -9,8 +9,9 @@ import numpy as np
 from ..ir.graph import Operator, Tensor
 from ..reschedule.layout import Shape
 from .elementwise import FIRST, broadcast_dims
+from .rearranging import all_but
 from .registry import op_rule
-from .rule import Dims, Rule, make_rule
+from .rule import Dims, Rule, make_rule, own_dims
 
 
 def reshape_dims(source: Shape, target: Shape) -> tuple[Dims, Dims, dict[str, int]]:
@@ -47,29 +48,17 @@ def reshape_dims(source: Shape, target: Shape) -> tuple[Dims, Dims, dict[str, in
     return tuple(source_dims), tuple(target_dims), extents
 
 
-def _reshape(op: Operator) -> Rule:
-    """Return the rule of a reshape."""
-    operand = op.inputs[0]
-    assert operand is not None
-    source, target, extents = reshape_dims(operand.shape, op.result.shape)
+@op_rule("Reshape", "ExpandDims", static=(1,))
+@op_rule("Squeeze")
+def reshape(op: Operator) -> Rule:
+    source, target, extents = reshape_dims(op.operand(0).shape, op.result.shape)
     statics = (None,) * (len(op.inputs) - 1)
     return make_rule(op, (source, *statics), (target,), extents=extents, linear=FIRST, flops_per_point=0.0)
 
 
-@op_rule("Reshape", "ExpandDims", static=(1,))
-def reshape(op: Operator) -> Rule:
-    return _reshape(op)
-
-
-@op_rule("Squeeze")
-def squeeze(op: Operator) -> Rule:
-    return _reshape(op)
-
-
 @op_rule("Transpose", static=(1,))
 def transpose(op: Operator) -> Rule:
-    rank = len(op.result.shape)
-    dims = tuple((f"d{i}",) for i in range(rank))
+    dims = own_dims(len(op.result.shape))
     moved = tuple(dims[int(axis)] for axis in op.statics[1])
     return make_rule(op, (dims, None), (moved,), linear=FIRST)
 
@@ -77,86 +66,57 @@ def transpose(op: Operator) -> Rule:
 @op_rule("BroadcastTo", static=(1,))
 def broadcast_to(op: Operator) -> Rule:
     rank = len(op.result.shape)
-    operand = op.inputs[0]
-    assert operand is not None
-    return make_rule(op, (broadcast_dims(operand, rank), None), (broadcast_dims(op.result, rank),), linear=FIRST)
+    return make_rule(op, (broadcast_dims(op.operand(0), rank), None), (broadcast_dims(op.result, rank),), linear=FIRST)
 
 
 @op_rule("Tile", static=(1,))
 def tile(op: Operator) -> Rule:
-    multiples = op.statics[1]
-    dims = tuple((f"d{i}",) if int(times) == 1 else () for i, times in enumerate(multiples))
-    return make_rule(op, (dims, None), (dims,), linear=FIRST)
-
-
-def _along(op: Operator, axis: int, rank: int) -> Dims:
-    """Return one factor for each of ``rank`` dimensions, but none for ``axis``, which can't be split."""
-    return tuple(() if i == axis % rank else (f"d{i}",) for i in range(rank))
+    return all_but(op, [i for i, times in enumerate(op.statics[1]) if times != 1])
 
 
 @op_rule("ConcatV2", static=(-1,))
 def concat(op: Operator) -> Rule:
     rank = len(op.result.shape)
-    dims = _along(op, int(op.statics[len(op.inputs) - 1]), rank)
+    dims = own_dims(rank, [int(op.statics[len(op.inputs) - 1]) % rank])
     n_parts = len(op.inputs) - 1
     return make_rule(op, (*(dims,) * n_parts, None), (dims,), linear=(tuple(range(n_parts)),))
 
 
 @op_rule("Pack")
 def pack(op: Operator) -> Rule:
-    dims = _along(op, op.attrs["axis"], len(op.result.shape))
+    rank = len(op.result.shape)
+    dims = own_dims(rank, [op.attrs["axis"] % rank])
     part = tuple(names for names in dims if names)
     return make_rule(op, (part,) * len(op.inputs), (dims,), linear=(tuple(range(len(op.inputs))),))
 
 
 @op_rule("Unpack")
 def unpack(op: Operator) -> Rule:
-    operand = op.inputs[0]
-    assert operand is not None
-    dims = _along(op, op.attrs["axis"], len(operand.shape))
+    rank = len(op.operand(0).shape)
+    dims = own_dims(rank, [op.attrs["axis"] % rank])
     return make_rule(op, (dims,), (tuple(names for names in dims if names),) * len(op.outputs), linear=FIRST)
 
 
 @op_rule("Split", static=(0,))
-def split(op: Operator) -> Rule:
-    dims = _along(op, int(op.statics[0]), len(op.result.shape))
-    return make_rule(op, (None, dims), (dims,) * len(op.outputs), linear=((1,),))
-
-
 @op_rule("SplitV", static=(1, 2))
-def split_v(op: Operator) -> Rule:
-    dims = _along(op, int(op.statics[2]), len(op.result.shape))
-    return make_rule(op, (dims, None, None), (dims,) * len(op.outputs), linear=FIRST)
+def split(op: Operator) -> Rule:
+    rank, ((position, _),) = len(op.result.shape), op.operands
+    dims = own_dims(rank, [int(op.statics[max(op.statics)]) % rank])
+    operands = tuple(dims if i == position else None for i in range(len(op.inputs)))
+    return make_rule(op, operands, (dims,) * len(op.outputs), linear=((position,),))
 
 
-@op_rule("Pad", static=(1,))
-def pad(op: Operator) -> Rule:
-    return _padded(op, FIRST)
-
-
+@op_rule("Pad", "MirrorPad", static=(1,))
 @op_rule("PadV2", static=(1, 2))
-def pad_with(op: Operator) -> Rule:
-    return _padded(op, FIRST if not op.statics[2].any() else ())
-
-
-@op_rule("MirrorPad", static=(1,))
-def mirror_pad(op: Operator) -> Rule:
-    return _padded(op, FIRST)
-
-
-def _padded(op: Operator, linear: tuple[tuple[int, ...], ...]) -> Rule:
-    """Return the rule of padding; padded dimensions can't be split."""
-    dims = tuple(() if amounts.any() else (f"d{i}",) for i, amounts in enumerate(np.asarray(op.statics[1])))
-    return make_rule(op, (dims, *(None,) * (len(op.inputs) - 1)), (dims,), linear=linear)
+def pad(op: Operator) -> Rule:
+    padded = [i for i, amounts in enumerate(np.asarray(op.statics[1])) if amounts.any()]
+    return all_but(op, padded, () if 2 in op.statics and op.statics[2].any() else FIRST)
 
 
 @op_rule("Slice", static=(1, 2))
 def slice_(op: Operator) -> Rule:
-    operand = op.inputs[0]
-    assert operand is not None
-    full = (a == b for a, b in zip(operand.shape, op.result.shape, strict=True))
-    dims = tuple((f"d{i}",) if is_full else () for i, is_full in enumerate(full))
-    return make_rule(op, (dims, None, None), (dims,), linear=FIRST)
+    extents = zip(op.operand(0).shape, op.result.shape, strict=True)
+    return all_but(op, [i for i, (before, after) in enumerate(extents) if before != after])
 
 
 def strided_dimensions(op: Operator, operand: Tensor) -> list[tuple[int | None, int | None]]:
@@ -192,8 +152,7 @@ def strided_dimensions(op: Operator, operand: Tensor) -> list[tuple[int | None, 
 
 @op_rule("StridedSlice", static=(1, 2, 3))
 def strided_slice(op: Operator) -> Rule:
-    operand = op.inputs[0]
-    assert operand is not None
+    operand = op.operand(0)
     source: list[tuple[str, ...]] = [()] * len(operand.shape)
     target: list[tuple[str, ...]] = [()] * len(op.result.shape)
     for number, (i, j) in enumerate(strided_dimensions(op, operand)):

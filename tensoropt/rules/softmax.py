@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from ..ir.graph import Operator
 from .registry import op_rule
-from .rule import Rule, make_rule, pattern_rule
+from .rule import Rule, make_rule, own_dims, pattern_rule
 
 
 @op_rule("Softmax", "LogSoftmax")
 def softmax(op: Operator) -> Rule:
-    rank = len(op.result.shape)
-    dims = (*((f"d{i}",) for i in range(rank - 1)), ("c",))
+    dims = (*own_dims(len(op.result.shape) - 1), ("c",))
     return make_rule(op, (dims,), (dims,), inner={"c"}, flops_per_point=5.0)
 
 

@@ -25,8 +25,7 @@ def static_values(op: Operator, interface: Interface, rank: int) -> dict[int, np
     if op.type in SHAPED_BY:
         statics[SHAPED_BY[op.type]] = np.asarray(interface.results[0].local_shape(op.result.shape, rank), np.int32)
     elif op.type == "Slice":
-        operand = op.inputs[0]
-        assert operand is not None
+        operand = op.operand(0)
         replicated = [a == b for a, b in zip(operand.shape, op.result.shape, strict=True)]
         statics[2] = np.where(replicated, -1, op.statics[2])
     return statics

@@ -103,7 +103,9 @@ def _of_several(graph: Graph, n: int, n_devices: int) -> Graph:
             continue
         interface = interface_of(rule_of(op), config)
         once.update(
-            (op.name, i) for i, tensor in op.operands if _form(_layout(interface, i)) == SUM and tensor.name not in forms
+            (op.name, i)
+            for i, tensor in op.operands
+            if _form(interface.operand(i).layout) == SUM and tensor.name not in forms
         )
         operators[op.name] = _per_micro_batch(op, config, interface, forms, n)
         if LOADED in op.attrs and not are_shares_divided(batch, n, n_devices):
@@ -223,7 +225,7 @@ class _Propagation:
         """Return how many more operands must be split for a config; None where the config is impossible."""
         interface, n_pulled = interface_of(rule_of(op), config), 0
         for position, tensor in op.operands:
-            wanted, given = _form(_layout(interface, position)), forms.get(tensor.name)
+            wanted, given = _form(interface.operand(position).layout), forms.get(tensor.name)
             if wanted == given:
                 continue
             if given is not None or wanted is None:
@@ -263,7 +265,7 @@ class _Propagation:
 
     def _wanted(self, op: Operator, config: Config) -> list[tuple[Tensor, int | None]]:
         interface = interface_of(rule_of(op), config)
-        return [(tensor, _form(_layout(interface, position))) for position, tensor in op.operands]
+        return [(tensor, _form(interface.operand(position).layout)) for position, tensor in op.operands]
 
     def _take(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> str:
         configs[op.name] = config
@@ -333,12 +335,6 @@ def _cut(tensor: Tensor, forms: Mapping[str, int], n: int) -> Tensor:
         return tensor
     shape = [extent // n if i == dimension else extent for i, extent in enumerate(tensor.shape)]
     return replace(tensor, shape=tuple(shape))
-
-
-def _layout(interface: Interface, position: int) -> Layout:
-    sharding = interface.operands[position]
-    assert sharding is not None
-    return sharding.layout
 
 
 def _form(layout: Layout) -> int | None:

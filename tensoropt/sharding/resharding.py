@@ -212,8 +212,7 @@ def differentiated_operands(op: Operator, gradients: Collection[tuple[str, int]]
 
 def halo_resharding(op: Operator, rule: Rule, config: Config, with_gradient: bool) -> Resharding:
     """Return the exchange of the block borders that the windows of a convolution or a pooling cover."""
-    image, sharding = op.inputs[0], interface_of(rule, config).operands[0]
-    assert image is not None and sharding is not None
+    image, sharding = op.operand(0), interface_of(rule, config).operand(0)
     fill = LOWEST if op.type.startswith("MaxPool") else ZERO
     halo = HaloStep(HALO, sharding.layout, rule.exchanged(config), fill)
     back = OperandSharding(sharding.layout, () if with_gradient else None)

@@ -206,6 +206,5 @@ def sharding_of_operand(
     interface: Interface, name: str, position: int, gradients: frozenset[tuple[str, int]]
 ) -> OperandSharding:
     """Return the operand sharding at an input position, without a gradient where none comes back."""
-    sharding = interface.operands[position]
-    assert sharding is not None
+    sharding = interface.operand(position)
     return sharding if (name, position) in gradients else OperandSharding(sharding.layout, None)

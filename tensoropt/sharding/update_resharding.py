@@ -55,11 +55,9 @@ def row_reshardings(op: Operator, rule: Rule, config: Config) -> tuple[Reshardin
 
     They replicate the indices, and the gradient of the rows that were found, on every device.
     """
-    interface, indices = interface_of(rule, config), op.inputs[1]
-    sharding = interface.operands[1]
-    assert indices is not None and sharding is not None
+    interface, indices = interface_of(rule, config), op.operand(1)
     return (
-        _to_replicated(indices.shape, indices.item_bytes, sharding.layout),
+        _to_replicated(indices.shape, indices.item_bytes, interface.operand(1).layout),
         _to_replicated(op.result.shape, op.result.item_bytes, interface.results[0].with_partial(())),
     )
 

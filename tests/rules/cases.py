@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tensoropt.rules.gradients import OF_OPERAND, OF_RESULT
+from tensoropt.rules.elementwise import OF_OPERAND, OF_RESULT
 
 from .array_cases import array_cases
 from .case import FLOAT, Case, Input, SpecialValues, Static, away, bools, case, complexes, f, ints, positive, ties

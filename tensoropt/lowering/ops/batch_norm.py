@@ -14,8 +14,7 @@ from ..operators import Job, Values, lowering
 def fused_batch_norm(job: Job, operands: Sequence[Values]) -> list[Values]:
     """Emit batch normalisation in training with the statistics of the global batch."""
     op = job.op
-    image = op.inputs[0]
-    assert image is not None
+    image = op.operand(0)
     channel = 1 if op.attrs["data_format"] == "NCHW" else 3
     reduced = [i for i in range(4) if i != channel]
     count = image.mem_bytes // image.item_bytes // image.shape[channel]

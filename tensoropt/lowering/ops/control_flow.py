@@ -93,9 +93,7 @@ def _no_resharding(k: int, values: Values) -> Values:
 def _shaped(job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]:
     """Return the operands with the static shapes that are the same on all ranks."""
     for (position, tensor), value in zip(job.op.operands, operands, strict=True):
-        sharding = job.interface.operands[position]
-        assert sharding is not None
-        value.set_shape(uniform_shape(sharding.layout, tensor.shape))
+        value.set_shape(uniform_shape(job.interface.operand(position).layout, tensor.shape))
     return operands
 
 

@@ -38,10 +38,9 @@ def in_table(value: tf.Tensor, indices: tf.Tensor, name: str) -> tf.Tensor:
 def gather(job: Job, operands: Sequence[Values]) -> list[Values]:
     """Emit a gather; where the gathered dimension is split, each rank gathers its own rows."""
     params, indices = operands
-    assert job.op.inputs[0] is not None and job.op.inputs[1] is not None
-    layout, shape = job.layout(0), job.op.inputs[0].shape
+    layout, shape = job.layout(0), job.op.operand(0).shape
     axis = int(job.op.statics[2]) % len(shape)
-    batch = job.op.attrs["batch_dims"] % (len(job.op.inputs[1].shape) + 1)
+    batch = job.op.attrs["batch_dims"] % (len(job.op.operand(1).shape) + 1)
     in_variable = job.reads_table and axis == batch == 0 and all(table.op.type == "ReadVariableOp" for table in params)
     if not layout.splits[axis]:
         if in_variable:
@@ -69,9 +68,8 @@ def gather(job: Job, operands: Sequence[Values]) -> list[Values]:
 def gather_nd(job: Job, operands: Sequence[Values]) -> list[Values]:
     """Emit a gather by index vectors; where an indexed dimension is split, each rank gathers from its own block."""
     params, indices = operands
-    assert job.op.inputs[0] is not None and job.op.inputs[1] is not None
-    layout, shape = job.layout(0), job.op.inputs[0].shape
-    depth = job.op.inputs[1].shape[-1]
+    layout, shape = job.layout(0), job.op.operand(0).shape
+    depth = job.op.operand(1).shape[-1]
     if not any(layout.splits[:depth]):
         return emit_plain(job, operands)
     found = []

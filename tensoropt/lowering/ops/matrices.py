@@ -16,8 +16,7 @@ def band_part(job: Job, operands: Sequence[Values]) -> list[Values]:
 
     A negative number of diagonals means all of them.
     """
-    assert job.op.inputs[0] is not None
-    layout, shape = job.layout(0), job.op.inputs[0].shape
+    layout, shape = job.layout(0), job.op.operand(0).shape
     if not any(layout.splits[-2:]):
         return emit_plain(job, operands)
     below, above = (int(job.op.statics[k]) for k in (1, 2))

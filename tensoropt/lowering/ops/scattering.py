@@ -14,8 +14,7 @@ from .lookups import over, within
 @lowering("ScatterNd", always=True)
 def scatter_nd(job: Job, operands: Sequence[Values]) -> list[Values]:
     """Emit a scatter into zeros: each rank adds the updates that fall into its shard."""
-    assert job.op.inputs[0] is not None
-    layout, shape, depth = job.interface.results[0], job.op.result.shape, job.op.inputs[0].shape[-1]
+    layout, shape, depth = job.interface.results[0], job.op.result.shape, job.op.operand(0).shape[-1]
     results = []
     for rank, index, update in zip(job.ranks, *operands, strict=True):
         starts = [start for start, _ in layout.bounds(shape, rank)[:depth]]
@@ -29,8 +28,7 @@ def scatter_nd(job: Job, operands: Sequence[Values]) -> list[Values]:
 @lowering("TensorScatterAdd", "TensorScatterSub", always=True)
 def tensor_scatter(job: Job, operands: Sequence[Values]) -> list[Values]:
     """Emit a scatter into a tensor: each rank adds or subtracts the updates that fall into its shard."""
-    assert job.op.inputs[1] is not None
-    layout, shape, depth = job.interface.results[0], job.op.result.shape, job.op.inputs[1].shape[-1]
+    layout, shape, depth = job.interface.results[0], job.op.result.shape, job.op.operand(1).shape[-1]
     if not any(layout.splits[:depth]):
         return emit_plain(job, operands)
     results = []

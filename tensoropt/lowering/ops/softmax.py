@@ -64,8 +64,7 @@ def sparse_cross_entropy(job: Job, operands: Sequence[Values]) -> list[Values]:
     """
     logits, labels = operands
     shifted, exponentials, totals = _exponentials(job, logits)
-    assert job.interface.operands[0] is not None and job.op.inputs[0] is not None
-    layout, shape = job.interface.operands[0].layout, job.op.inputs[0].shape
+    layout, shape = job.layout(0), job.op.operand(0).shape
     losses, gradients = [], []
     for rank, x, e, total, label in zip(job.ranks, shifted, exponentials, totals, labels, strict=True):
         label = in_range(job, label, shape[-1])

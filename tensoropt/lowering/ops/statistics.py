@@ -15,8 +15,7 @@ from ..operators import Job, Values, emit_plain, lowering
 def mean(job: Job, operands: Sequence[Values]) -> list[Values]:
     """Emit the local sum over the global count: the mean of blocks' means would be wrong where blocks differ in size."""
     dimensions = reduced_dimensions(job.op)
-    operand = job.op.inputs[0]
-    assert operand is not None
+    operand = job.op.operand(0)
     n_micro_batches = int(job.op.attrs.get(N_MICRO_BATCHES, 1))
     count = n_micro_batches
     for dimension in dimensions:
