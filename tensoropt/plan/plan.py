@@ -25,6 +25,7 @@ from ..report.page import report_name, write_report
 from ..report.plan_page import plan_report
 from ..report.plan_rows import SOURCES, PlanRows, device_bytes_of, passes_text, summary_line
 from ..report.sentences import milliseconds
+from ..report.tables import stages_table
 from ..report.timelines import checked_timeline
 from ..report.too_large import too_large_text
 from ..reschedule.mesh import Mesh, mesh_of
@@ -32,7 +33,7 @@ from ..sharding.model import Model
 from ..sharding.stages import Stages
 from .frontier import PlanFrontier
 from .record import PlannedOperator, PlannedResharding
-from .stage_plan import StagePlan, levels_json, other_batch, stages_table
+from .stage_plan import StagePlan, levels_json, other_batch
 
 FORMAT, VERSION = PLAN
 
@@ -208,7 +209,8 @@ class Plan:
 
     def stages_table(self) -> str:
         """Return a table of the stages as text."""
-        return "\n".join([stages_table(self.stages), *([self.why_stages] if self.why_stages else [])])
+        table = stages_table(enumerate(self.to_json()["stages"]))
+        return "\n".join([table, *([self.why_stages] if self.why_stages else [])])
 
     def frontier_table(self) -> str:
         """Return the frontier that the plan was chosen from as a table, its point marked; equal on all ranks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,6 @@ from tabulate import tabulate
 
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
-from ..common.words import listed
 from ..ir.graph import Graph, Operator
 from ..report.plan_rows import SOURCES, peak_of
 from ..reschedule.cost_model import StepCosts
@@ -243,27 +242,6 @@ def _check_config(op: Operator, planned: PlannedOperator, why: str, rule: Rule) 
             f"the plan gives {op.where()} the config '{planned.config}' and the result {got}, but the config leads to "
             f"{led_to}; it was changed: find the strategy again"
         )
-
-
-def stages_table(stages: Sequence[StagePlan]) -> str:
-    """Return a table of stages as text."""
-    rows = [
-        [
-            number,
-            listed(stage.devices),
-            len(stage.operators),
-            stage.last_operator or "(the end)",
-            stage.in_flight,
-            stage.deferred,
-            "" if stage.peak_bytes is None else memory_text(stage.peak_bytes),
-            f"{stage.time_us:,.0f}",
-            f"{stage.idle_share:.0%}",
-        ]
-        for number, stage in enumerate(stages)
-    ]
-    headers = ["stage", "devices", "operators", "ends with", "in flight", "deferred", "memory", "time (us)", "idle"]
-    text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True)
-    return text
 
 
 def other_batch(assumed: Mapping[str, Any], graph: Graph) -> str:

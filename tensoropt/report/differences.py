@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tabulate import tabulate
-
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
-from ..common.words import counted, listed
+from ..common.words import counted
 from .config_words import config_words
 from .explanation import OF_A_STAGE, layer_costs
-from .explanation_text import signed
 from .frontier_rows import FrontierRows
 from .plan_rows import PlanRows, Row
+from .tables import signed, stages_table, table
 
 FORMAT, VERSION = "tensoropt/diff", 2
 MOST_ROWS = 20
@@ -88,16 +87,14 @@ def _operator(op: Row) -> dict[str, Any]:
 def _layers(before: PlanRows, after: PlanRows, changed: Iterable[str]) -> list[dict[str, Any]]:
     """Return the layers whose operators or costs differ, the largest change of time first."""
     a, b = (_layer_costs(plan) for plan in (before, after))
-    counts: dict[str, int] = {}
-    for name in changed:
-        counts[name] = counts.get(name, 0) + 1
+    counts = Counter(changed)
     empty = {"time_us": 0.0, "network_time_us": 0.0, "sum_bytes": 0}
     found = []
     for name in dict.fromkeys([*b, *a]):
         old, new = a.get(name, empty), b.get(name, empty)
         costs = {key: [old[key], new[key]] for key in empty}
-        if counts.get(name) or any(pair[0] != pair[1] for pair in costs.values()):
-            found.append({"name": name, "changed_operators": counts.get(name, 0), **costs})
+        if counts[name] or any(pair[0] != pair[1] for pair in costs.values()):
+            found.append({"name": name, "changed_operators": counts[name], **costs})
     return sorted(found, key=lambda row: -abs(_time_change(row)))
 
 
@@ -151,27 +148,17 @@ def _totals_text(told: dict[str, Any]) -> str:
     totals, names = told["totals"], {"sum_bytes": "paper's sum", "peak_bytes": "memory per device"}
     shown = {key: pair for key, pair in totals.items() if key not in _COUNTS or set(pair) != {1}}
     rows = [[names.get(key, key.removesuffix("_us").replace("_", " ")), *_pair(key, pair)] for key, pair in shown.items()]
-    return _table(rows, ("per device and step", "before", "after", "change"))
+    return table(rows, ("per device and step", "before", "after", "change"))
 
 
 def _stages_text(told: dict[str, Any]) -> list[str]:
     """Return a table of the stages of the two plans; none where neither is cut."""
     if all(len(stages) == 1 for stages in told["stages"]):
         return []
-    rows = [
-        [
-            f"{which} {number}",
-            listed(stage["devices"]),
-            stage["last_operator"] or "(the end)",
-            "" if stage["peak_bytes"] is None else memory_text(stage["peak_bytes"]),
-            f"{stage['idle_share']:.0%}",
-        ]
-        for which, stages in zip(("before", "after"), told["stages"], strict=True)
-        for number, stage in enumerate(stages)
-    ]
+    both = zip(("before", "after"), told["stages"], strict=True)
+    named = [(f"{which} {number}", stage) for which, stages in both for number, stage in enumerate(stages)]
     schedule = " > ".join(dict.fromkeys(each["name"] for each in told["schedule"]))
-    text: str = tabulate(rows, ("stage", "devices", "ends with", "memory per device", "waits"), disable_numparse=True)
-    return [f"{text}\nby {schedule}"]
+    return [f"{stages_table(named)}\nby {schedule}"]
 
 
 def _plans_text(told: dict[str, Any]) -> list[str]:
@@ -196,10 +183,9 @@ def _plans_text(told: dict[str, Any]) -> list[str]:
         for row in told["layers"][:MOST_ROWS]
     ]
     headers = ("layer", "configs changed", "compute us", "network us", "of the paper's sum")
-    parts.append(_table(rows, headers) + _left_out(told["layers"], "layers"))
+    parts.append(table(rows, headers) + _left_out(told["layers"], "layers"))
     rows = [[row["name"], row["type"], _said(row["before"]), _said(row["after"])] for row in told["operators"][:MOST_ROWS]]
-    text = tabulate(rows, ("operator", "type", "before", "after"), disable_numparse=True)
-    return [*parts, text + _left_out(told["operators"], "operators")]
+    return [*parts, table(rows, ("operator", "type", "before", "after"), 4) + _left_out(told["operators"], "operators")]
 
 
 def _said(op: Row) -> str:
@@ -232,9 +218,4 @@ def _frontiers_text(told: dict[str, Any]) -> list[str]:
         times = ["does not fit" if time is None else f"{time:,.1f}" for time in (old, new)]
         change = new / old - 1 if old and new is not None else None
         rows.append([memory_text(row["memory_limit_bytes"]), *times, signed(change)])
-    return ["\n".join(lines), _table(rows, ("within memory", "before (us)", "after (us)", "change"))]
-
-
-def _table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
-    text: str = tabulate(rows, headers, disable_numparse=True, colalign=("left", *("right",) * (len(headers) - 1)))
-    return text
+    return ["\n".join(lines), table(rows, ("within memory", "before (us)", "after (us)", "change"))]

@@ -27,7 +27,7 @@ BASELINE_US = {DATA_PARALLELISM: "data_parallel_us", WITHOUT_STAGES: "without_st
 COMPUTE, COLLECTIVES, OVERLAP = "compute", "collectives", "overlap"
 _VARIABLE = "Variable"
 TIMES = ("time_us", "compute_time_us", "network_time_us", "overlap_time_us")
-OF_A_STAGE = ("devices", "last_operator", "in_flight", "deferred", "idle_share", "sum_bytes", "peak_bytes")
+OF_A_STAGE = ("devices", "last_operator", "in_flight", "deferred", "idle_share", "sum_bytes", "peak_bytes", "time_us")
 """The keys of a stage in a plan's file that are told as they are."""
 
 
@@ -81,7 +81,7 @@ def _of_stage(stage: StageRows) -> dict[str, Any]:
     """Return what the time and the memory of a stage are spent on."""
     peak = stage.peak
     return {
-        **{key: stage.value[key] for key in (*OF_A_STAGE, *TIMES)},
+        **{key: stage.value[key] for key in (*OF_A_STAGE, *TIMES[1:])},
         "mesh": str(stage.mesh),
         "time": time_parts(stage),
         "memory": memory_parts(stage),

@@ -29,7 +29,7 @@ from .explanation import (
 )  # fmt: skip
 from .frontier_rows import FrontierRows
 from .plan_rows import PlanRows, Row, StageRows, summary_line
-from .sentences import PointSentences
+from .sentences import point_sentences
 from .sums import Sums
 
 FORMAT, VERSION = "tensoropt/report", 5
@@ -59,7 +59,6 @@ def report_data(
     mesh = rows.mesh
     baselines = details.get("baselines", [])
     other = next((PlanRows(each["plan"]) for each in baselines if "plan" in each), None)
-    sentences = PointSentences(frontier, other)
     words = {number: [ways_text(rows, row) for row in part["pool"]] for number, part in enumerate(value["reshardings"])}
     return {
         "format": FORMAT,
@@ -91,7 +90,10 @@ def report_data(
         "reshardings": _reshardings(frontier, rows, words),
         "time_parts": _time_parts(frontier, words),
         "memory_parts": _memory_parts(frontier),
-        "views": {point: {**view, "sentences": sentences.of(int(point), view)} for point, view in _views(details).items()},
+        "views": {
+            point: {**view, "sentences": point_sentences(frontier, int(point), view, other)}
+            for point, view in details.get("views", {}).items()
+        },
         "peaks": details.get("peaks", {}),
         "measured": measured,
         "curve": None if curve is None else curve["curve"],
@@ -129,11 +131,6 @@ def frontier_of_stage(plan: PlanRows, number: int = 0, details: Row | None = Non
         "reshardings": [{"column": 0, "choices": [list(range(len(stage.reshardings)))], "pool": list(stage.reshardings)}],
         "details": {"peaks": {} if stage.peak is None else {"0": stage.peak}, **(details or {})},
     })
-
-
-def _views(details: Row) -> Mapping[str, Row]:
-    views: Mapping[str, Row] = details.get("views", {})
-    return views
 
 
 def _peak_bound(frontier: FrontierRows, details: Row) -> dict[str, int] | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from ..common.memory_units import memory_text
 from ..common.words import counted
@@ -280,37 +280,8 @@ class PlanRows:
             checked_timeline(self.value["timeline"])
 
 
-class Summarized(Protocol):
-    """The numbers of a plan's one-line summary; see the attributes of ``Plan``."""
-
-    @property
-    def option(self) -> str: ...
-    @property
-    def mesh(self) -> Mesh: ...
-    @property
-    def stages(self) -> Sequence[Any]: ...
-    @property
-    def schedule(self) -> str: ...
-    @property
-    def micro_batches(self) -> int: ...
-    @property
-    def needed_bytes(self) -> int: ...
-    @property
-    def time_us(self) -> float: ...
-    @property
-    def compute_time_us(self) -> float: ...
-    @property
-    def overlap_time_us(self) -> float: ...
-    @property
-    def n_split_operators(self) -> int: ...
-    @property
-    def n_collectives(self) -> int: ...
-    @property
-    def why_stages(self) -> str: ...
-
-
-def summary_line(plan: Summarized) -> str:
-    """Return one line on what a plan is and what it costs."""
+def summary_line(plan: PlanRows | Any) -> str:
+    """Return one line on what a plan is and what it costs, given its rows or the ``Plan`` itself."""
     devices, n_stages = plan.mesh.n_devices, len(plan.stages)
     of = f"{counted(devices, 'device')} {plan.mesh}"
     slices = f"{plan.micro_batches} micro-batches, " if plan.micro_batches > 1 else ""
