@@ -80,10 +80,10 @@ class Comparison:
                 shown = "" if simulated is None else f"{simulated:,.1f}"
                 times = [f"{value:,.1f}" for value in (at.time_us, at.compute_time_us, at.network_time_us)]
                 times.insert(1, shown)
-                fits = self.limit_bytes is None or each.needed_bytes(point) <= self.limit_bytes
+                fits = self.limit_bytes is None or each.peak_bytes(point) <= self.limit_bytes
                 told = "" if each is self.frontier else self._above_text(each, point)
                 marks = ", ".join([*([mark] if mark else []), *([] if fits else ["does not fit"])])
-                memory = memory_text(at.sum_bytes), memory_text(each.needed_bytes(point))
+                memory = memory_text(at.sum_bytes), memory_text(each.peak_bytes(point))
                 rows.append([name, *memory, *times, told, seconds, marks])
                 name = seconds = ""
         rows += [self._staged_row(name, plan) for name, plan in self.in_stages.items()]
@@ -147,7 +147,7 @@ class Comparison:
         ]
 
     def points_of(self, each: ModelFrontier) -> Frontier:
-        """Return the points of the frontier or of a baseline by peak memory, or by memory where not all peaks are counted.
+        """Return the points of the frontier or of a baseline by peak memory, or by memory where that isn't their order.
 
         What is proven of them is that of the search, which goes by memory.
         """
@@ -156,7 +156,7 @@ class Comparison:
 
     @property
     def _goes_by_peak(self) -> bool:
-        """Return whether the peaks of all points, of the baselines too, are counted."""
+        """Return whether all points, of the baselines too, are in order by peak."""
         return all(each.all_peaks is not None for each in self.all().values())
 
     def is_below(self, each: ModelFrontier) -> np.ndarray:
@@ -196,13 +196,13 @@ class Comparison:
         points = [
             {
                 "sum_bytes": point.sum_bytes,
-                "peak_bytes": each.needed_bytes(number),
+                "peak_bytes": each.peak_bytes(number),
                 "time_us": point.time_us,
                 "simulated_us": self.simulated_us(each, number),
                 "compute_time_us": point.compute_time_us,
                 "network_time_us": point.network_time_us,
                 "above": above,
-                "fits": self.limit_bytes is None or each.needed_bytes(number) <= self.limit_bytes,
+                "fits": self.limit_bytes is None or each.peak_bytes(number) <= self.limit_bytes,
             }
             for number, (point, above) in enumerate(zip(each.points, self.above(each), strict=True))
         ]
@@ -304,7 +304,7 @@ def compare(
         except InfeasibleError as error:
             failed[name] = str(error)
             continue
-        baselines[name] = found if frontier.all_peaks is None else found.of_least_peaks(told)
+        baselines[name] = found.of_least_peaks(told)
     return Comparison(frontier.joined(baselines.values(), progress), baselines, limit_bytes, failed)
 
 
@@ -327,8 +327,8 @@ def beside_baselines(
     if np.array_equal(joined.found.strategies, frontier.found.strategies):
         return plan, replace(compared, frontier=frontier)
     if plan.point is None:
-        return replace(plan, frontier=joined, frontier_text=joined.table(None, with_peaks=False)), compared
-    point = joined.fastest_within(limit_bytes, progress)
+        return replace(plan, frontier=joined, frontier_text=joined.table()), compared
+    point = joined.fastest_within(limit_bytes)
     assert point is not None, "for each point there is one of no larger peak"
     return joined.plan(point, plan.option), compared
 

@@ -15,7 +15,7 @@ Complexity: O(points x operators) numbers, and one evaluation per distinct combi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
@@ -30,14 +30,11 @@ from ..rules.rule import Config, Interface, OperandSharding, Rule, interface_of
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import Copy, Strategy, StrategyView
 from .build import CostEntry, complete_configs, cost_entries, planned_operator
-from .first_fit import grid
 from .found_points import DetailedFrontier
 from .frontier_file import Entry, SavedFrontier, StoredPart, frontier_value, parts_value
 from .record import PlannedOperator
 
 Ints = np.ndarray
-MOST_PEAKS = 128
-"""The most points whose peaks are computed for a file; of a longer frontier, a memory limit is answered from these alone."""
 
 
 def compressed(
@@ -47,7 +44,7 @@ def compressed(
 
     Args:
         details: what a report shows beside the plans, see :mod:`.details`.
-        progress: called with (phase, done, total) now and then; the phases are ``plans`` and ``peaks``.
+        progress: called with (phase, done, total) now and then; the phase is ``plans``.
     """
     numbered = _numbered(frontier)
     parts = _PartsBuilder(frontier, numbered)
@@ -59,30 +56,10 @@ def compressed(
         operators.append(parts.of_operator(op))
         if op.name in parts.in_step:
             reshardings.append(parts.of_reshardings(op))
-    peaks = _peaks(frontier, progress)
-    points = [
-        {**asdict(point), "peak_bytes": peaks.get(number), **frontier.passes(number)._asdict()}
-        for number, point in enumerate(frontier.points)
-    ]
+    points = [frontier.row(number) for number in range(len(frontier))]
     digest = frontier.model.graph.full_batch.digest
     value = frontier_value(frontier, frontier.assumed, digest, points, dict(details or {}))
     return SavedFrontier({**value, **parts_value(operators, [part for part in reshardings if part.pool])})
-
-
-def _peaks(frontier: DetailedFrontier, progress: Progress | None) -> dict[int, int]:
-    """Return the peak in bytes by point, of all points or of a grid of them.
-
-    A peak takes a replay of the whole step. Peaks that were computed before are included.
-    """
-    if frontier.all_peaks is not None:
-        return dict(enumerate(frontier.all_peaks.tolist()))
-    points = sorted({*grid(len(frontier.found), MOST_PEAKS, MOST_PEAKS), *frontier.replayed})
-    found = {}
-    for done, point in enumerate(points):
-        if progress is not None:
-            progress("peaks", done, len(points))
-        found[point] = frontier.peak(point).n_bytes
-    return found
 
 
 class _Numbers:

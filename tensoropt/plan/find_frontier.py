@@ -71,7 +71,7 @@ class ModelFrontier(DetailedFrontier):
             option=option,
             micro_batches=self.model.graph.n_micro_batches,
             assumed=dict(self.assumed),
-            frontier_text=self.table(point, with_peaks=False),
+            frontier_text=self.table(point),
             frontier=self,
             point=point,
         )

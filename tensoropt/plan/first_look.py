@@ -100,12 +100,12 @@ class FirstLook:
             n, time_us = frontier.model.graph.n_micro_batches, int(frontier.costs.time_ns[point]) / 1e3
             how = f" in {n} micro-batches" if n > 1 else ""
             return (
-                f"yes, {where}: at least a plan of {memory_text(frontier.needed_bytes(point))} and {time_text(time_us)} per "
+                f"yes, {where}: at least a plan of {memory_text(frontier.peak_bytes(point))} and {time_text(time_us)} per "
                 f"step{how}; faster ones are searched"
             )
         if self.certainly_not(limit_bytes):
             return f"no, not {where} without stages: {'; '.join(map(str, self.held))}"
-        least = min(each.needed_bytes(each.least_point()) for each in self.tried)
+        least = min(each.peak_bytes(each.least_point()) for each in self.tried)
         return f"not known yet {where}: the least that was looked at is {memory_text(least)}; it is searched"
 
 
@@ -126,7 +126,7 @@ def first_look(request: Request, parallelism: int, counts: Sequence[int]) -> Fir
             tried.append(looked())
         except (InputError, InfeasibleError):
             continue  # the search says why
-        point = tried[-1].fastest_within(limit, request.progress)
+        point = tried[-1].fastest_within(limit)
         if point is not None:
             return FirstLook(tuple(tried), (tried[-1], point), ())
         held = held_anyway(request, tried, counts)

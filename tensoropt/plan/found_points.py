@@ -35,9 +35,10 @@ from .plan import Plan
 from .point_peaks import PeakCounter
 
 Points = TypeVar("Points", bound="FoundPoints")
+LEAST_REPLAYED, MOST_OPERATORS_REPLAYED = 16, 6_000
 MOST_COUNTED, MOST_OPERATORS_COUNTED = 1_200, 1_000_000
 """Of a search's points at most so many have their peaks counted, or those with so many operators together if they are more:
-a second or two.
+a second or two. Where kernels can't count they are replayed, and fewer.
 """
 
 
@@ -124,6 +125,10 @@ class FoundPoints:
             self._peaks[point] = peak_of_program(self.program(point))
         return self._peaks[point]
 
+    def peak_json(self, point: int) -> Mapping[str, Any]:
+        """Return the instant of a point's peak as a JSON value, see ``Peak.to_json``."""
+        return self.peak(point).to_json()
+
     def remember_peak(self, point: int, peak: Peak) -> None:
         """Keep the peak of a point whose step was replayed elsewhere, so that it isn't replayed again."""
         self._peaks[point] = peak
@@ -138,8 +143,7 @@ class FoundPoints:
 
     def peaks_of(self, points: np.ndarray) -> np.ndarray:
         """Return the bytes of :meth:`peak` of some points, int64[K]."""
-        counted = self._counter.peaks_of(self.found.strategies[points])
-        return np.array([self.peak_bytes(int(point)) for point in points]) if counted is None else counted
+        return self._counter.peaks_of(self.found.strategies[points])
 
     @property
     def counts_quickly(self) -> bool:
@@ -165,53 +169,35 @@ class FoundPoints:
         """All points that the search found, minimal in the objectives, with what is proven of them."""
         return self.searched or self.found
 
-    def counted(self, progress: Progress | None = None) -> np.ndarray | None:
-        """Return the peaks of all points in bytes, int64[P]; None where counting them would take long.
-
-        Args:
-            progress: called with ("peaks", done, total) now and then.
-        """
-        return self._counter.peaks_of(self.found.strategies, progress)
+    @cached_property
+    def peaks(self) -> np.ndarray:
+        """The bytes of :meth:`peak` of all points, int64[P]."""
+        return self._counter.peaks_of(self.found.strategies)
 
     def peak_bytes(self, point: int) -> int:
-        """Return the bytes of :meth:`peak`."""
-        states = self.found.strategies[point]
-        counted = self._counter.known_bytes(states)
-        return self._counter.remember(states, self.peak(point).n_bytes) if counted is None else counted
-
-    @property
-    def counted_peaks(self) -> Mapping[int, int | None]:
-        """The peaks in bytes by point, as far as they are known without counting more."""
-        if self.all_peaks is not None:
-            return dict(enumerate(self.all_peaks.tolist()))
-        return {point: peak.n_bytes for point, peak in self._peaks.items()}
-
-    @cached_property
-    def all_peaks(self) -> np.ndarray | None:
-        """The peaks of all points in bytes, int64[P], by which they are in order; None where they aren't counted."""
-        peaks = None if self.searched is None else self.counted()
-        return peaks if peaks is not None and (np.diff(peaks) > 0).all() else None
+        """Return the bytes of :meth:`peak`, without counting those of other points."""
+        return int(self.peaks_of(np.array([point]))[0])
 
     def of_least_peaks(self: Points, progress: Progress | None = None, others: Candidates | None = None) -> Points:
         """Return the points of which no other one has both a smaller peak and less time.
 
-        These are in one order by memory, by peak and by time. Where counting all peaks would take long, or memory isn't what
-        was searched, all points stay. Of very many points (MOST_COUNTED) those nearest to others are left out.
+        These are in one order by memory, by peak and by time. Where memory isn't what was searched, all points stay. Of very
+        many points (MOST_COUNTED) those nearest to others are left out.
 
         Args:
             others: further strategies; those that beat a point in peak and time become points.
         """
         own = Candidates.of(self.found)
-        most = max(MOST_COUNTED, MOST_OPERATORS_COUNTED // self.built.n_operators)
+        most = max(LEAST_REPLAYED, MOST_OPERATORS_REPLAYED // self.built.n_operators)
+        if self.counts_quickly:
+            most = max(MOST_COUNTED, MOST_OPERATORS_COUNTED // self.built.n_operators)
         own = own.take(spread(own.mem_bytes, own.time_ns, most))
-        if isinstance(self.model, StageModel) and self.model.graph.micro_batching is not None:
-            # Their peaks depend on the order of passes.
+        in_passes = isinstance(self.model, StageModel) and self.model.graph.micro_batching is not None
+        if in_passes or self.objectives != MEMORY_TIME:  # the peaks of passes depend on their order
             found = replace(self.found, mem_bytes=own.mem_bytes, time_ns=own.time_ns, strategies=own.strategies)
             return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
         pool = own if others is None else own.with_(others)
-        counted = self._counter.peaks_of(pool.strategies, progress) if self.objectives == MEMORY_TIME else None
-        if counted is None:
-            return self
+        counted = self._counter.peaks_of(pool.strategies, progress)
         mem, time_ns, strategies = pool.mem_bytes, pool.time_ns, pool.strategies
         n_own = len(own.mem_bytes)
         kept = least_peaks(counted[:n_own], mem[:n_own], time_ns[:n_own])
@@ -220,11 +206,6 @@ class FoundPoints:
         kept = among[least_peaks(counted[among], mem[among], time_ns[among])]
         found = replace(self.found, mem_bytes=mem[kept], time_ns=time_ns[kept], strategies=strategies[kept])
         return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
-
-    @property
-    def replayed(self) -> Mapping[int, Peak]:
-        """The peaks that were computed so far, by point."""
-        return self._peaks
 
     @cached_property
     def _simulator(self) -> tuple[Network, StepActions]:

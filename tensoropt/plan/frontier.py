@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from numbers import Integral
@@ -25,7 +25,6 @@ from ..common.words import counted
 from ..report.notebook import bundle, frontier_html
 from ..report.page import report_name, write_report
 from ..search.problem.objectives import Objectives, StrategyCosts
-from .first_fit import ALL_AT_ONCE, first_that_fits, least_of
 from .picture import draw_points, new_axes, save_picture
 from .points import FrontierPoint, Passes, thinned
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from ..ft import Frontier
-    from ..program.liveness import Peak
     from ..reschedule.mesh import Mesh
 
 AnyPlan = TypeVar("AnyPlan")
@@ -108,29 +106,18 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         """Return the costs of a point as a file has them."""
         return {**asdict(self.points[point]), "peak_bytes": self.peak_bytes(point), **self.passes(point)._asdict()}
 
-    def peak(self, point: int) -> Peak | None:
-        """Return the most memory that is alive at once on a device under a point's plan; None without the model."""
-        return None
+    @property
+    @abstractmethod
+    def peaks(self) -> np.ndarray:
+        """The most bytes that are alive at once on a device, of all points, int64[P]: what a limit applies to."""
 
-    def peak_bytes(self, point: int) -> int | None:
-        """Return the bytes of :meth:`peak`; None if they aren't known and can't be computed."""
-        peak = self.peak(point)
-        return None if peak is None else peak.n_bytes
+    def peak_bytes(self, point: int) -> int:
+        """Return the most bytes that are alive at once on a device under a point's plan."""
+        return int(self.peaks[self.check_point(point)])
 
     def peak_json(self, point: int) -> Mapping[str, Any] | None:
         """Return the instant of a point's peak as a JSON value, see ``Peak.to_json``; None if it isn't known."""
-        peak = self.peak(point)
-        return None if peak is None else peak.to_json()
-
-    @property
-    def known_peaks(self) -> Sequence[int]:
-        """The numbers of the points whose peak is known or can be computed; empty if a file has no peaks."""
-        return range(len(self))
-
-    @property
-    def counted_peaks(self) -> Mapping[int, int | None]:
-        """The peaks in bytes by point, as far as they are known without counting more."""
-        return {point: self.peak_bytes(point) for point in self.known_peaks}
+        return None
 
     @abstractmethod
     def save(self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None) -> None:
@@ -174,7 +161,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         return iter(self.points)
 
     def at(self, memory: int | float | str | None = None) -> AnyPlan:
-        """Return the plan of least time whose peak memory is within a limit; see :meth:`needed_bytes`.
+        """Return the plan of least time whose peak memory is within a limit; see :attr:`peaks`.
 
         Args:
             memory: the limit per device, such as 16_000_000_000, ``'16GB'`` or ``'15GiB'``; None is no limit.
@@ -187,7 +174,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         limit = parse_memory(memory)
         point = self.fastest_within(limit)
         if point is None:
-            least, n_devices = self.needed_bytes(self.least_point()), self.mesh.n_devices
+            least, n_devices = self.peak_bytes(self.least_point()), self.mesh.n_devices
             raise InputError(
                 f"no plan of this frontier fits {limit:,} bytes ({memory_text(limit)}) per device: the least on "
                 f"{counted(n_devices, 'device')} is {least:,} bytes ({memory_text(least)}) per device; ask for "
@@ -214,83 +201,36 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
 
     @property
     def all_peaks(self) -> np.ndarray | None:
-        """The peaks of all points in bytes, int64[P], by which they are in order; None where not all are known."""
-        return None
+        """The peaks of all points in bytes, int64[P], where points are in order by them; else None."""
+        return self.peaks if (np.diff(self.peaks) > 0).all() else None
 
     @cached_property
     def turning_number(self) -> int:
-        """The number of the turning point: by peak, where all are known."""
-        peaks = self.all_peaks
+        """The number of the turning point: by peak, where points are in order by it."""
+        peaks = self.all_peaks if self.objectives[0] == "memory" else None
         by_peak = self.found if peaks is None else replace(self.found, mem_bytes=peaks, bound=None)
         return by_peak.turning_point()
 
-    def needed_bytes(self, point: int) -> int:
-        """Return the bytes that a device needs for a point's plan, to which memory limits apply.
-
-        It is the peak; where no peak is known, the memory as the frontier counts it.
-        """
-        peak_bytes = self.peak_bytes(point)
-        return int(self.costs.mem_bytes[point]) if peak_bytes is None else peak_bytes
+    @overload
+    def fastest_within(self, limit_bytes: None) -> int: ...
 
     @overload
-    def fastest_within(self, limit_bytes: None, progress: Progress | None = None) -> int: ...
+    def fastest_within(self, limit_bytes: int | None) -> int | None: ...
 
-    @overload
-    def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> int | None: ...
-
-    def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> int | None:
+    def fastest_within(self, limit_bytes: int | None) -> int | None:
         """Return the number of the fastest point that fits, of equally fast ones that of least memory; None if none fits.
-
-        Of a long frontier not all points are evaluated; see :mod:`.first_fit`.
 
         Args:
             limit_bytes: the memory limit per device; None without a limit.
-            progress: called with (``peaks``, done, total) now and then.
         """
-        points = self._by_time
-        if limit_bytes is None:
-            return points[0]
-        limit, needed_bytes = limit_bytes, self._peaks_with_progress(progress, len(points))
-        found = first_that_fits(self._comparable(points), lambda point: needed_bytes(point) <= limit)
-        if found is not None:
-            return found
-        # Of a long frontier the least is searched on a finer grid: an error message names that limit, so it must suffice.
-        least = self.least_point(progress)
-        return least if self.needed_bytes(least) <= limit else None
-
-    def least_point(self, progress: Progress | None = None) -> int:
-        """Return the number of the point that needs the least memory, of those that were evaluated (:mod:`.first_fit`).
-
-        Args:
-            progress: called as by :meth:`fastest_within`.
-        """
-        points = self._comparable(self._by_time[::-1])
-        return least_of(points, self._peaks_with_progress(progress, len(points)))
-
-    @cached_property
-    def _by_time(self) -> list[int]:
-        """The numbers of all points by ascending time, of equally fast ones by ascending memory."""
+        fits = np.arange(len(self)) if limit_bytes is None else np.flatnonzero(self.peaks <= limit_bytes)
         costs = self.costs
-        ordered: list[int] = np.lexsort((costs.mem_bytes, costs.time_ns)).tolist()
-        return ordered
+        by_time = fits[np.lexsort((costs.mem_bytes[fits], costs.time_ns[fits]))]
+        return int(by_time[0]) if len(by_time) else None
 
-    def _comparable(self, points: Sequence[int]) -> list[int]:
-        """Return the points whose peak is known; if there are none, all points, which are then compared by memory."""
-        known = set(self.known_peaks)
-        return [point for point in points if point in known] or list(points)
-
-    def _peaks_with_progress(self, progress: Progress | None, n_points: int) -> Callable[[int], int]:
-        """Return :meth:`needed_bytes` as a function that reports each of its calls to ``progress``."""
-        total, done = min(n_points, ALL_AT_ONCE), 0
-
-        def needed_bytes(point: int) -> int:
-            nonlocal done
-            done += 1
-            if progress is not None:
-                progress("peaks", min(done, total), total)
-            return self.needed_bytes(point)
-
-        return needed_bytes
+    def least_point(self) -> int:
+        """Return the number of the point that needs the least memory."""
+        return int(self.peaks.argmin())
 
     def check_point(self, point: int) -> int:
         """Return the number of a point counted from 0; negative ones count from the end.
@@ -302,7 +242,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
             raise InputError(f"the frontier has no point {short(point)}; its {len(self)} points are numbered from 0")
         return int(point) % len(self)
 
-    def table(self, chosen: int | None = None, with_peaks: bool = True) -> str:
+    def table(self, chosen: int | None = None) -> str:
         """Return the points as a table of text, numbered.
 
         Memory per device is the peak, the paper's sum is Equation (1).
@@ -311,14 +251,10 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
 
         Args:
             chosen: the number of a point to mark.
-            with_peaks: show the peak of each row, as far as it is known. If False, peaks that weren't counted with the
-                search are not counted for this, but for the chosen point's.
         """
         turning = self.turning_number
         overlaps, gaps = bool(self.costs.overlap_ns.any()), self.gaps
         is_cut = any(self.passes(number).stages > 1 for number in range(len(self)))
-        is_known = with_peaks or self.all_peaks is not None
-        with_peak = set(self.known_peaks) if is_known else {chosen} & set(self.known_peaks)
         rows = []
         shown = thinned(len(self), {turning, *({chosen} if chosen is not None else ())})
         for number in shown:
@@ -326,12 +262,11 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
             marks = [text for at, text in ((turning, "turning point"), (chosen, "chosen")) if at == number]
             values = [point.time_us, point.compute_time_us, point.network_time_us, *([point.overlap_time_us] * overlaps)]
             times = [f"{value:,.1f}" for value in values]
-            peak_bytes = self.peak_bytes(number) if number in with_peak else None
-            peak = "" if peak_bytes is None else memory_text(peak_bytes)
             passes = self.passes(number)
             stages = [str(passes.stages), str(passes.micro_batches), f"{passes.idle_share:.0%}"] * is_cut
             gap = [] if gaps is None else [f"{gaps[number]:.1%}"]
-            rows.append([str(number + 1), *stages, memory_text(point.sum_bytes), peak, *times, *gap, ", ".join(marks)])
+            memory = memory_text(point.sum_bytes), memory_text(self.peak_bytes(number))
+            rows.append([str(number + 1), *stages, *memory, *times, *gap, ", ".join(marks)])
         overlap, stages = ["overlap (us)"] * overlaps, ["stages", "micro-batches", "waits"] * is_cut
         times = ["time (us)", "compute (us)", "network (us)", *overlap, *([] if gaps is None else ["gap"])]
         headers = ["point", *stages, "paper's sum", "memory per device", *times, ""]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -120,38 +120,15 @@ class SavedFrontier(PlanFrontier[Plan]):
         """Return one line on the search, as it was told; see :class:`PlanFrontier`."""
         return str(self.value["summary"])
 
-    def peak_bytes(self, point: int) -> int | None:
-        """Return the peak of a point in bytes; None if it wasn't computed before saving."""
-        return self._rows.known_peaks.get(self.check_point(point))
+    @cached_property
+    def peaks(self) -> np.ndarray:
+        """The peaks of all points in bytes, int64[P]."""
+        return _ints(row["peak_bytes"] for row in self.value["points"])
 
     def peak_json(self, point: int) -> Mapping[str, Any] | None:
         """Return the instant of a point's peak as a JSON value; None if its step wasn't stored."""
         peak = self._rows.peak(self.check_point(point))
         return None if peak is None else {key: peak[key] for key in PEAK_KEYS}
-
-    @cached_property
-    def all_peaks(self) -> np.ndarray | None:
-        """The peaks of all points in bytes, int64[P], by which they are in order; None where not all are known."""
-        peaks = np.array([self._rows.known_peaks.get(point, 0) for point in range(len(self))], np.int64)
-        return peaks if (np.diff(peaks, prepend=0) > 0).all() else None
-
-    @property
-    def known_peaks(self) -> list[int]:
-        return list(self._rows.known_peaks)
-
-    @overload
-    def fastest_within(self, limit_bytes: None, progress: Progress | None = None) -> int: ...
-
-    @overload
-    def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> int | None: ...
-
-    def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> int | None:
-        """Return the number of the fastest point that fits; see :class:`PlanFrontier`. All peaks that are stored count."""
-        return self._rows.fastest_within(limit_bytes)
-
-    def least_point(self, progress: Progress | None = None) -> int:
-        """Return the number of the point that needs the least memory; of equal ones, the fastest."""
-        return self._rows.least_point()
 
     def plan(self, point: int, option: str = "point") -> Plan:
         """Return the plan of a point, the same as before the frontier was saved; see :class:`PlanFrontier`."""
@@ -164,7 +141,7 @@ class SavedFrontier(PlanFrontier[Plan]):
             raise InputError(
                 f"point {number} of the frontier is damaged ({type(error).__name__}: {cut(error)}); save the frontier again"
             ) from error
-        return replace(made, frontier=self, point=number, frontier_text=self.table(number, with_peaks=False))
+        return replace(made, frontier=self, point=number, frontier_text=self.table(number))
 
     def _is_exact(self, plan: Mapping[str, Any]) -> bool:
         return self.found.exact and len(plan["stages"]) == 1
@@ -197,9 +174,7 @@ class SavedFrontier(PlanFrontier[Plan]):
         """Read all but the plans of parts, which raises whatever error damage leads to."""
         value = self.value
         device_bytes_of(value["assumed"])
-        _ = self.found, self.mesh, self.points, [self.passes(point) for point in range(len(self))]
-        if not all(isinstance(n_bytes, int) for n_bytes in self._rows.known_peaks.values()):
-            raise ValueError("peaks must be integers")
+        _ = self.found, self.mesh, self.points, self.peaks, [self.passes(point) for point in range(len(self))]
         if "plan" in value["points"][0]:
             _ = [Plan.from_json(point["plan"]) for point in value["points"]]
             return

@@ -45,8 +45,6 @@ from .staged_frontier import StagedFrontier
 
 LEAST_S = 2.0
 OF_SEARCH = 1.5
-OF_REPLAYS = 0.5
-"""The share of the remaining time that replays of the frontier may take."""
 MOST_WAYS = 3
 MOST_DEVICES = 16
 """The most devices that are tried, or four times as many as the hardware has if that is more."""
@@ -115,9 +113,7 @@ def least_needed(request: Request, tried: Sequence[ModelFrontier], deadline: flo
         tried: the frontiers that were searched so far.
         deadline: the time at which to stop, by ``time.monotonic``.
     """
-    now = time.monotonic()
-    of_whole = until_deadline(now + OF_REPLAYS * (deadline - now), request.progress)
-    found = [LeastMemory.of(each, of_whole) for each in tried]
+    found = [LeastMemory.of(each) for each in tried]
     has_looked = True
     if may_use_micro_batches(request) and all(each.model.graph.n_micro_batches == 1 for each in tried):
         progress = until_deadline(deadline, request.progress)
@@ -125,7 +121,7 @@ def least_needed(request: Request, tried: Sequence[ModelFrontier], deadline: flo
         try:
             progress("costs", 0, 1)
             for each in least_in_micro_batches(replace(request, progress=progress), n_devices):
-                found.append(LeastMemory.of(each, progress))
+                found.append(LeastMemory.of(each))
         except DeadlineError:
             has_looked = False
     least = min(found, key=lambda each: each.n_bytes)
@@ -277,11 +273,11 @@ class _Ways:
             progress("costs", 0, 1)
             look = first_look(request, parallelism, micro_batches_to_look_at(request, parallelism))
             if look is not None and look.best is not None:
-                return [f"{words} ({memory_text(look.best[0].needed_bytes(look.best[1]))} are enough)"]
+                return [f"{words} ({memory_text(look.best[0].peak_bytes(look.best[1]))} are enough)"]
             if look is not None and look.certainly_not(self.limit_bytes):
                 return []
             for frontier in frontiers(request, parallelism):
-                least = LeastMemory.of(frontier, progress)
+                least = LeastMemory.of(frontier)
                 if least.n_bytes <= self.limit_bytes:
                     return [f"{words} (at least {memory_text(least.n_bytes)})"]
                 progress("peaks", 1, 1)

@@ -29,7 +29,7 @@ def frontier_of(
         bounds_us: times that no step beats of what was looked at, whether it was searched or not.
     """
     started = time.perf_counter()
-    points = minimal_points(found, request.limit_bytes, request.progress)
+    points = minimal_points(found)
     seconds: defaultdict[str, float] = defaultdict(float)
     for frontier in (each for of_cut in found for each in of_cut.frontiers):
         for phase, value in frontier.seconds_by_phase.items():

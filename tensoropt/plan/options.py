@@ -116,8 +116,9 @@ def _found(
             continue
         searched.append(CandidateSearch(request, parallelism).search_all())
         in_stages, alone = searched[-1].frontier(), searched[-1].alone
-        if in_stages is not None and in_stages.fastest_within(request.limit_bytes) is not None:
-            return in_stages.plan(in_stages.fastest_within(request.limit_bytes), option)
+        number = None if in_stages is None else in_stages.fastest_within(request.limit_bytes)
+        if in_stages is not None and number is not None:
+            return in_stages.plan(number, option)
         if alone is not None:
             plan = _unrolled(*alone, option, request)
             return dataclasses.replace(
@@ -135,6 +136,7 @@ def _fastest(frontier: StagedFrontier, option: str, request: Request) -> Plan:
     One without stages is taken where stages are predicted to save less than WORTH_STAGES.
     """
     number = frontier.fastest_within(request.limit_bytes)
+    assert number is not None
     plan, point = frontier.plan(number, option), frontier.points_of[number]
     if option == "mini_time" and point.n_stages == 1:
         own = point.plan(option, request.assumed)
@@ -281,7 +283,7 @@ def _point_of(frontier: PlanFrontier[Plan], request: Request) -> CurvePoint:
     fits, number = number is not None, frontier.least_point() if number is None else number
     time_us, batch = frontier.points[number].time_us if fits else None, request.model.graph.batch
     rate = batch / time_us * 1e6 if batch and time_us else None
-    n_bytes, n_stages = frontier.needed_bytes(number), frontier.passes(number).stages
+    n_bytes, n_stages = frontier.peak_bytes(number), frontier.passes(number).stages
     return CurvePoint(frontier.mesh.n_devices, fits, n_bytes, time_us, rate, exact, n_stages)
 
 

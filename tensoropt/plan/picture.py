@@ -36,7 +36,7 @@ def draw_points(
     """Draw the second objective of points against the first; see :meth:`.frontier.PlanFrontier.plot`.
 
     Args:
-        peaks: the peaks in bytes, int64[P], instead of the memory of ``costs``; None where not all are known.
+        peaks: the peaks in bytes, int64[P], instead of the memory of ``costs``; None where points aren't in order by them.
         marks: the number of the turning point, and of another point to mark, by what they are.
     """
     memory = costs.mem_bytes if peaks is None else peaks

@@ -18,13 +18,10 @@ from ..rules.rule import Config, Interface, OperandSharding, Rule, interface_of
 from ..search.problem.strategy_problem import StrategyProblem
 from ..sharding.model import Model
 from ..sharding.rematerializable import is_rematerializable
-from ..sharding.stages import StageModel
 from ..sharding.strategy import StrategyView
 
 WORTH_LOADING = 1_500
 """So many operators, over all points, take longer to replay than the compiled kernels take to load."""
-MOST_REPLAYED = 6_000
-"""The most operators, over all points, that are replayed where the kernels can't count; it takes about a second."""
 AT_ONCE = 1_024
 """The rows of so many points are held in memory at once."""
 
@@ -84,15 +81,6 @@ class PeakCounter:
             known[key] = is_rematerializable(view.graph, op, self._rules[name], config, view.gradients)
         return known[key]
 
-    def known_bytes(self, states: np.ndarray) -> int | None:
-        """Return the peak of a strategy in bytes; None if it wasn't counted."""
-        return self.known.get(states.tobytes())
-
-    def remember(self, states: np.ndarray, n_bytes: int) -> int:
-        """Keep the peak of a strategy that was replayed elsewhere, and return it."""
-        self.known[states.tobytes()] = n_bytes
-        return n_bytes
-
     def passes_of(self, states: np.ndarray, ends: StageEnds) -> PassMemory:
         """Return the memory of a stage's passes under strategies.
 
@@ -117,8 +105,8 @@ class PeakCounter:
         views = map(self.view, states)
         return PassMemory.joined([pass_memory(each, peaks.costing, peaks.path_finder, ends) for each in views])
 
-    def peaks_of(self, states: np.ndarray, progress: Progress | None = None) -> np.ndarray | None:
-        """Return the peaks of strategies, int64[P]; None where that would take long.
+    def peaks_of(self, states: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+        """Return the peaks of strategies, int64[P].
 
         Args:
             states: int32[P, nodes].
@@ -127,12 +115,10 @@ class PeakCounter:
         keys = [row.tobytes() for row in states]
         new = [i for i, key in enumerate(keys) if key not in self.known]
         counted = self._counted(states[new], progress)
-        if counted is None:
-            return None
         self.known.update((keys[i], n_bytes) for i, n_bytes in zip(new, counted.tolist(), strict=True))
         return np.array([self.known[key] for key in keys], np.int64)
 
-    def _counted(self, states: np.ndarray, progress: Progress | None) -> np.ndarray | None:
+    def _counted(self, states: np.ndarray, progress: Progress | None) -> np.ndarray:
         """Return the peaks of strategies that weren't counted before."""
         n, peaks = len(states), self.peaks
         n_operators = n * self.built.n_operators
@@ -143,10 +129,6 @@ class PeakCounter:
                 part = states[first : first + AT_ONCE]
                 found.append(peaks.of_columns(_columns(peaks, self.built, part), self._views(part)))
             return np.concatenate(found)
-        # Of stages few points are evaluated, and what is replayed has that many micro-batches of all operators.
-        is_stage, n_micro_batches = isinstance(self.model, StageModel), self.model.graph.n_micro_batches
-        if n_operators * (min(n_micro_batches, MOST_MICRO_BATCHES) if is_stage else 1) > MOST_REPLAYED:
-            return None
         replayed = np.empty(n, np.int64)
         for i in range(n):
             _report(progress, i, n)

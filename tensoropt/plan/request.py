@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from ..common.errors import InputError
 from ..common.words import counted
 from ..ft import Budget, InfeasibleError
@@ -22,11 +20,6 @@ OF_CURVE = Budget(seconds=1.0, gap=0.01)
 """The default budget of a search that is one of several, such as one point of a curve."""
 ONCE = Budget(seconds=0.0)
 """The budget of a search that only says whether anything fits at all: no refinement."""
-FEW = (64, 16, 4)
-"""Divisors of a frontier's length: the points at 1/64, 1/16 and 1/4 of it by memory are evaluated even when time is up.
-
-The least peaks are at the end of least memory.
-"""
 
 
 def searched(request: Request, parallelism: int, is_enough: Callable[[ModelFrontier], bool] | None = None) -> ModelFrontier:
@@ -71,7 +64,7 @@ def searched(request: Request, parallelism: int, is_enough: Callable[[ModelFront
 def _fastest_fits(request: Request, frontier: ModelFrontier) -> bool:
     """Return whether the fastest point of a frontier is within the memory limit."""
     limit = request.limit_bytes
-    return limit is None or frontier.needed_bytes(frontier.fastest_within(None)) <= limit
+    return limit is None or frontier.peak_bytes(frontier.fastest_within(None)) <= limit
 
 
 def frontiers(request: Request, parallelism: int) -> Iterator[ModelFrontier]:
@@ -160,7 +153,7 @@ class LeastMemory:
 
     Attributes:
         point: its number.
-        is_sure: whether the frontier was searched, and there was the time to evaluate all points that are needed.
+        is_sure: whether the frontier was searched.
     """
 
     frontier: ModelFrontier
@@ -168,20 +161,10 @@ class LeastMemory:
     is_sure: bool = True
 
     @classmethod
-    def of(cls, frontier: ModelFrontier, progress: Progress | None) -> LeastMemory:
-        """Find the point of a frontier that needs the least memory.
-
-        If ``progress`` raises TimeIsUpError, choose among the points whose peak was computed by then, and the points of
-        ``FEW``.
-        """
-        try:
-            return cls(frontier, frontier.least_point(progress), frontier.found.algorithm != LOOK)
-        except DeadlineError:
-            by_memory = np.argsort(frontier.costs.mem_bytes, kind="stable")
-            few = {int(by_memory[len(by_memory) // part]) for part in FEW}
-            known = {point: frontier.needed_bytes(point) for point in {*frontier.replayed, *few}}
-            return cls(frontier, min(known, key=lambda point: known[point]), False)
+    def of(cls, frontier: ModelFrontier) -> LeastMemory:
+        """Find the point of a frontier that needs the least memory."""
+        return cls(frontier, frontier.least_point(), frontier.found.algorithm != LOOK)
 
     @property
     def n_bytes(self) -> int:
-        return self.frontier.needed_bytes(self.point)
+        return self.frontier.peak_bytes(self.point)

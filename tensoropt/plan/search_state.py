@@ -79,7 +79,7 @@ class SearchState:
         self.whole.append(frontier)
         limit = request.limit_bytes
         is_above = limit is not None and candidate.least_bytes > limit
-        point = None if is_above else frontier.fastest_within(limit, request.progress)
+        point = None if is_above else frontier.fastest_within(limit)
         if point is not None and _time_us(frontier, point) < self.alone_us:
             self.alone = frontier, point
 

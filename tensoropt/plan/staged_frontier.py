@@ -88,11 +88,8 @@ class StagedFrontier(PlanFrontier[Plan]):
         return Passes(found.n_stages, found.micro_batches, found.idle_share)
 
     @property
-    def all_peaks(self) -> np.ndarray:
+    def peaks(self) -> np.ndarray:
         return self.costs.mem_bytes
-
-    def peak_bytes(self, point: int) -> int:
-        return self.points_of[self.check_point(point)].n_bytes
 
     @property
     def mesh(self) -> Mesh:
@@ -120,15 +117,6 @@ class StagedFrontier(PlanFrontier[Plan]):
         plan = self.points_of[number].plan(option, self.assumed)
         why = self.why_stages if len(plan.stages) > 1 else ""
         return replace(plan, why_stages=why, frontier=self, point=number, frontier_text=self.table(number))
-
-    def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> Any:
-        """Return the number of the fastest point that fits; see :class:`PlanFrontier`."""
-        fitting = [n for n, point in enumerate(self.points_of) if limit_bytes is None or point.n_bytes <= limit_bytes]
-        return fitting[-1] if fitting else None
-
-    def least_point(self, progress: Progress | None = None) -> int:
-        """Return the number of the point that needs the least memory."""
-        return 0
 
     def summary(self) -> str:
         """Return one line on the searches: their points, what was searched, and what is proven."""

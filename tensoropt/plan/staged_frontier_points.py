@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..common.garbage import older_objects_kept
-from ..common.progress import Progress
 from ..ft.pareto import reduce_unsorted
 from ..program.schedule import PLAIN, StepOrder, of_submeshes
 from .find_frontier import ModelFrontier
-from .first_fit import GRID, grid
 from .plan import Plan
 from .points import FrontierPoint
 from .stage_points import SearchedStages, StageCombinations
@@ -120,31 +118,15 @@ class PlanPoint:
 
 
 @older_objects_kept()
-def minimal_points(
-    searched: Sequence[SearchedStages], limit_bytes: int | None, progress: Progress | None = None
-) -> list[PlanPoint]:
-    """Return the minimal of all points, by ascending peak.
-
-    Args:
-        limit_bytes: where counting all peaks of a model that isn't cut would take long, some are counted, and those next to
-            this memory limit.
-        progress: called with ("peaks", done, total) now and then.
-    """
+def minimal_points(searched: Sequence[SearchedStages]) -> list[PlanPoint]:
+    """Return the minimal of all points, by ascending peak."""
     found: list[tuple[SearchedStages, StageCombinations]] = []
     for each in searched:
         if each.is_uncut:
-            found.append((each, of_whole(each, _counted_numbers(each.frontiers[0], limit_bytes, progress))))
+            found.append((each, of_whole(each, np.arange(len(each.frontiers[0])))))
         else:
             found += [(each, combined) for combined in each.combinations]
     return points_of(found)
-
-
-def _counted_numbers(frontier: ModelFrontier, limit_bytes: int | None, progress: Progress | None) -> np.ndarray:
-    """Return the numbers of all points, or of some where counting all peaks would take long; see :func:`minimal_points`."""
-    if frontier.all_peaks is not None:
-        return np.arange(len(frontier))
-    fastest, least = frontier.fastest_within(limit_bytes, progress), frontier.least_point(progress)
-    return np.unique([*grid(len(frontier), GRID), least, least if fastest is None else fastest])
 
 
 def of_whole(searched: SearchedStages, numbers: np.ndarray) -> StageCombinations:

@@ -32,7 +32,7 @@ def unsplit_if_as_fast(plan: Plan, request: Request) -> Plan:
     found = find_unsplit(frontier)
     if found.points[0].time_us > plan.time_us:
         return plan
-    if request.limit_bytes is not None and found.needed_bytes(0) > request.limit_bytes:
+    if request.limit_bytes is not None and found.peak_bytes(0) > request.limit_bytes:
         return plan
     unsplit = replace(found, assumed=plan.assumed).plan(0, plan.option)
-    return replace(unsplit, frontier=frontier, frontier_text=frontier.table(None, with_peaks=False), point=None)
+    return replace(unsplit, frontier=frontier, frontier_text=frontier.table(), point=None)

@@ -41,32 +41,26 @@ class FrontierRows:
 
     @cached_property
     def turning_point(self) -> int:
-        """The number of the point at which the frontier bends: by peak, where all are known."""
+        """The number of the point at which the frontier bends: by peak, where points are in order by it."""
         first, second = (np.array([point[_OBJECTIVES[name]] for point in self.points], float) for name in self.objectives)
-        if self.objectives[0] == "memory" and len(self.known_peaks) == len(self):
-            first = np.array([self.known_peaks[i] for i in range(len(self))], float)
+        peaks = np.array([point["peak_bytes"] for point in self.points], float)
+        if self.objectives[0] == "memory" and (np.diff(peaks) > 0).all():
+            first = peaks
         return turning_point(first, second)
 
-    @cached_property
-    def known_peaks(self) -> Mapping[int, int]:
-        """The peaks in bytes by point, as far as they are known."""
-        return {i: point["peak_bytes"] for i, point in enumerate(self.points) if point.get("peak_bytes") is not None}
-
     def needed_bytes(self, point: int) -> int:
-        """Return the bytes that a limit applies to: the peak, or the memory as the frontier counts it if there is none."""
-        return int(self.known_peaks.get(point, self.points[point]["sum_bytes"]))
+        """Return the bytes that a limit applies to: the peak."""
+        return int(self.points[point]["peak_bytes"])
 
     @cached_property
     def comparable(self) -> Sequence[int]:
-        """The points to which a limit applies, by ascending time: those whose peak is known, else all."""
-        points = list(self.known_peaks) or range(len(self))
-        return sorted(points, key=lambda i: (self.points[i]["time_us"], self.points[i]["sum_bytes"]))
+        """The points by ascending time."""
+        return sorted(range(len(self)), key=lambda i: (self.points[i]["time_us"], self.points[i]["sum_bytes"]))
 
     def fastest_within(self, limit_bytes: int | None) -> int | None:
         """Return the number of the fastest point within a limit, None if none fits; without one, of the fastest point."""
-        if limit_bytes is None:
-            return min(range(len(self)), key=lambda i: (self.points[i]["time_us"], self.points[i]["sum_bytes"]))
-        return next((point for point in self.comparable if self.needed_bytes(point) <= limit_bytes), None)
+        fits = (point for point in self.comparable if limit_bytes is None or self.needed_bytes(point) <= limit_bytes)
+        return next(fits, None)
 
     def least_point(self) -> int:
         """Return the number of the point that needs the least memory."""

@@ -136,7 +136,7 @@ class BaselineTrial:
         if found is None or found.points[point].time_us > NEAR * plan.time_us:
             return None
         baseline = replace(found, assumed=plan.assumed).plan(point, plan.option)
-        needed_bytes = found.needed_bytes(point)
+        needed_bytes = found.peak_bytes(point)
         fits = self.limit_bytes is None or needed_bytes <= self.limit_bytes
         all_bytes = needed_bytes + sum(each.needed_bytes for each in plans)
         fits = fits and all_bytes <= min(available_bytes, found.hardware.device.memory_bytes)
@@ -147,7 +147,7 @@ class BaselineTrial:
         baseline = replace(baseline, assumed={**baseline.assumed, "operators": self.stats(baseline)})
         searched = plan.frontier
         assert searched is not None
-        return replace(baseline, frontier=searched, frontier_text=searched.table(None, with_peaks=False), point=None)
+        return replace(baseline, frontier=searched, frontier_text=searched.table(), point=None)
 
     def _found(self, plan: Plan, name: str) -> tuple[ModelFrontier | None, int]:
         """Return the frontier that has a baseline, and its point there; None where there is none."""

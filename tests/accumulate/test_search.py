@@ -55,7 +55,7 @@ def request(limit: int, without: frozenset[str] = frozenset()) -> Request:
 def test_more_micro_batches_take_less_memory_and_no_less_time() -> None:
     for least in (
         [int(frontier(n).costs.mem_bytes.min()) for n in (1, 2, 4)],
-        [frontier(n).needed_bytes(frontier(n).least_point()) for n in (1, 2, 4)],
+        [frontier(n).peak_bytes(frontier(n).least_point()) for n in (1, 2, 4)],
     ):
         assert least == sorted(least, reverse=True) and len(set(least)) == 3
     fastest = [int(frontier(n).found.time_ns[-1]) for n in (1, 2, 4)]
@@ -65,12 +65,12 @@ def test_more_micro_batches_take_less_memory_and_no_less_time() -> None:
 def test_search_uses_micro_batches_where_the_limit_needs_them(everything: bool) -> None:
     """Micro-batches make no limit's plan slower, and there are plans below the least memory that is needed without them."""
     whole = frontier(1)
-    least, most = (whole.needed_bytes(point) for point in (whole.least_point(), whole.fastest_within(None)))
+    least, most = (whole.peak_bytes(point) for point in (whole.least_point(), whole.fastest_within(None)))
     chosen = set()
     for limit in np.linspace(least, most, 4 if everything else 2).astype(int).tolist():
         alone, plan = mini_time(request(limit, frozenset([ACCUMULATE])), 2), mini_time(request(limit), 2)
         assert plan.frontier is not None and plan.point is not None
-        assert plan.time_us <= alone.time_us and plan.frontier.needed_bytes(plan.point) <= limit
+        assert plan.time_us <= alone.time_us and plan.frontier.peak_bytes(plan.point) <= limit
         chosen.add(plan.micro_batches)
     assert plan.micro_batches == 1, "the fastest of all takes the full batch at once"
     assert chosen > {1}

@@ -160,8 +160,8 @@ def worker(name: str, n_devices: int, n_steps: int, folder: Path, collectives: s
         fastest = run("none", None)
         fastest.save(files["none"])
         frontier = fastest.frontier
-        least = frontier.needed_bytes(frontier.least_point())
-        most = frontier.needed_bytes(frontier.fastest_within(None))
+        least = frontier.peak_bytes(frontier.least_point())
+        most = frontier.peak_bytes(frontier.fastest_within(None))
         for limit, n_bytes in (("middle", (least + most) // 2), ("least", least)):
             frontier.at(n_bytes).save(files[limit])
     for limit in LIMITS:

@@ -63,7 +63,7 @@ def test_the_frontier_with_stages_is_nowhere_above_the_one_without(name: str, li
     assert {each.micro_batches for each in found.searched} == {1, 2, 4, 8}  # 1 of those without
     (alone, *_) = fastest_that_fits(request(name, link), 4)[1]
     for number, point in enumerate(alone.points):
-        n_bytes = alone.needed_bytes(number)
+        n_bytes = alone.peak_bytes(number)
         assert any(each.n_bytes <= n_bytes and each.costs_ns[0] <= point.time_us * 1e3 for each in found.points_of)
     assert list(np.diff(found.costs.mem_bytes) > 0) == list(np.diff(found.costs.time_ns) < 0) == [True] * (len(found) - 1)
 

@@ -67,7 +67,7 @@ def least_without() -> int:
     """The least that a device needs without stages."""
     held = least_bytes_in_micro_batches(recorded().model, 4)
     tried = fastest_that_fits(request(1), 4)[1] + fastest_that_fits(request(held), 4)[1]
-    return min(each.needed_bytes(each.least_point()) for each in tried)
+    return min(each.peak_bytes(each.least_point()) for each in tried)
 
 
 @cache

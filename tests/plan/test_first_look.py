@@ -37,7 +37,7 @@ def test_no_plan_is_below_the_bound_and_each_plan_looked_at_fits(name: str, monk
     look = first_look(replace(request, limit_bytes=max(peaks)), 4, counts)
     assert look is not None and look.best is not None
     frontier, point = look.best
-    needed = frontier.needed_bytes(point)
+    needed = frontier.peak_bytes(point)
     asked = replace(request, limit_bytes=needed)
     assert fastest_that_fits(asked, 4)[0] is not None and said[-1].startswith("yes, on 4 devices within ")
     # A search that finds nothing leaves the plan that was looked at.

@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 import pytest
 from helpers.large import first
-from plan.frontiers import changed, frontier_of, two_layers
+from plan.frontiers import frontier_of, two_layers
 from session.models import begin, built, losses, network
 
 import tensoropt
@@ -163,31 +163,6 @@ def test_a_loaded_frontier_asked_for_another_limit_gives_a_plan_that_runs(whole,
         np.testing.assert_allclose(losses(model), expected, rtol=1e-5)
 
 
-def test_a_file_without_peaks_is_asked_by_memory(found, file):
-    """No peaks are stored if counting them would take long."""
-    changed(file, lambda value: [point.update(peak_bytes=None) for point in value["points"]])
-    frontier = tensoropt.load_frontier(file)
-    assert frontier.peak_bytes(0) is None
-    for number, point in enumerate(found):
-        assert frontier.at(point.sum_bytes).point == number
-    with pytest.raises(tensoropt.InputError, match=rf"memory={found.points[0].sum_bytes} or more"):
-        frontier.at(found.points[0].sum_bytes - 1)
-
-
-def test_of_many_points_a_file_keeps_some_peaks_and_answers_with_these_points(found, whole, monkeypatch):
-    monkeypatch.setattr("tensoropt.plan.compress.MOST_PEAKS", 4)
-    asked_before = dataclasses.replace(found, searched=None, _peaks={})
-    asked_before.peak(1)
-    some = compressed(asked_before)
-    last = len(found) - 1
-    known = sorted({0, 1, round(last / 3), round(2 * last / 3), last})
-    assert [point for point in range(len(found)) if some.peak_bytes(point) is not None] == known
-    for limit in [found.peak(point).n_bytes for point in known]:
-        assert some.at(limit).point == max(point for point in known if found.peak(point).n_bytes <= limit)
-    told = [asked_before.table().splitlines()[2 + point] in some.table().splitlines() for point in range(len(found))]
-    assert told == [point in known for point in range(len(found))]
-
-
 def test_a_plan_of_a_loaded_frontier_is_saved_and_held_against_the_model(whole, tmp_path):
     plan = tensoropt.load_frontier(whole).smallest()
     plan.save(tmp_path / "plan.json")
@@ -242,13 +217,9 @@ def test_a_loaded_frontier_is_saved_as_it_was(whole, tmp_path):
 def test_saving_leaves_one_whole_file_and_tells_how_far_it_is(found, tmp_path):
     told = []
     (tmp_path / "frontier.json").write_text("old")
-    uncounted = dataclasses.replace(found, searched=None, _peaks={})
-    uncounted.save(tmp_path / "frontier.json", lambda *progress: told.append(progress))
+    found.save(tmp_path / "frontier.json", lambda *progress: told.append(progress))
     assert [entry.name for entry in tmp_path.iterdir()] == ["frontier.json"]
-    for kind in ("plans", "peaks"):
-        done = [(done, total) for stage, done, total in told if stage == kind]
-        assert done == [(i, len(done)) for i in range(len(done))] and done
-    assert {stage for stage, _, _ in told} == {"plans", "peaks"}
+    assert told == [("plans", i, len(told)) for i in range(len(told))] and told
     with pytest.raises(tensoropt.InputError, match=r"frontier can't be saved as '/no/such/f.json': No such file"):
         found.save("/no/such/f.json")
 

@@ -44,7 +44,7 @@ def plan_of(options: CaseOptions, seed: int, request: Request, option: str) -> P
         frontier = searched(request, options.n_devices)
         if options.kind == "point":
             return frontier.plan(rng.randrange(len(frontier)))
-        needed = [frontier.needed_bytes(point) for point in (frontier.least_point(), frontier.fastest_within(None))]
+        needed = [frontier.peak_bytes(point) for point in (frontier.least_point(), frontier.fastest_within(None))]
         request = replace(request, limit_bytes=rng.randint(min(needed), max(needed)))
     plan = find_answer(option, request, options.n_devices)
     assert isinstance(plan, Plan)

@@ -40,7 +40,7 @@ def test_the_rows_of_each_point_are_those_of_its_plan(found, frontier, loaded):
 def test_points_are_chosen_as_a_loaded_frontier_chooses_them(frontier, loaded):
     assert frontier.turning_point == loaded.turning_number
     assert frontier.least_point() == loaded.least_point()
-    limits = [None, *(peak + off for peak in set(frontier.known_peaks.values()) for off in (-1, 0, 1))]
+    limits = [None, *(peak + off for peak in {row["peak_bytes"] for row in frontier.points} for off in (-1, 0, 1))]
     assert len(limits) > 10
     for limit in limits:
         assert frontier.fastest_within(limit) == loaded.fastest_within(limit)

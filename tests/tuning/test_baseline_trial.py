@@ -60,7 +60,7 @@ def test_it_is_left_out_where_it_does_not_fit_or_costs_too_much(frontier):
     alone = find_baseline(frontier, "data-parallel")
     plan = next(plan for plan in map(frontier.plan, range(len(frontier))) if runs_as(plan) != runs_as(alone.plan(0)))
     plan = replace(plan, time_us=alone.points[0].time_us)
-    needed_bytes = alone.needed_bytes(0)
+    needed_bytes = alone.peak_bytes(0)
     assert baseline_trial(model, needed_bytes)._baseline(DATA_PARALLELISM, [plan], PLENTY) is not None
     assert baseline_trial(model, needed_bytes - 1)._baseline(DATA_PARALLELISM, [plan], PLENTY) is None
     assert baseline_trial(model)._baseline(DATA_PARALLELISM, [plan], needed_bytes + plan.peak_bytes) is not None

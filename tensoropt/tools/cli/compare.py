@@ -117,7 +117,7 @@ def _that_pays(request: Request, count: int, frontier: ModelFrontier) -> Plan | 
     search = CandidateSearch(asked, count, whole=[frontier], alone=(frontier, fastest))
     search.search_unasked()
     found = search.frontier()
-    return None if found is None else found.plan(found.fastest_within(request.limit_bytes), "mini_time")
+    return None if found is None else found.at(request.limit_bytes)
 
 
 def _hardware_and_count(arguments: argparse.Namespace) -> tuple[Hardware, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,18 +129,15 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
     """Return the JSON value of a frontier.
 
     ``seconds`` count from the recorded graph; recording is a phase of its own beside them. A point's bound is the least of
-    the second objective that any plan with no more of the first objective could have, of those searched for it. A
-    point's peak is None unless the search computed it or the table shows it.
+    the second objective that any plan with no more of the first objective could have, of those searched for it.
     """
     frontier = _frontier_of(plan)
     found, phases = frontier.found, _seconds_by_phase(setup, frontier)
     lower, gaps = frontier.bounds_ns, frontier.gaps
     least_ns = found.time_ns.min() if found.bound is None else found.bound.time_ns.min()
-    peaks = frontier.counted_peaks
     of_bound = "bound_time_us" if frontier.objectives[1] == "time" else "bound_network_time_us"
     points = [
-        {**asdict(point), "peak_bytes": peaks.get(number), of_bound: bound_ns / 1e3, **frontier.passes(number)._asdict()}
-        for number, (point, bound_ns) in enumerate(zip(frontier.points, lower.tolist(), strict=True))
+        {**frontier.row(number), of_bound: bound_ns / 1e3} for number, bound_ns in enumerate(lower.tolist())
     ]
     whole = next(iter(frontier.without_stages), None)
     if gaps is None and whole is not None:

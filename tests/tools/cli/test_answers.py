@@ -127,8 +127,8 @@ def test_explain_of_a_frontier_is_that_of_its_point(found, folder, capsys):
         plan = found.plan(at)
         told = json.loads(said(capsys, 0, "explain", file, "--point", at + 1, "--json"))
         assert told == json.loads(json.dumps({**plan.explanation(), "frontier": []}))
-    by_limit = said(capsys, 0, "explain", file, "--memory", f"{found.needed_bytes(1)}B")
-    assert by_limit == said(capsys, 0, "explain", file, "--point", found.at(found.needed_bytes(1)).point + 1)
+    by_limit = said(capsys, 0, "explain", file, "--memory", f"{found.peak_bytes(1)}B")
+    assert by_limit == said(capsys, 0, "explain", file, "--point", found.at(found.peak_bytes(1)).point + 1)
     assert said(capsys, 0, "explain", file) == said(capsys, 0, "explain", file, "--point", 3)
     assert f"a point from 1 to {len(found)}, got '0'" in said(capsys, 2, "explain", file, "--point", 0)
     assert "no plan of this frontier fits 1 bytes" in said(capsys, 2, "explain", file, "--memory", "1B")
@@ -137,14 +137,14 @@ def test_explain_of_a_frontier_is_that_of_its_point(found, folder, capsys):
 
 def test_plans_are_the_fastest_within_the_limit(found, folder, capsys):
     loaded = tensoropt.load_frontier(folder / "frontier.json")
-    limit = loaded.needed_bytes(len(loaded) // 2)
+    limit = loaded.peak_bytes(len(loaded) // 2)
     told = json.loads(said(capsys, 0, "plans", folder / "frontier.json", "--memory", f"{limit}B", "--top", 3, "--json"))
     best = loaded.at(limit)
     assert told["plans"][0]["point"] == best.point and told["plans"][0]["time_us"] == best.time_us
     assert told["plans"][0]["peak_bytes"] == best.peak_bytes
     times = [row["time_us"] for row in told["plans"]]
     assert len(times) == 3 and times == sorted(times) and told["plans"][0]["slower"] == 0
-    fitting = [i for i in loaded.known_peaks if loaded.needed_bytes(i) <= limit]
+    fitting = [i for i in range(len(loaded)) if loaded.peak_bytes(i) <= limit]
     assert told["fitting"] == len(fitting)
     table = said(capsys, 0, "plans", folder / "frontier.json", "--memory", f"{limit}B")
     assert f"{best.time_us:,.1f}" in table.splitlines()[2] and table.splitlines()[2].split()[0] == str(best.point + 1)
@@ -217,7 +217,7 @@ def test_no_number_of_devices_does(folder, capsys):
 
 
 def test_a_frontier_and_a_model_are_recommended_as_they_are_planned(found, folder, capsys):
-    needed = found.needed_bytes(found.least_point())
+    needed = found.peak_bytes(found.least_point())
     told = json.loads(said(capsys, 0, "recommend", folder / "frontier.json", "--memory", f"{needed}B", "--json"))
     assert told["devices"] == 4 and told["time_us"] == found.at(needed).time_us
     model = f"{Path(__file__).with_name('models.py')}:good"
