@@ -70,11 +70,6 @@ class RunningKeras:
         self._kept, self._seen, self._settings = optimizer.kept, self._attributes(), self._current_settings()
 
     @property
-    def running(self) -> tuple[RunningKeras, ...]:
-        """The parts that this process runs, as of an optimizer in stages: itself."""
-        return (self,)
-
-    @property
     def _completes(self) -> bool:
         """Say whether the update needs sums over all shards."""
         return bool(self._optimizer.sum_lengths) and not self._is_alone

@@ -17,7 +17,7 @@ from ..common.memory_units import default_limit, memory_text
 from ..common.words import counted
 from ..program.interleaved import INTERLEAVED, Interleaving, interleaving_of, most_in_flight
 from ..program.passes import Orders, merged
-from ..program.schedule import ONE_FORWARD_ONE_BACKWARD, PLAIN, SCHEDULES, pass_orders
+from ..program.schedule import PLAIN, SCHEDULES, pass_orders
 from ..report.explanation import PlanFacts, explanation
 from ..report.explanation_text import explanation_text
 from ..report.notebook import bundle, plan_html
@@ -155,8 +155,7 @@ class Plan:
     def orders(self) -> Orders:
         """The order of the passes of each stage, or of each submesh where stages are interleaved."""
         in_flight, deferred = ([getattr(stage, name) for stage in self.stages] for name in ("in_flight", "deferred"))
-        schedule = ONE_FORWARD_ONE_BACKWARD if self.schedule == PLAIN else self.schedule
-        return pass_orders(schedule, self.micro_batches, in_flight, deferred, self.interleaving)
+        return pass_orders(self.schedule, self.micro_batches, in_flight, deferred, self.interleaving)
 
     def _most(self, name: str) -> float:
         """Return the largest amount of a submesh: the sum over its stages."""

@@ -106,7 +106,8 @@ def pass_orders(
         InputError: there is no such schedule.
         ValueError: stages are interleaved, and it isn't said how.
     """
-    check_schedule(schedule)
+    if schedule != PLAIN:
+        check_schedule(schedule)
     if (interleaving is not None) != (schedule == INTERLEAVED):
         raise ValueError(f"schedule {schedule!r} with {interleaving} as to how stages share submeshes")
     if interleaving is not None:

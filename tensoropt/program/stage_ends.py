@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from ..ir.graph import Tensor
 from .forward import ForwardPass
@@ -18,13 +18,12 @@ class StageEnds:
         received: what other stages compute. A micro-batch's is there from the beginning of its forward pass.
         returned: those of them whose gradients are sent back.
         divides: whether a backward pass runs first what these gradients need, see :func:`.deferral.divided`.
-        sent: the tensors that it sends, in order. This and what follows is of a program that is run; others begin their
-            backward pass with the loss that the stage is planned by.
+        sent: the tensors that it sends, in order. This and what follows is of a program that is run.
         given: the tensors whose gradients other stages send to it.
         late: those of ``returned`` whose gradients no pass of another stage waits for.
         added: tensors of variables whose gradients come in part from what the stage sent before its passes.
-        loss: the loss, in the stage that computes it.
-        is_run: whether the program is run.
+        losses: the losses of training steps, by the steps' names, None for one that the stage doesn't compute; without one a
+            backward pass begins with the loss that the stage is planned by.
     """
 
     received: frozenset[str]
@@ -34,8 +33,7 @@ class StageEnds:
     given: tuple[str, ...] = ()
     late: frozenset[str] = frozenset()
     added: tuple[str, ...] = ()
-    loss: Tensor | None = None
-    is_run: bool = False
+    losses: Mapping[str, Tensor | None] = field(default_factory=dict, hash=False)
 
 
 def send(ends: StageEnds | None, forward: ForwardPass, n_runs: int) -> None:

@@ -328,7 +328,7 @@ class _Step:
 
     def _loss(self, taken: Gradients) -> Tensor | None:
         """Return the loss that a backward pass begins with, or None in a stage that doesn't compute it."""
-        return taken.loss if self.ends is None or not self.ends.is_run else self.ends.loss
+        return taken.loss if self.ends is None else self.ends.losses.get(taken.name, taken.loss)
 
     def _resharded_loss(self, taken: Gradients) -> dict[str, Tensor]:
         """Write the resharding of a loss, if there is one; return it by its name."""

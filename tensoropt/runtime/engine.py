@@ -1,148 +1,134 @@
-"""Run a model under a strategy: local variables, feeds, fetches and training steps.
+"""Run a model in its stages, usually one: each process builds those of its stages, and all exchange what crosses.
 
 For each set of fetches and feeds the engine builds, once, one TensorFlow function with just what these need. Every rank
-builds the same functions in the same order. Variables are read when a function starts and updated when it ends.
+builds the same functions in the same order. A training function runs the passes of the micro-batches in the order of the
+schedule; others run the stages one after the other, on the whole batch. Variables are read when a function starts and
+updated when it ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 
 import numpy as np
 import tensorflow as tf
 
 from ..common.errors import InputError
 from ..common.progress import NOT_SHOWN, Display
-from ..common.settings import LAG
-from ..ir.graph import PLACEHOLDER, Graph, Operator, TrainStep
-from ..ir.micro_batching import MicroBatch
-from ..lowering.emission import Sources, TaskEmission
 from ..lowering.operators import Values
-from ..lowering.pass_chain import PassChain
-from ..lowering.resharding.reshard import Backend, Collective, Resharder
-from ..lowering.variables import StateEntry, local_variables
-from ..optimizers.running_optimizer import Emission, PendingUpdate, RunningOptimizer, Shards
-from ..optimizers.start import start_optimizer
-from ..program.fetch import Fetch, operators_of
-from ..program.step import step_program
-from ..rules.random import FROM_SEED
-from ..sharding.resharding import PathFinder, Resharding
-from ..sharding.strategy import StrategyView
-from .fed_values import FedValues
-from .feed_shards import comes_in_micro_batches, fed_layout, fed_shape, rank_shard
-from .functions import BuiltFunction, FedSpec, Feed, flat, names, structure_digest
+from ..lowering.resharding.reshard import Backend, Resharder
+from ..lowering.variables import StateEntry
+from ..optimizers.running_optimizer import RunningOptimizer
+from ..program.fetch import Fetch
+from .feed_shards import argument_of, comes_in_micro_batches, shard_of
+from .functions import BuiltFunction, Feed, flat, names, structure_digest
+from .pipeline.emission import FunctionEmission
+from .pipeline.parts import RunningStages, StagePart, parts_of
+from .pipeline.state_of_stages import StageEntries, state_of_all
 from .process_limit import check_memory_left
-from .step_emission import Gradients, StepEmission
 from .step_errors import RefusedValues, only_step
+from .step_optimizer import StepOptimizer
 
-UPDATE_OPERATORS = {
-    "AssignVariableOp": "assign",
-    "AssignAddVariableOp": "assign_add",
-    "AssignSubVariableOp": "assign_sub",
-}
+Returned = list[list[np.ndarray]]
+"""For each tensor that a stage returns its value on each rank."""
+Share = Callable[[int, Returned | None], Returned]
+Fed = Mapping[Feed, np.ndarray | tf.Tensor]
+
+
+def _own(stage: int, entries: StageEntries | None) -> StageEntries:
+    """Return the description of a stage's state, where this process builds all stages."""
+    assert entries is not None
+    return entries
 
 
 @dataclass
-class Engine:
-    """The execution of a model under a strategy, on the ranks that this process builds.
+class Engine(RunningStages):
+    """The execution of a model, on the stages and ranks that this process builds.
 
     Attributes:
-        view: the strategy on its graph.
-        path_finder: finds the path of each resharding.
-        backend: carries out the paths.
-        initial_value: returns the global initial value of a variable, given by its operator's name.
-        agree: called with a digest and the log of collectives of each function before its first run; raises if ranks differ,
-            and prepares the collectives.
-        first: another engine, whose variables and optimizers this one shares where it has the same; None without.
-        per_micro_batch: the strategy on the graph of one micro-batch, if training steps run in several; else None.
-        in_order: whether the backward pass runs in a fixed order; see :mod:`..lowering.order`.
-        lag: for at most this many operators the backward pass goes on while a gradient is on its way; see the same module.
+        share: gives all processes what the first rank of a stage fetched, given the stage's number.
+        describe: gives all processes the description of a stage's state, given the stage's number.
+        agree: called with a text ahead of each function's first run; raises if the ranks of all stages don't come with the
+            same one.
+        begin: called when a step begins, so that a rank which waits in it can be told from one that hasn't come.
+        gather: returns the arrays of all ranks, given this rank's and what they are.
         display: shows that a function is being built, and runs for the first time.
-        variables: by operator name, a variable's shards on the ranks that are built here.
-        optimizers: the optimizer of each training step, by the step's name.
-        runs: by the names of random operators with a seed, how often each has drawn, whatever was fetched.
     """
 
-    view: StrategyView
-    path_finder: PathFinder
-    backend: Backend
-    initial_value: Callable[[str], np.ndarray]
-    agree: Callable[[str, Sequence[Collective]], None] = lambda digest, log: None
-    first: Engine | None = None
-    per_micro_batch: StrategyView | None = None
-    in_order: bool = False
-    lag: float = LAG
+    share: Share = lambda stage, values: values or []
+    describe: Callable[[int, StageEntries | None], StageEntries] = _own
+    agree: Callable[[str], None] = lambda text: None
+    begin: Callable[[], None] = lambda: None
+    gather: Callable[[np.ndarray, str], Sequence[np.ndarray]] = lambda value, what: [value]
     display: Display = NOT_SHOWN
-    variables: dict[str, list[tf.Variable]] = field(default_factory=dict)
-    optimizers: dict[str, RunningOptimizer] = field(default_factory=dict)
-    runs: dict[str, tf.Variable] = field(default_factory=dict)
     _functions: dict[tuple[Fetch, tuple[Feed, ...]], BuiltFunction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _add_in_one_order()
-        if self.first is not None:
-            self.variables = self.first.variables  # what this engine adds, others share, too
-            self.optimizers.update(self.first.optimizers)
-        for op in self.graph.variables:
-            if op.name not in self.variables:
-                self.variables[op.name] = self._first_variables(op)
-        for step in self.graph.train_steps.values():
-            if step.name not in self.optimizers:
-                shared = self.optimizers.get(step.of)
-                running = start_optimizer(step.optimizer, self._shards(step)) if shared is None else shared
-                self.optimizers[step.name] = running
+        _ = self._described  # all processes exchange it now, and not whenever one of them first needs it
 
     @property
-    def graph(self) -> Graph:
-        """The graph of the strategy."""
-        return self.view.graph
+    def backend(self) -> Backend:
+        """Return the backend of the stages that this process builds; of one of them, where it builds all."""
+        return next(iter(self.states.values())).backend
 
-    def _shards(self, step: TrainStep) -> Shards:
-        tensors = tuple(self.graph.operators[name].result for name in step.variables)
-        layouts = tuple(self.view.layout(tensor) for tensor in tensors)
-        shards = tuple(tuple(self.variables[name]) for name in step.variables)
-        return Shards(step.name, step.variables, tensors, layouts, tuple(self.backend.ranks), shards)
+    @backend.setter
+    def backend(self, backend: Backend) -> None:
+        for state in self.states.values():
+            state.backend = backend
 
-    def _first_variables(self, op: Operator) -> list[tf.Variable]:
-        replicated = self.initial_value(op.name)
-        return local_variables(replicated, op.result, self.view.layout(op.result), self.backend.ranks, op.name)
+    @property
+    def initial_value(self) -> Callable[[str], np.ndarray]:
+        """Return the function that returns the global initial value of a variable, given by its operator's name."""
+        return next(iter(self.states.values())).initial_value
+
+    @initial_value.setter
+    def initial_value(self, value: Callable[[str], np.ndarray]) -> None:
+        for state in self.states.values():
+            state.initial_value = value
+
+    @cached_property
+    def optimizers(self) -> dict[str, StepOptimizer]:
+        """The optimizer of each training step, over all stages, by the step's name."""
+        averages = tuple(pair for stage in self._described for pair in stage.averages)
+        steps = next(iter(self.states.values())).optimizers
+        return {step: StepOptimizer(step, self.state, averages, self._running(step)) for step in steps}
+
+    def _running(self, step: str) -> tuple[RunningOptimizer, ...]:
+        return tuple(state.optimizers[step] for _, state in sorted(self.states.items()))
 
     def initialize(self) -> None:
         """Reset all variables, the optimizers' too, to their initial values."""
-        for op in self.graph.variables:
-            for variable, value in zip(self.variables[op.name], self._first_variables(op), strict=True):
-                variable.assign(value)
-        for optimizer in dict.fromkeys(self.optimizers.values()):
-            optimizer.reset()
+        for state in self.states.values():
+            state.initialize()
 
     def state(self) -> tuple[StateEntry, ...]:
-        """Return all variables in a fixed order: the model's, then those of each training step's optimizer."""
-        entries = [
-            StateEntry(
-                op.name,
-                op.result.shape,
-                op.result.dtype,
-                self.view.layout(op.result),
-                tuple(self.variables[op.name]),
-                tuple(self.backend.ranks),
-            )
-            for op in self.graph.variables
-        ]
-        optimizers = dict.fromkeys(self.optimizers.values())
-        return tuple(entries + [entry for optimizer in optimizers for entry in optimizer.state()])
+        """Return all variables in a fixed order, the same in all processes; those of other stages have no shards here."""
+        stages = [self._entries_of(stage) if stage in self.states else each for stage, each in enumerate(self._described)]
+        return state_of_all(stages, len({device for view in self.views for device in view.devices}))
+
+    def _entries_of(self, stage: int) -> StageEntries:
+        state = self.states[stage]
+        running = dict.fromkeys(state.optimizers.values())
+        averages = tuple(pair for each in running for pair in getattr(each, "averages", ()))
+        return StageEntries(self.views[stage].devices[0], state.state(), averages)
+
+    @cached_property
+    def _described(self) -> list[StageEntries]:
+        """The entries of all stages, without shards."""
+        own = {stage: self._entries_of(stage).described for stage in self.states}
+        return [self.describe(stage, own.get(stage)) for stage in range(self.stages.n)]
 
     @property
     def local_parameter_bytes(self) -> list[int]:
-        """Return, for each rank that is built here, the bytes of its shards of the trainable variables."""
-        totals = [0] * len(self.backend.ranks)
-        for op in self.graph.variables:
-            if op.is_trainable:
-                for i, rank in enumerate(self.backend.ranks):
-                    local = self.view.layout(op.result).local_shape(op.result.shape, rank)
-                    totals[i] += int(np.prod(local)) * op.result.item_bytes
-        return totals
+        """Return, for each rank that is built here, the bytes of its shards of its stages' trainable variables."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for stage, state in sorted(self.states.items()):
+            own, devices = state.local_parameter_bytes, self.views[stage].devices
+            found[devices] = [a + b for a, b in zip(found.get(devices, [0] * len(own)), own, strict=True)]
+        return [n_bytes for of_ranks in found.values() for n_bytes in of_ranks]
 
     @property
     def collectives_per_step(self) -> int:
@@ -150,47 +136,61 @@ class Engine:
         logs = [built.log for (fetch, _), built in self._functions.items() if fetch.train_steps]
         return len(logs[-1]) if logs else 0
 
-    def run(self, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]) -> list[list[np.ndarray]]:
+    def run(self, fetch: Fetch, feeds: Fed) -> Returned:
         """Run the function for these fetches and feeds once.
 
-        A global value that is fed as an array is cut into shards. A tensor that needs no cut is taken as it is, without a
-        copy.
+        A global value that is fed as an array is cut into shards.
 
         Returns:
-            For each fetched tensor, its value on each rank that is built here.
+            For each fetched tensor its value on each rank of its stage that is built here; of a stage that isn't, on its
+            first rank.
 
         Raises:
-            InputError: another thread runs a step, a placeholder isn't fed, or an operator can't take a value.
+            InputError: another thread runs a step, a placeholder isn't fed, an operator can't take a value, or a rank's
+                shard is fetched that not all ranks have.
         """
+        local = next((tensor for tensor, is_local in fetch.tensors if is_local), None)
+        if local is not None and not self.is_everywhere:
+            raise InputError(
+                f"tensoropt.local asks for this rank's shard of {local.name}, which only ranks of one stage have; fetch it "
+                "without tensoropt.local, or ask for stages=1"
+            )
         with only_step:
+            feeds = feeds if self.is_everywhere else self._whole(feeds)
             built = self._functions.get((fetch, tuple(feeds)))
             if built is not None:
-                return self._run(built, fetch, feeds)
+                return self._run(built, feeds)
             with self.display.phase("first step" if fetch.train_steps else "first run of a program"):
-                return self._run(self.function(fetch, tuple(feeds)), fetch, feeds)
+                return self._run(self.function(fetch, tuple(feeds)), feeds)
 
-    def _run(
-        self, built: BuiltFunction, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]
-    ) -> list[list[np.ndarray]]:
-        arguments = []
-        as_specified = True
-        of_feeds = built.is_whole, built.layouts, built.micro_batches, built.specs
-        for (feed, value), is_whole, layout, micro_batches, spec in zip(feeds.items(), *of_feeds, strict=True):
-            for rank in self.backend.ranks:
-                if is_whole and isinstance(value, tf.Tensor):
-                    arguments.append(value)
-                    as_specified = as_specified and spec.fits(value)
-                    continue
-                shard = value if is_whole else rank_shard(np.asarray(value), layout, feed.tensor.shape, rank, micro_batches)
-                if not shard.flags.c_contiguous:
-                    shard = np.ascontiguousarray(shard).reshape(shard.shape)
-                arguments.append(tf.constant(shard))
-                as_specified = as_specified and spec.fits(shard)
+    def _run(self, built: BuiltFunction, feeds: Fed) -> Returned:
+        arguments, as_specified, fed = [], True, tuple(feeds.values())
+        for argument in built.arguments:
+            shard = shard_of(argument, fed[argument.number])
+            as_specified = as_specified and argument.spec.fits(shard)
+            arguments.append(shard if isinstance(shard, tf.Tensor) else tf.constant(shard))
         with RefusedValues(self.graph), self.backend.watched(built.log):
-            flat = [value.numpy() for value in built.run(arguments, as_specified)]
+            self.begin()
+            values = iter([value.numpy() for value in built.run(arguments, as_specified)])
         check_memory_left()
-        n_ranks = len(self.backend.ranks)
-        return [flat[i : i + n_ranks] for i in range(0, n_ranks * len(fetch.tensors), n_ranks)]
+        own = {
+            stage: [[next(values) for _ in state.backend.ranks] for each in built.results if each == stage]
+            for stage, state in sorted(self.states.items())
+        }
+        found = {stage: iter(self.share(stage, own.get(stage))) for stage in sorted(set(built.results))}
+        return [next(found[stage]) for stage in built.results]
+
+    def _whole(self, feeds: Fed) -> Fed:
+        """Return feeds with whole tensors, each in place of the ranks' shares of it.
+
+        A stage needs samples that other stages' ranks have loaded, so all ranks are given all of them.
+        """
+        return {
+            Feed(feed.tensor, False): np.concatenate(self.gather(np.asarray(value), f"the shares of {feed.tensor.name}"))
+            if feed.is_local
+            else value
+            for feed, value in feeds.items()
+        }
 
     def rebuild_steps(self) -> None:
         """Build the functions of training steps again when they next run."""
@@ -208,141 +208,60 @@ class Engine:
         return self._functions[key]
 
     def _build(self, fetch: Fetch, feeds: tuple[Feed, ...]) -> BuiltFunction:
-        needed = operators_of(self.graph, fetch, {feed.tensor.name for feed in feeds})
-        # In program order, so that all ranks name the same placeholder.
-        for op in self.graph.operators.values():
-            if op.name in needed and op.type == PLACEHOLDER:
-                raise InputError(f"placeholder '{op.name}' ({op.source}) isn't fed, but {names(fetch)} needs it; feed it")
-        self.add_runs(needed)
-        resharder = Resharder(self.backend)
-        n_ranks = len(self.backend.ranks)
-
-        def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
-            groups = [list(arguments[i : i + n_ranks]) for i in range(0, len(arguments), n_ranks)]
-            with resharder.building():
-                results = self._emit(fetch, dict(zip(feeds, groups, strict=True)), needed, resharder)
-                self.count_runs(needed)
-                return results
-
-        micro_batches = self._micro_batches(fetch)
-        of_feeds = tuple(
-            micro_batches if not feed.is_local and comes_in_micro_batches(feed, micro_batches) else () for feed in feeds
+        self.agree(f"runs {names(fetch)} on {', '.join(feed.tensor.name for feed in feeds)}")
+        parts = parts_of(self.stages, self.views, fetch, {feed.tensor.name for feed in feeds})
+        for stage, state in self.states.items():
+            state.add_runs(parts[stage].needed | parts[stage].ahead)
+        arguments = tuple(
+            argument_of(self.views[stage].whole, feed, number, stage, rank, self.micro_batches_of(fetch, stage), is_ahead)
+            for number, feed in enumerate(feeds)
+            for stage, state in sorted(self.states.items())
+            for is_ahead in (False, True)
+            if self._takes(fetch, parts[stage], feed, stage, is_ahead)
+            for rank in state.backend.ranks
         )
-        signature = [
-            tf.TensorSpec(fed_shape(fed_layout(self.view, feed), feed.tensor.shape, in_micro_batches), feed.tensor.dtype)
-            for feed, in_micro_batches in zip(feeds, of_feeds, strict=True)
-            for _ in range(n_ranks)
-        ]
+        resharders = self._resharders()
+        first = {id(each): stage for stage, each in reversed(resharders.items())}
+        unique = {stage: resharders[stage] for stage in sorted(first.values())}
+
+        def body(*given: tf.Tensor) -> list[tf.Tensor]:
+            fed: dict[int, dict[Feed, Values]] = {stage: {} for stage in self.states}
+            fed_whole: dict[int, dict[Feed, Values]] = {stage: {} for stage in self.states}
+            for argument, value in zip(arguments, given, strict=True):
+                of_stage = (fed_whole if argument.is_ahead else fed)[argument.stage]
+                of_stage.setdefault(argument.feed, []).append(value)
+            with ExitStack() as stack:
+                for resharder in unique.values():
+                    stack.enter_context(resharder.building())
+                results = FunctionEmission(self, fetch, parts, fed, fed_whole, resharders).run()
+                for stage, state in self.states.items():
+                    state.count_runs(parts[stage].needed | parts[stage].ahead)
+                return flat([values for _, of_stage in sorted(results.items()) for values in of_stage])
+
+        signature = [tf.TensorSpec(each.spec.shape, each.spec.dtype) for each in arguments]
         function = tf.function(body, input_signature=signature, autograph=False).get_concrete_function()
-        self.agree(structure_digest(function.graph, resharder.log), resharder.log)
-        layouts = tuple(fed_layout(self.view, feed) for feed in feeds)
-        is_whole = tuple(
-            feed.is_local or (layout.is_replicated and not cut_into)
-            for feed, layout, cut_into in zip(feeds, layouts, of_feeds, strict=True)
-        )
-        specs = tuple(map(FedSpec.of, signature[::n_ranks]))
-        return BuiltFunction(function, tuple(resharder.log), layouts, of_feeds, is_whole, specs)
+        for stage, resharder in unique.items():
+            self.states[stage].agree(structure_digest(function.graph, resharder.log), resharder.log)
+        log = tuple(entry for resharder in unique.values() for entry in resharder.log)
+        return BuiltFunction(function, log, arguments, tuple(self.stages.home(tensor) for tensor, _ in fetch.tensors))
 
-    def _micro_batches(self, fetch: Fetch) -> tuple[MicroBatch, ...]:
-        """Return the micro-batches in which a function runs; empty if it runs on the batch as a whole."""
-        micro_batching = self.per_micro_batch.graph.micro_batching if self.per_micro_batch is not None else None
-        if not fetch.train_steps or micro_batching is None:
-            return ()
-        return tuple(MicroBatch(micro_batching, i, self.backend.mesh.n_devices) for i in range(micro_batching.n))
+    def _resharders(self) -> dict[int, Resharder]:
+        """Return by stage what emits its reshardings.
 
-    def _emit(self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], resharder: Resharder) -> list[tf.Tensor]:
-        micro_batches, given = self._micro_batches(fetch), frozenset(feed.tensor.name for feed in fed)
-        view = self.per_micro_batch if micro_batches and self.per_micro_batch is not None else self.view
-        program = step_program(view, self.path_finder, fetch=fetch, given=given, in_buckets=resharder.joins)
-        is_ordered = self.in_order and not self.graph.is_sequential
-        emission = StepEmission(
-            program, view, self.path_finder, resharder, self._sources(fed, needed, micro_batches, resharder), self._update,
-            self.optimizers, self._updated, fetch.train_steps,
-            PassChain(max(1, len(micro_batches)), self.lag if is_ordered else None), micro_batches,
-        )  # fmt: skip
-        return flat(emission.results())
+        Stages on one rank have one, so that their collectives and messages run in one chain.
+        """
+        found: dict[int, Resharder] = {}
+        for stage, state in sorted(self.states.items()):
+            alike = (found[other] for other in found if self.states[other].backend is state.backend)
+            found[stage] = next(alike, None) or Resharder(state.backend)
+        return found
 
-    def _sources(
-        self, fed: Mapping[Feed, Values], needed: set[str], micro_batches: tuple[MicroBatch, ...], resharder: Resharder
-    ) -> Sources:
-        """Return functions that emit the values of variables and of what is fed, by tensor name."""
-        sources: dict[str, Callable[[int], Values]] = {
-            op.result.name: partial(_read, self.variables[op.name]) for op in self.graph.variables if op.name in needed
-        }
-        taken = FedValues(self.view, self.per_micro_batch, resharder, self.path_finder)
-        for feed, values in fed.items():
-            if comes_in_micro_batches(feed, micro_batches):
-                sources[feed.tensor.name] = taken.in_micro_batches(feed, values, micro_batches[0])
-            else:
-                sources[feed.tensor.name] = taken.at_once(feed, values)
-        return sources
-
-    def add_runs(self, needed: Collection[str]) -> None:
-        """Make the counts of the random operators of a function that is about to be built."""
-        for name in sorted(needed):
-            if self.graph.operators[name].type in FROM_SEED and name not in self.runs:
-                self.runs[name] = tf.Variable(tf.zeros([], tf.int64), trainable=False)
-
-    def count_runs(self, needed: Collection[str]) -> None:
-        """Emit, at the end of a function, that its random operators have drawn once more."""
-        for name, count in sorted(self.runs.items()):
-            if name in needed:
-                count.assign_add(1)
-
-    def _update(self, op: Operator, operands: list[Values]) -> list[Values]:
-        if op.type in FROM_SEED:
-            return [[self.runs[op.name].value()] * len(self.backend.ranks)]
-        assert op.updates is not None
-        variables = self.variables[op.updates]
-        if op.type in UPDATE_OPERATORS:
-            for variable, value in zip(variables, operands[0], strict=True):
-                getattr(variable, UPDATE_OPERATORS[op.type])(value)
-            return []
-        return [_read(variables)]
-
-    def _reshard_overlappable(
-        self, step: TrainStep, emitted: TaskEmission, resharding: Resharding, values: Values
-    ) -> Values:
-        paths = self.path_finder.paths(resharding)
-        return emitted.resharder.reshard(resharding, paths, values, step.name, is_overlappable=True)
-
-    def _updated(
-        self,
-        step: TrainStep,
-        emitted: StepEmission,
-        gradients: Gradients,
-        indices: Sequence[Sequence[Values]],
-    ) -> PendingUpdate:
-        """Return the update of a training step, by gradients of which those of rows are on every rank."""
-
-        def read(index: int) -> Values:
-            return emitted.local(self.graph.operators[step.variables[index]].result)
-
-        reshard, replicated = partial(self._reshard_overlappable, step, emitted), partial(emitted.hyperparameter, step)
-        emission = Emission(read, gradients, indices, reshard, replicated)
-        pending, condition = self.optimizers[step.name].train(emission), step.optimizer.condition
-        is_applied = None if condition is None else replicated(condition)[0]
-
-        def apply(sums: Values | None) -> None:
-            if is_applied is None:
-                pending.apply(sums)
-            else:  # there is no collective in it
-                tf.cond(is_applied, lambda: pending.apply(sums), lambda: None)
-            for variable in self.variables[step.step_counter] if step.step_counter is not None else ():
-                variable.assign_add(tf.ones([], variable.dtype))
-
-        return PendingUpdate(pending.sums, apply)
-
-
-def _read(variables: Sequence[tf.Variable], micro_batch: int = -1) -> Values:
-    """Emit the reading of a variable's shards."""
-    return [variable.value() for variable in variables]
-
-
-def _add_in_one_order() -> None:
-    """Keep TensorFlow from merging additions: AddN starts with whichever operand's memory becomes free first.
-
-    Replicas that are computed on each rank would differ in the last bit from run to run, and drift apart.
-    """
-    if tf.config.optimizer.get_experimental_options().get("arithmetic_optimization", True):
-        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    def _takes(self, fetch: Fetch, part: StagePart, feed: Feed, stage: int, is_ahead: bool) -> bool:
+        """Return whether a stage takes a feed: as its micro-batches need it, or as one for what it runs ahead."""
+        graph = self.views[stage].whole.graph
+        if feed.tensor.name not in graph.tensors:
+            return False
+        if not is_ahead:
+            return True
+        runs_ahead = any(op.name in part.ahead for op in graph.consumers.get(feed.tensor.name, ()))
+        return runs_ahead and comes_in_micro_batches(feed, self.micro_batches_of(fetch, stage))

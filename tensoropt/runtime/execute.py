@@ -1,8 +1,7 @@
-"""Build the engine that runs a plan of one stage on this process's ranks, and check that all ranks run the same."""
+"""Choose the collectives and the ranks that a plan runs by, and check that all ranks run the same."""
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -10,29 +9,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ..common.dump import dump
 from ..common.errors import InputError, short
-from ..common.progress import Display
-from ..common.settings import LAG
 from ..common.watchdog import CHAINS, CRITICAL, OVERLAPPABLE
 from ..common.words import counted
-from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
+from ..lowering.resharding.backends import CommunicatingBackend
 from ..lowering.resharding.reshard import Backend, Collective
-from ..plan.consistency import check_reshardings
 from ..plan.plan import Plan
-from ..program.invariants import check_program
-from ..program.step import step_program
 from ..reschedule.layout import Axes, parse_axes
 from ..reschedule.mesh import Mesh
-from ..sharding.model import Model
-from ..sharding.resharding import PlainCosts
 from .collectives import tensorflow_server
 from .collectives.single import SingleCommunicator
-from .engine import Engine
-from .gpus import computes_on_gpu, make_deterministic
-from .memory_check import check_available_memory, state_bytes
+from .gpus import computes_on_gpu
 from .ranks import Processes, cores_of_a_rank
 from .thread_pool import runs_at_once
 
@@ -75,54 +63,6 @@ def loaded_plan(plan: object) -> Plan:
     return plan
 
 
-def engine_of(
-    plan: Plan,
-    model: Model,
-    initial_value: Callable[[str], np.ndarray],
-    processes: Processes,
-    collectives: str,
-    display: Display,
-) -> tuple[Engine, Processes]:
-    """Return the engine of a plan of one stage, and the ranks that take part; see :func:`.execution.execute`."""
-    plan.check_for(model)
-    check_ranks(plan, processes, collectives)
-    if plan.parallelism > 1:
-        make_deterministic()
-    stage = plan.only_stage
-    view = model.view(stage.strategy)
-    in_micro_batches = model.in_micro_batches(plan.micro_batches).view(stage.strategy)
-    check_reshardings(in_micro_batches, stage)
-    if collectives == EMULATED:
-        check_available_memory(plan.parallelism * state_bytes(view), processes.local_size)
-        backend: Backend = EmulatedBackend(plan.mesh)
-        prepare, in_order = None, False
-    else:
-        check_available_memory(max(state_bytes(view), plan.peak_bytes or 0), processes.local_size)
-        backend, processes, prepare = communicating(plan.mesh, processes, collectives)
-        in_order = runs_in_order(processes)
-    path_finder = stage.path_finder(PlainCosts())
-    if processes.rank == 0:
-        dump("program", lambda: step_program(in_micro_batches, path_finder))
-    if os.environ.get("TENSOROPT_CHECK") == "1":
-        check_program(step_program(in_micro_batches, path_finder), in_micro_batches.graph)
-    has_two_chains = isinstance(backend, CommunicatingBackend) and backend.overlappable is not None
-    lag, agreement = math.inf if has_two_chains else LAG, Agreement(processes, prepare)
-    sliced = in_micro_batches if plan.micro_batches > 1 else None
-    with display.phase("first values of the variables"):
-        engine = Engine(
-            view,
-            path_finder,
-            backend,
-            initial_value,
-            agreement,
-            per_micro_batch=sliced,
-            in_order=in_order,
-            lag=lag,
-            display=display,
-        )
-    return engine, processes
-
-
 def runs_in_order(processes: Processes) -> bool:
     """Return whether backward passes run in the program's order, the same on all ranks of ``processes``.
 
@@ -145,24 +85,22 @@ def check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:
         )
 
 
-def communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[Backend, Processes, Prepare | None]:
-    """Return the backend of a mesh's ranks, those ranks, and what forms the groups of its collectives.
+def communicating(mesh: Mesh, part: Processes, collectives: str) -> tuple[Backend, Prepare | None]:
+    """Return the backend of a mesh's ranks, and what forms the groups of its collectives.
 
     Raises:
         InputError: these collectives can't be used here.
     """
-    if processes.alone:
-        return CommunicatingBackend(mesh, 0, SingleCommunicator()), processes, None
-    part = taking_part(mesh.n_devices, processes)
+    if mesh.n_devices == 1:
+        return CommunicatingBackend(mesh, 0, SingleCommunicator()), None
     if collectives in (TENSORFLOW, HOROVOD):
         from ..lowering.resharding.in_graph import GraphBackend
 
-        with processes.waiting_in(f"the start of collectives={collectives!r}"):
+        with part.waiting_in(f"the start of collectives={collectives!r}"):
             operators = graph_collectives(collectives, part, mesh)
-        waiting, on_run = processes.waiting[CRITICAL], processes.begin_collective
-        return GraphBackend(mesh, part.rank, operators, waiting, on_run), part, lambda axes: None
-    backend, prepare = by_mpi(mesh, part)
-    return backend, part, prepare
+        waiting, on_run = part.waiting[CRITICAL], part.begin_collective
+        return GraphBackend(mesh, part.rank, operators, waiting, on_run), lambda axes: None
+    return by_mpi(mesh, part)
 
 
 def graph_collectives(collectives: str, part: Processes, mesh: Mesh) -> TensorFlowCollectives | HorovodCollectives:
@@ -183,6 +121,8 @@ def graph_collectives(collectives: str, part: Processes, mesh: Mesh) -> TensorFl
 
 def taking_part(n_devices: int, processes: Processes) -> Processes:
     """Return the first ``n_devices`` ranks; a rank that isn't among them waits for the others and ends here."""
+    if processes.alone:
+        return processes
     takes_part = processes.rank < n_devices
     with processes.waiting_in("the choice of ranks"):
         comm = processes.comm.Split(int(not takes_part), processes.rank)

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ..common.dump import dump
+from ..common.errors import InputError
 from ..common.progress import NOT_SHOWN, Display
-from ..lowering.resharding.backends import EmulatedBackend
+from ..common.settings import LAG
+from ..common.watchdog import CRITICAL
+from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
+from ..lowering.resharding.reshard import Backend
+from ..plan.consistency import check_reshardings
 from ..plan.plan import Plan
+from ..program.invariants import check_program
+from ..program.step import step_program
 from ..sharding.model import Model
+from ..sharding.resharding import PathFinder, PlainCosts
+from ..sharding.stages import Stages
 from .engine import Engine
-from .execute import engine_of
-from .pipeline.execute_staged import staged_engine
-from .pipeline.staged_engine import StagedEngine
+from .execute import EMULATED, HOROVOD, MPI, Agreement, check_ranks, communicating, runs_in_order, same_on_all, taking_part
+from .gpus import make_deterministic
+from .memory_check import check_available_memory, state_bytes
+from .pipeline.parts import StageView
+from .pipeline.transfers import EmulatedTransfers
+from .pipeline.values_in_step import ValuesInStep
 from .ranks import Processes
+from .stage_state import StageState
 
 
 @dataclass(frozen=True)
@@ -28,7 +47,7 @@ class Execution:
     """
 
     plan: Plan
-    engine: Engine | StagedEngine
+    engine: Engine
     processes: Processes
 
     @property
@@ -72,7 +91,133 @@ def execute(
         InputError: the plan is for another model or for more devices than there are, or has stages and Horovod is asked for.
         OutOfMemoryError: the plan needs more memory than is available.
     """
-    if len(plan.stages) > 1:
-        built = staged_engine(plan, model, initial_value, processes, collectives, display, values_are_exchanged)
-        return Execution(plan, *built)
-    return Execution(plan, *engine_of(plan, model, initial_value, processes, collectives, display))
+    stages = plan.cut(model)
+    if len(plan.submeshes) > 1 and collectives == HOROVOD:
+        raise InputError("a plan with stages runs by collectives='mpi' or 'emulated', got 'horovod'; choose one of these")
+    check_ranks(plan, processes, collectives)
+    if plan.parallelism > 1:
+        make_deterministic()
+    views = tuple(
+        StageView.of(part, part.in_micro_batches(plan.micro_batches), stage.strategy, stage.devices)
+        for stage, part in zip(plan.stages, stages.models, strict=True)
+    )
+    path_finders = [stage.path_finder(PlainCosts()) for stage in plan.stages]
+    _check_programs(plan, views, path_finders, processes)
+    build = _Build(plan, stages, views, path_finders, initial_value, display)
+    if collectives == EMULATED:
+        check_available_memory(sum(len(view.devices) * state_bytes(view.whole) for view in views), processes.local_size)
+        return Execution(plan, build.emulated(), processes)
+    state = max(sum(state_bytes(view.whole) for view in views if view.devices == devices) for devices in plan.submeshes)
+    check_available_memory(max(state, plan.peak_bytes or 0), processes.local_size)
+    return Execution(plan, *build.on_ranks(processes, collectives, values_are_exchanged))
+
+
+def _check_programs(plan: Plan, views: tuple[StageView, ...], path_finders: list[PathFinder], processes: Processes) -> None:
+    """Check the stages' reshardings and, if that is asked for, their programs, which are dumped if asked for."""
+    programs = []
+    for stage, view, path_finder in zip(plan.stages, views, path_finders, strict=True):
+        check_reshardings(view.per_micro_batch, stage)
+        programs.append(partial(step_program, view.per_micro_batch, path_finder))
+        if os.environ.get("TENSOROPT_CHECK") == "1":
+            check_program(programs[-1](), view.per_micro_batch.graph)
+    if processes.rank == 0:
+        dump("program", *programs)
+
+
+@dataclass(frozen=True)
+class _Build:
+    """What an engine is built of; see :func:`execute`."""
+
+    plan: Plan
+    stages: Stages
+    views: tuple[StageView, ...]
+    path_finders: list[PathFinder]
+    initial_value: Callable[[str], np.ndarray]
+    display: Display
+
+    def emulated(self) -> Engine:
+        """Return an engine with all ranks of all stages in this process."""
+        with self.display.phase("first values of the variables"):
+            states = {
+                stage: self._state(stage, EmulatedBackend(view.whole.strategy.mesh), self.initial_value)
+                for stage, view in enumerate(self.views)
+            }
+        one_machine = (0,) * self.plan.parallelism
+        return Engine(
+            self.stages, self.views, self.plan.orders, states, EmulatedTransfers, one_machine, display=self.display
+        )
+
+    def _state(
+        self,
+        stage: int,
+        backend: Backend,
+        initial_value: Callable[[str], np.ndarray],
+        agree: Agreement | None = None,
+        in_order: bool = False,
+    ) -> StageState:
+        has_two_chains = isinstance(backend, CommunicatingBackend) and backend.overlappable is not None
+        return StageState(
+            self.views[stage].whole,
+            self.path_finders[stage],
+            backend,
+            initial_value,
+            agree or (lambda digest, log: None),
+            in_order=in_order,
+            lag=math.inf if has_two_chains else LAG,
+        )
+
+    def on_ranks(self, processes: Processes, collectives: str, values_are_exchanged: bool) -> tuple[Engine, Processes]:
+        """Return the engine of this rank's stages, and the ranks that take part."""
+        plan, views = self.plan, self.views
+        part = taking_part(plan.parallelism, processes)
+        numbers = [number for number, view in enumerate(views) if part.rank in view.devices]
+        own = part if len(plan.submeshes) == 1 else _of_stage(part, numbers[0])
+        # What is sent between submeshes goes by MPI, and so does the rest then.
+        by = collectives if own is part else MPI
+        backend, prepare = communicating(views[numbers[0]].whole.strategy.mesh, own, by)
+        in_order, agreement = runs_in_order(part), Agreement(own, prepare)
+        names = [op.name for op in self.stages.whole.graph.variables] if values_are_exchanged else []
+        asked = [op.name for number in numbers for op in views[number].whole.graph.variables]
+        values = ValuesInStep(self.initial_value, names, asked) if names else self.initial_value
+        with self.display.phase("first values of the variables"):
+            states = {number: self._state(number, backend, values, agreement, in_order) for number in numbers}
+            if isinstance(values, ValuesInStep):
+                values.finish()
+            for state in states.values():
+                state.initial_value = self.initial_value
+        engine = partial(Engine, self.stages, views, plan.orders, states, display=self.display)
+        return (engine() if own is part else self._joined(engine, part)), part
+
+    def _joined(self, engine: Callable[..., Engine], part: Processes) -> Engine:
+        """Return the engine of this rank's stages, joined with those of others."""
+        from .pipeline.messages import MpiTransfers, Sending
+
+        sending, messages = Sending(), part.comm.Dup()
+        agree = same_on_all(part)
+        agree(f"the plan {hashlib.sha256(json.dumps(self.plan.to_json(), sort_keys=True).encode()).hexdigest()[:16]}")
+
+        def of_stage(what: str, stage: int, value: Any) -> Any:
+            first = self.plan.stages[stage].devices[0]
+            found = part.gather(value if part.rank == first else None, what)[first]
+            assert found is not None
+            return found
+
+        return engine(
+            transfers=lambda: MpiTransfers(messages, part.waiting[CRITICAL], sending),
+            machine_of=tuple(part.hosts.index(host) for host in part.hosts),
+            share=partial(of_stage, "what a step returns"),
+            describe=partial(of_stage, "the description of a stage"),
+            agree=agree,
+            begin=part.begin_collective,
+            gather=part.gather,
+        )
+
+
+def _of_stage(part: Processes, stage: int) -> Processes:
+    """Return the ranks of a stage.
+
+    They have collectives of their own, so many as they need: only steps, which all take, are counted among all ranks.
+    """
+    with part.waiting_in("the choice of stages"):
+        comm = part.comm.Split(stage, part.rank)
+    return replace(part.part(comm), parent=None)

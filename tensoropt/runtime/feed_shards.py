@@ -11,7 +11,7 @@ from ..lowering.localise import opaque, uniform_shape
 from ..reschedule.layout import Layout, Shape
 from ..sharding.local_shapes import shard_slices
 from ..sharding.strategy import StrategyView
-from .functions import Feed
+from .functions import Argument, FedSpec, Feed
 
 
 def fed_layout(view: StrategyView, feed: Feed) -> Layout:
@@ -69,3 +69,24 @@ def fed_shape(layout: Layout, shape: Shape, micro_batches: tuple[MicroBatch, ...
         return uniform_shape(layout, shape)
     n_rows, *rest = uniform_shape(layout, (shape[0] // len(micro_batches), *shape[1:]))
     return tf.TensorShape([None if n_rows is None else n_rows * len(micro_batches), *rest])
+
+
+def shard_of(argument: Argument, value: np.ndarray | tf.Tensor) -> np.ndarray | tf.Tensor:
+    """Return what a rank is given of a value that is fed. A tensor that needs no cut is taken without a copy."""
+    if argument.is_as_fed and isinstance(value, tf.Tensor):
+        return value
+    shard = np.asarray(value)
+    if not argument.is_as_fed:
+        shard = rank_shard(shard, argument.layout, argument.feed.tensor.shape, argument.rank, argument.micro_batches)
+    return shard if shard.flags.c_contiguous else np.ascontiguousarray(shard).reshape(shard.shape)
+
+
+def argument_of(
+    view: StrategyView, feed: Feed, number: int, stage: int, rank: int, micro_batches: tuple[MicroBatch, ...], is_ahead: bool
+) -> Argument:
+    """Return what a rank of a stage is given of a feed; shares of ranks are cut into micro-batches in the function."""
+    layout, tensor = fed_layout(view, feed), feed.tensor
+    cut_into = () if is_ahead or feed.is_local or not comes_in_micro_batches(feed, micro_batches) else micro_batches
+    spec = FedSpec.of(tf.TensorSpec(fed_shape(layout, tensor.shape, cut_into), tensor.dtype))
+    is_as_fed = feed.is_local or (layout.is_replicated and not cut_into)
+    return Argument(feed, number, stage, rank, is_ahead, layout, cut_into, is_as_fed, spec)

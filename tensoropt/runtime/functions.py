@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -45,25 +45,44 @@ class FedSpec:
         return bool(value.dtype == dtype) and tuple(value.shape) == self.shape
 
 
+class Argument(NamedTuple):
+    """An argument of a function: what a rank of a stage is given of a feed.
+
+    Attributes:
+        feed: the feed, and its number among those of the function.
+        is_ahead: whether it is for what the stage runs on the whole batch, ahead of all micro-batches.
+        layout: the layout in which the rank is given its shard.
+        micro_batches: the micro-batches into which the shard is cut; empty if it is of the whole batch.
+        is_as_fed: whether the rank is given the value as it is fed.
+        spec: its shape and type.
+    """
+
+    feed: Feed
+    number: int
+    stage: int
+    rank: int
+    is_ahead: bool
+    layout: Layout
+    micro_batches: tuple[MicroBatch, ...]
+    is_as_fed: bool
+    spec: FedSpec
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltFunction:
     """A TensorFlow function for one set of fetches and feeds.
 
     Attributes:
-        call: the function; it takes each feed's shards on the ranks that are built here.
+        call: the function.
         log: the collectives that the function runs.
-        layouts: for each feed, the layout in which it is fed.
-        micro_batches: for each feed, the micro-batches into which it is cut; empty if it is fed as one batch.
-        is_whole: for each feed, whether every rank that is built here is given the value as it is fed.
-        specs: for each feed, what a rank is given of it.
+        arguments: what it is given.
+        results: for each fetched tensor the stage that returns it.
     """
 
     call: tf.types.experimental.ConcreteFunction
     log: tuple[Collective, ...]
-    layouts: tuple[Layout, ...]
-    micro_batches: tuple[tuple[MicroBatch, ...], ...]
-    is_whole: tuple[bool, ...]
-    specs: tuple[FedSpec, ...]
+    arguments: tuple[Argument, ...]
+    results: tuple[int, ...]
 
     def run(self, arguments: Sequence[tf.Tensor], as_specified: bool) -> Sequence[tf.Tensor]:
         """Return the results.

@@ -1,7 +1,9 @@
 """Run other programs of a planned model beside its training step: evaluations, predictions, steps on other batches.
 
-They share the variables and optimizers of the planned step, and inherit from the plan what their graphs have in common with
-it (:mod:`..sharding.propagation`).
+They share the variables and optimizers of the planned step, are cut into stages as it is, and inherit from the plan what
+their graphs have in common with it (:mod:`..sharding.propagation`). An evaluation or a prediction runs the stages one after
+the other on the whole batch. A step on a batch of another size takes one micro-batch after the other, so that it needs no
+more memory than one of them; one on a batch of the planned size, with sample weights say, has as many in flight as planned.
 """
 
 from __future__ import annotations
@@ -12,17 +14,22 @@ from dataclasses import replace
 import numpy as np
 
 from ..costs.model_costs import costing_of
+from ..ir.graph import PLACEHOLDER
 from ..plan.plan import Plan
 from ..profiling.hardware import Hardware
+from ..program.interleaved import Interleaving
+from ..program.passes import Orders
 from ..program.peak import peak_of
+from ..program.schedule import pass_orders
 from ..sharding.model import Model
 from ..sharding.propagation import inherited
 from ..sharding.resharding import PlainCosts
-from ..sharding.strategy import Strategy
+from ..sharding.stages_alike import StagesAlike
 from .engine import Engine
 from .execution import Execution
-from .pipeline.beside import engine_beside, peak_of_stages
-from .pipeline.staged_engine import StagedEngine
+from .pipeline.parts import StageView
+from .pipeline.values_in_step import ValuesInStep
+from .stage_state import StageState
 
 
 def execute_beside(
@@ -31,41 +38,86 @@ def execute_beside(
     """Build an engine for another program of the same model, which shares the variables of the first engine.
 
     Args:
-        initial_value: returns the global initial value of a variable that the first engine doesn't have.
+        initial_value: returns the global initial value of a variable that the first engine doesn't have. All processes must
+            ask for the same ones in the same order.
         micro_batches: in how many a training step runs.
     """
     first, plan = execution.engine, execution.plan
-    if isinstance(first, StagedEngine):
-        return replace(execution, engine=engine_beside(first, plan, model, initial_value, micro_batches))
-    strategy = _strategy(plan, model, micro_batches)
-    engine = Engine(
-        model.view(strategy),
-        plan.stages[0].path_finder(PlainCosts()),
-        first.backend,
-        initial_value,
-        first.agree,
-        first,
-        per_micro_batch=model.in_micro_batches(micro_batches).view(strategy) if micro_batches > 1 else None,
-        in_order=first.in_order,
-        lag=first.lag,
-        display=first.display,
+    stages, parts = _parts(first, model, micro_batches)
+    views = tuple(
+        StageView.of(whole, sliced, inherited(sliced, stage.strategy), stage.devices)
+        for (whole, sliced), stage in zip(parts, plan.stages, strict=True)
     )
+    known = {entry.key for entry in first.state()}
+    names = [op.name for op in model.graph.variables if op.name not in known]
+    asked = [op.name for index in first.states for op in views[index].whole.graph.variables if op.name not in known]
+    values = ValuesInStep(initial_value, names, asked)
+    states = {
+        index: StageState(
+            views[index].whole,
+            plan.stages[index].path_finder(PlainCosts()),
+            state.backend,
+            initial_value if execution.is_emulated else values,
+            state.agree,
+            state,
+            in_order=state.in_order,
+            lag=state.lag,
+        )
+        for index, state in first.states.items()
+    }
+    if not execution.is_emulated:
+        values.finish()
+    orders = _orders(first, plan, model, micro_batches)
+    engine = replace(first, stages=stages, views=views, orders=orders, states=states, _functions={})
     return replace(execution, engine=engine)
 
 
 def peak_beside(execution: Execution, model: Model, hardware: Hardware, micro_batches: int = 1) -> int:
     """Return the most memory that is alive at once on a device while :func:`execute_beside` runs a program.
 
+    Of interleaved stages it is the sum of those of a device, which don't all need most at once.
+
     Raises:
         InputError: the program can't run in so many micro-batches.
     """
     first, plan = execution.engine, execution.plan
-    if isinstance(first, StagedEngine):
-        return peak_of_stages(first, plan, model, hardware, micro_batches)
-    sliced = model.in_micro_batches(micro_batches, plan.mesh.n_devices)
-    view = sliced.view(_strategy(plan, model, micro_batches))
-    return peak_of(view, costing_of(sliced, hardware, plan.mesh), plan.stages[0].path_finder(PlainCosts())).n_bytes
+    peaks: dict[tuple[int, ...], int] = {}
+    for (_, sliced), stage in zip(_parts(first, model, micro_batches)[1], plan.stages, strict=True):
+        view = sliced.view(inherited(sliced, stage.strategy))
+        peak = peak_of(view, costing_of(sliced, hardware, stage.mesh), stage.path_finder(PlainCosts()))
+        peaks[stage.devices] = peaks.get(stage.devices, 0) + peak.n_bytes
+    # As many are in flight as planned then.
+    trains_as_planned = bool(model.graph.train_steps) and _is_as_planned(first, plan, model, micro_batches)
+    return max(*peaks.values(), plan.needed_bytes if trains_as_planned else 0)
 
 
-def _strategy(plan: Plan, model: Model, micro_batches: int) -> Strategy:
-    return inherited(model.in_micro_batches(micro_batches, plan.mesh.n_devices), plan.stages[0].strategy)
+def _orders(first: Engine, plan: Plan, model: Model, micro_batches: int) -> Orders:
+    """Return the order of passes: as planned if micro-batches are as large as planned, or else one after the other."""
+    if _is_as_planned(first, plan, model, micro_batches):
+        return plan.orders
+    n, interleaving = len(plan.stages), plan.interleaving
+    if interleaving is not None:
+        interleaving = Interleaving(interleaving.n_submeshes, 1, (n // interleaving.n_submeshes,) * interleaving.n_submeshes)
+    return pass_orders(plan.schedule, micro_batches, [1] * n, [0] * n, interleaving)
+
+
+def _is_as_planned(first: Engine, plan: Plan, model: Model, micro_batches: int) -> bool:
+    """Return whether a program takes micro-batches that are as many and as large as planned."""
+    planned = first.stages.whole.graph.operators
+    fed = [op for op in model.graph.operators.values() if op.type == PLACEHOLDER and op.name in planned]
+    is_as_large = bool(fed) and all(op.result.shape == planned[op.name].result.shape for op in fed)
+    return is_as_large and micro_batches == plan.micro_batches
+
+
+def _parts(first: Engine, model: Model, micro_batches: int) -> tuple[StagesAlike, list[tuple[Model, Model]]]:
+    """Return a program in stages, and of each the model on the whole batch and that on a micro-batch.
+
+    Raises:
+        InputError: the program can't run in so many micro-batches.
+    """
+    planned = first.stages
+    stages, graph = StagesAlike(model, planned.cuts, planned), model.graph
+    if graph.train_steps:
+        n_devices = first.backend.mesh.n_devices if first.is_everywhere else 1
+        graph = model.in_micro_batches(micro_batches, n_devices).graph
+    return stages, [(part, replace(part, graph=stages.graph_of(index, graph))) for index, part in enumerate(stages.models)]

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from types import MappingProxyType
 
@@ -18,22 +19,20 @@ import tensorflow as tf
 
 from ..ir.graph import Operator, Tensor, TrainStep
 from ..ir.micro_batching import MicroBatch
-from ..lowering.emission import Assign, Sources, TaskEmission
+from ..lowering.emission import Sources, TaskEmission
 from ..lowering.operators import Values
 from ..lowering.order import BackwardRecord
 from ..lowering.pass_chain import BackwardOperators, PassChain
 from ..lowering.resharding.reshard import Resharder
-from ..optimizers.running_optimizer import PendingUpdate, RunningOptimizer
+from ..optimizers.running_optimizer import Emission, PendingUpdate
 from ..program.gradient_flow import GradientFlow
 from ..program.step import StepProgram
 from ..program.tasks import ACCUMULATED, BACKWARD, FEED, FORWARD, JOIN, OPERAND, RESULT, SEND, UPDATE, Site, Task, Value
 from ..sharding.consumers import HYPERPARAMETER
-from ..sharding.resharding import PathFinder
+from ..sharding.resharding import Resharding
 from ..sharding.strategy import StrategyView
+from .stage_state import StageState
 
-Gradients = list[list[Values | None]]
-"""For each parameter its gradient, or those of the rows that its lookups found; None for one that isn't there."""
-Train = Callable[[TrainStep, "StepEmission", Gradients, list[list[Values]]], PendingUpdate]
 SCOPE = "micro_batch"
 """The name scope of a micro-batch's operators; the micro-batch's index is appended to it."""
 
@@ -45,10 +44,12 @@ class Exchange:
     Attributes:
         send: emits the sending of a tensor's values, or of its gradients, given its name and the micro-batch.
         gradient: emits the reception of a tensor's gradients, given its name and the micro-batch; returns them.
+        update: emits an update, when it has the sums that it needs of others.
     """
 
     send: Callable[[str, Values, int, bool], None]
     gradient: Callable[[str, int], Values | None]
+    update: Callable[[PendingUpdate], None] = lambda update: None
 
 
 class StepEmission(TaskEmission):
@@ -58,35 +59,33 @@ class StepEmission(TaskEmission):
         self,
         program: StepProgram,
         view: StrategyView,
-        path_finder: PathFinder,
         resharder: Resharder,
         sources: Sources,
-        assign: Assign,
-        optimizers: Mapping[str, RunningOptimizer],
-        train: Train,
+        state: StageState,
         train_steps: Sequence[str],
         chain: PassChain,
+        exchange: Exchange,
         micro_batches: Sequence[MicroBatch] = (),
-        exchange: Exchange | None = None,
-        losses: Mapping[str, Tensor] = MappingProxyType({}),
+        losses: Mapping[str, Tensor | None] = MappingProxyType({}),
     ) -> None:
         """Take a program.
 
         Args:
-            optimizers: those of the training steps, by the steps' names.
-            train: returns the update of a training step, given the gradients and the indices that were looked up.
+            state: the stage's variables and optimizers.
             train_steps: the names of the training steps.
             chain: the passes of the rank, among which those of the program are.
-            exchange: how a stage sends tensors to others, and receives gradients; None for a model that isn't cut.
-            losses: those of training steps that aren't the graph's, by the steps' names.
+            exchange: how the stage sends tensors to others, and receives gradients.
+            losses: those of training steps that the stage computes, by the steps' names; None where it doesn't.
         """
+        path_finder = state.path_finder
         flow, is_training = GradientFlow(view, path_finder), any(task.direction != FORWARD for task in program.tasks)
-        super().__init__(view, path_finder, resharder, program.aliases, flow, sources, assign, is_training, micro_batches)
-        self._program, self._optimizers, self._train, self._to_train = program, optimizers, train, list(train_steps)
+        super().__init__(
+            view, path_finder, resharder, program.aliases, flow, sources, state.update, is_training, micro_batches
+        )
+        self._program, self._state, self._to_train = program, state, list(train_steps)
         self._passes, self._chain, self._exchange = program.passes, chain, exchange
-        self.flow.losses.update(losses)
-        # The update of a stage, which waits for those of others; and what was sent back in the last pass.
-        self.update: PendingUpdate | None = None
+        self.flow.losses.update((name, loss) for name, loss in losses.items() if loss is not None)
+        # What was sent back in the last pass.
         self._sent: list[tf.Tensor] = []
         self._updates: dict[str, dict[str, Task]] = {name: {} for name in train_steps}
         self._n_updates = Counter(task.step for task in program.tasks if task.work == UPDATE)
@@ -98,16 +97,6 @@ class StepEmission(TaskEmission):
             for value in task.reads if begins or task.work == JOIN or task.is_of_rows else ():
                 self._results.setdefault(value.micro_batch, []).append(value)
         self._sums: dict[Site, Values] = {}
-
-    def results(self) -> list[Values]:
-        """Emit all tasks, one micro-batch after the other; return the values of the tensors that the function returns."""
-        self.begin()
-        for index in range(len(self._passes) // 3):
-            self.forward(index)
-            self.backward(index)
-        results = self.finish()
-        self.end()
-        return results
 
     def begin(self) -> None:
         """Emit what comes before all passes."""
@@ -180,14 +169,12 @@ class StepEmission(TaskEmission):
         if task.reads:
             super()._begin_backward(task)
             return
-        assert self._exchange is not None
         values = self._exchange.gradient(task.site.name, task.micro_batch)
         self.values[task.writes[0]] = values
         self._gates.setdefault(task.micro_batch, []).extend(value.op for value in values or ())
 
     def _send(self, task: Task) -> None:
         """Emit the sending of a tensor to a later stage, or of its gradient to an earlier one."""
-        assert self._exchange is not None
         values, is_gradient = self.value(task.reads[0]), task.direction == BACKWARD
         self._exchange.send(task.site.name, values, task.micro_batch, is_gradient)
         self._sent += values if is_gradient else self.at(Site(RESULT, task.site.name), task.micro_batch)
@@ -239,9 +226,9 @@ class StepEmission(TaskEmission):
 
     def _scaled(self, gradients: str, losses: Values) -> Values:
         step = self.view.graph.train_steps.get(gradients)
-        if step is None or step.loss is None or self._exchange is not None:
+        if step is None or step.loss is None:
             return losses
-        return self._optimizers[gradients].scaled(losses)
+        return self._state.optimizers[gradients].scaled(losses)
 
     def _write(self, op: Operator, operands: list[Values]) -> list[Values]:
         """Emit an operator that updates a variable, or reads it, behind the training steps that it waits for."""
@@ -262,7 +249,8 @@ class StepEmission(TaskEmission):
             return
         self._to_train.remove(name)
         graph, step = self.view.graph, self.view.graph.train_steps[name]
-        gradients: Gradients = []
+        # For each parameter its gradient, or those of the rows that its lookups found; None for one that isn't there.
+        gradients: list[list[Values | None]] = []
         indices: list[list[Values]] = []
         for variable in step.variables:
             task = self._updates[name].get(variable)
@@ -278,9 +266,18 @@ class StepEmission(TaskEmission):
             else:
                 gradients.append([next(iter(read.values()), None)])
             indices.append([self.looked_up_indices(op, index) for op, index in lookups])
-        self.update = self._train(step, self, gradients, indices)
-        if self._exchange is None:
-            self.update.apply(self.update.sums)
+        emission = Emission(
+            lambda index: self.local(graph.operators[step.variables[index]].result),
+            gradients,
+            indices,
+            partial(self._reshard_overlappable, step),
+            partial(self.hyperparameter, step),
+        )
+        self._exchange.update(self._state.update_of(step, emission))
+
+    def _reshard_overlappable(self, step: TrainStep, resharding: Resharding, values: Values) -> Values:
+        paths = self.path_finder.paths(resharding)
+        return self.resharder.reshard(resharding, paths, values, step.name, is_overlappable=True)
 
     def _indices(self, op: Operator) -> Iterable[int]:
         """Return the indices of the micro-batches that run an operator; -1 for one that is run once a step."""

@@ -29,7 +29,6 @@ from ..runtime.engine import Engine
 from ..runtime.error_handling import explain_errors
 from ..runtime.execute import checked_collectives, loaded_plan
 from ..runtime.execution import Execution, execute
-from ..runtime.pipeline.staged_engine import StagedEngine
 from ..runtime.prepare import model_of
 from ..runtime.ranks import Processes, display_here
 from ..runtime.same_data import SameData
@@ -77,7 +76,7 @@ class Session:
         return self.execution.plan if self.execution else None
 
     @property
-    def engine(self) -> Engine | StagedEngine | None:
+    def engine(self) -> Engine | None:
         """The engine that runs the plan, after :meth:`build`."""
         return self.execution.engine if self.execution else None
 

@@ -85,13 +85,15 @@ class Stages:
         return len(self.cuts) + 1
 
     @cached_property
-    def models(self) -> tuple[StageModel, ...]:
-        """The stages as models.
+    def models(self) -> tuple[Model, ...]:
+        """The stages as models; one that isn't cut is itself.
 
         Raises:
             InputError: a stage would train no variable, a variable is updated where it isn't used, or the optimizer mixes
                 parameters.
         """
+        if not self.cuts:
+            return (self.whole,)
         for step, (index, members) in product(self.whole.graph.train_steps.values(), enumerate(self.members)):
             if not members.intersection(step.variables):
                 raise InputError(
@@ -147,6 +149,8 @@ class Stages:
 
         Its operators are in program order, but what it runs before it waits comes first.
         """
+        if not self.cuts:
+            return graph
         members, early = self.members[index], self.early[index]
         received = {tensor.name for tensor in self._received(members)}
         sent = [each for each in self.crossings if each.source == index and each.has_gradient]
@@ -233,6 +237,8 @@ class Stages:
 
     def home(self, tensor: Tensor) -> int:
         """Return the stage that a tensor is fetched from: the one that computes it, or the first that has it."""
+        if not self.cuts:
+            return 0
         producer = self.whole.graph.producers[tensor.name]
         if producer.type == VARIABLE or producer.name not in self._shared:
             return self._home(tensor)
@@ -330,6 +336,8 @@ class Stages:
     def members(self) -> tuple[frozenset[str], ...]:
         """The names of each stage's operators."""
         graph = self.whole.graph
+        if not self.cuts:
+            return (frozenset(graph.operators),)
         found: list[set[str]] = [set(self._everywhere) for _ in range(self.n)]
         for name, stage in self._homes.items():
             if name not in self._everywhere:

@@ -18,7 +18,6 @@ from ..runtime.engine import Engine
 from ..runtime.execute import MPI
 from ..runtime.execution import execute
 from ..runtime.functions import Feed
-from ..runtime.pipeline.staged_engine import StagedEngine
 from ..runtime.ranks import Processes
 from ..runtime.synthetic_batch import WARM_STEPS, synthetic_step
 from ..sharding.model import Model
@@ -35,7 +34,7 @@ class PlanTrial:
     """
 
     processes: Processes
-    engine: Engine | StagedEngine
+    engine: Engine
     chains: tuple[TimedBackend, ...]
     fetch: Fetch
     feeds: dict[Feed, np.ndarray]

@@ -29,6 +29,7 @@ from ..costs.model_costs import costing_of
 from ..ir.graph import SOURCES, VARIABLE
 from ..lowering.resharding.reshard import Collective
 from ..plan.plan import Plan
+from ..plan.stage_plan import StagePlan
 from ..profiling.hardware import Hardware
 from ..profiling.hardware_costs import CollectiveCosts
 from ..profiling.trace import StepTrace, traced_step
@@ -133,11 +134,10 @@ def check_plan(
     trial.follow_memory()
     traces = [_traced(trial) for _ in range(TRACED_STEPS)]
     trace, timeline = sorted(traces, key=lambda traced: traced[0].peak_bytes)[TRACED_STEPS // 2]
-    assert isinstance(trial.engine, Engine)  # of one stage
     state_bytes = _state_bytes(trial.engine)
     peak_bytes = trace.peak_bytes + state_bytes + trial.workspace_bytes if trace.reports_memory else None
-    rank = _Rank(own_s, paths_s, calls, trace.operators_us, peak_bytes, timeline)
-    return _compared(plan, model, part.gather(rank), trial.log, hardware)
+    rank = _Rank(own_s, paths_s, calls, trace.operators_us, peak_bytes, timeline, trial.log)
+    return _compared(plan, model, part.gather(rank), hardware)
 
 
 def _traced(trial: PlanTrial) -> tuple[StepTrace, RankTimeline]:
@@ -170,6 +170,7 @@ class _Rank:
     operators_us: dict[str, float]
     peak_bytes: int | None
     timeline: RankTimeline
+    log: tuple[Collective, ...]
 
     @property
     def calls_s(self) -> np.ndarray:
@@ -183,41 +184,85 @@ class _Rank:
 
 
 def _peak_bytes(plan: Plan, model: Model, hardware: Hardware) -> int:
-    model = model.in_micro_batches(plan.micro_batches)
-    view = model.view(plan.stages[0].strategy)
-    costing = costing_of(model, hardware, plan.mesh)
-    return peak_of(view, costing, plan.stages[0].path_finder(PlainCosts())).n_bytes
+    """Return the predicted peak of a device: as the plan knows it, or of the program of a plan of one stage."""
+    if len(plan.stages) > 1:
+        return plan.needed_bytes
+    (stage,), model = plan.stages, model.in_micro_batches(plan.micro_batches)
+    view, costing = model.view(stage.strategy), costing_of(model, hardware, plan.mesh)
+    return peak_of(view, costing, stage.path_finder(PlainCosts())).n_bytes
 
 
 def _state_bytes(engine: Engine) -> int:
-    (rank,) = engine.backend.ranks
     return sum(
-        math.prod(entry.layout.local_shape(entry.shape, rank)) * tf.as_dtype(entry.dtype).size for entry in engine.state()
+        math.prod(entry.layout.local_shape(entry.shape, rank)) * tf.as_dtype(entry.dtype).size
+        for entry in engine.state()
+        for rank in entry.ranks
     )
 
 
-def _compared(plan: Plan, model: Model, ranks: Sequence[_Rank], log: Sequence[Collective], hardware: Hardware) -> PlanCheck:
+@dataclass(frozen=True)
+class _Submesh:
+    """The stages on some devices, and what was measured of these.
+
+    Attributes:
+        transfers_us: the time of each collective, [steps, calls].
+    """
+
+    stages: tuple[StagePlan, ...]
+    ranks: Sequence[_Rank]
+    transfers_us: np.ndarray
+
+    @classmethod
+    def of(cls, plan: Plan, devices: tuple[int, ...], ranks: Sequence[_Rank]) -> _Submesh:
+        own, stages = [ranks[device] for device in devices], tuple(s for s in plan.stages if s.devices == devices)
+        axes = [call.axes for call in own[0].calls[0]]
+        return cls(stages, own, transfers_s(stages[0].mesh, axes, [rank.calls_s for rank in own]) * 1e6)
+
+    @property
+    def network_us(self) -> float:
+        copies_us = np.max([rank.copies_s for rank in self.ranks], axis=0) * 1e6
+        return float(np.median(self.transfers_us.sum(axis=1) + copies_us))
+
+    @property
+    def waiting_us(self) -> float:
+        return max(0.0, float(np.median([rank.paths_s for rank in self.ranks])) * 1e6 - self.network_us)
+
+    @property
+    def each_us(self) -> np.ndarray:
+        """The time of each collective, [calls]."""
+        return np.median(self.transfers_us, axis=0)
+
+    def predicted_us(self, hardware: Hardware) -> tuple[float, float]:
+        """Return the predicted time of compute and of the network, as they are measured.
+
+        A plan counts as network what is measured as compute: reshardings that TensorFlow operators execute, and the engine's
+        calls of collectives, of which there are fewer than the plan's reshardings have where small sums are bucketed.
+        """
+        reshardings = (resharding for stage in self.stages for resharding in stage.reshardings)
+        local_us = sum(resharding.time_us for resharding in reshardings if not resharding.n_collectives)
+        in_graph_us = local_us + self.transfers_us.shape[1] * hardware.collective_call_us
+        compute_us, network_us = (sum(getattr(s, f"{kind}_time_us") for s in self.stages) for kind in ("compute", "network"))
+        return compute_us + in_graph_us, network_us - in_graph_us
+
+
+def _compared(plan: Plan, model: Model, ranks: Sequence[_Rank], hardware: Hardware) -> PlanCheck:
     steps_us = np.max([rank.steps_s for rank in ranks], axis=0) * 1e6
-    transfers_us = transfers_s(plan.mesh, [call.axes for call in ranks[0].calls[0]], [r.calls_s for r in ranks]) * 1e6
-    copies_us = np.max([rank.copies_s for rank in ranks], axis=0) * 1e6
-    network_us = float(np.median(transfers_us.sum(axis=1) + copies_us))
-    in_paths_us = float(np.median([rank.paths_s for rank in ranks])) * 1e6
-    compute_us = max(_compute_us(rank, model, plan.overlap_time_us > 0) for rank in ranks)
-    in_graph_us = _in_graph_us(plan, hardware, transfers_us.shape[1])
+    submeshes = [_Submesh.of(plan, devices, ranks) for devices in plan.submeshes]
+    compute_us = max(_compute_us(rank, model, plan.overlap_time_us > 0 or len(submeshes) > 1) for rank in ranks)
     peaks = [rank.peak_bytes for rank in ranks]
     memory = tuple(n_bytes for n_bytes in peaks if n_bytes is not None) if None not in peaks else ()
-    each_us = np.median(transfers_us, axis=0)
+    predicted = [each.predicted_us(hardware) for each in submeshes]
     return PlanCheck(
         step=Compared("step", plan.time_us, float(np.median(steps_us))),
         steps_us=tuple(steps_us.tolist()),
-        compute=Compared("compute", plan.compute_time_us + in_graph_us, compute_us),
-        network=Compared("network", plan.network_time_us - in_graph_us, network_us),
-        waiting_us=max(0.0, in_paths_us - network_us),
+        compute=Compared("compute", max(compute for compute, _ in predicted), compute_us),
+        network=Compared("network", max(network for _, network in predicted), max(each.network_us for each in submeshes)),
+        waiting_us=max(each.waiting_us for each in submeshes),
         memory=Compared("memory", _peak_bytes(plan, model, hardware), max(memory, default=0)),
         memory_bytes=memory,
-        collectives=_collectives(plan.mesh, ranks, each_us, hardware),
+        collectives=tuple(row for each in submeshes for row in _collectives(each, hardware)),
         operators=_operators(plan, model, _slowest([rank.operators_us for rank in ranks])),
-        edges=_edges(plan, model, log, each_us),
+        edges=tuple(row for each in submeshes for row in _edges(each, model)),
         timeline=measured_view([rank.timeline for rank in ranks], model.graph.operators),
     )
 
@@ -228,19 +273,6 @@ def _compute_us(rank: _Rank, model: Model, overlaps: bool) -> float:
         return float(statistics.median(np.subtract(rank.steps_s, rank.paths_s))) * 1e6
     group_of = ran_as(model, rank.operators_us)
     return sum(time_us for name, time_us in rank.operators_us.items() if _group_of_event(name, group_of) is not None)
-
-
-def _in_graph_us(plan: Plan, hardware: Hardware, n_collectives: int) -> float:
-    """Return the time that a plan counts as network but that is measured as compute.
-
-    It is that of reshardings that TensorFlow operators execute, and of the engine's calls of collectives.
-
-    Args:
-        n_collectives: the number of a step's collectives; fewer than the plan's reshardings have where small sums are
-            bucketed.
-    """
-    local_us = sum(resharding.time_us for resharding in plan.reshardings if not resharding.n_collectives)
-    return local_us + n_collectives * hardware.collective_call_us
 
 
 def transfers_s(mesh: Mesh, axes_of_calls: Sequence[tuple[int, ...]], seconds: Sequence[np.ndarray]) -> np.ndarray:
@@ -262,8 +294,9 @@ def transfers_s(mesh: Mesh, axes_of_calls: Sequence[tuple[int, ...]], seconds: S
     return result
 
 
-def _collectives(mesh: Mesh, ranks: Sequence[_Rank], each_us: np.ndarray, hardware: Hardware) -> tuple[Compared, ...]:
+def _collectives(submesh: _Submesh, hardware: Hardware) -> tuple[Compared, ...]:
     found: dict[tuple[str, tuple[int, ...], int], list[float]] = {}
+    mesh, ranks, each_us = submesh.stages[0].mesh, submesh.ranks, submesh.each_us
     for number, call in enumerate(ranks[0].calls[0]):
         n_bytes = max(rank.calls[0][number].n_bytes for rank in ranks)
         found.setdefault((call.kind, call.axes, n_bytes), []).append(float(each_us[number]))
@@ -280,11 +313,12 @@ def _collectives(mesh: Mesh, ranks: Sequence[_Rank], each_us: np.ndarray, hardwa
     )
 
 
-def _edges(plan: Plan, model: Model, log: Sequence[Collective], each_us: np.ndarray) -> tuple[Compared, ...]:
+def _edges(submesh: _Submesh, model: Model) -> tuple[Compared, ...]:
     """Return the comparison for each operator that reshardings lead to; none where collectives can't be told apart.
 
     The time of a collective for several operators is shared among them by their numbers of elements.
     """
+    log, each_us = submesh.ranks[0].log, submesh.each_us
     if len(log) != len(each_us):
         return ()
     computing = {op.name for op in model.graph.operators.values() if op.type not in SOURCES}
@@ -293,7 +327,7 @@ def _edges(plan: Plan, model: Model, log: Sequence[Collective], each_us: np.ndar
         return name if name in computing else STEP
 
     predicted: dict[str, float] = {}
-    for resharding in plan.reshardings:
+    for resharding in (resharding for stage in submesh.stages for resharding in stage.reshardings):
         if resharding.n_collectives:
             name = called(resharding.consumers[0])
             predicted[name] = predicted.get(name, 0.0) + resharding.time_us

@@ -16,7 +16,7 @@ from ..common.source_lines import running_line
 from ..optimizers.copies import inner_of, named_variables
 from ..optimizers.keras_optimizer import KerasOptimizer
 from ..optimizers.keras_running import RunningKeras
-from ..runtime.pipeline.staged_optimizer import StagedOptimizer
+from ..runtime.step_optimizer import StepOptimizer
 from .programs import Captured, inner
 
 
@@ -38,7 +38,7 @@ def check_reads(captured: Captured, optimizer: Any) -> None:
             )
 
 
-def copies_on_ranks(captured: Captured, running: Mapping[str, RunningKeras | StagedOptimizer]) -> dict[int, tf.Variable]:
+def copies_on_ranks(captured: Captured, running: Mapping[str, StepOptimizer]) -> dict[int, tf.Variable]:
     """Return this process's variables for those of the user's optimizers, by the ids of the user's."""
     found = {}
     for step, each in running.items():

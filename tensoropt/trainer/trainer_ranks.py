@@ -22,8 +22,8 @@ from ..optimizers.keras_running import RunningKeras
 from ..runtime.checkpoint import Objects, restore, save
 from ..runtime.checkpoint.parts import holders_of
 from ..runtime.execution import Execution
-from ..runtime.pipeline.staged_optimizer import StagedOptimizer
 from ..runtime.ranks import Processes
+from ..runtime.step_optimizer import StepOptimizer
 from ..sharding.local_shapes import shard_slices
 from .batch import Batch
 from .leading import LedRanks, everywhere
@@ -101,16 +101,16 @@ class TrainerRanks(LedRanks):
         return self.processes.size if any(op.config.used_axes for op in fed) else sys.maxsize
 
     @property
-    def optimizer(self) -> RunningKeras | StagedOptimizer:
+    def optimizer(self) -> StepOptimizer:
         """The optimizer of the training step, or the first that it applies."""
         return self.optimizers[TRAIN]
 
     @cached_property
-    def optimizers(self) -> dict[str, RunningKeras | StagedOptimizer]:
+    def optimizers(self) -> dict[str, StepOptimizer]:
         """The optimizers of the training step, by the name of the step that applies each first."""
         first = [step.name for step in self.runs.planned.captured.graph.train_steps.values() if not step.of]
         found = {name: self.execution.engine.optimizers[name] for name in first}
-        return {name: running for name, running in found.items() if isinstance(running, (RunningKeras, StagedOptimizer))}
+        return {name: running for name, running in found.items() if isinstance(running.running[0], RunningKeras)}
 
     # Steps
 

@@ -15,7 +15,6 @@ import numpy as np
 from ..plan.plan import Plan
 from ..runtime.engine import Engine
 from ..runtime.execution import execute
-from ..runtime.pipeline.staged_engine import StagedEngine
 from ..runtime.ranks import Processes
 from ..runtime.synthetic_batch import WARM_STEPS, synthetic_step
 from ..sharding.model import Model
@@ -50,7 +49,7 @@ def interleaved_seconds(
         OutOfMemoryError: there isn't the memory for all plans at once.
     """
     fetch, feeds = synthetic_step(model.graph)
-    engines: list[Engine | StagedEngine] = []
+    engines: list[Engine] = []
     for plan in plans:
         execution = execute(plan, model, first_values(), processes, collectives, values_are_exchanged=True)
         engines.append(execution.engine)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from helpers import zoo
-from helpers.strategies import random_strategy
+from helpers.strategies import random_strategy, uncut_engine
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.lowering.resharding.reshard import Backend
@@ -123,6 +123,4 @@ def engine_in_micro_batches(
 ) -> Engine:
     whole, of_micro_batch = views
     backend = backend or EmulatedBackend(whole.strategy.mesh)
-    return Engine(
-        whole, path_finder, backend, lambda name: model.first_values[name], in_order=in_order, per_micro_batch=of_micro_batch
-    )
+    return uncut_engine(whole, path_finder, backend, lambda name: model.first_values[name], in_order, of_micro_batch)

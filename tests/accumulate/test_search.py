@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.large import first
-from helpers.strategies import engine_of
 
 import tensoropt
 from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
-from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.asked import Request
 from tensoropt.plan.build import cost_entries
 from tensoropt.plan.consistency import check_reshardings
@@ -26,12 +24,11 @@ from tensoropt.plan.frontier_file import SavedFrontier
 from tensoropt.plan.options import mini_time
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
-from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, interface_of
 from tensoropt.search.problem.choices import ACCUMULATE
 from tensoropt.sharding.model import Model
-from tensoropt.sharding.resharding import PathFinder, PlainCosts
+from tensoropt.sharding.resharding import PlainCosts
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.offline import record
 
@@ -262,9 +259,3 @@ def test_command_line_has_micro_batches(capfd: pytest.CaptureFixture[str]) -> No
     for given in ("0", "some"):
         assert main([*command, given]) == 2
         assert "--micro-batches takes a whole number from 1 up" in capfd.readouterr().err
-
-
-def test_an_engine_of_one_micro_batch_has_no_second_graph() -> None:
-    model, mesh = models.recorded("mlp", "sgd"), Mesh.of(2)
-    whole, _ = models.random_view("mlp", "sgd", 2, mesh, 3)
-    assert engine_of(model, whole, PathFinder(PlainCosts()), EmulatedBackend(mesh)).per_micro_batch is None

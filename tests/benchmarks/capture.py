@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import keras
 import tensorflow as tf
+from helpers.strategies import uncut_engine
 from models import sequences
 from models.catalog import Entry, application, images, segments, words
 from models.sequences import Size
@@ -44,7 +45,6 @@ from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.program.fetch import Fetch
-from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.functions import Feed
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PlainCosts
@@ -137,7 +137,7 @@ def measured(entry: Entry, n_devices: int, builds: bool) -> tuple[Seconds, str]:
         view = planned.view(plan.stages[0].strategy)
         values = captured.capture.variables
         backend = CommunicatingBackend(plan.mesh, 0, _Silent())
-        engine = Engine(view, plan.stages[0].path_finder(PlainCosts()), backend, lambda name: values[name].numpy())
+        engine = uncut_engine(view, plan.stages[0].path_finder(PlainCosts()), backend, lambda name: values[name].numpy())
         engine.function(Fetch((), (TRAIN,)), tuple(Feed(tensor, False) for tensor in captured.inputs))
     return seconds, frontier.summary()
 

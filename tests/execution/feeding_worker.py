@@ -31,7 +31,7 @@ def main(collectives: str, micro_batches: int = 1) -> None:
     )
     assert plan.micro_batches == micro_batches
     tensoropt.build_execution_graph(engine="tensorflow", plan=plan, collectives=collectives)
-    graph, view = session.engine.graph, session.engine.view
+    graph, view = session.engine.graph, session.engine.views[0].whole
     full = {key: values[0] for key, values in built.inputs.items()}
     start, end = block_bounds(n_samples, size, rank)
     shares = {key: tensoropt.local(value[start:end]) for key, value in full.items()}

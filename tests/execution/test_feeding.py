@@ -102,10 +102,10 @@ def test_local_fetches_are_this_devices_shard(trained: Run) -> None:
     engine = tensoropt.current_session().engine
     tensor = engine.graph.resolve(hidden.name)
     shard, whole = tensoropt.run([tensoropt.local(hidden), hidden], trained.feeds)
-    (start, end), (left, right) = engine.view.layout(tensor).bounds(tensor.shape, 0)
+    (start, end), (left, right) = engine.views[0].whole.layout(tensor).bounds(tensor.shape, 0)
     assert np.array_equal(shard, whole[start:end, left:right])
     weights = tensoropt.run(tensoropt.local(trained.weights))
-    layout = engine.view.layout(engine.graph.resolve(trained.weights.name))
+    layout = engine.views[0].whole.layout(engine.graph.resolve(trained.weights.name))
     assert weights.shape == layout.local_shape((9, 10), 0)
 
 

@@ -59,7 +59,7 @@ class Nobody:
 
 def digests(engine: Engine, functions: list[tuple[Fetch, tuple[Feed, ...]]]) -> list[str]:
     found: list[str] = []
-    engine.agree = lambda digest, log: found.append(digest)
+    engine.states[0].agree = lambda digest, log: found.append(digest)
     for fetch, feeds in functions:
         engine.function(fetch, feeds)
     return found

@@ -70,12 +70,12 @@ def check(case: str, model: zoo.Recorded, view: StrategyView, seed: int, backend
         digests.append(digest)
         n_collectives.append(len(log))
 
-    engine.agree = agree
+    engine.states[0].agree = agree
     train_and_check(engine, model)
     evaluate_and_check(engine, model)
     by_rank = COMM.allgather((digests, local_shards(engine)))
     assert all(digest == by_rank[0][0] for digest, _ in by_rank), "the ranks' graphs differ in structure"
-    shards = {name: [held[name][0] for _, held in by_rank] for name in engine.variables}
+    shards = {name: [held[name][0] for _, held in by_rank] for name in engine.states[0].variables}
     assert_variables(model, view, shards, 0.0 if case == "random" else EXACT)
     return sum(n_collectives)
 

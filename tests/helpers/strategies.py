@@ -14,10 +14,12 @@ from oracles.shards import gather
 from oracles.steps import legal_steps
 
 from helpers import zoo
+from tensoropt.ir.gradient_info import Backward
 from tensoropt.ir.graph import Graph, Tensor
 from tensoropt.lowering.resharding.reshard import Backend, Collective
 from tensoropt.plan.build import cost_entries
 from tensoropt.program.fetch import Fetch
+from tensoropt.program.schedule import PLAIN, pass_orders
 from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.layout import Layout, Shape, axes_text
 from tensoropt.reschedule.mesh import Mesh
@@ -26,8 +28,12 @@ from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, configs
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.functions import Feed
+from tensoropt.runtime.pipeline.parts import StageView
+from tensoropt.runtime.stage_state import StageState
 from tensoropt.sharding.consumers import consumers_of, sharding_of, shareable_copies
+from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PathFinder
+from tensoropt.sharding.stages import Stages
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
 
 LONGEST_DETOUR = 3
@@ -120,7 +126,23 @@ def training_fetch(model: zoo.Recorded) -> Fetch:
 def engine_of(
     model: zoo.Recorded, view: StrategyView, path_finder: PathFinder, backend: Backend, in_order: bool = False
 ) -> Engine:
-    return Engine(view, path_finder, backend, lambda name: model.first_values[name], in_order=in_order)
+    return uncut_engine(view, path_finder, backend, lambda name: model.first_values[name], in_order)
+
+
+def uncut_engine(
+    view: StrategyView,
+    path_finder: PathFinder,
+    backend: Backend,
+    initial_value: Callable[[str], np.ndarray],
+    in_order: bool = False,
+    per_micro_batch: StrategyView | None = None,
+) -> Engine:
+    """The engine of a strategy on a model that isn't cut."""
+    sliced, devices = per_micro_batch or view, tuple(range(backend.mesh.n_devices))
+    stages = Stages(Model(view.graph, Backward(view.gradients, view.residual_operands, view.residual_results)), ())
+    state = StageState(view, path_finder, backend, initial_value, in_order=in_order)
+    orders = pass_orders(PLAIN, sliced.graph.n_micro_batches, [1])
+    return Engine(stages, (StageView(view, sliced, devices),), orders, {0: state})
 
 
 def train_and_check(engine: Engine, model: zoo.Recorded, tolerance: float = EXACT) -> None:
@@ -178,7 +200,7 @@ def assert_variables(
 
 def local_shards(engine: Engine) -> dict[str, list[np.ndarray]]:
     """The shards of this process's ranks, by variable name."""
-    return {name: [variable.numpy() for variable in variables] for name, variables in engine.variables.items()}
+    return {name: [variable.numpy() for variable in variables] for name, variables in engine.states[0].variables.items()}
 
 
 def assert_close(got: np.ndarray, expected: np.ndarray, tolerance: float, what: str) -> None:
@@ -211,5 +233,5 @@ def charged(view: StrategyView, path_finder: PathFinder) -> Counter[tuple[str, s
 def assert_collectives_are_charged(engine: Engine, model: zoo.Recorded) -> None:
     """Compare exact multisets of (kind, axes, shape). Fetching the loss adds none: the step has it replicated anyway."""
     log = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0]))).log
-    done, paid = executed(log), charged(engine.per_micro_batch or engine.view, engine.path_finder)
+    done, paid = executed(log), charged(engine.views[0].per_micro_batch, engine.states[0].path_finder)
     assert done == paid, f"executed but not charged: {dict(done - paid)}; charged but not executed: {dict(paid - done)}"

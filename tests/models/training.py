@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from helpers.strategies import uncut_engine
 from oracles.shards import gather
 
 from models.catalog import Entry
@@ -121,7 +122,7 @@ def by_strategy(case: Case, view: StrategyView, path_finder: PathFinder | None =
     """
     mesh = view.strategy.mesh
     backend = EmulatedBackend(mesh)
-    engine = Engine(view, path_finder or PathFinder(PlainCosts()), backend, lambda name: case.first_values[name])
+    engine = uncut_engine(view, path_finder or PathFinder(PlainCosts()), backend, lambda name: case.first_values[name])
     fetch = Fetch(((case.captured.results[0], False),), (TRAIN,))
     for number in range(N_STEPS):
         inputs, labels = case.entry.batch(number)

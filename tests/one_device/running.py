@@ -22,7 +22,6 @@ from tensoropt.program.tasks import Task
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.execute import EMULATED, MPI
 from tensoropt.runtime.execution import execute
-from tensoropt.runtime.pipeline.staged_engine import StagedEngine
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.step_emission import StepEmission
 
@@ -62,7 +61,7 @@ def _check_trained(draw: Draw, processes: Processes) -> None:
     check_numbers(draw, engine_of(draw, plan, processes), processes)
 
 
-def check_numbers(draw: Draw, engine: Engine | StagedEngine, processes: Processes) -> None:
+def check_numbers(draw: Draw, engine: Engine, processes: Processes) -> None:
     """Check that three steps have one device's losses, and then metrics and variables."""
     model = draw.model
     fetch, tolerance = training_fetch(model), MODELS[draw.name].tolerance
@@ -72,7 +71,7 @@ def check_numbers(draw: Draw, engine: Engine | StagedEngine, processes: Processe
             for loss in losses:
                 assert loss.tobytes() == losses[0].tobytes(), f"the loss of step {step} has other bits on another rank"
             assert_close(losses[0], model.reference.losses[step], tolerance, f"the loss of step {step}")
-        if isinstance(engine, Engine):
+        if engine.stages.n == 1:
             assert_collectives_are_charged(engine, model)
         evaluate_and_check(engine, model, tolerance)  # type: ignore[arg-type]
     _check_variables(draw, engine, processes)
@@ -94,18 +93,18 @@ def held_to_programs() -> Iterator[None]:
     assert emitted and all(tasks == Counter(each._program.tasks) for each, tasks in emitted.items())
 
 
-def engine_of(draw: Draw, plan: Plan, processes: Processes) -> Engine | StagedEngine:
+def engine_of(draw: Draw, plan: Plan, processes: Processes) -> Engine:
     """Return the engine that runs a plan on these processes."""
     values, collectives = draw.model.first_values, EMULATED if processes.alone else MPI
     engine = execute(plan, draw.model.model, lambda name: values[name], processes, collectives).engine
-    if isinstance(engine, Engine):
-        engine.in_order |= draw.in_order
+    if engine.stages.n == 1:
+        engine.states[0].in_order |= draw.in_order
     elif processes.alone:
         engine.machine_of = tuple(sorted(draw.rng.choices((0, 1), k=draw.n_devices)))
     return engine
 
 
-def _check_variables(draw: Draw, engine: Engine | StagedEngine, processes: Processes) -> None:
+def _check_variables(draw: Draw, engine: Engine, processes: Processes) -> None:
     """Check that all variables have one device's values, and replicas the same bits."""
     model, tolerance = draw.model, MODELS[draw.name].tolerance
     held = [entry for entry in engine.state() if entry.step is None]

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from helpers import zoo
-from helpers.strategies import assert_close, charged, executed, feeds_of, random_router, random_strategy
+from helpers.strategies import assert_close, charged, executed, feeds_of, random_router, random_strategy, uncut_engine
 from oracles.shards import gather
 
 from tensoropt.frontend.importer import import_graph
@@ -183,7 +183,7 @@ class Case:
     def engine(self, mesh: Mesh, seed: int, backend: Backend, prefers: Callable[[Config], bool] | None = None) -> Engine:
         """An engine for a random strategy over random paths; by every second seed its operators run in order."""
         view = random_strategy(self, mesh, seed, prefers)
-        return Engine(view, random_router(seed), backend, lambda name: self.first_values[name], in_order=bool(seed % 2))
+        return uncut_engine(view, random_router(seed), backend, lambda name: self.first_values[name], bool(seed % 2))
 
     @property
     def graph(self) -> Graph:
@@ -236,7 +236,7 @@ def check(
             assert_same(loss, expected, tolerance, f"the loss of step {step}")
     check_state(engine, case.expected, tolerance)
     done = executed(engine.function(fetch, tuple(feeds_of(case.graph, case.batches[0]))).log)
-    paid = charged(engine.view, engine.path_finder)
+    paid = charged(engine.views[0].whole, engine.states[0].path_finder)
     assert done == paid, f"executed but not charged: {dict(done - paid)}; charged but not executed: {dict(paid - done)}"
     return engine
 

@@ -20,7 +20,6 @@ from tensoropt.common.errors import InputError
 from tensoropt.ir.graph import Graph
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.optimizers.copies import Parameter, ShardVariable, build_variables, fresh_copy, slots_of
-from tensoropt.optimizers.keras_running import RunningKeras
 from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.mesh import Mesh
 
@@ -159,10 +158,10 @@ def test_first_values_come_back_and_the_learning_rate_can_be_set() -> None:
     assert optimizer.iterations == 0
     optimizer.learning_rate = 0.0
     assert float(tf.convert_to_tensor(optimizer.learning_rate)) == 0.0
-    before = [variable.numpy() for variables in engine.variables.values() for variable in variables]
+    before = [variable.numpy() for variables in engine.states[0].variables.values() for variable in variables]
     fetch = Fetch((), ("train",))
     engine.run(fetch, feeds_of(case.graph, case.batches[0]))
-    for value, variables in zip(before, [v for each in engine.variables.values() for v in each], strict=True):
+    for value, variables in zip(before, [v for each in engine.states[0].variables.values() for v in each], strict=True):
         assert np.array_equal(value, variables.numpy())
     assert optimizer.iterations == 1
     with pytest.raises(InputError, match="the learning rate of step 'train' can't be set to"):
@@ -180,9 +179,7 @@ def test_averages_take_the_parameters_place_at_the_end() -> None:
         if use_ema:
             kept = {path.split("/")[-1]: value for path, value in case.expected.optimizer_variables}
             expected = {name: kept[f"{name}_average"] for name in expected}
-        running = engine.optimizers["train"]
-        assert isinstance(running, RunningKeras)
-        running.finish()
+        engine.optimizers["train"].finish()
         for entry in engine.state():
             if entry.step is None:
                 assert_same(whole(entry), expected[entry.key], 1e-10, entry.key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.strategies import executed, feeds_of
+from helpers.strategies import executed, feeds_of, uncut_engine
 from optimizers.models import case_of, check_state
 from optimizers.test_keras import CASES
 
@@ -13,7 +13,6 @@ from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.layout import axes_text
-from tensoropt.runtime.engine import Engine
 from tensoropt.sharding.resharding import PlainCosts
 
 
@@ -28,7 +27,7 @@ def test_points_of_a_frontier(name: str) -> None:
         view = case.model.view(plan.stages[0].strategy)
         check_reshardings(view, plan.stages[0])
         path_finder = plan.stages[0].path_finder(PlainCosts())
-        engine = Engine(view, path_finder, EmulatedBackend(plan.mesh), lambda n: case.first_values[n])
+        engine = uncut_engine(view, path_finder, EmulatedBackend(plan.mesh), lambda n: case.first_values[n])
         fetch = Fetch(((case.graph.tensors[case.loss], False),), ("train",))
         for batch in case.batches:
             engine.run(fetch, feeds_of(case.graph, batch))

@@ -49,7 +49,7 @@ def check(name: str, mesh: Mesh, communicator: MpiCommunicator) -> None:
     if by_rows:
         layout = next(entry.layout for entry in engine.state() if entry.key == "table")
         assert layout.splits[0], "the table isn't split by rows"
-    engine.agree = agree
+    engine.states[0].agree = agree
     fetch = Fetch(((case.graph.tensors[case.loss], False),), ("train",))
     for batch, expected in zip(case.batches, case.expected.losses, strict=True):
         ((loss,),) = engine.run(fetch, feeds_of(case.graph, batch))

@@ -24,9 +24,9 @@ from tensoropt.rules.rule import why_invalid
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.execution import execute
 from tensoropt.runtime.pipeline.parts import StageView
-from tensoropt.runtime.pipeline.staged_engine import StagedEngine
 from tensoropt.runtime.pipeline.transfers import EmulatedTransfers
 from tensoropt.runtime.ranks import Processes
+from tensoropt.runtime.stage_state import StageState
 from tensoropt.sharding.stages import StageModel, Stages
 
 
@@ -59,7 +59,7 @@ def check_losses(plan: Plan, model: zoo.Recorded) -> None:
         plan, model.model, lambda variable: model.first_values[variable], Processes(0, 1, ("here",)), "emulated"
     )
     for step, batch in enumerate(model.batches):
-        ((loss,),) = execution.engine.run(training_fetch(model), feeds_of(model.graph, batch))
+        ((loss, *_),) = execution.engine.run(training_fetch(model), feeds_of(model.graph, batch))
         assert_close(loss, model.reference.losses[step], 1e-10, f"the loss of step {step}")
 
 
@@ -82,14 +82,14 @@ def random_stage_view(
 
 def random_engine(
     name: str, optimizer: str, n: int, meshes: Sequence[Mesh], seed: int, schedule: str = "1f1b"
-) -> tuple[zoo.Recorded, StagedEngine]:
+) -> tuple[zoo.Recorded, Engine]:
     """Return a model and the emulated engine of a random strategy in stages."""
     return random_engine_of(models.recorded(name, optimizer), n, meshes, seed, schedule)
 
 
 def random_engine_of(
     model: zoo.Recorded, n: int, meshes: Sequence[Mesh], seed: int, schedule: str = "1f1b"
-) -> tuple[zoo.Recorded, StagedEngine]:
+) -> tuple[zoo.Recorded, Engine]:
     """Return a model and the emulated engine of a random strategy in stages.
 
     Each mesh has a stage, two where they are interleaved, as far as each stage trains a variable.
@@ -104,12 +104,11 @@ def random_engine_of(
     ]
     in_flight = [random.Random(seed + index).randint(1, n) for index in range(n_stages)]
     engines = {
-        index: Engine(
+        index: StageState(
             view.whole,
             random_router(seed),
             EmulatedBackend(view.whole.strategy.mesh),
             lambda variable: model.first_values[variable],
-            per_micro_batch=view.per_micro_batch,
         )
         for index, view in enumerate(views)
     }
@@ -119,4 +118,4 @@ def random_engine_of(
     else:
         orders = pass_orders(schedule, n, in_flight, deferred)
     machine_of = sorted(random.Random(seed).choices((0, 1), k=blocks[-1].end))
-    return model, StagedEngine(stages, tuple(views), orders, engines, EmulatedTransfers, tuple(machine_of))
+    return model, Engine(stages, tuple(views), orders, engines, EmulatedTransfers, tuple(machine_of))

@@ -17,12 +17,11 @@ from tensoropt.program.interleaved import INTERLEAVED
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.checkpoint import restore, save
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.pipeline.staged_engine import StagedEngine
 
 CASES = [("tied", "adam", 1), ("attention", "momentum", 3), ("mlp", "adam", 2), ("looking_up", "adam", 4)]
 
 
-def engine_of_step(step: int, name: str, optimizer: str, seed: int) -> tuple[zoo.Recorded, Engine | StagedEngine]:
+def engine_of_step(step: int, name: str, optimizer: str, seed: int) -> tuple[zoo.Recorded, Engine]:
     """Interleaved stages on twice two devices, then two devices without stages, then stages of one, two and one."""
     if step == 1:
         model, mesh = random_engine(name, optimizer, 4, (Mesh.of(1), Mesh.of(1)), seed)[0], Mesh.of(2)

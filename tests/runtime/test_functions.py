@@ -52,4 +52,4 @@ def test_a_function_without_results() -> None:
 
 def built_of(body: object) -> BuiltFunction:
     function = tf.function(body, input_signature=[SPEC], autograph=False).get_concrete_function()
-    return BuiltFunction(function, (), (), (), (), ())
+    return BuiltFunction(function, (), (), ())

@@ -64,7 +64,7 @@ def test_other_shapes_inherit_all_of_a_plan_and_give_plain_keras_numbers(seed: i
     programs = [(key, run) for key, run in others.items() if key[0] == TRAIN]
     assert len(programs) == len(set(shapes))
     for (_, n_samples, _), run in programs:
-        view, graph = run.execution.engine.view, run.captured.graph
+        view, graph = run.execution.engine.views[0].whole, run.captured.graph
         same = {name for name, config in view.strategy.configs.items() if planned.configs.get(name) == config}
         # What operators have other configs in a smaller batch, or aren't planned, is theirs.
         ops = [op.name for op in graph.step_operators if not op.updates]
@@ -73,11 +73,13 @@ def test_other_shapes_inherit_all_of_a_plan_and_give_plain_keras_numbers(seed: i
             assert view.strategy.regathered == planned.regathered
             assert view.rematerialized == planned.rematerialized
         assert len(same) > 0.9 * len(view.strategy.configs)
-        sliced = run.execution.engine.per_micro_batch
-        n = 1 if sliced is None else sliced.graph.micro_batching.n  # type: ignore[union-attr]
-        assert n_samples / n <= BATCH / (micro_batches or 1)
-    assert all(run.execution.engine.per_micro_batch is None for key, run in others.items() if key[0] in (EVALUATE, PREDICT))
-    assert all(run.execution.engine.view.strategy.shared for key, run in others.items() if key[0] == EVALUATE)
+        assert n_samples / run.execution.engine.views[0].per_micro_batch.graph.n_micro_batches <= BATCH / (
+            micro_batches or 1
+        )
+    for key, run in others.items():
+        if key[0] in (EVALUATE, PREDICT):
+            assert run.execution.engine.views[0].per_micro_batch.graph.n_micro_batches == 1
+    assert all(run.execution.engine.views[0].whole.strategy.shared for key, run in others.items() if key[0] == EVALUATE)
 
 
 def wide() -> keras.Model:
@@ -97,8 +99,7 @@ def test_more_samples_than_planned_are_taken_in_more_micro_batches_or_refused() 
     def micro_batches(n_samples: int) -> int:
         trainer.train_on_batch(x[:n_samples], y[:n_samples])
         (run,) = (run for key, run in trainer.ranks.runs._others.items() if key[:2] == (TRAIN, n_samples))
-        view = run.execution.engine.per_micro_batch
-        return 1 if view is None else view.graph.micro_batching.n
+        return run.execution.engine.views[0].per_micro_batch.graph.n_micro_batches
 
     for n_samples in (768, 256):
         assert planned * n_samples <= 512 * micro_batches(n_samples) <= 2 * planned * n_samples

@@ -106,7 +106,7 @@ def test_tables_that_do_not_fit_one_rank_are_split(
 
 def large_shards(trainer: Any) -> Sequence[Any]:
     engine = trainer.ranks.execution.engine
-    return [each for name, shards in engine.variables.items() if "embeddings" in name for each in shards]
+    return [each for name, shards in engine.states[0].variables.items() if "embeddings" in name for each in shards]
 
 
 def made_of_size(trainer: Any, shapes: Sequence[Any]) -> list[Any]:

@@ -1,9 +1,9 @@
-"""Emit one function of a model in stages: its passes in order, and what crosses from one stage to another."""
+"""Emit one function of a model: the passes of its stages in order, and what crosses from one stage to another."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 
 import tensorflow as tf
 
@@ -13,7 +13,7 @@ from ...lowering.pass_chain import PassChain
 from ...lowering.resharding.reshard import Resharder
 from ...optimizers.running_optimizer import PendingUpdate
 from ...program.fetch import Fetch
-from ...program.passes import FORWARD, PARAMETERS, Pass, merged
+from ...program.passes import BACKWARD, FORWARD, PARAMETERS, Pass, merged
 from ...program.stage_ends import StageEnds
 from ...program.step import step_program
 from ...reschedule.between_machines import cheapest_way
@@ -23,20 +23,21 @@ from ...rules.rule import OperandSharding
 from ...sharding.resharding import resharding_of
 from ...sharding.stages import Crossing
 from ...sharding.strategy import StrategyView
-from ..fed_values import FedValues, as_given, as_produced
+from ..fed_values import FedValues, as_produced
+from ..feed_shards import comes_in_micro_batches
 from ..functions import Feed
 from ..step_emission import Exchange, StepEmission
-from .parts import Staged, StagePart
+from .parts import RunningStages, StagePart
 from .rows_ahead import SentAhead
 from .transfers import Message
 
 
-class PipelineEmission:
+class FunctionEmission:
     """The emission of one function."""
 
     def __init__(
         self,
-        engine: Staged,
+        engine: RunningStages,
         fetch: Fetch,
         parts: Sequence[StagePart],
         fed: Mapping[int, Mapping[Feed, Values]],
@@ -55,9 +56,8 @@ class PipelineEmission:
         self._is_training = bool(fetch.train_steps)
         self._crossings = [each for each in engine.stages.crossings if self._is_used(each)]
         self._number = {each: number for number, each in enumerate(self._crossings)}
-        self._variables = {stage: self._values_of_variables(stage) for stage in engine.engines}
-        passes = [each for order in engine.orders for each in order] if self._is_training else []
-        self._deferring = {each.stage for each in passes if each.work == PARAMETERS}
+        self._deferring = {each.stage for each in self._passes if each.work == PARAMETERS}
+        self._pending: dict[int, PendingUpdate] = {}
         self._steps: dict[int, StepEmission] = {}
         self._ahead: dict[int, SentAhead] = {}
 
@@ -105,8 +105,8 @@ class PipelineEmission:
         """Emit the reception of a tensor, behind some values; return its own in the layout in which the stage is fed it."""
         view, resharder = self._view(crossing.target), self._resharders[crossing.target]
         message, tensor = self._message(crossing, micro_batch, False), view.graph.tensors[crossing.tensor]
-        values, engine = self._transfers.receive(message, resharder, after), self._engine.engines[crossing.target]
-        return as_produced(tensor, message.way.target, values, view, resharder, engine.path_finder)
+        values, state = self._transfers.receive(message, resharder, after), self._engine.states[crossing.target]
+        return as_produced(tensor, message.way.target, values, view, resharder, state.path_finder)
 
     def _received(self, crossing: Crossing, micro_batch: int) -> Values:
         """Emit the reception of a tensor by a pass; branches that begin in the stage run first."""
@@ -136,7 +136,7 @@ class PipelineEmission:
     def _receive_gradient(self, crossing: Crossing, micro_batch: int) -> Values:
         """Emit the reception of a tensor's gradient; return it in the layout in which the stage has the tensor."""
         stage, tensor, message = crossing.source, self._tensor(crossing), self._message(crossing, micro_batch, True)
-        resharder, path_finder = self._resharders[stage], self._engine.engines[stage].path_finder
+        resharder, path_finder = self._resharders[stage], self._engine.states[stage].path_finder
         values = self._transfers.receive(message, resharder)
         wanted = OperandSharding(self._view(stage).layout(tensor).with_partial(()), None)
         resharding = resharding_of(tensor, message.way.target, wanted)
@@ -158,37 +158,47 @@ class PipelineEmission:
 
     # Functions
 
-    def _values_of_variables(self, stage: int) -> dict[str, Values]:
-        engine, part = self._engine.engines[stage], self._parts[stage]
+    @cached_property
+    def _passes(self) -> list[Pass]:
+        """The passes of all stages in order; of a function that doesn't train, one stage's after the other's."""
+        if self._is_training:
+            return merged(self._engine.orders)
+        return [Pass(stage, 0, work) for stage in range(self._engine.stages.n) for work in (FORWARD, BACKWARD)]
+
+    def _variables(self, stage: int) -> dict[str, Callable[[int], Values]]:
+        """Return functions that emit the values of the variables that a stage needs, by tensor name."""
+        state, part = self._engine.states[stage], self._parts[stage]
+
+        def read(name: str, micro_batch: int) -> Values:
+            return state.read(name)
+
         return {
-            op.result.name: [variable.value() for variable in engine.variables[op.name]]
+            op.result.name: partial(read, op.name)
             for op in self._engine.views[stage].whole.graph.variables
-            if op.name in part.needed | part.ahead
+            if op.name in part.needed or op.name in part.ahead
         }
 
-    def _sources(self, stage: int) -> dict[str, Callable[[int], Values]]:
-        """Return functions that emit what a stage is given, by tensor name: variables, feeds, and what others send."""
-        views, engine = self._engine.views[stage], self._engine.engines[stage]
-        fed = FedValues(views.whole, views.per_micro_batch, self._resharders[stage], engine.path_finder)
-        sources: dict[str, Callable[[int], Values]]
-        sources = {name: partial(as_given, values) for name, values in self._variables[stage].items()}
+    def _fed_values(self, stage: int) -> dict[str, Callable[[int], Values]]:
+        """Return functions that emit what a stage is given, by tensor name: what it is fed, and what others send."""
+        views, state = self._engine.views[stage], self._engine.states[stage]
+        taken = FedValues(views.whole, views.per_micro_batch, self._resharders[stage], state.path_finder)
+        micro_batches = self._engine.micro_batches_of(self._fetch, stage)
+        sources: dict[str, Callable[[int], Values]] = {}
         for feed, values in self._fed[stage].items():
-            micro_batches = self._engine.of_feed(self._fetch, feed, stage)
-            if micro_batches:
-                sources[feed.tensor.name] = fed.in_micro_batches(feed, values, micro_batches[0])
+            if comes_in_micro_batches(feed, micro_batches):
+                sources[feed.tensor.name] = taken.in_micro_batches(feed, values, micro_batches[0])
             else:
-                sources[feed.tensor.name] = partial(as_given, values)
+                sources[feed.tensor.name] = taken.at_once(feed, values)
         return sources | {each.tensor: partial(self._received, each) for each in self._to(stage)}
 
     def _step(self, stage: int, chain: PassChain) -> StepEmission:
         """Return the emission of a stage's part of the function."""
-        engine, part, view, stages = self._engine.engines[stage], self._parts[stage], self._view(stage), self._engine.stages
-        sources, crossings, tables = self._sources(stage), self._from(stage), self._ahead_of(stage)
+        state, part, view, stages = self._engine.states[stage], self._parts[stage], self._view(stage), self._engine.stages
+        given, crossings, tables = self._fed_values(stage), self._from(stage), self._ahead_of(stage)
         trained = [each for each in crossings if each.has_gradient and self._is_training]
         returned = {each for each in self._to(stage) if each.has_gradient and self._is_training}
         divides = stage in self._deferring or (self._is_training and bool(self._branches(stage)))
         is_cut = bool(self._engine.micro_batches[stage])
-        loss = self._loss(stage) if self._is_training else None
         ends = StageEnds(
             frozenset(),
             frozenset(each.tensor for each in returned),
@@ -197,25 +207,34 @@ class PipelineEmission:
             given=tuple(dict.fromkeys([*(each.tensor for each in trained), *(tables if is_cut else ())])),
             late=frozenset(each.tensor for each in returned if not is_cut and each not in stages.awaited),
             added=() if is_cut else tables,
-            loss=loss,
-            is_run=True,
+            losses=self._losses(stage),
         )
-        resharder, given = self._resharders[stage], sources.keys() - self._variables[stage].keys()
+        resharder = self._resharders[stage]
         program = step_program(
             view,
-            engine.path_finder,
+            state.path_finder,
             ends=ends,
             fetch=part.fetch,
-            given=given,
+            given=given.keys(),
             in_buckets=resharder.joins,
             needed=part.needed,
         )
+        exchange = Exchange(
+            partial(self._send_from, stage), partial(self._gradient, stage, trained), partial(self._updated, stage)
+        )
         return StepEmission(
-            program, view, engine.path_finder, resharder, sources, engine._update, engine.optimizers, engine._updated,
-            part.fetch.train_steps, chain, self._engine.micro_batches[stage] if self._is_training else (),
-            Exchange(partial(self._send_from, stage), partial(self._gradient, stage, trained)),
-            {} if loss is None else dict.fromkeys(part.fetch.train_steps, loss),
+            program, view, resharder, {**self._variables(stage), **given}, state, part.fetch.train_steps, chain, exchange,
+            self._engine.micro_batches_of(self._fetch, stage), ends.losses,
         )  # fmt: skip
+
+    def _losses(self, stage: int) -> dict[str, Tensor | None]:
+        """Return the loss of each training step, by the step's name; None in a stage that doesn't compute it."""
+        steps, tensors = self._engine.graph.train_steps, self._view(stage).graph.tensors
+        losses = {name: steps[name].loss for name in self._fetch.train_steps}
+        home = self._engine.stages.home
+        return {
+            name: tensors[each.name] if home(each) == stage else None for name, each in losses.items() if each is not None
+        }
 
     def _ahead_of(self, stage: int) -> tuple[str, ...]:
         """Return the names of the variables whose gradients come in part from what a stage sends before its passes."""
@@ -223,15 +242,15 @@ class PipelineEmission:
 
     def _send_first(self) -> None:
         """Emit what stages send before their passes."""
-        for stage, engine in sorted(self._engine.engines.items()):
+        for stage, state in sorted(self._engine.states.items()):
             crossings = [each for each in self._crossings if each.source == stage and self._is_first(each)]
             if crossings:
                 views, resharder = self._engine.views[stage], self._resharders[stage]
                 feeds = {**self._fed[stage], **self._fed_whole[stage]}
                 fed = {feed.tensor.name: values for feed, values in feeds.items()}
                 own = SentAhead(
-                    views, engine, resharder, self._engine.micro_batches[stage] if self._is_training else (),
-                    crossings, self._variables[stage], fed, self._is_training, self._receive_gradient,
+                    views, state, resharder, self._engine.micro_batches[stage] if self._is_training else (),
+                    crossings, self._variables(stage), fed, self._is_training, self._receive_gradient,
                 )  # fmt: skip
                 own.send(self._send)
                 self._ahead[stage] = own
@@ -240,18 +259,14 @@ class PipelineEmission:
         """Emit the function; return what each stage fetches."""
         self._send_first()
         chains = self._chains()
-        for stage in sorted(self._engine.engines):
+        for stage in sorted(self._engine.states):
             self._steps[stage] = self._step(stage, chains[stage])
             self._steps[stage].begin()
-        if not self._is_training:
-            for step in self._steps.values():
-                step.forward(0)
-            return {stage: step.finish() for stage, step in self._steps.items()}
-        for each in merged(self._engine.orders):
+        for each in self._passes:
             if each.stage in self._steps:
                 self._run(each, self._steps[each.stage])
         results = {stage: step.finish() for stage, step in reversed(self._steps.items())}
-        self._update({stage: step.update for stage, step in reversed(self._steps.items()) if step.update is not None})
+        self._add_up()
         for step in self._steps.values():
             step.end()
         return results
@@ -267,34 +282,39 @@ class PipelineEmission:
 
     def _chains(self) -> dict[int, PassChain]:
         """Return by stage the passes that its ranks run, of all of their stages; those of a batch at once wait for data."""
-        engines = self._engine.engines
+        states = self._engine.states
+        lags = {
+            stage: each.lag if each.in_order and not each.graph.is_sequential else None for stage, each in states.items()
+        }
         if not self._is_training or not any(self._engine.micro_batches):
             # Passes of several stages on one rank would each be put in order with those of the others among them.
-            lags = {s: each.lag for s, each in engines.items() if each.in_order and len(engines) == 1}
-            return {stage: PassChain(1, lags.get(stage) if self._is_training else None) for stage in engines}
+            return {stage: PassChain(1, lags[stage] if len(states) == 1 else None) for stage in states}
         found: dict[tuple[int, ...], PassChain] = {}
-        for stage, engine in engines.items():
+        for stage in states:
             devices, n = self._engine.views[stage].devices, len(self._engine.micro_batches[stage])
-            chain = found.setdefault(devices, PassChain(n, engine.lag if engine.in_order else None, 0))
-            chain.n_stages += 1
-        return {stage: found[self._engine.views[stage].devices] for stage in engines}
+            found.setdefault(devices, PassChain(n, lags[stage], 0)).n_stages += 1
+        return {stage: found[self._engine.views[stage].devices] for stage in states}
 
-    def _update(self, updates: Mapping[int, PendingUpdate]) -> None:
-        """Emit the updates of the stages; what they need summed over all parameters is added up, in the stages' order."""
+    def _updated(self, stage: int, update: PendingUpdate) -> None:
+        """Emit the update of a stage, at once unless it waits for sums over the parameters of other stages, too."""
+        if update.sums is None or self._engine.stages.n == 1:
+            update.apply(update.sums)
+        else:
+            self._pending[stage] = update
+
+    def _add_up(self) -> None:
+        """Emit the updates that need sums over the parameters of all stages, which are added up in the stages' order."""
         stages = range(self._engine.stages.n)
-        for source, update in updates.items():
-            for target in stages if update.sums is not None else ():
+        summed = [(stage, update, update.sums) for stage, update in self._pending.items() if update.sums is not None]
+        for source, _, sums in summed:
+            for target in stages:
                 if target != source:
-                    assert update.sums is not None
-                    message = self._message_of_sums(source, target, update.sums[0].dtype.name)
-                    self._transfers.send(message, update.sums, self._resharders[source])
-        for target, update in updates.items():
-            if update.sums is None:
-                update.apply(None)
-                continue
-            resharder, dtype = self._resharders[target], update.sums[0].dtype.name
+                    message = self._message_of_sums(source, target, sums[0].dtype.name)
+                    self._transfers.send(message, sums, self._resharders[source])
+        for target, update, sums in summed:
+            resharder, dtype = self._resharders[target], sums[0].dtype.name
             of_stages = [
-                update.sums
+                sums
                 if source == target
                 else self._transfers.receive(self._message_of_sums(source, target, dtype), resharder)
                 for source in stages
@@ -311,10 +331,3 @@ class PipelineEmission:
         first = 2 * len(self._crossings) * self._n_numbers + 2
         number = first + source * self._engine.stages.n + target
         return Message(f"the global norm, of stage {source}", number, way, dtype, False, -1)
-
-    def _loss(self, stage: int) -> Tensor | None:
-        """Return the loss, in the stage that computes it."""
-        (name,) = self._fetch.train_steps
-        loss = self._engine.graph.train_steps[name].loss
-        assert loss is not None
-        return loss if self._engine.stages.home(loss) == stage else None

@@ -23,8 +23,8 @@ from ...reschedule.layout import Layout
 from ...rules.rule import OperandSharding
 from ...sharding.resharding import resharding_of
 from ...sharding.stages import Crossing
-from ..engine import Engine
 from ..fed_values import as_given
+from ..stage_state import StageState
 from ..step_emission import Exchange, StepEmission
 from .parts import StageView
 
@@ -39,11 +39,11 @@ class SentAhead:
     def __init__(
         self,
         views: StageView,
-        engine: Engine,
+        state: StageState,
         resharder: Resharder,
         micro_batches: Sequence[MicroBatch],
         crossings: Sequence[Crossing],
-        variables: Mapping[str, Values],
+        variables: Mapping[str, Callable[[int], Values]],
         fed: Mapping[str, Values],
         is_training: bool,
         receive: Callable[[Crossing, int], Values],
@@ -53,11 +53,11 @@ class SentAhead:
         Args:
             micro_batches: those of the step, which take consecutive rows; none for a batch at once.
             crossings: what is sent, once for each stage that it is sent to.
-            variables: the values of variables, by tensor name.
+            variables: functions that emit the values of variables, by tensor name.
             fed: the values of what is fed, for the whole batch.
             receive: receives a tensor's gradient of a micro-batch, in the layout in which that has the tensor.
         """
-        self._views, self._engine, self._resharder, self._receive = views, engine, resharder, receive
+        self._views, self._state, self._resharder, self._receive = views, state, resharder, receive
         self._micro_batches, self._crossings = micro_batches, crossings
         graph = views.whole.graph
         tensors = {each.tensor: graph.tensors[each.tensor] for each in crossings}
@@ -66,18 +66,16 @@ class SentAhead:
             each.is_ahead for each in crossings if each.tensor == name)]  # fmt: skip
         trained = dict.fromkeys(each.tensor for each in crossings if is_training and each.has_gradient)
         sent = tuple(name for name in tensors if name not in self._on_every_rank)
-        ends = StageEnds(frozenset(), frozenset(), False, sent, tuple(trained), is_run=True)
+        ends = StageEnds(frozenset(), frozenset(), False, sent, tuple(trained))
         program = step_program(
-            views.whole, engine.path_finder, ends=ends, given=fed.keys(), in_buckets=resharder.joins,
+            views.whole, state.path_finder, ends=ends, given=fed.keys(), in_buckets=resharder.joins,
             fetch=Fetch(tuple((tensors[name], False) for name in self._on_every_rank)),
             needed=graph.ancestors(tensors.values(), (), fed.keys()),
         )  # fmt: skip
         self.names = tuple(program.gradients)
-        self._step = StepEmission(
-            program, views.whole, engine.path_finder, resharder,
-            {name: partial(as_given, values) for name, values in {**variables, **fed}.items()},
-            engine._update, {}, engine._updated, (), PassChain(1), (), Exchange(self._send_whole, self._gradient),
-        )  # fmt: skip
+        given: dict[str, Callable[[int], Values]] = {name: partial(as_given, values) for name, values in fed.items()}
+        exchange = Exchange(self._send_whole, self._gradient)
+        self._step = StepEmission(program, views.whole, resharder, {**variables, **given}, state, (), PassChain(1), exchange)
 
     def send(self, send: Callable[..., None]) -> None:
         """Emit all that is sent: of rows those of the first micro-batch first.
@@ -132,7 +130,7 @@ class SentAhead:
             return values
         replicated = OperandSharding(Layout.replicated(layout.mesh, len(tensor.shape)), None)
         resharding = resharding_of(tensor, layout, replicated)
-        return self._resharder.reshard(resharding, self._engine.path_finder.paths(resharding), values, name)
+        return self._resharder.reshard(resharding, self._state.path_finder.paths(resharding), values, name)
 
     def _joined(self, name: str, parts: Sequence[Values]) -> Values:
         """Return the shards of the whole batch, of what every rank has of each micro-batch."""

@@ -62,7 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
     from ..plan_check import check_plan, comparison_json
 
     plan = Plan.load(arguments.plan)
-    _ = plan.only_stage  # others are refused before the model is recorded
     processes = prepared_processes()
     if arguments.cluster is None:
         hardware = hardware_here(processes)

@@ -174,10 +174,10 @@ def _time_of_sum(processes: Any, collectives: str) -> float:
     from ...reschedule.layout import axes_text
     from ...reschedule.mesh import Level, Mesh
     from ...reschedule.path import Path as Steps
-    from ...runtime.execute import communicating
+    from ...runtime.execute import communicating, taking_part
 
     mesh = Mesh((Level("device", processes.size),))
-    backend, _, prepare = communicating(mesh, processes, collectives)
+    backend, prepare = communicating(mesh, taking_part(mesh.n_devices, processes), collectives)
     if prepare is not None:
         prepare([mesh.axes])
     step, emitter = step_alone("all_reduce", mesh, mesh.axes), backend.emitter()

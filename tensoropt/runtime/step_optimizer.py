@@ -1,4 +1,4 @@
-"""An optimizer of a model in stages: what it is asked for is the same in all stages, or is gathered from them."""
+"""The optimizer of a training step: what it is asked for is the same in all stages, or is gathered from them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...lowering.variables import StateEntry
-from ...optimizers.running_optimizer import RunningOptimizer
+from ..lowering.variables import StateEntry
+from ..optimizers.running_optimizer import RunningOptimizer
 
 
 @dataclass
-class StagedOptimizer:
+class StepOptimizer:
     """The optimizer of a training step, of which each stage has a part.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The state of a model in stages: the entries of all stages, as one state that every process describes alike.
+"""The state of a model: the entries of all stages, as one state that every process describes alike.
 
 A process holds the shards of its own stages alone. Of the others it knows the entries, without shards. What each stage has
 for itself, such as an optimizer's count of steps, is one entry, replicated on the devices of all stages.
@@ -16,8 +16,8 @@ from ...reschedule.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
-class StageState:
-    """The entries of one stage, as its engine has them.
+class StageEntries:
+    """The entries of one stage, as its state has them.
 
     Attributes:
         first_device: the number of its first device.
@@ -29,18 +29,18 @@ class StageState:
     averages: tuple[tuple[str, str], ...] = ()
 
     @property
-    def described(self) -> StageState:
+    def described(self) -> StageEntries:
         """The same without shards, to be sent to other processes."""
         return replace(self, entries=tuple(replace(each, variables=(), ranks=()) for each in self.entries))
 
 
-def state_of_all(stages: Sequence[StageState], n_devices: int) -> tuple[StateEntry, ...]:
+def state_of_all(stages: Sequence[StageEntries], n_devices: int) -> tuple[StateEntry, ...]:
     """Return the entries of all stages: those of the model first, then those of the optimizers.
 
     Raises:
         InputError: what all stages have is split in one of them.
     """
-    holders: dict[str, list[tuple[StageState, StateEntry]]] = {}
+    holders: dict[str, list[tuple[StageEntries, StateEntry]]] = {}
     for stage in stages:
         for entry in stage.entries:
             holders.setdefault(entry.key, []).append((stage, entry))
@@ -48,9 +48,11 @@ def state_of_all(stages: Sequence[StageState], n_devices: int) -> tuple[StateEnt
     return tuple(sorted(merged, key=lambda entry: entry.step is not None))
 
 
-def _merged(key: str, held: list[tuple[StageState, StateEntry]], n_stages: int, n_devices: int) -> list[StateEntry]:
-    """Return the entries for what stages have under one key."""
+def _merged(key: str, held: list[tuple[StageEntries, StateEntry]], n_stages: int, n_devices: int) -> list[StateEntry]:
+    """Return the entries for what stages have under one key; what all devices hold is as its stage has it."""
     _, entry = held[0]
+    if len(held) == 1 and entry.layout.mesh.n_devices == n_devices:
+        return [entry]
     if len(held) < n_stages or entry.parameter is not None:
         # Keras counts equal paths of parameters in each stage for itself: a parameter's own key tells them apart.
         return [
