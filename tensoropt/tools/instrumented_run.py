@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
+import tensorflow as tf
 
 from ..lowering.resharding.backends import CommunicatingBackend, TimedBackend
 from ..lowering.resharding.reshard import Collective
@@ -86,9 +88,11 @@ class PlanTrial:
             communicator.follows_memory = True
 
     @property
-    def workspace_bytes(self) -> int:
-        """Return the bytes that collectives hold from one step to the next."""
-        return sum(communicator.workspace_bytes for communicator in self._communicators)
+    def held_bytes(self) -> int:
+        """Return the bytes that are held from one step to the next: variables, and what collectives hold."""
+        shards = ((entry, entry.layout.local_shape(entry.shape, r)) for entry in self.engine.state() for r in entry.ranks)
+        of_variables = sum(math.prod(shape) * tf.as_dtype(entry.dtype).size for entry, shape in shards)
+        return of_variables + sum(communicator.workspace_bytes for communicator in self._communicators)
 
     @property
     def log(self) -> tuple[Collective, ...]:

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from ..common.formats import CHECK
 from ..costs.model_costs import costing_of
@@ -37,7 +36,6 @@ from ..program.peak import peak_of
 from ..reschedule.layout import axes_text
 from ..reschedule.mesh import Mesh
 from ..runtime.collectives.timed import TimedCall
-from ..runtime.engine import Engine
 from ..runtime.ranks import Processes
 from ..sharding.model import Model
 from ..sharding.resharding import PlainCosts
@@ -134,8 +132,7 @@ def check_plan(
     trial.follow_memory()
     traces = [_traced(trial) for _ in range(TRACED_STEPS)]
     trace, timeline = sorted(traces, key=lambda traced: traced[0].peak_bytes)[TRACED_STEPS // 2]
-    state_bytes = _state_bytes(trial.engine)
-    peak_bytes = trace.peak_bytes + state_bytes + trial.workspace_bytes if trace.reports_memory else None
+    peak_bytes = trace.peak_bytes + trial.held_bytes if trace.reports_memory else None
     rank = _Rank(own_s, paths_s, calls, trace.operators_us, peak_bytes, timeline, trial.log)
     return _compared(plan, model, part.gather(rank), hardware)
 
@@ -184,20 +181,11 @@ class _Rank:
 
 
 def _peak_bytes(plan: Plan, model: Model, hardware: Hardware) -> int:
-    """Return the predicted peak of a device: as the plan knows it, or of the program of a plan of one stage."""
     if len(plan.stages) > 1:
         return plan.needed_bytes
     (stage,), model = plan.stages, model.in_micro_batches(plan.micro_batches)
     view, costing = model.view(stage.strategy), costing_of(model, hardware, plan.mesh)
     return peak_of(view, costing, stage.path_finder(PlainCosts())).n_bytes
-
-
-def _state_bytes(engine: Engine) -> int:
-    return sum(
-        math.prod(entry.layout.local_shape(entry.shape, rank)) * tf.as_dtype(entry.dtype).size
-        for entry in engine.state()
-        for rank in entry.ranks
-    )
 
 
 @dataclass(frozen=True)
@@ -224,12 +212,11 @@ class _Submesh:
         return float(np.median(self.transfers_us.sum(axis=1) + copies_us))
 
     @property
-    def waiting_us(self) -> float:
-        return max(0.0, float(np.median([rank.paths_s for rank in self.ranks])) * 1e6 - self.network_us)
+    def paths_us(self) -> float:
+        return float(np.median([rank.paths_s for rank in self.ranks])) * 1e6
 
     @property
     def each_us(self) -> np.ndarray:
-        """The time of each collective, [calls]."""
         return np.median(self.transfers_us, axis=0)
 
     def predicted_us(self, hardware: Hardware) -> tuple[float, float]:
@@ -241,15 +228,16 @@ class _Submesh:
         reshardings = (resharding for stage in self.stages for resharding in stage.reshardings)
         local_us = sum(resharding.time_us for resharding in reshardings if not resharding.n_collectives)
         in_graph_us = local_us + self.transfers_us.shape[1] * hardware.collective_call_us
-        compute_us, network_us = (sum(getattr(s, f"{kind}_time_us") for s in self.stages) for kind in ("compute", "network"))
+        of_stages = ((stage.compute_time_us, stage.network_time_us) for stage in self.stages)
+        compute_us, network_us = map(sum, zip(*of_stages, strict=True))
         return compute_us + in_graph_us, network_us - in_graph_us
 
 
 def _compared(plan: Plan, model: Model, ranks: Sequence[_Rank], hardware: Hardware) -> PlanCheck:
     steps_us = np.max([rank.steps_s for rank in ranks], axis=0) * 1e6
+    peaks = [rank.peak_bytes for rank in ranks]
     submeshes = [_Submesh.of(plan, devices, ranks) for devices in plan.submeshes]
     compute_us = max(_compute_us(rank, model, plan.overlap_time_us > 0 or len(submeshes) > 1) for rank in ranks)
-    peaks = [rank.peak_bytes for rank in ranks]
     memory = tuple(n_bytes for n_bytes in peaks if n_bytes is not None) if None not in peaks else ()
     predicted = [each.predicted_us(hardware) for each in submeshes]
     return PlanCheck(
@@ -257,7 +245,7 @@ def _compared(plan: Plan, model: Model, ranks: Sequence[_Rank], hardware: Hardwa
         steps_us=tuple(steps_us.tolist()),
         compute=Compared("compute", max(compute for compute, _ in predicted), compute_us),
         network=Compared("network", max(network for _, network in predicted), max(each.network_us for each in submeshes)),
-        waiting_us=max(each.waiting_us for each in submeshes),
+        waiting_us=max(0.0, *(each.paths_us - each.network_us for each in submeshes)),
         memory=Compared("memory", _peak_bytes(plan, model, hardware), max(memory, default=0)),
         memory_bytes=memory,
         collectives=tuple(row for each in submeshes for row in _collectives(each, hardware)),
