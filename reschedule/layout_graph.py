@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations, permutations
 
 import numpy as np
 import numpy.typing as npt
@@ -23,27 +22,6 @@ import numpy.typing as npt
 from .layout import Axes
 from .orders import Ints, Mask, Orders, axes_of_mask, mask_of_axes, orders
 from .steps import COMMUNICATING, KINDS, SIZED_BY_RESULT, State
-
-
-def all_states(n_axes: int, rank: int, partial: bool) -> Iterator[State]:
-    """Yield every state once: fewest used axes first, those without partial axes before all others."""
-    for n_partial in range(n_axes + 1 if partial else 1):
-        for partial_axes in combinations(range(n_axes), n_partial):
-            free = [axis for axis in range(n_axes) if axis not in partial_axes]
-            for n_split in range(len(free) + 1 if rank else 1):
-                for ordered in permutations(free, n_split):
-                    for cuts in _cuts(n_split, rank):
-                        yield State(tuple(ordered[start:end] for start, end in cuts), partial_axes)
-
-
-def _cuts(n_items: int, n_parts: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Yield all ways to cut a sequence into ``n_parts`` parts, empty ones included, as (start, end) of each part."""
-    if n_parts == 0:
-        yield ()
-        return
-    for borders in combinations(range(n_items + n_parts - 1), n_parts - 1):
-        starts = (0, *(border - position for position, border in enumerate(borders)))
-        yield tuple(zip(starts, (*starts[1:], n_items), strict=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -25,7 +25,6 @@ from .cost_model import ManyStepCosts, StepCosts
 from .dijkstra import StepTimes, cheapest_moves, dijkstra_moves
 from .halo import HaloStep
 from .layout import Axes, Layout, Shape
-from .layout_graph import all_states
 from .mesh import Mesh
 from .orders import Ints, runs_on_paths
 from .quick import is_quick, quick_moves
@@ -84,13 +83,6 @@ def step_time_ns(step: Step | HaloStep, shape: Shape, itemsize: int, costs: Step
     mesh, axes, n_bytes, copies = step.source.mesh, step.group_axes, step.n_bytes(shape, itemsize), step.n_copies(shape)
     time_ns = costs.time_ns(step.cost_kind, mesh, axes, n_bytes)
     return time_ns + copies * costs.time_ns("local", mesh, axes, n_bytes) if copies else time_ns
-
-
-def all_layouts(mesh: Mesh, shape: Shape, partial: bool = True) -> tuple[Layout, ...]:
-    """Return all layouts that fit a tensor of ``shape``, in a fixed order; without ``partial``, those with no partial axes.
-    """
-    layouts = (Layout(mesh, *state) for state in all_states(len(mesh.sizes), len(shape), partial))
-    return tuple(layout for layout in layouts if layout.fits(shape))
 
 
 def cheapest_path(source: Layout, target: Layout, shape: Shape, itemsize: int, costs: StepCosts) -> Path:
@@ -178,25 +170,6 @@ def _check(source: Layout, target: Layout, shape: Shape) -> None:
             raise ReschedulingError(f"layout {layout} on mesh {layout.mesh} leaves blocks of {shape} empty; split less")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AllPairs:
-    """The times of the cheapest paths between all pairs of ``layouts``.
-
-    ``time_ns[i, j]`` is the time from ``layouts[i]`` to ``layouts[j]``, ``index`` the inverse of ``layouts``.
-    """
-
-    layouts: tuple[Layout, ...]
-    index: dict[Layout, int]
-    time_ns: Ints
-    shape: Shape
-    itemsize: int
-    costs: StepCosts
-
-    def path(self, i: int, j: int) -> Path:
-        """Return the path whose time is ``time_ns[i, j]``, by a search of its own."""
-        return cheapest_path(self.layouts[i], self.layouts[j], self.shape, self.itemsize, self.costs)
-
-
 def size_class(mesh: Mesh, shape: Shape, itemsize: int) -> tuple[object, ...]:
     """Return a key for tensors whose tables of times are equal for equal layouts, see :func:`all_pairs`.
 
@@ -207,32 +180,25 @@ def size_class(mesh: Mesh, shape: Shape, itemsize: int) -> tuple[object, ...]:
     return mesh, others, itemsize * math.prod(extent for extent, even in zip(shape, is_even, strict=True) if even)
 
 
-def all_pairs(
-    mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts, layouts: Sequence[Layout] | None = None
-) -> AllPairs:
-    """Return the times of the cheapest paths between all pairs of ``layouts`` (all that fit the shape if None).
+def all_pairs(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts, layouts: Sequence[Layout]) -> Ints:
+    """Return the times of the cheapest paths between all pairs of layouts, int64[layouts, layouts].
 
     Raises:
         ReschedulingError: a layout is of another mesh or rank, or does not fit the shape; or a path takes over an hour.
     """
-    index: dict[Layout, int] = {}
-    for layout in all_layouts(mesh, shape) if layouts is None else layouts:
-        index.setdefault(layout, len(index))
-    chosen = tuple(index)
     replicated = Layout.replicated(mesh, len(shape))
-    for layout in chosen:
+    for layout in layouts:
         _check(layout, replicated, shape)
-
-    of_units = [UnitMesh.of(mesh).state(layout) for layout in chosen]
+    of_units = [UnitMesh.of(mesh).state(layout) for layout in layouts]
     inside = [i for i, state in enumerate(of_units) if state is not None]
-    time_ns = np.zeros((len(chosen), len(chosen)), np.int64)
-    if len(inside) < len(chosen):
-        time_ns = _table(_step_times(mesh, shape, itemsize, costs), [State.of(layout) for layout in chosen])
+    time_ns = np.zeros((len(layouts), len(layouts)), np.int64)
+    if len(inside) < len(layouts):
+        time_ns = _table(_step_times(mesh, shape, itemsize, costs), [State.of(layout) for layout in layouts])
     between_units = _table(_unit_times(mesh, shape, itemsize, costs), [state for state in of_units if state is not None])
     time_ns[np.ix_(inside, inside)] = between_units
     if time_ns.size and time_ns.max() >= _TOO_LONG_NS:
         raise ReschedulingError(f"rescheduling {shape} on {mesh} takes over an hour by the cost model, check its units")
-    return AllPairs(chosen, index, time_ns, shape, itemsize, costs)
+    return time_ns
 
 
 def _table(times: StepTimes, states: Sequence[State]) -> Ints:

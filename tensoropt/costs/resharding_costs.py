@@ -125,7 +125,7 @@ class ReshardingCosting:
             layouts = tuple(self.numbers.layout(number) for number in expected)
             row = np.full(len(self.numbers), -1)
             row[list(expected)] = np.arange(len(expected))
-            self._tables[key] = TimeTable(row, all_pairs(self.mesh, shape, item_bytes, self.steps, layouts).time_ns)
+            self._tables[key] = TimeTable(row, all_pairs(self.mesh, shape, item_bytes, self.steps, layouts))
         return self._tables[key]
 
     def expect_resharding(self, resharding: Resharding) -> None:

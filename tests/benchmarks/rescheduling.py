@@ -24,7 +24,9 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
 from tabulate import tabulate
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from oracles.layouts import all_pairs
 
 from tensoropt.profiling.hardware import resolve
 from tensoropt.profiling.hardware_costs import CollectiveCosts
@@ -34,7 +36,6 @@ from tensoropt.reschedule.layout import Layout, Shape
 from tensoropt.reschedule.layout_graph import layout_graph
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import orders, runs_on_paths
-from tensoropt.reschedule.path import all_pairs
 from tensoropt.reschedule.units import UnitMesh
 
 ITEM_BYTES = 4

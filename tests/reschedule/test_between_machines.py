@@ -7,13 +7,14 @@ from itertools import product
 import numpy as np
 import pytest
 from helpers.large import first
+from oracles.layouts import all_layouts
 from oracles.shards import gather, scatter
 
 from tensoropt.reschedule.between_machines import bytes_between, cheapest_way
 from tensoropt.reschedule.cross_mesh import CrossMesh
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.path import all_layouts, cheapest_path
+from tensoropt.reschedule.path import cheapest_path
 from tensoropt.reschedule.simulate import simulate
 from tensoropt.sharding.resharding import PlainCosts
 

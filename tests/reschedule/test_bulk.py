@@ -11,6 +11,7 @@ import pytest
 from helpers.large import first
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.layouts import all_layouts, all_pairs
 from oracles.steps import legal_steps
 
 from tensoropt.reschedule import bulk, path
@@ -22,7 +23,7 @@ from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.layout_graph import layout_graph
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import MOST_LAYOUTS, n_layouts, orders, runs_on_paths
-from tensoropt.reschedule.path import all_layouts, all_pairs, cheapest_path, size_class, step_time_ns
+from tensoropt.reschedule.path import cheapest_path, size_class, step_time_ns
 from tensoropt.reschedule.quick import quick_moves
 from tensoropt.reschedule.steps import Move, State, move_between
 

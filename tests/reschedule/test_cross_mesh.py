@@ -6,12 +6,13 @@ from itertools import product
 
 import numpy as np
 import pytest
+from oracles.layouts import all_layouts
 from oracles.shards import gather, scatter
 
 from tensoropt.reschedule.cross_mesh import CrossMesh
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.path import ReschedulingError, all_layouts
+from tensoropt.reschedule.path import ReschedulingError
 
 MESHES = (
     (Mesh.of(2), Mesh.of(2)),

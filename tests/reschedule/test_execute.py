@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.layouts import all_layouts
 from oracles.shards import gather, scatter
 from oracles.steps import legal_steps
 
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.path import Path, all_layouts
+from tensoropt.reschedule.path import Path
 from tensoropt.reschedule.rank_steps import RankPath, apply_local, pack, rank_step, unpack
 from tensoropt.reschedule.simulate import simulate_all_reduce, simulate_step
 from tensoropt.reschedule.steps import Step

@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.layouts import all_layouts
 
 from tensoropt.reschedule.layout import Layout, block_bounds
 from tensoropt.reschedule.mesh import Mesh, prime_factors
-from tensoropt.reschedule.path import all_layouts
 
 MESHES = [Mesh.of(1), Mesh.of(2), Mesh.of(3), Mesh.of(4), Mesh.of(2, 3), Mesh.of(2, 4), Mesh.of(12)]
 

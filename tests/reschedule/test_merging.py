@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.layouts import all_layouts
 from oracles.shards import scatter
 from oracles.steps import legal_steps
 
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.merging import with_all_reduces_of_pairs
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.path import Path, all_layouts
+from tensoropt.reschedule.path import Path
 from tensoropt.reschedule.simulate import simulate
 from tensoropt.reschedule.steps import Step
 

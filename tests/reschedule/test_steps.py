@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles.layouts import all_layouts, all_states
 from oracles.steps import legal_steps
 
 from tensoropt.reschedule.layout import Layout
-from tensoropt.reschedule.layout_graph import all_states, layout_graph
+from tensoropt.reschedule.layout_graph import layout_graph
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import axes_of_mask, n_layouts
-from tensoropt.reschedule.path import all_layouts
 from tensoropt.reschedule.steps import KINDS, State, Step, leading_dim, make_step, move_between, moves
 
 ROOT = Path(__file__).parents[2]
@@ -182,7 +182,7 @@ def test_moves_and_steps_correspond() -> None:
 
 def test_order_does_not_depend_on_the_process() -> None:
     program = (
-        "from tensoropt.reschedule.path import *; from oracles.steps import legal_steps\n"
+        "from tensoropt.reschedule.path import *; from oracles.layouts import *; from oracles.steps import legal_steps\n"
         "mesh = Mesh.of(2, 4)\n"
         "print([str(step) for layout in all_layouts(mesh, (8, 8)) for step in legal_steps(layout, (8, 8))])\n"
         "import sys; assert not {'tensorflow', 'mpi4py'} & set(sys.modules)\n"

@@ -11,6 +11,7 @@ from helpers.large import first
 from helpers.strategies import random_router, random_strategy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.layouts import all_layouts
 
 from tensoropt import zoo as models
 from tensoropt.costs.resharding_costs import ReshardingCosting, ResidualCharge, shard_bytes
@@ -23,7 +24,6 @@ from tensoropt.profiling.hardware import named
 from tensoropt.profiling.hardware_costs import CollectiveCosts
 from tensoropt.reschedule.layout import is_view, needs_communication
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.path import all_layouts
 from tensoropt.rules.rule import OperandSharding
 from tensoropt.rules.shardings import Shardings
 from tensoropt.tools.offline import record

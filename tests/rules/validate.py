@@ -23,6 +23,7 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
+from oracles.layouts import all_layouts
 from oracles.shards import gather, scatter
 
 from tensoropt.ir.graph import Operator, Tensor
@@ -34,7 +35,6 @@ from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.lowering.resharding.reshard import Resharder
 from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.path import all_layouts
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, Interface, OperandSharding, Rule, interface_of
 from tensoropt.sharding.local_shapes import shard_slices

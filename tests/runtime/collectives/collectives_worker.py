@@ -19,6 +19,7 @@ from itertools import combinations
 import ml_dtypes
 import numpy as np
 from mpi4py import MPI
+from oracles.layouts import all_layouts, all_pairs
 from oracles.shards import scatter
 from oracles.steps import legal_steps
 
@@ -29,7 +30,6 @@ from tensoropt.reschedule import rank_steps
 from tensoropt.reschedule.communicator import Communicator
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.path import all_layouts, all_pairs
 from tensoropt.reschedule.rank_steps import RankPath, rank_step
 from tensoropt.reschedule.simulate import simulate, simulate_all_reduce, simulate_step
 from tensoropt.reschedule.steps import KINDS

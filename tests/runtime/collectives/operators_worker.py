@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 from mpi4py import MPI
+from oracles.layouts import all_layouts, all_pairs
 from oracles.shards import scatter
 from oracles.steps import legal_steps
 
@@ -22,7 +23,7 @@ from tensoropt.lowering.resharding.path_callbacks import CollectiveRequest
 from tensoropt.reschedule.halo import LOWEST, ZERO, HaloStep, Window
 from tensoropt.reschedule.layout import Layout, Shape
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.path import Path, all_layouts, all_pairs
+from tensoropt.reschedule.path import Path
 from tensoropt.reschedule.simulate import simulate, simulate_all_reduce
 from tensoropt.reschedule.steps import COMMUNICATING
 from tensoropt.runtime.collectives import tensorflow_server
