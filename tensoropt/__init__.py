@@ -97,6 +97,7 @@ def find_strategy(
     verbose: int | str | bool = 1,
     stages: int | Sequence[int] | None = None,
     schedule: str | None = None,
+    batch_per_device: int | Sequence[int] | None = None,
 ) -> Plan | Curve:
     """Search the recorded model's strategies by Frontier-Tracking.
 
@@ -105,8 +106,9 @@ def find_strategy(
             ``profiling``: least time for each parallelism, without running.
         memory: limit per device, in bytes or as ``'16GB'`` or ``'15GiB'``; by default the device's own memory over 1.1.
         parallelism: a number of devices, or a list of them for ``profiling`` and ``mini_parallelism``; by default the
-            devices at hand.
-        cluster: the hardware to plan for, instead of the hardware at hand: a name such as ``v100-2x8``, or a file.
+            devices at hand. For ``profiling`` also machines x devices of each, such as ``'2x4'``.
+        cluster: the hardware to plan for, instead of the hardware at hand: a name such as ``v100-2x8``, or a file; for
+            ``profiling`` also several, separated by commas.
         force: degrees of operators' factors, such as ``{"MatMul_1": {"m": 2}}``, or the devices of a stage of their own,
             such as ``{"MatMul_1": {"devices": [0, 1]}}``, by the operator's name or type; a name counts before a type.
         profile_budget: how long to measure the operators that can change the answer, in seconds or as ``'60s'``; what was
@@ -131,6 +133,8 @@ def find_strategy(
         schedule: the order of the stages' passes: ``"1f1b"``, ``"zero-bubble"``, ``"gpipe"``, or ``"interleaved"``, by which
             each part of the devices has several stages. By default the faster one of the first two. It is refused where
             there are no stages.
+        batch_per_device: for ``profiling`` the samples per step and device, one or several, so that the batch grows with the
+            devices; each batch must divide the recorded one. By default every point has the recorded batch.
 
     Returns:
         A :class:`~tensoropt.plan.plan.Plan`, or for ``profiling`` a :class:`~tensoropt.plan.scaling_curve.Curve`.

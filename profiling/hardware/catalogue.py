@@ -14,8 +14,11 @@ from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 
+from ...common.errors import cut
+from ...common.files import JsonError, parse_json
+from . import checks
 from .checks import HardwareError
-from .description import Hardware
+from .description import RUNNING_COSTS, Hardware, check_format
 from .frozen import FrozenMapping
 
 _NEAREST = dict.fromkeys(("a100", "a100gb40", "h200", "b200", "l4", "l40s", "rtx4090", "rtx5090", "t4"), "h100")
@@ -92,8 +95,30 @@ def resolve(name_or_path: str | Path) -> Hardware:
     """
     path = Path(name_or_path)
     if path.suffix == ".json" or len(path.parts) > 1 or path.is_file():
-        return Hardware.load(path)
+        return _like(path) or Hardware.load(path)
     return named(str(name_or_path))
+
+
+def _like(path: Path) -> Hardware | None:
+    """Return the hardware of a file that names one of :func:`named` as ``like``, and only its price or power; else None.
+
+    Raises:
+        HardwareError: what it names doesn't exist, or it has other fields; names the file.
+    """
+    try:
+        value = parse_json(path.read_bytes(), any_number=True)
+    except (OSError, JsonError):
+        return None
+    if not isinstance(value, dict) or "like" not in value:
+        return None
+    try:
+        given = checks.fields(value, "", ("format", "version", "like"), ("name", *RUNNING_COSTS))
+        check_format(given)
+        described = named(checks.text(given["like"], "like"))
+        own = {name: given[name] for name in ("name", *RUNNING_COSTS) if name in given}
+        return replace(described, **own)
+    except HardwareError as error:
+        raise HardwareError(f"{cut(path)}: {cut(error, 360)}") from None
 
 
 def _nearest(name: str) -> list[str]:

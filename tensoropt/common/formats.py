@@ -4,5 +4,5 @@ from __future__ import annotations
 
 PLAN = "tensoropt/plan", 6
 FRONTIER = "tensoropt/frontier", 7
-CURVE = "tensoropt/curve", 1
+CURVE = "tensoropt/curve", 2
 CHECK = "tensoropt/check", 2

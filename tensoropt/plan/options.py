@@ -17,7 +17,6 @@ from ..rules.registry import are_own
 from .asked import Request, asks_for_stages, parallelisms
 from .find_frontier import ModelFrontier
 from .find_staged import find_with_stages
-from .frontier import PlanFrontier
 from .infeasible import least_needed, nothing_fits, time_for_more
 from .joined_frontier import why_too_large
 from .plan import Plan
@@ -55,7 +54,7 @@ def find_answer(
     available = request.hardware.parallelisms()
     counts = list(available) if parallelism is None else parallelisms(parallelism)
     if option == "profiling":
-        return profiling(request, counts, stages=stages, schedule=schedule)
+        return profiling([(request, count) for count in counts], stages=stages, schedule=schedule)
     if option == "mini_time" and parallelism is None:
         counts = [max(available)]
     if option == "mini_time" and len(counts) != 1:
@@ -171,29 +170,28 @@ def _without_stages(frontier: StagedFrontier, plan: Plan, request: Request) -> P
 
 
 def profiling(
-    request: Request,
-    parallelisms: Sequence[int],
+    asked: Sequence[tuple[Request, int]],
     on_point: Callable[[Curve], None] = lambda of_one: None,
     stages: Sequence[int] | None = None,
     schedule: str | None = None,
 ) -> Curve:
-    """Return the least time within the memory limit for each parallelism, without executing anything.
+    """Return the least time within the memory limit at each number of devices, without executing anything.
 
     Where stages are asked for, it is for each parallelism that can have any of the numbers of stages.
 
     Args:
+        asked: what is asked at each number of devices.
         on_point: called with each point as soon as it is known, as a curve of this point alone.
         stages, schedule: see :func:`find_answer`.
 
     Raises:
         InputError: none can.
     """
-    batch, errors = request.model.graph.batch, list[InputError]()
-    request = dataclasses.replace(request, budget=request.budget or OF_CURVE)
-    of_all = Curve((), request.hardware.name, batch, request.limit_bytes, request.assumed)
-    for point in _curve_points(request, parallelisms, stages, schedule):
+    errors, of_all = list[InputError](), Curve((), asked[0][0].assumed)
+    asked = [(dataclasses.replace(request, budget=request.budget or OF_CURVE), count) for request, count in asked]
+    for point in _curve_points(asked, stages, schedule):
         if isinstance(point, InputError):
-            if not asks_for_stages(request, stages):
+            if not asks_for_stages(asked[0][0], stages):
                 raise point
             errors.append(point)
             continue
@@ -206,32 +204,33 @@ def profiling(
 
 
 def _curve_points(
-    request: Request, parallelisms: Sequence[int], stages: Sequence[int] | None, schedule: str | None
+    asked: Sequence[tuple[Request, int]], stages: Sequence[int] | None, schedule: str | None
 ) -> Iterator[CurvePoint | InputError]:
     """Yield for each parallelism its point, or why it has none; those of a large model are searched in worker processes."""
+    request = asked[0][0]
     is_large = len(request.model.graph.operators) >= WORTH_WORKERS and are_own()
-    own = dataclasses.replace(request, progress=None, tell=None)
-    n = min(n_workers(available_memory_bytes(1)), len(parallelisms)) if is_large and can_be_sent(own) else 1
+    own = [dataclasses.replace(each, progress=None, tell=None) for each, _ in asked]
+    n = min(n_workers(available_memory_bytes(1)), len(asked)) if is_large and all(map(can_be_sent, own)) else 1
     if is_large:  # whether compiled code is loaded decides between equal points: so they are the same with any number
         from ..ft.tables import numba_kernels  # noqa: F401
         from ..reschedule import path_kernels  # noqa: F401
     if n == 1:
-        for count in parallelisms:
+        for each, count in asked:
             try:
-                yield _curve_point(request, count, stages, schedule)
+                yield _curve_point(each, count, stages, schedule)
             except InputError as error:
                 yield error
         return
     said, tell = request.progress, request.tell
-    most_first = sorted(range(len(parallelisms)), key=lambda number: -parallelisms[number])  # they take longest
-    tasks = [(own, parallelisms[number], stages, schedule) for number in most_first]
+    most_first = sorted(range(len(asked)), key=lambda number: -asked[number][1])  # they take longest
+    tasks = [(own[number], asked[number][1], stages, schedule) for number in most_first]
 
     def report(task: int, phase: str, done: int, total: int) -> None:
         if said is not None:
             said(f"on {counted(tasks[task][1], 'device')}, {phase}", done, total)
 
     found: dict[int, tuple[CurvePoint | InputError, list[str]]] = {}
-    following = iter(range(len(parallelisms)))
+    following = iter(range(len(asked)))
     number = next(following)
     for task, answer in results(_point_in_worker, tasks, n, report):
         found[most_first[task]] = answer
@@ -259,32 +258,20 @@ def _point_in_worker(
         return error, told
 
 
-def _curve_point(
-    request: Request, parallelism: int, stages: Sequence[int] | None, schedule: str | None
-) -> CurvePoint:
+def _curve_point(request: Request, parallelism: int, stages: Sequence[int] | None, schedule: str | None) -> CurvePoint:
     if asks_for_stages(request, stages):
-        return _point_of(find_with_stages(request, parallelism, stages, schedule), request)
+        return CurvePoint.of(find_with_stages(request, parallelism, stages, schedule), request)
     started, request = time.monotonic(), dataclasses.replace(request, wants_frontier=False)
     search = CandidateSearch(request, parallelism).search_all()
     in_stages = search.frontier() or (search.least if search.alone is None else None)
     if search.alone is not None:
-        return _point_of(in_stages or search.alone[0], request)
-    found = None if in_stages is None else _point_of(in_stages, request)
+        return CurvePoint.of(in_stages or search.alone[0], request)
+    found = None if in_stages is None else CurvePoint.of(in_stages, request)
     if found is not None and found.fits:
         return found
     least = least_needed(request, search.whole, time_for_more(search.whole, started))
-    alone = CurvePoint(parallelism, False, least.n_bytes, None, None, least.frontier.found.exact)
-    return alone if found is None else min(alone, found, key=lambda each: each.memory_bytes)
-
-
-def _point_of(frontier: PlanFrontier[Plan], request: Request) -> CurvePoint:
-    """Return the point of a curve for a frontier: its fastest plan that fits, or the one of least memory."""
-    number, exact = frontier.fastest_within(request.limit_bytes), frontier.found.exact
-    fits, number = number is not None, frontier.least_point() if number is None else number
-    time_us, batch = frontier.points[number].time_us if fits else None, request.model.graph.batch
-    rate = batch / time_us * 1e6 if batch and time_us else None
-    n_bytes, n_stages = frontier.peak_bytes(number), frontier.passes(number).stages
-    return CurvePoint(frontier.mesh.n_devices, fits, n_bytes, time_us, rate, exact, n_stages)
+    alone = CurvePoint.of_nothing(request, parallelism, least.n_bytes, least.frontier.found.exact)
+    return alone if found is None else min(alone, found, key=lambda each: each.peak_bytes)
 
 
 def _unrolled(frontier: ModelFrontier, point: int, option: str, request: Request) -> Plan:

@@ -2,45 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
+from ..common.errors import InputError, short
 from ..common.formats import CURVE
 from ..common.memory_units import memory_text
+from ..profiling.hardware import Hardware, HardwareError
 from ..report.notebook import bundle, curve_html
+from .asked import Request
 from .picture import new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from .frontier import PlanFrontier
+    from .plan import Plan
 
 FORMAT, VERSION = CURVE
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """The answer for one parallelism.
+    """The answer for one parallelism on one kind of hardware, with one batch.
 
     Attributes:
         parallelism: the number of devices.
         fits: whether any plan fits within the memory limit.
-        memory_bytes: the memory that a device needs: the peak of a step, to which limits apply. If nothing fits, the least
+        peak_bytes: the memory that a device needs: the peak of a step, to which limits apply. If nothing fits, the least
             that would be needed.
         time_us: the least time per step; None if nothing fits.
         samples_per_s: samples per second at that time; None if nothing fits or the batch isn't known.
         exact: whether the frontier that was searched is exact.
         stages: the number of stages of the plan, 1 for none.
+        cluster: the name of the hardware.
+        machines: the number of machines that the devices are in.
+        batch: samples per step; None if no placeholder of the model tells it.
+        limit_bytes: the memory limit per device; None without a limit.
+        compute_time_us, network_time_us: the parts of the time: in which it computes, and in which it only communicates or
+            waits.
+        price_per_hour: what all the devices cost for an hour; None if that isn't known.
+        watts: what all the devices draw; None if that isn't known.
+        ends: the peak in bytes and the time of plans, from the one of least memory to the fastest.
     """
 
     parallelism: int
     fits: bool
-    memory_bytes: int
+    peak_bytes: int
     time_us: float | None
     samples_per_s: float | None
     exact: bool
     stages: int = 1
+    cluster: str = ""
+    machines: int = 1
+    batch: int | None = None
+    limit_bytes: int | None = None
+    compute_time_us: float | None = None
+    network_time_us: float | None = None
+    price_per_hour: float | None = None
+    watts: float | None = None
+    ends: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def of_nothing(cls, request: Request, parallelism: int, least_bytes: int, exact: bool) -> CurvePoint:
+        """Return the point of a parallelism at which nothing fits, and the least that would be needed is known."""
+        hardware, levels = request.hardware, request.hardware.mesh(parallelism).levels
+        machines = levels[0].count if len(levels) > 1 else 1
+        price, watts = (None if each is None else each * parallelism for each in (hardware.price_per_hour, hardware.watts))
+        return cls(
+            parallelism, False, least_bytes, None, None, exact, cluster=hardware.name, machines=machines,
+            batch=request.model.graph.batch, limit_bytes=request.limit_bytes, price_per_hour=price, watts=watts,
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, frontier: PlanFrontier[Plan], request: Request) -> CurvePoint:
+        """Return the point for a frontier: its fastest plan that fits, or the one of least memory."""
+        number, least, points = frontier.fastest_within(request.limit_bytes), frontier.least_point(), frontier.points
+        some = {least, frontier.fastest_within(None), *(() if number is None else (number,))}
+        ends = sorted((frontier.peak_bytes(each), points[each].time_us) for each in some)
+        count, exact = frontier.mesh.n_devices, frontier.found.exact
+        blank = replace(cls.of_nothing(request, count, ends[0][0], exact), ends=tuple(ends))
+        if number is None:
+            return replace(blank, stages=frontier.passes(least).stages)
+        time_us, compute_us = points[number].time_us, points[number].compute_time_us
+        return replace(
+            blank, fits=True, peak_bytes=frontier.peak_bytes(number), stages=frontier.passes(number).stages,
+            time_us=time_us, compute_time_us=compute_us, network_time_us=max(time_us - compute_us, 0.0),
+            samples_per_s=blank.batch / time_us * 1e6 if blank.batch and time_us else None,
+        )  # fmt: skip
+
+    @property
+    def price_per_million(self) -> float | None:
+        """The price of a million samples; None if it isn't known."""
+        if self.price_per_hour is None or not self.samples_per_s:
+            return None
+        return self.price_per_hour / 3600 * 1e6 / self.samples_per_s
 
 
 @dataclass(frozen=True)
@@ -48,45 +107,45 @@ class Curve:
     """The least time per step against the number of devices.
 
     Attributes:
-        points: one per parallelism.
-        cluster: the name of the hardware.
-        batch: samples per step; None if no placeholder of the model tells it.
-        memory_limit_bytes: the memory limit per device; None without a limit.
-        assumed: the hardware, the provenance of costs, the TensorFlow version.
+        points: one per parallelism, kind of hardware and batch.
+        assumed: the hardware, the provenance of costs, the TensorFlow version; of the first point.
     """
 
     points: tuple[CurvePoint, ...]
-    cluster: str
-    batch: int | None
-    memory_limit_bytes: int | None
     assumed: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def cluster(self) -> str:
+        """The names of the hardware, separated by commas."""
+        return ",".join(dict.fromkeys(point.cluster for point in self.points if point.cluster))
 
     def table(self) -> str:
         """Return the curve as a table of text."""
-        rows = [
-            [
-                point.parallelism,
-                memory_text(point.memory_bytes),
-                "does not fit" if point.time_us is None else f"{point.time_us:,.0f}",
-                "" if point.samples_per_s is None else f"{point.samples_per_s:,.0f}",
-                self._speedup(point),
-                *([str(point.stages)] if self._has_stages else []),
-            ]
-            for point in self.points
-        ]
-        headers = ["devices", "memory per device", "time (us)", "samples/s", "speedup", *(["stages"] * self._has_stages)]
-        return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=("right",) * len(headers))
-
-    @property
-    def _has_stages(self) -> bool:
-        return any(point.stages > 1 for point in self.points)
+        points = self.points
+        columns: dict[str, list[Any]] = {
+            "cluster": [point.cluster for point in points],
+            "devices": [point.parallelism for point in points],
+            "batch": [point.batch for point in points],
+            "memory per device": [memory_text(point.peak_bytes) for point in points],
+            "time (us)": ["does not fit" if point.time_us is None else f"{point.time_us:,.0f}" for point in points],
+            "network (us)": [_number(point.network_time_us) for point in points],
+            "samples/s": [_number(point.samples_per_s) for point in points],
+            "speedup": [self._speedup(point) for point in points],
+            "stages": [point.stages for point in points],
+            "price of 10^6 samples": ["" if p.price_per_million is None else f"{p.price_per_million:.3g}" for p in points],
+        }
+        alike: dict[str, list[Any]] = {name: columns[name][:1] for name in ("cluster", "batch")}
+        alike |= {"stages": [1], "price of 10^6 samples": [""]}
+        shown = {name: cells for name, cells in columns.items() if set(cells) != set(alike.get(name, ()))}
+        align = ("right",) * len(shown)
+        return tabulate(shown, list(shown), tablefmt="simple", disable_numparse=True, colalign=align)
 
     def _speedup(self, point: CurvePoint) -> str:
-        """Return the speedup over the first parallelism on which something fits, as text."""
+        """Return the speedup in samples per second over the first point at which something fits, as text."""
         first = next((p for p in self.points if p.time_us is not None), None)
         if first is None or first.time_us is None or point.time_us is None:
             return ""
-        return f"{first.time_us / point.time_us:.2f}"
+        return f"{first.time_us / point.time_us * ((point.batch or 1) / (first.batch or 1)):.2f}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the curve as a JSON value, of the format ``FORMAT`` in version ``VERSION``."""
@@ -94,21 +153,8 @@ class Curve:
             "format": FORMAT,
             "version": VERSION,
             "cluster": self.cluster,
-            "batch": self.batch,
-            "memory_limit_bytes": self.memory_limit_bytes,
             "assumed": dict(self.assumed),
-            "curve": [
-                {
-                    "parallelism": point.parallelism,
-                    "fits": point.fits,
-                    "memory_bytes": point.memory_bytes,
-                    "time_us": point.time_us,
-                    "samples_per_s": point.samples_per_s,
-                    "exact": point.exact,
-                    **({"stages": point.stages} if point.stages > 1 else {}),
-                }
-                for point in self.points
-            ],
+            "curve": [asdict(point) for point in self.points],
         }
 
     def plot(self, axes: Axes | None = None) -> Axes:
@@ -118,15 +164,21 @@ class Curve:
             InputError: there is no Matplotlib.
         """
         axes = axes if axes is not None else new_axes(to_show=True)
-        fitting = [point for point in self.points if point.time_us is not None]
-        counts = [point.parallelism for point in fitting]
-        times_ms = [point.time_us / 1e3 for point in fitting if point.time_us is not None]
-        if fitting:
-            axes.plot(counts, times_ms, marker="o", label="least time per step")
-            ideal = [times_ms[0] * counts[0] / count for count in counts]
-            axes.plot(counts, ideal, linestyle=":", color="gray", label="perfect scaling")
+        lines: dict[str, list[CurvePoint]] = {}
+        weak = len({point.batch for point in self.points}) > 1
+        for point in self.points:
+            if point.time_us is not None:
+                per_device = f", {point.batch / point.parallelism:g} samples per device" if weak and point.batch else ""
+                lines.setdefault(point.cluster.partition("-")[0] + per_device, []).append(point)
+        for name, line in lines.items():
+            counts, times_ms = [p.parallelism for p in line], [p.time_us / 1e3 for p in line if p.time_us is not None]
+            axes.plot(counts, times_ms, marker="o", label=name)
+            ideal = [times_ms[0] if weak else times_ms[0] * counts[0] / count for count in counts]
+            axes.plot(counts, ideal, linestyle=":", color="gray", label="perfect scaling" if len(lines) == 1 else None)
+        if lines:
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
+            counts = sorted({point.parallelism for line in lines.values() for point in line})
             axes.set_xticks(counts, [str(count) for count in counts])
             axes.legend()
         axes.set_xlabel("devices")
@@ -142,3 +194,50 @@ class Curve:
 
     def __repr__(self) -> str:
         return self.table()
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def configurations(clusters: Sequence[Hardware], parallelism: Sequence[int | str] | None) -> list[tuple[Hardware, int]]:
+    """Return the hardware and the number of devices of each point of a curve.
+
+    Args:
+        parallelism: numbers of devices, or machines x devices of each such as ``'2x4'``; of several kinds of hardware, what
+            one doesn't have is left out for it. None stands for all that each has.
+
+    Raises:
+        InputError: none of the hardware has so many devices, or it is no such number.
+    """
+    if parallelism is None:
+        return [(hardware, count) for hardware in clusters for count in hardware.parallelisms()]
+    tried = {given: [_configuration(hardware, given) for hardware in clusters] for given in dict.fromkeys(parallelism)}
+    for each in tried.values():
+        if all(isinstance(one, Exception) for one in each):
+            raise InputError(str(each[0]))
+    found = [one for of_kind in zip(*tried.values(), strict=True) for one in of_kind if not isinstance(one, Exception)]
+    return list({(hardware.name, count): (hardware, count) for hardware, count in found}.values())
+
+
+def _configuration(hardware: Hardware, given: int | str) -> tuple[Hardware, int] | Exception:
+    """Return the hardware and the number of devices that a parallelism stands for, or why it can't be had."""
+    try:
+        if not isinstance(given, str):
+            hardware.mesh(given)
+            return hardware, given
+        counts = given.split("x")
+        if len(counts) == 2 and all(each.isdecimal() and int(each) for each in counts):
+            machines, devices = map(int, counts)
+            part = hardware.part(machines, devices)
+            is_own = machines == 1 or devices == hardware.levels[-1].count  # what was measured on all of it holds there, too
+            return hardware if is_own else part, machines * devices
+    except HardwareError as error:
+        return error
+    uneven = [int(each) for each in given.split("+") if each.isdecimal()]
+    near = (
+        f"; all machines have as many: nearest is {len(uneven)}x{max(1, sum(uneven) // len(uneven))}" if uneven[1:] else ""
+    )
+    return InputError(
+        f"parallelism is a number of devices such as 8, or machines x devices such as 2x4, got {short(given)}{near}"
+    )

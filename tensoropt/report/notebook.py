@@ -66,12 +66,12 @@ def curve_html(cluster: str, points: Sequence[Any]) -> str:
     """Return a curve over device counts as HTML.
 
     Args:
-        points: with ``parallelism``, ``memory_bytes`` and ``time_us``, None where nothing fits.
+        points: with ``parallelism``, ``peak_bytes`` and ``time_us``, None where nothing fits.
     """
     rows = [
         [
             str(point.parallelism),
-            memory_text(point.memory_bytes),
+            memory_text(point.peak_bytes),
             "does not fit" if point.time_us is None else time_text(point.time_us),
             "" if point.samples_per_s is None else f"{point.samples_per_s:,.0f}",
         ]

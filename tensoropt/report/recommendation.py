@@ -1,126 +1,215 @@
-"""The fewest devices that meet a memory limit and a deadline, and why not fewer."""
+"""Which devices meet what is asked for, in memory, time and money; and why not others that would be preferred."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tabulate import tabulate
 
-from ..common.memory_units import memory_text
+from ..common.errors import InputError
+from ..common.memory_units import default_limit, memory_text
 from ..common.words import counted
 from ..reschedule.mesh import mesh_of
 from .frontier_rows import FrontierRows
-from .plan_rows import Row
+from .plan_rows import Row, device_bytes_of
 
-FORMAT, VERSION = "tensoropt/recommendation", 1
+FORMAT, VERSION = "tensoropt/recommendation", 2
+MORE = 1.1
+"""How much more memory is asked about."""
+HOUR_US = 3.6e9
 
 
-def of_curve(curve: Row, limit_bytes: int, deadline_us: float | None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What devices have to meet.
+
+    Attributes:
+        limit_bytes: the memory limit per device; None for the one that was searched within.
+        step_us: the longest that a step may take; None for any.
+        finish_us: the longest that training on ``samples`` may take; the cheapest devices are then preferred.
+        spend: the most that training on ``samples`` may cost; the fastest devices are then preferred.
+        samples: the number of samples to train on.
+    """
+
+    limit_bytes: int | None = None
+    step_us: float | None = None
+    finish_us: float | None = None
+    spend: float | None = None
+    samples: float | None = None
+
+    def text(self) -> str:
+        """Return the conditions in words."""
+        samples = f" for {self.samples or 0:,.6g} samples"
+        told = (
+            None if self.limit_bytes is None else f"{memory_text(self.limit_bytes)} per device",
+            None if self.step_us is None else f"{self.step_us / 1e3:,.4g} ms per step",
+            None if self.finish_us is None else f"{self.finish_us / HOUR_US:,.4g} h{samples}",
+            None if self.spend is None else f"a price of {self.spend:,.2f}{samples}",
+        )
+        return " and ".join(each for each in told if each)
+
+
+def of_curve(curve: Row, wanted: Wanted) -> dict[str, Any]:
     """Return the recommendation that a curve leads to.
 
-    A curve has one plan for each number of devices, the fastest. Where that meets the deadline but needs more than the
-    limit, a slower plan may need less: then it isn't known whether that many devices do.
+    A curve has few plans for each number of devices. Where the fastest meets a time but needs more than the limit, a slower
+    plan may need less: then it isn't known whether that many devices do.
+
+    Raises:
+        InputError: samples are asked about, and the curve doesn't know its batch.
     """
-    searched = curve["memory_limit_bytes"]
-    judged = []
-    for point in sorted(curve["curve"], key=lambda point: point["parallelism"]):
-        row = {key: point[key] for key in ("parallelism", "memory_bytes", "time_us", "samples_per_s")}
-        judged.append({**row, **_judged(point, searched, limit_bytes, deadline_us)})
-    return _recommendation(judged, curve["cluster"], limit_bytes, deadline_us)
+    return _recommendation([_judged(point, wanted) for point in curve["curve"]], curve["cluster"], wanted)
 
 
-def of_frontier(frontier: FrontierRows, limit_bytes: int, deadline_us: float | None) -> dict[str, Any]:
-    """Return the recommendation that the frontier of one number of devices leads to."""
-    at = frontier.fastest_within(limit_bytes)
-    shown = frontier.least_point() if at is None else at
+def of_frontier(frontier: FrontierRows, wanted: Wanted) -> dict[str, Any]:
+    """Return the recommendation that the frontier of one number of devices leads to; see :func:`of_curve`."""
+    assumed, has = frontier.value["assumed"], device_bytes_of(frontier.value["assumed"])
+    limit = default_limit(has) if wanted.limit_bytes is None and has is not None else wanted.limit_bytes
+    ends = [(frontier.needed_bytes(at), frontier.points[at]["time_us"]) for at in frontier.comparable]
     point = {
+        "cluster": frontier.value["hardware"],
         "parallelism": mesh_of(frontier.value["mesh"]).n_devices,
-        "fits": at is not None,
-        "memory_bytes": frontier.needed_bytes(shown),
-        "time_us": None if at is None else frontier.points[at]["time_us"],
-        "samples_per_s": None,
+        "fits": frontier.fastest_within(limit) is not None,
+        "peak_bytes": frontier.needed_bytes(frontier.least_point()),
+        "limit_bytes": limit,
+        "batch": assumed.get("batch"),
+        "price_per_hour": None,
+        "ends": ends,
     }
-    row = {key: value for key, value in point.items() if key != "fits"}
-    judged = [{**row, **_judged(point, limit_bytes, limit_bytes, deadline_us)}]
-    return _recommendation(judged, frontier.value["hardware"], limit_bytes, deadline_us)
+    return _recommendation([_judged(point, wanted)], point["cluster"], wanted)
 
 
-def _judged(point: Row, searched: int | None, limit_bytes: int, deadline_us: float | None) -> dict[str, Any]:
-    """Return whether a number of devices does (None where it isn't known), and why not."""
-    count = point["parallelism"]
-    devices = counted(count, "device")
-    is_within = searched is not None and searched < limit_bytes
-    unknown = {"does": None, "why": f"{devices}: the curve was found within {memory_text(searched or 0)} only"}
-    needed, limit = memory_text(point["memory_bytes"]), memory_text(limit_bytes)
-    if not point["fits"]:
-        if point["memory_bytes"] <= limit_bytes:
+def _judged(point: Row, wanted: Wanted) -> dict[str, Any]:
+    """Return whether a number of devices does (None where it isn't known) and at what costs, or why not."""
+    limit = wanted.limit_bytes or point["limit_bytes"] or math.inf
+    within = [end for end in point["ends"] if end[0] <= limit]
+    peak_bytes, time_us = min(within, key=lambda end: end[1], default=(point["peak_bytes"], None))
+    row = {key: point[key] for key in ("cluster", "parallelism", "batch", "price_per_hour")}
+    row.update(peak_bytes=peak_bytes, time_us=time_us, samples_per_s=None, hours=None, price=None, more_memory_saves=None)
+    if time_us is not None:
+        more = min(end[1] for end in point["ends"] if end[0] <= limit * MORE)
+        row["more_memory_saves"] = None if limit == math.inf else 1 - more / time_us
+        row["samples_per_s"] = row["batch"] and row["batch"] / time_us * 1e6
+        row["hours"], row["price"] = _of_samples(row, time_us, wanted)
+    does, why = _verdict(row, point, limit, wanted)
+    return {**row, "does": does, "why": why and f"{counted(row['parallelism'], 'device')}{why}"}
+
+
+def _of_samples(row: Row, time_us: float, wanted: Wanted) -> tuple[float | None, float | None]:
+    """Return the hours and the price of training on all samples with steps of a time, as far as they are known.
+
+    Raises:
+        InputError: samples are asked about, and the batch isn't known.
+    """
+    if wanted.samples is None:
+        return None, None
+    if not row["batch"]:
+        raise InputError("the batch isn't known, so neither is the time of --samples; leave it out, or give the model")
+    hours = wanted.samples / row["batch"] * time_us / HOUR_US
+    return hours, None if row["price_per_hour"] is None else hours * row["price_per_hour"]
+
+
+def _missed(row: Row, time_us: float, wanted: Wanted) -> str | None:
+    """Return which of the times and the sum steps of a time don't meet; None if they meet all."""
+    hours, price = _of_samples(row, time_us, wanted)
+    if wanted.step_us is not None and time_us > wanted.step_us:
+        return f": {time_us / 1e3:,.4g} ms per step, the limit is {wanted.step_us / 1e3:,.4g} ms"
+    if wanted.finish_us is not None and hours is not None and hours * HOUR_US > wanted.finish_us:
+        return f": takes {hours:,.4g} h, the limit is {wanted.finish_us / HOUR_US:,.4g} h"
+    if wanted.spend is not None and price is not None and price > wanted.spend:
+        return f": costs {price:,.2f}, the limit is {wanted.spend:,.2f}"
+    return None
+
+
+def _verdict(row: Row, point: Row, limit: float, wanted: Wanted) -> tuple[bool | None, str]:
+    searched = point["limit_bytes"] or math.inf
+    unknown = None, f": the curve was found within {memory_text(int(min(searched, 2**62)))} only"
+    # No plan is faster than the fastest, be it within the limit or not.
+    why = _missed(row, min(end[1] for end in point["ends"]), wanted) if point["fits"] else None
+    if why is not None:
+        return unknown if searched < limit else (False, why)
+    if row["time_us"] is None:
+        needed = memory_text(row["peak_bytes"])
+        if point["fits"]:
+            return None, f": its fastest plan needs {needed}, and the curve doesn't tell of others"
+        if row["peak_bytes"] <= limit:
             return unknown
-        return {"does": False, "why": f"{devices}: needs {needed} per device, the limit is {limit}"}
-    if deadline_us is not None and point["time_us"] > deadline_us:
-        # No plan is faster than the fastest, be it within the limit or not.
-        takes, most = (f"{time_us / 1e3:,.4g} ms" for time_us in (point["time_us"], deadline_us))
-        return unknown if is_within else {"does": False, "why": f"{devices}: {takes} per step, the deadline is {most}"}
-    if point["memory_bytes"] > limit_bytes:
-        return {"does": None, "why": f"{devices}: its fastest plan needs {needed}, and the curve doesn't tell of others"}
-    return {"does": True, "why": ""}
+        return False, f": needs {needed} per device, the limit is {memory_text(int(limit))}"
+    if wanted.spend is not None and row["price_per_hour"] is None:
+        return None, f" of {row['cluster']}: left out, since its hardware file has no price_per_hour"
+    why = _missed(row, row["time_us"], wanted)
+    return (True, "") if why is None else (None, f"{why}; the curve doesn't tell of plans of this memory that are faster")
 
 
-def _recommendation(
-    judged: Sequence[dict[str, Any]], cluster: str, limit_bytes: int, deadline_us: float | None
-) -> dict[str, Any]:
-    chosen = next((row for row in judged if row["does"]), None)
-    fewer = [row for row in judged if chosen is None or row["parallelism"] < chosen["parallelism"]]
+def _preference(row: Row, wanted: Wanted) -> tuple[float, ...]:
+    """Return by what candidates are in order: the fastest within a sum, the cheapest within a time, the fewest devices."""
+    fastest = math.inf if row["samples_per_s"] is None else -row["samples_per_s"]
+    if wanted.spend is not None:
+        return math.inf if row["price"] is None else fastest, row["parallelism"]
+    price = math.inf if wanted.finish_us is None or row["price"] is None else row["price"]
+    return price, row["parallelism"], fastest
+
+
+def _recommendation(judged: Sequence[dict[str, Any]], cluster: str, wanted: Wanted) -> dict[str, Any]:
+    judged = sorted(judged, key=lambda row: _preference(row, wanted))
+    at = next((number for number, row in enumerate(judged) if row["does"]), len(judged))
+    unpriced = {row["cluster"] for row in judged if row["price_per_hour"] is None and wanted.finish_us is not None}
+    left_out = "is left out of the comparison of prices: its hardware file has no price_per_hour"
+    notes = [f"{name} {left_out}" for name in sorted(unpriced)]
+    chosen = dict.fromkeys(("cluster", "peak_bytes", "time_us", "samples_per_s", "hours", "price", "more_memory_saves"))
+    chosen = {key: judged[at][key] for key in chosen} if at < len(judged) else {**chosen, "cluster": cluster}
     return {
         "format": FORMAT,
         "version": VERSION,
-        "cluster": cluster,
-        "memory_limit_bytes": limit_bytes,
-        "deadline_us": deadline_us,
-        "devices": None if chosen is None else chosen["parallelism"],
-        "memory_bytes": None if chosen is None else chosen["memory_bytes"],
-        "time_us": None if chosen is None else chosen["time_us"],
-        "samples_per_s": None if chosen is None else chosen["samples_per_s"],
-        "why_not_fewer": [row["why"] for row in fewer],
-        "candidates": list(judged),
+        **chosen,
+        "wanted": asdict(wanted),
+        "devices": judged[at]["parallelism"] if at < len(judged) else None,
+        "why_not_others": [row["why"] for row in judged[:at] if row["why"]],
+        "notes": notes,
+        "candidates": judged,
     }
 
 
 def row_text(told: Mapping[str, Any]) -> str:
-    """Return in a line whether the only number of devices of a recommendation does, and at what cost or why not."""
+    """Return in a line whether the only candidate of a recommendation does, and at what cost or why not."""
     (row,) = told["candidates"]
-    if not row["does"]:
-        return str(row["why"])
-    devices = counted(row["parallelism"], "device")
-    return f"{devices}: {row['time_us'] / 1e3:,.4g} ms per step, {memory_text(row['memory_bytes'])} per device"
+    return str(row["why"]) if not row["does"] else f"{counted(row['parallelism'], 'device')} of {_costs(row)}"
+
+
+def _costs(row: Mapping[str, Any]) -> str:
+    hours = "" if row["hours"] is None else f", {row['hours']:,.4g} h"
+    hours += "" if row["price"] is None else f" for {row['price']:,.2f}"
+    memory = f"{memory_text(row['peak_bytes'])} per device"
+    return f"{row['cluster']}: {row['time_us'] / 1e3:,.4g} ms per step, {memory}{hours}"
 
 
 def recommendation_text(told: Mapping[str, Any]) -> str:
-    """Return the recommendation in words, with the numbers of devices as a table."""
-    limit = f"within {memory_text(told['memory_limit_bytes'])} per device"
-    limit += "" if told["deadline_us"] is None else f" and {told['deadline_us'] / 1e3:,.4g} ms per step"
+    """Return the recommendation in words, with the candidates as a table, the preferred ones first."""
+    within = Wanted(**told["wanted"]).text()
+    within = within and f", within {within}"
     if told["devices"] is None:
-        lines = [f"no number of devices of {told['cluster']} is known to train it {limit}"]
+        lines = [f"no number of devices of {told['cluster']} is known to train it{within}"]
     else:
-        count = told["devices"]
-        lines = [
-            f"{counted(count, 'device')} of {told['cluster']}: {told['time_us'] / 1e3:,.4g} ms per step, "
-            f"{memory_text(told['memory_bytes'])} per device, {limit}"
-        ]
-    lines += [f"why not {'fewer' if told['devices'] else ''}".rstrip() + ":"] if told["why_not_fewer"] else []
-    lines += [f"  {why}" for why in told["why_not_fewer"]]
-    rows = [
-        [
-            row["parallelism"],
-            memory_text(row["memory_bytes"]),
-            "does not fit" if row["time_us"] is None else f"{row['time_us']:,.1f}",
-            "" if row["samples_per_s"] is None else f"{row['samples_per_s']:,.0f}",
-            {True: "yes", False: "no", None: "not known"}[row["does"]],
-        ]
-        for row in told["candidates"]
-    ]
-    table = tabulate(
-        rows, ("devices", "memory per device", "time (us)", "samples/s", "does"), disable_numparse=True,
-        colalign=(*("right",) * 4, "left"),
-    )  # fmt: skip
-    return "\n".join(lines) + f"\n\n{table}"
+        lines = [f"{counted(told['devices'], 'device')} of {_costs(told)}{within}"]
+        if told["more_memory_saves"] is not None:
+            lines.append(f"10 % more memory per device would save {told['more_memory_saves']:.1%} of a step")
+    lines += ["why not others before it:" if told["devices"] else "why:"] if told["why_not_others"] else []
+    lines += [*(f"  {why}" for why in told["why_not_others"]), *(f"note: {note}" for note in told["notes"])]
+    rows = told["candidates"]
+    columns: dict[str, list[str]] = {
+        "cluster": [row["cluster"] for row in rows],
+        "devices": [row["parallelism"] for row in rows],
+        "batch": [row["batch"] for row in rows],
+        "memory per device": [memory_text(row["peak_bytes"]) for row in rows],
+        "time (us)": ["does not fit" if row["time_us"] is None else f"{row['time_us']:,.1f}" for row in rows],
+        "samples/s": ["" if row["samples_per_s"] is None else f"{row['samples_per_s']:,.0f}" for row in rows],
+        "hours": ["" if row["hours"] is None else f"{row['hours']:,.4g}" for row in rows],
+        "price": ["" if row["price"] is None else f"{row['price']:,.2f}" for row in rows],
+        "does": [{True: "yes", False: "no", None: "not known"}[row["does"]] for row in rows],
+    }
+    shown = {name: cells for name, cells in columns.items() if set(cells) - {"", None}}
+    align = (*("right",) * (len(shown) - 1), "left")
+    return "\n".join(lines) + "\n\n" + tabulate(shown, list(shown), disable_numparse=True, colalign=align)

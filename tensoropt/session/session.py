@@ -10,6 +10,7 @@ import os
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -20,18 +21,21 @@ from ..frontend.importer import import_graph
 from ..frontend.initial_values import FirstValues
 from ..frontend.recorded_graph import initializer_names
 from ..frontend.recording import Recording
-from ..plan.asked import check_option
+from ..lowering.gradient_analysis import analyse
+from ..plan.asked import Request, check_option, parallelisms, request_of, stages_asked_for
+from ..plan.options import profiling
 from ..plan.plan import Plan
-from ..plan.scaling_curve import Curve
+from ..plan.scaling_curve import Curve, configurations
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context, resolve_cluster
 from ..runtime.engine import Engine
 from ..runtime.error_handling import explain_errors
-from ..runtime.execute import checked_collectives, loaded_plan
+from ..runtime.execute import HOROVOD, checked_collectives, loaded_plan
 from ..runtime.execution import Execution, execute
 from ..runtime.prepare import model_of
 from ..runtime.ranks import Processes, display_here
 from ..runtime.same_data import SameData
+from ..sharding.micro_batches import with_batch
 from ..sharding.model import Model
 from ..tuning.asked_plan import PlanningOptions
 from .feeds_and_fetches import FeedPlans, FetchPlans
@@ -124,6 +128,10 @@ class Session:
         check_option(options.option)
         self._display = display_here(options.verbose)
         with self._display.phase("search for a plan"):
+            if options.option == "profiling" and options.profile_budget is None:
+                return self._curve(options)
+            if options.batch_per_device is not None:
+                raise InputError("batch_per_device is the batch of a curve; ask for option='profiling', or leave it out")
             hardware = self.hardware if options.cluster is None else resolve_cluster(options.cluster)
             found = options.find(
                 self.model(),
@@ -139,6 +147,29 @@ class Session:
             self.context.report(found, self._display)
             self._reported = found
         return found
+
+    def _curve(self, options: PlanningOptions) -> Curve:
+        """Find the curve that the options ask for."""
+        cluster, given = options.cluster, options.parallelism
+        names = cluster.split(",") if isinstance(cluster, str) else [cluster]
+        clusters = [self.hardware if name is None else resolve_cluster(name) for name in names]
+        shapes = [given] if given is None or isinstance(given, (int, str)) else list(given)
+        asked_for = [each for each in shapes if each is not None]
+        parallelisms([each for each in asked_for if not isinstance(each, str)] or 1)
+        per_device = [None] if options.batch_per_device is None else parallelisms(options.batch_per_device)
+        own = self.model()
+        counts = stages_asked_for(options.stages, options.schedule, bool(own.placed))
+        may_take_stages = counts is None and checked_collectives(None) != HOROVOD
+
+        def request(hardware: Hardware, batch: int | None) -> Request:
+            graph = own.graph if batch in (None, own.graph.batch) else with_batch(own.graph, batch)
+            model = own if graph is own.graph else Model(graph, analyse(graph), placed=own.placed)
+            found = request_of(model, hardware, options.memory, options.force, options.without, options.micro_batches)
+            return replace(found, progress=self._display.update, may_take_stages=may_take_stages)
+
+        configured = configurations(clusters, asked_for or None)
+        points = [(request(each, batch and batch * count), count) for batch in per_device for each, count in configured]
+        return self.context.on_first_rank(lambda: profiling(points, stages=counts, schedule=options.schedule))
 
     # Building
 

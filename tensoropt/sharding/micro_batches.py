@@ -68,6 +68,22 @@ def of_micro_batches(graph: Graph, n: int, n_devices: int = 1) -> Graph:
     return found
 
 
+def with_batch(graph: Graph, batch: int) -> Graph:
+    """Return the graph of a step on a batch that divides its own: at a micro-batch's shapes, and all of the step.
+
+    Raises:
+        InputError: the batch doesn't divide it, or something in the step isn't made of parts of the batch.
+    """
+    own = graph.batch or 0
+    found = of_micro_batches(graph, own // batch) if own and own % batch == 0 else None
+    if found is None or (found.micro_batching is not None and found.micro_batching.after):
+        why = f"records {own} samples per step" if found is None else "has metrics or updates over the whole batch"
+        raise InputError(
+            f"the model {why}, so a batch of {batch} can't be had of it; record it with {batch} samples per step"
+        )
+    return replace(found, micro_batching=None)
+
+
 @lru_cache(maxsize=16)
 def _divided(graph: Graph, n: int, n_devices: int) -> Graph | str:
     """Return what :func:`of_micro_batches` does, or why it can't be: for many models that takes as long to find."""

@@ -30,6 +30,7 @@ from ..ir.invariants import check_graph
 from ..lowering.gradient_analysis import analyse
 from ..session.recording_optimizers import AdamOptimizer, GradientDescentOptimizer, MomentumOptimizer
 from ..session.session import standing_in
+from ..sharding.micro_batches import with_batch
 from ..sharding.model import Model
 from .offline_keras import load_keras, record_keras
 from .recorded import Recorded
@@ -132,11 +133,13 @@ def record(
         )
     recorded = time.perf_counter()
     graph = import_graph(recording.graph, steps, taken=taken)
-    if batch_size not in (None, graph.batch):
+    if batch_size is not None and graph.batch and batch_size < graph.batch and graph.batch % batch_size == 0:
+        graph = with_batch(graph, batch_size)
+    elif batch_size not in (None, graph.batch):
         has = f"of {graph.batch}" if graph.batch else "(which none of its placeholders tells)"
         raise InputError(
-            f"model {name!r} records a batch {has}, got --batch {batch_size}; change the batch where the model is recorded, "
-            "or leave out --batch"
+            f"model {name!r} records a batch {has}, got a batch of {batch_size}; give a divisor of it, or change the "
+            "batch where the model is recorded"
         )
     if os.environ.get("TENSOROPT_CHECK") == "1":
         check_graph(graph)

@@ -36,6 +36,7 @@ class PlanningOptions:
     verbose: int | str | bool = 1
     stages: int | Sequence[int] | None = None
     schedule: str | None = None
+    batch_per_device: int | Sequence[int] | None = None
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Any:

@@ -77,9 +77,9 @@ def test_profiling_is_the_least_time_of_each_parallelism():
     assert [point.parallelism for point in curve.points] == [1, 2, 4]
     for point in curve.points:
         plan = tensoropt.find_strategy(parallelism=point.parallelism)
-        assert (point.time_us, point.memory_bytes) == (plan.time_us, plan.frontier.peak(plan.point).n_bytes)
+        assert (point.time_us, point.peak_bytes) == (plan.time_us, plan.frontier.peak(plan.point).n_bytes)
         assert point.samples_per_s == pytest.approx(8 / point.time_us * 1e6)
-    assert curve.batch == 8
+    assert {point.batch for point in curve.points} == {8}
     everything = tensoropt.find_strategy("profiling")
     assert [point.parallelism for point in everything.points] == [1, 2, 3, 4]
 
@@ -88,17 +88,12 @@ def test_a_curve_says_what_does_not_fit_and_what_would():
     limit = min(peaks(1)) - 1
     curve = find("profiling", memory=limit, parallelism=[1, 2])
     value = json.loads(json.dumps(curve.to_json()))
-    assert (value["format"], value["version"]) == ("tensoropt/curve", 1)
+    assert (value["format"], value["version"]) == ("tensoropt/curve", 2)
     first, second = value["curve"]
-    assert first == {
-        "parallelism": 1,
-        "fits": False,
-        "memory_bytes": limit + 1,
-        "time_us": None,
-        "samples_per_s": None,
-        "exact": True,
-    }
-    assert second["fits"] and second["memory_bytes"] <= limit
+    assert (first["fits"], first["peak_bytes"], first["time_us"], first["exact"]) == (False, limit + 1, None, True)
+    assert second["fits"] and second["peak_bytes"] <= limit
+    assert second["compute_time_us"] + second["network_time_us"] == pytest.approx(second["time_us"])
+    assert [min(second["peak_bytes"], limit), second["time_us"]] in [[min(end[0], limit), end[1]] for end in second["ends"]]
     lines = curve.table().splitlines()
     assert "does not fit" in lines[2] and "does not fit" not in lines[3]
     assert repr(curve) == curve.table()

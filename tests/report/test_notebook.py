@@ -41,14 +41,14 @@ def test_a_frontier_shows_its_points(found, frontier_file):
 
 def test_a_curve_shows_what_fits():
     points = (CurvePoint(1, False, 4000, None, None, True), CurvePoint(2, True, 2000, 1500.0, 64.0, True))
-    curve = Curve(points, "<img src=x onerror=alert(1)>", 64, None)
+    curve = Curve((replace(points[0], cluster="<img src=x onerror=alert(1)>"), points[1]))
     assert {"does not fit", "1.5 ms", "4 kB", "<img src=x onerror=alert(1)>"} <= cells(curve)
     assert "<polyline" in replace(curve, points=(points[1], replace(points[1], parallelism=4)))._repr_html_()
 
 
 CURVE = """
 from tensoropt.plan.scaling_curve import Curve, CurvePoint
-Curve((CurvePoint(1, False, 4000, None, None, True), CurvePoint(2, True, 2000, 1500.0, 64.0, True)), "v100-1x2", 64, None)
+Curve((CurvePoint(1, False, 4000, None, None, True), CurvePoint(2, True, 2000, 1500.0, 64.0, True)))
 """
 
 

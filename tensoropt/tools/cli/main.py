@@ -37,7 +37,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("tensoropt.tools.cli.explain", "tell what a plan's time and memory are spent on"),
     "diff": ("tensoropt.tools.cli.diff", "tell what differs between two plans or two frontiers"),
     "plans": ("tensoropt.tools.cli.plans", "list a frontier's fastest plans within a memory limit"),
-    "recommend": ("tensoropt.tools.cli.recommend", "tell the fewest devices that meet a memory limit and a deadline"),
+    "recommend": ("tensoropt.tools.cli.recommend", "tell which devices meet limits of memory, time and money"),
+    "curve": ("tensoropt.tools.cli.curve", "write a curve over devices for a cluster scheduler"),
     "report": ("tensoropt.tools.cli.report", "write a page on a frontier or a plan, for a browser"),
     "compare": ("tensoropt.tools.cli.compare", "hold a model's frontier against what other algorithms choose"),
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,12 +23,14 @@ from ...search.problem.choices import CHOICES, checked_choices
 from ...search.problem.config_space import SPACES
 from ...search.problem.objectives import MEMORY_TIME, PAIRS, parse_objectives
 from .answers import add_training_arguments, files_read
+from .curves import add_curve_arguments, asked_of, batches_of, clusters_of, configured_of, recorded_by_batch
 from .frontier_outputs import add_baselines, add_report_argument, baselines_of, check_outputs, with_baselines
 
 if TYPE_CHECKING:
     from ...plan.asked import Request
     from ...plan.plan import Plan
     from ...plan.scaling_curve import Curve
+    from ..recorded import Recorded
 
 DEFAULT_DEVICE, PER_MACHINE = "v100", 8
 OF_CURVE = 1
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "tensoropt search MODEL (--cluster NAME|FILE | --devices N) [OPTION ...]"
     add_model_arguments(parser)
     parser.add_argument("--option", choices=OPTIONS, default=OPTIONS[0], help=f"what to search for; default: {OPTIONS[0]}")
-    parser.add_argument("--parallelism", metavar="N[,N...]", help="how many of the devices to use; default: all of them")
+    add_curve_arguments(parser)
     parser.add_argument(
         "--algorithm", choices=(*ALGORITHMS, *OTHERS), default=ALGORITHMS[0], help=f"default: {ALGORITHMS[0]}"
     )
@@ -195,7 +196,8 @@ def _search(arguments: argparse.Namespace) -> bool:
 
     Everything that can be refused is refused before the search, which may be long.
     """
-    hardware, counts = _hardware_and_counts(arguments)
+    configured = _configured(arguments)
+    per_device = batches_of(arguments)
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     objectives, budget = parse_objectives(arguments.objectives), budget_of(arguments)
     without = checked_choices(name.strip() for name in (arguments.without or "").split(",") if name.strip())
@@ -204,27 +206,30 @@ def _search(arguments: argparse.Namespace) -> bool:
     stages = _stages(arguments)
     _check_outputs(arguments)
     import_tensorflow()
-    checked_measurement(hardware, arguments.strict)
+    clusters = list({hardware.name: hardware for hardware, _ in configured}.values())
+    for hardware in clusters:
+        checked_measurement(hardware, arguments.strict)
     display = display_here()
     from ...plan.asked import Request, assumptions, checked_micro_batches
     from ...plan.plan import Plan
     from ...plan.scaling_curve import Curve
     from ...search.problem.splittable import check_usable
-    from ..offline import record_named
     from .search_outputs import write_found
     from .search_report import SearchSetup, introduction
 
     with display.phase("recording of the model"):
-        recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
+        recorded_with = recorded_by_batch(arguments, arguments.model)
+        recorded = recorded_with(per_device[0] * configured[0][1] if per_device else None)
     if arguments.schedule is not None and max(stages) == 1 and not recorded.model.placed:
         raise InputError("--schedule is the order in which stages run; give --stages 2 or more with it")
-    for count in counts:
+    for hardware, count in configured:
         check_usable(recorded.model.graph, hardware, count)
     micro_batches = checked_micro_batches(recorded.model, requested, without)
-    setup = SearchSetup(recorded, hardware, arguments.option, arguments.algorithm)
+    setup = SearchSetup(recorded, clusters[0], arguments.option, arguments.algorithm)
     print(introduction(setup), flush=True)
-    with display.phase("search for a plan"):
-        request = Request(
+
+    def request_of(recorded: Recorded, hardware: Hardware) -> Request:
+        return Request(
             model=recorded.model,
             hardware=hardware,
             limit_bytes=limit,
@@ -239,8 +244,12 @@ def _search(arguments: argparse.Namespace) -> bool:
             micro_batches=micro_batches,
             placed=recorded.model.placed,
             tell=lambda text: print(f"fits      {text}", flush=True),
+            may_take_stages=arguments.stages is None,
         )
-        found = _find(arguments, request, counts, stages)
+
+    with display.phase("search for a plan"):
+        asked = asked_of(configured, per_device, recorded_with, request_of)
+        found = _find(arguments, asked, stages)
     compared = None
     if isinstance(found, Plan):
         found, compared = with_baselines(arguments, found, limit, display)
@@ -278,11 +287,11 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...]:
     return stages
 
 
-def _find(arguments: argparse.Namespace, request: Request, counts: list[int], stages: tuple[int, ...]) -> Plan | Curve:
-    from ...plan.options import find_answer
+def _find(arguments: argparse.Namespace, points: list[tuple[Request, int]], stages: tuple[int, ...]) -> Plan | Curve:
+    from ...plan.options import find_answer, profiling
 
     asked = None if arguments.stages is None else stages
-    request = replace(request, may_take_stages=asked is None)
+    request, counts = points[0][0], [count for _, count in points]
     if arguments.profile_budget is not None:
         from ...runtime.ranks import current_processes
         from ...tuning.profile_guided import find_measured
@@ -296,18 +305,27 @@ def _find(arguments: argparse.Namespace, request: Request, counts: list[int], st
             stages=asked,
             schedule=arguments.schedule,
         )
+    if arguments.option == "profiling":
+        return profiling(points, stages=asked, schedule=arguments.schedule)
     return find_answer(arguments.option, request, counts, asked, arguments.schedule)
 
 
-def _hardware_and_counts(arguments: argparse.Namespace) -> tuple[Hardware, list[int]]:
-    """Return the hardware, and the parallelisms to search.
+def _configured(arguments: argparse.Namespace) -> list[tuple[Hardware, int]]:
+    """Return the hardware and the parallelisms to search.
 
     They are those asked for, else all that the hardware has, or for mini_time only the largest.
     """
+    if arguments.option == "profiling":
+        several = arguments.devices is None and "," in arguments.cluster
+        return configured_of(arguments, clusters_of(arguments.cluster) if several else [hardware_of(arguments)])
+    if arguments.batch_per_device is not None:
+        raise InputError(
+            "--batch-per-device makes the batch of each point of a curve; add --option profiling, or give --batch"
+        )
     hardware = hardware_of(arguments)
     if arguments.parallelism is None:
         possible = list(hardware.parallelisms())
-        return hardware, possible[-1:] if arguments.option == "mini_time" else possible
+        return [(hardware, count) for count in (possible[-1:] if arguments.option == "mini_time" else possible)]
     counts = [positive_number(text, "--parallelism") for text in arguments.parallelism.split(",")]
     if arguments.option == "mini_time" and len(counts) > 1:
         raise InputError(
@@ -316,7 +334,7 @@ def _hardware_and_counts(arguments: argparse.Namespace) -> tuple[Hardware, list[
         )
     for count in counts:
         hardware.mesh(count)
-    return hardware, counts
+    return [(hardware, count) for count in counts]
 
 
 def hardware_of(arguments: argparse.Namespace) -> Hardware:

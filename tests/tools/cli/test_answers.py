@@ -34,8 +34,14 @@ def folder(found, tmp_path_factory) -> Path:
     found.smallest().save(made / "small.json")
     points = [(1, False, 400, None), (2, True, 200, 900.0), (4, True, 90, 500.0), (8, True, 50, 300.0)]
     curve = Curve(
-        tuple(CurvePoint(n, fits, b, us, us and 64e6 / us, True) for n, fits, b, us in points), "v100-1x8", 64, 200
-    )
+        tuple(
+            CurvePoint(
+                n, fits, b, us, us and 64e6 / us, True, cluster="v100-1x8", batch=64, limit_bytes=200,
+                compute_time_us=us, network_time_us=us and us / 4, price_per_hour=3.6 * n, ends=((b, us),) * fits,
+            )
+            for n, fits, b, us in points
+        )
+    )  # fmt: skip
     (made / "curve.json").write_text(json.dumps(curve.to_json()))
     return made
 
@@ -56,7 +62,8 @@ def test_files_are_answered_without_tensorflow_or_the_search(folder):
         ["explain", "plan.json"], ["explain", "frontier.json", "--point", "2"],
         ["diff", "small.json", "plan.json"], ["diff", "frontier.json", "frontier.json"],
         ["plans", "frontier.json"], ["recommend", "frontier.json", "--memory", "1GB"],
-        ["recommend", "curve.json", "--memory", "200B"], ["report", "frontier.json"], ["report", "plan.json"],
+        ["recommend", "curve.json", "--memory", "200B"], ["curve", "curve.json", "-o", str(folder)],
+        ["report", "frontier.json"], ["report", "plan.json"],
     ]  # fmt: skip
     commands = [[str(folder / word) if word.endswith(".json") else word for word in command] for command in commands]
     script = (
@@ -195,23 +202,24 @@ def test_diff_of_frontiers_compares_the_fastest_within_memory(found, folder, tmp
     ("arguments", "devices", "why_not"),
     [
         (["--memory", "200B"], 2, ["1 device: needs 400 B per device, the limit is 200 B"]),
-        (["--memory", "200B", "--deadline", "500us"], 4, ["1 device: needs", "2 devices: 0.9 ms per step, the deadline is"]),
+        ([], 2, ["1 device: needs 400 B per device, the limit is 200 B"]),
+        (["--memory", "200B", "--step-within", "500us"], 4, ["1 device: needs", "2 devices: 0.9 ms per step, the limit is"]),
         (["--memory", "100B"], 4, ["1 device: needs 400 B", "2 devices: its fastest plan needs 200 B, and the curve"]),
-        (["--memory", "100B", "--deadline", "500us"], 4, ["1 device: needs 400 B", "2 devices: 0.9 ms per step"]),
+        (["--memory", "100B", "--step-within", "500us"], 4, ["1 device: needs 400 B", "2 devices: 0.9 ms per step"]),
         (["--memory", "300B"], 2, ["1 device: needs 400 B per device, the limit is 300 B"]),
         (["--memory", "400B"], 2, ["1 device: the curve was found within 200 B only"]),
     ],
 )
 def test_the_fewest_devices_of_a_curve(folder, capsys, arguments, devices, why_not):
     told = json.loads(said(capsys, 0, "recommend", folder / "curve.json", *arguments, "--json"))
-    assert told["devices"] == devices and len(told["why_not_fewer"]) == len(why_not)
-    for why, expected in zip(told["why_not_fewer"], why_not, strict=True):
+    assert told["devices"] == devices and len(told["why_not_others"]) == len(why_not)
+    for why, expected in zip(told["why_not_others"], why_not, strict=True):
         assert why.startswith(expected)
     assert f"{devices} devices of v100-1x8" in said(capsys, 0, "recommend", folder / "curve.json", *arguments)
 
 
 def test_no_number_of_devices_does(folder, capsys):
-    arguments = ["recommend", folder / "curve.json", "--memory", "200B", "--deadline", "100us"]
+    arguments = ["recommend", folder / "curve.json", "--memory", "200B", "--step-within", "100us"]
     assert json.loads(said(capsys, 1, *arguments, "--json"))["devices"] is None
     assert said(capsys, 1, *arguments).startswith("no number of devices of v100-1x8 is known to train it")
 
@@ -268,7 +276,7 @@ def test_bad_input_gets_one_sentence(folder, tmp_path, capsys):
         (["diff", damaged, folder / "plan.json"], "is damaged"),
         (["recommend", folder / "plan.json", "--memory", "1GB"], "is not a frontier or a curve"),
         (["recommend", folder / "curve.json", "--memory", "1GB", "--cluster", "k80-1x4"], "is for the cluster v100-1x8"),
-        (["recommend", folder / "curve.json", "--memory", "1GB", "--deadline", "soon"], "--deadline is a time above 0"),
+        (["recommend", folder / "curve.json", "--memory", "1B", "--step-within", "soon"], "--step-within is a time above 0"),
         (["recommend", "zoo:lenet5", "--memory", "1GB"], "recommend needs the cluster of a model"),
         (["explain", folder / "plan.json", "--json", tmp_path / "no" / "x.json"], "there is no folder"),
         *((words, "would replace") for words in replacing(folder, tmp_path)),

@@ -197,7 +197,7 @@ def test_a_memory_limit_holds_for_any_pair(tmp_path, capsys):
     whole = ["--option", "profiling", "--parallelism", "4", "--without", "accumulate"]
     assert main([*arguments, *whole, "--memory", f"{peaks[0] - 1}B"]) == 0
     (point,) = json.loads(file.read_text())["curve"]
-    assert (point["fits"], point["memory_bytes"]) == (False, peaks[0])
+    assert (point["fits"], point["peak_bytes"]) == (False, peaks[0])
 
 
 def test_the_order_of_a_pair_does_not_matter():

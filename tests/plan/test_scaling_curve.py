@@ -1,0 +1,192 @@
+"""Curves over batches, kinds of hardware and shapes of it, with prices; and the files that schedulers read of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import tensoropt
+from tensoropt.common.errors import InputError
+from tensoropt.lowering.gradient_analysis import analyse
+from tensoropt.plan.asked import Request
+from tensoropt.plan.options import profiling
+from tensoropt.plan.scaling_curve import configurations
+from tensoropt.profiling.hardware import named, resolve
+from tensoropt.sharding.micro_batches import with_batch
+from tensoropt.sharding.model import Model
+from tensoropt.tools.cli.main import main
+from tensoropt.tools.cli.recommend import NEAR, largest
+from tensoropt.tools.offline import record_named
+
+PRICED = {"format": "tensoropt/hardware", "version": 1, "like": "v100-2x2", "name": "cheap-2x2", "price_per_hour": 3.0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    made = tmp_path_factory.mktemp("curves")
+    (made / "cheap.json").write_text(json.dumps(PRICED))
+    (made / "model.py").write_text(
+        """import tensoropt
+
+def wide():
+    x = tensoropt.placeholder(tensoropt.float32, [4096, 256])
+    y = tensoropt.placeholder(tensoropt.int32, [4096])
+    hidden = tensoropt.nn.relu(tensoropt.matmul(x, tensoropt.get_variable("w", [256, 2048])))
+    return tensoropt.softmax_cross_entropy(y, tensoropt.matmul(hidden, tensoropt.get_variable("v", [2048, 256])))
+"""
+    )
+    clusters = f"{made / 'cheap.json'},v100-4x2"
+    asked = [
+        "--cluster",
+        clusters,
+        "--option",
+        "profiling",
+        "--parallelism",
+        "1,2,1x2,2x2,4x1",
+        "--batch-per-device",
+        "256,1024",
+    ]
+    assert main(["search", f"{made / 'model.py'}:wide", *asked, "--json", str(made / "curve.json")]) == 0
+    return made
+
+
+def said(capsys, code: int, *arguments: object) -> str:
+    capsys.readouterr()
+    assert main(list(map(str, arguments))) == code
+    read = capsys.readouterr()
+    return read.out if code != 2 else read.err
+
+
+def test_a_smaller_batch_costs_what_a_model_recorded_with_it_costs():
+    points = []
+    for batch in (64, 16):
+        recorded = record_named("zoo:lenet5", None, batch).model
+        graph = with_batch(recorded.graph, 16) if batch == 64 else recorded.graph
+        model = Model(graph, analyse(graph))
+        assert model.graph.batch == 16
+        found = profiling([(Request(model, named("v100-1x4"), None), count) for count in (1, 4)]).points
+        points.append([(point.peak_bytes, point.time_us, point.network_time_us, point.samples_per_s) for point in found])
+    assert points[0] == points[1]
+    with pytest.raises(InputError, match="records 64 samples per step, so a batch of 48 can't be had"):
+        with_batch(record_named("zoo:lenet5", None, 64).model.graph, 48)
+
+
+def test_points_are_over_batches_kinds_and_shapes(folder):
+    points = json.loads((folder / "curve.json").read_text())["curve"]
+    shapes = [(1, 1), (2, 1), (4, 2), (1, 1), (2, 1), (4, 2), (4, 4)]
+    assert [(point["parallelism"], point["machines"]) for point in points] == shapes * 2
+    assert [point["batch"] for point in points] == [256 * n for n, _ in shapes] + [1024 * n for n, _ in shapes]
+    assert [point["price_per_hour"] for point in points[:4]] == [3.0, 6.0, 12.0, None]
+    apart, together = points[13], points[12]
+    assert (apart["cluster"], together["cluster"]) == ("v100-4x1", "v100-4x2")
+    for cheap, same in zip(points[:3], points[3:6], strict=True):
+        assert (cheap["peak_bytes"], cheap["time_us"]) == (same["peak_bytes"], same["time_us"])
+
+
+def test_a_session_has_the_same_curve():
+    tensoropt.init()
+    x, y = tensoropt.placeholder(tensoropt.float32, [4096, 256]), tensoropt.placeholder(tensoropt.int32, [4096])
+    logits = tensoropt.matmul(x, tensoropt.get_variable("w", [256, 256]))
+    tensoropt.GradientDescentOptimizer(0.1).minimize(tensoropt.softmax_cross_entropy(y, logits))
+    curve = tensoropt.find_strategy(
+        "profiling", parallelism=[1, "2x2"], cluster="v100-2x2,a100-1x2", batch_per_device=[64, 1024]
+    )
+    kinds = ("v100-2x2", 1), ("v100-2x2", 4), ("a100-1x2", 1)
+    expected = [(cluster, count, size * count) for size in (64, 1024) for cluster, count in kinds]
+    assert [(point.cluster, point.parallelism, point.batch) for point in curve.points] == expected
+    assert curve.points[0].limit_bytes == int(16e9 / 1.1) and "cluster" in curve.table() and "batch" in curve.table()
+    with pytest.raises(InputError, match="records 4096 samples per step, so a batch of 2000 can't be had"):
+        tensoropt.find_strategy("profiling", parallelism=[4], cluster="v100-1x4", batch_per_device=500)
+    with pytest.raises(InputError, match="batch_per_device is the batch of a curve"):
+        tensoropt.find_strategy(batch_per_device=4)
+
+
+def test_parallelisms_that_no_hardware_has_are_refused():
+    clusters = [named("v100-2x2"), named("a100-1x8")]
+    assert [(each.name, count) for each, count in configurations(clusters, [8, "2x1"])] == [("v100-2x1", 2), ("a100-1x8", 8)]
+    refused = {"1+3": "nearest is 2x2", "four": "got 'four'", "3x3": "3x3 is not possible on v100-2x2", 7000: "nearest are"}
+    for given, why in refused.items():
+        with pytest.raises(InputError, match=re.escape(why)):
+            configurations(clusters, [given])
+
+
+def test_what_is_cheapest_and_fastest(folder, capsys):
+    points = json.loads((folder / "curve.json").read_text())["curve"]
+    priced = [point for point in points if point["price_per_hour"]]
+    price = {id(point): 1e12 / point["samples_per_s"] / 3600 * point["price_per_hour"] for point in priced}
+    cheapest = min(priced, key=lambda point: price[id(point)])
+    file, samples = folder / "curve.json", ["--samples", "1e12"]
+    told = json.loads(said(capsys, 0, "recommend", file, "--finish-within", "10000h", *samples, "--json"))
+    assert told["price"] == pytest.approx(price[id(cheapest)]) and told["devices"] == cheapest["parallelism"]
+    assert {row["does"] for row in told["candidates"]} == {True} and len(told["notes"]) == 2
+    sum_of_money = sorted(price.values())[3]
+    told = json.loads(said(capsys, 0, "recommend", file, "--spend", f"{sum_of_money * 1.0001}USD", *samples, "--json"))
+    within = [point for point in priced if price[id(point)] <= sum_of_money * 1.0001]
+    assert told["samples_per_s"] == pytest.approx(max(point["samples_per_s"] for point in within))
+    assert sum(bool(row["why"].endswith("no price_per_hour")) for row in told["candidates"]) == 8
+    assert said(capsys, 1, "recommend", file, "--spend", "1USD", *samples).startswith(
+        "no number of devices of cheap-2x2,v100-4x2"
+    )
+    for arguments, why in (
+        (["--spend", "5USD"], "--samples goes with --spend"),
+        (["--spend", "-5USD", *samples], "--spend takes an amount above 0, such as 100USD, got '-5'"),
+        (["--batch", "3"], "leave out --batch"),
+    ):
+        assert why in said(capsys, 2, "recommend", file, *arguments)
+
+
+def test_the_largest_batch_that_fits(folder, capsys):
+    for most in (4, 1000, 4097):
+        assert most - most / NEAR <= largest(lambda value, most=most: value <= most, 4) <= most
+    assert largest(lambda value: False, 4) is None
+    asked = ["recommend", "zoo:lenet5", "--cluster", "v100-1x1", "--memory", "3750kB", "--largest", "batch"]
+    text = said(capsys, 0, *asked)
+    fits, too_large = re.search(r"the largest batch that does: (\d+); (\d+) doesn't", text).groups()
+    peaks = dict(re.findall(r"batch (\d+):\n1 device of v100-1x1: .* ms per step, ([\d.]+) MB per device", text))
+    assert float(peaks[fits]) <= 3.75 and f"batch {too_large}:\n1 device: needs" in text and too_large not in peaks
+    assert "takes batch, or for a model of the zoo" in said(
+        capsys, 2, "recommend", f"{folder / 'model.py'}:wide", "--cluster", "v100-1x1", "--largest", "layers"
+    )
+
+
+def test_the_files_have_the_columns_that_schedulers_read(folder, tmp_path, capsys):
+    points = json.loads((folder / "curve.json").read_text())["curve"]
+    for target in ("gavel", "sia", "csv"):
+        said(capsys, 0, "curve", folder / "curve.json", "--to", target, "-o", tmp_path)
+    rates = json.loads((tmp_path / "throughputs.json").read_text())
+    assert set(rates) == {"cheap", "cheap_unconsolidated", "v100", "v100_unconsolidated"}
+    # As scheduler/utils.py of Gavel parses them, and every type of device has every job.
+    jobs = [{re.fullmatch(r"\('(.*)', (\d+)\)", job).groups() for job in rates[worker]} for worker in rates]
+    assert all(each == jobs[0] for each in jobs) and ("model.py wide (batch size 256)", "4") in jobs[0]
+    together, apart = (
+        rates[kind]["('model.py wide (batch size 1024)', 4)"]["null"] for kind in ("v100", "v100_unconsolidated")
+    )
+    assert (together, apart) == tuple(points[at]["samples_per_s"] / 1024 for at in (12, 13))
+    with (tmp_path / "placements-v100.csv").open() as opened:
+        rows = list(csv.DictReader(opened))
+    assert list(rows[0]) == ["placement", "local_bsz", "step_time", "sync_time"]
+    assert [row["placement"] for row in rows] == ["1", "1", "2", "2", "22", "22", "1111", "1111"]
+    assert float(rows[-1]["step_time"]) == points[13]["time_us"] / 1e6 >= float(rows[-1]["sync_time"])
+    with (tmp_path / "scalability-v100.csv").open() as opened:
+        assert next(csv.reader(opened)) == ["num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time"]
+    with (tmp_path / "curve.csv").open() as opened:
+        assert [float(row["time_us"]) for row in csv.DictReader(opened)] == [point["time_us"] for point in points]
+    assert "there is no folder" in said(capsys, 2, "curve", folder / "curve.json", "-o", tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"price_per_hour": -1}, "price_per_hour: got -1, expected a number, at least 0"),
+        ({"prize": 1}, "prize: unknown field; known are format, version, like, name, price_per_hour, watts"),
+        ({"like": "v101-1x8"}, "did you mean v100-1x8"),
+    ],
+)
+def test_a_hardware_file_that_is_like_another(tmp_path, given, why):
+    (tmp_path / "own.json").write_text(json.dumps({**PRICED, **given}))
+    with pytest.raises(ValueError, match=re.escape(why)):
+        resolve(tmp_path / "own.json")
