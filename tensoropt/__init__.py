@@ -28,25 +28,9 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 check_python()
-from .common.tensorflow_import import watch_import  # noqa: E402, since other Pythons fail at it
+from .runtime.at_import import prepare_process  # noqa: E402, since other Pythons fail at it
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-watch_import()
-if not {"TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"} <= os.environ.keys():
-    # A Keras model that is built before parallelize is called starts TensorFlow, whose threads are fixed from then on.
-    from .runtime.ranks import limit_threads
-
-    limit_threads()
-if "OMPI_COMM_WORLD_SIZE" in os.environ:
-    # Whoever imports mpi4py.MPI next starts MPI, which reads its settings then.
-    from .runtime.mpi_start import send_at_once
-
-    send_at_once()
-if any(name in os.environ for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK")):
-    # TensorFlow sees the GPUs that are visible when it starts, and its server brings devices of its own.
-    from .runtime.collectives.tensorflow_server import start_if_asked
-
-    start_if_asked()
+prepare_process()
 
 _OWN = {
     "GradientDescentOptimizer": "session.recording_optimizers",
@@ -61,9 +45,7 @@ _OWN = {
 }
 
 
-def init(
-    hardware: Hardware | str | None = None, seed: int | None = None, *, batch_size: int | None = None
-) -> Session:
+def init(hardware: Hardware | str | None = None, seed: int | None = None, *, batch_size: int | None = None) -> Session:
     """Start a session: connect the ranks, measure the hardware, and begin to record.
 
     Args:
