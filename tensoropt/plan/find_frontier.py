@@ -16,7 +16,7 @@ from ..common.errors import InputError
 from ..common.garbage import older_objects_kept
 from ..common.progress import Progress
 from ..costs.model_costs import costing_of
-from ..ft import BY_DEFAULT, Budget, Frontier, InfeasibleError, at_true_times
+from ..ft import ALGORITHMS, BY_DEFAULT, Budget, Frontier, InfeasibleError, at_true_times
 from ..ft.nonadditive.segment_memory import with_more
 from ..ft.problem import INFEASIBLE
 from ..profiling.hardware import Hardware
@@ -25,7 +25,7 @@ from ..program.simulator import network_of
 from ..rules.registry import rule_in_micro_batches
 from ..rules.rule import Config, why_invalid
 from ..search import monte_carlo
-from ..search.baselines import MONTE_CARLO, OTHERS, search_baseline
+from ..search.baselines import BY_SIMULATION, FT_SIMULATED, OTHERS, search_baseline
 from ..search.baselines.one_strategy import of_one_strategy
 from ..search.baselines.task import BaselineResult, BaselineTask, check_arguments
 from ..search.monte_carlo import SearchLimits
@@ -248,9 +248,9 @@ def _of_other(
     model: Model, hardware: Hardware, task: BaselineTask, algorithm: str, limit_bytes: int | None, budget: Budget | None
 ) -> ModelFrontier:
     """Return what one of ``baselines.OTHERS`` finds."""
-    if algorithm == MONTE_CARLO:
+    if algorithm in BY_SIMULATION:
         limits = SearchLimits(memory_bytes=limit_bytes) if budget is None else SearchLimits(budget.seconds, limit_bytes)
-        return _of_monte_carlo(model, hardware, task, limits)
+        return _of_simulated(model, hardware, task, limits, algorithm)
     return _of_baseline(model, hardware, task, algorithm).of_least_peaks(task.progress)
 
 
@@ -282,9 +282,9 @@ def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | 
         algorithm: one of ``baselines.OTHERS``.
         progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
     """
-    if algorithm == MONTE_CARLO:
+    if algorithm in BY_SIMULATION:
         task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space, None, progress)
-        return _of_monte_carlo(frontier.model, frontier.hardware, task, SearchLimits())
+        return _of_simulated(frontier.model, frontier.hardware, task, SearchLimits(), algorithm)
     # Baselines neither regather nor rematerialize, so a problem with these choices is not theirs.
     built = None if frontier.built.choices or frontier.built.transient is not None else frontier.built
     task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space, built, progress)
@@ -331,15 +331,20 @@ def _of_answer(model: Model, hardware: Hardware, task: BaselineTask, search: Cal
     return ModelFrontier(model, hardware, built, task.costing, found, phases, note=answer.note)
 
 
-def _of_monte_carlo(model: Model, hardware: Hardware, task: BaselineTask, limits: SearchLimits) -> ModelFrontier:
-    """Return the fastest strategy that FlexFlow's search met and whose peak is within the limit, as one point.
+def _of_simulated(
+    model: Model, hardware: Hardware, task: BaselineTask, limits: SearchLimits, algorithm: str
+) -> ModelFrontier:
+    """Return the fastest strategy that a search by simulated times met and whose peak is within the limit, as one point.
 
     Where none is, the one that needs the least memory.
     """
     started = time.perf_counter()
     task = replace(task, built=task.full_problem())
     progress = None if task.progress is None else partial(task.progress, "search")
-    answer = monte_carlo.search(task, network_of(hardware, task.mesh), limits, progress)
+    found = None
+    if algorithm == FT_SIMULATED:
+        found = ProblemSearch(MEMORY_TIME, ALGORITHMS[0], progress, Budget()).plain(task.full_problem())
+    answer = monte_carlo.search(task, network_of(hardware, task.mesh), limits, progress, found)
     phases = {"search": time.perf_counter() - started}
     frontiers = (
         ModelFrontier(

@@ -17,6 +17,10 @@ if they were operators. A proposal that needs more memory than the limit is reje
 needs less than S is accepted.
 
 Everything but the end of the time follows from the seed alone.
+
+``--algorithm ft-simulated`` goes on from the frontier instead, whose fastest point by sums needn't be the fastest as
+simulated: its :data:`MOST_POINTS` fastest points that fit, data parallelism and one weird trick are simulated, and the walks
+start from the fastest three. There a proposal may also bring all nodes of repeated layers to one state.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,7 +36,7 @@ import numpy as np
 from ..ft import Frontier, LowerBound
 from ..program.simulator import Network, StepActions
 from ..sharding.resharding import PathFinder
-from .baselines import MONTE_CARLO, MONTE_CARLO_SECONDS, data_parallel, one_weird_trick
+from .baselines import FT_SIMULATED, MONTE_CARLO, MONTE_CARLO_SECONDS, data_parallel, one_weird_trick
 from .baselines.task import BaselineTask
 from .problem.strategy_problem import StrategyProblem
 from .simulated_position import Neighbours, Position, States
@@ -40,6 +44,7 @@ from .simulated_position import Neighbours, Position, States
 LEAST, MOST_KEPT, EACH_REPORT = 1000, 64, 50
 TEMPERATURE = 1e-4
 SEEDS = ("data-parallel", "one-weird-trick", "random")
+MOST_POINTS, TOGETHER = 16, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,7 @@ class MonteCarloResult:
     candidates: tuple[tuple[int, States], ...]
     is_interrupted: bool
     walks: tuple[Walk, ...]
+    algorithm: str = MONTE_CARLO
 
     @property
     def note(self) -> str:
@@ -119,7 +125,7 @@ class MonteCarloResult:
         least = [sum(int(getattr(part, cost).min()) for part in parts) for cost in ("mem_bytes", "time_ns")]
         bound = LowerBound(np.array(least[:1], np.int64), np.array(least[1:], np.int64), "the least of each node and edge")
         mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(states))
-        return Frontier(mem_bytes, time_ns, np.array([states], np.int32), {}, MONTE_CARLO, bound)
+        return Frontier(mem_bytes, time_ns, np.array([states], np.int32), {}, self.algorithm, bound)
 
 
 def acceptance(beta: float, cost_ns: int, proposed_ns: int) -> float:
@@ -128,7 +134,11 @@ def acceptance(beta: float, cost_ns: int, proposed_ns: int) -> float:
 
 
 def search(
-    task: BaselineTask, network: Network, limits: SearchLimits, progress: Callable[[int, int], None] | None = None
+    task: BaselineTask,
+    network: Network,
+    limits: SearchLimits,
+    progress: Callable[[int, int], None] | None = None,
+    found: Frontier | None = None,
 ) -> MonteCarloResult:
     """Search for the strategy whose simulated step takes the least time.
 
@@ -136,8 +146,9 @@ def search(
         task: the model, the mesh, its costs, and the space.
         network: what the step is simulated on.
         progress: called with (seconds that have passed, seconds in all) now and then.
+        found: the frontier of the task's full problem, to start from its fastest points.
     """
-    return _Search(task, network, limits, progress).run()
+    return _Search(task, network, limits, progress, found).run()
 
 
 @dataclass
@@ -146,6 +157,7 @@ class _Search:
     network: Network
     limits: SearchLimits
     progress: Callable[[int, int], None] | None
+    found: Frontier | None
     candidates: list[tuple[int, States]] = field(default_factory=list)
     smallest: tuple[int, int, States] | None = None
 
@@ -159,7 +171,7 @@ class _Search:
         is_interrupted = False
         try:
             for number, (name, states) in enumerate(self._seeds()):
-                position = Position.of(self.problem, task, self.actions, self.network, states)
+                position = self._at(states)
                 walks.append(Walk(name, position.cost_ns))
                 self._meet(walks[-1], position)
                 beta = beta or 1 / (TEMPERATURE * max(1, position.cost_ns))
@@ -173,14 +185,41 @@ class _Search:
             assert self.smallest is not None
             _, cost_ns, states = self.smallest
             self.candidates.append((cost_ns, states))
-        return MonteCarloResult(self.problem.built, tuple(self.candidates[::-1]), is_interrupted, tuple(walks))
+        algorithm = MONTE_CARLO if self.found is None else FT_SIMULATED
+        return MonteCarloResult(self.problem.built, tuple(self.candidates[::-1]), is_interrupted, tuple(walks), algorithm)
 
     def _seeds(self) -> Iterator[tuple[str, States]]:
-        for module in (data_parallel, one_weird_trick):
-            yield SEEDS[(data_parallel, one_weird_trick).index(module)], self.problem.nearest(module.configs(self.task))
+        """Yield what walks start from, with its name."""
+        modules = zip(SEEDS, (data_parallel, one_weird_trick), strict=False)
+        others = [(name, self.problem.nearest(module.configs(self.task))) for name, module in modules]
+        if self.found is not None:
+            yield from self._fastest([*self._points(self.found), *others])
+            return
+        yield from others
         rng = random.Random(f"{self.limits.seed} seed")
         chosen = [rng.randrange(node.n_states) for node in self.problem.built.problem.nodes]
         yield SEEDS[-1], self.problem.with_copies(chosen)
+
+    def _points(self, found: Frontier) -> Iterator[tuple[str, States]]:
+        """Yield the fastest points of a frontier that fit, the fastest first; those of the least memory where none does."""
+        limit = self.limits.memory_bytes
+        fitting = [point for point, n_bytes in enumerate(found.mem_bytes.tolist()) if limit is None or n_bytes <= limit]
+        for point in fitting[: -MOST_POINTS - 1 : -1] or range(min(MOST_POINTS, len(found))):
+            yield f"point {point + 1} of the frontier", tuple(map(int, found.strategies[point]))
+
+    def _fastest(self, seeds: Sequence[tuple[str, States]]) -> list[tuple[str, States]]:
+        """Return as many seeds as there are walks: those that fit before others, of these the fastest as simulated."""
+        position, limit = self._at(seeds[0][1]), self.limits.memory_bytes
+        ranks = []
+        for _, states in seeds:
+            changes = {node: state for node, state in enumerate(states) if state != position.states[node]}
+            n_bytes = self.problem.built.problem.cost(states)[0]
+            cost_ns = position.tried(changes) if changes else position.cost_ns
+            ranks.append((limit is not None and n_bytes > limit, cost_ns))
+        return [seeds[place] for place in sorted(range(len(seeds)), key=ranks.__getitem__)[: len(SEEDS)]]
+
+    def _at(self, states: States) -> Position:
+        return Position.of(self.problem, self.task, self.actions, self.network, states)
 
     def _walk(
         self, walk: Walk, position: Position, beta: float, rng: random.Random, started: float, deadline: float
@@ -199,7 +238,11 @@ class _Search:
             state = rng.randrange(n_states - 1)
             state += state >= position.states[node]
             luck = rng.random()
-            changes = self.problem.moved(position.states, node, state, keeps_copies=rng.random() < 0.5)
+            alike = self.problem.alike.get(node, ()) if self.found is not None and rng.random() < TOGETHER else ()
+            if alike:
+                changes = self.problem.moved_together(position.states, dict.fromkeys(alike, state))
+            else:
+                changes = self.problem.moved(position.states, node, state, keeps_copies=rng.random() < 0.5)
             added = self.problem.added(position.states, changes)
             if added is None:
                 continue

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -63,6 +64,23 @@ class Neighbours:
         for node in self.copies:
             chosen[node] = self._fastest_copy(node, chosen, {})
         return tuple(chosen)
+
+    @cached_property
+    def alike(self) -> dict[int, tuple[int, ...]]:
+        """For each node all that have the same operators and configs, where there are several: those of repeated layers."""
+        found: dict[object, list[int]] = {}
+        for number, (group, states) in enumerate(self.built.nodes):
+            types = tuple(op.type for op in group.operators)
+            configs = tuple(tuple(str(config) for config in each) for each in states.configs)
+            found.setdefault((types, configs, tuple(map(tuple, states.index))), []).append(number)
+        return {node: tuple(alike) for alike in found.values() if len(alike) > 1 for node in alike}
+
+    def moved_together(self, states: Sequence[int], moves: Mapping[int, int]) -> dict[int, int]:
+        """Return the changes of several operators' nodes to other states, and those of the shared copies next to them."""
+        changes = dict(moves)
+        for copy in dict.fromkeys(copy for node in moves for copy in self.next_copies[node]):
+            changes[copy] = self._fastest_copy(copy, states, changes)
+        return {each: new for each, new in changes.items() if new != states[each]}
 
     def moved(self, states: Sequence[int], node: int, state: int, keeps_copies: bool) -> dict[int, int]:
         """Return the changes of a proposal: a node's state, and those of the shared copies next to an operator.

@@ -138,3 +138,14 @@ def test_what_it_does_not_take_is_refused(arguments, told):
         find_frontier(model_of("lenet5"), named("p100-1x4"), 4, algorithm="mcmc", **arguments)
 
 
+def test_from_the_frontier_on_nothing_slower_than_its_fastest_points_is_found():
+    hardware = named("p100-1x4")
+    task = task_of("lenet5", hardware)
+    points = search_frontier(task.full_problem().problem)
+    found = monte_carlo.search(task, network_of(hardware, task.mesh), SearchLimits(LONG), found=points)
+    names = [walk.name for walk in found.walks]
+    starts_ns = [walk.start_ns for walk in found.walks]
+    assert starts_ns == sorted(starts_ns) and any("of the frontier" in name for name in names)
+    assert found.candidates[0][0] <= min(starts_ns)
+    one = find_frontier(model_of("lenet5"), hardware, 4, algorithm="ft-simulated", space=COMPACT)
+    assert len(one.points) == 1 and f"simulated {one.simulated_ns(0) / 1e3:,.1f} us" in one.note

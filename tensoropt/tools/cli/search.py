@@ -18,7 +18,7 @@ from ...common.tensorflow_import import import_tensorflow
 from ...ft import ALGORITHMS, BY_DEFAULT, Budget
 from ...profiling.hardware import Hardware, HardwareError, named, resolve
 from ...runtime.ranks import display_here
-from ...search.baselines import MONTE_CARLO, MONTE_CARLO_SECONDS, OTHERS
+from ...search.baselines import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
 from ...search.problem.choices import CHOICES, checked_choices
 from ...search.problem.config_space import SPACES
 from ...search.problem.objectives import MEMORY_TIME, PAIRS, parse_objectives
@@ -111,7 +111,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds",
         metavar="S",
         help=f"time for refining a frontier that is not exact; default: {BY_DEFAULT.seconds:g}, of a curve {OF_CURVE}; the "
-        f"most time of --algorithm {MONTE_CARLO}; default: {MONTE_CARLO_SECONDS:g}",
+        f"most time of --algorithm {' and '.join(BY_SIMULATION)}; default: {MONTE_CARLO_SECONDS:g}",
     )
     add_strictness(parser)
     parser.add_argument(
