@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from ..common.errors import InputError
-from .stateful import check_is_known
+from .stateful import Treatment, check_is_known, left_out, treatment_of
 
 _UNSUPPORTED = {
     "EagerPyFunc": "it calls Python with gradients; use TensorFlow's operators, or numpy_function where none are needed",
@@ -16,9 +16,11 @@ def check_is_plain(op: tf.Operation, line: str) -> None:
     """Check that an operator is one of TensorFlow's own, with TensorFlow's gradient.
 
     Raises:
-        InputError: it calls a function, has another gradient, calls Python, or does something that can't be recorded.
+        InputError: it calls a function or Python, has another gradient or an effect, or can't be recorded else.
     """
     check_is_known(op, line)
+    if not op.outputs and treatment_of(op.type) is Treatment.EFFECT:
+        raise left_out(f"{op.type} '{op.name}' ({line})", "a recorded graph")
     functions = [attr.name for attr in op.op_def.attr if attr.type in ("func", "list(func)")]
     if functions:
         raise InputError(

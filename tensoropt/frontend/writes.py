@@ -79,6 +79,9 @@ class RecordingGraph(tf.Graph):
 
     def _create_op_internal(self, op_type: str, inputs: Sequence[Any], *arguments: Any, **named: Any) -> tf.Operation:
         treatment, waits = treatment_of(op_type), self._current_control_dependencies()
+        if op_type == "Const" and waits:  # its value is computed while the graph is imported, before anything runs
+            with self.control_dependencies(None):
+                return super()._create_op_internal(op_type, inputs, *arguments, **named)
         writes = treatment is Treatment.WRITE and op_type not in ASSIGNMENTS
         reads = treatment is Treatment.READ and op_type not in ("VarHandleOp", "ReadVariableOp")
         if not writes and (not reads or (op_type == "ResourceGather" and not waits)):

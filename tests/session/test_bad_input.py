@@ -210,6 +210,15 @@ def test_python_with_gradients():
         tensoropt.find_strategy()
 
 
+def test_effects_on_the_world():
+    begin()
+    loss = network(trained=False).loss
+    with tensoropt.control_dependencies([tensoropt.print("loss", loss)]):
+        tensoropt.GradientDescentOptimizer().minimize(loss * 1.0)
+    with refuses(r"PrintV2 '.*' \(test_bad_input.py:\d+\) can't be recorded: it has an effect on the world in a recorded"):
+        tensoropt.find_strategy()
+
+
 def test_a_batch_that_is_open():
     begin()
     x = tensoropt.placeholder(tensoropt.float32, [None, 6], name="images")

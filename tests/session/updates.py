@@ -52,6 +52,19 @@ def by_hand(api: Any, x: Any, y: Any) -> tuple[Any, list[Any]]:
     return api.group(*[w.assign_sub(0.1 * g) for w, g in zip(weights, gradients, strict=True)]), [loss]
 
 
+def queue(api: Any, x: Any, y: Any) -> tuple[Any, list[Any]]:
+    """Keep some results in rows of a variable, by scatters and by slices."""
+    weights, optimizer = variables(api), api.train.GradientDescentOptimizer(0.2)
+    kept = api.Variable(api.zeros([5, 10], api.float64), trainable=False, use_resource=True)
+    loss, hidden = loss_of(api, x, y, *weights), api.matmul(x, weights[0])
+    with api.control_dependencies([kept.scatter_nd_update([[0], [2]], hidden[:2])]):
+        sliced = kept[3:4].assign(hidden[2:3])
+    with api.control_dependencies([sliced]):
+        total = api.reduce_sum(kept * 2.0) + loss
+    with api.control_dependencies([total]):  # else both may read the weights that the step updates
+        return optimizer.minimize(loss), [loss, total]
+
+
 def towers(api: Any, x: Any, y: Any) -> tuple[Any, list[Any]]:
     """Two towers with the same weights on half of the batch each, whose gradients are averaged."""
     weights, optimizer, half = variables(api), api.train.GradientDescentOptimizer(0.2), N_SAMPLES // 2
@@ -71,7 +84,7 @@ def second_order(api: Any, x: Any, y: Any) -> tuple[Any, list[Any]]:
 
 
 SCRIPTS: Mapping[str, Callable[[Any, Any, Any], tuple[Any, list[Any]]]] = {
-    each.__name__: each for each in (as_they_are, clipped, by_hand, towers, second_order)
+    each.__name__: each for each in (as_they_are, clipped, by_hand, queue, towers, second_order)
 }
 
 
