@@ -5,8 +5,7 @@ Names, defaults and arithmetic are those of ``tf.compat.v1.train``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,121 +13,55 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..ir.graph import Tensor
-from ..lowering.operators import Values
 from ..lowering.variables import StateEntry, local_variables
 from ..reschedule.layout import Layout
 from .classic import SLOTS, Classic
-from .running_optimizer import Emission, PendingUpdate, Shards
-from .sparse import Gradient, added_up, row_gradients
+from .running_optimizer import Emission, PendingUpdate, RunningOptimizer, Shards
+from .sparse import Gradient, added_up, row_gradients, values_of
 
-Numbers = Mapping[str, tf.Tensor]
+POWERS = {"adam": ("beta1", "beta2")}
+"""The names of the hyperparameters whose running power an optimizer needs, by its kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """An optimizer's way of updating one shard.
+def _apply(
+    kind: str, variable: tf.Variable, slots: Mapping[str, tf.Variable], gradient: Gradient, numbers: Mapping[str, tf.Tensor]
+) -> None:
+    """Emit the update of one shard.
 
-    Attributes:
-        powers: names of the hyperparameters whose running power the optimizer needs.
-        apply: emits the update, given (variable, slots by name, gradient, numbers). ``numbers`` has the hyperparameters, and
-            the running power of x as ``x_power``.
-        apply_rows: the same for a gradient of rows.
+    Args:
+        numbers: the hyperparameters, and the running power of x as ``x_power``.
     """
-
-    powers: tuple[str, ...]
-    apply: Callable[[tf.Variable, Mapping[str, tf.Variable], tf.Tensor, Numbers], Any]
-    apply_rows: Callable[[tf.Variable, Mapping[str, tf.Variable], tf.IndexedSlices, Numbers], Any]
-
-
-def _gradient_descent(variable: tf.Variable, slots: Any, gradient: tf.Tensor, numbers: Numbers) -> Any:
-    """Emit the update by gradient descent."""
-    return tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=numbers["learning_rate"], delta=gradient)
-
-
-def _gradient_descent_of_rows(variable: tf.Variable, slots: Any, rows: tf.IndexedSlices, numbers: Numbers) -> Any:
-    """Emit the update of rows by gradient descent."""
-    # Sum rows that occur more than once first: TensorFlow's threads would add them in any order, and replicas would drift
-    # apart.
-    rows = added_up(rows)
-    return tf.raw_ops.ResourceScatterSub(
-        resource=variable.handle, indices=rows.indices, updates=numbers["learning_rate"] * rows.values
-    )
-
-
-def _momentum(nesterov: bool) -> Callable[..., Any]:
-    """Return the function that emits an update with momentum."""
-
-    def apply(variable: tf.Variable, slots: Any, gradient: tf.Tensor, numbers: Numbers) -> Any:
-        """Emit the update with momentum."""
-        return tf.raw_ops.ResourceApplyMomentum(
-            var=variable.handle,
-            accum=slots["momentum"].handle,
-            lr=numbers["learning_rate"],
-            grad=gradient,
-            momentum=numbers["momentum"],
-            use_nesterov=nesterov,
-        )
-
-    return apply
+    is_rows = isinstance(gradient, tf.IndexedSlices)
+    if kind == "adam":
+        # Dense also for rows: in rows that weren't looked up the averages decay and the values change, too.
+        handles = {slot: held.handle for slot, held in slots.items()}
+        given = {("lr" if key == "learning_rate" else key): value for key, value in numbers.items()}
+        tf.raw_ops.ResourceApplyAdam(var=variable.handle, grad=tf.convert_to_tensor(gradient), **handles, **given)
+        return
+    rate = numbers["learning_rate"]
+    if is_rows:
+        # Sum rows that occur more than once first: TensorFlow's threads would add them in any order, and replicas would
+        # drift apart.
+        gradient = added_up(gradient)
+    if kind != "sgd":
+        apply = tf.raw_ops.ResourceSparseApplyMomentum if is_rows else tf.raw_ops.ResourceApplyMomentum
+        rows = {"indices": gradient.indices} if is_rows else {}
+        apply(
+            var=variable.handle, accum=slots["momentum"].handle, lr=rate, grad=values_of(gradient), **rows,
+            momentum=numbers["momentum"], use_nesterov=kind == "nesterov",
+        )  # fmt: skip
+    elif is_rows:
+        step = rate * gradient.values
+        tf.raw_ops.ResourceScatterSub(resource=variable.handle, indices=gradient.indices, updates=step)
+    else:
+        tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
 
 
-def _momentum_of_rows(nesterov: bool) -> Callable[..., Any]:
-    """Return the function that emits an update of rows with momentum; other rows keep their value and their momentum."""
-
-    def apply(variable: tf.Variable, slots: Any, rows: tf.IndexedSlices, numbers: Numbers) -> Any:
-        """Emit the update of rows with momentum."""
-        rows = added_up(rows)
-        return tf.raw_ops.ResourceSparseApplyMomentum(
-            var=variable.handle,
-            accum=slots["momentum"].handle,
-            lr=numbers["learning_rate"],
-            grad=rows.values,
-            indices=rows.indices,
-            momentum=numbers["momentum"],
-            use_nesterov=nesterov,
-        )
-
-    return apply
-
-
-def _adam(variable: tf.Variable, slots: Any, gradient: tf.Tensor, numbers: Numbers) -> Any:
-    """Emit Adam's update."""
-    return tf.raw_ops.ResourceApplyAdam(
-        var=variable.handle,
-        m=slots["m"].handle,
-        v=slots["v"].handle,
-        beta1_power=numbers["beta1_power"],
-        beta2_power=numbers["beta2_power"],
-        lr=numbers["learning_rate"],
-        beta1=numbers["beta1"],
-        beta2=numbers["beta2"],
-        epsilon=numbers["epsilon"],
-        grad=gradient,
-    )
-
-
-def _adam_of_rows(variable: tf.Variable, slots: Any, rows: tf.IndexedSlices, numbers: Numbers) -> Any:
-    """Emit Adam's update for a gradient of rows, as an update by a dense gradient.
-
-    It has to be dense: in rows that weren't looked up the averages decay and the values change, too.
-    """
-    return _adam(variable, slots, tf.convert_to_tensor(rows), numbers)
-
-
-UPDATES: dict[str, Update] = {
-    "sgd": Update((), _gradient_descent, _gradient_descent_of_rows),
-    "momentum": Update((), _momentum(nesterov=False), _momentum_of_rows(nesterov=False)),
-    "nesterov": Update((), _momentum(nesterov=True), _momentum_of_rows(nesterov=True)),
-    "adam": Update(("beta1", "beta2"), _adam, _adam_of_rows),
-}
-
-
-class RunningClassic:
+class RunningClassic(RunningOptimizer):
     """An optimizer of ``tf.compat.v1.train`` on the ranks of this process."""
 
     def __init__(self, optimizer: Classic, shards: Shards) -> None:
         self._optimizer, self._shards = optimizer, shards
-        self._update = UPDATES[optimizer.kind]
         self._slots = {
             (name, slot): local_variables(_zeros(tensor), tensor, layout, shards.ranks, f"{name}/{slot}")
             for name, tensor, layout in zip(shards.names, shards.tensors, shards.layouts, strict=True)
@@ -140,7 +73,7 @@ class RunningClassic:
                 tf.Variable(self._number(power), dtype=tf.float32, trainable=False, name=f"{shards.step}/{power}_power")
                 for _ in shards.ranks
             ]
-            for power in self._update.powers
+            for power in POWERS.get(optimizer.kind, ())
         }
 
     def _number(self, key: str) -> float:
@@ -190,13 +123,6 @@ class RunningClassic:
             for variable in variables:
                 variable.assign(self._number(power))
 
-    def finish(self) -> None:
-        """Do nothing: these optimizers have no work at the end of training."""
-
-    def scaled(self, losses: Values) -> Values:
-        """Return the losses as they are."""
-        return losses
-
     def train(self, emission: Emission) -> PendingUpdate:
         """Return the update of the parameters by their gradients, and of the running powers."""
         numbers = self._numbers(emission)
@@ -213,10 +139,7 @@ class RunningClassic:
             for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
                 slots = {slot: self._slots[name, slot][i] for slot in SLOTS[self._optimizer.kind]}
                 cast = {key: tf.cast(values[i], variable.dtype) for key, values in numbers.items()}
-                if isinstance(gradient, tf.IndexedSlices):
-                    self._update.apply_rows(variable, slots, gradient, cast)
-                else:
-                    self._update.apply(variable, slots, gradient, cast)
+                _apply(self._optimizer.kind, variable, slots, gradient, cast)
         for power, powers in self._powers.items():
             for variable, value in zip(powers, numbers[power], strict=True):
                 variable.assign(variable * tf.cast(value, variable.dtype))

@@ -29,10 +29,8 @@ _SHAPES = ((32,), (8, 16), (4, 4, 8), (4, 2, 4, 4))
 _MAGNITUDES = (1e-3, 1.0, 1e3, 1e6)
 # Methods in which Keras mixes elements or parameters. Where they are Keras's own, this package computes what they would.
 _TAKEN_OVER = ("apply", "_clip_gradients", "_backend_apply_gradients")
-_found: dict[tuple[type, str], str] = {}
-"""The results of experiments, by class and configuration."""
-_found_mixing: dict[tuple[type, str], str] = {}
-"""The results of those that update parameters apart."""
+_found: dict[tuple[object, ...], str] = {}
+"""The results of experiments, by the experiment, the optimizer's class and its configuration."""
 
 
 def is_taken_over(optimizer: KerasBase) -> bool:
@@ -43,23 +41,34 @@ def is_taken_over(optimizer: KerasBase) -> bool:
 def fault_of(optimizer: KerasBase) -> str:
     """Return why an optimizer needs replicated parameters; empty if shards do.
 
-    An experiment is made once for each class and configuration.
-
     Raises:
         InputError: the optimizer's updates are random, so that no two ranks would agree.
     """
+    return _found_by(_cutting, optimizer)
+
+
+def mixing_of(optimizer: KerasBase) -> str:
+    """Return why an optimizer's update of a parameter depends on which others it updates; empty where it doesn't.
+
+    A norm over all gradients that is Keras's own doesn't count, since sums replace it.
+    """
+    return _found_by(_parting, optimizer)
+
+
+def _found_by(experiment: Callable[[KerasBase], str], optimizer: KerasBase) -> str:
+    """Return what an experiment finds, which is made once for each class and configuration of optimizers."""
     if type(optimizer) in _ELEMENTWISE:
         return ""
     if isinstance(optimizer, MULTI_OPTIMIZERS):
         return "it gives parameters to several optimizers"
-    key = type(optimizer), str(sorted(optimizer.get_config().items(), key=str))
+    key = experiment, type(optimizer), str(sorted(optimizer.get_config().items(), key=str))
     if key not in _found:
         with tf.init_scope():
-            _found[key] = _experiment(optimizer)
+            _found[key] = experiment(optimizer)
     return _found[key]
 
 
-def _experiment(optimizer: KerasBase) -> str:
+def _cutting(optimizer: KerasBase) -> str:
     """Return where updates of halves differ from the undivided update, as text; empty where they don't.
 
     Raises:
@@ -81,25 +90,12 @@ def _experiment(optimizer: KerasBase) -> str:
     return ""
 
 
-def mixing_of(optimizer: KerasBase) -> str:
-    """Return why an optimizer's update of a parameter depends on which others it updates; empty where it doesn't.
-
-    A norm over all gradients that is Keras's own doesn't count, since sums replace it. An experiment is made once for each
-    class and configuration.
-    """
-    if type(optimizer) in _ELEMENTWISE:
-        return ""
-    if isinstance(optimizer, MULTI_OPTIMIZERS):
-        return "it gives parameters to several optimizers"
-    key = type(optimizer), str(sorted(optimizer.get_config().items(), key=str))
-    if key not in _found_mixing:
-        with tf.init_scope():
-            together, n = _updated(optimizer, lambda value: value), len(_SHAPES)
-            apart = [_updated(optimizer, lambda value: value, kept) for kept in (slice(0, 2), slice(2, n))]
-        values = [value for part, kept in zip(apart, (2, n - 2), strict=True) for value in part[:kept]]
-        differs = _differs(together[:n], values)
-        _found_mixing[key] = "its update of a parameter depends on other parameters" if differs else ""
-    return _found_mixing[key]
+def _parting(optimizer: KerasBase) -> str:
+    """Return that updates of some parameters differ from the update of all; an empty text where they don't."""
+    together, n = _updated(optimizer, lambda value: value), len(_SHAPES)
+    apart = [_updated(optimizer, lambda value: value, kept) for kept in (slice(0, 2), slice(2, n))]
+    values = [value for part, kept in zip(apart, (2, n - 2), strict=True) for value in part[:kept]]
+    return "its update of a parameter depends on other parameters" if _differs(together[:n], values) else ""
 
 
 def starts_from_values(optimizer: KerasBase) -> bool:

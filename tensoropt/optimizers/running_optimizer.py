@@ -101,12 +101,12 @@ class RunningOptimizer(Protocol):
         ...
 
     def finish(self) -> None:
-        """Do what is done when training ends."""
-        ...
+        """Do what is done when training ends: nothing, but for optimizers of Keras."""
+        return
 
     def scaled(self, losses: Values) -> Values:
         """Return the losses of which gradients are taken, given the model's (replicated, one for each rank)."""
-        ...
+        return losses
 
     def train(self, emission: Emission) -> PendingUpdate:
         """Return the update by the gradients, after emitting the sums over them that it needs."""

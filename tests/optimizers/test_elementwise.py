@@ -17,7 +17,7 @@ PARTWISE = "RMSprop AdamW Ftrl Lion ScheduleFreeAdamW".split()
 
 
 def experiment(optimizer: Any) -> str:
-    return elementwise_updates._experiment(optimizer)
+    return elementwise_updates._cutting(optimizer)
 
 
 @pytest.mark.parametrize("name", PARTWISE)
