@@ -17,12 +17,11 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 from tensorflow.python.framework import ops as framework_ops
-from tensorflow.python.framework.func_graph import FuncGraph
 
 from ..common.gradient_types import carries_gradient
 from ..common.reach import reached
 from ..ir.graph import Differentiated
-from .gradient_function import GradientFunction, is_custom_gradient, trace_gradient
+from .gradient_function import GradientFunction, call_gradient, is_custom_gradient, trace_gradient
 
 _HANDLES = (tf.resource, tf.variant)
 
@@ -104,14 +103,7 @@ class GradientWalk:
             return ()
         if function is None:
             return ()
-        with self.graph.as_default():
-            inner = FuncGraph("asked")
-        with inner.as_default(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
-            given = [
-                tf.compat.v1.placeholder(tensor.dtype, tensor.shape) if carries_gradient(tensor.dtype) else None
-                for tensor in op.outputs
-            ]
-            found = function(op, *given)
-        found = found if isinstance(found, (list, tuple)) else [found]
+            _, _, found = call_gradient(op, function)
         return [index for index, gradient in zip(every, found, strict=False) if gradient is not None]

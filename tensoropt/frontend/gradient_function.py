@@ -74,15 +74,8 @@ def trace_gradient(op: tf.Operation) -> GradientFunction:
         InputError: the function contains something that can't be captured.
     """
     where = f"the custom gradient '{op.name}' ({source_line(op)})"
-    with op.graph.as_default():
-        graph = FuncGraph("custom_gradient")
+    graph, given, found = call_gradient(op, framework_ops.get_gradient_function(op))
     with graph.as_default():
-        given = tuple(
-            tf.compat.v1.placeholder(tensor.dtype, tensor.shape) if carries_gradient(tensor.dtype) else None
-            for tensor in op.outputs
-        )
-        found = framework_ops.get_gradient_function(op)(op, *given)
-        found = list(found) if isinstance(found, (list, tuple)) else [found]
         gradients = tuple(None if each is None else tf.convert_to_tensor(each) for each in found)
     for inner in graph.get_operations():
         if has_only_an_effect(inner, [each.name for each in gradients if each is not None]):
@@ -96,6 +89,26 @@ def trace_gradient(op: tf.Operation) -> GradientFunction:
         raise InputError(f"{where} returns {len(gradients)} gradients for {len(op.inputs)} inputs; return one for each")
     read = tuple((_in_graph(op.graph, outer), inner) for outer, inner in graph.captures)
     return GradientFunction(graph, given, read, gradients)
+
+
+def call_gradient(
+    op: tf.Operation, function: Callable[..., Any]
+) -> tuple[FuncGraph, tuple[tf.Tensor | None, ...], Sequence[Any]]:
+    """Call an operator's gradient function in a graph of its own.
+
+    Returns:
+        The graph; for each result the placeholder of its gradient, None where it can't have one; for each input its
+        gradient, None where there is none.
+    """
+    with op.graph.as_default():
+        graph = FuncGraph("gradient")
+    with graph.as_default():
+        given = tuple(
+            tf.compat.v1.placeholder(tensor.dtype, tensor.shape) if carries_gradient(tensor.dtype) else None
+            for tensor in op.outputs
+        )
+        found = function(op, *given)
+    return graph, given, found if isinstance(found, (list, tuple)) else [found]
 
 
 def _in_graph(source: tf.Graph, tensor: Any) -> tf.Tensor:

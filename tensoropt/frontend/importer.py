@@ -25,16 +25,15 @@ from .control_flow.while_loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import
 from .dilated_convolution import find_dilated
 from .gradient_function import GradientFunction, is_custom_gradient
 from .imported_gradients import ImportedGradients
-from .plain_operators import check_is_plain
 from .recorded_graph import RecordedGradients, RecordedStep, conditions_of, known_shape, wanted_operators
 from .shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
+from .stateful import check_is_plain
+from .writes import ASSIGNMENTS
 
 _READS = ("ReadVariableOp",)
-_UPDATES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-_NOT_FOLDED = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "NoOp", *LIST_MAKERS, *_READS, *_UPDATES)
+_NOT_FOLDED = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "NoOp", *LIST_MAKERS, *_READS, *ASSIGNMENTS)
 # EnsureShape is an alias since every extent is known, so that the shape is ensured already.
 _ALIASING = ("Identity", "Snapshot", "EnsureShape")
-_LOOKUPS = ("ResourceGather", "ResourceGatherNd")
 
 
 def import_graph(
@@ -224,10 +223,10 @@ class _Importer:
 
     def _import_operator(self, op: tf.Operation) -> None:
         check_is_plain(op, self.line(op))
-        if op.type in _UPDATES or (op.type in _READS and op.control_inputs):
+        if op.type in ASSIGNMENTS or (op.type in _READS and op.control_inputs):
             self._import_update(op)
             return
-        if op.type in _LOOKUPS and not op.control_inputs:
+        if op.type == "ResourceGather" and not op.control_inputs:
             self._import_lookup(op)
             return
         inputs: list[Tensor | None] = []
@@ -299,12 +298,7 @@ class _Importer:
     def _import_lookup(self, op: tf.Operation) -> None:
         """Import an embedding: the lookup that tf.gather makes in a variable is a lookup in its value, like any other."""
         table, result = self.tensors[op.inputs[0].name], self._tensor(op.outputs[0], op)
-        if op.type == "ResourceGather":
-            self._add_lookup(op, table, result, op.get_attr("batch_dims"))
-            return
-        attributes = {"bad_indices_policy": "", ARGUMENTS: (("params", None), ("indices", None))}
-        inputs = (table, self.operand(op.inputs[1]))
-        self._add(Operator(op.name, "GatherNd", inputs, (result,), {}, attributes, source=self.line(op)))
+        self._add_lookup(op, table, result, op.get_attr("batch_dims"))
 
     def _import_item(self, op: tf.Operation) -> None:
         """Import one element of a list, outside of a loop: a lookup in the tensor that the list was made from."""

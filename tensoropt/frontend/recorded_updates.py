@@ -8,6 +8,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from .recorded_graph import RecordedGradients, RecordedStep
+from .tracing.loops import behind_identities
 
 
 def minimised(step: RecordedStep, taken: Sequence[RecordedGradients]) -> RecordedStep:
@@ -41,13 +42,6 @@ def computed_with(taken: Sequence[RecordedGradients], steps: Sequence[RecordedSt
 def written_by(writes: Iterable[tf.Operation]) -> frozenset[str]:
     """Return the names of the variables that assignments write."""
     return frozenset(op.inputs[0].op.name for op in writes)
-
-
-def behind_identities(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor behind identities."""
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor
 
 
 def _users(tensor: tf.Tensor) -> Iterator[tf.Operation]:

@@ -15,8 +15,9 @@ from ..common.errors import InputError
 from ..common.source_lines import running_line
 from ..frontend.gradient_placeholders import UPDATE_ATTRIBUTE, update_of, variable_of
 from ..frontend.recorded_graph import RecordedGradients, RecordedStep
-from ..frontend.recorded_updates import behind_identities, computed_with, minimised, written_by
+from ..frontend.recorded_updates import computed_with, minimised, written_by
 from ..frontend.tracing.capture import Capture, Program
+from ..frontend.tracing.loops import behind_identities
 from ..frontend.tracing.preprocessing import ancestors
 from ..frontend.tracing.tapes import Applied, StepGradients
 from ..optimizers.classic import Classic

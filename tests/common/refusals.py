@@ -68,7 +68,7 @@ BECAUSE = {
         "trainer/step_function.py: first called|samples, expected|dense tensors",
     ),
     "A step's Python runs once, when it is captured; what runs is the graph that it leaves": (
-        "frontend/plain_operators.py: function|can't be recorded",
+        "frontend/stateful.py: function|can't be recorded",
         "frontend/stateful.py",
         "frontend/tracing/flatten.py",
         "frontend/tracing/capture.py: variables that are made",
@@ -83,7 +83,7 @@ BECAUSE = {
         "frontend/gradient_function.py",
         "frontend/gradient_placeholders.py",
         "frontend/imported_gradients.py",
-        "frontend/plain_operators.py: another gradient",
+        "frontend/stateful.py: another gradient",
         "frontend/recording.py: made of gradients|has no gradient",
         "lowering/gradient_analysis.py",
     ),

@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ...ir.body import Body
-from ...ir.graph import Tensor
-from ..gradient_function import copy_operator
+from ..gradient_function import copy_operator, is_custom_gradient
 from ..stateful import Treatment, treatment_of
 from ..tracing.conditionals import CONDITIONALS, copy_conditional
-from ..tracing.custom_gradient import copy_custom_gradient, is_custom_gradient
+from ..tracing.custom_gradient import copy_custom_gradient
 from ..tracing.loops import copy_while
 from ..writes import value_read
 
 LOOPS = ("While", "StatelessWhile")
 Own = Callable[[tf.Operation], "list[tf.Tensor] | None"]
-
-
-class OuterImporter(Protocol):
-    """The importer of the graph that contains a composite operator."""
-
-    def value(self, tensor: tf.Tensor) -> np.ndarray | None:
-        """Return the value of a tensor that follows from constants and shapes alone, else None."""
-        ...
-
-    def operand(self, tensor: tf.Tensor) -> Tensor:
-        """Return a tensor's counterpart in the imported graph; for a variable's handle, the variable's value."""
-        ...
-
-    def known(self, tensor: tf.Tensor) -> Tensor:
-        """Return what a result becomes in the imported graph; raise InputError if its shape isn't known."""
-        ...
-
-    def constant(self, name: str, value: np.ndarray) -> Tensor:
-        """Add a constant to the imported graph and return it."""
-        ...
-
-    def line(self, op: tf.Operation) -> str:
-        """Return the line of the user's code that made an operator."""
-        ...
-
-    def import_body(self, graph: tf.Graph, outputs: Sequence[tf.Operation], lines: Mapping[str, str]) -> Any:
-        """Import another graph: the operators that ``outputs`` need."""
-        ...
+OuterImporter = Any
+"""The importer (:mod:`..importer`, which imports this package) of the graph that contains a composite operator."""
 
 
 @dataclass

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from ...common.errors import InputError
 from ..shape_queries import reads_known_shapes, shape_value
+from ..tracing.loops import is_passed_on
 
 _MOST_TRIPS = 1_000_000
 _NOT_STATIC = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "ReadVariableOp", "EmptyTensorList")
@@ -50,7 +51,7 @@ class Counters:
     @cached_property
     def changing(self) -> tuple[int, ...]:
         """The indices of those variables that aren't the same in each trip."""
-        return tuple(k for k in self.values if _origin(self.body.outputs[k]) is not self.body.inputs[k])
+        return tuple(k for k in self.values if not is_passed_on(self.body, k))
 
     @cached_property
     def static(self) -> frozenset[str]:
@@ -129,9 +130,3 @@ def _feeds(graph: Any, now: Mapping[int, np.ndarray]) -> dict[str, np.ndarray]:
         if reads_known_shapes(op):
             feeds.update({tensor.name: shape_value(op, i) for i, tensor in enumerate(op.outputs)})
     return feeds
-
-
-def _origin(tensor: tf.Tensor) -> tf.Tensor:
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor

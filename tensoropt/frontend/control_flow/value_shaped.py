@@ -8,13 +8,14 @@ all that it works on.
 from __future__ import annotations
 
 import hashlib
-import heapq
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import networkx as nx  # type: ignore[import-untyped,unused-ignore]
 import tensorflow as tf
+from scipy.cluster.hierarchy import DisjointSet
 
 from ...common.errors import InputError
 from ...ir.body import BODY, VALUE_SHAPED, Definition
@@ -86,25 +87,18 @@ def grouped(
 
 def _members(ops: Sequence[tf.Operation]) -> list[set[str]]:
     """Return the names of each group's operators."""
-    open_of: dict[str, set[str]] = {}
+    groups: DisjointSet = DisjointSet()
+    opened: set[str] = set()
     for op in ops:
-        joined = [open_of[tensor.name] for tensor in op.inputs if tensor.name in open_of]
+        joined = [tensor.op.name for tensor in op.inputs if tensor.name in opened]
         begins = op.type not in _NEVER_FIRST and treatment_of(op.type) in (None, Treatment.READ)
         opens = begins and any(map(_is_open, op.outputs)) and not any(map(_is_open, op.inputs))
-        is_first = opens or op.type in CONDITIONALS
-        if not joined and not is_first:
-            continue
-        group = {op.name}.union(*joined)
-        for name, other in open_of.items():
-            if any(other is each for each in joined):
-                open_of[name] = group
-        open_of.update({tensor.name: group for tensor in op.outputs if _is_open(tensor) or tensor.dtype == tf.variant})
-        open_of.setdefault(f"{op.name}:", group)  # it may have no open result
-    found: list[set[str]] = []
-    for group in open_of.values():
-        if not any(group is each for each in found):
-            found.append(group)
-    return _closed(ops, [group for group in found if not any(group < other for other in found)])
+        if joined or opens or op.type in CONDITIONALS:
+            groups.add(op.name)
+            for name in joined:
+                groups.merge(op.name, name)
+            opened.update(tensor.name for tensor in op.outputs if _is_open(tensor) or tensor.dtype == tf.variant)
+    return _closed(ops, groups.subsets())
 
 
 def _closed(ops: Sequence[tf.Operation], groups: list[set[str]]) -> list[set[str]]:
@@ -131,33 +125,17 @@ def _is_open(tensor: tf.Tensor) -> bool:
 
 def _in_order(ops: Sequence[tf.Operation], of: dict[str, Group]) -> list[tf.Operation | Group]:
     """Return operators and groups in topological order, and else in order of creation."""
-    nodes: list[tf.Operation | Group] = []
-    index: dict[str, int] = {}
+    nodes = {op.name: of.get(op.name, op) for op in ops}
+    place: dict[tf.Operation | Group, int] = {}
+    graph = nx.DiGraph()
     for op in ops:
-        node = of.get(op.name, op)
-        if isinstance(node, Group) and node.operators[0].name != op.name:
-            continue
-        for each in node.operators if isinstance(node, Group) else (op,):
-            index[each.name] = len(nodes)
-        nodes.append(node)
-    consumers: list[set[int]] = [set() for _ in nodes]
-    for op in ops:
-        for needed in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
-            if needed.name in index and index[needed.name] != index[op.name]:
-                consumers[index[needed.name]].add(index[op.name])
-    waits = [0] * len(nodes)
-    for each in consumers:
-        for consumer in each:
-            waits[consumer] += 1
-    ready, found = [i for i, count in enumerate(waits) if not count], list[tf.Operation | Group]()
-    while ready:
-        i = heapq.heappop(ready)
-        found.append(nodes[i])
-        for consumer in consumers[i]:
-            waits[consumer] -= 1
-            if not waits[consumer]:
-                heapq.heappush(ready, consumer)
-    return found
+        node = nodes[op.name]
+        place.setdefault(node, len(place))
+        graph.add_node(node)
+        needed = (*(tensor.op for tensor in op.inputs), *op.control_inputs)
+        before = [nodes[each.name] for each in needed if each.name in nodes]
+        graph.add_edges_from((each, node) for each in before if each is not node)
+    return list(nx.lexicographical_topological_sort(graph, place.__getitem__))
 
 
 def import_group(group: Group, outside: OuterImporter) -> Operator:

@@ -20,7 +20,7 @@ from ...common.errors import InputError, short
 from ...ir.body import BODY, FORM, LOOP, Body, LoopForm
 from ...ir.graph import Operator, Tensor
 from ..tracing.called import is_call_by_name
-from ..tracing.loops import is_passed_on, loop_functions
+from ..tracing.loops import behind_identities, is_passed_on, loop_functions
 from .body_builder import Collector, OuterImporter
 from .trip_counts import Counters, Trips
 
@@ -233,9 +233,8 @@ class _Reader:
     def _list(self, inner: tf.Tensor) -> tf.Operation:
         """Return the operator that made the list that ``inner`` is in the body."""
         position = next((k for k in self.lists if self.body.inputs[k] is inner), None)
-        made = None if position is None or not is_passed_on(self.body, position) else self.op.inputs[position].op
-        while made is not None and made.type == "Identity":
-            made = made.inputs[0].op
+        is_read = position is not None and is_passed_on(self.body, position)
+        made = behind_identities(self.op.inputs[position]).op if is_read else None
         if made is None or made.type != "TensorListFromTensor":
             raise InputError(
                 f"{self.where} reads from a TensorArray that it writes, or that isn't made by unstack, which can't be "
@@ -247,10 +246,7 @@ class _Reader:
         return self.outside.operand(source.inputs[0])
 
     def _write(self, k: int) -> _Write:
-        result = self.body.outputs[k]
-        while result.op.type == "Identity":
-            result = result.op.inputs[0]
-        made = result.op
+        made = behind_identities(self.body.outputs[k]).op
         if made.type != "TensorListSetItem" or made.inputs[0] is not self.body.inputs[k]:
             raise InputError(
                 f"{self.where} must write once to each TensorArray in a trip, got {made.type}; collect several values in "

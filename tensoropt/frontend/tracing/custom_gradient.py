@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from ...lowering.own_gradient import Gradients, with_own_gradient
-from ..gradient_function import Lookup, is_custom_gradient, trace_gradient
-
-__all__ = ["copy_custom_gradient", "is_custom_gradient"]
+from ..gradient_function import Lookup, trace_gradient
 
 
 def copy_custom_gradient(op: tf.Operation, inputs: Sequence[tf.Tensor], lookup: Lookup) -> list[tf.Tensor]:

@@ -18,13 +18,14 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from ...common.errors import InputError
 from ...common.source_lines import source_line
+from ..gradient_function import is_custom_gradient
 from ..gradient_placeholders import GRADIENT_ATTRIBUTE, UPDATE_ATTRIBUTE, mark_update, update_of
 from ..stateful import Treatment, check_is_known, has_only_an_effect, left_out, treatment_of
 from ..writes import value_read, value_written
 from .by_sample import BySample
 from .called import function_graph, is_call_by_name
 from .conditionals import CONDITIONALS, branch_graphs, copy_conditional, is_constant, is_taken, taken_branch
-from .custom_gradient import copy_custom_gradient, is_custom_gradient
+from .custom_gradient import copy_custom_gradient
 from .effects import Effect, effect_of, has_effects, is_check_of_text, takes_resource
 from .loops import copy_while, loop_functions
 from .written import CALLS, LOOPS, behind_controls, handle_behind, written_in

@@ -18,10 +18,13 @@ def loop_functions(op: tf.Operation) -> tuple[Any, Any]:
 
 def is_passed_on(body: Any, position: int) -> bool:
     """Return whether the body returns a loop variable unchanged."""
-    result = body.outputs[position]
-    while result.op.type == "Identity":
-        result = result.op.inputs[0]
-    return result is body.inputs[position]
+    return behind_identities(body.outputs[position]) is body.inputs[position]
+
+
+def behind_identities(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def copy_while(
