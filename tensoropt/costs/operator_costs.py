@@ -1,7 +1,7 @@
 """Compute the costs of operators: the part of Equations (1) and (2) of the TensorOpt paper that is charged to nodes.
 
     m(o, s) = mp + mt    :meth:`OperatorCosting.mem_bytes`        parameters, gradients, slots; tensors saved for backward
-    t(o, s) = tc + ts    :meth:`OperatorCosting.compute_time_ns`  tc: compute forward and backward
+    t(o, s) = tc + ts    :meth:`OperatorCosting.both_times_ns`    tc: compute forward and backward
                          :meth:`OperatorCosting.inner_times_ns`   collectives inside of the operator
 
 *ts*, the synchronisation of a parameter's gradient, is the backward resharding between the parameter and its consumer here:
@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Protocol, TypeVar
 
-from ..ir.body import BODY, COMPOSITES, FORM, VALUE_SHAPED
+from ..ir.body import BODY, COMPOSITES, FORM, LOOP, VALUE_SHAPED
 from ..ir.gradient_info import NO_BACKWARD, Backward
 from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from ..ir.views import ALIASES, viewed_operand
@@ -29,7 +29,6 @@ from ..rules.rule import Config, Interface, Rule, interface_of, local_points
 from ..sharding.consumers import Consumer, consumers_of
 from ..sharding.resharding import Resharding, differentiated_operands, halo_resharding, inner_reshardings
 from ..sharding.update_resharding import row_reshardings, update_reshardings
-from .loop_costs import BodyCosting
 from .resharding_costs import ReshardingCosting, shard_bytes
 from .work_items import attributes_key, work_of, work_of_amounts
 
@@ -197,14 +196,6 @@ class OperatorCosting:
         shards = zip(op.outputs, interface.results, strict=True)
         return sum(shard_bytes(tensor, layout) for tensor, layout in shards if tensor.name in self.charged)
 
-    def rematerialization_ns(self, op: Operator, rule: Rule, config: Config, interface: Interface) -> int:
-        """Return the time of rematerializing an operator in the backward pass.
-
-        It is the time that the operator's forward pass takes.
-        """
-        time_ns, backward_ns = self.both_times_ns(op, rule, config, interface)
-        return time_ns - backward_ns
-
     def saved_inside_bytes(self, op: Operator, config: Config) -> int:
         """Return the bytes that a composite operator saves inside of its body for its backward pass."""
         if op.type == VALUE_SHAPED:
@@ -212,25 +203,15 @@ class OperatorCosting:
             return int(op.attrs[BODY].inside_bytes) if is_read else 0
         return self._body(op).saved_bytes(config)
 
-    def compute_time_ns(self, op: Operator, rule: Rule, config: Config, interface: Interface) -> int:
-        """Return the compute time of forward and backward pass, over all micro-batches.
-
-        For a variable it is the time of the optimizer's update.
-        """
-        return self.both_times_ns(op, rule, config, interface)[0]
-
-    def backward_time_ns(self, op: Operator, rule: Rule, config: Config, interface: Interface) -> int:
-        """Return the part of :meth:`compute_time_ns` that is the backward pass.
-
-        It is 0 for a variable, whose update isn't part of the backward pass.
-        """
-        return self.both_times_ns(op, rule, config, interface)[1]
-
     def both_times_ns(self, op: Operator, rule: Rule, config: Config, interface: Interface) -> tuple[int, int]:
-        """Return :meth:`compute_time_ns` and :meth:`backward_time_ns`; describing the work, which both need, takes long."""
+        """Return the compute time of forward and backward pass, over all micro-batches, and the backward pass's part of it.
+
+        For a variable they are the time of the optimizer's update, and 0.
+        """
         if op.type in COMPOSITES:
-            n_runs, body = self.graph.n_runs(op.result.name), self._body(op)
-            return n_runs * body.time_ns(config), n_runs * body.backward_ns(config)
+            time_ns, backward_ns = self._body(op).both_times_ns(config)
+            n_runs = self.graph.n_runs(op.result.name)
+            return n_runs * time_ns, n_runs * backward_ns
         work = self.work(op, rule, config, interface)
         return (0, 0) if work is None else self._times_ns(op, work)
 
@@ -338,3 +319,48 @@ class OperatorCosting:
             return sum(self.reshardings.time_ns(resharding) for resharding in reshardings) * n_runs
 
         return [(time_ns(within), time_ns(updating)) for within, updating in inner]
+
+
+@dataclass(frozen=True)
+class BodyCosting:
+    """The costs of a composite operator's body, by the composite operator's config.
+
+    Attributes:
+        composition: the composite operator with its body's operators and their rules.
+        parts: the costs of the body's operators, by which tensors the body's gradients read.
+        is_differentiated: whether a gradient comes back to an operand of the composite operator.
+    """
+
+    composition: Composition
+    parts: OperatorCosting
+    is_differentiated: bool
+
+    def saved_bytes(self, config: Config) -> int:
+        """Return the bytes that a loop saves of its trips for its backward pass, and of its constants.
+
+        Tensors that no trip changes are saved outside of the loop, and a custom gradient saves nothing but its operands.
+        """
+        composition, once, each_trip = self.composition, 0, 0
+        if composition.op.type != LOOP:
+            return 0
+        form = composition.op.attrs[FORM]
+        for op in composition.body.operators:
+            found = self.parts.mem_bytes(op, composition.rules[op.name], *composition.inner(op, config))
+            once, each_trip = (once + found, each_trip) if op.type == CONSTANT else (once, each_trip + found)
+        for tensor in composition.body.inputs[: form.first_invariant]:
+            if tensor.name in self.parts.saved:
+                each_trip += shard_bytes(tensor, composition.input_layout(tensor, config))
+        return once + int(form.trips) * each_trip
+
+    def both_times_ns(self, config: Config) -> tuple[int, int]:
+        """Return the compute time of both passes, and that of the backward pass; a custom gradient's is all backward."""
+        composition, is_loop = self.composition, self.composition.op.type == LOOP
+        if not is_loop and not self.is_differentiated:
+            return 0, 0
+        found = [
+            self.parts.both_times_ns(op, composition.rules[op.name], *composition.inner(op, config))
+            for op in composition.body.operators
+        ]
+        time_ns, backward_ns = (sum(times) for times in zip(*found, strict=True)) if found else (0, 0)
+        trips = int(composition.op.attrs[FORM].trips) if is_loop else 1
+        return trips * time_ns, trips * (backward_ns if is_loop else time_ns)

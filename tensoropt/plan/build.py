@@ -179,10 +179,11 @@ def planned_operator(
     costing: OperatorCosting, op: Operator, rule: Rule, config: Config, interface: Interface, is_rematerialized: bool
 ) -> PlannedOperator:
     """Return the row of an operator of a training step: its config, result layouts, memory and time."""
-    memory, time_ns = costing.mem_bytes(op, rule, config, interface), costing.compute_time_ns(op, rule, config, interface)
+    memory = costing.mem_bytes(op, rule, config, interface)
+    time_ns, backward_ns = costing.both_times_ns(op, rule, config, interface)
     if not is_rematerialized:
         return PlannedOperator(op.name, op.type, config, interface.results, memory, time_ns / 1e3)
-    rematerialization_ns = costing.rematerialization_ns(op, rule, config, interface)
+    rematerialization_ns = time_ns - backward_ns  # of the forward pass once more
     freed = costing.saved_result_bytes(op, interface)
     costs = memory - freed, (time_ns + rematerialization_ns) / 1e3
     return PlannedOperator(op.name, op.type, config, interface.results, *costs, True, rematerialization_ns / 1e3, freed)
@@ -216,7 +217,7 @@ def _cheapest(op: Operator, layouts: dict[str, Layout], costing: OperatorCosting
 
     def time_ns(config: Config) -> int:
         interface = interface_of(rule, config)
-        total = costing.compute_time_ns(op, rule, config, interface)
+        total, _ = costing.both_times_ns(op, rule, config, interface)
         for position, tensor in op.operands:
             wanted = OperandSharding(interface.operand(position).layout, None)
             total += costing.reshardings.time_ns(resharding_of(tensor, layouts[tensor.name], wanted))

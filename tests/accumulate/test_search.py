@@ -124,8 +124,8 @@ def test_operators_cost_their_share_in_a_micro_batch() -> None:
             per_micro_batch.mem_bytes(of_micro_batch, rules[1], config, interfaces[1]),
         )
         time_ns = [
-            whole.compute_time_ns(op, rules[0], config, interfaces[0]),
-            per_micro_batch.compute_time_ns(of_micro_batch, rules[1], config, interfaces[1]),
+            whole.both_times_ns(op, rules[0], config, interfaces[0])[0],
+            per_micro_batch.both_times_ns(of_micro_batch, rules[1], config, interfaces[1])[0],
         ]
         if per_micro_batch.graph.n_runs(op.result.name) == 1:
             assert memory[0] == memory[1] and time_ns[0] == time_ns[1]

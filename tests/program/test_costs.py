@@ -34,11 +34,9 @@ def time_ns(view: StrategyView, costing: OperatorCosting, path_finder: PathFinde
     at, total = TaskBuffers(view, costing, path_finder), 0
 
     def of_operator(task: Task) -> tuple[int, int]:
-        op = view.graph.operators[task.site.name]
-        return of(op.name, costing.compute_time_ns), of(op.name, costing.backward_time_ns)
-
-    def of(name: str, cost: Callable[..., int]) -> int:
-        return cost(view.graph.operators[name], view.rules[name], view.strategy.configs[name], view.interfaces[name])
+        name = task.site.name
+        op, rule = view.graph.operators[name], view.rules[name]
+        return costing.both_times_ns(op, rule, view.strategy.configs[name], view.interfaces[name])
 
     for task in step_program(view, path_finder).tasks:
         if task.work == RESHARD:
@@ -59,7 +57,7 @@ def time_ns(view: StrategyView, costing: OperatorCosting, path_finder: PathFinde
                 ((inner, _),) = costing.inner_times_ns(op, view.rules[op.name], [view.strategy.configs[op.name]])
                 total += inner
         elif task.work == UPDATE:
-            total += of(task.site.name, costing.compute_time_ns)
+            total += of_operator(task)[0]
             op = view.graph.operators[task.site.name]
             ((inner, _),) = costing.inner_times_ns(op, view.rules[op.name], [view.strategy.configs[op.name]])
             total += inner

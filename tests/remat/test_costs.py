@@ -53,8 +53,8 @@ def test_a_strategy_takes_the_time_of_its_operators_and_reshardings(
         total = sum(entry.time_ns(path_finder) for entry in cost_entries(view))
         for name_of, interface in view.interfaces.items():
             op, rule, config = view.graph.operators[name_of], view.rules[name_of], strategy.configs[name_of]
-            total += costing.compute_time_ns(op, rule, config, interface)
-            total += costing.rematerialization_ns(op, rule, config, interface) if name_of in view.rematerialized else 0
+            whole_ns, backward_ns = costing.both_times_ns(op, rule, config, interface)
+            total += whole_ns + (whole_ns - backward_ns if name_of in view.rematerialized else 0)
         assert total == time_ns
         n_rematerialized += len(strategy.rematerialized)
     assert n_checked > 10 and (n_rematerialized or built.transient is None)

@@ -75,14 +75,13 @@ class StepActions:
         rule, config, interface = view.rules[op.name], view.strategy.configs[op.name], view.interfaces[op.name]
         if kind == ROWS:
             return self._forward(row_reshardings(op, rule, config))
-        total_ns = self.costing.compute_time_ns(op, rule, config, interface)
+        total_ns, backward_ns = self.costing.both_times_ns(op, rule, config, interface)
         if kind == UPDATE:
             by_rows, updates = op.name in view.graph.lookups, view.graph.updates[op.name]
             own = update_reshardings(updates[node.number : node.number + 1], op.result, view.layout(op.result), by_rows)
             return _joined([*self._forward(own), *_computed(_share(total_ns, len(updates), node.number))])
         if op.type == VARIABLE:
             return ()
-        backward_ns = self.costing.backward_time_ns(op, rule, config, interface)
         n_runs = view.graph.n_runs(op.result.name) if op.outputs else 1
         if kind == RECOMPUTE:
             return _computed(_share(total_ns - backward_ns, n_runs, micro_batch))

@@ -45,7 +45,7 @@ def cost_from_scratch(found: ModelFrontier, strategy: Strategy) -> tuple[int, in
             interface = view.interfaces[op.name]
             rule, config = view.rules[op.name], strategy.configs[op.name]
             mem += costing.mem_bytes(op, rule, config, interface)
-            time_ns += costing.compute_time_ns(op, rule, config, interface)
+            time_ns += costing.both_times_ns(op, rule, config, interface)[0]
             mem += sum(kept_for_consumers(found, view, op, tensor, consumers.get(tensor.name, [])) for tensor in op.outputs)
     return mem, time_ns + sum(entry.time_ns(path_finder) for entry in cost_entries(view))
 

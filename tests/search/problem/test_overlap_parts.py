@@ -69,8 +69,8 @@ def _hidden_ns(view: StrategyView, costing: OperatorCosting) -> int:
     for op in graph.step_operators:
         if op.updates is None and op.type != VARIABLE:
             rule, config = view.rules[op.name], view.strategy.configs[op.name]
-            cost = costing.backward_time_ns(op, rule, config, view.interfaces[op.name])
-            compute_ns[program[op.name]] = cost
+            _, backward_ns = costing.both_times_ns(op, rule, config, view.interfaces[op.name])
+            compute_ns[program[op.name]] = backward_ns
     for entry in cost_entries(view):
         if entry.tensor in graph.operators:
             # Inside of an operator: what an update takes, or an exchange that the operator waits for.
