@@ -263,9 +263,9 @@ class Stages:
 
         What follows from variables alone, such as a penalty on them, is computed where these are.
         """
-        graph, found = self.whole.graph, dict(self._in_order)
+        graph, found, followers = self.whole.graph, dict(self._in_order), following(self.whole.graph)
         for op in graph.operators.values():
-            if op.name in found and self._follows(op):
+            if op.name in found and op.name in followers:
                 producers = [graph.producers[tensor.name] for _, tensor in op.operands]
                 homes = [self._homes.get(each.name, found.get(each.name, 0)) for each in producers]
                 found[op.name] = max(homes, default=0)
@@ -276,19 +276,10 @@ class Stages:
         """The lookups that run in the stage of their table, ahead of those that use the rows."""
         return lookups_ahead(self.whole.graph, self._in_order, following(self.whole.graph))
 
-    def _follows(self, op: Operator) -> bool:
-        """Return whether an operator follows from variables and constants alone."""
-        return op.name in following(self.whole.graph)
-
     @cached_property
     def _everywhere(self) -> frozenset[str]:
         """The names of the operators that every stage has: what the optimizer takes, and the counter of steps."""
         return taken_by_optimizer(self.whole.graph)
-
-    @cached_property
-    def _constant(self) -> frozenset[str]:
-        """The names of the operators that follow from constants alone."""
-        return constant(self.whole.graph)
 
     @cached_property
     def _homes(self) -> dict[str, int]:
@@ -330,7 +321,7 @@ class Stages:
     def _shared(self) -> frozenset[str]:
         """The names of the operators that each stage has that uses them."""
         fed = (op.name for op in self.whole.graph.operators.values() if op.type == PLACEHOLDER)
-        return self._constant | self.ahead.indices | frozenset(fed)
+        return constant(self.whole.graph) | self.ahead.indices | frozenset(fed)
 
     @cached_property
     def members(self) -> tuple[frozenset[str], ...]:
@@ -338,12 +329,13 @@ class Stages:
         graph = self.whole.graph
         if not self.cuts:
             return (frozenset(graph.operators),)
+        constants = constant(graph)
         found: list[set[str]] = [set(self._everywhere) for _ in range(self.n)]
         for name, stage in self._homes.items():
             if name not in self._everywhere:
                 found[stage].add(name)
         for name, stage in self._stage_of.items():
-            if name not in self._constant and name not in self._everywhere:
+            if name not in constants and name not in self._everywhere:
                 found[stage].add(name)
         for members in found:
             wanted = [graph.producers[t.name].name for name in members for _, t in graph.operators[name].operands]

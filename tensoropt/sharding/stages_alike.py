@@ -12,6 +12,7 @@ from functools import cached_property
 
 from ..common.errors import InputError
 from ..ir.graph import SOURCES, VARIABLE
+from .cut_invariants import constant, following
 from .lookups_ahead import LookupsAhead
 from .stages import Stages
 
@@ -30,15 +31,16 @@ class StagesAlike(Stages):
     def _in_order(self) -> dict[str, int]:
         """The stage of each operator that isn't a source; it never decreases in program order."""
         graph, found, stage = self.whole.graph, {}, 0
+        followers, constants = following(graph), constant(graph)
         homes = {name: home for name, home in self.like._homes.items() if name not in self._everywhere}
         needs = {op.result.name: homes.get(op.name, 0) for op in graph.operators.values() if op.type == VARIABLE}
         for op in graph.operators.values():
             if op.type in SOURCES:
                 continue
             least = max((needs.get(tensor.name, 0) for _, tensor in op.operands), default=0)
-            if self._follows(op):
+            if op.name in followers:
                 needs.update((tensor.name, least) for tensor in op.outputs)
-            elif op.name not in self._constant and op.name not in self.ahead.lookups:
+            elif op.name not in constants and op.name not in self.ahead.lookups:
                 stage = max(stage, least, homes.get(op.updates or "", 0), self.like._in_order.get(op.name, 0))
             found[op.name] = stage
         return found
