@@ -22,7 +22,7 @@ from ..common.errors import InputError, short
 from ..common.memory_units import memory_text, parse_memory
 from ..common.progress import Progress
 from ..common.words import counted
-from ..report.notebook import bundle, frontier_html
+from ..report.notebook import frontier_html
 from ..report.page import report_name, write_report
 from ..search.problem.objectives import Objectives, StrategyCosts
 from .picture import draw_points, new_axes, save_picture
@@ -321,9 +321,6 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
     def _repr_html_(self) -> str:
         turning = self.turning_number
         return frontier_html(self.summary(), self.points, {"turning point": turning}, thinned(len(self), {turning}))
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return bundle(self)
 
     def __repr__(self) -> str:
         return f"{self.summary()}\n{self.table()}"

@@ -18,9 +18,9 @@ from ..common.words import counted
 from ..program.interleaved import INTERLEAVED, Interleaving, interleaving_of, most_in_flight
 from ..program.passes import Orders, merged
 from ..program.schedule import PLAIN, SCHEDULES, pass_orders
-from ..report.explanation import PlanFacts, explanation
+from ..report.explanation import explanation
 from ..report.explanation_text import explanation_text
-from ..report.notebook import bundle, plan_html
+from ..report.notebook import plan_html
 from ..report.page import report_name, write_report
 from ..report.plan_page import plan_report
 from ..report.plan_rows import SOURCES, PlanRows, device_bytes_of, passes_text, summary_line
@@ -223,10 +223,10 @@ class Plan:
         """Return the numbers of :meth:`explain` as a JSON value."""
         rows = PlanRows(self._with_peak().to_json())
         if self.frontier is None or self.point is None:
-            return explanation(rows, PlanFacts())
+            return explanation(rows)
         frontier = self.frontier
         smaller, faster = (frontier.row(i) if 0 <= i < len(frontier) else None for i in (self.point - 1, self.point + 1))
-        return explanation(rows, PlanFacts(smaller, faster, True, self._fitting_the_device(rows)))
+        return explanation(rows, (smaller, faster), self._fitting_the_device(rows))
 
     def _with_peak(self) -> Plan:
         """Return the plan with the instant of each stage's peak, as far as its file or its frontier knows it."""
@@ -300,9 +300,6 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return plan_html(self.explanation())
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return bundle(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON value that the plan's file holds."""

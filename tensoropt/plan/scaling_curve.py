@@ -12,7 +12,7 @@ from ..common.errors import InputError, short
 from ..common.formats import CURVE
 from ..common.memory_units import memory_text
 from ..profiling.hardware import Hardware, HardwareError
-from ..report.notebook import bundle, curve_html
+from ..report.notebook import curve_html
 from .asked import Request
 from .picture import new_axes
 
@@ -188,9 +188,6 @@ class Curve:
 
     def _repr_html_(self) -> str:
         return curve_html(self.cluster, self.points)
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return bundle(self)
 
     def __repr__(self) -> str:
         return self.table()

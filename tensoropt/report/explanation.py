@@ -7,7 +7,6 @@ report all show these and no others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from .plan_rows import PlanRows, Row, StageRows, Way, summary_line
@@ -31,29 +30,24 @@ OF_A_STAGE = ("devices", "last_operator", "in_flight", "deferred", "idle_share",
 """The keys of a stage in a plan's file that are told as they are."""
 
 
-@dataclass(frozen=True)
-class PlanFacts:
-    """The facts about a plan that its rows lack: its neighbours on the frontier.
+Neighbours = tuple["Row | None", "Row | None"]
+"""The costs of the next smaller and of the next faster point of a plan's frontier; None where there is none."""
 
-    Attributes:
-        smaller, faster: the costs of the next smaller and the next faster point of its frontier; None if there is none.
-        has_frontier: whether there is a frontier at all.
+
+def explanation(
+    plan: PlanRows, neighbours: Neighbours | None = None, fitting: tuple[int, Row] | None = None
+) -> dict[str, Any]:
+    """Return the explanation of a plan as a JSON value; rows are in descending order of what they cost.
+
+    Args:
+        neighbours: those of its frontier, if there is one.
         fitting: the number and the costs of the fastest point that fits the device; None if none is known.
     """
-
-    smaller: Row | None = None
-    faster: Row | None = None
-    has_frontier: bool = False
-    fitting: tuple[int, Row] | None = None
-
-
-def explanation(plan: PlanRows, facts: PlanFacts) -> dict[str, Any]:
-    """Return the explanation of a plan as a JSON value; rows are in descending order of what they cost."""
     value = plan.value
-    smaller_faster = (("smaller", facts.smaller), ("faster", facts.faster))
+    smaller_faster = tuple(zip(("smaller", "faster"), neighbours or (None, None), strict=True))
     known = [plan.peak_bytes, *(row.get("peak_bytes") for _, row in smaller_faster if row is not None)]
     memory = "peak_bytes" if all(known) else "sum_bytes"
-    neighbours = {what: None if row is None else compared_costs(plan, row, memory) for what, row in smaller_faster}
+    compared = {what: None if row is None else compared_costs(plan, row, memory) for what, row in smaller_faster}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -65,13 +59,13 @@ def explanation(plan: PlanRows, facts: PlanFacts) -> dict[str, Any]:
         "sum_bytes": value["sum_bytes"],
         "peak_bytes": plan.peak_bytes,
         "device_memory_bytes": plan.device_bytes,
-        "too_large": too_large_text(plan, facts.fitting),
+        "too_large": too_large_text(plan, fitting),
         **{key: value[key] for key in TIMES},
         "split_operators": plan.n_split_operators,
         "collectives_per_step": plan.n_collectives,
         "stages": [_of_stage(stage) for stage in plan.stages],
-        "has_frontier": facts.has_frontier,
-        **neighbours,
+        "has_frontier": neighbours is not None,
+        **compared,
         "frontier": list(value["frontier"]),
         "assumed": dict(value["assumed"]),
     }

@@ -10,7 +10,7 @@ import numpy as np
 from ..common.memory_units import default_limit
 from ..common.turning_point import turning_point
 from ..reschedule.mesh import mesh_of
-from .explanation import PlanFacts
+from .explanation import Neighbours
 from .plan_rows import PlanRows, Row, device_bytes_of, layers_of
 
 COSTS = ("sum_bytes", "peak_bytes", "time_us", "compute_time_us", "network_time_us", "overlap_time_us")
@@ -81,11 +81,10 @@ class FrontierRows:
         point = None if has is None else self.fastest_within(default_limit(has))
         return None if point is None else (point, self.points[point])
 
-    def facts_of(self, point: int) -> PlanFacts:
-        """Return what is known of a point beside its plan: its neighbours, and what fits the device."""
-        smaller = self.points[point - 1] if point > 0 else None
-        faster = self.points[point + 1] if point + 1 < len(self) else None
-        return PlanFacts(smaller, faster, True, self.fitting_the_device())
+    def facts_of(self, point: int) -> tuple[Neighbours, tuple[int, Row] | None]:
+        """Return what :func:`.explanation` takes of a point beside its plan: its neighbours, and what fits the device."""
+        smaller, faster = (self.points[i] if 0 <= i < len(self) else None for i in (point - 1, point + 1))
+        return (smaller, faster), self.fitting_the_device()
 
     def peak(self, point: int) -> Row | None:
         """Return the instant of a point's peak, see ``Peak.to_json``; None if its step isn't stored."""

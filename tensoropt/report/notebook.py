@@ -17,11 +17,6 @@ WIDTH, HEIGHT, MARGIN = 460, 220, 12
 SUM, SUM_GOES = "paper's sum per device", "where the paper's sum goes"
 
 
-def bundle(shown: Any) -> dict[str, str]:
-    """Return what a notebook shows of an object that has ``_repr_html_``, by MIME type."""
-    return {"text/plain": repr(shown), "text/html": shown._repr_html_()}
-
-
 def plan_html(told: dict[str, Any]) -> str:
     """Return an explanation as HTML: the stages where there are several, where time and memory go, and the layers."""
     stages = told["stages"]

