@@ -23,11 +23,10 @@ from ..report.explanation_text import explanation_text
 from ..report.notebook import plan_html
 from ..report.page import report_name, write_report
 from ..report.plan_page import plan_report
-from ..report.plan_rows import SOURCES, PlanRows, device_bytes_of, passes_text, summary_line
+from ..report.plan_rows import SOURCES, PlanRows, device_bytes_of, passes_text
 from ..report.sentences import milliseconds
 from ..report.tables import stages_table
 from ..report.timelines import checked_timeline
-from ..report.too_large import too_large_text
 from ..reschedule.mesh import Mesh, mesh_of
 from ..sharding.model import Model
 from ..sharding.stages import Stages
@@ -238,11 +237,11 @@ class Plan:
     def too_large(self) -> str | None:
         """Return the sentence that the plan needs more memory than its device has, None if it doesn't."""
         rows = PlanRows(self.to_json())
-        return too_large_text(rows, self._fitting_the_device(rows))
+        return rows.too_large(self._fitting_the_device(rows))
 
     def _fitting_the_device(self, rows: PlanRows) -> tuple[int, Mapping[str, Any]] | None:
         """Return the fastest point that fits the device, if the plan doesn't and its frontier is known."""
-        if self.frontier is None or too_large_text(rows) is None:
+        if self.frontier is None or rows.too_large() is None:
             return None
         assert rows.device_bytes is not None
         point = self.frontier.fastest_within(default_limit(rows.device_bytes))
@@ -293,7 +292,7 @@ class Plan:
 
     def summary(self) -> str:
         """Return one line on what was chosen and what it costs."""
-        return summary_line(self)
+        return PlanRows(self.to_json()).summary
 
     def __repr__(self) -> str:
         return f"{self.summary()}\n{self.table()}"

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .plan_rows import PlanRows, Row, StageRows, Way, summary_line
-from .too_large import too_large_text
+from .plan_rows import PlanRows, Row, StageRows, Way
 
 FORMAT, VERSION = "tensoropt/explanation", 4
 NETWORK, COPIES = "collectives", "saved copies of reshardings"
@@ -51,7 +50,7 @@ def explanation(
     return {
         "format": FORMAT,
         "version": VERSION,
-        "summary": summary_line(plan),
+        "summary": plan.summary,
         "option": value["option"],
         "devices": plan.mesh.n_devices,
         "mesh": str(plan.mesh),
@@ -59,7 +58,7 @@ def explanation(
         "sum_bytes": value["sum_bytes"],
         "peak_bytes": plan.peak_bytes,
         "device_memory_bytes": plan.device_bytes,
-        "too_large": too_large_text(plan, fitting),
+        "too_large": plan.too_large(fitting),
         **{key: value[key] for key in TIMES},
         "split_operators": plan.n_split_operators,
         "collectives_per_step": plan.n_collectives,

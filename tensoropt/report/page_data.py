@@ -28,7 +28,7 @@ from .explanation import (
     ways_text,
 )  # fmt: skip
 from .frontier_rows import FrontierRows
-from .plan_rows import PlanRows, Row, StageRows, summary_line
+from .plan_rows import PlanRows, Row, StageRows
 from .sentences import point_sentences
 from .sums import Sums
 
@@ -119,7 +119,7 @@ def frontier_of_stage(plan: PlanRows, number: int = 0, details: Row | None = Non
         "mesh": stage.value["mesh"],
         "model_digest": value["model_digest"],
         "assumed": value["assumed"],
-        "summary": summary_line(plan),
+        "summary": plan.summary,
         "objectives": ["memory", "time"],
         "bound": None,
         "points": [{

@@ -8,7 +8,7 @@ from typing import Any
 from .explanation import OF_A_STAGE
 from .frontier_rows import FrontierRows
 from .page_data import FORMAT, VERSION, frontier_of_stage, report_data
-from .plan_rows import PlanRows, Row, summary_line
+from .plan_rows import PlanRows, Row
 
 MOST_PLANS = 20
 """The most points whose plans are in a page."""
@@ -47,7 +47,7 @@ def plan_report(
         "format": FORMAT,
         "version": VERSION,
         "title": title,
-        "summary": summary_line(plan),
+        "summary": plan.summary,
         "devices": plan.mesh.n_devices,
         "schedule": value["schedule"],
         **{key: value[key] for key in ("sum_bytes", "peak_bytes", "time_us", "timeline")},

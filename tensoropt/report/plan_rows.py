@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..common.memory_units import memory_text
+from ..common.memory_units import default_limit, memory_text
 from ..common.words import counted
 from ..reschedule.halo import HALO, HaloStep, Window
 from ..reschedule.layout import Layout
@@ -57,11 +57,6 @@ class StageRows:
     def reshardings(self) -> Sequence[Row]:
         rows: Sequence[Row] = self.value["reshardings"]
         return rows
-
-    @property
-    def network_time_us(self) -> float:
-        """The network time of a step, whether it overlaps with compute or not."""
-        return float(self.value["time_us"]) + self.overlap_time_us - float(self.value["compute_time_us"])
 
     @property
     def overlap_time_us(self) -> float:
@@ -217,28 +212,12 @@ class PlanRows:
         return {**found, **{op["name"]: kind_of(op) for op in stand_ins}}
 
     @property
-    def option(self) -> str:
-        return str(self.value["option"])
-
-    @property
-    def schedule(self) -> str:
-        return str(self.value["schedule"]["name"])
-
-    @property
     def micro_batches(self) -> int:
         return int(self.value["schedule"]["micro_batches"])
 
     @property
     def time_us(self) -> float:
         return float(self.value["time_us"])
-
-    @property
-    def compute_time_us(self) -> float:
-        return float(self.value["compute_time_us"])
-
-    @property
-    def overlap_time_us(self) -> float:
-        return float(self.value["overlap_time_us"])
 
     @property
     def peak_bytes(self) -> int | None:
@@ -266,9 +245,39 @@ class PlanRows:
         return sum(stage.n_collectives for stage in self.stages)
 
     @property
-    def why_stages(self) -> str:
-        """Why there are stages where none were asked for; empty where they were."""
-        return str(self.value.get("why_stages", ""))
+    def summary(self) -> str:
+        """One line on what the plan is and what it costs."""
+        value, n_stages, schedule = self.value, len(self.stages), self.value["schedule"]["name"]
+        of = f"{counted(self.mesh.n_devices, 'device')} {self.mesh}"
+        slices = f"{self.micro_batches} micro-batches, " if self.micro_batches > 1 else ""
+        if n_stages > 1:
+            of, slices = f"{n_stages} stages on {of}", f"{passes_text(self.micro_batches, schedule)}, "
+        hidden = f", {value['overlap_time_us']:,.0f} us network beside it" if value["overlap_time_us"] else ""
+        why = f"; {value['why_stages']}" if value.get("why_stages") else ""
+        return (
+            f"{value['option']}: {of}, {slices}{memory_text(self.needed_bytes)} per device, {self.time_us:,.0f} us per step "
+            f"({value['compute_time_us']:,.0f} us compute{hidden}), {counted(self.n_split_operators, 'operator')} "
+            f"split, {counted(self.n_collectives, 'collective')} per step{why}"
+        )
+
+    def too_large(self, fitting: tuple[int, Row] | None = None) -> str | None:
+        """Return the sentence that the plan needs more memory than its device has, and what would fit; None if it doesn't.
+
+        Args:
+            fitting: the number and the costs of its frontier's fastest point that fits the device; None if none is known.
+        """
+        needed, has = self.needed_bytes, self.device_bytes
+        if has is None or needed <= has:
+            return None
+        device = self.value["assumed"].get("device", "the device")
+        said = f"this plan needs {memory_text(needed)} per device, but {device} has {memory_text(has)}: it won't run there"
+        limit = default_limit(has)
+        if fitting is None:
+            ways = f"within {limit} bytes (--memory, or memory=), which tries micro-batches, too, or on more devices"
+            return f"{said}; search {ways}"
+        point, costs = fitting
+        fits = f"{memory_text(costs.get('peak_bytes') or costs['sum_bytes'])} and {costs['time_us'] / 1e3:,.4g} ms per step"
+        return f"{said}; point {point + 1} fits with {fits} (--memory {limit})"
 
     def check(self) -> None:
         """Read all that is told of a plan, which raises whatever error damage leads to."""
@@ -278,21 +287,6 @@ class PlanRows:
         _ = [(stage.peak, stage.value["devices"]) for stage in self.stages]
         if len(self.stages) > 1:
             checked_timeline(self.value["timeline"])
-
-
-def summary_line(plan: PlanRows | Any) -> str:
-    """Return one line on what a plan is and what it costs, given its rows or the ``Plan`` itself."""
-    devices, n_stages = plan.mesh.n_devices, len(plan.stages)
-    of = f"{counted(devices, 'device')} {plan.mesh}"
-    slices = f"{plan.micro_batches} micro-batches, " if plan.micro_batches > 1 else ""
-    if n_stages > 1:
-        of, slices = f"{n_stages} stages on {of}", f"{passes_text(plan.micro_batches, plan.schedule)}, "
-    hidden = f", {plan.overlap_time_us:,.0f} us network beside it" if plan.overlap_time_us else ""
-    return (
-        f"{plan.option}: {of}, {slices}{memory_text(plan.needed_bytes)} per device, {plan.time_us:,.0f} us per step "
-        f"({plan.compute_time_us:,.0f} us compute{hidden}), {counted(plan.n_split_operators, 'operator')} "
-        f"split, {counted(plan.n_collectives, 'collective')} per step{'; ' * bool(plan.why_stages)}{plan.why_stages}"
-    )
 
 
 def passes_text(n_micro_batches: int, schedule: str) -> str:

@@ -14,7 +14,7 @@ from tensoropt.report.config_words import config_words
 from tensoropt.report.explanation import explanation, layer_costs, memory_parts, time_parts
 from tensoropt.report.explanation_text import explanation_text
 from tensoropt.report.frontier_rows import FrontierRows
-from tensoropt.report.plan_rows import NO_LAYER, PlanRows, layers_of, summary_line
+from tensoropt.report.plan_rows import NO_LAYER, PlanRows, layers_of
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def test_the_rows_of_each_point_are_those_of_its_plan(found, frontier, loaded):
         whole, plan = frontier.plan(point), loaded.plan(point)
         (rows,), (told,) = whole.stages, json.loads(json.dumps(plan.to_json()))["stages"]
         assert rows.operators == told["operators"] and rows.reshardings == told["reshardings"]
-        assert summary_line(whole) == plan.summary()
+        assert whole.summary == plan.summary()
         assert rows.value["network_time_us"] == plan.network_time_us
         for row, resharding in zip(rows.reshardings, plan.reshardings, strict=True):
             assert [way.text for way in rows.executed(row)] == [
