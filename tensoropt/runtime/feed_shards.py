@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from ..ir.graph import MicroBatching, Operator
 from ..ir.micro_batching import MicroBatch
 from ..lowering.localise import opaque, uniform_shape
 from ..reschedule.layout import Layout, Shape
@@ -39,11 +38,6 @@ def rank_shard(
     if layout.partial and layout.mesh.index_along(layout.partial, rank):
         return np.zeros_like(shard)
     return shard
-
-
-def runs_in_micro_batches(op: Operator, micro_batching: MicroBatching) -> bool:
-    """Return whether each micro-batch runs an operator."""
-    return any(tensor.name in micro_batching.forms for tensor in op.outputs)
 
 
 def comes_in_micro_batches(feed: Feed, micro_batches: tuple[MicroBatch, ...]) -> bool:
