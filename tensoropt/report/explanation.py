@@ -173,35 +173,29 @@ def reshardings(stage: StageRows) -> list[dict[str, Any]]:
 
 def layer_costs(stage: StageRows) -> list[dict[str, Any]]:
     """Return the compute time, network time and memory of each layer."""
-    found: dict[str, dict[str, Any]] = {}
-
-    def entry(name: str) -> dict[str, Any]:
-        empty = {"name": name, "operators": 0, "time_us": 0.0, "network_time_us": 0.0, "sum_bytes": 0}
-        return found.setdefault(name, empty)
-
-    for op in stage.operators:
-        each = entry(stage.layers[op["name"]])
-        each["operators"] += 1
-        each["time_us"] += op["time_us"]
-        each["sum_bytes"] += op["sum_bytes"]
+    keys = ("operators", "time_us", "network_time_us", "sum_bytes")
+    rows = [(stage.layers[op["name"]], (1, op["time_us"], 0.0, op["sum_bytes"])) for op in stage.operators]
     for row in stage.reshardings:
-        each = entry(stage.layer_of(row))
-        each["network_time_us"] += row["time_us"]
-        each["sum_bytes"] += row.get("accumulator_bytes", 0)
-        each["sum_bytes"] += 0 if row.get("is_regathered", False) else row.get("copy_bytes", 0)
-    return sorted(found.values(), key=lambda each: -(each["time_us"] + each["network_time_us"]))
+        copied = 0 if row.get("is_regathered", False) else row.get("copy_bytes", 0)
+        rows.append((stage.layer_of(row), (0, 0.0, row["time_us"], row.get("accumulator_bytes", 0) + copied)))
+    return sorted(_summed(keys, rows), key=lambda each: -(each["time_us"] + each["network_time_us"]))
 
 
 def rematerialized(stage: StageRows) -> list[dict[str, Any]]:
     """Return by type what the operators that the backward pass computes again free and take."""
     made = [op for op in stage.operators if op.get("is_rematerialized", False)]
-    found: dict[str, dict[str, Any]] = {}
-    for op in sorted(made, key=lambda op: (-op["freed_bytes"], -op["rematerialization_us"])):
-        each = found.setdefault(op["type"], {"name": op["type"], "operators": 0, "freed_bytes": 0, "time_us": 0.0})
-        each["operators"] += 1
-        each["freed_bytes"] += op["freed_bytes"]
-        each["time_us"] += op["rematerialization_us"]
-    return list(found.values())
+    made.sort(key=lambda op: (-op["freed_bytes"], -op["rematerialization_us"]))
+    rows = ((op["type"], (1, op["freed_bytes"], op["rematerialization_us"])) for op in made)
+    return _summed(("operators", "freed_bytes", "time_us"), rows)
+
+
+def _summed(keys: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]]) -> list[dict[str, Any]]:
+    """Return sums of amounts by name, in the order in which the names first come."""
+    found: dict[str, Sequence[float]] = {}
+    for name, amounts in rows:
+        known = found.get(name)
+        found[name] = amounts if known is None else [a + b for a, b in zip(known, amounts, strict=True)]
+    return [{"name": name, **dict(zip(keys, amounts, strict=True))} for name, amounts in found.items()]
 
 
 def regathered(stage: StageRows) -> list[dict[str, Any]]:

@@ -63,12 +63,6 @@ class StageRows:
         return float(self.value.get("overlap_time_us", 0.0))
 
     @property
-    def peak_bytes(self) -> int | None:
-        """The most memory that is alive at once; None if the plan doesn't know it."""
-        known: int | None = self.value.get("peak_bytes")
-        return known
-
-    @property
     def peak(self) -> Row | None:
         """The instant of the peak, see ``Peak.to_json``; None if the plan doesn't know it."""
         return peak_of(self.value)

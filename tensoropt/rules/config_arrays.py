@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import overload
 
 import numpy as np
 
@@ -120,13 +119,7 @@ class Interfaces(Sequence[Interface]):
     def __len__(self) -> int:
         return self._n_configs
 
-    @overload
-    def __getitem__(self, index: int) -> Interface: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Interface]: ...
-    def __getitem__(self, index: int | slice) -> Interface | list[Interface]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
+    def __getitem__(self, index: int) -> Interface:  # type: ignore[override]
         if not 0 <= index < len(self):
             raise IndexError(index)
         return Interface(

@@ -10,7 +10,7 @@ from ..ir.graph import Operator
 from ..reschedule.layout import Shape
 from .rearranging import all_but
 from .registry import op_rule
-from .rule import Dims, Rule, make_rule, own_dims
+from .rule import Rule, make_rule, own_dims, replicated_rule
 
 # These draw each element independently, from a key or from a seed attribute.
 FROM_KEY = (
@@ -23,11 +23,6 @@ _RUN_ELEMENTS, _MOST_RUNS = 8192, 64
 # The approximate cost of an element: Philox takes ten rounds of two products and six other operations for four numbers,
 # which is 20 operations for each.
 _FLOPS = 20.0
-
-
-def _unsplit(op: Operator) -> tuple[Dims | None, ...]:
-    """Return the operands' dimensions, none of which is split."""
-    return tuple(None if tensor is None else ((),) * len(tensor.shape) for tensor in op.inputs)
 
 
 def rows_drawn(local: Shape, shape: Shape) -> int:
@@ -55,14 +50,15 @@ def _drawn(shape: Shape, local: Shape) -> int:
 @op_rule(*FROM_KEY, static=(0, 3))
 @op_rule(*FROM_SEED, static=(0,))
 def drawn(op: Operator) -> Rule:
-    rule = make_rule(op, _unsplit(op), (own_dims(len(op.result.shape)),), flops_per_point=_FLOPS)
+    operands = replicated_rule(op, "").operands
+    rule = make_rule(op, operands, (own_dims(len(op.result.shape)),), flops_per_point=_FLOPS)
     return replace(rule, points=partial(_drawn, op.result.shape))
 
 
 @op_rule("StatelessRandomGetKeyCounter")
 def key_and_counter(op: Operator) -> Rule:
     """Return the rule of key and counter: three numbers from two, equal on every rank, with nothing to split."""
-    return make_rule(op, _unsplit(op), tuple(((),) * len(tensor.shape) for tensor in op.outputs))
+    return replicated_rule(op, "")
 
 
 @op_rule("RandomShuffle")

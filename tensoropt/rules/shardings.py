@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import overload
 
 import numpy as np
 
@@ -64,13 +63,7 @@ class Shardings(Sequence[OperandSharding]):
     def __len__(self) -> int:
         return len(self.layouts)
 
-    @overload
-    def __getitem__(self, index: int) -> OperandSharding: ...
-    @overload
-    def __getitem__(self, index: slice) -> Shardings: ...
-    def __getitem__(self, index: int | slice) -> OperandSharding | Shardings:
-        if isinstance(index, slice):
-            return self.at(np.arange(len(self))[index])
+    def __getitem__(self, index: int) -> OperandSharding:  # type: ignore[override]
         code = int(self.codes[index])
         if code not in self._objects:
             unreduced = int(self.unreduced[index])

@@ -174,17 +174,6 @@ class Statistic:
     has_gradient: bool
 
 
-def statistic_resharding(
-    statistic: Statistic, rule: Rule, config: Config, over: Axes, item_bytes: int, with_gradient: bool
-) -> Resharding:
-    """Return the resharding inside of an operator that reduces a statistic over the axes ``over``."""
-    splits = tuple(config.axes_of(name) if name else () for name in statistic.kept)
-    shape = tuple(rule.extents[name] if name else 1 for name in statistic.kept)
-    source = Layout(config.mesh, splits, over)
-    sharding = OperandSharding(Layout(config.mesh, splits), over if statistic.has_gradient and with_gradient else None)
-    return Resharding(shape, item_bytes, source, sharding, statistic.reduction)
-
-
 def inner_reshardings(op: Operator, rule: Rule, config: Config, differentiated: Collection[int]) -> tuple[Resharding, ...]:
     """Return the reshardings inside of an operator, in order of execution.
 
@@ -199,10 +188,14 @@ def inner_reshardings(op: Operator, rule: Rule, config: Config, differentiated: 
     if not over:
         return ()
     item_bytes = 4 if op.type.startswith("FusedBatchNorm") else op.result.item_bytes
-    return tuple(
-        statistic_resharding(statistic, rule, config, over, item_bytes, bool(differentiated))
-        for statistic in statistics_of(op, rule)
-    )
+    found = []
+    for statistic in statistics_of(op, rule):
+        splits = tuple(config.axes_of(name) if name else () for name in statistic.kept)
+        shape = tuple(rule.extents[name] if name else 1 for name in statistic.kept)
+        unreduced = over if statistic.has_gradient and differentiated else None
+        sharding = OperandSharding(Layout(config.mesh, splits), unreduced)
+        found.append(Resharding(shape, item_bytes, Layout(config.mesh, splits, over), sharding, statistic.reduction))
+    return tuple(found)
 
 
 def differentiated_operands(op: Operator, gradients: Collection[tuple[str, int]]) -> frozenset[int]:
