@@ -73,10 +73,6 @@ class ChainState:
     def end(self) -> None:
         self.since_s = None
 
-    @property
-    def is_under_way(self) -> bool:
-        return self.since_s is not None
-
 
 def tell_of(target: object, waiting: ChainState, names: Iterable[str]) -> None:
     """Wrap methods of one object, by name, so that ``waiting`` shows each call.

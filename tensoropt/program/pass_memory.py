@@ -52,8 +52,8 @@ class Messages:
     def waiting_bytes(self, in_flight: int, others: int) -> Any:
         """Return the most bytes of messages that may wait, on both ends, beside what a pass has of its own.
 
-        What is in flight in a stage that sends, and not here, waits to be taken, or its gradient does (see
-        :func:`.schedule.most_waiting`). Of those in flight here the message to the next stage waits, or its gradient.
+        What is in flight in a stage that sends, and not here, waits to be taken, or its gradient does. Of those in flight
+        here the message to the next stage waits, or its gradient.
 
         Args:
             in_flight: the micro-batches in flight.

@@ -14,8 +14,9 @@ order that :func:`.passes.merged` accepts can end in a deadlock: that is one ord
 those that it needs.
 
 What is in flight in a stage is its number of registers, in OneFlow's words (section 4.2): it starts no further forward pass
-before a backward pass has freed one. So what it has sent and its neighbour hasn't taken is bounded too
-(:func:`most_waiting`), and nobody has to wait to send.
+before a backward pass has freed one. So what it has sent and its neighbour hasn't taken is bounded too, and nobody has to
+wait to send: all that is sent is of micro-batches in flight in the source, those whose message waits at either end, those in
+flight in the target, and those whose gradient waits at either end.
 """
 
 from __future__ import annotations
@@ -60,21 +61,6 @@ def tried_in_flight(n_stages: int, n_micro_batches: int) -> list[tuple[int, ...]
         for each in range(MOST_MORE_IN_FLIGHT + 1)
     )
     return list(dict.fromkeys(more))
-
-
-def most_waiting(in_flight: Sequence[int], source: int, target: int) -> tuple[int, int]:
-    """Return how many micro-batches' messages may wait at most for two stages of which one sends to the other.
-
-    All that is sent is of micro-batches in flight in the source: those whose message waits at the source or the target,
-    those in flight in the target, and those whose gradient waits at the target or the source.
-
-    Args:
-        in_flight: for each stage, how many micro-batches are in flight at most.
-
-    Returns:
-        Those whose messages and gradients wait at the target beside as many as it has in flight, and at the source.
-    """
-    return max(0, in_flight[source] - in_flight[target]), in_flight[source]
 
 
 def tried_deferred(n_stages: int, n_micro_batches: int) -> list[tuple[int, ...]]:

@@ -70,7 +70,7 @@ class Walk:
         name: of the seed.
         start_ns: the cost of the seed.
         best_ns: the least cost of a strategy that fits; None if none did.
-        n_proposals, n_accepted: how many proposals there were, and were accepted.
+        n_proposals: how many proposals there were.
         improved_at: the number of proposals at which the best was found; of a walk that doesn't fit the limit, that of the
             least memory.
         least_bytes: the least memory of a strategy that it came to; None before the first.
@@ -80,7 +80,6 @@ class Walk:
     start_ns: int
     best_ns: int | None = None
     n_proposals: int = 0
-    n_accepted: int = 0
     improved_at: int = 0
     least_bytes: int | None = None
 
@@ -252,7 +251,6 @@ class _Search:
             must_shrink = limit is not None and position.mem_bytes > limit
             if must_shrink or luck < acceptance(beta, position.cost_ns, cost_ns):
                 position.keep(added.mem_bytes)
-                walk.n_accepted += 1
                 self._meet(walk, position)
 
     def _meet(self, walk: Walk, position: Position) -> None:
