@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 PLAN = "tensoropt/plan", 6
-FRONTIER = "tensoropt/frontier", 7
+FRONTIER = "tensoropt/frontier", 8
 CURVE = "tensoropt/curve", 2
 CHECK = "tensoropt/check", 2

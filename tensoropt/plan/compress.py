@@ -5,7 +5,7 @@ configs of its consumers, and on the copies that these share. Along a frontier f
 operator, however many points there are. So
 
 1. the strategy of each point becomes a row of numbers, with one column per operator and per shared tensor
-   (:class:`_Numbered`);
+   (:class:`.Columns`);
 2. the distinct combinations at an operator are found in the columns that its costs depend on;
 3. each combination is evaluated once, on a graph of the operator and its consumers alone (:class:`_Neighbourhood`).
 
@@ -15,7 +15,7 @@ Complexity: O(points x operators) numbers, and one evaluation per distinct combi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
@@ -25,20 +25,23 @@ import numpy as np
 from ..common.progress import Progress
 from ..ir.graph import Graph, Operator
 from ..ir.optimizer import ParameterUpdate
+from ..program.fast_peak import Columns
+from ..program.fast_peak.rows import Numbers
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface, OperandSharding, Rule, interface_of
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import Copy, Strategy, StrategyView
 from .build import CostEntry, complete_configs, cost_entries, planned_operator
-from .found_points import DetailedFrontier
+from .found_points import FoundPoints
 from .frontier_file import Entry, SavedFrontier, StoredPart, frontier_value, parts_value
+from .point_peaks import columns_of
 from .record import PlannedOperator
 
 Ints = np.ndarray
 
 
 def compressed(
-    frontier: DetailedFrontier, progress: Progress | None = None, details: Mapping[str, Any] | None = None
+    frontier: FoundPoints, progress: Progress | None = None, details: Mapping[str, Any] | None = None
 ) -> SavedFrontier:
     """Return the frontier with all its plans, without the model and the problem that the search read.
 
@@ -46,8 +49,7 @@ def compressed(
         details: what a report shows beside the plans, see :mod:`.details`.
         progress: called with (phase, done, total) now and then; the phase is ``plans``.
     """
-    numbered = _numbered(frontier)
-    parts = _PartsBuilder(frontier, numbered)
+    parts = _PartsBuilder(frontier)
     operators, reshardings = [], []
     own = [op for op in frontier.model.graph.operators.values() if op.updates is None]
     for done, op in enumerate(own):
@@ -62,77 +64,18 @@ def compressed(
     return SavedFrontier({**value, **parts_value(operators, [part for part in reshardings if part.pool])})
 
 
-class _Numbers:
-    """A numbering of configs and operand shardings (OperandSharding): equal values get equal numbers.
+def _numbered(frontier: FoundPoints) -> tuple[Columns, Sequence[Any]]:
+    """Return the strategies of all points of a frontier as columns of numbers, and the value that each stands for.
 
-    An object that was numbered before is looked up by its identity.
+    There are columns of the operators that no training step runs, too.
     """
-
-    def __init__(self) -> None:
-        self.values: list[Config | OperandSharding | None] = []
-        self._of_value: dict[Config | OperandSharding | None, int] = {}
-        # The object itself is stored too, so that no other object gets its identity.
-        self._of_object: dict[int, tuple[int, object]] = {}
-
-    def of(self, value: Config | OperandSharding | None) -> int:
-        """Return the number of a value; a new value gets the next free number."""
-        known = self._of_object.get(id(value))
-        if known is not None:
-            return known[0]
-        number = self._of_value.setdefault(value, len(self.values))
-        if number == len(self.values):
-            self.values.append(value)
-        self._of_object[id(value)] = number, value
-        return number
+    numbers = Numbers()
+    columns = columns_of(frontier.built, frontier.found.strategies, numbers.of, numbers.of)
+    configs = {**columns.configs, **_beside_the_steps(frontier, columns.configs, numbers)}
+    return replace(columns, configs=configs), numbers.values
 
 
-@dataclass(frozen=True)
-class _Numbered:
-    """The strategies of all points as columns of numbers.
-
-    Attributes:
-        configs: the number of each operator's config, by operator name: int32[P]. It includes the operators that no training
-            step runs.
-        shared: the number of the shared copy's operand sharding, by name of each tensor whose copy is shared at some point:
-            int32[P].
-        regathered: 1 where a copy is regathered, by copy that is regathered at some point: int32[P].
-        rematerialized: 1 where an operator is rematerialized, by name of each operator that is at some point: int32[P].
-        values: the value that each number stands for.
-    """
-
-    configs: dict[str, Ints]
-    shared: dict[str, Ints]
-    regathered: dict[Copy, Ints]
-    rematerialized: dict[str, Ints]
-    values: Sequence[Config | OperandSharding | None]
-
-
-def _numbered(frontier: DetailedFrontier) -> _Numbered:
-    """Return the strategies of all points of a frontier as columns of numbers."""
-    numbers = _Numbers()
-    states, graph = frontier.found.strategies, frontier.model.graph
-    names = [op.name for op in graph.step_operators if op.updates is None]
-    table = np.empty((len(states), len(names)), np.int32)
-    shared: dict[str, Ints] = {}
-    regathered: dict[Copy, Ints] = {}
-    rematerialized: dict[str, Ints] = {}
-    for point, row in enumerate(states):
-        strategy = frontier.built.strategy(row)
-        table[point] = [numbers.of(strategy.configs[name]) for name in names]
-        for tensor, sharding in strategy.shared.items():
-            if tensor not in shared:
-                shared[tensor] = np.full(len(states), numbers.of(None), np.int32)
-            shared[tensor][point] = numbers.of(sharding)
-        for copy in strategy.regathered:
-            regathered.setdefault(copy, np.zeros(len(states), np.int32))[point] = 1
-        for name in strategy.rematerialized:
-            rematerialized.setdefault(name, np.zeros(len(states), np.int32))[point] = 1
-    configs = dict(zip(names, np.ascontiguousarray(table.T), strict=True))
-    configs.update(_beside_the_steps(frontier, configs, numbers))
-    return _Numbered(configs, shared, regathered, rematerialized, numbers.values)
-
-
-def _beside_the_steps(frontier: DetailedFrontier, configs: dict[str, Ints], numbers: _Numbers) -> dict[str, Ints]:
+def _beside_the_steps(frontier: FoundPoints, configs: Mapping[str, Ints], numbers: Numbers) -> dict[str, Ints]:
     """Return the configs of the operators that no training step runs, by operator: int32[P].
 
     They are determined by the configs of the operators whose results they use.
@@ -188,10 +131,10 @@ class _Neighbourhood(Graph):
 class _PartsBuilder:
     """A builder of the parts of a frontier's plans, which computes each interface and the paths of each resharding once."""
 
-    def __init__(self, frontier: DetailedFrontier, numbered: _Numbered) -> None:
+    def __init__(self, frontier: FoundPoints) -> None:
         self.graph, self.gradients = frontier.model.graph, frontier.model.backward.gradients
         self.residual_operands = frontier.model.backward.residual_operands
-        self.mesh, self.costing, self.numbered = frontier.mesh, frontier.costing, numbered
+        self.mesh, self.costing, (self.numbered, self._values) = frontier.mesh, frontier.costing, _numbered(frontier)
         self.in_step = {op.name for op in self.graph.step_operators}
         self._position = {name: position for position, name in enumerate(self.graph.operators)}
         self._path_finder = PathFinder(frontier.costing.reshardings.steps)
@@ -202,14 +145,11 @@ class _PartsBuilder:
             for _, tensor in op.operands:
                 self._consumers.setdefault(tensor.name, []).append(op)
 
-    def _value(self, number: int) -> Config | OperandSharding | None:
-        return self.numbered.values[number]
-
     def _rule(self, name: str) -> Rule:
         return self._rules[name]
 
     def _config(self, name: str, point: int) -> Config:
-        config = self._value(self.numbered.configs[name][point])
+        config = self._values[self.numbered.configs[name][point]]
         assert isinstance(config, Config)
         return config
 
@@ -289,7 +229,7 @@ class _PartsBuilder:
         self, neighbourhood: Graph, names: Iterable[str], shared: Iterable[str], regathered: Iterable[Copy], point: int
     ) -> StrategyView:
         """Return the strategy of a point, restricted to a neighbourhood, on the neighbourhood's graph."""
-        copies = {name: self._value(self.numbered.shared[name][point]) for name in shared}
+        copies = {name: self._values[self.numbered.shared[name][point]] for name in shared}
         strategy = Strategy(
             self.mesh,
             {name: self._config(name, point) for name in names},

@@ -11,7 +11,7 @@ from ..costs.held_bytes import least_held_bytes
 from ..ft import InfeasibleError
 from ..ir.graph import Graph
 from .decisions import decisions, user_source
-from .found_points import DetailedFrontier
+from .found_points import FoundPoints
 from .stage_plan import StagePlan
 from .step_views import step_view
 
@@ -31,12 +31,12 @@ def viewed_points(n_points: int, wanted: set[int]) -> list[int]:
 
 
 def details_of(
-    frontier: DetailedFrontier,
+    frontier: FoundPoints,
     model: str = "",
     chosen: int | None = None,
     baselines: tuple[str, ...] = STORED_BASELINES,
     progress: Progress | None = None,
-    known: Mapping[str, DetailedFrontier] | None = None,
+    known: Mapping[str, FoundPoints] | None = None,
 ) -> dict[str, Any]:
     """Return the details of a frontier as a JSON value.
 
@@ -78,7 +78,7 @@ def details_of_stage(stage: StagePlan) -> dict[str, Any] | None:
     return {"views": {"0": _view(stage.frontier, stage.point)}, **_of_operators(stage.frontier.model.graph.full_batch)}
 
 
-def _view(frontier: DetailedFrontier, point: int) -> dict[str, Any]:
+def _view(frontier: FoundPoints, point: int) -> dict[str, Any]:
     return {**step_view(frontier, point), "decisions": decisions(frontier, point)}
 
 
@@ -91,7 +91,7 @@ def _of_operators(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _baseline(name: str, found: DetailedFrontier) -> dict[str, Any]:
+def _baseline(name: str, found: FoundPoints) -> dict[str, Any]:
     """Return the points that a baseline found, with its plan if that is compared."""
     points = [
         {"sum_bytes": point.sum_bytes, "time_us": point.time_us, "peak_bytes": found.peak_bytes(number)}

@@ -42,7 +42,7 @@ from ..sharding.resharding import PathFinder
 from .build import complete_configs, cost_entries, planned_operators
 from .compress import compressed
 from .details import details_of
-from .found_points import Candidates, DetailedFrontier
+from .found_points import Candidates, FoundPoints
 from .plan import Plan
 from .points import Passes
 from .stage_plan import StagePlan
@@ -54,7 +54,7 @@ NOTHING_OFFERED = "nothing can be rematerialized that would save memory"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ModelFrontier(DetailedFrontier):
+class ModelFrontier(FoundPoints):
     """The frontier of a model that is at hand; see :class:`FoundPoints`."""
 
     @older_objects_kept()
@@ -126,7 +126,7 @@ class ModelFrontier(DetailedFrontier):
         return compressed(self, details=details_of(self, model, chosen)).report_value(title, chosen, model)
 
     def baseline(self, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
-        """Return the points that a baseline chooses; see :class:`DetailedFrontier`."""
+        """Return the points that a baseline chooses; see :class:`FoundPoints`."""
         return find_baseline(self, algorithm, progress)
 
     def joined(self, others: Iterable[ModelFrontier], progress: Progress | None = None) -> ModelFrontier:

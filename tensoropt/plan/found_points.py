@@ -65,7 +65,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FoundPoints:
+class FoundPoints(PlanFrontier[Plan]):
     """All Pareto-minimal points of a model at one parallelism, as the search found them.
 
     Attributes:
@@ -100,6 +100,15 @@ class FoundPoints:
     # What was computed of the points; a copy with other notes shares it.
     _peaks: dict[int, Peak] = field(default_factory=dict)
     _simulated: dict[int, int] = field(default_factory=dict)
+
+    @abstractmethod
+    def baseline(self, algorithm: str, progress: Progress | None = None) -> FoundPoints:
+        """Return the points that a baseline chooses for the frontier's model, on its hardware and under the same costs.
+
+        Args:
+            algorithm: one of ``baselines.OTHERS``.
+            progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
+        """
 
     @property
     def mesh(self) -> Mesh:
@@ -246,19 +255,6 @@ class FoundPoints:
             f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
             f"{sum(self.seconds_by_phase.values()):.2f} s" + (f"; {self.note}" if self.note else "")
         )
-
-
-class DetailedFrontier(FoundPoints, PlanFrontier[Plan]):
-    """A frontier whose model is at hand, so that a report can show more than its plans."""
-
-    @abstractmethod
-    def baseline(self, algorithm: str, progress: Progress | None = None) -> DetailedFrontier:
-        """Return the points that a baseline chooses for the frontier's model, on its hardware and under the same costs.
-
-        Args:
-            algorithm: one of ``baselines.OTHERS``.
-            progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
-        """
 
 
 def spread(mem: np.ndarray, time_ns: np.ndarray, most: int) -> np.ndarray:

@@ -104,7 +104,8 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
 
     def row(self, point: int) -> dict[str, Any]:
         """Return the costs of a point as a file has them."""
-        return {**asdict(self.points[point]), "peak_bytes": self.peak_bytes(point), **self.passes(point)._asdict()}
+        gap = {} if self.gaps is None else {"gap": float(self.gaps[point])}
+        return {**asdict(self.points[point]), "peak_bytes": self.peak_bytes(point), **self.passes(point)._asdict(), **gap}
 
     @property
     @abstractmethod

@@ -3,7 +3,8 @@
 A plan of one stage consists of *parts*: one for each operator, and one for the reshardings of each operator's results.
 Points have most of their rows in common. So each part is stored once, with the few choices that occur, and a column says
 which choice each point has. Equal columns are stored once, in runs: ``0x12 1 0x3`` are twelve points with choice 0, one with
-choice 1, three with choice 0. Where some plans have several stages, each point has its whole plan.
+choice 1, three with choice 0. Where some plans have several stages, each point has its
+plan, with numbers for rows, which are stored once.
 """
 
 from __future__ import annotations
@@ -97,12 +98,17 @@ class SavedFrontier(PlanFrontier[Plan]):
     @property
     def _memory(self) -> str:
         """The memory by which points are in order: that of Equation (1), or the peak where they have stages."""
-        return "peak_bytes" if "plan" in self.value["points"][0] else "sum_bytes"
+        return "peak_bytes" if "rows" in self.value else "sum_bytes"
 
     @cached_property
     def points(self) -> tuple[FrontierPoint, ...]:
         """The costs of the points, by ascending first objective."""
         return tuple(FrontierPoint(**{key: row[key] for key in COSTS}) for row in self.value["points"])
+
+    @cached_property
+    def gaps(self) -> np.ndarray | None:
+        rows = self.value["points"]
+        return np.array([row["gap"] for row in rows], np.float64) if "gap" in rows[0] else None
 
     def passes(self, point: int) -> Passes:
         row = self.value["points"][point]
@@ -175,8 +181,8 @@ class SavedFrontier(PlanFrontier[Plan]):
         value = self.value
         device_bytes_of(value["assumed"])
         _ = self.found, self.mesh, self.points, self.peaks, [self.passes(point) for point in range(len(self))]
-        if "plan" in value["points"][0]:
-            _ = [Plan.from_json(point["plan"]) for point in value["points"]]
+        if "rows" in value:
+            _ = [self._rows.plan(point) for point in range(len(self))], self.plan(0)
             return
         columns = self._rows.columns
         for part in value["operators"]:
@@ -227,6 +233,20 @@ def frontier_value(
         "points": points,
         **({"details": details} if details else {}),
     }
+
+
+def numbered(plan: Entry, rows: dict[str, int]) -> Entry:
+    """Return a plan's JSON value with numbers for its rows.
+
+    Args:
+        rows: the number of each row, as JSON text; new ones are added.
+    """
+    kinds = ("operators", "reshardings")
+    stages = [
+        {**stage, **{kind: [rows.setdefault(json.dumps(row), len(rows)) for row in stage[kind]] for kind in kinds}}
+        for stage in plan["stages"]
+    ]
+    return {**plan, "frontier": [], "stages": stages}
 
 
 def parts_value(operators: Sequence[StoredPart], reshardings: Sequence[StoredPart]) -> Entry:

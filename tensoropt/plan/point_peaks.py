@@ -101,7 +101,7 @@ class PeakCounter:
     def _counted_passes(self, states: np.ndarray, ends: StageEnds) -> PassMemory:
         peaks, n_replayed = self.peaks, min(self.model.graph.n_micro_batches, MOST_MICRO_BATCHES)
         if peaks.is_quick and len(states) * self.built.n_operators * n_replayed > WORTH_LOADING:
-            return peaks.passes_of_columns(_columns(peaks, self.built, states), self._views(states), ends)
+            return peaks.passes_of_columns(self._columns(states), self._views(states), ends)
         views = map(self.view, states)
         return PassMemory.joined([pass_memory(each, peaks.costing, peaks.path_finder, ends) for each in views])
 
@@ -127,13 +127,17 @@ class PeakCounter:
             for first in range(0, n, AT_ONCE):
                 _report(progress, first, n)
                 part = states[first : first + AT_ONCE]
-                found.append(peaks.of_columns(_columns(peaks, self.built, part), self._views(part)))
+                found.append(peaks.of_columns(self._columns(part), self._views(part)))
             return np.concatenate(found)
         replayed = np.empty(n, np.int64)
         for i in range(n):
             _report(progress, i, n)
             replayed[i] = peak_of(self.view(states[i]), peaks.costing, peaks.path_finder).n_bytes
         return replayed
+
+    def _columns(self, states: np.ndarray) -> Columns:
+        rows = self.peaks.rows
+        return columns_of(self.built, states, rows.config_number, rows.sharding_number)
 
     def _views(self, states: np.ndarray) -> Callable[[int], StrategyView]:
         return lambda i: self.view(states[i])
@@ -144,9 +148,14 @@ def _report(progress: Progress | None, done: int, total: int) -> None:
         progress("peaks", done, total)
 
 
-def _columns(peaks: Peaks, built: StrategyProblem, states: np.ndarray) -> Columns:
+def columns_of(
+    built: StrategyProblem,
+    states: np.ndarray,
+    config_number: Callable[[Config], int],
+    sharding_number: Callable[[OperandSharding], int],
+) -> Columns:
     """Return strategies, int32[P, nodes], as columns of numbers."""
-    rows, configs, rematerialized = peaks.rows, {}, {}
+    configs, rematerialized = {}, {}
     by_node = np.asfortranarray(states)
     known: dict[tuple[int, ...], np.ndarray] = {}  # by the identities of what equal layers share
 
@@ -154,14 +163,14 @@ def _columns(peaks: Peaks, built: StrategyProblem, states: np.ndarray) -> Column
         """Return the number of an operator's config in each state of its node."""
         key = id(of_op), id(index)
         if key not in known:
-            known[key] = np.array([rows.config_number(config) for config in of_op], np.int32)[index]
+            known[key] = np.array([config_number(config) for config in of_op], np.int32)[index]
         return known[key]
 
     def of_shardings(shardings: Sequence[OperandSharding]) -> np.ndarray:
         """Return the number of a shared copy's operand sharding in each state of its node."""
         key = (id(shardings),)
         if key not in known:
-            known[key] = np.array([rows.sharding_number(each) for each in shardings], np.int32)
+            known[key] = np.array([sharding_number(each) for each in shardings], np.int32)
         return known[key]
 
     for i, (node, of_node) in enumerate(built.nodes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
 from .details import details_of_stage
 from .find_frontier import ModelFrontier
 from .frontier import PlanFrontier
-from .frontier_file import SavedFrontier, frontier_value
+from .frontier_file import SavedFrontier, frontier_value, numbered
 from .plan import Plan
 from .points import FrontierPoint, Passes
 from .stage_points import SearchedStages
@@ -79,7 +80,7 @@ class StagedFrontier(PlanFrontier[Plan]):
     def bounds_ns(self) -> np.ndarray:
         return np.array([round(point.bound_us * 1e3) for point in self.points_of], np.int64)
 
-    @property
+    @cached_property
     def gaps(self) -> np.ndarray:
         return np.array([point.gap for point in self.points_of])
 
@@ -146,10 +147,14 @@ class StagedFrontier(PlanFrontier[Plan]):
         Args:
             chosen: the number of the point that was chosen; None for the fastest one.
         """
-        plans = [self.plan(number).to_json() for number in range(len(self))]
-        points = [{**self.row(number), "plan": {**plan, "frontier": []}} for number, plan in enumerate(plans)]
+        points, rows = [], dict[str, int]()
+        for number, point in enumerate(self.points_of):
+            if progress is not None:
+                progress("plans", number, len(self))
+            points.append({**self.row(number), "plan": numbered(point.plan("point", self.assumed).to_json(), rows)})
         details = {} if chosen is None else {"chosen": chosen}
-        SavedFrontier(frontier_value(self, plans[0]["assumed"], plans[0]["model_digest"], points, details)).save(file)
+        value = frontier_value(self, points[0]["plan"]["assumed"], points[0]["plan"]["model_digest"], points, details)
+        SavedFrontier({**value, "rows": [json.loads(row) for row in rows]}).save(file)
 
     def report_value(self, title: str, chosen: int | None = None, model: str = "") -> dict[str, Any]:
         """Return the data of the frontier's report, with the step and the decisions of the chosen point's plan."""

@@ -106,8 +106,13 @@ class FrontierRows:
     def plan(self, point: int, option: str = "point") -> PlanRows:
         """Return the plan of a point: the point's own, or that which the parts have for it."""
         costs, value = self.points[point], self.value
-        if "plan" in costs:
-            return PlanRows({**costs["plan"], "option": option})
+        if "rows" in value:
+            kinds = ("operators", "reshardings")
+            stages = [
+                {**stage, **{kind: [_row(value["rows"], number) for number in stage[kind]] for kind in kinds}}
+                for stage in costs["plan"]["stages"]
+            ]
+            return PlanRows({**costs["plan"], "option": option, "stages": stages})
         columns = self.columns
         operators = []
         for part in value["operators"]:
@@ -138,6 +143,12 @@ class FrontierRows:
             "frontier": [],
             "stages": [stage],
         }, self.layers)
+
+
+def _row(rows: Sequence[Row], number: int) -> Row:
+    if not 0 <= number < len(rows):
+        raise ValueError(f"a plan names row {number} of {len(rows)}")
+    return rows[number]
 
 
 def column_of(text: str, n_points: int) -> np.ndarray:

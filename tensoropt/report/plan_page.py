@@ -98,7 +98,7 @@ def report_of(
     rows: FrontierRows, title: str, chosen: int | None = None, measured: Row | None = None, curve: Row | None = None
 ) -> dict[str, Any]:
     """Return the data of a report of a frontier as its file has it; see :func:`.page_data.report_data`."""
-    if "plan" not in rows.points[0]:
+    if "rows" not in rows.value:
         return report_data(rows, title, chosen, measured, curve)
     if chosen is None:
         chosen = rows.chosen if measured is None else measured["point"]

@@ -46,6 +46,11 @@ class Numbers:
             self._of_object[id(value)] = known
         return known[0]
 
+    @property
+    def values(self) -> list[Any]:
+        """The values by their numbers."""
+        return list(self._of_value)
+
     def __len__(self) -> int:
         return len(self._of_value)
 

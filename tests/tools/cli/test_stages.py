@@ -50,6 +50,7 @@ def test_a_frontier_with_stages_is_kept_and_asked(
     asked = ("--stages", "1,2", "--micro-batches", "4", "--frontier", str(file), "--plan", str(plan_file))
     assert main([*SEARCH, *asked]) == 0
     found = tensoropt.load_frontier(str(file))
+    assert found.gaps is not None and found.gaps.tolist() == [row["gap"] for row in found.value["points"]]
     capsys.readouterr()
     assert main(["plans", str(file), "--top", "100", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["plans"]
