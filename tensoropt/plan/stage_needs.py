@@ -83,7 +83,7 @@ class StageNeeds:
                 us[levels.get(op.name, n_levels) :, place] = graph.n_micro_batches * of_size.own_us.get(op.name, 0.0)
             again_us[size] = _summed(us)
         at_once = np.array([max(each.values(), default=0) for each in of_segment])
-        crossing = np.array(_crossing(graph, program))
+        crossing = np.array(_crossing(program))
         return cls([op.name for op in program], held, trained, _summed(of_level), crossing, at_once, again_us)
 
     def n_bytes(self, start: Place, end: Place, in_flight: int) -> list[np.ndarray]:
@@ -206,7 +206,7 @@ def _held(graph: Graph, program: Sequence[Operator]) -> tuple[np.ndarray, np.nda
     return _summed(held), _summed(trained)
 
 
-def _crossing(graph: Graph, program: Sequence[Operator]) -> list[int]:
+def _crossing(program: Sequence[Operator]) -> list[int]:
     """Return the bytes of a micro-batch that cross at each place."""
     last = {tensor.name: place for place, op in enumerate(program) for _, tensor in op.operands}
     ending = Counter[int]()
