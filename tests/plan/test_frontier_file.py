@@ -25,7 +25,7 @@ from tensoropt.report.frontier_rows import column_of
         ("[" * 100_000, "is not whole JSON"),
         ("[1]", "is not a frontier: got format 'list', expected 'tensoropt/frontier'"),
         ('{"format": "tensoropt/plan", "version": 1}', "got format 'tensoropt/plan', expected 'tensoropt/frontier'"),
-        ('{"format": "tensoropt/frontier", "version": 6}', "has version 6, expected 7"),
+        ('{"format": "tensoropt/frontier", "version": 6}', "has version 6, expected 8"),
         ('{"format": "tensoropt/frontier", "version": 8}', "is damaged (KeyError: 'checksum')"),
     ],
 )
