@@ -273,7 +273,9 @@ class Stages:
 
     @cached_property
     def ahead(self) -> LookupsAhead:
-        """The lookups that run in the stage of their table, ahead of those that use the rows."""
+        """The lookups that run in the stage of their table, ahead of those that use the rows; none of a single stage."""
+        if not self.cuts:
+            return LookupsAhead()
         return lookups_ahead(self.whole.graph, self._in_order, following(self.whole.graph))
 
     @cached_property
