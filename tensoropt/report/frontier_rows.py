@@ -10,10 +10,10 @@ import numpy as np
 from ..common.memory_units import default_limit
 from ..common.turning_point import turning_point
 from ..reschedule.mesh import mesh_of
-from .explanation import Neighbours
+from .explanation import TIMES, Neighbours
 from .plan_rows import PlanRows, Row, device_bytes_of, layers_of
 
-COSTS = ("sum_bytes", "peak_bytes", "time_us", "compute_time_us", "network_time_us", "overlap_time_us")
+COSTS = ("sum_bytes", "peak_bytes", *TIMES)
 _OBJECTIVES = {"memory": "sum_bytes", "time": "time_us", "network": "network_time_us"}
 
 

@@ -24,16 +24,16 @@ from .explanation import (
     OVERLAPPED,
     PARAMETERS,
     TAKEN,
+    TIMES,
     UPDATES,
     ways_text,
 )  # fmt: skip
-from .frontier_rows import FrontierRows
+from .frontier_rows import COSTS, FrontierRows
 from .plan_rows import PlanRows, Row, StageRows
 from .sentences import point_sentences
 
 FORMAT, VERSION = "tensoropt/report", 5
 _Amounts = tuple[Hashable, Row, Sequence[float]]  # what is added up by key: a part, and its amounts by choice
-_TIMES = ("time_us", "compute_time_us", "network_time_us", "overlap_time_us")
 
 
 def report_data(
@@ -113,7 +113,6 @@ def frontier_of_stage(plan: PlanRows, number: int = 0, details: Row | None = Non
         {**{key: op[key] for key in common}, "column": 0, "choices": [{key: op[key] for key in op if key not in common}]}
         for op in stage.operators
     ]
-    costs = ("sum_bytes", "peak_bytes", *_TIMES)
     return FrontierRows({
         "hardware": str(value["assumed"].get("hardware", "unknown hardware")),
         "mesh": stage.value["mesh"],
@@ -123,7 +122,7 @@ def frontier_of_stage(plan: PlanRows, number: int = 0, details: Row | None = Non
         "objectives": ["memory", "time"],
         "bound": None,
         "points": [{
-            **{key: stage.value[key] for key in costs}, "exact": value["exact"], "stages": 1,
+            **{key: stage.value[key] for key in COSTS}, "exact": value["exact"], "stages": 1,
             "micro_batches": plan.micro_batches, "idle_share": stage.value["idle_share"],
         }],
         "columns": ["0"],
@@ -152,7 +151,7 @@ def _points(frontier: FrontierRows) -> dict[str, list[Any]]:
     return {
         "sum_bytes": [point["sum_bytes"] for point in points],
         "peak_bytes": [point.get("peak_bytes") for point in points],
-        **{key: [point.get(key, 0.0) for point in points] for key in _TIMES},
+        **{key: [point.get(key, 0.0) for point in points] for key in TIMES},
         "exact": [point["exact"] for point in points],
     }
 

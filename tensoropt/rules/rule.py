@@ -15,7 +15,6 @@ In a pattern, ``1`` is a dimension that isn't split, and ``(a b)`` is one in whi
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,7 +28,6 @@ from ..reschedule.mesh import Mesh
 
 Dims = tuple[tuple[str, ...], ...]
 NONE = ""
-_TOKEN = re.compile(r"\([^)]*\)|\S+")
 EXHAUSTIVE_AXES = 4
 
 
@@ -133,29 +131,21 @@ def _dims_text(dims: Dims) -> str:
     return " ".join("1" if not names else names[0] if len(names) == 1 else f"({' '.join(names)})" for names in dims)
 
 
-def parse_dims(text: str) -> Dims:
-    """Return the factors of each dimension in a pattern: ``n (h p) 1`` gives ``(("n",), ("h", "p"), ())``."""
-    return tuple(
-        () if token == "1" else tuple(token[1:-1].split()) if token.startswith("(") else (token,)
-        for token in _TOKEN.findall(text)
-    )
-
-
 def pattern_rule(op: Operator, pattern: str, **options: Any) -> Rule:
-    """Return the rule of an operator from a pattern such as ``m k, k n -> m n``.
+    """Return the rule of an operator from a pattern such as ``m k, k n -> m n``; ``1`` is a dimension that isn't split.
 
-    The pattern's operands are the inputs that aren't static, in order. The operator's tensors give the extents, except those
-    of factors in merged dimensions, which ``extents=`` must give.
+    The pattern's operands are the inputs that aren't static, in order. The operator's tensors give the extents.
 
     Args:
         options: passed on to :func:`make_rule`.
     """
-    left, right = pattern.split("->")
-    operand_dims = [parse_dims(text) for text in left.split(",")] if left.strip() else []
-    result_dims = tuple(parse_dims(text) for text in right.split(","))
-    dims_of = iter(operand_dims)
-    operands = tuple(None if tensor is None else next(dims_of) for tensor in op.inputs)
-    return make_rule(op, operands, result_dims, **options)
+    dims_of, results = (
+        [tuple(() if name == "1" else (name,) for name in text.split()) for text in side.split(",")]
+        for side in pattern.split("->")
+    )
+    remaining = iter(dims_of)
+    operands = tuple(None if tensor is None else next(remaining) for tensor in op.inputs)
+    return make_rule(op, operands, tuple(results), **options)
 
 
 def make_rule(

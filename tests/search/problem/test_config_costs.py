@@ -122,7 +122,7 @@ def test_measured_operators_are_told_apart_by_their_keys() -> None:
 
 READS: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "gather": lambda table, ids: tf.gather(table, ids),
-    "gather_nd": lambda table, ids: tf.gather_nd(table, ids[:, None]),
+    "gather_nd": lambda table, ids: tf.gather_nd(tf.convert_to_tensor(table), ids[:, None]),
     "slice": lambda table, ids: tf.slice(table, [2, 0], [3, 4]),
     "strided slice": lambda table, ids: table[1:4],
 }
