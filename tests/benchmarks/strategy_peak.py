@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from tabulate import tabulate
@@ -18,6 +20,10 @@ from tensoropt.profiling.hardware import resolve
 from tensoropt.program.fast_peak import Peaks
 from tensoropt.program.peak import peak_of
 from tensoropt.sharding.strategy import StrategyView
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from helpers.fast_peaks import peak_bytes
 
 MODELS = ("transformer@v100-2x8", "vgg16@v100-2x8")
 N_STRATEGIES = 24
@@ -30,7 +36,7 @@ def times_ms(peaks: Peaks, view: StrategyView) -> list[float]:
         return peak_of(view, peaks.costing, peaks.path_finder).n_bytes
 
     bytes_of, took_ms = set(), []
-    for count in (lambda: peaks.n_bytes(view), lambda: peaks.quick_bytes(view), by_program):
+    for count in (partial(peak_bytes, peaks, view), partial(peak_bytes, peaks, view), by_program):
         started = time.process_time()
         bytes_of.add(count())
         took_ms.append((time.process_time() - started) * 1e3)
@@ -51,7 +57,7 @@ def main(names: list[str]) -> None:
         places = np.unique(np.linspace(0, len(found) - 1, N_STRATEGIES).round().astype(int))
         views = [frontier._counter.view(found.strategies[at]) for at in places]
         peaks = Peaks(frontier.model, frontier.costing, frontier._path_finder)
-        peaks.n_bytes(views[0])  # loads the kernels
+        peak_bytes(peaks, views[0])  # loads the kernels
         columns = zip(*(times_ms(peaks, view) for view in views), strict=True)
         each = [f"{np.median(column):.2f} ({max(column):.2f})" for column in columns]
         rows.append([f"{name}@{cluster}", len(model.graph.step_operators), len(views), *each])

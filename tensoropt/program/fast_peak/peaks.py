@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,8 +12,7 @@ from ...costs.operator_costs import OperatorCosting
 from ...sharding.model import Model
 from ...sharding.resharding import PathFinder
 from ...sharding.strategy import StrategyView
-from ..pass_memory import PassMemory, pass_memory
-from ..peak import peak_of
+from ..pass_memory import PassMemory
 from ..stage_ends import StageEnds
 from . import array_layout as layout
 from .alive import count_peak
@@ -46,33 +45,20 @@ class Peaks:
         residuals = backward.residual_operands, backward.residual_results
         return outline_of(self.model.graph, backward.gradients, *residuals, ends)
 
-    def n_bytes(self, view: StrategyView) -> int:
-        """Return the most bytes that are alive at once under a strategy: those of :func:`..peak.peak_of`."""
-        if not self.is_quick:
-            return peak_of(view, self.costing, self.path_finder).n_bytes
-        return self._count(self.rows.of(view), None)
-
-    def passes(self, view: StrategyView, ends: StageEnds) -> PassMemory:
-        """Return the bytes that are alive in a stage's passes under a strategy: as :func:`.pass_memory` does."""
-        if not self.is_quick:
-            return pass_memory(view, self.costing, self.path_finder, ends)
-        return self._passes([self.rows.of(view)], ends)
-
     def of_columns(self, columns: Columns, view_of: Callable[[int], StrategyView]) -> np.ndarray:
-        """Return the bytes of :meth:`n_bytes` of many strategies, int64[strategies]; see :meth:`.rows.Rows.of_columns`."""
+        """Return the most bytes that are alive at once under strategies, int64[strategies]: those of :func:`..peak.peak_of`.
+
+        See :meth:`.rows.Rows.of_columns`.
+        """
         rows = self.rows.of_columns(columns, view_of)
         return np.array([self._count(of_one, None) for of_one in rows], np.int64)
 
     def passes_of_columns(
         self, columns: Columns, view_of: Callable[[int], StrategyView], ends: StageEnds
     ) -> PassMemory:
-        """Return the bytes of :meth:`passes` of many strategies; see :meth:`.rows.Rows.of_columns`."""
-        return self._passes(self.rows.of_columns(columns, view_of), ends)
-
-    def _passes(self, rows: Iterable[np.ndarray], ends: StageEnds) -> PassMemory:
-        """Return the bytes of passes, given the rows of each strategy."""
+        """Return the bytes that are alive in a stage's passes under strategies: those of :func:`.pass_memory`."""
         alive, most = list[np.ndarray](), list[np.ndarray]()
-        for of_one in rows:
+        for of_one in self.rows.of_columns(columns, view_of):
             peak = self._count(of_one, ends)
             arena = self._arena
             assert arena is not None

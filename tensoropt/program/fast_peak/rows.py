@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -74,16 +74,6 @@ class Columns:
     rematerialized: Mapping[str, np.ndarray]
 
 
-class _Choices(NamedTuple):
-    """The choices of one strategy as numbers, or of many as columns; ``no`` is that of what isn't named."""
-
-    configs: Mapping[str, Any]
-    shared: Mapping[str, Any]
-    regathered: Mapping[Copy, Any]
-    rematerialized: Mapping[str, Any]
-    no: Any = 0
-
-
 @dataclass
 class Rows:
     """The rows of a graph's step under the strategies that were asked for."""
@@ -103,7 +93,6 @@ class Rows:
         outline, n = self.outline, len(self.outline.tensors)
         first = outline.first_operator
         self._known = self._tables_of_rows()
-        self._tensors = {tensor.name for tensor in outline.tensors}
         # The operator whose config counts: for a write to a variable, or a read after it, the variable.
         self._owners = [op.updates or op.name for op in outline.operators]
         producer = {tensor.name: outline.producers[i] for i, tensor in enumerate(outline.tensors)}
@@ -175,24 +164,6 @@ class Rows:
         """Return the number of a shared copy's operand sharding in :class:`Columns`."""
         return self._shardings.of(sharding) + 1
 
-    def of(self, view: StrategyView) -> np.ndarray:
-        """Return the row of each site under a strategy, int32[sites]; 0 for those of shared copies that it hasn't."""
-        outline, strategy = self.outline, view.strategy
-        choices = _Choices(
-            {name: self._configs.of(strategy.configs[name]) for name in dict.fromkeys(self._owners)},
-            {name: self.sharding_number(each) for name, each in strategy.shared.items() if name in self._tensors},
-            dict.fromkeys(strategy.regathered, 1),
-            dict.fromkeys(strategy.rematerialized, 1),
-        )
-        made, rows = _Maker(self, view), [0] * outline.n_sites
-        for site, key in self._keys(choices):
-            row = self._known[site].get(key)
-            rows[site] = self._make(site, key, made) if row is None else row
-        for site, offsets in self._results:
-            for output, offset in offsets:
-                rows[output] = rows[site] + offset
-        return np.array(rows, np.int32)
-
     def of_columns(self, columns: Columns, view_of: Callable[[int], StrategyView]) -> np.ndarray:
         """Return the row of each site under many strategies, int32[strategies, sites].
 
@@ -205,9 +176,8 @@ class Rows:
         rows = np.zeros((outline.n_sites, n), np.int32)
         no = np.zeros(n, np.int32)
         changes: dict[int, np.ndarray] = {}
-        choices = _Choices(columns.configs, columns.shared, columns.regathered, columns.rematerialized, no)
         makers = _Makers(self, view_of)
-        for site, parts in self._keys(choices):
+        for site, parts in self._keys(columns, no):
             differs = np.zeros(n, bool)
             differs[0] = True
             for part in parts:
@@ -226,10 +196,9 @@ class Rows:
                 rows[output] = rows[site] + offset
         return np.ascontiguousarray(rows.T)
 
-    def _keys(self, choices: _Choices) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        """Yield each site that has a row, with the choices that the row depends on."""
-        configs, shared, regathered, again, no = (
-            choices.configs, choices.shared, choices.regathered, choices.rematerialized, choices.no)
+    def _keys(self, columns: Columns, no: np.ndarray) -> Iterator[tuple[int, tuple[np.ndarray, ...]]]:
+        """Yield each site that has a row, with the choices that the row depends on; ``no`` is that of what isn't named."""
+        configs, shared, regathered, again = columns.configs, columns.shared, columns.regathered, columns.rematerialized
         for site, owner, name in self._operators:
             yield site, (configs[owner], again.get(name, no))
         for site, tensor, owner in self._shared:
