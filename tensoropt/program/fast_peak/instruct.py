@@ -13,38 +13,25 @@ from typing import Any
 
 from .array_layout import (
     ARRIVED,
-    BEGINS,
     BYTES,
-    CHANGES,
     COPIES_OF,
     DENSE,
     ENDS,
     ENDS_COLUMNS,
     EPOCH,
-    FIRST_LOOKUP,
     FIRST_OPERATOR,
-    FOUND,
     HAS_REMATERIALIZED,
     HELD,
-    IN_PASSES,
     INDEX,
     INSIDE_OF,
     IS_OVERLAPPABLE,
-    IS_PYTHON_S,
-    LOOKUPS,
     LOSS_BYTES,
     MADE,
     MADE_AGAIN,
-    N_BUFFERS,
-    N_BY_ROWS,
     N_HELD,
-    N_MICRO_BATCHES,
     N_OPERATORS,
-    N_OTHERS,
-    N_PASSES,
     N_READS,
     N_RECORDS,
-    N_RUN,
     N_TENSORS,
     N_WAITING,
     NEEDED,
@@ -53,18 +40,15 @@ from .array_layout import (
     OF_OPERAND,
     OF_OPERATOR,
     OPERANDS,
-    OTHERS,
     OUTPUTS,
     READS,
     RECORDS,
     ROOT,
-    RUN,
     TENSOR,
     UPDATED,
     VALUES,
     VIEWED,
     WAITING,
-    WAITS,
     WINDOWS,
     WORKSPACE,
 )
@@ -83,19 +67,8 @@ from .columns import (
     SPLITS_INNER,
 )
 from .compilation import compiled
-from .running import (
-    N_WORKSPACES,
-    add,
-    catch_up,
-    copy_of,
-    end_instruction,
-    may_overwrite,
-    move,
-    move_back,
-    new_buffer,
-    read,
-    write,
-)
+from .running import N_WORKSPACES, add, catch_up, copy_of, may_overwrite, move, move_back, new_buffer, read, write
+from .updates import begin_micro_batch, begin_pass, update, update_rows
 from .written import (
     ACCUMULATE,
     BEGIN,
@@ -276,86 +249,6 @@ def _sum(o: Any, m: Any, a: int, b: int, overlaps: int) -> int:
 
 
 @compiled
-def _update(o: Any, m: Any, gradient: int, overlaps: int) -> None:
-    """Add the update of a variable, or let it wait for a sum over all gradients."""
-    if o[WAITS]:
-        m[m[WAITING] + m[N_WAITING]] = gradient
-        m[N_WAITING] += 1
-    else:
-        read(m, gradient)
-        add(m, 0, 0, 0, overlaps)
-
-
-@compiled
-def _begin_micro_batch(o: Any, m: Any, index: int, overlaps: int) -> None:
-    """Let a micro-batch wait for the sums of the one before; the last one also for what others, not written, found."""
-    m[INDEX] = index
-    if index < 0:
-        return
-    catch_up(m)
-    if o[N_OTHERS] and index == o[N_MICRO_BATCHES] - 2 and not o[IN_PASSES]:
-        _stand_for_others(o, m, index - 1, overlaps)
-
-
-@compiled
-def _stand_for_others(o: Any, m: Any, index: int, overlaps: int) -> None:
-    """Let what lookups found in a micro-batch stand for that of others: their gradients wait for the update, too."""
-    for i in range(o[o[LOOKUPS] + o[N_BY_ROWS]]):
-        gradient = m[m[FOUND] + o[N_MICRO_BATCHES] * i + index]
-        if gradient >= 0:
-            m[m[OTHERS] + i] = m[N_BUFFERS]
-            like = m[m[OF_GRADIENT] + gradient]
-            for _ in range(o[N_OTHERS]):
-                write(m, new_buffer(o, m, m[m[BYTES] + like], m[m[IS_PYTHON_S] + like]))
-            add(m, 0, 0, 0, overlaps)
-
-
-@compiled
-def _begin_pass(o: Any, m: Any, is_last: int, overlaps: int) -> None:
-    """Let all that was written be over before a pass of a stage begins, and Python free what died; note where that is."""
-    m[N_HELD] = 0
-    m[HAS_REMATERIALIZED] = 0
-    catch_up(m)
-    for _ in range(2):
-        m[m[RUN] + m[N_RUN]] = end_instruction(m, 0, 1)
-        m[N_RUN] += 1
-    m[m[BEGINS] + m[N_PASSES]] = m[N_RUN] - 1
-    m[N_PASSES] += 1
-    if is_last and o[N_OTHERS]:
-        _stand_for_others(o, m, 0, overlaps)
-
-
-@compiled
-def _send_rows(o: Any, t: Any, r: Any, m: Any, lookup: int, overlaps: int) -> None:
-    """Add the way of the gradients of what a lookup found to every device, in all micro-batches; updates wait for them."""
-    for index in range(o[N_MICRO_BATCHES]):
-        gradient = m[m[FOUND] + o[N_MICRO_BATCHES] * lookup + index]
-        if gradient >= 0:
-            n_others = o[N_OTHERS] if index == o[N_MICRO_BATCHES] - 3 else 0
-            for k in range(n_others + 1):
-                source = m[m[OTHERS] + lookup] + k - 1 if k else m[m[OF_GRADIENT] + gradient]
-                m[m[WAITING] + m[N_WAITING]] = move_back(o, t, m, r[o[FIRST_LOOKUP] + lookup], source, 1, overlaps)
-                m[N_WAITING] += 1
-
-
-@compiled
-def _update_rows(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> None:
-    """Add the updates of variables by rows, which come after all others."""
-    for variable in range(o[N_BY_ROWS]):
-        begin = m[N_WAITING]
-        for lookup in range(o[o[LOOKUPS] + variable], o[o[LOOKUPS] + variable + 1]):
-            _send_rows(o, t, r, m, lookup, overlaps)
-        for i in range(begin, m[N_WAITING]):
-            read(m, m[m[WAITING] + i])
-        changed = o[o[CHANGES] + variable]
-        if changed >= 0:
-            write(m, new_buffer(o, m, t[r[changed], N_BYTES], 0))
-        add(m, 0, 0, 0, overlaps)
-        if not o[WAITS]:
-            m[N_WAITING] = begin
-
-
-@compiled
 def _run(o: Any, t: Any, r: Any, m: Any, number: int, overlaps: int) -> None:
     """Add the instructions of a record."""
     record, made, gradients, first = m[RECORDS] + WIDTH * number, m[MADE], m[OF_GRADIENT], 2 * o[N_TENSORS]
@@ -381,7 +274,7 @@ def _run(o: Any, t: Any, r: Any, m: Any, number: int, overlaps: int) -> None:
     elif kind in (SUM, ACCUMULATE):
         m[gradients + c] = _sum(o, m, m[gradients + a], m[gradients + b], overlaps)
     elif kind == MICRO_BATCH:
-        _begin_micro_batch(o, m, a, overlaps)
+        begin_micro_batch(o, m, a, overlaps)
     elif kind in (TAKE, RECEIVE):
         m[made + a] = new_buffer(o, m, t[r[a], N_BYTES], kind == RECEIVE)
         write(m, m[made + a])
@@ -390,7 +283,7 @@ def _run(o: Any, t: Any, r: Any, m: Any, number: int, overlaps: int) -> None:
         read(m, m[gradients + a])
         add(m, 0, 0, 0, overlaps)
     elif kind == BEGIN_PASS:
-        _begin_pass(o, m, a, overlaps)
+        begin_pass(o, m, a, overlaps)
     elif kind == RETURN:
         tensor = o[o[TENSOR] + a - first] if a >= first else a - o[N_TENSORS]
         m[gradients + c] = move_back(o, t, m, r[a], m[gradients + b], o[o[IS_OVERLAPPABLE] + tensor], overlaps)
@@ -415,9 +308,9 @@ def write_instructions(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> None:
         _run(o, t, r, m, number, overlaps)
         variable = m[m[UPDATED] + number]
         while variable >= 0:
-            _update(o, m, m[m[OF_GRADIENT] + m[m[ARRIVED] + o[o[DENSE] + variable]]], overlaps)
+            update(o, m, m[m[OF_GRADIENT] + m[m[ARRIVED] + o[o[DENSE] + variable]]], overlaps)
             variable = m[m[NEXT_UPDATED] + variable]
-    _update_rows(o, t, r, m, overlaps)
+    update_rows(o, t, r, m, overlaps)
     catch_up(m)
     for i in range(m[N_WAITING]):
         read(m, m[m[WAITING] + i])

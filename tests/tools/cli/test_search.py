@@ -191,7 +191,8 @@ def test_all_algorithms_find_the_same(tmp_path):
         file = tmp_path / algorithm
         assert search(GOOD, "--devices", 2, "--algorithm", algorithm, "--json", file) == 0
         assert read(file)["algorithm"] == algorithm
-        points.append(read(file)["points"])
+        # Of strategies of equal costs each may find another one, with another peak.
+        points.append([{**point, "peak_bytes": None} for point in read(file)["points"]])
     assert points[0] == points[1] == points[2]
 
 
