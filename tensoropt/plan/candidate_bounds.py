@@ -2,10 +2,10 @@
 
 A bound is a staircase of corners: each point of a candidate needs at least the memory and takes at least the time of one.
 
-*In fewer micro-batches* than a cut that was searched, its points are taken over with their strategies. With 1/r as many
-micro-batches each has r times as many samples, so what it saves, sends and receives is predicted to be r times as much,
-though copies of parameters aren't. A stage's time changes as its operators' least times do. Where a micro-batch had fewer
-samples than its stage has devices, more samples can be split in other ways, and nothing is predicted.
+*In fewer micro-batches* than a cut that was searched, no point needs less memory than there. Times change as that of a step
+does with each operator split as it is fastest. That leaves out that fewer messages are sent, so a number of micro-batches is
+searched unless it is predicted to take longer by MARGIN. Where a micro-batch had fewer samples than its stage has devices,
+more samples can be split in other ways, and nothing is predicted.
 
 *Cut elsewhere* a step takes at least the time with each operator split as it is fastest and nothing communicated inside of
 stages. The least memory is predicted to be as many times that of a cut that was searched as it is with all bytes split over
@@ -27,11 +27,12 @@ import numpy as np
 from .candidates import Candidate, Cutting, least_bytes
 from .find_frontier import ModelFrontier
 from .stage_points import SearchedStages
-from .stage_times import TimesBySize, beside, transfers, works
+from .stage_times import estimated_us
 
-MARGIN, MEMORY_MARGIN = 0.01, 0.06
-"""What is predicted of fewer micro-batches must be beaten by these shares of time and of memory. Predicted memory has been
-up to 6 % more than what a search finds."""
+MARGIN = 0.01
+"""Fewer micro-batches must be predicted to take longer by this share not to be searched."""
+MEMORY_MARGIN = 0.06
+"""What more micro-batches without stages need may be less by this share than is predicted."""
 
 
 class Corners(NamedTuple):
@@ -72,11 +73,13 @@ def bound_of_cut(candidate: Candidate, cutting: Cutting, found: Sequence[Searche
     assert cut is not None
     of_count = [each for each in found if each.stages.n == cut.stages.n]
     of_more = [each for each in of_count if each.micro_batches > n]
-    if can_predict(of_more):
-        predicted = in_fewer(_nearest(of_more, cut.sizes), cutting, n)
-        mem_bytes, time_us = points_of([predicted])
-        faster = min(1.0, own_us / predicted.least_us) if predicted.least_us else 1.0
-        return Corners((1 - MEMORY_MARGIN) * mem_bytes, faster * time_us / (1 + MARGIN))
+    if of_more and can_predict(of_more):
+        nearest = _nearest(of_more, cut.sizes)
+        of_stages = cutting.times(n).of([block.size for block in nearest.blocks])
+        same_us = estimated_us(nearest.stages, cutting.request.hardware, nearest.blocks, of_stages, candidate.schedule)
+        slower = min(own_us, same_us) / nearest.least_us if nearest.least_us else 1.0
+        mem_bytes, time_us = points_of([nearest])
+        return Corners(mem_bytes, slower * time_us / (1 + MARGIN))
     compared = [each for each in (found if n == 1 else of_count) if each.micro_batches == n]
     if of_more or not compared or cut.needs is None:  # interleaved stages share memory
         return Corners(np.zeros(1), np.array([own_us]))
@@ -104,31 +107,11 @@ def _nearest(found: Sequence[SearchedStages], sizes: Sequence[int]) -> SearchedS
 
 
 def can_predict(found: Sequence[SearchedStages]) -> bool:
-    """Return whether cuts were found, whose micro-batches have a sample for each device of a stage at least."""
+    """Return whether the micro-batches of cuts have a sample for each device of a stage at least."""
     batches = [each.stages.whole.in_micro_batches(each.micro_batches).graph.micro_batching for each in found]
     largest = [max(frontier.mesh.n_devices for frontier in each.frontiers) for each in found]
-    return bool(found) and all(
+    return all(
         batch is not None and batch.batch >= batch.n * n_devices for batch, n_devices in zip(batches, largest, strict=True)
-    )
-
-
-def in_fewer(searched: SearchedStages, cutting: Cutting, n: int) -> SearchedStages:
-    """Return what a cut's points are predicted to cost in ``n`` micro-batches."""
-    stages, blocks, hardware = searched.stages, searched.blocks, cutting.request.hardware
-    times: TimesBySize = cutting.times(n)
-    of_stages = times.of([block.size for block in blocks])
-    of_works = works(stages, of_stages)
-    costs = []
-    for one, before, after in zip(searched.stage_costs, searched.works, of_works, strict=True):
-        before_us, after_us = before.total(searched.micro_batches), after.total(n)
-        costs.append(one.of_samples(searched.micro_batches / n, after_us / before_us if before_us else 1.0))
-    return replace(
-        searched,
-        micro_batches=n,
-        works=tuple(of_works),
-        beside=tuple(beside(stages, hardware, blocks, of_stages)),
-        transfers=transfers(stages, hardware, blocks, n),
-        costs=tuple(costs),
     )
 
 

@@ -39,7 +39,6 @@ class StageCosts:
         received_bytes: by stage what it sends of each micro-batch, int64[P].
         ahead_bytes: the rows of each micro-batch that are sent to it ahead of all passes, int64[P].
         sent_bytes: what it sends of each micro-batch, int64[P].
-        ratio: how many samples a micro-batch has, divided by how many it has in the frontier.
     """
 
     frontier: ModelFrontier
@@ -48,7 +47,6 @@ class StageCosts:
     received_bytes: Mapping[int, np.ndarray]
     ahead_bytes: np.ndarray
     sent_bytes: np.ndarray
-    ratio: float = 1.0
     _passes: dict[bool, PassMemory] = field(default_factory=dict)
 
     @classmethod
@@ -80,23 +78,6 @@ class StageCosts:
             _crossing_bytes(frontier, numbers, sent),
         )
 
-    def of_samples(self, ratio: float, slower: float) -> StageCosts:
-        """Return what the points are predicted to cost if each micro-batch has other samples.
-
-        Args:
-            ratio: how many samples a micro-batch has, divided by how many it has here.
-            slower: the factor of the times of all micro-batches together.
-        """
-        return replace(
-            self,
-            time_ns=_times(self.time_ns, slower),
-            received_bytes={source: _times(each, ratio) for source, each in self.received_bytes.items()},
-            ahead_bytes=_times(self.ahead_bytes, ratio),
-            sent_bytes=_times(self.sent_bytes, ratio),
-            ratio=self.ratio * ratio,
-            _passes={},
-        )
-
     @older_objects_kept()
     def passes(self, divides: bool) -> PassMemory:
         """Return the bytes that are alive in the stage's passes under each point.
@@ -105,8 +86,7 @@ class StageCosts:
             divides: whether backward passes run first what is sent back.
         """
         if divides not in self._passes:
-            memory = self.frontier.pass_memory(self.numbers, ends_of(self.frontier.model, divides))
-            self._passes[divides] = memory if self.ratio == 1 else memory.of_samples(self.ratio)
+            self._passes[divides] = self.frontier.pass_memory(self.numbers, ends_of(self.frontier.model, divides))
         return self._passes[divides]
 
     def messages(self, order: StepOrder) -> Messages:
@@ -140,12 +120,6 @@ def bytes_together(of_stages: Mapping[int, StageCosts], order: StepOrder, at: Ma
     if in_passes:
         found.append(peak_together(in_passes, passes, order.n_micro_batches))
     return np.sum(found, axis=0) + ahead
-
-
-def _times(costs: np.ndarray, factor: float) -> np.ndarray:
-    """Return integers multiplied by a factor."""
-    product: np.ndarray = np.rint(costs * factor).astype(np.int64)
-    return product
 
 
 def needed_bytes(frontier: ModelFrontier, point: int, stage: int, order: StepOrder) -> int:

@@ -69,7 +69,6 @@ class SearchedStages:
         works, beside, transfers: what the times of stages follow from, whatever the points: see :mod:`.stage_times`.
         bound_us: a time that no step in so many stages beats, wherever the model is cut, in any of the numbers of
             micro-batches that were considered.
-        costs: the costs of the points of each stage, where they are predicted; None for those of its frontier.
         is_uncut: whether the model isn't cut, so that its plans are as exact as its frontier.
     """
 
@@ -82,7 +81,6 @@ class SearchedStages:
     beside: tuple[PassTimes, ...]
     transfers: Transfers
     bound_us: float
-    costs: tuple[StageCosts, ...] | None = None
     is_uncut: bool = False
 
     @classmethod
@@ -206,7 +204,7 @@ class SearchedStages:
     @cached_property
     def stage_costs(self) -> tuple[StageCosts, ...]:
         """The costs of the points of each stage."""
-        return self.costs or tuple(map(StageCosts.of, self.frontiers))
+        return tuple(map(StageCosts.of, self.frontiers))
 
 
 class _SubmeshPoints(NamedTuple):
