@@ -13,15 +13,14 @@ result then says so and carries a lower bound, which limits how far it can be fr
 2. Otherwise weighted searches find the states that matter and bound all strategies, and Frontier-Tracking works on these
    states (:mod:`.guided`). This phase always counts, however long it takes. Where phase 1 left a gap by thinning alone,
    phase 2 is done only while there is time.
-3. While there is time and a gap: what is known to be dominated is dropped (:mod:`.weighted.reduced_cost_pruning`), and the
-   rest is solved exactly if it can be. Then there are more rounds of phase 2.
+3. While there is time and a gap, there are more rounds of phase 2.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from .budget import Budget
@@ -33,11 +32,9 @@ from .interning import interned
 from .lower_bound import LowerBound
 from .presolve.dead_end_elimination import without_replaceable
 from .presolve.supported_states import supported_states
-from .problem import InfeasibleError, Ints, Problem, in_states
+from .problem import Problem, in_states
 from .reference.exhaustive import exhaustive
 from .tables.thinning import Thinning
-from .weighted.lagrangian import Found
-from .weighted.reduced_cost_pruning import N_WEIGHTS, pruned
 from .weighted.weighted_search import TimeIsUpError
 
 Progress = Callable[[int, int], None]
@@ -45,9 +42,6 @@ ALGORITHMS = ("ft-ldp", "ft-elimination", "exhaustive")
 MAX_PAIRS = 1 << 21
 """Pairs of states over all edges up to which an exact solution is tried first."""
 _MORE = 4
-_MOST_GAP = 0.1
-_SHARE = 0.75
-"""Share of the remaining time that pruning may take."""
 
 
 class _TimeIsUp(Exception):
@@ -93,7 +87,7 @@ class _Search:
         supported_states(self.problem)  # else it says where the contradiction is
         limits = Limits(self.budget.max_table_cells, self.budget.max_work, is_strict=True)
         n_pairs = sum(edge.mem_bytes.size for edge in self.problem.edges)
-        best = self._tracked(self.problem, limits) if n_pairs <= MAX_PAIRS else None
+        best = self._tracked(limits) if n_pairs <= MAX_PAIRS else None
         if best is not None and (self._is_enough(best) or time.monotonic() > self.start + self.budget.seconds):
             return best
         return self._by_weights(best)
@@ -105,7 +99,6 @@ class _Search:
         guide.round()
         best = self._with(best, guide)
         self.deadline = self.start + self.budget.seconds
-        may_prune, limits = True, Limits(self.budget.max_table_cells, self.budget.max_work, is_strict=True)
         while not self._is_enough(best):
             # A round takes longer by up to the factor by which it has more cells, and a running elimination isn't cut short.
             expected = _MORE * (time.monotonic() - began)
@@ -113,13 +106,8 @@ class _Search:
             if began + expected > self.deadline:
                 break
             try:
-                if may_prune:
-                    limits = replace(limits, max_cells=_MORE * limits.max_cells, max_work=_MORE * limits.max_work)
-                    best = self._pruned(best, limits)
-                else:
-                    guide.round(self.deadline)
-                    best = self._with(best, guide)
-                may_prune = not may_prune
+                guide.round(self.deadline)
+                best = self._with(best, guide)
             except (TimeIsUpError, _TimeIsUp):
                 break
         return best
@@ -135,46 +123,15 @@ class _Search:
         guided = Frontier(found.mem, found.time, found.strategies, guide.counts, self.algorithm, guide.bound)
         return settled(guided) if best is None else _better(best, guided)
 
-    def _pruned(self, best: Frontier, limits: Limits) -> Frontier:
-        """Return a better frontier: drop what is known to be dominated, and solve the rest exactly if it can be.
-
-        Raises:
-            TimeIsUpError: there was not enough time.
-        """
-        known = Found(best.mem_bytes, best.time_ns, best.strategies)
-        now = time.monotonic()
-        left = pruned(self.problem, min(self.budget.gap, _MOST_GAP), N_WEIGHTS, now + _SHARE * (self.deadline - now), known)
-        found = Frontier(
-            left.found.mem, left.found.time, left.found.strategies, best.eliminations, self.algorithm, left.bound
-        )
-        best = _better(best, found)
-        dropped = replace(found, bound=left.of_dropped)
-        if left.problem is None:
-            return _better(best, settled(dropped))
-        try:
-            rest = self._tracked(left.problem, limits, left.kept)
-        except InfeasibleError:
-            return _better(best, settled(dropped))
-        return best if rest is None else _better(best, settled(_together(rest, dropped)))
-
-    def _tracked(self, problem: Problem, limits: Limits, of_given: Sequence[Ints] | None = None) -> Frontier | None:
-        """Solve a problem once.
-
-        Args:
-            of_given: for each node, the states of the search's own problem that this problem's states are; None if they are
-                the same.
-
-        Returns:
-            The frontier in the states of the search's own problem; None if solving takes too much.
+    def _tracked(self, limits: Limits) -> Frontier | None:
+        """Return the frontier, by eliminations alone; None if that takes too much.
 
         Raises:
             InfeasibleError: no strategy is allowed.
         """
-        reduced = without_replaceable(problem)
+        reduced = without_replaceable(self.problem)
         kept = supported_states(reduced)
         reduced = reduced.restricted(kept)
-        if of_given is not None:
-            kept = tuple(given[those] for given, those in zip(of_given, kept, strict=True))
         thinning = Thinning.of(reduced, 0.0, self.budget.max_points)
         try:
             tracked = track(reduced, self.use_ldp, thinning, limits, self._report)
@@ -203,10 +160,3 @@ def _better(one: Frontier, other: Frontier) -> Frontier:
         return one if one.bound is None else other
     both = one.with_points(other.mem_bytes, other.time_ns, other.strategies)
     return settled(replace(both, eliminations=other.eliminations, bound=one.bound.tightened(other.bound)))
-
-
-def _together(kept: Frontier, dropped: Frontier) -> Frontier:
-    """Return the frontier of all strategies, given that of the ones that pruning left and that of the dropped ones."""
-    assert dropped.bound is not None
-    bound = (kept.bound or LowerBound(kept.mem_bytes, kept.time_ns, "pruning")).loosened(dropped.bound)
-    return replace(kept.with_points(dropped.mem_bytes, dropped.time_ns, dropped.strategies), bound=bound)

@@ -36,7 +36,6 @@ from ..lower_bound import LowerBound
 from ..problem import INFEASIBLE, Ints, Problem
 from ..tables.table import States
 from ..weighted.lagrangian import Found, Line, staircase
-from ..weighted.reduced_cost_pruning import scaled_costs
 from ..weighted.weighted_search import TimeIsUpError, WeightedSearch
 from .matrix_game import Floats, best_parts
 from .segment_memory import Transient, summed
@@ -117,7 +116,7 @@ class Lines:
 
     def corners(self) -> tuple[Floats, Floats]:
         """Return the corners between what is within the gap of known strategies, both ends included: float64[C] each."""
-        mem, time_ns = scaled_costs(self.found, self.gap)
+        mem, time_ns = self.found.scaled_costs(self.gap)
         return np.append(mem - 1.0, np.inf), np.insert(time_ns - 1.0, 0, np.inf)
 
     def reached(self, mem: Floats, time_ns: Floats) -> Floats:

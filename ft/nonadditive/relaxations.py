@@ -26,7 +26,6 @@ from ..frontier import Frontier
 from ..lower_bound import LowerBound
 from ..problem import Ints, Problem
 from ..weighted.lagrangian import Found
-from ..weighted.reduced_cost_pruning import scaled_costs
 from .segment_memory import Transient
 
 
@@ -90,7 +89,7 @@ class Relaxations:
         worst = int(gaps.argmax())
         if gaps[worst] <= gap:
             return None
-        mem, time_ns = scaled_costs(Found(best.mem_bytes, best.time_ns, best.strategies), gap)
+        mem, time_ns = Found(best.mem_bytes, best.time_ns, best.strategies).scaled_costs(gap)
         after = int(np.searchsorted(mem, self.bound.mem_bytes[worst], side="right"))
         if after == len(mem):
             return None  # no sum is too small here, but the search of sums isn't exact

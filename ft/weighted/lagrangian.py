@@ -26,7 +26,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,7 +33,7 @@ import numpy.typing as npt
 
 from ..lower_bound import LowerBound
 from ..pareto import reduce_unsorted
-from ..problem import Ints, in_states
+from ..problem import Ints
 from .weighted_search import Least, Shares, TimeIsUpError, WeightedSearch, mixed
 
 STEP = 2.0**-11
@@ -68,9 +67,14 @@ class Found:
         mem, time = np.concatenate([self.mem, other.mem]), np.concatenate([self.time, other.time])
         return Found.of(mem, time, np.concatenate([self.strategies, other.strategies]))
 
-    def as_given(self, kept: Sequence[Ints]) -> Found:
-        """Return the strategies in the states of the problem that was restricted to the states ``kept``."""
-        return Found(self.mem, self.time, in_states(self.strategies, kept))
+    def scaled_costs(self, epsilon: float) -> tuple[Ints, Ints]:
+        """Return the least integer costs, memory and time, that are within 1 + epsilon of the strategies', reduced."""
+        if not epsilon:
+            return self.mem, self.time
+        factor = (1 + epsilon) * (1 - 1e-12)
+        mem, time_ns = (np.ceil(cost / factor).astype(np.int64) for cost in (self.mem, self.time))
+        kept = reduce_unsorted(mem, time_ns)
+        return mem[kept], time_ns[kept]
 
     def __len__(self) -> int:
         return len(self.mem)
@@ -105,7 +109,6 @@ class Hull:
 
     Attributes:
         search: the weighted search that finds them.
-        dropped: a lower bound of the strategies that the search does not see; None if it sees all.
         lines: by ascending slope; the first bounds time alone, the last memory alone.
         corners: the best point that each line's search found, None if none.
         results: all results of the search.
@@ -114,7 +117,6 @@ class Hull:
     """
 
     search: WeightedSearch
-    dropped: LowerBound | None = None
     lines: list[Line] = field(default_factory=list)
     corners: list[tuple[int, int] | None] = field(default_factory=list)
     results: list[Least] = field(default_factory=list)
@@ -149,9 +151,6 @@ class Hull:
         known = min((weights[0] * mem + weights[1] * time for mem, time in self.points), default=math.inf)
         found = self.search.tightened(weights, known, self.near, self._start(weights, index))
         least = math.ceil(found[-1].bound)
-        if self.dropped is not None:
-            costs = weights[0] * self.dropped.mem_bytes.astype(object) + weights[1] * self.dropped.time_ns.astype(object)
-            least = min(least, int(costs.min()))
         self.lines.insert(index, Line(*weights, least))
         corners = [(each.mem_bytes, each.time_ns) for each in found if each.strategy is not None]
         self.corners.insert(index, min(corners, key=lambda c: weights[0] * c[0] + weights[1] * c[1], default=None))
@@ -182,20 +181,18 @@ def lagrangian(
     n_lines: int = 100,
     known: Found | None = None,
     gap: float = _NEAR,
-    dropped: LowerBound | None = None,
 ) -> Hull:
     """Return the hull of a problem's frontier, with at most ``n_lines`` lines; fewer if the search's deadline passes.
 
     Args:
         known: strategies that are known before.
         gap: a vertex that is within this of a known strategy is not looked at.
-        dropped: a lower bound of strategies that the search does not see, if the lines are to hold for them too.
 
     Raises:
         InfeasibleError: no strategy is allowed.
         TimeIsUpError: not even the two lines that bound each cost alone were ready.
     """
-    hull = Hull(search, dropped, near=max(gap / 2, STEP))
+    hull = Hull(search, near=max(gap / 2, STEP))
     if known is not None:
         hull.points += zip(known.mem.tolist(), known.time.tolist(), strict=True)
     hull.add(0, 1)

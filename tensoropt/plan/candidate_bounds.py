@@ -29,6 +29,8 @@ from .find_frontier import ModelFrontier
 from .stage_points import SearchedStages
 from .stage_times import estimated_us
 
+SMALL = 100
+"""Up to so many operators nothing is predicted: a search takes little, and messages and what isn't split count."""
 MARGIN = 0.01
 """Fewer micro-batches must be predicted to take longer by this share not to be searched."""
 MEMORY_MARGIN = 0.06
@@ -73,6 +75,8 @@ def bound_of_cut(candidate: Candidate, cutting: Cutting, found: Sequence[Searche
     assert cut is not None
     of_count = [each for each in found if each.stages.n == cut.stages.n]
     of_more = [each for each in of_count if each.micro_batches > n]
+    if len(cut.stages.whole.graph.step_operators) <= SMALL:
+        return Corners(np.array([candidate.least_bytes]), np.array([own_us]))
     if of_more and can_predict(of_more):
         nearest = _nearest(of_more, cut.sizes)
         of_stages = cutting.times(n).of([block.size for block in nearest.blocks])

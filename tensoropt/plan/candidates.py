@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations, pairwise, product
 
 import numpy as np
 
@@ -32,6 +33,8 @@ WORTH_AT_ONCE = 1 / 3
 """The batch is also taken at once where two stages can run this share of all operators' time at the same time."""
 CERTAINLY_FITS = 0.5
 """A memory limit is certainly kept by cuts whose estimated need is at most this share of it."""
+FEW_CUTS, MOST_COUNTED = 16, 256
+"""All cuts are candidates where they are few: a model's last points are often between the fastest and the smallest one."""
 WORTH_UNEQUAL = 0.02
 """Stages of unequally many devices are searched beside equal ones where they are predicted to save this share of a step."""
 
@@ -183,9 +186,29 @@ class Cutting:
             without = fastest([[block] for block in found[0].blocks], None)
             found += [without] if without.stages.cuts != found[0].stages.cuts else []
         yield from found
+        known = {(each.stages.cuts, each.blocks) for each in found}
+        yield from (each for each in self._all_of_few(all_choices, needs) if (each.stages.cuts, each.blocks) not in known)
         least = None if fits or not with_least else least_memory(model, needs, found[0].blocks, n, self.placed)
         if least is not None and all(least.cuts != each.stages.cuts for each in found):
             yield Cut(least, found[0].blocks, math.nan, needs=needs)
+
+    def _all_of_few(self, of_stages: Sequence[Sequence[Block]], needs: StageNeeds) -> list[Cut]:
+        """Return all cuts on all devices; none where they are more than FEW_CUTS."""
+        count, n = len(of_stages), len(needs.names)
+        all_blocks = [
+            blocks
+            for blocks in product(*of_stages)
+            if all(one.end == other.first for one, other in pairwise(blocks)) and blocks[-1].end == self.parallelism
+        ]
+        if math.comb(n - 1, count - 1) * len(all_blocks) > MOST_COUNTED:
+            return []
+        found = []
+        for places in combinations(range(1, n), count - 1):
+            if (np.diff(needs.trained[[0, *places, n]]) > 0).all():
+                stages = Stages(self.request.model, tuple(needs.names[place - 1] for place in places))
+                allowed = (blocks for blocks in all_blocks if why_not_placed(stages, blocks, self.placed) is None)
+                found += [Cut(stages, blocks, math.nan, needs=needs) for blocks in allowed]
+        return found if len(found) <= FEW_CUTS else []
 
     @property
     def _is_interleaved(self) -> bool:

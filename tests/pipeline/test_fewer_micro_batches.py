@@ -35,6 +35,11 @@ NOTHING = Corners(np.zeros(1), np.zeros(1))
 CASES = first(0, [*ZOO, "mlp", "attention", "looking_up", "tied"])
 
 
+@pytest.fixture(autouse=True)
+def _as_of_large_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidate_bounds, "SMALL", 0)
+
+
 def request(name: str) -> Request:
     """Return a request for one of the small models, by name, or for one of the zoo with sizes."""
     model = models.recorded(name, "adam").model if name in models.FUNCTIONS else record(zoo.sized(name), "", "adam").model
