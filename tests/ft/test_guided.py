@@ -101,9 +101,9 @@ def test_a_search_that_may_not_be_exact_is_guided(monkeypatch: pytest.MonkeyPatc
     assert first.bound is not None
     assert below(first.bound, true.mem_bytes, true.time_ns).all()
     assert_within(true, first, (1 + first.worst_gap) * (1 + 1e-9))
-    refined = search(problem, algorithm, budget=Budget(seconds=60))
-    assert refined.worst_gap <= first.worst_gap
-    assert (refined.mem_bytes == true.mem_bytes).all() and (refined.time_ns == true.time_ns).all()
+    refined = search(problem, algorithm, budget=Budget(seconds=2))
+    assert refined.worst_gap <= first.worst_gap and len(refined) >= len(first)
+    assert_within(true, refined, (1 + refined.worst_gap) * (1 + 1e-9))
 
 
 def test_limits_end_a_solution() -> None:

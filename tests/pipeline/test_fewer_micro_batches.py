@@ -92,7 +92,7 @@ def test_a_cut_is_left_out_only_if_found_points_need_no_more_than_it_in_time_and
     sizes, n = [frontier.mesh.n_devices for frontier in first_found.frontiers], first_found.micro_batches
     cutting = Cutting(request("mlp"), {}, 4, None)
     needs = StageNeeds.of(cutting.times(n), sorted(set(sizes)))
-    same = [each for each in found if each.micro_batches <= n]
+    same = [first_found]
 
     def bound(cut_us: float, sizes: list[int], compared: list[SearchedStages]) -> Corners:
         cut = Cut(first_found.stages, blocks_of(sizes), cut_us, needs=needs)
