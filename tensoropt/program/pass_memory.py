@@ -104,12 +104,6 @@ class PassMemory:
         """Return the bytes under some of the strategies, in any order."""
         return PassMemory(*(each[..., points] for each in (self.outside, self.begins, self.rises, self.changes)))
 
-    def of_samples(self, ratio: float) -> PassMemory:
-        """Return the bytes that are predicted where a micro-batch has so many times the samples: sums of gradients stay."""
-        rises, changes = (np.rint(ratio * each).astype(np.int64) for each in (self.rises, self.changes))
-        changes[:1, 2] += self.changes[:1].sum(axis=1) - changes[:1].sum(axis=1)
-        return PassMemory(self.outside, self.begins, rises, changes)
-
     def peak_bytes(self, order: Iterable[Pass], n_micro_batches: int, messages: Messages = Messages()) -> np.ndarray:
         """Return the most bytes that are alive at once with an order of a stage's passes, int64[P].
 
