@@ -8,7 +8,7 @@ Memory plays no part, so tables hold numbers and not frontiers, in the algebra (
 are done until neither applies (Algorithm 1, lines 6 to 13). Going back, each eliminated node takes its best state for those
 that its neighbours took (lines 15 to 23). Both are cases of variable elimination (:mod:`..weighted.weighted_search`), whose
 tables have as many dimensions as it takes, so what is left is not enumerated (line 14). Where tables would have too many
-cells, that gives a strategy and lower bounds by state and by pair of states. What can't be part of a faster strategy is
+cells, that gives a strategy and lower bounds by state. What can't be part of a faster strategy is
 dropped, and the rest is searched again, with more cells. Where finally nothing more can be dropped, the result is a strategy
 and a bound.
 """
@@ -24,7 +24,6 @@ import numpy as np
 from ..frontier import Frontier
 from ..lower_bound import LowerBound
 from ..problem import INFEASIBLE, Edge, InfeasibleError, Ints, Node, Problem
-from ..weighted.min_plus import Floats
 from ..weighted.weighted_search import MAX_CELLS, WeightedSearch
 
 TIME_ONLY = (0.0, 1.0)
@@ -66,7 +65,7 @@ def _fastest(
         counts.update("branch" if len(bucket.shape) > 2 else "node" for step in search.plan.steps for bucket in step.buckets)
         progress(number, MOST_ROUNDS)
         try:
-            found = search.marginals(TIME_ONLY, with_edges=True)
+            found = search.marginals(TIME_ONLY)
         except InfeasibleError:
             if best:
                 return best, best_time  # nothing else is left
@@ -83,23 +82,11 @@ def _fastest(
         faster = [np.flatnonzero(marginal < best_time) for marginal in found.nodes]
         if bound >= best_time or not all(map(len, faster)):
             return best, best_time
-        edges = [_without_slow(edge, marginal, best_time) for edge, marginal in zip(problem.edges, found.edges, strict=True)]
-        is_all = all(len(a) == len(b) for a, b in zip(faster, kept, strict=True)) and edges == list(problem.edges)
-        if is_all and is_last:
+        if is_last and all(len(a) == len(b) for a, b in zip(faster, kept, strict=True)):
             break
-        problem = Problem(problem.nodes, tuple(edges)).restricted(faster)
+        problem = problem.restricted(faster)
         kept = [those[states] for those, states in zip(kept, faster, strict=True)]
     return best, bound
-
-
-def _without_slow(edge: Edge, marginal: Floats | None, time_ns: int) -> Edge:
-    """Return an edge without the pairs that no faster strategy has; the edge itself if there is no such pair."""
-    if marginal is None:
-        return edge
-    slow = (marginal >= time_ns) & (edge.time_ns < INFEASIBLE)
-    if not slow.any():
-        return edge
-    return Edge(edge.source, edge.target, edge.mem_bytes, np.where(slow, INFEASIBLE, edge.time_ns))
 
 
 def _free(time: Ints) -> Ints:

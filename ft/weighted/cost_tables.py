@@ -50,13 +50,11 @@ class TableCosts:
     Attributes:
         mem, time: int64, an axis per variable of the table.
         forbidden: bool, of the same shape: the cells that are not allowed.
-        edges: the indices of the edges that were added up; none for a node's own costs.
     """
 
     mem: Ints
     time: Ints
     forbidden: npt.NDArray[np.bool_]
-    edges: tuple[int, ...] = ()
 
 
 def given_tables(problem: Problem) -> tuple[list[Shape], list[TableCosts]]:
@@ -82,7 +80,7 @@ def given_tables(problem: Problem) -> tuple[list[Shape], list[TableCosts]]:
                 own[variable][1] = np.minimum(own[variable][1], INFEASIBLE) + time
         else:
             shape = Shape(pair, kind.classes, kind.mem.shape, kind.is_free)
-            edges.append((shape, TableCosts(kind.mem, kind.time, kind.forbidden, tuple(indices))))
+            edges.append((shape, TableCosts(kind.mem, kind.time, kind.forbidden)))
     shapes: list[Shape] = []
     given: list[TableCosts] = []
     states = {len(mem): np.arange(len(mem)) for mem, _ in own}

@@ -79,13 +79,10 @@ class Marginals:
     Attributes:
         least: the result for all strategies.
         nodes: float64[K] for each node; infinite where no strategy has the state.
-        edges: float64[K source, K target] for each edge, None for those whose ends do not interact; empty if not asked for.
-            Pairs that the edge does not distinguish share the least bound among them.
     """
 
     least: Least
     nodes: tuple[Floats, ...]
-    edges: tuple[Floats | None, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -270,7 +267,7 @@ class WeightedPass:
                 self.found = Least(self.weights, bound, cost <= bound, strategy, mem, time_ns)
         return self.found
 
-    def marginals(self, with_edges: bool, samples: int | None = None) -> Marginals:
+    def marginals(self, samples: int | None = None) -> Marginals:
         """Return the marginals, and set ``moves`` for the split variables.
 
         Args:
@@ -280,7 +277,6 @@ class WeightedPass:
         """
         given, pool = len(self.plan.given), self.setting.pool
         nodes: list[Floats] = [np.empty(0)] * len(self.plan.n_states)
-        edges: list[Floats | None] = [None] * len(self.setting.problem.edges) if with_edges else []
         outside: dict[int, Floats] = {
             n: np.subtract(self.total, self.tables[n], out=pool.take(())) for n in self.plan.constants
         }
@@ -290,21 +286,10 @@ class WeightedPass:
             of_buckets = []
             for bucket, own in zip(step.buckets, self.own[step.variable], strict=True):
                 beyond = outside.pop(bucket.result)
-                if with_edges:
-                    of_state, of_inputs, used = self._go_back(bucket, own, beyond, True)
-                    for each, marginal in of_inputs:
-                        if each.table < given:
-                            self._put_edge(edges, each.table, marginal)
-                        else:
-                            outside[each.table] = less(marginal, self.tables[each.table], pool.take(marginal.shape))
-                    for array in (beyond, *used):
-                        pool.put_back(array)
-                else:
-                    back = self._back(bucket, own, beyond, samples)
-                    of_state = back.of_state
-                    made = (each.table for each in bucket.inputs if each.table >= given)
-                    outside.update(zip(made, back.of_inputs, strict=True))
-                of_buckets.append(of_state)
+                back = self._back(bucket, own, beyond, samples)
+                made = (each.table for each in bucket.inputs if each.table >= given)
+                outside.update(zip(made, back.of_inputs, strict=True))
+                of_buckets.append(back.of_state)
             if len(of_buckets) > 1:
                 self.moves[step.variable] = _moves(of_buckets)
             nodes[step.variable] = of_buckets[0] if len(of_buckets) == 1 else np.max(of_buckets, axis=0)
@@ -319,7 +304,7 @@ class WeightedPass:
         self._backs.clear()
         # Nodes that are alike have one array, so that what follows from it is computed once.
         lowered = {id(each): each - self.margin for each in nodes} if self.margin else {}
-        return Marginals(self.least(), tuple(lowered.get(id(each), each) for each in nodes), tuple(edges))
+        return Marginals(self.least(), tuple(lowered.get(id(each), each) for each in nodes))
 
     def _back(self, bucket: Bucket, own: Floats, beyond: Floats, samples: int | None) -> _Back:
         """Return a bucket's marginals: those of an equal elimination, if the same costs lie beyond both, or of a sample.
@@ -334,7 +319,7 @@ class WeightedPass:
                 return back
         if samples is not None and known and not _is_sample(visit, self.plan.n_equal(kind), samples):
             return known[-1]
-        of_state, of_inputs, used = self._go_back(bucket, own, beyond, False)
+        of_state, of_inputs, used = self._go_back(bucket, own, beyond)
         pool = self.setting.pool
         parts = ((marginal, self.tables[each.table]) for each, marginal in of_inputs)
         back = _Back(beyond, of_state, tuple(less(whole, part, pool.take(whole.shape)) for whole, part in parts))
@@ -344,7 +329,7 @@ class WeightedPass:
         return back
 
     def _go_back(
-        self, bucket: Bucket, own: Floats, outside: Floats, with_edges: bool
+        self, bucket: Bucket, own: Floats, outside: Floats
     ) -> tuple[Floats, list[tuple[Input, Floats]], list[Floats]]:
         """Compute marginals from one bucket's tables.
 
@@ -358,7 +343,7 @@ class WeightedPass:
         """
         n_both, of_left, of_right = bucket.sizes
         beyond = outside.reshape(bucket.sizes)
-        wanted = [[x for x in part if with_edges or x.table >= len(self.plan.given)] for part in (bucket.left, bucket.right)]
+        wanted = [[x for x in part if x.table >= len(self.plan.given)] for part in (bucket.left, bucket.right)]
         of_group = np.empty(bucket.n_groups)
         pool = self.setting.pool
         lefts = pool.take((n_both, of_left, bucket.n_groups))
@@ -384,12 +369,3 @@ class WeightedPass:
                 marginal = of_part.min(axis=others, keepdims=True) if others else of_part
                 of_inputs.append((each, least_of_expanded(marginal, each, self.tables[each.table].shape)))
         return of_state, of_inputs, [lefts, rights]
-
-    def _put_edge(self, edges: list[Floats | None], table: int, marginal: Floats) -> None:
-        """Store the marginals of a table's cells with its edges, by states; of several for one pair, the highest."""
-        shape, costs = self.plan.shapes[table], self.plan.given[table]
-        full = marginal[shape.classes[0][:, None], shape.classes[1]] - self.margin
-        for index in costs.edges:
-            known = edges[index]
-            turned = full if self.setting.problem.edges[index].source == shape.scope[0] else full.T
-            edges[index] = turned if known is None else np.maximum(known, turned)

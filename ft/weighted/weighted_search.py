@@ -105,8 +105,8 @@ class WeightedSearch:
         run.put_back()
         return found
 
-    def marginals(self, weights: tuple[float, float], with_edges: bool = False, samples: int | None = None) -> Marginals:
-        """Return the least weighted cost with each state of each node, and for each edge with each pair of states.
+    def marginals(self, weights: tuple[float, float], samples: int | None = None) -> Marginals:
+        """Return the least weighted cost with each state of each node.
 
         Args:
             samples: the most of equal parts of a problem that are looked at; None for all, which proves bounds.
@@ -115,7 +115,7 @@ class WeightedSearch:
             ValueError, InfeasibleError, TimeIsUpError: as ``least``.
         """
         run = WeightedPass(self.setting, weights, self.shares.get(weights))
-        found = run.marginals(with_edges, samples)
+        found = run.marginals(samples)
         run.put_back()
         return found
 
@@ -157,7 +157,7 @@ class WeightedSearch:
                     shares = Shares({variable: run.own[variable][1:] for variable in self.setting.split}, run.folds)
                     self.shares[weights] = shares
                     if not enough:
-                        run.marginals(False)
+                        run.marginals()
                     best = total, shares, run.moves
                 else:
                     self.step /= 4

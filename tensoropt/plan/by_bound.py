@@ -23,7 +23,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Protocol
 
 from ..common.errors import InputError
 from ..program.schedule import ONE_FORWARD_ONE_BACKWARD
@@ -38,20 +37,7 @@ from .stage_memory import StageCosts
 from .stage_points import SearchedStages
 
 
-class Aim(Protocol):
-    """What the loop is for."""
-
-    def key(self, candidate: Candidate) -> float | tuple[float, ...]:
-        """Return the bound by which candidates are taken."""
-
-    def is_beaten(self, candidate: Candidate) -> bool:
-        """Return whether a candidate can't be better than what is found."""
-
-    def opened(self, candidate: Candidate) -> list[Candidate]:
-        """Search a candidate, or return those into which it is opened."""
-
-
-def by_bound(candidates: Sequence[Candidate], aim: Aim) -> None:
+def by_bound(candidates: Sequence[Candidate], aim: Best | Fit) -> None:
     """Open and search candidates by ascending bound, but those that what is found by then beats."""
     waiting = list(candidates)
     while waiting:
@@ -63,7 +49,7 @@ def by_bound(candidates: Sequence[Candidate], aim: Aim) -> None:
 
 @dataclass(eq=False)
 class Best:
-    """Search the fastest plans, and those of less memory; see :class:`Aim`.
+    """Search the fastest plans, and those of less memory.
 
     Attributes:
         worth: the share of the fastest step that candidates in stages must promise to save; None where they are asked for.
@@ -73,12 +59,14 @@ class Best:
     worth: float | None = None
 
     def key(self, candidate: Candidate) -> float:
+        """Return the bound by which candidates are taken."""
         return self._bounded(candidate).least_us
 
     def _bounded(self, candidate: Candidate) -> Candidate:
         return bound_of_whole(candidate, self.search.whole) if candidate.n_stages == 1 else candidate
 
     def is_beaten(self, candidate: Candidate) -> bool:
+        """Return whether a candidate can't be better than what is found."""
         search, limit = self.search, self.search.request.limit_bytes
         if candidate.n_stages == 1:
             bounded = self._bounded(candidate)
@@ -103,6 +91,7 @@ class Best:
         return not search.hint and least_us <= (1 - worth) * search.best_us
 
     def opened(self, candidate: Candidate) -> list[Candidate]:
+        """Search a candidate, or return those into which it is opened."""
         search, request = self.search, self.search.request
         count, n, cutting = candidate.n_stages, candidate.micro_batches, search.cutting
         if count == 1:
@@ -150,7 +139,7 @@ class Best:
 
 @dataclass(eq=False)
 class Fit:
-    """Find out whether anything fits the memory limit, without refinement; see :class:`Aim`.
+    """Find out whether anything fits the memory limit, without refinement.
 
     Attributes:
         most_stages: into more the model can't be cut.
