@@ -26,12 +26,11 @@ from ..report.sentences import time_text
 from ..search.problem.choices import STAGES
 from ..search.problem.objectives import MEMORY_TIME
 from ..sharding.model import Model
-from .by_bound import Best, Fit, by_bound
+from .by_bound import Best, Fit, SearchState, by_bound
 from .candidates import Candidate, possible_micro_batches
 from .first_look import first_look
 from .joined_frontier import frontier_of
 from .request import Request, may_use_micro_batches, micro_batches_to_look_at, most_micro_batches
-from .search_state import SearchState
 from .stage_points import SearchedStages
 from .staged_frontier import StagedFrontier
 

@@ -13,9 +13,9 @@ import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.common.memory_units import memory_text
 from tensoropt.costs.held_bytes import least_held_bytes
+from tensoropt.plan import by_bound
 from tensoropt.plan import infeasible as suggestions
 from tensoropt.plan import request as requests
-from tensoropt.plan import search_state
 from tensoropt.plan.batch_size import batch_that_fits
 from tensoropt.plan.find_frontier import ModelFrontier
 from tensoropt.plan.options import mini_parallelism, mini_time, profiling
@@ -235,7 +235,7 @@ def test_limits_below_the_held_memory_are_refused_without_a_search(
     held, asked = least_held_bytes(model.graph, 4), []
     whole = searched(request(model), 4)
     assert all(held <= whole.peak(point).n_bytes for point in range(len(whole)))
-    for module in (requests, search_state):
+    for module in (requests, by_bound):
         monkeypatch.setattr(module, "searched", lambda *given: asked.append(given[0].micro_batches) or searched(*given))
     best, tried = fastest_that_fits(open_request(model, limit_bytes=held - 1), 4)
     assert best is None and len(tried) == 1 and asked == [None]
@@ -253,7 +253,7 @@ def test_limits_below_the_held_memory_are_refused_without_a_search(
 def test_where_nothing_fits_the_most_micro_batches_say_so(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two searches, whatever the batch; what they find to be the least is found again where it is asked for."""
     asked: list[int | None] = []
-    for module in (requests, search_state):
+    for module in (requests, by_bound):
         monkeypatch.setattr(module, "searched", lambda *given: asked.append(given[0].micro_batches) or searched(*given))
     held = least_bytes_in_micro_batches(model, 4)
     best, tried = fastest_that_fits(open_request(model, limit_bytes=held - 1), 4)
