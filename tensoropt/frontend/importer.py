@@ -122,7 +122,7 @@ class _Importer:
                     if op.name in targets or (not tensor.consumers() and op.type not in SHAPE_READERS):
                         self._import_constant(tensor)
             elif op.name in self._taken:
-                self._add(self._taken.operator(op, self._tensor(op.outputs[0], op)))
+                self._add(self._taken.operator(op, self.known(op.outputs[0])))
             elif op.type not in ("NoOp", *LIST_MAKERS) and op.name not in self._step_of:
                 self._import_operator(op)
         imported = {step.op.name: self._import_step(step) for step in steps}
@@ -173,15 +173,12 @@ class _Importer:
         """Return the line of the user's code that made an operator."""
         return self.lines[op.name] if op.name in self.lines else source_line(op)
 
-    def known(self, tensor: tf.Tensor) -> Tensor:
-        """Return what a result becomes in the imported graph; raise InputError if its shape isn't known."""
-        return self._tensor(tensor, tensor.op)
-
     def _canonical(self, name: str) -> str:
         return self.aliases.get(name, name)
 
-    def _tensor(self, tensor: tf.Tensor, op: tf.Operation) -> Tensor:
-        return Tensor(tensor.name, known_shape(tensor, op, self.line(op)), tensor.dtype.base_dtype.name)
+    def known(self, tensor: tf.Tensor) -> Tensor:
+        """Return what a result becomes in the imported graph; raise InputError if its shape isn't known."""
+        return Tensor(tensor.name, known_shape(tensor, self.line(tensor.op)), tensor.dtype.base_dtype.name)
 
     def _add(self, op: Operator) -> None:
         self.positions.setdefault(op.name, len(self.positions))
@@ -203,7 +200,7 @@ class _Importer:
             if tensor.consumers() or len(op.outputs) == 1:
                 name = op.name if len(op.outputs) == 1 else f"{op.name}:{tensor.value_index}"
                 attributes = {LOADED: True} if LOADED_ATTRIBUTE in op.node_def.attr else {}
-                self._add(Operator(name, PLACEHOLDER, (), (self._tensor(tensor, op),), {}, attributes, source=self.line(op)))
+                self._add(Operator(name, PLACEHOLDER, (), (self.known(tensor),), {}, attributes, source=self.line(op)))
 
     def _import_constant(self, tensor: tf.Tensor) -> Tensor:
         """Return the result of a constant operator with the folded value, which is added when it is first asked for."""
@@ -248,7 +245,7 @@ class _Importer:
                 )
             else:
                 inputs.append(self.operand(tensor))
-        outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
+        outputs = tuple(map(self.known, op.outputs))
         kind = PLACEHOLDER if op.type == "Placeholder" else op.type
         self._add(
             Operator(
@@ -297,7 +294,7 @@ class _Importer:
 
     def _import_lookup(self, op: tf.Operation) -> None:
         """Import an embedding: the lookup that tf.gather makes in a variable is a lookup in its value, like any other."""
-        table, result = self.tensors[op.inputs[0].name], self._tensor(op.outputs[0], op)
+        table, result = self.tensors[op.inputs[0].name], self.known(op.outputs[0])
         self._add_lookup(op, table, result, op.get_attr("batch_dims"))
 
     def _import_item(self, op: tf.Operation) -> None:
@@ -321,7 +318,7 @@ class _Importer:
     def _import_update(self, op: tf.Operation) -> None:
         """Import an assignment, or a read that must come after one."""
         value = tuple(self.operand(tensor) for tensor in op.inputs[1:])
-        outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
+        outputs = tuple(map(self.known, op.outputs))
         variable, controls = op.inputs[0].op.name, self._controls(op)
         same = (variable, *controls)
         if op.type in _READS and same in self._reads:

@@ -116,12 +116,13 @@ def conditions_of(steps: Sequence[RecordedStep]) -> list[Any]:
     return [each.optimizer.condition for each in steps if each.optimizer.condition is not None]
 
 
-def known_shape(tensor: tf.Tensor, op: tf.Operation, line: str) -> Shape:
+def known_shape(tensor: tf.Tensor, line: str) -> Shape:
     """Return the shape of an operator's result.
 
     Raises:
         InputError: some extent isn't known.
     """
+    op = tensor.op
     if tensor.shape.is_fully_defined():
         return tuple(tensor.shape.as_list())
     if (op.type, tensor.value_index) in _ROOM:

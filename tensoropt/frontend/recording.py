@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -107,9 +108,6 @@ class Recording:
         """Return whether a tensor or operation was recorded here."""
         return _graph_of(value) is self.graph
 
-    def add_step(self, step: RecordedStep) -> None:
-        self.steps.append(step)
-
     def use_own_gradients(self, loss: tf.Tensor) -> None:
         """Have TensorFlow's own gradients take the places of placeholders in what gradients are taken of.
 
@@ -190,14 +188,18 @@ def record_minimize(
         raise InputError(
             f"there is no trainable variable to minimize {where} by; make parameters with tensoropt.get_variable(...)"
         )
-    _check_variables(recording, variables, global_step)
-    _check_hyperparameters(recording, hyperparameters, name)
+    _check_recorded(recording, hyperparameters, name, variables, global_step, "minimize")
     with recording.graph.as_default():
         op = tf.no_op(name=name)
-    names = tuple(variable.handle.op.name for variable in variables)
-    counter = global_step.handle.op.name if global_step is not None else None
-    recording.add_step(RecordedStep(op, loss, names, Classic(optimizer, tuple(hyperparameters.items())), counter))
+    recording.steps.append(_step(op, Classic(optimizer, tuple(hyperparameters.items())), variables, global_step, loss))
     return op
+
+
+def _step(
+    op: tf.Operation, classic: Classic, variables: Sequence[tf.Variable], counter: tf.Variable | None, loss: tf.Tensor | None
+) -> RecordedStep:
+    names = tuple(variable.handle.op.name for variable in variables)
+    return RecordedStep(op, loss, names, classic, None if counter is None else counter.handle.op.name)
 
 
 def record_gradients(
@@ -246,29 +248,22 @@ def record_application(
             f"apply_gradients ({running_line()}) of {name} has no gradient: no loss depends on its variables; give "
             "gradients with respect to variables of which a loss is computed"
         )
-    _check_variables(recording, [variable for _, variable in pairs], global_step, "apply_gradients")
-    _check_hyperparameters(recording, hyperparameters, name)
+    variables = [variable for _, variable in pairs]
+    _check_recorded(recording, hyperparameters, name, variables, global_step, "apply_gradients")
     with recording.graph.as_default(), tf.control_dependencies(None):
         number = sum(bool(step.assigns) for step in recording.steps)
         assigns = assign_gradients(pairs, recording.taken, number, running_line())
         op = tf.no_op(name=name)
-    names = tuple(variable.handle.op.name for _, variable in pairs)
-    counter = global_step.handle.op.name if global_step is not None else None
-    classic = Classic(optimizer, tuple(hyperparameters.items()))
-    recording.add_step(RecordedStep(op, None, names, classic, counter, assigns=assigns))
+    step = _step(op, Classic(optimizer, tuple(hyperparameters.items())), variables, global_step, None)
+    recording.steps.append(replace(step, assigns=assigns))
     return op
 
 
-def _check_hyperparameters(recording: Recording, hyperparameters: dict[str, Any], name: str) -> None:
-    for key, value in hyperparameters.items():
-        if isinstance(value, tf.Tensor) and not (recording.has(value) and value.shape.rank == 0):
-            raise InputError(f"{key} of {name} must be a scalar that was recorded after tensoropt.init(), got {value!r}")
-
-
-def _check_variables(
-    recording: Recording, variables: Sequence[object], global_step: object, method: str = "minimize"
-) -> None:
-    """Refuse variables that can't be trained, and a step counter that can't be incremented."""
+def _check_recorded(
+    recording: Recording, hyperparameters: dict[str, Any], name: str, variables: Sequence[object], global_step: object,
+    method: str,
+) -> None:  # fmt: skip
+    """Refuse variables that can't be trained, a step counter that can't be incremented, and foreign hyperparameters."""
     named = [("var_list", variable) for variable in variables]
     if global_step is not None:
         named.append(("global_step", global_step))
@@ -279,6 +274,9 @@ def _check_variables(
                 f"{argument} of {method} takes variables that were recorded after tensoropt.init(), such as "
                 f"tensoropt.get_variable makes, got {short(variable)}"
             )
+    for key, value in hyperparameters.items():
+        if isinstance(value, tf.Tensor) and not (recording.has(value) and value.shape.rank == 0):
+            raise InputError(f"{key} of {name} must be a scalar that was recorded after tensoropt.init(), got {value!r}")
 
 
 def softmax_cross_entropy(labels: Any, logits: Any, name: str | None = None) -> tf.Tensor:

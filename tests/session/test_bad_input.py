@@ -178,35 +178,27 @@ def test_optimizers_and_sessions_that_are_not_there():
         tensoropt.train.nonsense  # noqa: B018
 
 
-def loop(loss):
-    return tensoropt.while_loop(lambda value: value < 1.0, lambda value: value * 2, [loss])
-
-
-def traced(loss):
-    return tensoropt.function(lambda value: value * 2)(loss)
-
-
-def test_a_loop_whose_trips_are_computed():
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda loss: tensoropt.while_loop(lambda value: value < 1.0, lambda value: value * 2, [loss]),
+            r"loop 'while' \(test_bad_input.py:\d+\) runs as often as a computed value says",
+        ),
+        (
+            lambda loss: tensoropt.function(lambda value: value * 2)(loss),
+            r"PartitionedCall '.*' \(test_bad_input.py:\d+\) calls a function, which can't be recorded; expected plain",
+        ),
+        (
+            lambda loss: tf.ensure_shape(tf.py_function(lambda value: value, [loss], tf.float32), []),
+            r"EagerPyFunc 'EagerPyFunc' \(test_bad_input.py:\d+\) can't be recorded: it calls Python",
+        ),
+    ],
+)
+def test_operators_that_cannot_be_recorded(change, said):
     begin()
-    tensoropt.GradientDescentOptimizer().minimize(loop(network(trained=False).loss))
-    with refuses(r"loop 'while' \(test_bad_input.py:\d+\) runs as often as a computed value says"):
-        tensoropt.find_strategy()
-
-
-def test_operators_that_call_functions():
-    begin()
-    tensoropt.GradientDescentOptimizer().minimize(traced(network(trained=False).loss))
-    expected = r"PartitionedCall '.*' \(test_bad_input.py:\d+\) calls a function, which can't be recorded; expected plain"
-    with refuses(expected):
-        tensoropt.find_strategy()
-
-
-def test_python_with_gradients():
-    begin()
-    loss = tf.py_function(lambda value: value, [network(trained=False).loss], tf.float32)
-    loss.set_shape([])
-    tensoropt.GradientDescentOptimizer().minimize(loss)
-    with refuses(r"EagerPyFunc 'EagerPyFunc' \(test_bad_input.py:\d+\) can't be recorded: it calls Python"):
+    tensoropt.GradientDescentOptimizer().minimize(change(network(trained=False).loss))
+    with refuses(said):
         tensoropt.find_strategy()
 
 
@@ -255,18 +247,13 @@ def test_a_first_value_that_needs_a_fed_value():
     ("options", "said"),
     [
         ({"option": "fast"}, "unknown option 'fast'; expected one of 'mini_time', 'mini_parallelism', 'profiling'"),
-        ({"option": ["fast"]}, "unknown option"),
         ({"memory": "abc"}, "memory limit 'abc' isn't an amount of memory; expected a number with one of"),
-        ({"memory": "16 XB"}, "isn't an amount of memory"),
         ({"memory": "16"}, "isn't an amount of memory"),
-        ({"memory": [1]}, "isn't an amount of memory"),
         ({"memory": b"16GB"}, "isn't an amount of memory"),
         ({"memory": True}, "isn't an amount of memory"),
         ({"memory": 0}, "must be at least one byte"),
-        ({"memory": -1}, "must be at least one byte"),
         ({"memory": float("nan")}, "must be at least one byte"),
         ({"parallelism": 0}, "parallelism must be a positive number of devices, or a list of such, got 0"),
-        ({"parallelism": "4"}, "parallelism must be a positive number"),
         ({"parallelism": 4.0}, "parallelism must be a positive number"),
         ({"parallelism": True}, "parallelism must be a positive number"),
         ({"parallelism": [1, "a"], "option": "profiling"}, "parallelism must be a positive number"),
@@ -283,7 +270,6 @@ def test_a_first_value_that_needs_a_fed_value():
         ({"force": {"nope": {"m": 2}}}, "force names 'nope', which is neither an operator's name nor a type"),
         ({"force": {"MatMul": {"n": 4, "m": 2}}}, "don't fit 4 devices together"),
         ({"force": {"MatMul": 3}}, "force takes degrees by factor by operator, such as"),
-        ({"force": ["MatMul"]}, "force takes degrees by factor by operator, such as"),
         ({"force": {"MatMul": {"m": "2"}}}, "force takes a positive number of blocks for MatMul's factor 'm', got '2'"),
     ],
 )
@@ -380,12 +366,3 @@ def test_feeds_that_are_fine():
         assert tensoropt.run(model.loss, {"x:0": x, model.y: y}) == expected
     # Any tensor can be fed, as in TensorFlow.
     assert tensoropt.run(model.loss, {model.logits: np.zeros((8, 5)), model.y: LABELS}) == pytest.approx(np.log(5))
-
-
-def test_fetches_keep_their_structure():
-    model = built()
-    fetched = tensoropt.run({"loss": model.loss, "more": [model.step, (model.w, "MatMul")], "none": []}, model.feeds)
-    assert list(fetched) == ["loss", "more", "none"]
-    assert fetched["more"][0] is None and fetched["more"][1][1] is None and fetched["none"] == []
-    assert fetched["more"][1][0].shape == (6, 10)
-    assert isinstance(fetched["loss"], np.float32)

@@ -81,15 +81,11 @@ class Flattener:
     conditions: dict[str, tf.Tensor] = field(default_factory=dict)
     is_of_body: bool = False
 
-    def add_variable(self, variable: tf.Variable, name: str) -> tf.Tensor:
-        """Return the flat graph's handle for one of the user's variables; the variable's value isn't copied."""
-        key = id(handle_of(variable))
-        if key not in self.handles:
-            with self.graph.as_default():
-                self.handles[key] = tf.raw_ops.VarHandleOp(
-                    dtype=variable.dtype, shape=variable.shape, shared_name=name, name=name
-                )
-        return self.handles[key]
+    def add_variable(self, variable: tf.Variable, name: str) -> None:
+        """Make a handle for one of the user's variables in the flat graph; the variable's value isn't copied."""
+        with self.graph.as_default():
+            handle = tf.raw_ops.VarHandleOp(dtype=variable.dtype, shape=variable.shape, shared_name=name, name=name)
+        self.handles[id(handle_of(variable))] = handle
 
     def flatten(self, traced: Any, arguments: Sequence[tf.Tensor], scope: str = "") -> Flat:
         """Copy a traced function (a ``FuncGraph``), with ``arguments`` in place of its own inputs.
