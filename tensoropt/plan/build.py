@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from ..costs.operator_costs import OperatorCosting
 from ..costs.resharding_costs import accumulator_bytes
@@ -15,6 +15,7 @@ from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface, OperandSharding, Rule, configs, interface_of
 from ..sharding.consumers import Consumer, consumers_of, sharding_of
 from ..sharding.model import Model
+from ..sharding.propagation import chosen_in_order
 from ..sharding.resharding import PathFinder, Resharding, differentiated_operands, inner_reshardings, resharding_of
 from ..sharding.strategy import Strategy, StrategyView
 from ..sharding.update_resharding import row_reshardings, update_reshardings
@@ -195,21 +196,14 @@ def complete_configs(model: Model, steps: Strategy, costing: OperatorCosting) ->
     The configs of the training steps stay. In program order, each further operator gets the config of least time: that of
     resharding its operands plus that of computing.
     """
-    chosen = dict(steps.configs)
-    layouts: dict[str, Layout] = {}
-    for op in model.graph.operators.values():
-        if op.updates is not None:
-            # A tensor that is read after an update has the variable's layout.
-            layouts.update({tensor.name: layouts[model.graph.operators[op.updates].result.name] for tensor in op.outputs})
-            continue
-        if op.name not in chosen:
-            chosen[op.name] = _cheapest(op, layouts, costing, steps.mesh)
-        interface = interface_of(rule_of(op), chosen[op.name])
-        layouts.update({tensor.name: layout for tensor, layout in zip(op.outputs, interface.results, strict=True)})
-    return Strategy(steps.mesh, chosen, steps.shared, steps.regathered, steps.rematerialized)
+
+    def choose(op: Operator, layouts: Mapping[str, Layout]) -> Config:
+        return steps.configs.get(op.name) or _cheapest(op, layouts, costing, steps.mesh)
+
+    return replace(steps, configs=chosen_in_order(model.graph, choose))
 
 
-def _cheapest(op: Operator, layouts: dict[str, Layout], costing: OperatorCosting, mesh: Mesh) -> Config:
+def _cheapest(op: Operator, layouts: Mapping[str, Layout], costing: OperatorCosting, mesh: Mesh) -> Config:
     """Return the config of an operator with the least time for resharding its operands and computing it."""
     rule = rule_of(op)
     if not op.operands:

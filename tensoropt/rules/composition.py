@@ -20,7 +20,7 @@ others give zeros.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -152,7 +152,7 @@ class Composition:
     @cached_property
     def trials(self) -> dict[str, SplitTrial]:
         """The outcome of splitting a class, by class."""
-        return {name: try_class(self, root) for root, name in self._candidates.items()}
+        return {name: SplitTrial(self, root) for root, name in self._candidates.items()}
 
     @cached_property
     def extents(self) -> dict[str, int]:
@@ -219,9 +219,8 @@ class Composition:
         return root
 
 
-@dataclass(frozen=True)
 class SplitTrial:
-    """The outcome of splitting a class.
+    """A class is split in all inputs of the body that have it. Methods return why it can't be, or an empty text.
 
     Attributes:
         why_not: the reason why the class can't be split; empty if it can.
@@ -230,27 +229,13 @@ class SplitTrial:
             name.
     """
 
-    why_not: str
-    states: Mapping[str, str]
-    given: Mapping[str, str]
-
-
-def try_class(composition: Composition, root: Node) -> SplitTrial:
-    """Return the outcome of splitting one class."""
-    course = _Course(composition, root)
-    return SplitTrial(course.run(), course.states, course.given)
-
-
-class _Course:
-    """A trial under way. Each method returns the reason why the class can't be split, or an empty text."""
-
     def __init__(self, composition: Composition, root: Node) -> None:
-        self.composition = composition
-        self.root = root
+        self.composition, self.root = composition, root
         self.states: dict[str, str] = {}
         self.given: dict[str, str] = {}
+        self.why_not = self._run()
 
-    def run(self) -> str:
+    def _run(self) -> str:
         """Split the class in all inputs of the body that have it, and follow it through the body."""
         composition = self.composition
         for tensor in composition.body.inputs:

@@ -75,13 +75,9 @@ def _uses_of_tables(graph: Graph, following: frozenset[str]) -> tuple[tuple[int,
     assert step.loss is not None
     batch = next((op.result.shape[:1] for op in graph.step_operators if op.type == PLACEHOLDER and op.result.shape), ())
     needed = graph.ancestors([step.loss]).difference(following)
-    trained = {name: _uses(graph, graph.operators[name], needed) for name in step.variables}
+    users = {name: graph.consumers.get(graph.operators[name].result.name, ()) for name in step.variables}
+    trained = {name: [op for op in uses if op.name in needed] for name, uses in users.items()}
     return batch, trained, {op.updates for op in graph.operators.values() if op.updates is not None}
-
-
-def _uses(graph: Graph, variable: Operator, needed: Collection[str]) -> list[Operator]:
-    """Return those of the needed operators that use a variable."""
-    return [op for op in graph.consumers.get(variable.result.name, ()) if op.name in needed]
 
 
 def _uses_of_followers(graph: Graph, table: str, stage_of: Mapping[str, int], following: Collection[str]) -> Iterable[int]:

@@ -7,7 +7,7 @@ what the plan does. Any other operator uses its operands in their produced layou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..ir.graph import Graph, Operator
@@ -44,6 +44,16 @@ def inherited(model: Model, planned: Strategy) -> Strategy:
 
 def _configs(graph: Graph, planned: Strategy) -> dict[str, Config]:
     """Return each operator's config: the planned one, or what follows from its operands' layouts."""
+
+    def choose(op: Operator, layouts: Mapping[str, Layout]) -> Config:
+        rule, kept = rule_of(op), planned.configs.get(op.name)
+        return kept if kept and not why_invalid(rule, kept) else propagated(op, rule, layouts, planned.mesh)
+
+    return chosen_in_order(graph, choose)
+
+
+def chosen_in_order(graph: Graph, choose: Callable[[Operator, Mapping[str, Layout]], Config]) -> dict[str, Config]:
+    """Return each operator's config, chosen in program order, given the operator and the layouts that its operands have."""
     chosen: dict[str, Config] = {}
     layouts: dict[str, Layout] = {}
     for op in graph.operators.values():
@@ -52,9 +62,8 @@ def _configs(graph: Graph, planned: Strategy) -> dict[str, Config]:
             variable = graph.operators[op.updates].result
             layouts.update({tensor.name: layouts[variable.name] for tensor in op.outputs})
             continue
-        rule, kept = rule_of(op), planned.configs.get(op.name)
-        chosen[op.name] = kept if kept and not why_invalid(rule, kept) else propagated(op, rule, layouts, planned.mesh)
-        interface = interface_of(rule, chosen[op.name])
+        chosen[op.name] = choose(op, layouts)
+        interface = interface_of(rule_of(op), chosen[op.name])
         layouts.update({tensor.name: layout for tensor, layout in zip(op.outputs, interface.results, strict=True)})
     return chosen
 

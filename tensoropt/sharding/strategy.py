@@ -131,19 +131,16 @@ class StrategyView:
             return self.interfaces[producer.updates].results[0]
         return self.interfaces[producer.name].results[producer.outputs.index(tensor)]
 
-    def is_variable(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is the value of a variable when the step begins."""
-        return self.graph.producers[tensor.name].type == VARIABLE
-
     def shared_resharding(self, tensor: Tensor, sharding: OperandSharding) -> Resharding:
         """Return the resharding of a tensor from its produced layout to the shared copy ``sharding``."""
-        return resharding_of(tensor, self.layout(tensor), sharding, of_variable=self.is_variable(tensor))
+        of_variable = self.graph.producers[tensor.name].type == VARIABLE
+        return resharding_of(tensor, self.layout(tensor), sharding, of_variable=of_variable)
 
     def resharding(self, tensor: Tensor, sharding: OperandSharding) -> Resharding:
         """Return the resharding of a tensor to an operand sharding: from its shared copy, or as produced if it has none."""
         shared = self.strategy.shared.get(tensor.name)
         if shared is None:
-            return resharding_of(tensor, self.layout(tensor), sharding, of_variable=self.is_variable(tensor))
+            return self.shared_resharding(tensor, sharding)
         return resharding_of(tensor, shared.layout, sharding, shared.unreduced)
 
     def is_regathered(self, op: Operator, position: int) -> bool:

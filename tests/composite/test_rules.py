@@ -42,9 +42,19 @@ def test_loops_over_time_split_the_batch() -> None:
         assert str(interface.operands[-1]) == "[-] ~a", "the gradient of a weight is each device's share"
 
 
-def test_a_loop_that_takes_units_one_by_one_splits_them_as_well() -> None:
-    (loop,) = composites(models.elementwise_loop)
-    assert str(rule_of(loop)) == "1, d1 d2, d2, , d1 d2 -> d1 d2"
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (models.elementwise_loop, "1, d1 d2, d2, , d1 d2 -> d1 d2"),
+        (lambda: tf.nn.silu(x()) + 1.0, "d0 d1, d0 d1 -> d0 d1"),
+        (lambda: models.straight_through(x()) + 1.0, "d0 d1, d0 d1 -> d0 d1"),
+        # Gradients of what lacks a factor are summands.
+        (lambda: models.scaled(x(), api.placeholder(tf.float64, [UNITS])) + 1.0, "d0 d1, d1, d0 d1 -> d0 d1"),
+    ],
+)
+def test_what_works_element_by_element_splits_every_dimension(build: Callable[[], object], expected: str) -> None:
+    (op,) = composites(build)
+    assert str(rule_of(op)) == expected
 
 
 def test_a_sum_of_each_trip_is_partial() -> None:
@@ -90,19 +100,6 @@ def test_merged_dimensions_divide_evenly() -> None:
     (loop,) = composites(build)
     rule = rule_of(loop)
     assert rule.extents == {"d0": 6, "d1": UNITS} and rule.even == {"d0"}
-
-
-@pytest.mark.parametrize("function", [tf.nn.silu, models.straight_through])
-def test_elementwise_custom_gradients_split_every_dimension(function: Callable[..., tf.Tensor]) -> None:
-    (op,) = composites(lambda: function(x()) + 1.0)
-    rule = rule_of(op)
-    assert str(rule) == "d0 d1, d0 d1 -> d0 d1"
-    assert rule.extents == {"d0": BATCH, "d1": UNITS}
-
-
-def test_gradients_of_what_lacks_a_factor_are_summands() -> None:
-    (op,) = composites(lambda: models.scaled(x(), api.placeholder(tf.float64, [UNITS])) + 1.0)
-    assert str(rule_of(op)) == "d0 d1, d1, d0 d1 -> d0 d1"
 
 
 def test_a_gradient_that_all_devices_compute_alike_is_kept_by_one() -> None:

@@ -83,23 +83,6 @@ def recorded_graph(function: Callable[[], zoo.Built]) -> Graph:
     return import_graph(recorded, [RecordedStep(train, built.loss, trained, SGD)])
 
 
-def test_a_type_that_is_not_followed_is_noticed_though_all_variables_have_a_gradient(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def model() -> zoo.Built:
-        x, *_ = variables()
-        mixed = x + tf.math.real(tf.signal.fft2d(tf.cast(x, tf.complex128), name="transform"))
-        return zoo.Built(tf.reduce_sum(tf.square(mixed)), {}, ())
-
-    graph = recorded_graph(model)
-    analyse(graph)
-    monkeypatch.setattr(backward, "carries_gradient", lambda dtype: tf.as_dtype(dtype).is_floating)
-    where = r"^gradients don't pass AddV2 'add' \(test_connected.py:\d+\) as they do in TensorFlow"
-    said = r"got gradients of inputs 0, expected gradients of inputs 0, 1\. Where no gradient is to pass"
-    with pytest.raises(InputError, match=f"{where}, .*: {said}"):
-        analyse(graph)
-
-
 @pytest.mark.parametrize(
     ("op_type", "gives", "said"),
     [

@@ -77,29 +77,16 @@ def _recorded(name: str) -> Recorded:
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(Recorded):
     """A model of the zoo in plain TensorFlow, with gradients.
 
     Attributes:
         first_values: by the variable operator's name.
     """
 
-    recorded: Recorded
     session: Any
     gradients: tuple[Any, ...]
     first_values: Mapping[str, np.ndarray]
-
-    @property
-    def built(self) -> zoo.Built:
-        return self.recorded.built
-
-    @property
-    def variables(self) -> Mapping[str, Any]:
-        return self.recorded.variables
-
-    @property
-    def trained(self) -> tuple[str, ...]:
-        return self.recorded.trained
 
     def batch(self, step: int) -> Batch:
         return {key.name: values[step % zoo.N_BATCHES] for key, values in self.built.inputs.items()}
@@ -129,7 +116,7 @@ def plain(name: str) -> Plain:
         gradients = tuple(tf.gradients(recorded.built.loss, trained))
     session = tf.compat.v1.Session(graph=recorded.graph)
     session.run([variable.initializer for variable in recorded.variables.values()])
-    return Plain(recorded, session, gradients, session.run(dict(recorded.variables)))
+    return Plain(**vars(recorded), session=session, gradients=gradients, first_values=session.run(dict(recorded.variables)))
 
 
 @dataclass(frozen=True)

@@ -97,31 +97,29 @@ def test_a_config_in_words(kind, config, results, words):
     assert config_words(kind, config, results) == words
 
 
-def test_a_models_own_name_is_no_layer():
-    names = [
-        ("digits_1/dense/kernel", "Variable"), ("digits_1/dense_1/kernel", "Variable"), ("x", "Placeholder"),
-        ("digits_1_1/dense_2/MatMul", "MatMul"), ("digits_1_1/dense_1_1/MatMul", "MatMul"), ("digits_1_1/pool/Mean", "Mean"),
-    ]  # fmt: skip
-    layers = list(layers_of(names).values())
-    assert layers == ["dense", "dense_1", NO_LAYER, "dense", "dense_1", "pool"]
-    # Keras calls the second call of "dense" as it calls another layer: what it uses tells them apart.
-    names = [
-        ("digits_1/dense/kernel", "Variable"), ("digits_1/dense_1/kernel", "Variable"),
-        ("digits_1_1/dense_1/MatMul", "MatMul"), ("digits_1_1/dense_1_2/MatMul", "MatMul"),
-    ]  # fmt: skip
-    uses = [{"tensor": "digits_1/dense/kernel:0", "consumers": ["digits_1_1/dense_1/MatMul"]}]
-    assert list(layers_of(names, uses).values()) == ["dense", "dense_1", "dense", "dense_1"]
-
-
-def test_layers_are_the_users_names():
-    names = [
-        ("dense/kernel", "Variable"), ("dense_1/kernel", "Variable"), ("block/inner/kernel", "Variable"),
-        ("model_1/dense_1/MatMul", "MatMul"), ("model_1/dense_1_1/MatMul", "MatMul"), ("model_1/block_1/inner_1/Add", "Add"),
-        ("model_1/pool/Mean", "Mean"), ("loss", "Mean"),
-    ]  # fmt: skip
-    assert list(layers_of(names).values()) == [
-        "dense", "dense_1", "block", "dense_1", "dense_1", "block", "pool", NO_LAYER
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "uses", "layers"),
+    [
+        (  # a model's own name is no layer
+            "digits_1/dense/kernel digits_1/dense_1/kernel x digits_1_1/dense_2/MatMul digits_1_1/dense_1_1/MatMul "
+            "digits_1_1/pool/Mean", [], f"dense|dense_1|{NO_LAYER}|dense|dense_1|pool",
+        ),
+        (  # Keras calls the second call of "dense" as it calls another layer: what it uses tells them apart
+            "digits_1/dense/kernel digits_1/dense_1/kernel digits_1_1/dense_1/MatMul digits_1_1/dense_1_2/MatMul",
+            [{"tensor": "digits_1/dense/kernel:0", "consumers": ["digits_1_1/dense_1/MatMul"]}],
+            "dense|dense_1|dense|dense_1",
+        ),
+        (
+            "dense/kernel dense_1/kernel block/inner/kernel model_1/dense_1/MatMul model_1/dense_1_1/MatMul "
+            "model_1/block_1/inner_1/Add model_1/pool/Mean loss", [],
+            f"dense|dense_1|block|dense_1|dense_1|block|pool|{NO_LAYER}",
+        ),
+    ],
+)  # fmt: skip
+def test_layers_are_the_users_names(names, uses, layers):
+    kinds = {"kernel": "Variable", "x": "Placeholder", "loss": "Mean"}
+    named = [(name, kinds.get(name.split("/")[-1], name.split("/")[-1])) for name in names.split()]
+    assert list(layers_of(named, uses).values()) == layers.split("|")
 
 
 def test_a_plan_that_its_device_cannot_hold_says_so_and_what_fits(frontier):
