@@ -16,13 +16,12 @@ from ..common.files import path_text
 from ..common.gradient_types import carries_gradient
 from ..frontend.tracing.capture import concrete, own_name
 from ..frontend.tracing.flatten import handle_of
-from ..plan.frontier import PlanFrontier
-from ..plan.plan import Plan
 from ..runtime.execution import Execution
 from ..runtime.ranks import current_processes, install_error_handling
 from ..runtime.same_data import SameData
 from .accepting import check_eager
 from .batch import SAME_BATCHES
+from .planned import Planned
 from .programs import TRAIN
 from .rate import RunningRate
 from .runs import Runs
@@ -92,7 +91,7 @@ class CapturedFunction:
         return {TRAIN: (self.function, signature.inputs)}
 
 
-class FunctionTrainer:
+class FunctionTrainer(Planned):
     """A captured function that trains on all ranks under a plan. Every rank makes the same calls.
 
     Attributes:
@@ -111,20 +110,6 @@ class FunctionTrainer:
         self._same = SameData(execution.processes, "trainer.step", SAME_BATCHES)
         if self._ranks.optimizers:
             self.optimizer = RunningRate(self._ranks)
-
-    @property
-    def plan(self) -> Plan:
-        """The plan that runs."""
-        return self._ranks.execution.plan
-
-    @property
-    def frontier(self) -> PlanFrontier[Any] | None:
-        """All plans that the search found; None on ranks other than 0, which received only the chosen plan."""
-        return self.plan.frontier
-
-    def explain(self) -> str:
-        """Return tables: what the plan was chosen from, where its time and memory go, and the plan itself."""
-        return self.plan.explained()
 
     def step(self, *arguments: Any) -> float:
         """Run one training step.

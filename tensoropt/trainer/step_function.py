@@ -15,7 +15,6 @@ import tensorflow as tf
 from ..common.errors import InputError, short
 from ..common.source_lines import running_line
 from ..frontend.tracing.capture import own_name
-from ..plan.plan import Plan
 from ..runtime.checkpoint import Objects, entry_name
 from ..runtime.execution import Execution
 from .function import FunctionTrainer
@@ -123,36 +122,15 @@ class StepFunction(FunctionTrainer):
 
     @property
     def _is_built(self) -> bool:
-        return hasattr(self, "_ranks")
+        return "_ranks" in vars(self)
 
-    @property
-    def plan(self) -> Plan:
-        """The plan that runs.
-
-        Raises:
-            InputError: the step was never called, so that its batch isn't known.
-        """
-        if not self._is_built:
-            raise InputError(
-                f"a training step is planned when it is first called ({running_line()}), with a batch that shows its "
-                "shapes; call it, or give training_step data= with the arguments of one call"
-            )
-        return super().plan
-
-    def save(self, filepath: Any, *, max_to_keep: int | None = None) -> None:
-        """Save a checkpoint as :meth:`.FunctionTrainer.save` does, once the step is planned."""
-        assert self.plan
-        super().save(filepath, max_to_keep=max_to_keep)
-
-    def load(self, filepath: Any) -> None:
-        """Load a checkpoint as :meth:`.FunctionTrainer.load` does, once the step is planned."""
-        assert self.plan
-        super().load(filepath)
-
-    def export(self) -> None:
-        """Do as :meth:`.FunctionTrainer.export`, once the step is planned."""
-        assert self.plan
-        super().export()
+    def __getattr__(self, name: str) -> Any:
+        if name != "_ranks":
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        raise InputError(
+            f"a training step is planned when it is first called ({running_line()}), with a batch that shows its shapes; "
+            "call it, or give training_step data= with the arguments of one call"
+        )
 
     def _in_order(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the arguments of a call in the step's order.

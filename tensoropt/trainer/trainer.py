@@ -19,8 +19,6 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..common.files import path_text
-from ..plan.frontier import PlanFrontier
-from ..plan.plan import Plan
 from ..runtime.checkpoint import read_metadata
 from ..runtime.execution import Execution
 from ..runtime.ranks import current_processes
@@ -35,6 +33,7 @@ from .keeping import taken_out
 from .live import Live, own_values
 from .live_model import LiveModel
 from .objective import Compilation, OwnCompilation
+from .planned import Planned
 from .programs import EVALUATE, TRAIN, inner
 from .rate import RunningRate
 from .runs import Runs
@@ -43,7 +42,7 @@ from .signature import Signature, is_none
 from .trainer_ranks import TrainerRanks
 
 
-class Trainer(LiveModel):
+class Trainer(Planned, LiveModel):
     """A Keras model that trains on all ranks under a plan.
 
     Every rank makes the same calls, except in callbacks, which run on rank 0 only.
@@ -74,6 +73,10 @@ class Trainer(LiveModel):
         if self.deferred is not None:
             raise self.deferred.refusal()
         return self._started_saving
+
+    @property
+    def _ranks(self) -> TrainerRanks:  # type: ignore[override]
+        return self._saving.ranks
 
     def _expected(self, seen: Callable[[], Any]) -> Signature:
         """Return what batches are expected to be; a model that waits for its first batch is captured for what is seen."""
@@ -106,16 +109,6 @@ class Trainer(LiveModel):
         return [variable for metric in self.metrics for variable in metric.variables]
 
     @property
-    def plan(self) -> Plan:
-        """The plan that runs."""
-        return self._saving.ranks.execution.plan
-
-    @property
-    def frontier(self) -> PlanFrontier[Any] | None:
-        """All plans that the search found; None on ranks other than 0, which received only the chosen plan."""
-        return self.plan.frontier
-
-    @property
     def batch_size(self) -> int:
         """The number of samples per step, over all ranks; 0 if the first batch will decide it."""
         return self.ranks.runs.signature.batch_size if self.deferred is None else self.deferred.batch_size or 0
@@ -124,10 +117,6 @@ class Trainer(LiveModel):
     def position(self) -> RunPosition:
         """The run's position in its epochs and in its data, as :meth:`save` records it."""
         return self._progress.position
-
-    def explain(self) -> str:
-        """Return tables: what the plan was chosen from, where its time and memory go, and the plan itself."""
-        return self.plan.explained()
 
     # Methods that users call
 
