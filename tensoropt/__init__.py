@@ -124,7 +124,7 @@ def find_strategy(
     Raises:
         InputError: a wrong argument, or nothing fits: the message says what would fit.
     """
-    given = locals()
+    given = dict(locals())
     from .session.session import current_session
     from .tuning.asked_plan import PlanningOptions
 
@@ -186,13 +186,14 @@ def training_step(
     Raises:
         InputError: something can't be captured, nothing fits, or an argument is of another kind.
     """
-    given = locals()
+    given = dict(locals())
     from .common.tensorflow_import import import_tensorflow
 
     import_tensorflow()
     from .trainer.parallelize import TrainingOptions, step_function
 
-    return step_function(step, model, optimizer, batch_size, data, TrainingOptions.among(given))
+    options, given = TrainingOptions.split(given)
+    return step_function(options=options, **given)
 
 
 def parallelize(
@@ -252,26 +253,15 @@ def parallelize(
     Raises:
         InputError: something can't be captured, nothing fits, or an argument names something that doesn't exist.
     """
-    given = locals()
+    given = dict(locals())
     from .common.tensorflow_import import import_tensorflow
 
     import_tensorflow()
     from .trainer.parallelize import TrainingOptions, parallelized, refuse_others
 
-    refuse_others(others, parallelize)
-    return parallelized(
-        model,
-        optimizer,
-        loss,
-        metrics,
-        batch_size,
-        TrainingOptions.among(given),
-        loss_weights=loss_weights,
-        weighted_metrics=weighted_metrics,
-        labels=labels,
-        sample_weight=sample_weight,
-        data=data,
-    )
+    refuse_others(given.pop("others"), parallelize)
+    options, given = TrainingOptions.split(given)
+    return parallelized(options=options, **given)
 
 
 def auto(
@@ -295,7 +285,7 @@ def auto(
     Raises:
         InputError: Keras's backend isn't TensorFlow.
     """
-    given = locals()
+    given = dict(locals())
     from .unchanged.start import start
 
     start(given)

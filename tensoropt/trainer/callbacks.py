@@ -15,7 +15,7 @@ from keras.callbacks import TensorBoard
 
 from ..common.errors import InputError, short
 from ..plan.plan import Plan
-from .step_scalars import StepScalars, with_scalars
+from .step_scalars import StepScalars
 from .trainer_ranks import TrainerRanks
 
 HOOKS = tuple(
@@ -98,7 +98,8 @@ class _FollowingCallback(keras.callbacks.Callback):
             scalars = self._scalars.of(self._trainer.plan, self._trainer.batch_size) if are_written else {}
             before = dict(logs)
             for callback in self._callbacks:
-                getattr(callback, hook)(*with_scalars(callback, hook, arguments, scalars), **named)
+                given = (arguments[0], {**logs, **scalars}) if scalars and isinstance(callback, TensorBoard) else arguments
+                getattr(callback, hook)(*given, **named)
             written = {name: value for name, value in logs.items() if name not in before or value is not before[name]}
             return {name: getattr(self._trainer, name, None) for name in DECISIONS}, written
 

@@ -22,7 +22,7 @@ from ..runtime.same_data import SameData
 from .accepting import check_eager
 from .batch import SAME_BATCHES
 from .planned import Planned
-from .programs import TRAIN
+from .programs import TRAIN, Objective
 from .rate import RunningRate
 from .runs import Runs
 from .signature import Signature
@@ -30,7 +30,7 @@ from .trainer_ranks import TrainerRanks
 
 
 @dataclass(frozen=True, eq=False)
-class CapturedFunction:
+class CapturedFunction(Objective):
     """A function that :func:`tensoropt.capture` returned, for :func:`tensoropt.parallelize`.
 
     Attributes:
@@ -74,17 +74,9 @@ class CapturedFunction:
         """Return False: the function returns the loss."""
         return False
 
-    counter = None
-
     def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
         """Return the variables' own names."""
         return [own_name(variable) for variable in variables]
-
-    def layer_of(self, name: str) -> str | None:
-        """Return None: a function has no layers."""
-        return None
-
-    by_sample = layer_of
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """Return the function and the specs of the training step only."""

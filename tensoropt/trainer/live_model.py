@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import keras
 
-from ..common.errors import InputError, short
+from ..common.errors import InputError
 from ..common.source_lines import running_line
 from ..runtime.ranks import current_processes
 from .callbacks import DECISIONS
@@ -18,23 +18,16 @@ from .objective import KerasObjective
 
 logger = logging.getLogger("tensoropt")
 # The methods of keras.Model that would change what was captured, or run Keras's own steps, and what to call instead.
-_EXPORT = "call trainer.export_to(model), {name} on the model, and parallelize the model again"
-_REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("quantize", "add_loss", "add_metric", "add_variable", "add_weight", "build_from_config", "compile_from_config"),
-        _EXPORT,
-    ),
-    "load_own_variables": "call trainer.load_weights(path), or trainer.set_weights(values)",
-    "save_own_variables": "call trainer.save_weights(path), or trainer.get_weights()",
-    "set_state_tree": "call trainer.set_weights(values), or trainer.load(path)",
-    "get_state_tree": "call trainer.get_weights(), or trainer.save(path)",
-    "train_step": "call trainer.train_on_batch(x, y)",
-    "test_step": "call trainer.test_on_batch(x, y)",
-    "predict_step": "call trainer.predict_on_batch(x)",
-    "stateless_call": "call trainer.export_to(model), and {name} of the model",
+_INSTEAD = {
+    "trainer.export_to(model), {name} on the model, and parallelize the model again": "compile quantize add_loss add_metric "
+    "add_weight add_variable build_from_config compile_from_config stateless_call",
+    "trainer.get_weights() or trainer.set_weights(values)": "load_own_variables save_own_variables get_state_tree "
+    "set_state_tree",
+    "trainer.train_on_batch, test_on_batch or predict_on_batch": "train_step test_step predict_step",
 }
+_REFUSED = {name: instead for instead, names in _INSTEAD.items() for name in names.split()}
 # The attributes that say how Keras makes steps, which are captured already.
-_FIXED = frozenset({"trainable", "dtype_policy", "run_eagerly", "jit_compile", "loss", "loss_weights"})
+_FIXED = frozenset("trainable dtype_policy run_eagerly jit_compile steps_per_execution loss loss_weights".split())
 # The attributes that Keras's loops and callbacks set on a model, beside those that a callback decides by.
 _SET_BY_LOOPS = frozenset({"history", "train_function", "test_function", "predict_function", *DECISIONS})
 
@@ -143,29 +136,6 @@ class LiveModel(KerasObjective):
             raise _captured(self.inner.name, "another optimizer can't be set", "; its learning rate can")
         self._optimizer = value
 
-    @property
-    def steps_per_execution(self) -> int:
-        """Always 1: ranks run one step at a time."""
-        return 1
-
-    @steps_per_execution.setter
-    def steps_per_execution(self, value: Any) -> None:
-        if value != 1:
-            raise InputError(
-                f"steps_per_execution ({running_line()}) is 1 where a plan runs, got {short(value)}; leave it out, "
-                "the numbers are the same"
-            )
-
-    def compile(self, *arguments: Any, **named: Any) -> None:
-        """Compile the model like ``keras.Model.compile``, before :meth:`go_live`.
-
-        Raises:
-            InputError: the model is live already.
-        """
-        if self._is_parallelized:
-            raise _captured(self.inner.name, "the trainer can't be compiled again")
-        super().compile(*arguments, **named)
-
     def check_trained(self) -> None:
         """Check that the trainable variables are those that were captured.
 
@@ -186,7 +156,7 @@ class LiveModel(KerasObjective):
 def _refuse(model: str, name: str, *arguments: Any, **named: Any) -> None:
     raise InputError(
         f"{name} can't be called on the trainer of model '{model}' ({running_line()}): what runs was captured, "
-        f"and has its values on the ranks; {_REFUSED[name].format(name=name)}"
+        f"and has its values on the ranks; call {_REFUSED[name].format(name=name)}"
     )
 
 

@@ -90,8 +90,16 @@ class _Start:
             check_reads(captured, self.optimizer)
             return captured
 
-        def first_values(captured: Captured) -> _BroadcastValues:
-            return _BroadcastValues(captured, context)
+        def first_value(captured: Captured, name: str) -> np.ndarray:
+            """Return a variable's first value, rank 0's for all, since each process may have drawn its own."""
+            variable = captured.capture.variables[name]
+            value = np.asarray(context.processes.broadcast(variable.numpy() if context.processes.rank == 0 else None))
+            if context.processes.rank:
+                variable.assign(value)
+            return value
+
+        def first_values(captured: Captured) -> Callable[[str], np.ndarray]:
+            return partial(first_value, captured)
 
         with display.phase("start"):
             captured = capture(TRAIN, signature)
@@ -175,22 +183,6 @@ def _scaling(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> keras
     return keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
 
 
-@dataclass(frozen=True)
-class _BroadcastValues:
-    """The initial values of the user's variables, broadcast from rank 0, since each process may have drawn its own."""
-
-    captured: Captured
-    context: Context
-
-    def __call__(self, name: str) -> np.ndarray:
-        variable = self.captured.capture.variables[name]
-        own = variable.numpy()
-        value = np.asarray(self.context.processes.broadcast(own if self.context.processes.rank == 0 else None))
-        if self.context.processes.rank:
-            variable.assign(value)
-        return value
-
-
 # The arguments of keras.Model.compile and of find_strategy that parallelize doesn't take, and what to do instead.
 _TAKEN_ELSEWHERE = {
     "steps_per_execution": "ranks run one step at a time, with the same numbers; leave it out",
@@ -224,12 +216,11 @@ def step_function(
     optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     if not callable(step):
         raise InputError(f"training_step takes a function that takes gradients and applies optimizers, got {short(step)}")
-    for each in models:
-        if not isinstance(each, keras.Model):
-            raise InputError(f"model= of training_step takes a Keras model or a list of such, got {short(each)}")
-    for each in optimizers:
-        if not isinstance(each, keras.optimizers.Optimizer):
-            raise InputError(f"optimizer= of training_step takes a Keras optimizer or a list of such, got {short(each)}")
+    kinds = ("model", keras.Model, models), ("optimizer", keras.optimizers.Optimizer, optimizers)
+    for what, kind, given in kinds:
+        for each in given:
+            if not isinstance(each, kind):
+                raise InputError(f"{what}= of training_step takes a Keras {what} or a list of such, got {short(each)}")
     checked_batch_size(batch_size)
     made = started_step(StepObjective(step, models), optimizers[0], batch_size, options)
     if data is not None:
@@ -252,12 +243,12 @@ def started_step(
 
 def parallelized(
     model: Any,
-    optimizer: Any,
-    loss: Any,
-    metrics: Any,
     batch_size: int | None,
     options: TrainingOptions,
     *,
+    optimizer: Any = None,
+    loss: Any = None,
+    metrics: Any = None,
     loss_weights: Any = None,
     weighted_metrics: Any = None,
     labels: Any = None,

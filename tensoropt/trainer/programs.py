@@ -48,7 +48,7 @@ class Objective(Protocol):
     @property
     def counter(self) -> tf.Variable | None:
         """The variable by which a training step counts updates, for what it computes after them; None if it doesn't."""
-        ...
+        return None
 
     def names_of(self, variables: Sequence[tf.Variable]) -> Sequence[str]:
         """Return the names of the variables that a function uses."""
@@ -56,11 +56,11 @@ class Objective(Protocol):
 
     def layer_of(self, name: str) -> str | None:
         """Return a description of the layer of an operator, given by name, for messages; None if it has no layer."""
-        ...
+        return None
 
     def by_sample(self, name: str) -> str | None:
         """Return the scope of an operator's layer, if the layer is known to compute each sample by itself; else None."""
-        ...
+        return None
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """Return each kind of program's function and its arguments' specs."""

@@ -18,9 +18,7 @@ _SET = frozenset({"learning_rate", "built"})
 
 
 class RunningRate(keras.optimizers.Optimizer):
-    """A trainer's optimizer, with the learning rate, the number of updates and the averages of the ranks.
-
-    """
+    """A trainer's optimizer, with the learning rate, the number of updates and the averages of the ranks."""
 
     def __init__(self, ranks: TrainerRanks) -> None:
         super().__init__(learning_rate=0.0)

@@ -19,13 +19,13 @@ from ..runtime.checkpoint import Objects, entry_name
 from ..runtime.execution import Execution
 from .function import FunctionTrainer
 from .plain_optimizers import plain_optimizers, updated_by
-from .programs import TRAIN, inner
+from .programs import TRAIN, Objective, inner
 from .runs import Run, Runs
 from .signature import Signature
 
 
 @dataclass(eq=False)
-class StepObjective:
+class StepObjective(Objective):
     """The user's training step.
 
     Attributes:
@@ -42,14 +42,6 @@ class StepObjective:
         """Return the Keras paths of the models' variables, and the own names of others."""
         known = {id(inner(each)): str(each.path) for model in self.models for each in model.variables}
         return [known.get(id(variable)) or own_name(variable) for variable in variables]
-
-    counter = None
-
-    def layer_of(self, name: str) -> str | None:
-        """Return None: layers are named by the user's lines."""
-        return None
-
-    by_sample = layer_of
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """Return the step and the specs of its arguments."""

@@ -6,10 +6,6 @@ They go to the callback as further metrics of an epoch, so that it writes them a
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
-
-import keras
 
 from ..plan.plan import Plan
 
@@ -42,13 +38,3 @@ class StepScalars:
         seconds = (last - first) / (count - 1)
         measured = {"measured_step_ms": 1e3 * seconds, "samples_per_s": batch_size / seconds}
         return {PREFIX + name: value for name, value in (predicted | measured).items()}
-
-
-def with_scalars(
-    callback: keras.callbacks.Callback, hook: str, arguments: tuple[Any, ...], scalars: Mapping[str, float]
-) -> tuple[Any, ...]:
-    """Return the arguments of a hook, with the scalars among the metrics where TensorBoard writes those of an epoch."""
-    if hook != "on_epoch_end" or not isinstance(callback, keras.callbacks.TensorBoard):
-        return arguments
-    epoch, *logs = arguments
-    return epoch, {**(logs[0] if logs and logs[0] else {}), **scalars}

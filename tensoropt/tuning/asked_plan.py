@@ -39,9 +39,11 @@ class PlanningOptions:
     batch_per_device: int | Sequence[int] | None = None
 
     @classmethod
-    def among(cls, arguments: Mapping[str, Any]) -> Any:
-        """Return the options that are among a function's arguments."""
-        return cls(**{each.name: arguments[each.name] for each in fields(cls) if each.name in arguments})
+    def split(cls, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the options that are among a function's arguments, and the other arguments."""
+        names = {each.name for each in fields(cls)}
+        others = {name: value for name, value in arguments.items() if name not in names}
+        return cls(**{name: arguments[name] for name in arguments.keys() & names}), others
 
     def find(
         self,

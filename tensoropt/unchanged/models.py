@@ -187,7 +187,7 @@ def _fitting(
             "for it outside of the callback"
         )
     _check_optimizer(model)
-    made = parallelized(model, None, None, None, n_samples, options, kind=ScriptTrainer)
+    made = parallelized(model, n_samples, options, kind=ScriptTrainer)
     assert isinstance(made, ScriptTrainer)
     model.train_function = Trained(made, model.optimizer)
     return made

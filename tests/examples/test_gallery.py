@@ -37,14 +37,6 @@ def test_scripts_of_keras_are_plain_ones_but_for_two() -> None:
     assert {name: len(lines) for name, lines in changed.items() if lines} == {"mini_gpt": 1, "resnet": 1, "tensorflow_1": 2}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_without_its_changed_lines_a_script_has_nothing_of_tensoropt(name: str) -> None:
-    source = (gallery.GALLERY / f"{name}.py").read_text()
-    before, _, rest = gallery.plain(source).partition('"""\n\nimport ')
-    assert rest and "tensoropt" not in rest
-    assert f"python examples/gallery/{name}.py" in before
-
-
 def test_the_table_is_that_of_the_scripts() -> None:
     page = gallery.GALLERY / "README.md"
     assert page.read_text() == gallery.with_table(page.read_text()), f"run: python {WORKER}"

@@ -166,7 +166,7 @@ def test_a_loss_of_the_models_own_that_looks_at_labels_that_arent_there():
         (lambda t: t.fit(X, verbose=0), r"batches HERE have no y, for which the plan was made; give \(x, y\)"),
         (lambda t: t.load(None), r"load HERE takes the path of a file, got None"),
         (lambda t: t.save(3), r"save HERE takes the path of a file, got 3"),
-        (lambda t: setattr(t, "steps_per_execution", 4), r"steps_per_execution HERE is 1 where a plan runs"),
+        (lambda t: setattr(t, "steps_per_execution", 4), "steps_per_execution of the trainer can't be set"),
     ],
 )
 def test_what_a_trainer_cant_take(trainer, use: Callable[[Any], Any], said: str):
