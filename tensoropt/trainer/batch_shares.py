@@ -69,7 +69,7 @@ class Sharing:
 
 
 ONE_READS = (
-    "rank 0 and %s have different data (a shuffle without a seed, random augmentation, or a dataset that was "
+    "%s have different data (a shuffle without a seed, random augmentation, or a dataset that was "
     "sharded already?): rank 0 reads for all from here on; to have every rank read, give shuffle a seed and every "
     "rank the whole dataset"
 )
@@ -201,7 +201,7 @@ class BatchShares:
     def _let_one_read(self, other: int) -> None:
         self.one_reads = True
         if self._ranks.rank == 0:
-            logger.warning(ONE_READS, f"rank {other}")
+            logger.warning(ONE_READS, f"ranks 0 and {other}")
 
     def _open(self, n_shares: int) -> Iterator[tuple[bytes, Batch]]:
         """Return an iterator over an epoch's digests and batches, each cut into ``n_shares`` shares.

@@ -87,7 +87,7 @@ class ScriptStep(StepFunction):
                     raise
             self._one_reads = True
             if processes.rank == 0:
-                logger.warning(ONE_READS, "another rank")
+                logger.warning(ONE_READS, "ranks 0 and another")
         return processes.broadcast(leaves, "a batch of rank 0")
 
     def _check_size(self, size: int | None) -> None:

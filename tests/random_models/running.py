@@ -37,7 +37,7 @@ import tensoropt
 from random_models.drawing import Case, Training, described, made
 from random_models.planning import plan_of
 from tensoropt.common.errors import TensorOptError
-from tensoropt.trainer import parallelize as parallelizing
+from tensoropt.tuning import asked_plan
 
 SAME, REFUSED, ROUNDING, UNSTABLE = "same", "refused", "rounding", "unstable"
 WRONG, FAILED, NOT_BY_KERAS = "wrong", "failed", "not by Keras"
@@ -127,7 +127,7 @@ def by_plan(case: Case, training: Training) -> Numbers:
         TensorOptError: it is refused.
     """
     options = case.options
-    with mock.patch.object(parallelizing, "find_answer", partial(_planned, case)):
+    with mock.patch.object(asked_plan, "find_answer", partial(_planned, case)):
         trainer = tensoropt.parallelize(
             training.model,
             training.optimizer,

@@ -13,7 +13,7 @@ from hurrying import hurry
 
 import tensoropt
 from tensoropt.runtime.ranks import current_processes, install_error_handling
-from tensoropt.trainer import parallelize
+from tensoropt.tuning import asked_plan
 
 CASE = sys.argv[1]
 
@@ -22,7 +22,7 @@ def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def slow_search(*asked, find=parallelize.find_answer):
+def slow_search(*asked, find=asked_plan.find_answer):
     """Takes longer than the timeout, and computes."""
     until = time.monotonic() + 6
     while time.monotonic() < until:
@@ -31,7 +31,7 @@ def slow_search(*asked, find=parallelize.find_answer):
 
 
 # As if it were TensorOpt's own.
-slow_search.__code__ = slow_search.__code__.replace(co_filename=parallelize.__file__)
+slow_search.__code__ = slow_search.__code__.replace(co_filename=asked_plan.__file__)
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     hurry(3)
     rank = processes.rank
     if CASE == "save":
-        parallelize.find_answer = slow_search
+        asked_plan.find_answer = slow_search
     model = keras.Sequential([keras.Input([6]), keras.layers.Dense(4)])
     trainer = tensoropt.parallelize(model, "sgd", "mse", batch_size=8, cluster="v100-1x2", force={"MatMul": {"m": 2}})
     print("searched", flush=True)

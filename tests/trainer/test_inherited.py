@@ -14,8 +14,8 @@ from random_models.planning import plan_of
 from trainer.deferred_cases import BATCH, LABELS, TOKENS, backbone, classes, contrastive, trainer_of
 
 import tensoropt
-from tensoropt.trainer import parallelize as parallelizing
 from tensoropt.trainer.programs import EVALUATE, PREDICT, TRAIN
+from tensoropt.tuning import asked_plan
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.filterwarnings("ignore:.shuffle=True. was passed")]
 
@@ -27,7 +27,7 @@ def any_plan(seed: int, micro_batches: int | None) -> Any:
     def planned(option: str, request: Any, *_: object) -> Any:
         return plan_of(options, seed, request, option)
 
-    return mock.patch.object(parallelizing, "find_answer", planned)
+    return mock.patch.object(asked_plan, "find_answer", planned)
 
 
 SHAPES = ((8, 6), (6, 4), (8, 4), (4, 6), (8, 6))
