@@ -162,11 +162,9 @@ def batches() -> tf.data.Dataset:
 
 @habit
 def loops_of_their_own(folder: Path) -> Iterator[Any]:
-    """Clip gradients in a strategy's step, evaluate, save; train a GAN by two tapes; distil by numbers."""
-    strategy = tf.distribute.MirroredStrategy()
-    with strategy.scope():
-        model, optimizer = classifier(layers.Dropout(0.1, seed=1), layers.BatchNormalization()), keras.optimizers.Adam(1e-2)
-        accuracy = keras.metrics.SparseCategoricalAccuracy()
+    """Clip gradients and update metrics, evaluate, save; train a GAN by two tapes; distil by numbers that aren't tensors."""
+    model, optimizer = classifier(layers.Dropout(0.1, seed=1), layers.BatchNormalization()), keras.optimizers.Adam(1e-2)
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
 
     @tf.function
     def step(x: Any, y: Any) -> Any:
@@ -183,9 +181,8 @@ def loops_of_their_own(folder: Path) -> Iterator[Any]:
         return LOSS(y, model(x, training=False))
 
     for _ in range(2):
-        for batch in strategy.experimental_distribute_dataset(batches()):
-            told = strategy.run(step, args=batch)
-            yield told["norm"], strategy.reduce(tf.distribute.ReduceOp.SUM, told["loss"], axis=None)
+        for x, y in batches():
+            yield {name: value.numpy() for name, value in step(x, y).items()}
         yield float(accuracy.result()), int(optimizer.iterations), evaluation(X, Y)
         accuracy.reset_state()
         optimizer.learning_rate = 5e-3
@@ -270,6 +267,32 @@ def gradients_that_add_up(folder: Path) -> Iterator[Any]:
 
     yield [step(x, y) for x, y in batches().repeat(2)], model.get_weights(), int(optimizer.iterations), norm(X, Y)
     yield [add_up(x, y) for x, y in batches()], update(), model.get_weights(), int(optimizer.iterations), norm(X, Y)
+
+
+@habit
+def a_strategy_that_runs_steps(folder: Path) -> Iterator[Any]:
+    """Train as scripts of TensorFlow's strategies do: what each replica computes, and its mean over the global batch."""
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        model, optimizer = classifier(), keras.optimizers.Adam(1e-2)
+        of_sample = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    def of_replica(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            loss = tf.nn.compute_average_loss(of_sample(y, logits), global_batch_size=BATCH)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        accuracy.update_state(y, logits)
+        return loss
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(of_replica, args=(x, y)), axis=None)
+
+    for _ in range(2):
+        yield [step(x, y) for x, y in strategy.experimental_distribute_dataset(batches())], float(accuracy.result())
+    yield [strategy.run(tf.function(of_replica), args=batch) for batch in batches().take(1)], model(X)
 
 
 @habit
