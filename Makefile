@@ -30,7 +30,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help install demo docs release test test-parts test-fast test-all test-hub test-next test-versions horovod lint bench clean
+.PHONY: help install demo docs release test test-parts test-fast test-all test-hub test-slurm test-next test-versions horovod lint bench clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -103,6 +103,10 @@ $(HUB)/installed: setup.py $(INSTALLED)
 	PYTHONWARNINGS=ignore $(HUB)/bin/python -m pip install --quiet --editable ".[hub,test]"
 	$(HUB)/bin/python -m tensoropt.runtime.mpi_config
 	@touch $@
+
+test-slurm: install ## runs under a Slurm of two nodes, which root makes on this machine: two minutes
+	$(BIN)/python tests/cluster/slurm.py
+	$(BIN)/python -m pytest tests/cluster
 
 # What meets TensorFlow and Keras most closely.
 FACING := $(addprefix tests/,frontend execution trainer)

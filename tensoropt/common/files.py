@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError, cut, short
+from .errors import InputError, cut, describe, short
 from .source_lines import running_line
 
 
@@ -232,6 +232,20 @@ def name_in_file(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected a name, got {short(value)}")
     return value
+
+
+@contextlib.contextmanager
+def needing_folder(what: str) -> Iterator[None]:
+    """Refuse, by a sentence on what can't be done then, a folder that can't be made or written within this context.
+
+    Raises:
+        InputError: it can't.
+    """
+    try:
+        yield
+    except OSError as error:
+        got, expected = f"{error.strerror} for '{error.filename}'", "a folder that can be written"
+        raise InputError(describe(what, got=got, expected=expected)) from error
 
 
 def check_writable(file: str | os.PathLike[str], what: str) -> None:

@@ -157,6 +157,7 @@ class ErrorHandling:
             return
         ending.say_farewell(self.processes.collectives_begun)
         ending.join(KIND_NORMAL)
+        notes.note(notes.DONE)
         self._stop()
 
     def after_all(self) -> None:

@@ -57,9 +57,7 @@ def loaded_plan(plan: object) -> Plan:
     if isinstance(plan, (str, os.PathLike)):
         plan = Plan.load(FilePath(plan))
     if not isinstance(plan, Plan):
-        raise InputError(
-            f"build_execution_graph takes plan=, the result of find_strategy or load_plan, got {short(plan)}"
-        )
+        raise InputError(f"build_execution_graph takes plan=, the result of find_strategy or load_plan, got {short(plan)}")
     return plan
 
 

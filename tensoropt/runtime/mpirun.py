@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..common.errors import TensorOptError, describe
+from .hosts import Host, host_options, hosts_of_allocation
 from .interruptions import REPEATED_S, STARTED_BY_RUN
 
 ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
@@ -95,11 +96,28 @@ def rank_environment(environ: Mapping[str, str], *, as_root: bool, debug: bool =
     return {**environ, **changes}
 
 
-def mpirun_command(n_ranks: int, program: Sequence[str]) -> list[str]:
-    """Return the command line that runs ``program`` (a script and its arguments) with this Python on ``n_ranks`` ranks."""
+def mpirun_command(
+    n_ranks: int, program: Sequence[str], hosts: Sequence[Host] = (), environ: Mapping[str, str] = os.environ
+) -> list[str]:
+    """Return the command line that runs ``program`` (a script and its arguments) with this Python on ``n_ranks`` ranks.
+
+    Args:
+        hosts: where they run; those of the batch system's job, or else this one, if it is empty.
+        environ: the environment of the command, of which other hosts get what matters.
+    """
     mpirun = find_mpirun()
-    options = mpirun_options(n_ranks, len(usable_cores())) if is_open_mpi(mpirun) else []
-    return [str(mpirun), "-n", str(n_ranks), *options, sys.executable, *program]
+    n_hosts = len(hosts) or hosts_of_allocation(environ)
+    options = mpirun_options(-(-n_ranks // n_hosts), len(usable_cores())) if is_open_mpi(mpirun) else []
+    return [str(mpirun), "-n", str(n_ranks), *host_options(hosts, environ), *options, sys.executable, *program]
+
+
+def answers(host: Host) -> bool:
+    """Return whether mpirun can start a process on a host."""
+    command = [str(find_mpirun()), "-n", "1", "--host", f"{host.name}:1", "true"]
+    environ = rank_environment(os.environ, as_root=os.geteuid() == 0)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return subprocess.run(command, env=environ, timeout=ANSWERS_S, check=False, capture_output=True).returncode == 0
+    return False
 
 
 class Leaving:
@@ -154,7 +172,7 @@ class Leaving:
 
 
 REQUESTS = frozenset({signal.SIGTERM, signal.SIGUSR1})
-ENDING_S, LOOK_S = 5.0, 0.2
+ANSWERS_S, ENDING_S, LOOK_S = 30.0, 5.0, 0.2
 
 
 def supervise(command: Sequence[str], environ: Mapping[str, str], reads: bool = True, leaving: Leaving | None = None) -> int:

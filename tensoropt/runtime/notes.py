@@ -18,7 +18,8 @@ SEED, LEAVING_CODE, NOTES = "TENSOROPT_SEED", "TENSOROPT_LEAVING_CODE", "TENSORO
 ATTEMPT = "TENSOROPT_ATTEMPT"
 """An environment variable with how often a run was started again, for scripts to read."""
 
-BEGUN, SAVED, LEFT, REFUSED, FAILED, TERMINATED = "begun", "saved", "left", "refused", "failed", "terminated"
+BEGUN, SAVED, LEFT, DONE = "begun", "saved", "left", "done"
+REFUSED, FAILED, TERMINATED = "refused", "failed", "terminated"
 _INTERVAL_S = 1.0
 _position: list[int] = []
 _noted_s = 0.0

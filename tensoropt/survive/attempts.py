@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tabulate import tabulate
+
 from ..runtime import notes
 
 _HEADER = ("attempt", "ranks", "from fit:step", "to", "lost steps", "seconds", "ended by")
@@ -135,5 +137,4 @@ def table(attempts: Sequence[Attempt]) -> str:
     for number, each in enumerate(attempts):
         steps = map(text, (each.from_step, each.last_step, each.lost_steps))
         rows.append((str(number), str(each.n_ranks), *steps, f"{each.seconds:.1f}", each.why.splitlines()[0][:_MOST_TEXT]))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER) - 1)]
-    return "\n".join("  ".join([*map(str.rjust, row[:-1], widths), row[-1]]) for row in rows)
+    return tabulate(rows, "firstrow", "plain", colalign=["right"] * 6 + ["left"], disable_numparse=True)

@@ -29,12 +29,14 @@ import keras
 
 from ..common.errors import InputError, TensorOptError, short
 from ..common.files import path_text
+from ..common.source_lines import running_line
 from ..runtime import notes
 from ..runtime.checkpoint.room import Room
 from ..runtime.checkpoint.saving import PendingSave, room_for
 from ..runtime.checkpoint.together import on_rank_0
 from ..runtime.interruptions import say
 from ..trainer.batch import Batch
+from ..trainer.function import FunctionTrainer
 from ..trainer.keeping import RunKeeper
 from ..trainer.live import own_values
 from ..trainer.programs import inner
@@ -235,8 +237,11 @@ class Survive(RunKeeper):
         ranks.catch_up()
         with self._failing(is_leaving), own_values():
             own = as_entries(state), ranks.objects() if ranks.rank == 0 else None
-            prefix, room, self._room = self._place.prefix(self.n_steps), self._room, None
-            save = PendingSave(prefix, ranks.kept, ranks.processes, content, *own, 1, keep, apart=apart, room=room)
+            room = (self._room or room_for(ranks.kept, ranks.processes, says=True)) if apart else None
+            save = PendingSave(
+                self._place.prefix(self.n_steps), ranks.kept, ranks.processes, content, *own, 1, keep, room=room
+            )
+            self._room = None
             self._pending = save, self.n_steps
 
     def _advance(self, to_end: bool, is_leaving: bool = False) -> None:
@@ -262,8 +267,9 @@ class Survive(RunKeeper):
         except TensorOptError as error:  # the same on all ranks
             self._n_failed += 1
             if self._n_failed == MOST_FAILED or is_leaving:
+                notes.note(notes.REFUSED, error=str(error))  # a full disk is full at the next start too
                 raise
-            self._say(f"{error}; training goes on, and the next save is tried when it is due")
+            self._say(f"{str(error).rstrip('.')}; training goes on, and the next save is tried when it is due")
 
     def _metric_keys(self) -> list[str | None]:
         metrics = self._trainer.metrics
@@ -321,6 +327,11 @@ class Survive(RunKeeper):
             step: what trains, planned already: a training step (``data=``), or the trainer of a captured function.
             state: what else the loop keeps, in numbers, text and arrays; its saved items are in it from the first step on.
         """
+        if not isinstance(step, FunctionTrainer):
+            raise InputError(
+                f"steps ({running_line()}) takes a training step that was given data=, or the trainer of a function, and fit "
+                f"takes Survive among its callbacks; got {short(step)}"
+            )
         assert step.plan  # which refuses a training step that isn't planned
         loop: dict[str, Any] = {} if state is None else state
         self._open(step._ranks)

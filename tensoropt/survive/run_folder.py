@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ..common.errors import InputError, describe
+from ..common.errors import InputError
+from ..common.files import needing_folder
 from ..runtime.checkpoint.location import CheckpointLocation
 from ..runtime.checkpoint.metadata import read_at, refusing_unreadable
 from ..runtime.interruptions import say
@@ -38,21 +39,6 @@ class FitFolder:
     def __init__(self, folder: Path, fit: int) -> None:
         self.path = folder / f"fit-{fit}"
 
-    def _prepare(self) -> None:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / f".probe.{os.getpid()}"
-            probe.write_text("")
-            probe.unlink()
-        except OSError as error:
-            raise InputError(
-                describe(
-                    f"nothing can be saved in '{self.path}'",
-                    got=f"{error.strerror} for '{error.filename}'",
-                    expected="a folder that can be written",
-                )
-            ) from error
-
     def prefix(self, n_steps: int) -> str:
         """Return the prefix of the checkpoint after so many steps."""
         return str(self.path / f"step-{n_steps}")
@@ -63,7 +49,11 @@ class FitFolder:
         Raises:
             InputError: the folder can't be made or written.
         """
-        self._prepare()
+        with needing_folder(f"nothing can be saved in '{self.path}'"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        self._tidy()
         numbers = [int(match[1]) for file in self.path.iterdir() if (match := _NAME.fullmatch(file.name))]
         for number in sorted(numbers, reverse=True):
             location = CheckpointLocation.of(self.prefix(number))
@@ -75,6 +65,15 @@ class FitFolder:
             if state is not None:
                 return Found(location.prefix, state)
         return None
+
+    def _tidy(self) -> None:
+        """Remove what saves that were cut short have left, but not a save that another process is at."""
+        for folder in self.path.glob(".step-*.partial"):
+            location = CheckpointLocation.of(str(self.path / folder.name[1 : -len(".partial")]))
+            lock = location.lock()
+            if lock.acquire() is None:
+                location.discard()
+                lock.release()
 
 
 def _read_through(location: CheckpointLocation) -> dict[str, Any] | None:

@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from ..common.errors import InputError, describe
-from ..common.files import check_writable, write_json
+from ..common.files import check_writable, needing_folder, write_json
 from ..common.lock import Lock
 from ..runtime import notes
-from ..runtime.mpirun import Leaving, supervise
+from ..runtime.hosts import Host
+from ..runtime.interruptions import say
+from ..runtime.mpirun import Leaving, answers, supervise
 from .attempts import Attempt, table, why_not_again
 
 _LOOK_S = 0.2
@@ -68,14 +70,18 @@ class Supervisor:
 
     Args:
         options: how it survives.
-        command: returns the command line that starts so many ranks.
+        command: returns the command line that starts so many ranks on hosts in an environment.
+        hosts: returns the hosts, which may change from start to start; none for this one.
         reads: whether ranks have this process's standard input.
     """
 
-    def __init__(self, options: Survival, command: Callable[[int], Sequence[str]], reads: bool) -> None:
-        self.options, self._command, self._reads = options, command, reads
+    def __init__(
+        self, options: Survival, command: Callable[..., Sequence[str]], hosts: Callable[[], Sequence[Host]], reads: bool
+    ) -> None:
+        self.options, self._command, self._hosts, self._reads = options, command, hosts, reads
         self.attempts: list[Attempt] = []
-        self._dead_until_s: list[float] = []
+        self._out: list[tuple[float, Host]] = []
+        """Hosts, or this one with fewer slots, and until when they are left out."""
         self._least = options.min_ranks
 
     def run(self, environ: Mapping[str, str]) -> int:
@@ -107,7 +113,7 @@ class Supervisor:
                 _put_aside(folder)
             about = _about(folder)
             if about["finished"]:
-                _say(f"the run in '{folder}' had finished; --fresh starts it from its beginning")
+                say(f"the run in '{folder}' had finished; --fresh starts it from its beginning")
                 yield None
                 return
             write_json(folder / "run.json", about, "the run's seed")
@@ -124,80 +130,94 @@ class Supervisor:
     def _until_done(self, environ: Mapping[str, str]) -> int:
         leaving = Leaving(self.options.grace_s)
         while True:
-            n_ranks = self._ranks_left(leaving)
-            if n_ranks is None:
-                last = self.attempts[-1].exit_code
+            n_ranks, hosts = self._ranks_left(leaving)
+            if not n_ranks:
+                last = self.attempts[-1].exit_code if self.attempts else 1
                 return self._code_of_request(leaving) if leaving.asked else last
-            attempt = self._start(n_ranks, environ, leaving)
+            attempt = self._start(n_ranks, hosts, environ, leaving)
             self.attempts.append(attempt)
             if attempt.exit_code == 0 and self.options.checkpoint is not None and not attempt.last_step:
-                _say("the script has trained in no fit, or in such as had ended, so that nothing was saved")
+                say("the script has trained in no fit, or in such as had ended, so that nothing was saved")
             if attempt.exit_code == 0 or leaving.is_interrupted:
                 return attempt.exit_code
             if leaving.asked or attempt.has_left:
                 return self._code_of_request(leaving)
             if attempt.is_refused and n_ranks < self.options.n_ranks:
-                _say(f"there is no plan for -n {n_ranks}; it waits for more")
+                say(f"there is no plan for -n {n_ranks}; it waits for more")
                 self._least = n_ranks + 1
                 continue
             why_not = why_not_again(self.attempts, self.options.restarts, self.options.checkpoint is not None)
             if why_not is not None:
                 if self.options.restarts and not attempt.is_refused:
-                    _say(f"the ranks ended ({attempt.why}), and aren't started again: {why_not}")
+                    say(f"the ranks ended ({attempt.why}), and aren't started again: {why_not}")
                 return attempt.exit_code
-            self._note_dead(attempt)
+            self._leave_out(attempt, hosts)
             self._say_again(attempt)
 
-    def _start(self, n_ranks: int, environ: Mapping[str, str], leaving: Leaving) -> Attempt:
-        begun_s = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="tensoropt-notes-") as folder:
-            own = {notes.NOTES: folder, notes.ATTEMPT: str(len(self.attempts))}
+    def _start(self, n_ranks: int, hosts: Sequence[Host], environ: Mapping[str, str], leaving: Leaving) -> Attempt:
+        begun_s, shared = time.monotonic(), self.options.checkpoint if hosts else None
+        with tempfile.TemporaryDirectory(prefix=".tensoropt-notes-", dir=shared) as folder:
+            environ = {**environ, notes.NOTES: os.path.abspath(folder), notes.ATTEMPT: str(len(self.attempts))}
             leaving.has_begun = lambda: any(Path(folder).glob(f"{notes.BEGUN}.*"))
-            code = supervise(self._command(n_ranks), {**environ, **own}, self._reads, leaving)
-            return Attempt(n_ranks, code, notes.read_notes(Path(folder)), time.monotonic() - begun_s)
+            code = supervise(self._command(n_ranks, hosts=hosts, environ=environ), environ, self._reads, leaving)
+            noted = notes.read_notes(Path(folder))
+        if hosts and code == 0 and notes.BEGUN in noted and notes.DONE not in noted:
+            code = 128 + signal.SIGKILL  # mpirun returns 0 when it has lost a host
+        return Attempt(n_ranks, code, noted, time.monotonic() - begun_s)
 
     def _code_of_request(self, leaving: Leaving) -> int:
         """Return the code to end with after a request to stop: whether another start goes on from a checkpoint."""
         last, folder = self.attempts[-1], self.options.checkpoint
         if leaving.asked and not last.has_left:
-            _say(f"interrupted by {signal.Signals(leaving.asked).name}; all ranks have ended")
+            say(f"interrupted by {signal.Signals(leaving.asked).name}; all ranks have ended")
         if last.has_left or (folder is not None and any(folder.glob("fit-*/step-*.index"))):
             return self.options.leaving_code
         return 128 + leaving.asked if leaving.asked else last.exit_code
 
     # Ranks
 
-    def _note_dead(self, attempt: Attempt) -> None:
-        if self._least < self.options.n_ranks:
-            self._dead_until_s += [time.monotonic() + self.options.cooldown_s] * len(attempt.dead)
+    def _leave_out(self, attempt: Attempt, hosts: Sequence[Host]) -> None:
+        """Leave out, for some time, hosts that don't answer, and ranks that were killed or the hosts that had them."""
+        dead = attempt.dead if self._least < self.options.n_ranks else frozenset()
+        of_rank = [host for host in hosts for _ in range(host.slots)]
+        out = [Host("", len(dead))] if dead and not hosts else []
+        for host in hosts:
+            if any(of_rank[rank] == host for rank in dead) or not answers(host):
+                say(f"host {host.name} is left out for {self.options.cooldown_s:.0f} s")
+                out.append(host)
+        self._out += [(time.monotonic() + self.options.cooldown_s, host) for host in out]
 
-    def _ranks_left(self, leaving: Leaving) -> int | None:
-        """Return how many ranks to start, once there are enough; None if that takes too long, or a request to stop came."""
+    def _left(self) -> tuple[int, list[Host]]:
+        """Return how many ranks there are for now, and the hosts for them."""
+        self._out = [each for each in self._out if each[0] > time.monotonic()]
+        out = [host for _, host in self._out]
+        hosts = self._hosts()
+        left = [host for host in hosts if host.name not in {each.name for each in out}]
+        n_out = 0 if hosts else sum(host.slots for host in out)
+        return min(self.options.n_ranks - n_out, sum(host.slots for host in left) if hosts else self.options.n_ranks), left
+
+    def _ranks_left(self, leaving: Leaving) -> tuple[int, list[Host]]:
+        """Return how many ranks to start, once there are enough, and where; 0 if that takes too long, or a request came."""
         until_s, has_said = time.monotonic() + self.options.wait_s, False
         while True:
-            self._dead_until_s = [each for each in self._dead_until_s if each > time.monotonic()]
-            n_left = self.options.n_ranks - len(self._dead_until_s)
+            n_left, hosts = self._left()
             if n_left >= self._least:
-                return n_left
+                return n_left, hosts
             if not has_said:
-                _say(f"{n_left} of {self.options.n_ranks} ranks are left, {self._least} are needed; it waits for more")
+                say(f"{n_left} of {self.options.n_ranks} ranks are left, {self._least} are needed; it waits for more")
                 has_said = True
             if time.monotonic() > until_s:
-                _say(f"still {n_left} ranks are left after {self.options.wait_s:.0f} s, and {self._least} are needed")
-                return None
+                say(f"still {n_left} ranks are left after {self.options.wait_s:.0f} s, and {self._least} are needed")
+                return 0, []
             if leaving.wait(_LOOK_S):
-                return None
+                return 0, []
 
     def _say_again(self, attempt: Attempt) -> None:
-        number, n_left = len(self.attempts), self.options.n_ranks - len(self._dead_until_s)
+        number, (n_left, _) = len(self.attempts), self._left()
         is_kept = self.options.checkpoint is not None
         where = "from its newest checkpoint" if is_kept else "from its beginning, where the script itself may load"
         lost = f"; steps to take again: {attempt.lost_steps}" if attempt.lost_steps else ""
-        _say(f"the ranks ended ({attempt.why}); restart {number} of {self.options.restarts} with -n {n_left} {where}{lost}")
-
-
-def _say(text: str) -> None:
-    print(f"tensoropt: {text}", file=sys.stderr, flush=True)
+        say(f"the ranks ended ({attempt.why}); restart {number} of {self.options.restarts} with -n {n_left} {where}{lost}")
 
 
 @contextmanager
@@ -207,16 +227,12 @@ def _held(folder: Path) -> Iterator[None]:
     Raises:
         InputError: another one does, or it can't be written.
     """
-    lock, expected = Lock(folder / ".run.lock"), "a folder for each run"
-    try:
+    lock, what = Lock(folder / ".run.lock"), f"a run can't be kept in '{folder}'"
+    with needing_folder(what):
         folder.mkdir(parents=True, exist_ok=True)
         holder = lock.acquire()
-        got = f"another run in it, of {holder}"
-    except OSError as error:
-        holder, expected = "", "a folder that can be written"
-        got = f"{error.strerror} for '{error.filename}'"
     if holder is not None:
-        raise InputError(describe(f"a run can't be kept in '{folder}'", got=got, expected=expected))
+        raise InputError(describe(what, got=f"another run in it, of {holder}", expected="a folder for each run"))
     try:
         yield
     finally:
@@ -246,4 +262,4 @@ def _put_aside(folder: Path) -> None:
     aside.mkdir()
     for each in old:
         each.rename(aside / each.name)
-    _say(f"the run that '{folder}' had is put aside, in '{aside}'")
+    say(f"the run that '{folder}' had is put aside, in '{aside}'")

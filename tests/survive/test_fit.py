@@ -165,6 +165,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(trainer, t
     with pytest.raises(Killed):
         result(trainer, "dataset", folder, 12)
     newest, before = (FitFolder(folder, 0).prefix(n) for n in (8, 6))
+    (left := Path(before).with_name(".step-7.partial")).mkdir()
     file = next(Path(newest).parent.glob(f"{Path(newest).name}.data-00000*"))
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -172,7 +173,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(trainer, t
     with pytest.raises(Killed):
         result(trainer, "dataset", folder, 1)
     said = capfd.readouterr().err
-    assert f"checkpoint '{newest}' is damaged" in said
+    assert f"checkpoint '{newest}' is damaged" in said and not left.exists()
     assert f"goes on from '{before}' (epoch 2, step 1)" in said
 
 
@@ -253,6 +254,8 @@ def test_a_fit_that_cannot_be_kept_is_refused(trainer, tmp_path):
         with pytest.raises(InputError) as refusal:
             trainer.fit(batches(16), verbose=0, callbacks=callbacks)
         assert sentence in str(refusal.value)
+    with pytest.raises(InputError, match=r"takes a training step that was given data=, or the trainer of .*; got"):
+        next(keeper.steps(3, trainer))
     with pytest.raises(InputError, match="and Keras itself trains model"):
         fresh_plain().fit(batches(16), verbose=0, callbacks=[keeper])
 

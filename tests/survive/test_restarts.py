@@ -137,16 +137,16 @@ def survival(folder: Path, **changes) -> Survival:
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):
-    with Supervisor(survival(tmp_path), lambda n: [], False)._folder() as first:
+    with Supervisor(survival(tmp_path), list, list, False)._folder() as first:
         assert first is not None and first[notes.CHECKPOINT] == str(tmp_path)
         with pytest.raises(InputError, match=f"another run in it, of process {os.getpid()} on "):
-            Supervisor(survival(tmp_path), lambda n: [], False).run({})
+            Supervisor(survival(tmp_path), list, list, False).run({})
 
 
 def test_a_fresh_run_puts_the_old_one_aside(tmp_path, capfd):
-    with Supervisor(survival(tmp_path), lambda n: [], False)._folder() as first:
+    with Supervisor(survival(tmp_path), list, list, False)._folder() as first:
         (tmp_path / "fit-0").mkdir()
-    with Supervisor(survival(tmp_path, fresh=True), lambda n: [], False)._folder() as second:
+    with Supervisor(survival(tmp_path, fresh=True), list, list, False)._folder() as second:
         assert second is not None and first is not None and second[notes.SEED] != first[notes.SEED]
     assert sorted(each.name for each in (tmp_path / "before-1").iterdir()) == ["fit-0", "run.json"]
     assert "is put aside" in capfd.readouterr().err
@@ -160,10 +160,15 @@ def test_a_fresh_run_puts_the_old_one_aside(tmp_path, capfd):
         ("--fresh", "are for runs that are saved; give --checkpoint DIR"),
         ("--restarts many", "--restarts takes a whole number, 0 or more, got 'many'"),
         ("--checkpoint /proc/none", "a run can't be kept in '/proc/none'"),
+        ("--host alpha:x", "--host takes hosts with their slots: got 'alpha:x', expected alpha:4,beta:4"),
+        ("--host alpha", "-n 2 is more than the 1 slots of the hosts"),
+        ("--hostfile {folder}/train.py", "a line of hostfile '{folder}/train.py': got 'import sys', expected"),
+        ("--slots file", "--slots isn't there; name hosts and slots in --hostfile FILE"),
         ("--min-ranks 1 --plan p.json", "--min-ranks asks for others; leave one of them out"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path, capsys, arguments, sentence):
-    (tmp_path / "train.py").write_text("")
-    assert cli.main(["run", "-n", "2", *arguments.split(), str(tmp_path / "train.py")]) == 2
-    assert sentence in capsys.readouterr().err
+    (tmp_path / "train.py").write_text("import sys")
+    given = arguments.format(folder=tmp_path).split()
+    assert cli.main(["run", "-n", "2", *given, str(tmp_path / "train.py")]) == 2
+    assert sentence.format(folder=tmp_path) in capsys.readouterr().err

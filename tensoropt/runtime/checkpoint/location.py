@@ -21,10 +21,9 @@ from typing import Any
 
 import tensorflow as tf
 from google.protobuf import text_format
-from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 
 from ...common.errors import InputError, TensorOptError, cut, describe
-from ...common.files import write_atomically
+from ...common.files import needing_folder, write_atomically
 from ...common.lock import Lock
 
 _DATA_FILE = re.compile(r"\.data-(\d{5})-of-(\d{5})")
@@ -87,7 +86,7 @@ class CheckpointLocation:
             InputError: the folder can't be made or written.
             TensorOptError: another process holds the lock.
         """
-        try:
+        with needing_folder(f"checkpoint '{self.prefix}' can't be saved"):
             self.folder.mkdir(parents=True, exist_ok=True)
             holder = lock.acquire()
             if holder is not None:
@@ -101,14 +100,6 @@ class CheckpointLocation:
             if self.scratch.exists():
                 shutil.rmtree(self.scratch)
             self.scratch.mkdir()
-        except OSError as error:
-            raise InputError(
-                describe(
-                    f"checkpoint '{self.prefix}' can't be saved",
-                    got=f"{error.strerror} for '{error.filename}'",
-                    expected="a folder that can be written",
-                )
-            ) from error
 
     def discard(self) -> None:
         """Remove the scratch folder with all its files."""
@@ -237,17 +228,10 @@ def _list_in(folder: Path) -> Any:
     if not file.is_file():
         return None
     try:
-        state = text_format.Parse(file.read_bytes().decode("utf-8"), CheckpointState())
-        if not state.model_checkpoint_path:
-            raise ValueError("it names no checkpoint")
-    except (OSError, ValueError, text_format.ParseError) as error:
-        raise InputError(
-            describe(
-                f"the list of checkpoints '{file}' is damaged",
-                got=f"{type(error).__name__}: {cut(error)}",
-                advice="load a checkpoint by its own name, folder/name, or save another one into the folder",
-            )
-        ) from error
-    paths = [state.model_checkpoint_path, *state.all_model_checkpoint_paths]
-    whole = [path if os.path.isabs(path) else os.path.join(str(folder), path) for path in paths]
-    return CheckpointState(model_checkpoint_path=whole[0], all_model_checkpoint_paths=whole[1:])
+        state, got = tf.train.get_checkpoint_state(str(folder)), "what is no list"
+    except ValueError as error:
+        state, got = None, cut(error)
+    if state is None:
+        advice = "load a checkpoint by its own name, folder/name, or save another one into the folder"
+        raise InputError(describe(f"the list of checkpoints '{file}' is damaged", got=got, advice=advice))
+    return state

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from ...common.errors import InputError, describe, short
 from ...common.files import name_in_file, parse_json, reading_value
 from ...reschedule.layout import Shape
 from .location import CheckpointLocation, latest_in, listed_prefixes, reason
-from .variable import Variable
 
 ENTRY = "tensoropt/metadata"
 FORMAT, VERSION = "tensoropt checkpoint", 1
@@ -54,17 +53,6 @@ class Metadata:
     n_files: int
     objects: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     content: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        variables: Sequence[Variable],
-        objects: Mapping[str, tuple[str | None, ...]],
-        content: Mapping[str, Any],
-        n_files: int,
-    ) -> Metadata:
-        """Return the metadata of a checkpoint with these variables."""
-        return cls(tuple(Saved(v.name, v.shape, v.dtype) for v in variables), n_files, objects, content)
 
     @property
     def by_name(self) -> dict[str, Saved]:

@@ -14,20 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Protocol, TypeVar
 
 from ...reschedule.layout import Layout, Shape, block_bounds
 from .variable import Variable
 
 Bounds = tuple[tuple[int, int], ...]
-SizedItem = TypeVar("SizedItem", bound="Sized")
 
 PART_BYTES = 32 << 20
 # A part takes a few hundred bytes in the index and some microseconds: shorter parts are not worth more writers.
 SHARED_BYTES = 64 << 10
-# The bytes that one call of SaveV2 writes at most, about, so that copies of parts never take more memory.
-SHARD_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +101,3 @@ def _cut(shard: Bounds, n_parts: int) -> list[Bounds]:
     start, n_blocks = shard[dim][0], min(n_parts, extents[dim])
     blocks = [block_bounds(extents[dim], n_blocks, i) for i in range(n_blocks)]
     return [(*shard[:dim], (start + first, start + end), *shard[dim + 1 :]) for first, end in blocks]
-
-
-class Sized(Protocol):
-    """Anything with a number of bytes."""
-
-    @property
-    def n_bytes(self) -> int: ...
-
-
-def shards(items: Sequence[SizedItem]) -> list[list[SizedItem]]:
-    """Return the items in order, in runs of about ``SHARD_BYTES``, each of which becomes one file."""
-    numbers, total = [], 0
-    for item in items:
-        numbers.append(total // SHARD_BYTES)
-        total += item.n_bytes
-    numbered = zip(numbers, items, strict=True)
-    return [[item for _, item in run] for _, run in groupby(numbered, key=lambda pair: pair[0])]

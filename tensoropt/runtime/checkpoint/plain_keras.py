@@ -8,9 +8,9 @@ from typing import Any
 from ...common.errors import InputError, describe
 from ...reschedule.layout import Layout
 from ...reschedule.mesh import Mesh
-from .loading import OTHER_MODEL, found_at, read_all
+from .loading import OTHER_MODEL, check_same, found_at, read_all
 from .location import CheckpointLocation
-from .metadata import Metadata, Saved
+from .metadata import Metadata
 from .variable import Variable
 
 
@@ -32,39 +32,24 @@ def load_checkpoint(path: str | os.PathLike[str], model: Any = None, optimizer: 
     roots = {root: value for root, value in (("model", model), ("optimizer", optimizer)) if value is not None}
     if model is not None and optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    pairs = [pair for root, value in roots.items() for pair in _pairs(location, metadata, root, value)]
-    variables = [_plain(variable, saved) for variable, saved in pairs]
-    read_all(location, variables, [saved for _, saved in pairs])
+    variables = [each for root, value in roots.items() for each in _variables(location, metadata, root, value)]
+    read_all(location, variables, check_same(location, metadata, variables, {}))
     return metadata
 
 
-def _pairs(location: CheckpointLocation, metadata: Metadata, root: str, value: Any) -> list[tuple[Any, Saved]]:
+def _variables(location: CheckpointLocation, metadata: Metadata, root: str, value: Any) -> list[Variable]:
+    """Return Keras's variables, each as one replicated shard, by the names that those of their positions have when saved."""
     names = metadata.objects.get(root)
     if names is None:
-        raise InputError(
-            describe(
-                f"checkpoint '{location.prefix}' has no Keras {root}",
-                got=f"variables of {sorted(metadata.objects) or 'none'}",
-            )
-        )
-    variables = value.variables
-    by_name = metadata.by_name
-    what = f"checkpoint '{location.prefix}' is of another {root}"
-    for variable, name in zip(variables, names, strict=False):
-        saved = by_name.get(name or "")
-        expected = Saved(variable.path, tuple(variable.shape), variable._value.dtype.name)
-        if saved is not None and (saved.shape, saved.dtype) != (expected.shape, expected.dtype):
-            raise InputError(
-                describe(
-                    what, got=f"'{saved.name}' as {saved}", expected=f"'{expected.name}' as {expected}", advice=OTHER_MODEL
-                )
-            )
-    if len(variables) != len(names):
-        raise InputError(describe(what, got=f"{len(names)} variables", expected=len(variables), advice=OTHER_MODEL))
-    return [(variable, by_name[name]) for variable, name in zip(variables, names, strict=True) if name]
-
-
-def _plain(variable: Any, saved: Saved) -> Variable:
-    """Return a Keras variable as one replicated shard."""
-    layout = Layout.replicated(Mesh.of(1), len(saved.shape))
-    return Variable(saved.name, saved.shape, saved.dtype, layout, (variable._value,))
+        got = f"variables of {sorted(metadata.objects) or 'none'}"
+        raise InputError(describe(f"checkpoint '{location.prefix}' has no Keras {root}", got=got))
+    held = [variable._value for variable in value.variables]
+    if len(held) != len(names):
+        what = f"checkpoint '{location.prefix}' is of another {root}"
+        raise InputError(describe(what, got=f"{len(names)} variables", expected=len(held), advice=OTHER_MODEL))
+    mesh = Mesh.of(1)
+    return [
+        Variable(name, tuple(each.shape), each.dtype.name, Layout.replicated(mesh, len(each.shape)), (each,))
+        for each, name in zip(held, names, strict=True)
+        if name
+    ]

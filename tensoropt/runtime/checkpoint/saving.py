@@ -12,6 +12,7 @@ After each step the ranks agree on whether it succeeded on all.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import threading
@@ -33,13 +34,16 @@ from ..interruptions import say
 from ..ranks import Processes
 from .location import CheckpointLocation, keep_newest, make_safe, writing
 from .metadata import ENTRY as METADATA
-from .metadata import Metadata, read_at
+from .metadata import Metadata, Saved, read_at
 from .objects import COUNTER, Objects, object_graph
 from .objects import ENTRY as OBJECT_GRAPH
-from .parts import VariablePart, holders_of, parts_of_device, shards
+from .parts import VariablePart, holders_of, parts_of_device
 from .room import Room, start_aside
 from .together import on_rank_0, together
 from .variable import Variable, entry_of, variables_of
+
+# The bytes that one call of SaveV2 writes at most, about, so that copies of parts never take more memory.
+SHARD_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,10 @@ class Item:
     n_bytes: int
     make: Callable[[], Any]
 
-    def read(self, room: Room | None) -> Item:
+    def read(self, room: Room) -> Item:
         """Return the item with the tensor's present value; a copy if there is room, so that no step has to make it."""
         with tf.device("CPU:0"):  # shares a CPU's memory, and copies a GPU's
-            value = tf.identity(self.make())
-            kept = value if room is None else room.copied(value)
+            kept = room.copied(tf.identity(self.make()))
         return replace(self, make=lambda: kept)
 
 
@@ -107,9 +110,8 @@ class PendingSave:
         prefix, entries, processes, metadata, objects, max_to_keep: as for :func:`save`.
         beside: further entries by name, arrays or bytes; only rank 0's are saved.
         counter: the save counter in the checkpoint.
-        apart: whether threads write, so that the state may change meanwhile. It is then read at once: a read shares a
-            variable's memory until the variable is assigned to.
-        room: memory for a copy, which spares the next step that assigns to the variables making one.
+        room: memory for a copy of the state. If all ranks have it, threads write, and the state may change meanwhile: it is
+            copied at once, or a read shares a variable's memory until the variable is assigned to.
     """
 
     def __init__(
@@ -123,7 +125,6 @@ class PendingSave:
         counter: int,
         max_to_keep: int | None,
         *,
-        apart: bool = False,
         room: Room | None = None,
     ) -> None:
         _check_json(metadata)
@@ -139,22 +140,13 @@ class PendingSave:
             on_rank_0(processes, lambda: self._location.prepare(self._lock))
             together(processes, lambda: _find_scratch(self._location, processes))
             self._items = _items(variables, processes)
-            self._apart = apart and self._has_room(room)
-            if self._apart:
+            self._apart = processes.gather_max(float(room is None)) == 0
+            if self._apart and room is not None:
                 self._items = {device: [item.read(room) for item in items] for device, items in self._items.items()}
             self._run(self._write)
         except BaseException:
             self._release()
             raise
-
-    def _has_room(self, room: Room | None) -> bool:
-        """Return whether every rank has memory for another copy of what it writes; rank 0 says so if not."""
-        n_bytes = sum(item.n_bytes for items in self._items.values() for item in items)
-        missing = max(0, n_bytes - (room.n_bytes if room is not None else 0))
-        share = self._processes.gather_max(missing / available_memory_bytes(self._processes.local_size))
-        if share >= 1 and self._processes.rank == 0:
-            say(f"training waits for a save: a second copy of {memory_text(n_bytes)} of the state has no room in memory")
-        return share < 1
 
     def _run(self, action: Callable[[], None]) -> None:
         """Do a part of the work, in a thread if that is apart; an error is raised where the ranks can agree on it."""
@@ -219,13 +211,17 @@ class PendingSave:
             self._lock.release()
 
 
-def room_for(entries: Sequence[StateEntry], processes: Processes) -> Room | None:
-    """Return memory for a copy of what this process saves of a state; None if it hasn't so much."""
+def room_for(entries: Sequence[StateEntry], processes: Processes, *, says: bool = False) -> Room | None:
+    """Return memory for a copy of what this process saves of a state; None if it hasn't so much, which it may say."""
     variables = variables_of(entries)
     devices = {variable.first_device + rank for variable in variables for rank in variable.ranks}
     parts = [part for device in devices for part in parts_of_device(variables, device)]
     n_bytes = Room.bytes_for(part.n_bytes for part in parts)
-    return Room(n_bytes) if n_bytes < available_memory_bytes(processes.local_size) else None
+    if n_bytes < available_memory_bytes(processes.local_size):
+        return Room(n_bytes)
+    if says:
+        say(f"training waits for a save: a second copy of {memory_text(n_bytes)} of the state has no room in memory")
+    return None
 
 
 def _check_json(metadata: Mapping[str, Any] | None) -> None:
@@ -301,11 +297,12 @@ def _global_value(variable: Variable, processes: Processes, writer: int) -> Call
 
 
 def _write_shards(location: CheckpointLocation, device: int, items: Sequence[Item]) -> list[str]:
-    """Write items into files of a device, and return the files' prefixes."""
-    prefixes = []
-    for i, shard in enumerate(shards(items)):
-        prefixes.append(str(location.scratch / f"rank-{device:05d}-{i:05d}"))
-        _write(location, prefixes[-1], shard)
+    """Write items into files of a device, of about ``SHARD_BYTES`` each, and return the files' prefixes."""
+    prefixes, starts = [], itertools.accumulate((item.n_bytes for item in items), initial=0)
+    numbered = zip(starts, items, strict=False)
+    for number, run in itertools.groupby(numbered, key=lambda pair: pair[0] // SHARD_BYTES):
+        prefixes.append(str(location.scratch / f"rank-{device:05d}-{number:05d}"))
+        _write(location, prefixes[-1], [item for _, item in run])
     return prefixes
 
 
@@ -335,10 +332,11 @@ def _own_items(
     They are the metadata, the graph of the user's objects, the save counter, and what is beside. What needs Keras is made at
     once, and not in a thread.
     """
+    saved = tuple(Saved(variable.name, variable.shape, variable.dtype) for variable in variables)
     order, graph = objects.order() if objects is not None else {}, object_graph(objects)
 
     def items(n_files: int) -> list[Item]:
-        text = Metadata.of(variables, order, content, n_files).to_json().encode()
+        text = Metadata(saved, n_files, order, content).to_json().encode()
         return [
             Item(METADATA, "", len(text), lambda: tf.constant(text)),
             Item(OBJECT_GRAPH, "", len(graph), lambda: tf.constant(graph)),
@@ -364,25 +362,16 @@ def _join(
             )
     joined = list(files)
     # One more file if the existing checkpoint has the same number, and thus files of the same names.
-    n_own = 2 if len(files) + 1 in _file_counts(location) else 1
+    counts = {count for _, count in location.data_files()} if location.index.exists() else set()
+    with contextlib.suppress(TensorOptError):
+        counts = {read_at(location).n_files}
+    n_own = 2 if len(files) + 1 in counts else 1
     items = own(len(files) + n_own)
-    for i, own_items in enumerate([items] if n_own == 1 else [items[:1], items[1:]]):
+    for i in range(n_own):
         joined.append(str(location.scratch / f"about-{i}"))
-        _write(location, joined[-1], own_items)
+        _write(location, joined[-1], items[i::n_own])
     merged = location.scratch / location.name
     with writing(location, merged.with_name(f"{location.name}.index"), 0), tf.device("CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=joined, destination_prefix=str(merged), delete_old_dirs=False)
     location.commit()
     keep_newest(location, max_to_keep)
-
-
-def _file_counts(location: CheckpointLocation) -> set[int]:
-    """Return how many data files the existing checkpoint has, as a set.
-
-    The set is empty without a checkpoint, and may have several numbers if TensorOpt didn't write it.
-    """
-    if not location.index.exists():
-        return set()
-    with contextlib.suppress(TensorOptError):
-        return {read_at(location).n_files}
-    return {count for _, count in location.data_files()}

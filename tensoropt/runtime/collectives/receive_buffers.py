@@ -15,6 +15,7 @@ from ..process_limit import is_limited
 # TensorFlow takes over a NumPy array without a copy only if it starts on this boundary (its allocators' alignment).
 ALIGNMENT = 64
 
+
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return an uninitialised C-contiguous array that starts on a 64-byte boundary."""
     resolved = np.dtype(dtype)

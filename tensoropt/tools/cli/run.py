@@ -10,12 +10,14 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...common.errors import InputError, describe
 from ...common.files import check_writable
 from ...common.time_units import parse_time_us
+from ...runtime.hosts import Host, hosts_in, hosts_of
 from ...runtime.mpirun import mpirun_command, rank_environment, supervise
 from ...survive.interval import Interval
 from ...survive.supervisor import Supervisor, Survival
@@ -56,8 +58,14 @@ _LISTS = ("stages", "without")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tensoropt run`` to a parser."""
     parser.usage = "tensoropt run [-n N] [OPTION ...] [--] SCRIPT [ARGUMENT ...], or -m MODULE [ARGUMENT ...]"
-    of_ranks = "number of ranks (devices); default: the tasks of the batch system's job, else this machine's GPUs, else 1"
-    parser.add_argument("-n", type=int, default=ranks_by_default(), metavar="N", dest="n_ranks", help=of_ranks)
+    of_ranks = "number of ranks (devices); default: the hosts' slots, the batch system's tasks, this machine's GPUs, or 1"
+    parser.add_argument("-n", type=int, metavar="N", dest="n_ranks", help=of_ranks)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--host", metavar="HOST:SLOTS[,...]", help="the hosts to run on; default: the batch system's, or this one"
+    )
+    where.add_argument("--hostfile", type=Path, metavar="FILE", help="a file of hosts, read at each start: alpha slots=4")
+    where.add_argument("--slots", help=argparse.SUPPRESS)
     parser.add_argument(
         "--report", type=Path, metavar="OUT.html", help="write a page on the plan that the script runs, for a browser"
     )
@@ -82,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Start mpirun, pass signals on to it, and return its exit code."""
+    hosts = _hosts(arguments)
     program, file = _program(arguments)
     try:
         is_for_ranks = arguments.as_written or _is_for_ranks(file)
@@ -101,9 +110,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     def start(program: Sequence[str], reads: bool = True) -> Callable[[Mapping[str, str]], int]:
         if survival is None:
-            started = mpirun_command(arguments.n_ranks, program)
-            return lambda environ: supervise(started, environ, reads)
-        return Supervisor(survival, lambda n_ranks: mpirun_command(n_ranks, program), reads).run
+            return lambda environ: supervise(mpirun_command(arguments.n_ranks, program, hosts(), environ), environ, reads)
+        return Supervisor(survival, partial(mpirun_command, program=program), hosts, reads).run
 
     sys.stdout.flush()
     if is_for_ranks and not has_text():
@@ -126,6 +134,27 @@ def run(arguments: argparse.Namespace) -> int:
         return code
     print("tensoropt: plain Keras runs the script now, from its beginning, on one device", file=sys.stderr, flush=True)
     return supervise([sys.executable, *program], environment)
+
+
+def _hosts(arguments: argparse.Namespace) -> Callable[[], list[Host]]:
+    """Return a function that returns the hosts to run on, none for this one; set the number of ranks if it isn't given.
+
+    Raises:
+        InputError: the hosts can't be read, or are too few.
+    """
+    if arguments.slots is not None:
+        raise InputError("--slots isn't there; name hosts and slots in --hostfile FILE, which each start of the ranks reads")
+    file = arguments.hostfile
+    named = [] if arguments.host is None else hosts_of(arguments.host)
+    hosts = named if file is None else hosts_in(file)
+    n_slots = sum(host.slots for host in hosts)
+    if arguments.n_ranks is None:
+        arguments.n_ranks = n_slots if hosts else ranks_by_default()
+    if hosts and arguments.n_ranks > n_slots:
+        raise InputError(
+            f"-n {arguments.n_ranks} is more than the {n_slots} slots of the hosts; give them more, or leave -n out"
+        )
+    return lambda: named if file is None else hosts_in(file)
 
 
 def _program(arguments: argparse.Namespace) -> tuple[list[str], Path | None]:
