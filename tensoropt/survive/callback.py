@@ -329,8 +329,8 @@ class Survive(RunKeeper):
         """
         if not isinstance(step, FunctionTrainer):
             raise InputError(
-                f"steps ({running_line()}) takes a training step that was given data=, or the trainer of a function, and fit "
-                f"takes Survive among its callbacks; got {short(step)}"
+                f"steps ({running_line()}) takes a training step that was given data=, or the trainer of a function, and "
+                f"fit takes Survive among its callbacks; got {short(step)}"
             )
         assert step.plan  # which refuses a training step that isn't planned
         loop: dict[str, Any] = {} if state is None else state
