@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...common.errors import TensorOptError
 from ..ranks import Processes
@@ -32,4 +32,5 @@ def together(processes: Processes, action: Callable[[], Value]) -> Value:
 
 def on_rank_0(processes: Processes, action: Callable[[], Value]) -> Value:
     """Run an action on rank 0. Return its result (picklable), or raise its error, on every rank."""
-    return processes.broadcast(together(processes, action if processes.rank == 0 else lambda: None))
+    own: Callable[[], Any] = action if processes.rank == 0 else lambda: None
+    return processes.broadcast(together(processes, own))
