@@ -60,8 +60,8 @@ class Item:
 
     def read(self, room: Room) -> Item:
         """Return the item with the tensor's present value; a copy if there is room, so that no step has to make it."""
-        made = self.make()
         with tf.device("CPU:0"):
+            made = self.make()
             value = tf.identity(made)  # shares a CPU's memory, and copies a GPU's
             kept = room.copied(value) if getattr(made, "device", "") == value.device else value
         return replace(self, make=lambda: kept)
