@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from runtime.checkpoint.states import ALONE, Logical, assert_values, entries, layout_by_seed, layouts, logicals, replicated
 
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.runtime.checkpoint import entry_name, parts, read_metadata, restore, save
+from tensoropt.runtime.checkpoint import entry_name, parts, read_metadata, restore, save, saving
 from tensoropt.runtime.checkpoint.parts import parts_of_device, slice_spec
 from tensoropt.runtime.checkpoint.variable import variables_of
 
@@ -34,7 +34,7 @@ def test_saved_under_one_plan_and_loaded_under_another(data: st.DataObject) -> N
         with (
             patch.object(parts, "PART_BYTES", part_bytes),
             patch.object(parts, "SHARED_BYTES", shared_bytes),
-            patch.object(parts, "SHARD_BYTES", shard_bytes),
+            patch.object(saving, "SHARD_BYTES", shard_bytes),
         ):
             prefix = save(f"{folder}/ckpt", entries(variables, saved_layouts, ranks), ALONE, {"step": 3})
         state = entries(variables, loaded_layouts, other_ranks, zero=True)

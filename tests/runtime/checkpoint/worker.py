@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -72,8 +71,8 @@ def save_one(processes: Processes, prefix: str, action: str) -> None:
     if action == "killed":
         kill_in_the_middle(processes)
     name = "plan" if variables is LARGE else action
-    sizes = {"PART_BYTES": 4096, "SHARD_BYTES": 8192} if action == "files" else {}
-    with patch.multiple(parts, **sizes) if sizes else nullcontext():
+    part, shard = (4096, 8192) if action == "files" else (parts.PART_BYTES, saving.SHARD_BYTES)
+    with patch.object(parts, "PART_BYTES", part), patch.object(saving, "SHARD_BYTES", shard):
         state = entries(variables, layouts, [processes.rank])
         save(f"{prefix}-{name}", state, processes, {"epoch": 3})
 
