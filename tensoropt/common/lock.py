@@ -63,6 +63,10 @@ class Lock:
             self._file.close()
             self._file = None
 
+    def __del__(self) -> None:
+        """Release the lock of a save that nobody finishes."""
+        self.release()
+
 
 def _is_at(file: TextIOWrapper, path: Path) -> bool:
     try:

@@ -45,7 +45,7 @@ class Killer(keras.callbacks.Callback):
 
     def _count(self, *_, **__) -> None:
         self.n_calls -= 1
-        if self.n_calls == 3:
+        if 0 < self.n_calls <= 3:
             self.is_near.set()
             for thread in threading.enumerate():
                 if thread.name == "tensoropt-save":
