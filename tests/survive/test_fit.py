@@ -181,8 +181,8 @@ def test_training_goes_on_while_the_state_of_a_step_is_written(trainer, tmp_path
     expected, write, n_written = result(trainer, "dataset", tmp_path / "whole"), saving._write_shards, 0
     rooms: list[Room] = []
 
-    def ready_room(*given):
-        rooms.append(saving.room_for(*given))
+    def ready_room(*given, **options):
+        rooms.append(saving.room_for(*given, **options))
         rooms[-1]._thread.join(60)
         return rooms[-1]
 
