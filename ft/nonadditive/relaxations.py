@@ -1,18 +1,23 @@
 """Bound strategies whose memory is the largest of several sums, by searches of sums that are chosen corner by corner.
 
-A strategy S takes  mem(S) = saved(S) + max over segments b of T_b(S)  (:mod:`.segment_memory`). Its *level* is the largest
-number of bytes that a single node or edge adds to any T_b, and  mem(S) >= saved(S) + level(S).  Where the states and pairs
-above a level v aren't allowed (the problem is *capped* at v), the frontier of saved memory bounds the strategies of level v
-and less. Of those between two capped levels u < v, it bounds the memory with the first level above u on top.
+A strategy S takes  mem(S) = saved(S) + max over segments b of T_b(S)  (:mod:`.segment_memory`). Two kinds of relaxation are
+problems whose costs are sums, so that their frontiers bound all strategies, or some:
 
-The weighted mean of the segments' memory, which the first search charges, leaves a gap wherever two segments take turns in
-being the largest one. Levels close it where a segment's memory is mostly that of one tensor, as in small models.
+- *Charged*: for weights w >= 0 of the segments that add up to 1,  mem(S) >= saved(S) + sum over b of w_b T_b(S).
+- *Capped*: let a strategy's *level* be the largest number of bytes that a single node or edge adds to any T_b. Then
+  mem(S) >= saved(S) + level(S). Where the states and pairs above a level v aren't allowed, the frontier of saved memory
+  bounds the strategies of level v and less. Of those between two capped levels u < v, it bounds the memory with the first
+  level above u on top.
+
+Weights alone leave a gap wherever two segments take turns in being the largest one. Levels close it where a segment's
+memory is mostly that of one tensor, as in small models.
 
 A *corner* lies between two neighbouring known points, divided by 1 + gap: all strategies below it are to be excluded. For
 the corner that the bound is farthest from, the capped levels that don't exclude it are split, at the least level by which
-the upper part does.
+the upper part does. Where that isn't possible, the weights by which the cheapest of the known strategies is dearest are
+charged (:mod:`.matrix_game`), if they promise anything ("column generation").
 
-Complexity: O(levels) for the level of a corner; the searches are the caller's.
+Complexity: O(segments x strategies) for the weights of a corner; the searches are the caller's.
 """
 
 from __future__ import annotations
@@ -21,12 +26,33 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import numpy as np
+import numpy.typing as npt
 
 from ..frontier import Frontier
 from ..lower_bound import LowerBound
 from ..problem import Ints, Problem
-from ..weighted.lagrangian import Found
-from .segment_memory import Transient
+from ..weighted.lagrangian import Found, scaled_costs
+from .matrix_game import best_parts
+from .segment_memory import Transient, summed
+
+UNITS = 256
+"""Weights are multiples of 1 / UNITS."""
+TRIES = 4
+"""The most weights that are charged for one corner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """Weights of the segments, in units of 1 / UNITS, which add up to UNITS."""
+
+    weights: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """The index of the highest level that is allowed."""
+
+    level: int
 
 
 @dataclass(eq=False)
@@ -45,25 +71,37 @@ class Relaxations:
     _levels: Ints = field(init=False)
     _of_all: LowerBound = field(init=False)  # without capped levels
     _capped: dict[int, LowerBound | None] = field(init=False, default_factory=dict)  # by level; None without strategies
+    _charged: set[Charge] = field(init=False, default_factory=set)
+    _costs: npt.NDArray[np.float64] = field(init=False)  # of known strategies: saved memory and each segment's, by segment
+    _times: Ints = field(init=False)
+    _tries: dict[tuple[float, float], int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         arrays = [each for segment in self.transient.segments for each in (*segment.nodes.values(), *segment.edges.values())]
         self._levels = np.unique(np.concatenate([np.zeros(1, np.int64), *(np.unique(each) for each in arrays)]))
         self._of_all = self.bound
+        self._costs, self._times = np.zeros((len(self.transient.segments), 0)), np.zeros(0, np.int64)
 
-    def relaxed(self, level: int) -> Problem:
-        """Return the problem capped at a level, given by its index."""
-        return self.transient.capped(self.problem, int(self._levels[level]))
+    def relaxed(self, relaxation: Charge | Cap) -> Problem:
+        """Return the problem of a relaxation."""
+        if isinstance(relaxation, Charge):
+            return self.transient.weighted(self.problem, np.array(relaxation.weights) / UNITS)
+        return self.transient.capped(self.problem, int(self._levels[relaxation.level]))
 
-    def prove(self, level: int | None, bound: LowerBound | None) -> None:
-        """Add what a search proves.
+    def know(self, time_ns: Ints, strategies: npt.NDArray[np.int32]) -> None:
+        """Add strategies, int32[P, nodes], and their times, int64[P], to those that weights are chosen by."""
+        costs = summed(self.problem, strategies)[0] + self.transient.by_segment(self.problem, strategies)
+        self._costs, self._times = np.concatenate([self._costs, costs], axis=1), np.append(self._times, time_ns)
+
+    def prove(self, relaxation: Charge | Cap | None, bound: LowerBound | None) -> None:
+        """Add what a search of a relaxation proves.
 
         Args:
-            level: the index of the level at which the problem was capped; None for a sum that all strategies are above.
+            relaxation: the relaxation; None for any that all strategies are above.
             bound: a bound of its strategies; None if there are none.
         """
-        if level is not None:
-            self._capped[level] = bound
+        if isinstance(relaxation, Cap):
+            self._capped[relaxation.level] = bound
         elif bound is not None:
             self._of_all = self._of_all.tightened(bound)
         of_levels = [
@@ -78,8 +116,8 @@ class Relaxations:
         caps = sorted(self._capped)
         return [(cap, below + 1, self._capped[cap]) for below, cap in zip([-1, *caps], caps, strict=False)]
 
-    def next(self, best: Frontier, gap: float) -> int | None:
-        """Return the index of the level to search next; None if none helps the point that the bound is farthest from.
+    def next(self, best: Frontier, gap: float) -> Charge | Cap | None:
+        """Return what to search next; None if nothing helps the point of the bound that is farthest from what is known.
 
         Args:
             best: the known points.
@@ -93,15 +131,38 @@ class Relaxations:
         after = int(np.searchsorted(mem, self.bound.mem_bytes[worst], side="right"))
         if after == len(mem):
             return None  # no sum is too small here, but the search of sums isn't exact
-        return self._cap(float(mem[after]), float(time_ns[after - 1]) if after else np.inf)
+        corner = float(mem[after]), float(time_ns[after - 1]) if after else np.inf
+        cap = self._cap(*corner)
+        if cap is not None:
+            return cap
+        tries = self._tries[corner] = self._tries.get(corner, 0) + 1
+        if tries > TRIES:
+            return None
+        # Where nothing excludes the corner, weights that raise the bound still find strategies.
+        at = float(self.bound.mem_bytes[worst]), float(self.bound.time_ns[worst]) * (1 + gap)
+        charge = self._charge(*corner) or self._charge(*at)
+        if charge is not None:
+            self._charged.add(charge)
+        return charge
 
-    def _cap(self, mem: float, time_ns: float) -> int | None:
-        """Return the index of the level at which to split a capped one, to exclude strategies below a memory and a time."""
+    def _charge(self, mem: float, time_ns: float) -> Charge | None:
+        """Return weights by which all known strategies up to a time take more than so much memory; None if none do."""
+        costs = self._costs[:, self._times <= time_ns]
+        if not costs.shape[1]:
+            return None
+        parts, least = best_parts(costs / max(mem, 1.0))
+        weights = np.floor(parts * UNITS).astype(np.int64)
+        weights[parts.argmax()] += UNITS - weights.sum()
+        charge = Charge(tuple(weights.tolist()))
+        return None if least <= 1 or charge in self._charged else charge
+
+    def _cap(self, mem: float, time_ns: float) -> Cap | None:
+        """Return the level at which a capped one is to be split, to exclude strategies below a memory and a time."""
         if self._levels[0] < 0:
             return None  # the largest part is no lower bound of a sum
         last = len(self._levels) - 1
         if last not in self._capped:
-            return last
+            return Cap(last)
         for cap, floor, found in reversed(self._groups()):
             if found is None:
                 continue
@@ -110,7 +171,7 @@ class Relaxations:
                 continue
             split = int(np.searchsorted(self._levels, mem - found.mem_bytes[below[0]], side="left"))
             if split <= cap:
-                return split - 1
+                return Cap(split - 1)
         return None
 
 

@@ -87,6 +87,7 @@ class ProblemSearch:
             mem, time_ns, strategies = descent.improved(np.concatenate([again.strategies, best.strategies]))
             if overlap is not None and self.objectives == MEMORY_TIME:
                 time_ns = time_ns - overlap.overlap_ns(problem, strategies)
+            relaxations.know(np.concatenate([again.time_ns, time_ns]), np.concatenate([again.strategies, strategies]))
             return with_more(best, mem, time_ns, strategies)
 
         again = searched(transient.charged(problem), max(self.budget.gap, FIRST_GAP_AGAIN))
@@ -112,17 +113,17 @@ class ProblemSearch:
             now = time.monotonic()
             if best.worst_gap <= self.budget.gap or (not is_small and 2 * now - began > deadline):
                 break
-            level = relaxations.next(best, self.budget.gap)
-            if level is None:
+            relaxation = relaxations.next(best, self.budget.gap)
+            if relaxation is None:
                 break
             began = now
             try:
-                again = searched(relaxations.relaxed(level), self.budget.gap)
+                again = searched(relaxations.relaxed(relaxation), self.budget.gap)
             except InfeasibleError:  # all strategies are above the capped level
-                relaxations.prove(level, None)
+                relaxations.prove(relaxation, None)
                 best = settled(replace(best, bound=relaxations.bound))
             else:
-                relaxations.prove(level, bound_of(again))
+                relaxations.prove(relaxation, bound_of(again))
                 best = with_found(best, again)
         return best
 

@@ -11,7 +11,7 @@ from helpers.large import first
 
 from tensoropt.ft import INFEASIBLE, Frontier, InfeasibleError, LowerBound, Node, Problem, search
 from tensoropt.ft.frontier import settled
-from tensoropt.ft.nonadditive.relaxations import Relaxations, bound_of
+from tensoropt.ft.nonadditive.relaxations import Cap, Relaxations, bound_of
 from tensoropt.ft.nonadditive.segment_memory import SegmentMemory, Transient, with_more
 from tensoropt.ft.pareto import reduce_unsorted
 
@@ -44,26 +44,31 @@ def costs_of(problem: Problem, transient: Transient, strategies: np.ndarray) -> 
 
 
 def nearest(problem: Problem, transient: Transient, gap: float, check) -> Frontier:
-    """The frontier that all relaxations find; ``check`` is called with each bound, and the level that raised it."""
+    """The frontier that all relaxations find; ``check`` is called with each bound, and the relaxation that raised it."""
+
+    def know(found: Frontier) -> Frontier:
+        relaxations.know(found.time_ns, found.strategies)
+        return transient.at_true_memory(problem, found, relaxations.bound)
 
     found = search(transient.charged(problem))
     relaxations = Relaxations(problem, transient, bound_of(found))
-    best = transient.at_true_memory(problem, found, relaxations.bound)
+    best = know(found)
     check(relaxations.bound, None)
     for _ in range(200):
-        level = relaxations.next(best, gap)
-        if level is None:
+        relaxation = relaxations.next(best, gap)
+        if relaxation is None:
             return best
         try:
-            found = search(relaxations.relaxed(level))
+            found = search(relaxations.relaxed(relaxation))
         except InfeasibleError:
-            relaxations.prove(level, None)
+            assert isinstance(relaxation, Cap)
+            relaxations.prove(relaxation, None)
             best = settled(replace(best, bound=relaxations.bound))
         else:
-            relaxations.prove(level, bound_of(found))
-            there = transient.at_true_memory(problem, found, relaxations.bound)
+            relaxations.prove(relaxation, bound_of(found))
+            there = know(found)
             best = with_more(replace(best, bound=there.bound or bound_of(there)), *costs_and_strategies(there))
-        check(relaxations.bound, level)
+        check(relaxations.bound, relaxation)
     raise AssertionError("there is no end")
 
 
@@ -81,9 +86,9 @@ def test_each_bound_holds_for_all_strategies(seed: int) -> None:
         return
     best = allowed[reduce_unsorted(mem[allowed], time_ns[allowed])]
 
-    def check(bound: LowerBound, level) -> None:
+    def check(bound: LowerBound, relaxation) -> None:
         as_low = (bound.mem_bytes <= mem[best, None]) & (bound.time_ns <= time_ns[best, None])
-        assert as_low.any(axis=1).all(), level
+        assert as_low.any(axis=1).all(), relaxation
 
     gap = float(np.random.default_rng(seed).choice([0.0, 0.01, 0.1]))
     found = nearest(problem, transient, gap, check)
@@ -102,7 +107,7 @@ def test_levels_are_exact_where_each_segment_is_one_tensor(seed: int) -> None:
     nodes = tuple(Node("op", rng.integers(0, 100, 3), rng.integers(0, 100, 3)) for _ in range(4))
     segments = tuple(SegmentMemory({i: sizes[i]}, {}) for i in range(4))
     problem, transient = Problem(nodes), Transient(segments, {}, {}, frozenset({0, 1}))
-    found = nearest(problem, transient, 0.0, lambda bound, level: None)
+    found = nearest(problem, transient, 0.0, lambda bound, relaxation: None)
     every = np.array(list(product(range(3), repeat=4)), np.int32)
     mem, time_ns = costs_of(problem, transient, every)
     kept = reduce_unsorted(mem, time_ns)

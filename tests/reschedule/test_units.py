@@ -125,5 +125,5 @@ def test_other_layouts_in_a_table_change_nothing_between_those_of_units() -> Non
     of_units = [shuffled(mesh, units(mesh), 2, rng) for _ in range(20)]
     others = [Layout.parse(mesh, text) for text in ("[c, b]", "[-, fe] +cb", "[acb, d]")]
     alone, mixed = (all_pairs(mesh, shape, 4, costs, each) for each in (of_units, [*others, *of_units]))
-    places = [mixed.index[layout] for layout in alone.layouts]
+    places = [mixed.layouts.index(layout) for layout in alone.layouts]
     assert np.array_equal(mixed.time_ns[np.ix_(places, places)], alone.time_ns)

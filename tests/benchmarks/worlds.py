@@ -1,0 +1,83 @@
+"""Count the lines that ask in which world they are: with stages or without, in micro-batches or not.
+
+A plan is a list of stages, usually one, so that few places need to ask. Each line counts once, for the first kind that it is
+of; imports don't count. A second table has the reasons of those that are left.
+
+    python tests/benchmarks/worlds.py [ROOT]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from pathlib import Path
+
+CLASSES = (
+    r"(Staged\w+|Plan|StagePlan|\w*Frontier|\w*Engine|PlanRows|StageRows|FrontierRows"
+    r"|\w*Execution)"
+)
+KINDS = {
+    "isinstance": rf"isinstance\([^,]+, \(?[^)]*\b{CLASSES}\b",
+    "key": r"\"(stages|plan|interleaved)\" (not )?in\b",
+    "union": r"\bPlan \| Staged|Frontier \| Saved|PlanRows \| (Stage|Frontier)Rows|\bAnyPlan\b",
+    "flag": (
+        r"\b(_?has_stages|is_staged|is_uncut|ends is (not )?None|asks_for_stages|stages_must_pay)\b"
+        r"|\bunstaged\b|interleaving is (not )?None"
+        r"|len\([\w.]*stages\) [=<>!]=? ?1\b|n_stages [=<>!]=? ?1\b|max\((stages|counts)[^)]*\)+ [=>]"
+    ),
+    "call": (
+        r"(?<!def )\b(load_any\w*|any_(text|json)|find_any_answer|find_answer_with_stages|execute_staged\w*"
+        r"|peak_staged_beside|\w*staged_frontier_report|stages_report|stages_text|_stages_text|stages_explanation|stages_html|refuse_stages"
+        r"|read_explained|frontier_of_plan|report_of_file|save_with_stages|rows_of_points|unstaged_frontier"
+        r"|(fastest|parts)_without_stages|staged_curve_point|frontier_in_stages|_staged_(row|json)|_placed_plan"
+        r"|find_with_stages|find_staged)\("
+    ),
+}
+
+REASONS = {
+    "the order of interleaved stages, which share devices": r"interleav",
+    "two engines: one runs stages, one what isn't cut": r"runtime/|Staged(Engine|Opt)|\(engine,|trainer_ranks",
+    "what a stage exchanges with others, where there are any": r"\.ends|ends is|is_staged|stage_memory",
+    "what is asked for: stages, or whatever is best": r"asks_for|must_pay|find_with|max\((counts|stages)|_in_stages",
+    "two kinds of files, or of answers: a plan, or a frontier or curve": r"Rows\b|read_explained|isinstance\(.*\bPlan\b",
+    "a frontier's file has parts of plans, or plans whole": r"\"plan\" (not )?in",
+    "only of a model that isn't cut all points are searched and proven": r"is_uncut|ModelFrontier|AnyPlan",
+    "a plan with stages beside the best without": r"tuning/|n_stages|plan/compare|cli/compare|staged_frontier",
+    "a damaged plan": r"PLAIN|timeline is not None",
+    "texts: one stage needs no table of stages": r"stages\b",
+}
+"""By reason, what is in the lines that have it, or in their files' names; the first that fits counts."""
+
+
+def kinds_of(root: Path) -> tuple[dict[str, Counter[str]], Counter[str]]:
+    """Return how many lines there are of each kind, by file, and how many have each reason."""
+    found: dict[str, Counter[str]] = {}
+    reasons: Counter[str] = Counter()
+    patterns = {kind: re.compile(pattern) for kind, pattern in KINDS.items()}
+    for file in sorted((root / "tensoropt").rglob("*.py")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if re.match(r"\s*(from|import|class)\b", line):
+                continue
+            kind = next((kind for kind, pattern in patterns.items() if pattern.search(line)), None)
+            if kind is not None:
+                name = str(file.relative_to(root))
+                found.setdefault(name, Counter())[kind] += 1
+                reasons[next((why for why, what in REASONS.items() if re.search(what, f"{name}: {line}")), "none")] += 1
+    return found, reasons
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description="Count the lines that ask in which world they are.")
+    parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[2])
+    found, reasons = kinds_of(parser.parse_args().root)
+    print("".join(f"{kind:>11}" for kind in KINDS) + "      total  file")
+    rows = sorted(found.items(), key=lambda row: (-row[1].total(), row[0]))
+    for file, counts in [*rows, (f"{len(rows)} files", sum(found.values(), Counter()))]:
+        print("".join(f"{counts[kind] or '':>11}" for kind in KINDS) + f"{counts.total():>11}  {file}")
+    print("\n" + "\n".join(f"{count:>11}  {why}" for why, count in reasons.most_common()))
+
+
+if __name__ == "__main__":
+    main()
