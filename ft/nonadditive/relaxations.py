@@ -31,7 +31,7 @@ import numpy.typing as npt
 from ..frontier import Frontier
 from ..lower_bound import LowerBound
 from ..problem import Ints, Problem
-from ..weighted.lagrangian import Found, scaled_costs
+from ..weighted.lagrangian import Found
 from .matrix_game import best_parts
 from .segment_memory import Transient, summed
 
