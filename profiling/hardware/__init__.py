@@ -1,6 +1,6 @@
 """Hardware descriptions, and those that ship with the package."""
 
-from .catalogue import named, resolve, shipped
+from .catalogue import named, part_of, resolve, shipped
 from .checks import HardwareError
 from .description import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel
 from .rates import OperatorRate, Origin, Rates
@@ -19,6 +19,7 @@ __all__ = [
     "Rates",
     "Topology",
     "named",
+    "part_of",
     "resolve",
     "shipped",
 ]

@@ -14,11 +14,9 @@ from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from ...common.errors import cut
-from ...common.files import JsonError, parse_json
 from . import checks
 from .checks import HardwareError
-from .description import RUNNING_COSTS, Hardware, check_format
+from .description import Hardware, check_format
 from .frozen import FrozenMapping
 
 _NEAREST = dict.fromkeys(("a100", "a100gb40", "h200", "b200", "l4", "l40s", "rtx4090", "rtx5090", "t4"), "h100")
@@ -95,30 +93,34 @@ def resolve(name_or_path: str | Path) -> Hardware:
     """
     path = Path(name_or_path)
     if path.suffix == ".json" or len(path.parts) > 1 or path.is_file():
-        return _like(path) or Hardware.load(path)
+        return Hardware.load(path, _read)
     return named(str(name_or_path))
 
 
-def _like(path: Path) -> Hardware | None:
-    """Return the hardware of a file that names one of :func:`named` as ``like``, and only its price or power; else None.
+def _read(value: object) -> Hardware:
+    """Read a hardware file, which may name one of :func:`named` as ``like``, and a name and a price of its own."""
+    if not isinstance(value, dict) or "like" not in value:
+        return Hardware.from_json(value)
+    given = checks.fields(value, "", ("format", "version", "like"), ("name", "price_per_hour"))
+    check_format(given)
+    described = named(checks.text(given["like"], "like"))
+    return replace(described, name=given.get("name", described.name), price_per_hour=given.get("price_per_hour"))
+
+
+def part_of(hardware: Hardware, machines: int, devices: int) -> Hardware:
+    """Return so many machines with so many devices each of some hardware; what was measured on all doesn't hold on a part.
 
     Raises:
-        HardwareError: what it names doesn't exist, or it has other fields; names the file.
+        HardwareError: it has fewer machines, or fewer devices in each.
     """
-    try:
-        value = parse_json(path.read_bytes(), any_number=True)
-    except (OSError, JsonError):
-        return None
-    if not isinstance(value, dict) or "like" not in value:
-        return None
-    try:
-        given = checks.fields(value, "", ("format", "version", "like"), ("name", *RUNNING_COSTS))
-        check_format(given)
-        described = named(checks.text(given["like"], "like"))
-        own = {name: given[name] for name in ("name", *RUNNING_COSTS) if name in given}
-        return replace(described, **own)
-    except HardwareError as error:
-        raise HardwareError(f"{cut(path)}: {cut(error, 360)}") from None
+    counts = [level.count for level in hardware.levels]
+    if len(counts) != 2 or machines > counts[0] or devices > counts[1]:
+        has = "x".join(map(str, counts))
+        raise HardwareError(f"parallelism {machines}x{devices} is not possible on {hardware.name}, which has {has} devices")
+    outer, inner = hardware.levels
+    levels = (replace(outer, count=machines), replace(inner, count=devices))
+    name = f"{hardware.name.removesuffix('-{}x{}'.format(*counts))}-{machines}x{devices}"
+    return replace(hardware, name=name, levels=levels, collectives=FrozenMapping({}), topology=None)
 
 
 def _nearest(name: str) -> list[str]:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from ...reschedule.layout import axes_text, parse_axes
 from ...reschedule.mesh import MOST_UNITS, Level, Mesh
 from . import checks
 from .checks import HardwareError
-from .collective_table import CollectiveTable, table_to_json, tables_from_json
 from .frozen import FrozenMapping, freeze
 from .rates import NO_RATES, Origin, Rates, origin_from_json, rates_from_json, rates_to_json
 from .topology import Topology, topology_from_json
@@ -35,7 +34,6 @@ FORMAT = "tensoropt/hardware"
 VERSION = 1
 COMMUNICATING_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 PARTS_OF_COLLECTIVES = ("collective_call_us", "collective_path_us")
-RUNNING_COSTS = ("price_per_hour", "watts")
 _EMPTY: FrozenMapping[Any] = FrozenMapping({})
 
 
@@ -114,6 +112,37 @@ class LinkLevel:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectiveTable:
+    """The measured times of one kind of collective over one device partition, all groups at once.
+
+    ``n_bytes`` is ascending, and ``time_us[i]`` belongs to ``n_bytes[i]``; the docstring of ``hardware_costs.py`` defines
+    the bytes of each kind. ``spread[i]``, where it is known, is the difference of the upper and the lower quartile of its
+    repeats, over the lower.
+    """
+
+    n_bytes: tuple[int, ...]
+    time_us: tuple[float, ...]
+    spread: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        sizes = checks.sequence(self.n_bytes, "bytes", "a list of sizes")
+        times = checks.sequence(self.time_us, "time_us", "a list of times")
+        sizes = tuple(checks.positive_integer(size, "bytes", "positive whole numbers") for size in sizes)
+        times = tuple(checks.number(time, "time_us", "positive microseconds") for time in times)
+        if len(sizes) < 2 or any(low >= high for low, high in pairwise(sizes)):
+            raise checks.fail("bytes", list(sizes), "at least two sizes, each larger than the one before")
+        if len(times) != len(sizes):
+            raise checks.fail("time_us", list(times), f"one time for each of the {len(sizes)} sizes")
+        spreads = checks.sequence(self.spread, "spread", "a list of relative spreads")
+        spreads = tuple(checks.number(spread, "spread", "numbers of at least 0", least=0) for spread in spreads)
+        if spreads and len(spreads) != len(sizes):
+            raise checks.fail("spread", list(spreads), f"one for each of the {len(sizes)} sizes, or none")
+        object.__setattr__(self, "n_bytes", sizes)
+        object.__setattr__(self, "time_us", times)
+        object.__setattr__(self, "spread", spreads)
+
+
+@dataclass(frozen=True, slots=True)
 class Hardware:
     """Devices, their links, and the measurements made on them.
 
@@ -133,7 +162,6 @@ class Hardware:
             in (0, 1]; 1 where a device doesn't compute while it communicates, as in Equation (3) of the TensorOpt paper.
         topology: the devices and links as a graph, which the simulator goes by; None where only the levels are known.
         price_per_hour: what a device costs for an hour, in a currency of the user's; None if that isn't known.
-        watts: what a device draws, in watts; None if that isn't known.
     """
 
     name: str
@@ -148,13 +176,12 @@ class Hardware:
     exposed_share: float = 1.0
     topology: Topology | None = None
     price_per_hour: float | None = None
-    watts: float | None = None
 
     def __post_init__(self) -> None:
         checks.text(self.name, "name")
-        for name in RUNNING_COSTS:
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, checks.number(getattr(self, name), name, "a number, at least 0", least=0))
+        if self.price_per_hour is not None:
+            price = checks.number(self.price_per_hour, "price_per_hour", "a price of at least 0", least=0)
+            object.__setattr__(self, "price_per_hour", price)
         for name in PARTS_OF_COLLECTIVES:
             part_us = checks.number(getattr(self, name), name, "microseconds, at least 0", least=0)
             object.__setattr__(self, name, part_us)
@@ -233,24 +260,6 @@ class Hardware:
             )
         return self._mesh_of(shapes[parallelism])
 
-    def part(self, machines: int, devices: int) -> Hardware:
-        """Return so many machines of this hardware, with so many devices each, whose links are not shared with others.
-
-        What was measured on all of it doesn't hold on a part.
-
-        Raises:
-            HardwareError: it has no machines, or not so many, or fewer devices in each.
-        """
-        if len(self.levels) != 2 or machines > self.levels[0].count or devices > self.levels[1].count:
-            most = "x".join(str(level.count) for level in self.levels)
-            raise HardwareError(f"parallelism {machines}x{devices} is not possible on {self.name}, which has {most} devices")
-        counts = machines, devices
-        levels = tuple(replace(level, count=count) for level, count in zip(self.levels, counts, strict=True))
-        if levels == self.levels:
-            return self
-        name = f"{self.name.removesuffix('-{}x{}'.format(*(level.count for level in self.levels)))}-{machines}x{devices}"
-        return replace(self, name=name, levels=levels, collectives=_EMPTY, topology=None)
-
     def measured_on(self, mesh: Mesh) -> dict[tuple[str, tuple[int, ...]], CollectiveTable]:
         """Return the measured tables that hold on ``mesh``, by kind and by axes of ``mesh`` (see the module docstring)."""
         whole = self.mesh()
@@ -289,7 +298,7 @@ class Hardware:
             for lv in self.levels
         ]
         collectives = {
-            kind: {axes: table_to_json(table) for axes, table in tables.items()} for kind, tables in self.collectives.items()
+            kind: {axes: _table_json(table) for axes, table in tables.items()} for kind, tables in self.collectives.items()
         }
         measured = {} if self.measured is None else {"measured": asdict(self.measured)}
         return {
@@ -304,7 +313,7 @@ class Hardware:
             **{name: getattr(self, name) for name in PARTS_OF_COLLECTIVES if getattr(self, name)},
             **({"exposed_share": self.exposed_share} if self.exposed_share < 1 else {}),
             **({} if self.topology is None else {"topology": self.topology.to_json()}),
-            **{name: getattr(self, name) for name in RUNNING_COSTS if getattr(self, name) is not None},
+            **({} if self.price_per_hour is None else {"price_per_hour": self.price_per_hour}),
             **measured,
         }
 
@@ -321,7 +330,7 @@ class Hardware:
             "",
             ("format", "version", "name", "device", "levels"),
             ("collectives", "operators", "provenance", "measured", *PARTS_OF_COLLECTIVES, "exposed_share", "topology",
-             *RUNNING_COSTS),
+             "price_per_hour"),
         )  # fmt: skip
         device_fields = ("name", "memory_bytes", "flops_per_s", "memory_bytes_per_s")
         device = checks.fields(top["device"], "device", device_fields, ("operator_overhead_us", "copied_bytes_per_s"))
@@ -336,7 +345,7 @@ class Hardware:
             levels=tuple(
                 LinkLevel(**checks.fields(level, f"levels[{index}]", level_fields)) for index, level in enumerate(levels)
             ),
-            collectives={kind: tables_from_json(kind, tables) for kind, tables in optional["collectives"].items()},
+            collectives={kind: _tables(kind, tables) for kind, tables in optional["collectives"].items()},
             provenance=optional["provenance"],
             operators=rates_from_json(optional["operators"]),
             measured=origin_from_json(top["measured"]) if "measured" in top else None,
@@ -344,18 +353,17 @@ class Hardware:
             exposed_share=top.get("exposed_share", 1.0),
             topology=topology_from_json(top["topology"]) if "topology" in top else None,
             price_per_hour=top.get("price_per_hour"),
-            watts=top.get("watts"),
         )
 
     @classmethod
-    def load(cls, path: str | Path) -> Hardware:
-        """Read a hardware file.
+    def load(cls, path: str | Path, read: Callable[[object], Hardware] | None = None) -> Hardware:
+        """Read a hardware file, by :meth:`from_json` or ``read``.
 
         Raises:
             HardwareError: the file can't be read, isn't JSON, or describes no possible hardware; names the file.
         """
         try:
-            return cls.from_json(parse_json(Path(path).read_bytes(), any_number=True))
+            return (read or cls.from_json)(parse_json(Path(path).read_bytes(), any_number=True))
         except OSError as error:
             raise HardwareError(f"{cut(path)}: cannot be read: {error.strerror or error}") from None
         except JsonError as error:
@@ -380,3 +388,20 @@ def check_format(value: object) -> None:
             f"format, version: got {short(got[0])}, {short(got[1])}, expected {FORMAT!r}, {VERSION}: is it another kind of "
             f"file, or from another release?"
         )
+
+
+def _table_json(table: CollectiveTable) -> dict[str, Any]:
+    value = {"bytes": list(table.n_bytes), "time_us": list(table.time_us)}
+    return {**value, "spread": list(table.spread)} if table.spread else value
+
+
+def _tables(kind: str, tables: object) -> dict[str, CollectiveTable]:
+    result = {}
+    for axes, given in checks.mapping(tables, f"collectives.{kind}", "an object from axes to tables").items():
+        where = f"collectives.{kind}.{axes}"
+        table = checks.fields(given, where, ("bytes", "time_us"), ("spread",))
+        try:
+            result[axes] = CollectiveTable(table["bytes"], table["time_us"], table.get("spread", ()))
+        except HardwareError as error:
+            raise HardwareError(f"{where}.{error}") from None
+    return result

@@ -11,7 +11,7 @@ from tabulate import tabulate
 from ..common.errors import InputError, short
 from ..common.formats import CURVE
 from ..common.memory_units import memory_text
-from ..profiling.hardware import Hardware, HardwareError
+from ..profiling.hardware import Hardware, HardwareError, part_of
 from ..report.notebook import curve_html
 from .asked import Request
 from .picture import new_axes
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 FORMAT, VERSION = CURVE
+MORE = 1.1
+"""How much more memory than the limit is asked about, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ class CurvePoint:
         compute_time_us, network_time_us: the parts of the time: in which it computes, and in which it only communicates or
             waits.
         price_per_hour: what all the devices cost for an hour; None if that isn't known.
-        watts: what all the devices draw; None if that isn't known.
-        ends: the peak in bytes and the time of plans, from the one of least memory to the fastest.
+        ends: the peak in bytes and the time of plans, from the one of least memory to the fastest; the fastest
+            with MORE memory than the limit among them.
     """
 
     parallelism: int
@@ -63,7 +65,6 @@ class CurvePoint:
     compute_time_us: float | None = None
     network_time_us: float | None = None
     price_per_hour: float | None = None
-    watts: float | None = None
     ends: tuple[tuple[int, float], ...] = ()
 
     @classmethod
@@ -71,18 +72,19 @@ class CurvePoint:
         """Return the point of a parallelism at which nothing fits, and the least that would be needed is known."""
         hardware, levels = request.hardware, request.hardware.mesh(parallelism).levels
         machines = levels[0].count if len(levels) > 1 else 1
-        price, watts = (None if each is None else each * parallelism for each in (hardware.price_per_hour, hardware.watts))
+        price = None if hardware.price_per_hour is None else hardware.price_per_hour * parallelism
         return cls(
             parallelism, False, least_bytes, None, None, exact, cluster=hardware.name, machines=machines,
-            batch=request.model.graph.batch, limit_bytes=request.limit_bytes, price_per_hour=price, watts=watts,
+            batch=request.model.graph.batch, limit_bytes=request.limit_bytes, price_per_hour=price,
         )  # fmt: skip
 
     @classmethod
     def of(cls, frontier: PlanFrontier[Plan], request: Request) -> CurvePoint:
         """Return the point for a frontier: its fastest plan that fits, or the one of least memory."""
-        number, least, points = frontier.fastest_within(request.limit_bytes), frontier.least_point(), frontier.points
-        some = {least, frontier.fastest_within(None), *(() if number is None else (number,))}
-        ends = sorted((frontier.peak_bytes(each), points[each].time_us) for each in some)
+        limit, points = request.limit_bytes, frontier.points
+        number, least, more = frontier.fastest_within(limit), frontier.least_point(), limit and round(limit * MORE)
+        some = {least, number, frontier.fastest_within(more), frontier.fastest_within(None)}
+        ends = sorted((frontier.peak_bytes(each), points[each].time_us) for each in some if each is not None)
         count, exact = frontier.mesh.n_devices, frontier.found.exact
         blank = replace(cls.of_nothing(request, count, ends[0][0], exact), ends=tuple(ends))
         if number is None:
@@ -214,7 +216,7 @@ def configurations(clusters: Sequence[Hardware], parallelism: Sequence[int | str
         if all(isinstance(one, Exception) for one in each):
             raise InputError(str(each[0]))
     found = [one for of_kind in zip(*tried.values(), strict=True) for one in of_kind if not isinstance(one, Exception)]
-    return list({(hardware.name, count): (hardware, count) for hardware, count in found}.values())
+    return list({(each.name, each.price_per_hour, count): (each, count) for each, count in found}.values())
 
 
 def _configuration(hardware: Hardware, given: int | str) -> tuple[Hardware, int] | Exception:
@@ -226,7 +228,7 @@ def _configuration(hardware: Hardware, given: int | str) -> tuple[Hardware, int]
         counts = given.split("x")
         if len(counts) == 2 and all(each.isdecimal() and int(each) for each in counts):
             machines, devices = map(int, counts)
-            part = hardware.part(machines, devices)
+            part = part_of(hardware, machines, devices)
             is_own = machines == 1 or devices == hardware.levels[-1].count  # what was measured on all of it holds there, too
             return hardware if is_own else part, machines * devices
     except HardwareError as error:

@@ -53,17 +53,12 @@ def kind_of(point: Row) -> str:
 def _gavel(points: Sequence[Row], name: str) -> str:
     """Return Gavel's file: by worker type and job type, the steps per second; all worker types have all job types."""
     by_worker: dict[str, dict[str, dict[str, float]]] = {}
-    for point in points:
-        count, batch = point["parallelism"], point["batch"] / point["parallelism"]
-        job = f"('{name} (batch size {batch:g})', {count})"
-        for is_apart in (False, True):
-            if count == 1 or is_apart == (point["machines"] == count):
-                worker = kind_of(point) + UNCONSOLIDATED * is_apart
-                by_worker.setdefault(worker, {})[job] = {"null": point["samples_per_s"] / batch}
-    for worker, rows in list(by_worker.items()):
-        # Gavel looks up both: what wasn't predicted for one place is taken to be as in the other.
-        other = worker.removesuffix(UNCONSOLIDATED) if worker.endswith(UNCONSOLIDATED) else worker + UNCONSOLIDATED
-        by_worker[other] = {**rows, **by_worker.get(other, {})}
+    for point in sorted(points, key=lambda point: bool(point["machines"] == point["parallelism"] > 1)):
+        count, batch, kind = point["parallelism"], point["batch"] / point["parallelism"], kind_of(point)
+        job, rate = f"('{name} (batch size {batch:g})', {count})", {"null": point["samples_per_s"] / batch}
+        by_worker.setdefault(kind, {}).setdefault(job, rate)  # where none is in fewer machines, that of as many as devices
+        if point["machines"] == count > 1:
+            by_worker.setdefault(kind + UNCONSOLIDATED, {})[job] = rate
     jobs = dict.fromkeys(job for rows in by_worker.values() for job in rows)
     # A job that doesn't fit a kind of device has no throughput there.
     complete = {worker: {job: rows.get(job, {"null": 0.0}) for job in jobs} for worker, rows in by_worker.items()}

@@ -90,8 +90,9 @@ def _judged(point: Row, wanted: Wanted) -> dict[str, Any]:
     row = {key: point[key] for key in ("cluster", "parallelism", "batch", "price_per_hour")}
     row.update(peak_bytes=peak_bytes, time_us=time_us, samples_per_s=None, hours=None, price=None, more_memory_saves=None)
     if time_us is not None:
-        more = min(end[1] for end in point["ends"] if end[0] <= limit * MORE)
-        row["more_memory_saves"] = None if limit == math.inf else 1 - more / time_us
+        if limit == point["limit_bytes"]:
+            more = min(end[1] for end in point["ends"] if end[0] <= round(limit * MORE))
+            row["more_memory_saves"] = 1 - more / time_us
         row["samples_per_s"] = row["batch"] and row["batch"] / time_us * 1e6
         row["hours"], row["price"] = _of_samples(row, time_us, wanted)
     does, why = _verdict(row, point, limit, wanted)

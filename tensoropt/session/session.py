@@ -153,9 +153,8 @@ class Session:
         cluster, given = options.cluster, options.parallelism
         names = cluster.split(",") if isinstance(cluster, str) else [cluster]
         clusters = [self.hardware if name is None else resolve_cluster(name) for name in names]
-        shapes = [given] if given is None or isinstance(given, (int, str)) else list(given)
-        asked_for = [each for each in shapes if each is not None]
-        parallelisms([each for each in asked_for if not isinstance(each, str)] or 1)
+        shapes = [given] if isinstance(given, (int, str)) else list(given or ())
+        parallelisms([each for each in shapes if not isinstance(each, str)] or 1)
         per_device = [None] if options.batch_per_device is None else parallelisms(options.batch_per_device)
         own = self.model()
         counts = stages_asked_for(options.stages, options.schedule, bool(own.placed))
@@ -167,7 +166,7 @@ class Session:
             found = request_of(model, hardware, options.memory, options.force, options.without, options.micro_batches)
             return replace(found, progress=self._display.update, may_take_stages=may_take_stages)
 
-        configured = configurations(clusters, asked_for or None)
+        configured = configurations(clusters, None if given is None else shapes)
         points = [(request(each, batch and batch * count), count) for batch in per_device for each, count in configured]
         return self.context.on_first_rank(lambda: profiling(points, stages=counts, schedule=options.schedule))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...common.errors import InputError, short
@@ -15,13 +16,11 @@ from ...common.files import reading_value
 from ...common.memory_units import parse_memory
 from ...common.time_units import parse_time_us
 from .answers import PRINTED, add_json_argument, add_training_arguments, answer, check_json_path
-from .curves import add_curve_arguments, asked_of, batches_of, clusters_of, configured_of, recorded_by_batch
+from .curves import add_curve_arguments, batches_of, configured_of
 
 if TYPE_CHECKING:
-    from ...plan.asked import Request
     from ...profiling.hardware import Hardware
     from ...report.recommendation import Wanted
-    from ..recorded import Recorded
 
 NEAR = 64
 """The largest size that fits is searched until the next one that was tried is larger by this part of it."""
@@ -59,13 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = _wanted(arguments)
     check_json_path(arguments, arguments.subject)
     if is_of_these(arguments.subject):
-        given = [
-            name for name in ("optimizer", "batch", "parallelism", "batch_per_device", "largest") if getattr(arguments, name)
-        ]
-        if given:
-            raise InputError(
-                f"'{arguments.subject}' is searched: leave out --{given[0].replace('_', '-')}, or give the model"
-            )
+        for name in ("optimizer", "batch", "parallelism", "batch_per_device", "largest"):
+            if getattr(arguments, name) is not None:
+                option = name.replace("_", "-")
+                raise InputError(f"'{arguments.subject}' is searched: leave out --{option}, or give the model")
         rows = read_rows(arguments.subject, "frontier", "curve")
         with reading_value("file", arguments.subject):
             assert isinstance(rows, (FrontierRows, dict))
@@ -76,8 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "out, or give the model"
             )
     else:
-        found = _largest(arguments, wanted) if arguments.largest else _searched_curve(arguments, wanted)
-        told = of_curve(found, wanted)
+        told = of_curve(_searched_curve(arguments, wanted), wanted)
     answer(arguments, told, recommendation_text(told))
     return 0 if told["devices"] is not None else 1
 
@@ -92,74 +87,50 @@ def _wanted(arguments: argparse.Namespace) -> Wanted:
 
     if (arguments.samples is None) != (arguments.spend is None and arguments.finish_within is None):
         raise InputError("--samples goes with --spend or --finish-within: how much may training on so many samples cost?")
-    times = [None if text is None else parse_time_us(text, option) for text, option in (
-        (arguments.step_within, "--step-within"), (arguments.finish_within, "--finish-within"))]  # fmt: skip
-    spend = None if arguments.spend is None else _amount(re.sub("[A-Z]{3}$", "", arguments.spend), "--spend", "100USD")
-    samples = None if arguments.samples is None else _amount(arguments.samples, "--samples", "1e9")
-    limit = None if arguments.memory is None else parse_memory(arguments.memory)
-    return Wanted(limit, times[0], times[1], spend, samples)
+    return Wanted(
+        arguments.memory and parse_memory(arguments.memory),
+        arguments.step_within and parse_time_us(arguments.step_within, "--step-within"),
+        arguments.finish_within and parse_time_us(arguments.finish_within, "--finish-within"),
+        arguments.spend and _amount(arguments.spend, "--spend", "100USD"),
+        arguments.samples and _amount(arguments.samples, "--samples", "1e9"),
+    )
 
 
 def _amount(text: str, option: str, such: str) -> float:
-    try:
-        amount = float(text)
-    except ValueError:
-        amount = 0.0
-    if not 0 < amount < float("inf"):
+    match = re.fullmatch(r"([\d.]+(e\+?\d+)?)([A-Z]{3})?", text.strip())
+    if match is None or match[1].count(".") > 1 or not float(match[1]):
         raise InputError(f"{option} takes an amount above 0, such as {such}, got {short(text)}")
-    return amount
+    return float(match[1])
 
 
 def _searched_curve(arguments: argparse.Namespace, wanted: Wanted) -> dict[str, Any]:
-    """Return the curve of a model as a JSON value; print what is known of each number of devices at once.
+    """Return the curve of a model, of the largest one that does where that is asked for; print each point at once.
 
     Raises:
-        InputError: no cluster is given, or there is no such model or cluster.
+        InputError: there is no such model, cluster or size, or not even the least size does.
     """
-    configured, batches = _configured(arguments), batches_of(arguments)
-    search = _Search(arguments, wanted)
-    return search.curve(configured, batches, recorded_by_batch(arguments, arguments.subject))
+    from ...report.recommendation import of_curve
 
-
-def _configured(arguments: argparse.Namespace) -> list[tuple[Hardware, int]]:
     if arguments.cluster is None:
         raise InputError("recommend needs the cluster of a model: give --cluster, such as --cluster v100-2x8")
-    return configured_of(arguments, clusters_of(arguments.cluster))
-
-
-def _largest(arguments: argparse.Namespace, wanted: Wanted) -> dict[str, Any]:
-    """Return the curve of the models that were tried for the largest batch or size that does, on the most devices asked for.
-
-    Raises:
-        InputError: the size isn't one of a model of the zoo, or not even the least does.
-    """
-    hardware, count = max(_configured(arguments), key=lambda each: each[1])
-    size, is_batch = arguments.largest, arguments.largest == "batch"
-    if not is_batch and not arguments.subject.startswith("zoo:"):
-        raise InputError(
-            f"--largest {short(size)} takes batch, or for a model of the zoo one of its sizes; give --largest batch"
-        )
-    search, step = _Search(arguments, wanted), count if is_batch else 1
-    curves: dict[int, dict[str, Any]] = {}
+    configured, size, name = configured_of(arguments), arguments.largest, arguments.subject
+    if not size:
+        return _curve(arguments, wanted, configured, name)
+    if size != "batch" and not name.startswith("zoo:"):
+        raise InputError(f"--largest takes batch, or for a model of the zoo one of its sizes, got {short(size)}; give batch")
+    configured = [max(configured, key=lambda each: each[1])]
+    step, curves = configured[0][1] if size == "batch" else 1, dict[int, dict[str, Any]]()
 
     def does(value: int) -> bool:
-        from ...report.recommendation import of_curve
-
-        name = (
-            arguments.subject if is_batch else f"{arguments.subject}{',' if '=' in arguments.subject else ':'}{size}={value}"
-        )
-        search.tell(f"{size} {value}:")
-        curves[value] = search.curve(
-            [(hardware, count)], None, recorded_by_batch(arguments, name), value if is_batch else None
-        )
+        of_size = name if size == "batch" else f"{name}{',' if '=' in name else ':'}{size}={value}"
+        batch = value if size == "batch" else None
+        curves[value] = _curve(arguments, wanted, configured, of_size, batch, f"{size} {value}: ")
         return of_curve(curves[value], wanted)["devices"] is not None
 
     fits = largest(does, step)
     if fits is None:
-        raise InputError(
-            f"not even {size} {step} does on {count} devices of {hardware.name}; ask for more devices or memory"
-        )
-    search.tell(f"the largest {size} that does: {fits}; {min(value for value in curves if value > fits)} doesn't")
+        raise InputError(f"not even {size} {step} does on {step} devices; ask for more devices or memory")
+    _tell(arguments, f"the largest {size} that does: {fits}; {min(value for value in curves if value > fits)} doesn't")
     return curves[fits]
 
 
@@ -176,45 +147,37 @@ def largest(does: Callable[[int], bool], step: int) -> int | None:
     return low
 
 
-class _Search:
-    """Searches of curves that print their points as they come."""
+def _tell(arguments: argparse.Namespace, text: str) -> None:
+    if arguments.json != PRINTED:
+        print(text, flush=True)
 
-    def __init__(self, arguments: argparse.Namespace, wanted: Wanted) -> None:
-        from ...common.tensorflow_import import import_tensorflow
-        from ...runtime.ranks import display_here
 
-        import_tensorflow()
-        self.arguments, self.wanted, self.display = arguments, wanted, display_here()
+def _curve(
+    arguments: argparse.Namespace, wanted: Wanted, configured: list[tuple[Hardware, int]], name: str,
+    batch: int | None = None, before: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """Return the curve of a model, with a batch or its own, as a JSON value; ``before`` is put before each printed point."""
+    from ...common.tensorflow_import import import_tensorflow
+    from ...runtime.ranks import display_here
 
-    def tell(self, text: str) -> None:
-        if self.arguments.json != PRINTED:
-            print(text, flush=True)
+    import_tensorflow()
+    from ...plan.asked import Request, assumptions, limit_of
+    from ...plan.options import profiling
+    from ...plan.request import ONCE
+    from ...report.recommendation import of_curve, row_text
+    from ..offline import record_named
 
-    def curve(
-        self,
-        configured: list[tuple[Hardware, int]],
-        batches: list[int] | None,
-        recorded: Callable[[int | None], Recorded],
-        batch: int | None = None,
-    ) -> dict[str, Any]:
-        """Return the curve of a model as a JSON value."""
-        from ...plan.asked import Request, assumptions, limit_of
-        from ...plan.options import profiling
-        from ...plan.request import ONCE
-        from ...plan.scaling_curve import Curve
-        from ...report.recommendation import of_curve, row_text
+    display, batches = display_here(), batches_of(arguments)
+    recorded = cache(lambda own: record_named(name, arguments.optimizer, own or batch or arguments.batch).model)
 
-        def request_of(recorded: Recorded, hardware: Hardware) -> Request:
-            limit = limit_of(self.arguments.memory, hardware)
-            model, assumed = recorded.model, assumptions(hardware, recorded.model)
-            return Request(
-                model, hardware, limit, assumed=assumed, progress=self.display.update, placed=model.placed, tell=self.tell,
-                may_take_stages=True, budget=ONCE if self.arguments.largest else None,
-            )  # fmt: skip
+    def asked(hardware: Hardware, own: int | None) -> Request:
+        model, limit = recorded(own), limit_of(arguments.memory, hardware)
+        return Request(
+            model, hardware, limit, assumed=assumptions(hardware, model), progress=display.update, placed=model.placed,
+            tell=lambda text: _tell(arguments, text), may_take_stages=True, budget=ONCE if arguments.largest else None,
+        )  # fmt: skip
 
-        def tell_row(of_one: Curve) -> None:
-            self.tell(row_text(of_curve(of_one.to_json(), self.wanted)))
-
-        with self.display.phase("search for a plan"):
-            asked = asked_of(configured, batches, lambda own: recorded(own or batch), request_of)
-            return profiling(asked, tell_row).to_json()
+    with display.phase("search for a plan"):
+        points = [(asked(hardware, each and each * count), count) for each in batches for hardware, count in configured]
+        told = profiling(points, lambda one: _tell(arguments, before + row_text(of_curve(one.to_json(), wanted))))
+    return told.to_json()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from ...search.problem.choices import CHOICES, checked_choices
 from ...search.problem.config_space import SPACES
 from ...search.problem.objectives import MEMORY_TIME, PAIRS, parse_objectives
 from .answers import add_training_arguments, files_read
-from .curves import add_curve_arguments, asked_of, batches_of, clusters_of, configured_of, recorded_by_batch
+from .curves import add_curve_arguments, batches_of, configured_of
 from .frontier_outputs import add_baselines, add_report_argument, baselines_of, check_outputs, with_baselines
 
 if TYPE_CHECKING:
@@ -214,12 +215,13 @@ def _search(arguments: argparse.Namespace) -> bool:
     from ...plan.plan import Plan
     from ...plan.scaling_curve import Curve
     from ...search.problem.splittable import check_usable
+    from ..offline import record_named
     from .search_outputs import write_found
     from .search_report import SearchSetup, introduction
 
     with display.phase("recording of the model"):
-        recorded_with = recorded_by_batch(arguments, arguments.model)
-        recorded = recorded_with(per_device[0] * configured[0][1] if per_device else None)
+        recorded_with = cache(lambda batch: record_named(arguments.model, arguments.optimizer, batch or arguments.batch))
+        recorded = recorded_with(per_device[0] and per_device[0] * configured[0][1])
     if arguments.schedule is not None and max(stages) == 1 and not recorded.model.placed:
         raise InputError("--schedule is the order in which stages run; give --stages 2 or more with it")
     for hardware, count in configured:
@@ -248,7 +250,8 @@ def _search(arguments: argparse.Namespace) -> bool:
         )
 
     with display.phase("search for a plan"):
-        asked = asked_of(configured, per_device, recorded_with, request_of)
+        batches = [(hardware, count, each and each * count) for each in per_device for hardware, count in configured]
+        asked = [(request_of(recorded_with(batch), hardware), count) for hardware, count, batch in batches]
         found = _find(arguments, asked, stages)
     compared = None
     if isinstance(found, Plan):
@@ -317,7 +320,7 @@ def _configured(arguments: argparse.Namespace) -> list[tuple[Hardware, int]]:
     """
     if arguments.option == "profiling":
         several = arguments.devices is None and "," in arguments.cluster
-        return configured_of(arguments, clusters_of(arguments.cluster) if several else [hardware_of(arguments)])
+        return configured_of(arguments, None if several else [hardware_of(arguments)])
     if arguments.batch_per_device is not None:
         raise InputError(
             "--batch-per-device makes the batch of each point of a curve; add --option profiling, or give --batch"
