@@ -6,7 +6,8 @@ curves, devices are given out again at each arrival and completion: the job whos
 for each device more, gets more. To change a job's devices costs nothing here. This shows how curves are read and used; it
 doesn't claim to be a scheduler.
 
-    python examples/scheduler.py examples/curves/*.json [--picture jobs.png]
+    tensoropt search zoo:vgg16 --cluster v100-2x8 --option profiling --parallelism 1,2,4,8,16 --json vgg16.json
+    python examples/scheduler.py vgg16.json alexnet.json lenet5.json [--picture jobs.png]
 """
 
 import argparse

@@ -154,7 +154,8 @@ class Session:
         names = cluster.split(",") if isinstance(cluster, str) else [cluster]
         clusters = [self.hardware if name is None else resolve_cluster(name) for name in names]
         shapes = [given] if isinstance(given, (int, str)) else list(given or ())
-        parallelisms([each for each in shapes if not isinstance(each, str)] or 1)
+        if given is not None and not any(isinstance(each, str) for each in shapes):
+            parallelisms(given)
         per_device = [None] if options.batch_per_device is None else parallelisms(options.batch_per_device)
         own = self.model()
         counts = stages_asked_for(options.stages, options.schedule, bool(own.placed))

@@ -211,11 +211,11 @@ def test_the_fewest_devices_and_a_curve_count_stages() -> None:
     limit = least_in(4)
     fewest = mini_parallelism(request(limit), [2, 4])
     assert isinstance(fewest, Plan) and fewest.parallelism == 4 and fewest.option == "mini_parallelism"
-    alone, staged = profiling(request(limit), [1, 4]).points
+    alone, staged = profiling([(request(limit), count) for count in (1, 4)]).points
     assert (alone.fits, alone.stages) == (False, 1) and (staged.fits, staged.stages) == (True, 4)
     assert alone.peak_bytes > limit >= staged.peak_bytes
-    neither = profiling(request(limit - 1), [4]).points[0]
-    assert (neither.fits, neither.stages, neither.memory_bytes) == (False, 4, limit)
+    neither = profiling([(request(limit - 1), 4)]).points[0]
+    assert (neither.fits, neither.stages, neither.peak_bytes) == (False, 4, limit)
 
 
 def test_a_script_takes_them_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

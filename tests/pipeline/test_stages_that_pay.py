@@ -76,7 +76,7 @@ def test_all_options_take_them_and_without_a_frontier_the_same_plan_is_found() -
     assert lean.frontier is not None
     fewest = mini_parallelism(request(), [2])
     assert isinstance(fewest, Plan) and fewest.time_us == plan.time_us
-    point, two = profiling(request(), [1, 2]).points
+    point, two = profiling([(request(), count) for count in (1, 2)]).points
     assert (point.stages, two.stages) == (1, 2) and two.time_us == pytest.approx(plan.time_us, rel=0.02)
 
 
@@ -86,7 +86,7 @@ def test_a_curve_is_the_same_with_any_number_of_workers(monkeypatch: pytest.Monk
     for n in ("1", "2"):
         monkeypatch.setenv("TENSOROPT_WORKERS", n)
         asked = request(progress=lambda phase, *_: said.add(phase))
-        found.append(profiling(asked, [2, 1], lambda of_one: rows.append(of_one.points[0].parallelism)))
+        found.append(profiling([(asked, 2), (asked, 1)], lambda of_one: rows.append(of_one.points[0].parallelism)))
     assert found[0].points == found[1].points and rows == [2, 1, 2, 1]
     assert any(phase.startswith("on 2 devices, ") for phase in said)
 

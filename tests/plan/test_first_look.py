@@ -45,5 +45,5 @@ def test_no_plan_is_below_the_bound_and_each_plan_looked_at_fits(name: str, monk
     plan = mini_time(asked, 4)
     assert plan.peak_bytes == needed and plan.time_us == frontier.points[point].time_us
     rows: list[int] = []
-    profiling(replace(asked, tell=None), [4], lambda of_one: rows.append(of_one.points[0].parallelism))
+    profiling([(replace(asked, tell=None), 4)], lambda of_one: rows.append(of_one.points[0].parallelism))
     assert rows == [4]

@@ -270,9 +270,9 @@ def test_where_nothing_fits_the_most_micro_batches_say_so(model: Model, monkeypa
 
 
 def test_a_curve_has_the_least_where_nothing_fits(model: Model) -> None:
-    (point,) = profiling(open_request(model, limit_bytes=1000), [4]).points
+    (point,) = profiling([(open_request(model, limit_bytes=1000), 4)]).points
     text = said(open_request(model, budget=OF_CURVE), 4, 1000)
-    assert not point.fits and f"is {point.memory_bytes:,} bytes" in text
+    assert not point.fits and f"is {point.peak_bytes:,} bytes" in text
 
 
 def test_progress_says_what_is_looked_for(model: Model) -> None:
