@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import runpy
 from pathlib import Path
 
 import pytest
@@ -177,18 +176,6 @@ def test_the_files_have_the_columns_that_schedulers_read(folder, tmp_path, capsy
     with (tmp_path / "curve.csv").open() as opened:
         assert [float(row["time_us"]) for row in csv.DictReader(opened)] == [point["time_us"] for point in points]
     assert "there is no folder" in said(capsys, 2, "curve", folder / "curve.json", "-o", tmp_path / "none")
-
-
-def test_a_loop_by_curves_completes_jobs_sooner_than_one_that_gives_what_was_asked(folder, tmp_path, monkeypatch, capsys):
-    files = [tmp_path / "lenet5.json", tmp_path / "wide.json"]
-    asked = ["--cluster", "v100-2x8", "--option", "profiling", "--parallelism", "1,2,4,8,16", "--seconds", "0", "--json"]
-    for model, file in zip(("zoo:lenet5", f"{folder / 'model.py'}:wide"), files, strict=True):
-        said(capsys, 0, "search", model, *asked, file)
-    example = Path(__file__).parents[2] / "examples" / "scheduler.py"
-    monkeypatch.setattr("sys.argv", [str(example), *map(str, files)])
-    runpy.run_path(str(example), run_name="__main__")
-    rows = {line[:10].strip(): list(map(float, line[10:].split())) for line in capsys.readouterr().out.splitlines()[1:]}
-    assert rows["by curves"][0] < rows["as asked"][0] and rows["by curves"][2] <= rows["as asked"][2]
 
 
 @pytest.mark.parametrize(
