@@ -22,8 +22,10 @@ ONE, TWO = ("--nodes=1", "--ntasks=2"), ("--nodes=2", "--ntasks=2")
 ALONE = f"mkdir $SLURM_ARRAY_TASK_ID; cd $SLURM_ARRAY_TASK_ID; exec {sys.executable} -m tensoropt run ../train.py"
 AGAIN = f"""{KEPT} & run=$!
 trap 'kill -USR1 $run' USR1
-wait $run; wait $run; code=$?
-[ $code = 75 ] && scontrol requeue $SLURM_JOB_ID"""
+wait $run; code=$?
+[ $code -gt 128 ] && {{ wait $run; code=$?; }}
+[ $code = 75 ] && scontrol requeue $SLURM_JOB_ID
+exit $code"""
 
 
 class Job(NamedTuple):
