@@ -93,7 +93,8 @@ class _Start:
         def first_value(captured: Captured, name: str) -> np.ndarray:
             """Return a variable's first value, rank 0's for all, since each process may have drawn its own."""
             variable = captured.capture.variables[name]
-            value = np.asarray(context.processes.broadcast(variable.numpy() if context.processes.rank == 0 else None))
+            own = variable.numpy()  # on all ranks, which may have to gather it
+            value = np.asarray(context.processes.broadcast(own if context.processes.rank == 0 else None))
             if context.processes.rank:
                 variable.assign(value)
             return value
