@@ -11,8 +11,9 @@ from functools import partial
 from operator import add
 from typing import Any
 
+from ..program.fast_makespan import pass_ends
 from ..program.passes import BACKWARD, FORWARD, PARAMETERS, Pass, needs
-from ..program.schedule import StepOrder, of_submeshes, pass_ends
+from ..program.schedule import StepOrder, of_submeshes
 from .stage_times import PassTimes, Transfers, first_passes_us, step_us
 from .step_views import COMPUTE_LANE, NETWORK_LANE, tasks_text
 from .submeshes import Block
@@ -35,7 +36,7 @@ def stage_timeline(
     submeshes = order.submeshes
     first = first_passes_us(times, on_the_way, submeshes)
     ended, free = pass_ends(
-        order.orders,
+        order,
         [each.forward for each in times],
         [each.backward for each in times],
         on_the_way.each,

@@ -80,7 +80,7 @@ class PassTimes:
 
 
 class Transfers(NamedTuple):
-    """How long transfers between stages are on their way, in microseconds; see :func:`.makespan`.
+    """How long transfers between stages are on their way, in microseconds; see :func:`.fast_makespan`.
 
     Attributes:
         each: for each pair of neighbouring stages, of a micro-batch's tensors.

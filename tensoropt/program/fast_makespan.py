@@ -1,4 +1,4 @@
-"""Compute when the passes of a step end, for many plans or many times: :func:`.schedule.pass_ends` on arrays.
+"""Compute when the passes of a step end, for one plan or many at once.
 
 What each pass of an order needs is worked out once, and Numba compiles the loop over passes.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .compiled import compiled
-from .passes import BACKWARD, FORWARD, PARAMETERS, merged, needs
+from .passes import BACKWARD, FORWARD, PARAMETERS, Pass, merged, needs
 from .schedule import StepOrder, Times, last_end, of_submeshes
 
 _WORKS = (FORWARD, BACKWARD, PARAMETERS)
@@ -56,13 +57,14 @@ def _passes(order: StepOrder) -> _Passes:
 
 @compiled
 def _run(
-    stage: Any, submesh: Any, work: Any, needed: Any, link: Any, takes: Any, early: Any, late: Any, transfer: Any, free: Any
-) -> None:
+    stage: Any, submesh: Any, work: Any, needed: Any, link: Any, takes: Any, early: Any, late: Any, transfer: Any, free: Any,
+    ended: Any,
+) -> None:  # fmt: skip
     """Set ``free``, when each submesh may begin, to when it ends, float64[submeshes, plans].
 
-    The others are float64[stages, plans], ``takes`` one for each work.
+    ``ended`` is set to when each pass of the last plan ends, float64[N]. The others are float64[stages, plans], ``takes``
+    one for each work.
     """
-    ended = np.empty(len(stage))
     for plan in range(free.shape[1]):
         for i in range(len(stage)):
             own = stage[i]
@@ -94,19 +96,53 @@ def fast_makespan(
     parameters: Sequence[Times],
     early: Sequence[Times],
 ) -> Times:
-    """Return what :func:`.schedule.makespan` does; see there for the arguments."""
-    given = [*forward, *backward, *first, *late, *parameters, *early]
+    """Return how long all passes take together, with what is sent before and after them.
+
+    Args:
+        forward: for each stage, the time of its forward pass of one micro-batch.
+        backward: the same of its backward pass, with the gradients of parameters.
+        transfer: for each pair of neighbouring stages, the time until what one has sent is there; it overlaps with passes.
+        first: for each stage, when what its first pass needs is there.
+        last: for each stage, how long gradients that it sends back once a step are on their way after its last pass. Where
+            they come the update waits for them.
+        after: for each stage, the time of what it does after its last pass, such as updates.
+        late: for each stage, how long its backward passes still take when what an earlier stage waits for has been sent.
+        parameters: for each stage, the part of its backward pass's time that is a pass of its own where these are deferred.
+        early: for each stage, the part of its forward pass's time that comes before it waits for what it is sent.
+    """
+    free, _ = _ends(order, forward, backward, transfer, first, late, parameters, early)
+    return last_end(free, order.submeshes, last, after)
+
+
+def pass_ends(
+    order: StepOrder,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    transfer: Sequence[float],
+    first: Sequence[float],
+    late: Sequence[float],
+    parameters: Sequence[float],
+    early: Sequence[float],
+) -> tuple[dict[Pass, float], list[float]]:
+    """Return when each pass ends, and when the last pass of each submesh does; see :func:`fast_makespan`."""
+    free, ended = _ends(order, forward, backward, transfer, first, late, parameters, early)
+    return dict(zip(merged(order.orders), ended.tolist(), strict=True)), free
+
+
+def _ends(order: StepOrder, forward: Any, backward: Any, transfer: Sequence[float], *others: Any) -> tuple[list[Any], Any]:
+    """Return when each submesh ends, and when each pass of the last plan does; see :func:`fast_makespan`."""
+    given = [*forward, *backward, *chain.from_iterable(others)]
     shape = np.broadcast_shapes(*(np.shape(each) for each in given))
     arrays = np.array(given, np.float64)[:, None] if not shape else _broadcast(given, math.prod(shape))
     of_forward, of_backward, begins, of_late, of_parameters, of_early = (each.copy() for each in np.split(arrays, 6))
     passes = _passes(order)
-    free = np.array(of_submeshes(begins, order.submeshes, np.maximum))
+    free, ended = np.array(of_submeshes(begins, order.submeshes, np.maximum)), np.empty(len(passes.stage))
     divided = passes.is_deferring
     of_backward[divided] -= of_parameters[divided]
     of_late[divided] = 0.0
     takes = np.stack([of_forward - of_early, of_backward, of_parameters])
-    _run(*passes[:5], takes, of_early, of_late, np.array([*transfer, 0.0]), free)
-    return last_end([each if shape else float(each[0]) for each in free], order.submeshes, last, after)
+    _run(*passes[:5], takes, of_early, of_late, np.array([*transfer, 0.0]), free, ended)
+    return [each if shape else float(each[0]) for each in free], ended
 
 
 def _broadcast(given: Sequence[Times], n: int) -> np.ndarray:

@@ -31,7 +31,7 @@ import numpy as np
 
 from ..common.errors import InputError, short
 from .interleaved import INTERLEAVED, Interleaving, interleaved_orders, most_in_flight, tried_interleavings
-from .passes import BACKWARD, FORWARD, PARAMETERS, Orders, Pass, merged, needs, submesh_of_stages
+from .passes import BACKWARD, FORWARD, PARAMETERS, Orders, Pass
 
 ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD, ZERO_BUBBLE = "1f1b", "gpipe", "zero-bubble"
 PLAIN = "plain"
@@ -193,41 +193,6 @@ def _order(stage: int, n: int, ahead: int, deferred: int) -> Iterator[Pass]:
     yield from waiting
 
 
-def pass_ends(
-    orders: Orders,
-    forward: Sequence[Times],
-    backward: Sequence[Times],
-    transfer: Sequence[float],
-    first: Sequence[Times] | None = None,
-    late: Sequence[Times] | None = None,
-    parameters: Sequence[Times] | None = None,
-    early: Sequence[Times] | None = None,
-) -> tuple[dict[Pass, Times], list[Times]]:
-    """Return when each pass ends, and when the last pass of each submesh does; see :func:`makespan`."""
-    none: Times = 0.0 * forward[0]
-    n_stages, submeshes = len(forward), submesh_of_stages(orders)
-    nothing = [none] * n_stages
-    late, parameters, early = list(late or nothing), parameters or nothing, early or nothing
-    of_backward = list(backward)
-    waiting = [whole - part for whole, part in zip(forward, early, strict=True)]
-    takes = {FORWARD: waiting, BACKWARD: of_backward, PARAMETERS: parameters}
-    for stage in {each.stage for order in orders for each in order if each.work == PARAMETERS}:
-        of_backward[stage], late[stage] = backward[stage] - parameters[stage], none
-    ended: dict[Pass, Times] = {}
-    free: list[Times] = [time + none for time in of_submeshes(first or nothing, submeshes, np.maximum)]
-    for each in merged(orders):
-        submesh = submeshes[each.stage]
-        ready = free[submesh] + early[each.stage] if each.work == FORWARD else free[submesh]
-        for needed in needs(each, n_stages):
-            way: Times = none
-            if needed.stage != each.stage:
-                sent_before = late[needed.stage] if needed.work == BACKWARD else none
-                way = transfer[min(each.stage, needed.stage)] - sent_before
-            ready = np.maximum(ready, ended[needed] + way)
-        ended[each] = free[submesh] = ready + takes[each.work][each.stage]
-    return ended, free
-
-
 def of_submeshes(
     of_stages: Sequence[Times], submeshes: Sequence[int], combine: Callable[[Times, Times], Times]
 ) -> list[Times]:
@@ -242,42 +207,8 @@ def of_submeshes(
     return [found[submesh] for submesh in sorted(found)]
 
 
-def makespan(
-    orders: Orders,
-    forward: Sequence[Times],
-    backward: Sequence[Times],
-    transfer: Sequence[float],
-    first: Sequence[Times] | None = None,
-    last: Sequence[float] | None = None,
-    after: Sequence[Times] | None = None,
-    late: Sequence[Times] | None = None,
-    parameters: Sequence[Times] | None = None,
-    early: Sequence[Times] | None = None,
-) -> Times:
-    """Return how long all passes take together, with what is sent before and after them.
-
-    Args:
-        forward: for each stage, the time of its forward pass of one micro-batch.
-        backward: the same of its backward pass, with the gradients of parameters.
-        transfer: for each pair of neighbouring stages, the time until what one has sent is there; it overlaps with passes.
-        first: for each stage, when what its first pass needs is there; None: at once.
-        last: for each stage, how long gradients that it sends back once a step are on their way after its last pass; None:
-            not at all. Where they come the update waits for them.
-        after: for each stage, the time of what it does after its last pass, such as updates; None: nothing.
-        late: for each stage, how long its backward passes still take when what an earlier stage waits for has been sent;
-            None: nothing.
-        parameters: for each stage, the part of its backward pass's time that is a pass of its own where these are deferred;
-            None: nothing.
-        early: for each stage, the part of its forward pass's time that comes before it waits for what it is sent; None:
-            nothing.
-    """
-    _, free = pass_ends(orders, forward, backward, transfer, first, late, parameters, early)
-    n_stages = len(forward)
-    return last_end(free, submesh_of_stages(orders), last or [0.0] * n_stages, after or [0.0 * forward[0]] * n_stages)
-
-
 def last_end(ends: Sequence[Times], submeshes: Sequence[int], last: Sequence[float], after: Sequence[Times]) -> Times:
-    """Return when a step ends whose submeshes end their passes at ``ends``; see :func:`makespan`.
+    """Return when a step ends whose submeshes end their passes at ``ends``; see :func:`.fast_makespan.fast_makespan`.
 
     Args:
         submeshes: the number of each stage's submesh.

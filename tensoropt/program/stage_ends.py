@@ -26,9 +26,9 @@ class StageEnds:
             backward pass begins with the loss that the stage is planned by.
     """
 
-    received: frozenset[str]
-    returned: frozenset[str]
-    divides: bool
+    received: frozenset[str] = frozenset()
+    returned: frozenset[str] = frozenset()
+    divides: bool = False
     sent: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
     late: frozenset[str] = frozenset()
@@ -36,19 +36,19 @@ class StageEnds:
     losses: Mapping[str, Tensor | None] = field(default_factory=dict, hash=False)
 
 
-def send(ends: StageEnds | None, forward: ForwardPass, n_runs: int) -> None:
+def send(ends: StageEnds, forward: ForwardPass, n_runs: int) -> None:
     """Write the sending of the tensors that a step computes so often."""
     graph = forward.view.graph
-    for name in ends.sent if ends is not None else ():
+    for name in ends.sent:
         if graph.n_runs(name) == n_runs:
             value = forward.operand(Site(SENT, name), graph.tensors[name])
             forward.append(Task(SEND, FORWARD, Site(SENT, name), (value,), ()))
 
 
-def fed_gradients(ends: StageEnds | None, forward: ForwardPass, n_runs: int) -> dict[Site, Value]:
+def fed_gradients(ends: StageEnds, forward: ForwardPass, n_runs: int) -> dict[Site, Value]:
     """Write the gradients that other stages send of the tensors that a step computes so often; return them."""
     found: dict[Site, Value] = {}
-    for name in ends.given if ends is not None else ():
+    for name in ends.given:
         if forward.view.graph.n_runs(name) == n_runs:
             site = Site(RESULT, name)
             found[site] = Value(site, GRADIENT)
@@ -66,9 +66,9 @@ def sent_back(forward: ForwardPass, arrived: dict[Site, Value], names: Collectio
     ]
 
 
-def add_gradients(ends: StageEnds | None, forward: ForwardPass, arrived: dict[Site, Value]) -> None:
+def add_gradients(ends: StageEnds, forward: ForwardPass, arrived: dict[Site, Value]) -> None:
     """Add to the gradients that have arrived at variables those by what the stage sent before its passes."""
-    for name in ends.added if ends is not None else ():
+    for name in ends.added:
         site = Site(RESULT, name)
         fed = total = Value(site, GRADIENT, backward_pass=1)
         forward.append(Task(FEED, BACKWARD, site, (), (fed,)))

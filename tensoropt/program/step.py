@@ -33,6 +33,9 @@ from .tasks import (
 from .tasks import GRADIENT as GRADIENT_OF
 from .updates import Updates
 
+NOTHING_CROSSES = StageEnds()
+"""What a model that isn't cut exchanges with other stages."""
+
 
 @dataclass(frozen=True)
 class StepProgram:
@@ -71,7 +74,7 @@ def step_program(
     path_finder: PathFinder,
     most_micro_batches: int | None = None,
     is_whole: bool = False,
-    ends: StageEnds | None = None,
+    ends: StageEnds = NOTHING_CROSSES,
     fetch: Fetch | None = None,
     given: Collection[str] = (),
     in_buckets: bool = True,
@@ -83,7 +86,7 @@ def step_program(
         most_micro_batches: how many micro-batches are written out at most.
         is_whole: whether every resharding is a task, even if nothing has to be done, so that the tasks are those of every
             strategy that regathers and rematerializes the same; see :class:`.gradient_flow.GradientFlow`.
-        ends: what a stage of a pipeline exchanges with others; None for a model that isn't cut.
+        ends: what a stage of a pipeline exchanges with others.
         fetch: what the function runs and returns; None for all training steps, or for the whole graph if it has none.
         given: the names of the tensors that are fed, beside those that placeholders stand for.
         in_buckets: whether small gradients are summed together.
@@ -103,7 +106,7 @@ class _Step:
         fetch: Fetch,
         given: Collection[str],
         is_whole: bool,
-        ends: StageEnds | None,
+        ends: StageEnds,
         in_buckets: bool,
         needed: set[str] | None,
     ) -> None:
@@ -113,7 +116,7 @@ class _Step:
         self.takes = backward_passes_of(view.graph, fetch, self.needed)
         self.tasks: list[Task] = []
         self.aliases: dict[Value, Value] = {}
-        is_training = bool(self.takes or fetch.train_steps or (ends is not None and ends.given))
+        is_training = bool(self.takes or fetch.train_steps or ends.given)
         self._options = is_training, is_whole, in_buckets
         self._pass = self._once = ForwardPass(view, path_finder, self.tasks, self.aliases, None, None, *self._options)
         # Of each backward pass that was written the gradients that nothing passed on, by the gradients' name.
@@ -241,7 +244,7 @@ class _Step:
                 parts.append(self._pass.own(self._pass.operand(Site(LOCAL if is_local else GLOBAL, site.name), tensor)))
             send(self.ends, self._pass, micro_batching.n)
             start = len(self.tasks)
-            arrived = self._back_from(taken, copies | self._found(taken) | self._returned)
+            arrived = self._back_from(taken, copies | self._found(taken) | self.ends.returned)
             written = {value: at for at, task in enumerate(self.tasks[start:], start) for value in task.writes}
             # Each is accumulated as soon as it is there. The later come first, so that indices of earlier ones stay.
             for site, value in sorted(arrived.items(), key=lambda each: -written[each[1]]):
@@ -263,8 +266,8 @@ class _Step:
         fetched = tuple(self._pass.operand(*each) for each in self._fetched)
         self._n_forward = len(self.tasks)
         sums.update(fed_gradients(self.ends, self._pass, n_runs=1))
-        self._taken[taken.name] = arrived = self._pass.back(sums, self._variables(taken) | self._returned, {})
-        self.tasks += sent_back(self._pass, arrived, self._returned)
+        self._taken[taken.name] = arrived = self._pass.back(sums, self._variables(taken) | self.ends.returned, {})
+        self.tasks += sent_back(self._pass, arrived, self.ends.returned)
         self._train([self.graph.train_steps[taken.name]], rows)
         return fetched
 
@@ -281,7 +284,7 @@ class _Step:
     def _take(self, taken: Gradients) -> dict[Site, Value]:
         """Write the backward pass that takes gradients, once; return those that nothing passes on."""
         if taken.name not in self._taken:
-            starts = self._variables(taken) | self._found(taken) | self._returned
+            starts = self._variables(taken) | self._found(taken) | self.ends.returned
             self._taken[taken.name] = self._back_from(taken, starts)
         return self._taken[taken.name]
 
@@ -321,14 +324,9 @@ class _Step:
         lookups = [name for variable in taken.variables for name in self.graph.lookups.get(variable, ())]
         return {self.graph.operators[name].result.name for name in lookups}
 
-    @property
-    def _returned(self) -> frozenset[str]:
-        """The names of the tensors whose gradients are sent back to other stages."""
-        return frozenset() if self.ends is None else self.ends.returned
-
     def _loss(self, taken: Gradients) -> Tensor | None:
         """Return the loss that a backward pass begins with, or None in a stage that doesn't compute it."""
-        return taken.loss if self.ends is None else self.ends.losses.get(taken.name, taken.loss)
+        return self.ends.losses.get(taken.name, taken.loss)
 
     def _resharded_loss(self, taken: Gradients) -> dict[str, Tensor]:
         """Write the resharding of a loss, if there is one; return it by its name."""
@@ -352,10 +350,10 @@ class _Step:
         for seed in seeds.values():
             self._pass.append(Task(FEED, BACKWARD, site, (Value(site),), (seed,)))
         arrived = self._pass.back({**seeds, **given}, starts, losses)
-        late = self.ends.late if self.ends is not None else frozenset()
-        sent, sent_last = (sent_back(self._pass, arrived, names) for names in (self._returned - late, late))
+        late = self.ends.late
+        sent, sent_last = (sent_back(self._pass, arrived, names) for names in (self.ends.returned - late, late))
         first, deferred = self.tasks[start:], list[Task]()
-        if self.ends is not None and self.ends.divides:
+        if self.ends.divides:
             needed = [value for task in sent for value in task.reads]
             first, deferred = divided(first, needed, self.aliases, self.graph.operators)
         self.tasks[start:] = [*first, *sent, *deferred, *sent_last]
@@ -367,7 +365,7 @@ class _Step:
 
     def _gradients_of_variables(self) -> dict[str, Value]:
         """Write the backward pass of what is sent ahead, from the gradients of that; return those of variables."""
-        if self.takes or self.ends is None or not self.ends.given:
+        if self.takes or not self.ends.given:
             return {}
         starts = {op.result.name for op in self.graph.variables if op.is_trainable and op.name in self.needed}
         arrived = self._pass.back(fed_gradients(self.ends, self._pass, n_runs=1), starts, {})

@@ -225,15 +225,14 @@ class Engine(RunningStages):
         unique = {stage: resharders[stage] for stage in sorted(first.values())}
 
         def body(*given: tf.Tensor) -> list[tf.Tensor]:
-            fed: dict[int, dict[Feed, Values]] = {stage: {} for stage in self.states}
-            fed_whole: dict[int, dict[Feed, Values]] = {stage: {} for stage in self.states}
+            fed: dict[tuple[int, bool], dict[Feed, Values]] = {}
             for argument, value in zip(arguments, given, strict=True):
-                of_stage = (fed_whole if argument.is_ahead else fed)[argument.stage]
+                of_stage = fed.setdefault((argument.stage, argument.is_ahead), {})
                 of_stage.setdefault(argument.feed, []).append(value)
             with ExitStack() as stack:
                 for resharder in unique.values():
                     stack.enter_context(resharder.building())
-                results = FunctionEmission(self, fetch, parts, fed, fed_whole, resharders).run()
+                results = FunctionEmission(self, fetch, parts, fed, resharders).run()
                 for stage, state in self.states.items():
                     state.count_runs(parts[stage].needed | parts[stage].ahead)
                 return flat([values for _, of_stage in sorted(results.items()) for values in of_stage])

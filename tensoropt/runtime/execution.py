@@ -26,13 +26,11 @@ from ..program.invariants import check_program
 from ..program.step import step_program
 from ..sharding.model import Model
 from ..sharding.resharding import PathFinder, PlainCosts
-from ..sharding.stages import Stages
 from .engine import Engine
 from .execute import EMULATED, HOROVOD, MPI, Agreement, check_ranks, communicating, runs_in_order, same_on_all, taking_part
 from .gpus import make_deterministic
 from .memory_check import check_available_memory, state_bytes
 from .pipeline.parts import StageView
-from .pipeline.transfers import EmulatedTransfers
 from .pipeline.values_in_step import ValuesInStep
 from .ranks import Processes
 from .stage_state import StageState
@@ -103,13 +101,41 @@ def execute(
     )
     path_finders = [stage.path_finder(PlainCosts()) for stage in plan.stages]
     _check_programs(plan, views, path_finders, processes)
-    build = _Build(plan, stages, views, path_finders, initial_value, display)
+    part = own = processes
+    backends: dict[int, Backend] = {number: EmulatedBackend(stage.mesh) for number, stage in enumerate(plan.stages)}
+    agree, in_order, others = Agreement(own, None), False, dict[str, Any](machine_of=(0,) * plan.parallelism)
     if collectives == EMULATED:
         check_available_memory(sum(len(view.devices) * state_bytes(view.whole) for view in views), processes.local_size)
-        return Execution(plan, build.emulated(), processes)
-    state = max(sum(state_bytes(view.whole) for view in views if view.devices == devices) for devices in plan.submeshes)
-    check_available_memory(max(state, plan.peak_bytes or 0), processes.local_size)
-    return Execution(plan, *build.on_ranks(processes, collectives, values_are_exchanged))
+    else:
+        state = max(sum(state_bytes(view.whole) for view in views if view.devices == devices) for devices in plan.submeshes)
+        check_available_memory(max(state, plan.peak_bytes or 0), processes.local_size)
+        part = taking_part(plan.parallelism, processes)
+        numbers = [number for number, view in enumerate(views) if part.rank in view.devices]
+        own = part if len(plan.submeshes) == 1 else _of_stage(part, numbers[0])
+        # What is sent between submeshes goes by MPI, and so does the rest then.
+        backend, prepare = communicating(plan.stages[numbers[0]].mesh, own, collectives if own is part else MPI)
+        backends, agree, in_order = dict.fromkeys(numbers, backend), Agreement(own, prepare), runs_in_order(part)
+    names = [op.name for op in model.graph.variables] if values_are_exchanged and collectives != EMULATED else []
+    asked = [op.name for number in backends for op in views[number].whole.graph.variables]
+    values = ValuesInStep(initial_value, names, asked) if names else initial_value
+    with display.phase("first values of the variables"):
+        states = {
+            number: StageState(
+                views[number].whole, path_finders[number], backend, values, agree, in_order=in_order, lag=_lag(backend)
+            )
+            for number, backend in backends.items()
+        }
+        if isinstance(values, ValuesInStep):
+            values.finish()
+    others |= {} if own is part else _joining(plan, part)
+    engine = Engine(stages, views, plan.orders, states, display=display, **others)
+    engine.initial_value = initial_value
+    return Execution(plan, engine, part)
+
+
+def _lag(backend: Backend) -> float:
+    """Return for how many operators the backward pass goes on while a gradient is on its way."""
+    return math.inf if isinstance(backend, CommunicatingBackend) and backend.overlappable is not None else LAG
 
 
 def _check_programs(plan: Plan, views: tuple[StageView, ...], path_finders: list[PathFinder], processes: Processes) -> None:
@@ -124,93 +150,29 @@ def _check_programs(plan: Plan, views: tuple[StageView, ...], path_finders: list
         dump("program", *programs)
 
 
-@dataclass(frozen=True)
-class _Build:
-    """What an engine is built of; see :func:`execute`."""
+def _joining(plan: Plan, part: Processes) -> dict[str, Any]:
+    """Return how an engine of this rank's stages, of a plan on several submeshes, is joined with those of others."""
+    from .pipeline.messages import MpiTransfers, Sending
 
-    plan: Plan
-    stages: Stages
-    views: tuple[StageView, ...]
-    path_finders: list[PathFinder]
-    initial_value: Callable[[str], np.ndarray]
-    display: Display
+    sending, messages = Sending(), part.comm.Dup()
+    agree = same_on_all(part)
+    agree(f"the plan {hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest()[:16]}")
 
-    def emulated(self) -> Engine:
-        """Return an engine with all ranks of all stages in this process."""
-        with self.display.phase("first values of the variables"):
-            states = {
-                stage: self._state(stage, EmulatedBackend(view.whole.strategy.mesh), self.initial_value)
-                for stage, view in enumerate(self.views)
-            }
-        one_machine = (0,) * self.plan.parallelism
-        return Engine(
-            self.stages, self.views, self.plan.orders, states, EmulatedTransfers, one_machine, display=self.display
-        )
+    def of_stage(what: str, stage: int, value: Any) -> Any:
+        first = plan.stages[stage].devices[0]
+        found = part.gather(value if part.rank == first else None, what)[first]
+        assert found is not None
+        return found
 
-    def _state(
-        self,
-        stage: int,
-        backend: Backend,
-        initial_value: Callable[[str], np.ndarray],
-        agree: Agreement | None = None,
-        in_order: bool = False,
-    ) -> StageState:
-        has_two_chains = isinstance(backend, CommunicatingBackend) and backend.overlappable is not None
-        return StageState(
-            self.views[stage].whole,
-            self.path_finders[stage],
-            backend,
-            initial_value,
-            agree or (lambda digest, log: None),
-            in_order=in_order,
-            lag=math.inf if has_two_chains else LAG,
-        )
-
-    def on_ranks(self, processes: Processes, collectives: str, values_are_exchanged: bool) -> tuple[Engine, Processes]:
-        """Return the engine of this rank's stages, and the ranks that take part."""
-        plan, views = self.plan, self.views
-        part = taking_part(plan.parallelism, processes)
-        numbers = [number for number, view in enumerate(views) if part.rank in view.devices]
-        own = part if len(plan.submeshes) == 1 else _of_stage(part, numbers[0])
-        # What is sent between submeshes goes by MPI, and so does the rest then.
-        by = collectives if own is part else MPI
-        backend, prepare = communicating(views[numbers[0]].whole.strategy.mesh, own, by)
-        in_order, agreement = runs_in_order(part), Agreement(own, prepare)
-        names = [op.name for op in self.stages.whole.graph.variables] if values_are_exchanged else []
-        asked = [op.name for number in numbers for op in views[number].whole.graph.variables]
-        values = ValuesInStep(self.initial_value, names, asked) if names else self.initial_value
-        with self.display.phase("first values of the variables"):
-            states = {number: self._state(number, backend, values, agreement, in_order) for number in numbers}
-            if isinstance(values, ValuesInStep):
-                values.finish()
-            for state in states.values():
-                state.initial_value = self.initial_value
-        engine = partial(Engine, self.stages, views, plan.orders, states, display=self.display)
-        return (engine() if own is part else self._joined(engine, part)), part
-
-    def _joined(self, engine: Callable[..., Engine], part: Processes) -> Engine:
-        """Return the engine of this rank's stages, joined with those of others."""
-        from .pipeline.messages import MpiTransfers, Sending
-
-        sending, messages = Sending(), part.comm.Dup()
-        agree = same_on_all(part)
-        agree(f"the plan {hashlib.sha256(json.dumps(self.plan.to_json(), sort_keys=True).encode()).hexdigest()[:16]}")
-
-        def of_stage(what: str, stage: int, value: Any) -> Any:
-            first = self.plan.stages[stage].devices[0]
-            found = part.gather(value if part.rank == first else None, what)[first]
-            assert found is not None
-            return found
-
-        return engine(
-            transfers=lambda: MpiTransfers(messages, part.waiting[CRITICAL], sending),
-            machine_of=tuple(part.hosts.index(host) for host in part.hosts),
-            share=partial(of_stage, "what a step returns"),
-            describe=partial(of_stage, "the description of a stage"),
-            agree=agree,
-            begin=part.begin_collective,
-            gather=part.gather,
-        )
+    return {
+        "transfers": lambda: MpiTransfers(messages, part.waiting[CRITICAL], sending),
+        "machine_of": tuple(part.hosts.index(host) for host in part.hosts),
+        "share": partial(of_stage, "what a step returns"),
+        "describe": partial(of_stage, "the description of a stage"),
+        "agree": agree,
+        "begin": part.begin_collective,
+        "gather": part.gather,
+    }
 
 
 def _of_stage(part: Processes, stage: int) -> Processes:

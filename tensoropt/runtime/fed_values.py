@@ -33,8 +33,8 @@ class FedValues:
 
     def at_once(self, feed: Feed, values: Values) -> Callable[[int], Values]:
         """Return a function that emits a feed as the step computes with it."""
-        layout = fed_layout(self.whole, feed)
-        return lambda index: as_produced(feed.tensor, layout, values, self.whole, self.resharder, self.path_finder)
+        layouts = fed_layout(self.whole, feed), self.whole.layout(feed.tensor)
+        return lambda index: resharded(feed.tensor, *layouts, values, self.resharder, self.path_finder)
 
     def in_micro_batches(self, feed: Feed, values: Values, first: MicroBatch) -> Callable[[int], Values]:
         """Return a function that emits a micro-batch's rows, given its index.
@@ -45,15 +45,14 @@ class FedValues:
         view, layout = self.per_micro_batch, fed_layout(self.whole, feed)
         if feed.is_local and first.n_shares != first.n_devices:
             replicated = Layout.replicated(layout.mesh, len(feed.tensor.shape))
-            resharding = resharding_of(feed.tensor, layout, OperandSharding(replicated, None))
-            values = self.resharder.reshard(resharding, self.path_finder.paths(resharding), values, feed.tensor.name)
+            values = resharded(feed.tensor, layout, replicated, values, self.resharder, self.path_finder)
             layout = replicated
         tensor, ranks = view.graph.tensors[feed.tensor.name], self.resharder.backend.ranks
 
         def rows(index: int) -> Values:
             of_ranks = zip(ranks, values, strict=True)
             own = [rows_of(value, layout, tensor.shape, rank, index) for rank, value in of_ranks]
-            return as_produced(tensor, layout, own, view, self.resharder, self.path_finder)
+            return resharded(tensor, layout, view.layout(tensor), own, self.resharder, self.path_finder)
 
         return rows
 
@@ -63,11 +62,11 @@ def as_given(values: Values, micro_batch: int) -> Values:
     return values
 
 
-def as_produced(
-    tensor: Tensor, layout: Layout, values: Values, view: StrategyView, resharder: Resharder, path_finder: PathFinder
+def resharded(
+    tensor: Tensor, source: Layout, target: Layout, values: Values, resharder: Resharder, path_finder: PathFinder
 ) -> Values:
-    """Reshard a fed tensor, or its part of a micro-batch, to the produced layout of the strategy."""
-    if layout == view.layout(tensor):
+    """Reshard a tensor, or its part of a micro-batch, which no gradient comes back to."""
+    if source == target:
         return values
-    resharding = resharding_of(tensor, layout, OperandSharding(view.layout(tensor), None))
+    resharding = resharding_of(tensor, source, OperandSharding(target, None))
     return resharder.reshard(resharding, path_finder.paths(resharding), values, tensor.name)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
+from tensoropt.program.fast_makespan import fast_makespan
 from tensoropt.program.interleaved import INTERLEAVED, interleaved_orders, most_in_flight, tried_interleavings
 from tensoropt.program.schedule import SCHEDULES, ZERO_BUBBLE, StepOrder
 
@@ -27,3 +30,17 @@ def random_step_order(rng: random.Random, n_stages: int, n: int) -> StepOrder:
     in_flight = tuple(rng.randint(1, n) for _ in range(n_stages))
     deferred = tuple(rng.randint(0, n) if schedule == ZERO_BUBBLE else 0 for _ in range(n_stages))
     return StepOrder(schedule, n, in_flight, deferred)
+
+
+def order_of(schedule: str, n: int, in_flight: Sequence[int], deferred: Sequence[int] | None = None) -> StepOrder:
+    """Return an order of stages that each have devices of their own; without ``deferred`` none is."""
+    return StepOrder(schedule, n, tuple(in_flight), tuple(deferred or [0] * len(in_flight)))
+
+
+def makespan(
+    order: StepOrder, forward: Sequence[Any], backward: Sequence[Any], transfer: Sequence[float], *ends: Any, **rest: Any
+) -> Any:
+    """Return the time of a step; what isn't given takes none."""
+    names = ("first", "last", "after", "late", "parameters", "early")
+    given = {**dict.fromkeys(names, [0.0] * len(forward)), **dict(zip(names, ends, strict=False)), **rest}
+    return fast_makespan(order, forward, backward, transfer, **given)

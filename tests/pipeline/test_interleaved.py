@@ -11,7 +11,7 @@ import pytest
 from accumulate import models
 from helpers.large import first
 from helpers.strategies import Link
-from pipeline.orders import interleaved
+from pipeline.orders import interleaved, makespan
 from pipeline.replays import bytes_of_passes, with_parameters
 from pipeline.staged import random_cuts, random_stage_view
 
@@ -28,10 +28,10 @@ from tensoropt.plan.staged_frontier import StagedFrontier
 from tensoropt.plan.staged_frontier_points import PlanPoint
 from tensoropt.plan.submeshes import interleaved_blocks
 from tensoropt.profiling.hardware import named
-from tensoropt.program.interleaved import interleaved_orders, most_in_flight, tried_interleavings
+from tensoropt.program.interleaved import INTERLEAVED, interleaved_orders, most_in_flight, tried_interleavings
 from tensoropt.program.pass_memory import Messages, pass_memory, peak_together
 from tensoropt.program.passes import BACKWARD, FORWARD, Pass, merged
-from tensoropt.program.schedule import StepOrder, makespan
+from tensoropt.program.schedule import StepOrder, tried_orders
 from tensoropt.runtime.execution import execute
 from tensoropt.runtime.other_programs import peak_beside
 from tensoropt.runtime.ranks import Processes
@@ -81,17 +81,16 @@ def test_the_papers_order_waits_for_one_stage_of_each_submesh(n_submeshes: int, 
     """With equal stages and as many micro-batches as submeshes, or a multiple: a v-th of what 1F1B waits."""
     for rounds in (1, 2, 3):
         n = rounds * n_submeshes
-        orders = interleaved_orders(n_stages, n, tried_interleavings(n_stages, n, n_submeshes)[0])
-        time = makespan(orders, [1.0] * n_stages, [2.0] * n_stages, [0.0] * (n_stages - 1))
+        order = tried_orders(INTERLEAVED, n_stages, n, n_submeshes)[0]
+        time = makespan(order, [1.0] * n_stages, [2.0] * n_stages, [0.0] * (n_stages - 1))
         assert time == 3.0 * (n * n_stages // n_submeshes + n_submeshes - 1)
 
 
 def test_larger_rounds_hide_a_slow_link() -> None:
     times = {}
-    for each in tried_interleavings(4, 8, 2):
-        orders = interleaved_orders(4, 8, each)
-        time = makespan(orders, [1.0] * 4, [2.0] * 4, [1.0] * 3)
-        times[each.per_round] = min(time, times.get(each.per_round, time))
+    for order in tried_orders(INTERLEAVED, 4, 8, 2):
+        time = makespan(order, [1.0] * 4, [2.0] * 4, [1.0] * 3)
+        times[order.interleaving.per_round] = min(time, times.get(order.interleaving.per_round, time))
     assert times[2] > times[4] >= times[8]
 
 

@@ -10,15 +10,13 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 from helpers.large import first
-from pipeline.orders import OF_OWN_SUBMESHES, interleaved, random_step_order
+from pipeline.orders import OF_OWN_SUBMESHES, interleaved, makespan, order_of, random_step_order
 
 from tensoropt.common.errors import InputError
-from tensoropt.program.fast_makespan import fast_makespan
 from tensoropt.program.pass_memory import Messages
 from tensoropt.program.passes import BACKWARD, FORWARD, PARAMETERS, Orders, Pass, merged, needs, submesh_of_stages
 from tensoropt.program.schedule import (
     least_in_flight,
-    makespan,
     pass_orders,
     tried_deferred,
     tried_in_flight,
@@ -205,13 +203,15 @@ def longest_path(
 @pytest.mark.parametrize("seed", range(40))
 def test_the_time_of_random_orders_is_that_of_their_longest_path(seed: int) -> None:
     rng = random.Random(seed)
-    orders, registers, _ = random_order(rng)
-    others, inputs, parameters, transfer, early = ([float(rng.randint(0, 9)) for _ in registers] for _ in range(5))
+    n_stages = rng.choice((1, 2, 3, 4, 4, 5, 6))
+    order = random_step_order(rng, n_stages, rng.randint(1, 9))
+    orders = order.orders
+    others, inputs, parameters, transfer, early = ([float(rng.randint(0, 9)) for _ in range(n_stages)] for _ in range(5))
     forward = [a + b for a, b in zip(others, early, strict=True)]
-    deferring = [any(each.work == PARAMETERS for each in passes_of(orders, stage)) for stage in range(len(registers))]
+    deferring = [any(each.work == PARAMETERS for each in passes_of(orders, stage)) for stage in range(n_stages)]
     whole = [a + b for a, b in zip(inputs, parameters, strict=True)]
     of_backward = [a if is_divided else b for a, b, is_divided in zip(inputs, whole, deferring, strict=True)]
-    found = makespan(orders, forward, whole, transfer[:-1], parameters=parameters, early=early)
+    found = makespan(order, forward, whole, transfer[:-1], parameters=parameters, early=early)
     takes = {FORWARD: forward, BACKWARD: of_backward, PARAMETERS: parameters}
     assert found == longest_path(orders, takes, transfer, early)
 
@@ -220,9 +220,8 @@ def test_the_time_of_random_orders_is_that_of_their_longest_path(seed: int) -> N
 def test_deferred_parameters_fill_two_thirds_of_the_waits_in_the_memory_of_1f1b(n_stages: int, n: int) -> None:
     """ZB-H1: of a bubble of (stages - 1) x (F + B + W) there is (stages - 1) x (F + B - W) left, a third where all are 1."""
     in_flight, most_deferred = least_in_flight(n_stages, n), tried_deferred(n_stages, n)[0]
-    orders = pass_orders("zero-bubble", n, in_flight, most_deferred)
-    one = [1.0] * n_stages
-    time = makespan(orders, one, [2.0] * n_stages, [0.0] * (n_stages - 1), parameters=one)
+    one, order = [1.0] * n_stages, order_of("zero-bubble", n, in_flight, most_deferred)
+    time = makespan(order, one, [2.0] * n_stages, [0.0] * (n_stages - 1), parameters=one)
     assert time == 3.0 * n + n_stages - 1
     assert all(a + b <= n_stages for a, b in zip(in_flight, most_deferred, strict=True))
 
@@ -235,8 +234,8 @@ def test_zero_bubble_without_deferring_is_1f1b() -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_equal_stages_wait_for_the_first_and_the_last_micro_batch_alone(schedule: str, n_stages: int, n: int) -> None:
     """The time of a pipeline of equal stages: (n + stages - 1) passes there and back."""
-    found = pass_orders(schedule, n, least_in_flight(n_stages, n))
-    time = makespan(found, [1.0] * n_stages, [2.0] * n_stages, [0.0] * (n_stages - 1))
+    order = order_of(schedule, n, least_in_flight(n_stages, n))
+    time = makespan(order, [1.0] * n_stages, [2.0] * n_stages, [0.0] * (n_stages - 1))
     assert time == 3.0 * (n + n_stages - 1)
 
 
@@ -244,42 +243,20 @@ def test_times_of_many_plans_are_those_of_each() -> None:
     rng = np.random.default_rng(1)
     for n_stages, n in ((1, 3), (2, 4), (4, 8)):
         forward, backward = rng.random((n_stages, 5)), rng.random((n_stages, 5))
-        found, rest = pass_orders("1f1b", n, least_in_flight(n_stages, n)), [[*rng.random(n_stages)] for _ in range(3)]
+        found, rest = order_of("1f1b", n, least_in_flight(n_stages, n)), [[*rng.random(n_stages)] for _ in range(3)]
         at_once = makespan(found, list(forward), list(backward), *rest)
         assert at_once.tolist() == [makespan(found, list(forward[:, i]), list(backward[:, i]), *rest) for i in range(5)]
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("n_plans", [None, 1, 4])
-def test_compiled_times_are_those_of_the_passes_one_by_one(seed: int, n_plans: int | None) -> None:
-    rng, numbers = random.Random(seed), np.random.default_rng(seed)
-    n_stages, n = rng.choice((1, 2, 3, 4, 4, 5, 6)), rng.randint(1, 6)
-    order = random_step_order(rng, n_stages, n)
-
-    def some() -> list:
-        """Return a time of each stage, or the times of some plans; those of some stages are one for all plans."""
-        one = numbers.random(n_stages).tolist()
-        return [each if n_plans is None or rng.random() < 0.3 else numbers.random(n_plans) for each in one]
-
-    early, others, inputs, parameters, first, after, late = (some() for _ in range(7))
-    forward = [a + b for a, b in zip(early, others, strict=True)]
-    backward = [a + b for a, b in zip(inputs, parameters, strict=True)]
-    transfer, last = numbers.random(n_stages - 1).tolist(), [rng.choice([0.0, rng.random()]) for _ in range(n_stages)]
-    rest = transfer, first, last, after, late, parameters, early
-    found = fast_makespan(order, forward, backward, *rest)
-    assert np.array_equal(found, makespan(order.orders, forward, backward, *rest))
-    assert n_plans is not None or isinstance(found, float)
-
-
 def test_more_in_flight_hides_a_slow_link() -> None:
     times = [
-        makespan(pass_orders("1f1b", 8, ahead), [1.0, 1.0], [2.0, 2.0], [1.5]) for ahead in ((2, 1), (3, 1), (4, 1))
+        makespan(order_of("1f1b", 8, ahead), [1.0, 1.0], [2.0, 2.0], [1.5]) for ahead in ((2, 1), (3, 1), (4, 1))
     ]
     assert times[0] > times[1] >= times[2]
 
 
 def test_what_is_sent_before_the_first_and_after_the_last_pass_is_counted() -> None:
-    found = pass_orders("1f1b", 4, [2, 1])
+    found = order_of("1f1b", 4, [2, 1])
     times = [1.0, 1.0], [2.0, 2.0], [0.0]
     alone = makespan(found, *times)
     assert makespan(found, *times, [0.0, 1.0], [0.0, 0.0]) == alone  # there when the first micro-batch is
@@ -289,7 +266,7 @@ def test_what_is_sent_before_the_first_and_after_the_last_pass_is_counted() -> N
 
 
 def test_what_a_stage_does_after_its_last_pass_is_counted() -> None:
-    found = pass_orders("1f1b", 4, [2, 1])
+    found = order_of("1f1b", 4, [2, 1])
     times = [1.0, 1.0], [2.0, 2.0], [0.0]
     alone = makespan(found, *times)  # stage 0 runs its last pass, of 2, when stage 1 has run all
     assert makespan(found, *times, after=[0.0, 2.0]) == alone
@@ -300,7 +277,7 @@ def test_what_a_stage_does_after_its_last_pass_is_counted() -> None:
 
 
 def test_an_earlier_stage_goes_on_when_a_later_one_has_sent_its_gradients() -> None:
-    found = pass_orders("gpipe", 2, [2, 2])
+    found = order_of("gpipe", 2, [2, 2])
     times = [1.0, 1.0], [2.0, 2.0], [0.5]
     # Stage 0 waits for the first gradient, and then for the second one.
     assert makespan(found, *times) == (1.0 + 0.5 + 2 * 1.0) + 2 * 2.0 + 0.5 + 2.0
@@ -317,7 +294,7 @@ def test_two_towers_at_once_take_as_long_as_the_longer_one_and_the_head(schedule
 
     def time(way: float) -> float:
         forward, backward = [tower_a, tower_b + head], [2 * tower_a, 2 * (head + tower_b)]
-        return makespan(order.orders, forward, backward, [way], late=[0.0, 2 * tower_b], early=[0.0, tower_b])
+        return makespan(order, forward, backward, [way], late=[0.0, 2 * tower_b], early=[0.0, tower_b])
 
     assert time(0.0) == max(tower_a, tower_b) + head + 2 * head + 2 * max(tower_a, tower_b)
     assert time(0.5) == time(0.0) + 2 * 0.5

@@ -36,7 +36,7 @@ from tensoropt.program.tasks import (
     Task,
 )
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.runtime import engine
+from tensoropt.runtime.pipeline import emission
 from tensoropt.runtime.step_emission import StepEmission
 from tensoropt.sharding.strategy import StrategyView
 
@@ -142,7 +142,7 @@ def test_what_is_no_task_is_not_emitted(kind: tuple[str, str], monkeypatch: pyte
         tasks = tuple(each for each in whole.tasks if each not in left_out)
         n_forward = sum(each.direction == FORWARD for each in tasks)
         program = replace(whole, tasks=tasks, passes=(0, n_forward, len(tasks), len(tasks)))
-        monkeypatch.setattr(engine, "step_program", lambda *_, program=program, **__: program)
+        monkeypatch.setattr(emission, "step_program", lambda *_, program=program, **__: program)
         names.append(built(model, view, 0))
     with_it, without_it = names
     assert with_it > without_it, f"without {task} there is as much: {without_it - with_it}"

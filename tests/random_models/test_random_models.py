@@ -18,13 +18,14 @@ from helpers.large import first
 from random_models import running
 from random_models.drawing import Case, CaseOptions, Training, drawn
 from random_models.running import ROUNDING, SAME, UNSTABLE, WRONG, Outcome, run
-from tensoropt.ir.graph import Operator
+from tensoropt.ir.graph import Operator, TrainStep
 from tensoropt.lowering.resharding import backends
-from tensoropt.runtime.engine import Engine
+from tensoropt.optimizers.running_optimizer import Emission, PendingUpdate
+from tensoropt.runtime.stage_state import StageState
 
 CASES, IN_A_TEST, LEAST_SAME = 51, 3, 2
 SEED, TOO_MUCH = 3, 1.0 + 1e-6
-simulate, updated, update = backends.simulate, Engine._updated, Engine._update
+simulate, updated, update = backends.simulate, StageState.update_of, StageState.update
 pytestmark = pytest.mark.usefixtures("graphs_as_built")
 
 
@@ -42,21 +43,21 @@ def _collective(path: Any, shards: Any) -> Any:
     return [shard * TOO_MUCH if shard.dtype.kind == "f" else shard for shard in simulate(path, shards)]
 
 
-def _updated(self: Engine, step: Any, emitted: Any, gradients: Any, indices: Any) -> Any:
-    *others, last = gradients
+def _updated(self: StageState, step: TrainStep, emission: Emission) -> PendingUpdate:
+    *others, last = emission.gradients
     more = [each if each is None else [gradient * TOO_MUCH for gradient in each] for each in last]
-    return updated(self, step, emitted, [*others, more], indices)
+    return updated(self, step, replace(emission, gradients=[*others, more]))
 
 
-def _update(self: Engine, op: Operator, operands: list[Any]) -> Any:
+def _update(self: StageState, op: Operator, operands: list[Any]) -> Any:
     is_real = bool(operands) and operands[0][0].dtype.is_floating
     return update(self, op, [[value * TOO_MUCH for value in operands[0]]] if is_real else operands)
 
 
 FAULTS = {
     "collectives": lambda: mock.patch.object(backends, "simulate", _collective),
-    "gradients": lambda: mock.patch.object(Engine, "_updated", _updated),
-    "moving statistics": lambda: mock.patch.object(Engine, "_update", _update),
+    "gradients": lambda: mock.patch.object(StageState, "update_of", _updated),
+    "moving statistics": lambda: mock.patch.object(StageState, "update", _update),
 }
 
 

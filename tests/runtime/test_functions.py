@@ -31,25 +31,7 @@ def test_both_calls_give_the_same() -> None:
         total.assign_add(tf.reduce_sum(x * scale))
         return [x * scale, total.read_value()]
 
-    built = built_of(body)
-    x = tf.ones([2, 3])
+    function = tf.function(body, input_signature=[SPEC], autograph=False).get_concrete_function()
+    built, x = BuiltFunction(function, (), (), ()), tf.ones([2, 3])
     results = [[value.numpy() for value in built.run([x], as_specified)] for as_specified in (True, False)]
     assert np.array_equal(results[0][0], results[1][0]) and (results[0][1], results[1][1]) == (15.0, 30.0)
-
-
-def test_a_function_without_results() -> None:
-    total = tf.Variable(0.0)
-
-    def body(x: tf.Tensor) -> list[tf.Tensor]:
-        total.assign_add(x[0, 0])
-        return []
-
-    built = built_of(body)
-    for as_specified in (True, False):
-        assert list(built.run([tf.ones([2, 3])], as_specified)) == []
-    assert total.numpy() == 2.0
-
-
-def built_of(body: object) -> BuiltFunction:
-    function = tf.function(body, input_signature=[SPEC], autograph=False).get_concrete_function()
-    return BuiltFunction(function, (), (), ())

@@ -322,7 +322,7 @@ def test_callbacks_may_take_the_model_the_optimizer_and_the_metrics_for_those_of
     optimizer.learning_rate.assign(before)
     trainer.train_on_batch(*images(8))
     assert not np.array_equal(trainer.get_weights()[-2], kept[-2])
-    assert [float(on.copy.learning_rate) for on in trainer.ranks.optimizer._on] == [before] * 2
+    assert [float(on.copy.learning_rate) for on in trainer.ranks.optimizer.running[0]._on] == [before] * 2
     assert seen == [True, True]
     accuracy.reset_state()
     accuracy.update_state([1], [[0.0, 1.0]])

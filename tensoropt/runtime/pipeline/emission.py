@@ -19,11 +19,9 @@ from ...program.step import step_program
 from ...reschedule.between_machines import cheapest_way
 from ...reschedule.cross_mesh import CrossMesh
 from ...reschedule.layout import Layout
-from ...rules.rule import OperandSharding
-from ...sharding.resharding import resharding_of
 from ...sharding.stages import Crossing
 from ...sharding.strategy import StrategyView
-from ..fed_values import FedValues, as_produced
+from ..fed_values import FedValues, resharded
 from ..feed_shards import comes_in_micro_batches
 from ..functions import Feed
 from ..step_emission import Exchange, StepEmission
@@ -40,18 +38,16 @@ class FunctionEmission:
         engine: RunningStages,
         fetch: Fetch,
         parts: Sequence[StagePart],
-        fed: Mapping[int, Mapping[Feed, Values]],
-        fed_whole: Mapping[int, Mapping[Feed, Values]],
+        fed: Mapping[tuple[int, bool], Mapping[Feed, Values]],
         resharders: Mapping[int, Resharder],
     ) -> None:
         """Take a function's parts.
 
         Args:
-            fed: by stage, what it is fed, in micro-batches where it runs in these.
-            fed_whole: by stage, the batches that it is fed as one, for what it runs ahead.
+            fed: by stage, what it is fed, in micro-batches where it runs in these (False); and batches as one, for what it
+                runs ahead (True).
         """
         self._engine, self._fetch, self._parts, self._fed, self._resharders = engine, fetch, parts, fed, resharders
-        self._fed_whole = fed_whole
         self._transfers = engine.transfers()
         self._is_training = bool(fetch.train_steps)
         self._crossings = [each for each in engine.stages.crossings if self._is_used(each)]
@@ -70,9 +66,6 @@ class FunctionEmission:
         view = self._engine.views[stage]
         return view.per_micro_batch if self._is_training else view.whole
 
-    def _tensor(self, crossing: Crossing) -> Tensor:
-        return self._view(crossing.source).graph.tensors[crossing.tensor]
-
     # Messages
 
     @property
@@ -81,14 +74,11 @@ class FunctionEmission:
         return max(map(len, self._engine.micro_batches)) + 1
 
     def _message(self, crossing: Crossing, micro_batch: int, is_gradient: bool) -> Message:
-        tensor = self._tensor(crossing)
-        source, target = (
-            (self._view(stage).layout(tensor_of), self._engine.views[stage].devices)
-            for stage, tensor_of in (
-                (crossing.source, tensor),
-                (crossing.target, self._view(crossing.target).graph.tensors[crossing.tensor]),
-            )
-        )
+        stages = crossing.source, crossing.target
+        views, devices = map(self._view, stages), (self._engine.views[stage].devices for stage in stages)
+        tensors = [(view, view.graph.tensors[crossing.tensor]) for view in views]
+        source, target = zip((view.layout(tensor) for view, tensor in tensors), devices, strict=True)
+        tensor = tensors[0][1]
         if crossing.is_ahead and self._is_training and not is_gradient:
             source = Layout.replicated(source[0].mesh, len(tensor.shape)), source[1]
         (first, from_devices), (last, to_devices) = (target, source) if is_gradient else (source, target)
@@ -97,22 +87,27 @@ class FunctionEmission:
         number = (self._number[crossing] * self._n_numbers + micro_batch + 1) * 2 + is_gradient
         return Message(crossing.tensor, number, way, tensor.dtype, is_gradient, micro_batch)
 
-    def _send(self, crossing: Crossing, values: Values, micro_batch: int = -1) -> None:
-        """Emit the sending of a tensor, which is in the layout of its message."""
-        self._transfers.send(self._message(crossing, micro_batch, False), values, self._resharders[crossing.source])
+    def _send(self, crossing: Crossing, values: Values, micro_batch: int = -1, is_gradient: bool = False) -> None:
+        """Emit the sending of a tensor, or of its gradient, which is in the layout of its message."""
+        stage = crossing.target if is_gradient else crossing.source
+        self._transfers.send(self._message(crossing, micro_batch, is_gradient), values, self._resharders[stage])
 
-    def _receive(self, crossing: Crossing, micro_batch: int = -1, after: Sequence[tf.Tensor] = ()) -> Values:
-        """Emit the reception of a tensor, behind some values; return its own in the layout in which the stage is fed it."""
-        view, resharder = self._view(crossing.target), self._resharders[crossing.target]
-        message, tensor = self._message(crossing, micro_batch, False), view.graph.tensors[crossing.tensor]
-        values, state = self._transfers.receive(message, resharder, after), self._engine.states[crossing.target]
-        return as_produced(tensor, message.way.target, values, view, resharder, state.path_finder)
+    def _receive(
+        self, crossing: Crossing, micro_batch: int = -1, is_gradient: bool = False, after: Sequence[tf.Tensor] = ()
+    ) -> Values:
+        """Emit the reception of a tensor, or of its gradient, behind some values; return it as the stage has the tensor."""
+        stage = crossing.source if is_gradient else crossing.target
+        view, resharder, path_finder = self._view(stage), self._resharders[stage], self._engine.states[stage].path_finder
+        message, tensor = self._message(crossing, micro_batch, is_gradient), view.graph.tensors[crossing.tensor]
+        values, layout = self._transfers.receive(message, resharder, after), view.layout(tensor)
+        wanted = layout.with_partial(()) if is_gradient else layout
+        return resharded(tensor, message.way.target, wanted, values, resharder, path_finder)
 
     def _received(self, crossing: Crossing, micro_batch: int) -> Values:
         """Emit the reception of a tensor by a pass; branches that begin in the stage run first."""
         stage = crossing.target
         waits = crossing in self._engine.stages.awaited and self._branches(stage)
-        return self._receive(crossing, micro_batch, self._steps[stage].unread(micro_batch) if waits else ())
+        return self._receive(crossing, micro_batch, after=self._steps[stage].unread(micro_batch) if waits else ())
 
     def _branches(self, stage: int) -> set[str]:
         """Return the names of the operators that a stage runs before it waits."""
@@ -120,27 +115,16 @@ class FunctionEmission:
 
     def _send_from(self, stage: int, name: str, values: Values, micro_batch: int, is_gradient: bool) -> None:
         """Emit the sending of a tensor to all stages that use it, or of its gradient to the one that computes it."""
-        for crossing in self._to(stage) if is_gradient else self._crossings:
-            if is_gradient and crossing.tensor == name:
-                self._transfers.send(self._message(crossing, micro_batch, True), values, self._resharders[stage])
-            elif crossing.tensor == name and crossing.source == stage and not is_gradient:
-                self._send(crossing, values, micro_batch)
+        for crossing in self._crossings:
+            if crossing.tensor == name and stage == (crossing.target if is_gradient else crossing.source):
+                self._send(crossing, values, micro_batch, is_gradient)
 
     def _gradient(self, stage: int, crossings: Sequence[Crossing], name: str, micro_batch: int) -> Values | None:
         """Emit the reception of a tensor's gradients from all stages that use it, and of those by what was sent ahead."""
-        found = [self._receive_gradient(each, micro_batch) for each in crossings if each.tensor == name]
+        found = [self._receive(each, micro_batch, True) for each in crossings if each.tensor == name]
         if micro_batch < 0 and stage in self._ahead and name in self._ahead[stage].names:
             found += filter(None, [self._ahead[stage].gradients.get(name)])
         return [tf.add_n(list(each)) for each in zip(*found, strict=True)] if len(found) > 1 else next(iter(found), None)
-
-    def _receive_gradient(self, crossing: Crossing, micro_batch: int) -> Values:
-        """Emit the reception of a tensor's gradient; return it in the layout in which the stage has the tensor."""
-        stage, tensor, message = crossing.source, self._tensor(crossing), self._message(crossing, micro_batch, True)
-        resharder, path_finder = self._resharders[stage], self._engine.states[stage].path_finder
-        values = self._transfers.receive(message, resharder)
-        wanted = OperandSharding(self._view(stage).layout(tensor).with_partial(()), None)
-        resharding = resharding_of(tensor, message.way.target, wanted)
-        return resharder.reshard(resharding, path_finder.paths(resharding), values, tensor.name)
 
     def _from(self, stage: int) -> list[Crossing]:
         """Return what a stage's passes send; what it sends before them isn't among it."""
@@ -184,7 +168,7 @@ class FunctionEmission:
         taken = FedValues(views.whole, views.per_micro_batch, self._resharders[stage], state.path_finder)
         micro_batches = self._engine.micro_batches_of(self._fetch, stage)
         sources: dict[str, Callable[[int], Values]] = {}
-        for feed, values in self._fed[stage].items():
+        for feed, values in self._fed.get((stage, False), {}).items():
             if comes_in_micro_batches(feed, micro_batches):
                 sources[feed.tensor.name] = taken.in_micro_batches(feed, values, micro_batches[0])
             else:
@@ -194,15 +178,16 @@ class FunctionEmission:
     def _step(self, stage: int, chain: PassChain) -> StepEmission:
         """Return the emission of a stage's part of the function."""
         state, part, view, stages = self._engine.states[stage], self._parts[stage], self._view(stage), self._engine.stages
-        given, crossings, tables = self._fed_values(stage), self._from(stage), self._ahead_of(stage)
+        given, crossings = self._fed_values(stage), self._from(stage)
+        # Variables whose gradients come in part from what the stage sends before its passes.
+        tables = self._ahead[stage].names if stage in self._ahead else ()
         trained = [each for each in crossings if each.has_gradient and self._is_training]
         returned = {each for each in self._to(stage) if each.has_gradient and self._is_training}
         divides = stage in self._deferring or (self._is_training and bool(self._branches(stage)))
         is_cut = bool(self._engine.micro_batches[stage])
         ends = StageEnds(
-            frozenset(),
-            frozenset(each.tensor for each in returned),
-            divides and bool(returned),
+            returned=frozenset(each.tensor for each in returned),
+            divides=divides and bool(returned),
             sent=tuple(dict.fromkeys(each.tensor for each in crossings)),
             given=tuple(dict.fromkeys([*(each.tensor for each in trained), *(tables if is_cut else ())])),
             late=frozenset(each.tensor for each in returned if not is_cut and each not in stages.awaited),
@@ -211,14 +196,9 @@ class FunctionEmission:
         )
         resharder = self._resharders[stage]
         program = step_program(
-            view,
-            state.path_finder,
-            ends=ends,
-            fetch=part.fetch,
-            given=given.keys(),
-            in_buckets=resharder.joins,
+            view, state.path_finder, ends=ends, fetch=part.fetch, given=given.keys(), in_buckets=resharder.joins,
             needed=part.needed,
-        )
+        )  # fmt: skip
         exchange = Exchange(
             partial(self._send_from, stage), partial(self._gradient, stage, trained), partial(self._updated, stage)
         )
@@ -236,21 +216,17 @@ class FunctionEmission:
             name: tensors[each.name] if home(each) == stage else None for name, each in losses.items() if each is not None
         }
 
-    def _ahead_of(self, stage: int) -> tuple[str, ...]:
-        """Return the names of the variables whose gradients come in part from what a stage sends before its passes."""
-        return self._ahead[stage].names if stage in self._ahead else ()
-
     def _send_first(self) -> None:
         """Emit what stages send before their passes."""
         for stage, state in sorted(self._engine.states.items()):
             crossings = [each for each in self._crossings if each.source == stage and self._is_first(each)]
             if crossings:
                 views, resharder = self._engine.views[stage], self._resharders[stage]
-                feeds = {**self._fed[stage], **self._fed_whole[stage]}
+                feeds = {**self._fed.get((stage, False), {}), **self._fed.get((stage, True), {})}
                 fed = {feed.tensor.name: values for feed, values in feeds.items()}
                 own = SentAhead(
                     views, state, resharder, self._engine.micro_batches[stage] if self._is_training else (),
-                    crossings, self._variables(stage), fed, self._is_training, self._receive_gradient,
+                    crossings, self._variables(stage), fed, self._is_training, partial(self._receive, is_gradient=True),
                 )  # fmt: skip
                 own.send(self._send)
                 self._ahead[stage] = own

@@ -20,10 +20,8 @@ from ...program.fetch import Fetch
 from ...program.stage_ends import StageEnds
 from ...program.step import step_program
 from ...reschedule.layout import Layout
-from ...rules.rule import OperandSharding
-from ...sharding.resharding import resharding_of
 from ...sharding.stages import Crossing
-from ..fed_values import as_given
+from ..fed_values import as_given, resharded
 from ..stage_state import StageState
 from ..step_emission import Exchange, StepEmission
 from .parts import StageView
@@ -66,7 +64,7 @@ class SentAhead:
             each.is_ahead for each in crossings if each.tensor == name)]  # fmt: skip
         trained = dict.fromkeys(each.tensor for each in crossings if is_training and each.has_gradient)
         sent = tuple(name for name in tensors if name not in self._on_every_rank)
-        ends = StageEnds(frozenset(), frozenset(), False, sent, tuple(trained))
+        ends = StageEnds(sent=sent, given=tuple(trained))
         program = step_program(
             views.whole, state.path_finder, ends=ends, given=fed.keys(), in_buckets=resharder.joins,
             fetch=Fetch(tuple((tensors[name], False) for name in self._on_every_rank)),
@@ -126,11 +124,8 @@ class SentAhead:
         view = self._views.per_micro_batch
         tensor = view.graph.tensors[name]
         layout = view.layout(tensor).with_partial(())
-        if layout.is_replicated:
-            return values
-        replicated = OperandSharding(Layout.replicated(layout.mesh, len(tensor.shape)), None)
-        resharding = resharding_of(tensor, layout, replicated)
-        return self._resharder.reshard(resharding, self._state.path_finder.paths(resharding), values, name)
+        replicated = Layout.replicated(layout.mesh, len(tensor.shape))
+        return resharded(tensor, layout, replicated, values, self._resharder, self._state.path_finder)
 
     def _joined(self, name: str, parts: Sequence[Values]) -> Values:
         """Return the shards of the whole batch, of what every rank has of each micro-batch."""

@@ -54,4 +54,4 @@ def test_training_goes_on_under_another_plan(
             assert restore(tmp_path, made.state(), ALONE).content == {"step": step}
         train(made, model, range(step, step + 1))
         save(tmp_path / "ckpt", made.state(), ALONE, {"step": step + 1}, number=step)
-    assert_variables(model, made.view, local_shards(made))
+    assert_variables(model, made.views[0].whole, local_shards(made))

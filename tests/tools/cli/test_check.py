@@ -228,6 +228,23 @@ def test_ranks_run_a_plan_and_compare(plan, tmp_path):
     assert 0 < counted <= sum(row["count"] for row in found["edges_us"])
 
 
+def test_stages_are_compared_each_on_its_rank(plan, tmp_path):
+    stages, file = tmp_path / "stages.json", tmp_path / "check.json"
+    asked = ["--cluster", "v100-1x2", "--optimizer", "momentum", "--stages", "2", "--micro-batches", "2"]
+    assert main(["search", MODEL, *asked, "--plan", str(stages)]) == 0
+    done = run_ranks(2, "-m", "tensoropt", "check", MODEL, "--plan", stages, "--optimizer", "momentum", "--steps", 3,
+                     "--cluster", plan.with_name("two.json"), "--json", file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found, planned = json.loads(file.read_text()), json.loads(stages.read_text())
+    assert found["step_us"]["predicted"] == planned["time_us"] and len(found["step_us"]["steps"]) == 3
+    memory = found["memory_bytes"]
+    assert len(memory["ranks"]) == 2 and 0.8 * memory["predicted"] < memory["measured"] <= 1.02 * memory["predicted"]
+    assert found["collectives_us"] == [] and found["network_us"]["measured"] == 0
+    measured = {row["name"]: row["measured"] for row in found["operators_us"]}
+    assert all(time_us > 0 for name, time_us in measured.items() if "Conv2D" in name or "MatMul" in name)
+    assert {device for device, *_ in tasks_of(found["timeline"])} == {0, 1}
+
+
 def test_one_device_alone(tmp_path, capsys):
     file, found = tmp_path / "plan.json", tmp_path / "check.json"
     assert main(["search", MODEL, "--cluster", "v100-1x1", "--plan", str(file)]) == 0
