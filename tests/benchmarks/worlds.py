@@ -13,10 +13,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-CLASSES = (
-    r"(Staged\w+|Plan|StagePlan|\w*Frontier|\w*Engine|PlanRows|StageRows|FrontierRows"
-    r"|\w*Execution)"
-)
+CLASSES = r"(Staged\w+|Plan|StagePlan|\w*Frontier|\w*Engine|PlanRows|StageRows|FrontierRows|\w*Execution)"
 KINDS = {
     "isinstance": rf"isinstance\([^,]+, \(?[^)]*\b{CLASSES}\b",
     "key": r"\"(stages|plan|interleaved)\" (not )?in\b",
@@ -37,14 +34,13 @@ KINDS = {
 
 REASONS = {
     "the order of interleaved stages, which share devices": r"interleav",
-    "two engines: one runs stages, one what isn't cut": r"runtime/|Staged(Engine|Opt)|\(engine,|trainer_ranks",
+    "what ranks run: only of one stage they have all variables": r"runtime/|trainer_ranks",
     "what a stage exchanges with others, where there are any": r"\.ends|ends is|is_staged|stage_memory",
     "what is asked for: stages, or whatever is best": r"asks_for|must_pay|find_with|max\((counts|stages)|_in_stages",
     "two kinds of files, or of answers: a plan, or a frontier or curve": r"Rows\b|read_explained|isinstance\(.*\bPlan\b",
     "a frontier's file has parts of plans, or plans whole": r"\"plan\" (not )?in",
     "only of a model that isn't cut all points are searched and proven": r"is_uncut|ModelFrontier|AnyPlan",
     "a plan with stages beside the best without": r"tuning/|n_stages|plan/compare|cli/compare|staged_frontier",
-    "a damaged plan": r"PLAIN|timeline is not None",
     "texts: one stage needs no table of stages": r"stages\b",
 }
 """By reason, what is in the lines that have it, or in their files' names; the first that fits counts."""
