@@ -89,7 +89,7 @@ def check_callbacks(trainer: Any, model: keras.Model) -> None:
 
     trainer.fit(batches(16), verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)])
     np.testing.assert_array_equal(model.layers[-1].kernel, np.ones((8, 5)))
-    assert [trainer.ranks.optimizer._on[0].copy.weight_decay, OPTIMIZER.weight_decay] == [0.5, 0.5]
+    assert [trainer.ranks.optimizer.running[0]._on[0].copy.weight_decay, OPTIMIZER.weight_decay] == [0.5, 0.5]
     trainer.fit(batches(8), verbose=0)
     weights = trainer.ranks.processes.gather(model.get_weights())
     assert all(map(np.array_equal, *weights))
