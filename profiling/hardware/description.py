@@ -26,6 +26,7 @@ from ...reschedule.layout import axes_text, parse_axes
 from ...reschedule.mesh import MOST_UNITS, Level, Mesh
 from . import checks
 from .checks import HardwareError
+from .collective_table import CollectiveTable, tables_from_json
 from .frozen import FrozenMapping, freeze
 from .rates import NO_RATES, Origin, Rates, origin_from_json, rates_from_json, rates_to_json
 from .topology import Topology, topology_from_json
@@ -109,37 +110,6 @@ class LinkLevel:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveTable:
-    """The measured times of one kind of collective over one device partition, all groups at once.
-
-    ``n_bytes`` is ascending, and ``time_us[i]`` belongs to ``n_bytes[i]``; the docstring of ``hardware_costs.py`` defines
-    the bytes of each kind. ``spread[i]``, where it is known, is the difference of the upper and the lower quartile of its
-    repeats, over the lower.
-    """
-
-    n_bytes: tuple[int, ...]
-    time_us: tuple[float, ...]
-    spread: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        sizes = checks.sequence(self.n_bytes, "bytes", "a list of sizes")
-        times = checks.sequence(self.time_us, "time_us", "a list of times")
-        sizes = tuple(checks.positive_integer(size, "bytes", "positive whole numbers") for size in sizes)
-        times = tuple(checks.number(time, "time_us", "positive microseconds") for time in times)
-        if len(sizes) < 2 or any(low >= high for low, high in pairwise(sizes)):
-            raise checks.fail("bytes", list(sizes), "at least two sizes, each larger than the one before")
-        if len(times) != len(sizes):
-            raise checks.fail("time_us", list(times), f"one time for each of the {len(sizes)} sizes")
-        spreads = checks.sequence(self.spread, "spread", "a list of relative spreads")
-        spreads = tuple(checks.number(spread, "spread", "numbers of at least 0", least=0) for spread in spreads)
-        if spreads and len(spreads) != len(sizes):
-            raise checks.fail("spread", list(spreads), f"one for each of the {len(sizes)} sizes, or none")
-        object.__setattr__(self, "n_bytes", sizes)
-        object.__setattr__(self, "time_us", times)
-        object.__setattr__(self, "spread", spreads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +268,7 @@ class Hardware:
             for lv in self.levels
         ]
         collectives = {
-            kind: {axes: _table_json(table) for axes, table in tables.items()} for kind, tables in self.collectives.items()
+            kind: {axes: table.to_json() for axes, table in tables.items()} for kind, tables in self.collectives.items()
         }
         measured = {} if self.measured is None else {"measured": asdict(self.measured)}
         return {
@@ -345,7 +315,7 @@ class Hardware:
             levels=tuple(
                 LinkLevel(**checks.fields(level, f"levels[{index}]", level_fields)) for index, level in enumerate(levels)
             ),
-            collectives={kind: _tables(kind, tables) for kind, tables in optional["collectives"].items()},
+            collectives={kind: tables_from_json(kind, tables) for kind, tables in optional["collectives"].items()},
             provenance=optional["provenance"],
             operators=rates_from_json(optional["operators"]),
             measured=origin_from_json(top["measured"]) if "measured" in top else None,
@@ -388,20 +358,3 @@ def check_format(value: object) -> None:
             f"format, version: got {short(got[0])}, {short(got[1])}, expected {FORMAT!r}, {VERSION}: is it another kind of "
             f"file, or from another release?"
         )
-
-
-def _table_json(table: CollectiveTable) -> dict[str, Any]:
-    value = {"bytes": list(table.n_bytes), "time_us": list(table.time_us)}
-    return {**value, "spread": list(table.spread)} if table.spread else value
-
-
-def _tables(kind: str, tables: object) -> dict[str, CollectiveTable]:
-    result = {}
-    for axes, given in checks.mapping(tables, f"collectives.{kind}", "an object from axes to tables").items():
-        where = f"collectives.{kind}.{axes}"
-        table = checks.fields(given, where, ("bytes", "time_us"), ("spread",))
-        try:
-            result[axes] = CollectiveTable(table["bytes"], table["time_us"], table.get("spread", ()))
-        except HardwareError as error:
-            raise HardwareError(f"{where}.{error}") from None
-    return result

@@ -43,7 +43,7 @@ from .staged_frontier import StagedFrontier
 
 @dataclass(eq=False)
 class SearchState:
-    """What the loop has found at one parallelism.
+    """The candidates that a loop has searched at one parallelism, and the best of their plans.
 
     Attributes:
         counts: the numbers of stages that are asked for, of which 1 stands for plans without; None where none are.

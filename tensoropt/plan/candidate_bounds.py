@@ -34,7 +34,7 @@ SMALL = 100
 MARGIN = 0.01
 """Fewer micro-batches must be predicted to take longer by this share not to be searched."""
 MEMORY_MARGIN = 0.06
-"""What more micro-batches without stages need may be less by this share than is predicted."""
+"""The memory that a model without stages needs in more micro-batches may be less by this share than what is predicted."""
 
 
 class Corners(NamedTuple):

@@ -156,7 +156,7 @@ class FoundPoints(PlanFrontier[Plan]):
 
     @property
     def counts_quickly(self) -> bool:
-        """Whether compiled kernels can count the peaks."""
+        """Return whether compiled kernels can count the peaks of these points."""
         return self._counter.peaks.is_quick
 
     @cached_property

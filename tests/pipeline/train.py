@@ -81,6 +81,7 @@ def main() -> None:
     begin = restore(folder, session.engine.state(), processes).content["step"] if folder and os.listdir(folder) else 0
     for step in range(4):
         if step == 2 and session.processes.rank == 1 and "FAULT" in os.environ:
+            print(f"fault at {time.time()}", flush=True)
             FAULTS[os.environ["FAULT"]]()
         feeds = {words: rng.integers(0, WORDS, (BATCH, 5)), targets: rng.integers(0, WORDS, BATCH)}
         if step < begin:
