@@ -1,1 +1,1 @@
-"""Plans, frontiers and scaling curves: found for a request, stored as files, compared and explained."""
+"""Plans, frontiers and scaling curves: values that are stored as files, read, drawn and explained."""

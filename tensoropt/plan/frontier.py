@@ -1,7 +1,8 @@
 """The frontier as a user asks it: all Pareto-minimal points of a model, each of which becomes a plan when it is asked for.
 
-The questions are the same for a frontier that a search has just found (:class:`.find_frontier.ModelFrontier`) and for one
-that was read from a file (:class:`.frontier_file.SavedFrontier`), whichever two costs were searched.
+The questions are the same for a frontier that a search has just found
+(:class:`..search.frontiers.find_frontier.ModelFrontier`) and for one that was read from a file
+(:class:`.frontier_file.SavedFrontier`), whichever two costs were searched.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from ..common.errors import InputError, short
 from ..common.memory_units import memory_text, parse_memory
 from ..common.progress import Progress
 from ..common.words import counted
+from ..costs.objectives import Objectives, StrategyCosts
 from ..report.notebook import frontier_html
 from ..report.page import report_name, write_report
-from ..search.problem.objectives import Objectives, StrategyCosts
 from .picture import draw_points, new_axes, save_picture
 from .points import FrontierPoint, Passes, thinned
 

@@ -23,6 +23,7 @@ from ..common.errors import InputError, cut
 from ..common.files import DAMAGE, read_json_of, reading_value, write_atomically
 from ..common.formats import FRONTIER
 from ..common.progress import Progress
+from ..costs.objectives import Objectives, StrategyCosts, parse_objectives
 from ..ft.frontier import Frontier
 from ..ft.lower_bound import LowerBound
 from ..program.liveness import PEAK_KEYS
@@ -31,7 +32,6 @@ from ..report.frontier_rows import FrontierRows
 from ..report.plan_page import report_of
 from ..report.plan_rows import device_bytes_of
 from ..reschedule.mesh import Mesh, mesh_of
-from ..search.problem.objectives import Objectives, StrategyCosts, parse_objectives
 from .frontier import PlanFrontier
 from .plan import Plan
 from .points import FrontierPoint, Passes
@@ -211,7 +211,7 @@ def frontier_value(
 
     Args:
         points: the costs of each point, with its plan where the file has no parts.
-        details: what a report shows beside the plans, see :mod:`.details`.
+        details: what a report shows beside the plans, see :mod:`..search.frontiers.details`.
     """
     found = frontier.found
     bound = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..common.errors import InputError
 from ..common.files import write_atomically
-from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
+from ..costs.objectives import MEMORY_TIME, Objectives, StrategyCosts
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
@@ -13,18 +13,13 @@ from ..common.formats import CURVE
 from ..common.memory_units import memory_text
 from ..profiling.hardware import Hardware, HardwareError, part_of
 from ..report.notebook import curve_html
-from .asked import Request
 from .picture import new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from .frontier import PlanFrontier
-    from .plan import Plan
 
 FORMAT, VERSION = CURVE
-MORE = 1.1
-"""How much more memory than the limit is asked about, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,35 +61,6 @@ class CurvePoint:
     network_time_us: float | None = None
     price_per_hour: float | None = None
     ends: tuple[tuple[int, float], ...] = ()
-
-    @classmethod
-    def of_nothing(cls, request: Request, parallelism: int, least_bytes: int, exact: bool) -> CurvePoint:
-        """Return the point of a parallelism at which nothing fits, and the least that would be needed is known."""
-        hardware, levels = request.hardware, request.hardware.mesh(parallelism).levels
-        machines = levels[0].count if len(levels) > 1 else 1
-        price = None if hardware.price_per_hour is None else hardware.price_per_hour * parallelism
-        return cls(
-            parallelism, False, least_bytes, None, None, exact, cluster=hardware.name, machines=machines,
-            batch=request.model.graph.batch, limit_bytes=request.limit_bytes, price_per_hour=price,
-        )  # fmt: skip
-
-    @classmethod
-    def of(cls, frontier: PlanFrontier[Plan], request: Request) -> CurvePoint:
-        """Return the point for a frontier: its fastest plan that fits, or the one of least memory."""
-        limit, points = request.limit_bytes, frontier.points
-        number, least, more = frontier.fastest_within(limit), frontier.least_point(), limit and round(limit * MORE)
-        some = {least, number, frontier.fastest_within(more), frontier.fastest_within(None)}
-        ends = sorted((frontier.peak_bytes(each), points[each].time_us) for each in some if each is not None)
-        count, exact = frontier.mesh.n_devices, frontier.found.exact
-        blank = replace(cls.of_nothing(request, count, ends[0][0], exact), ends=tuple(ends))
-        if number is None:
-            return replace(blank, stages=frontier.passes(least).stages)
-        time_us, compute_us = points[number].time_us, points[number].compute_time_us
-        return replace(
-            blank, fits=True, peak_bytes=frontier.peak_bytes(number), stages=frontier.passes(number).stages,
-            time_us=time_us, compute_time_us=compute_us, network_time_us=max(time_us - compute_us, 0.0),
-            samples_per_s=blank.batch / time_us * 1e6 if blank.batch and time_us else None,
-        )  # fmt: skip
 
     @property
     def price_per_million(self) -> float | None:

@@ -1,1 +1,1 @@
-"""Build the search problem of a graph and find its frontier, or what baseline algorithms choose."""
+"""Find plans: requests, the search problem of a graph, candidates in stages, and what baseline algorithms choose."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..costs.objectives import MEMORY_TIME, Objectives
 from ..ft import Budget, Frontier, InfeasibleError, Problem, search, search_overlapping
 from ..ft.frontier import settled
 from ..ft.nonadditive.lines import lines_within
@@ -17,7 +18,7 @@ from ..ft.nonadditive.overlap import Overlap
 from ..ft.nonadditive.relaxations import Relaxations, bound_of
 from ..ft.nonadditive.segment_memory import with_more
 from ..ft.weighted.lagrangian import Found
-from .problem.objectives import MEMORY_TIME, Objectives, problem_for
+from .problem.objectives import problem_for
 from .problem.strategy_problem import StrategyProblem
 
 FIRST_GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000

@@ -22,8 +22,6 @@ from ..frontend.initial_values import FirstValues
 from ..frontend.recorded_graph import initializer_names
 from ..frontend.recording import Recording
 from ..lowering.gradient_analysis import analyse
-from ..plan.asked import Request, check_option, parallelisms, request_of, stages_asked_for
-from ..plan.options import profiling
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve, configurations
 from ..profiling.hardware import Hardware
@@ -35,6 +33,8 @@ from ..runtime.execution import Execution, execute
 from ..runtime.prepare import model_of
 from ..runtime.ranks import Processes, display_here
 from ..runtime.same_data import SameData
+from ..search.asked import Request, check_option, parallelisms, request_of, stages_asked_for
+from ..search.options import profiling
 from ..sharding.micro_batches import with_batch
 from ..sharding.model import Model
 from ..tuning.asked_plan import PlanningOptions

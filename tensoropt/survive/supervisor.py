@@ -40,7 +40,7 @@ class Survival:
     Attributes:
         n_ranks: the ranks of the first start.
         checkpoint: the folder of the checkpoints; None if the script alone saves and loads.
-        every, keep: as for :class:`..survive.callback.Survive`.
+        every, keep: as for :class:`.callback.Survive`.
         fresh: whether to begin at the beginning, with what the folder has put aside.
         restarts: how often ranks may be started again.
         min_ranks: the fewest ranks to start.

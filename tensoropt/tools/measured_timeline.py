@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..plan.step_views import COMPUTE_LANE, NETWORK_LANE, joined_rows, tasks_text
+from ..search.frontiers.step_views import COMPUTE_LANE, NETWORK_LANE, joined_rows, tasks_text
 from .timeline import RankTimeline
 from .trace_names import CALL, TracedName
 
@@ -14,7 +14,7 @@ MOST_RANKS = 8
 
 
 def measured_view(ranks: Sequence[RankTimeline], operators: Iterable[str]) -> dict[str, Any]:
-    """Return the first traced step of each rank as a JSON value; see :func:`..plan.step_views.timeline_view`.
+    """Return the first traced step of each rank as a JSON value; see :func:`..search.frontiers.step_views.timeline_view`.
 
     Times are nanoseconds since the rank's own step began: ranks begin together, and clocks of several machines differ.
 

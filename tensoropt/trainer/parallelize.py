@@ -17,13 +17,13 @@ from ..common.progress import Display
 from ..common.source_lines import running_line
 from ..frontend.tracing.capture import VariableNames
 from ..optimizers.keras_optimizer import KerasOptimizer
-from ..plan.asked import OPTIONS
 from ..plan.plan import Plan
 from ..runtime.context import Context
 from ..runtime.execute import checked_collectives, loaded_plan
 from ..runtime.execution import execute
 from ..runtime.prepare import model_of
 from ..runtime.ranks import current_processes, display_here, install_error_handling
+from ..search.asked import OPTIONS
 from ..tuning.asked_plan import PlanningOptions
 from .accepting import check_eager, check_model
 from .compiling import check_compilation

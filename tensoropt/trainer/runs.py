@@ -23,7 +23,6 @@ from ..common.source_lines import running_line
 from ..frontend.tracing.capture import VariableNames
 from ..ir.graph import Tensor
 from ..lowering.gradient_analysis import analyse
-from ..plan.asked import limit_of
 from ..profiling.hardware import Hardware
 from ..program.fetch import Fetch
 from ..reschedule.layout import block_bounds
@@ -32,6 +31,7 @@ from ..runtime.execution import Execution
 from ..runtime.functions import Feed
 from ..runtime.other_programs import execute_beside, peak_beside
 from ..runtime.step_errors import RefusedValues
+from ..search.asked import limit_of
 from ..sharding.model import Model
 from .batch import Batch
 from .programs import TRAIN, Captured

@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..common.progress import Display
-from ..plan.asked import request_of, stages_asked_for
-from ..plan.options import find_answer
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context
 from ..runtime.execute import HOROVOD
+from ..search.asked import request_of, stages_asked_for
+from ..search.options import find_answer
 from ..sharding.constraints import Force
 from ..sharding.model import Model
 from .interleaved_timing import FirstValue

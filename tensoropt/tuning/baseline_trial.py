@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from ..plan.find_frontier import ModelFrontier, find_baseline
 from ..plan.plan import Plan
 from ..profiling.available_memory import available_memory_bytes
 from ..profiling.store import Store
 from ..report.explanation import BASELINE_US, DATA_PARALLELISM, INTERLEAVED, WITHOUT_STAGES
 from ..runtime.ranks import Processes
+from ..search.frontiers.find_frontier import ModelFrontier, find_baseline
 from ..sharding.model import Model
 from .interleaved_timing import FirstValue, interleaved_seconds, steps_of
 from .planned_parts import fastest_without_stages

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..plan.find_frontier import ModelFrontier
 from ..plan.frontier import PlanFrontier
 from ..plan.plan import Plan
 from ..profiling.work import WorkItem
 from ..rules.registry import rule_of
 from ..rules.rule import Config, interface_of
+from ..search.frontiers.find_frontier import ModelFrontier
 from ..sharding.model import Model
 
 

@@ -25,11 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..common.errors import InputError
-from ..plan.asked import asks_for_stages
-from ..plan.find_frontier import ModelFrontier
-from ..plan.options import find_answer
 from ..plan.plan import Plan
-from ..plan.request import Request
 from ..plan.scaling_curve import Curve
 from ..profiling.cache import cache_folder
 from ..profiling.store import FILE, Store
@@ -39,8 +35,12 @@ from ..rules.rule import Config
 from ..runtime.execute import MPI
 from ..runtime.operator_timer import OperatorTimer, OperatorTrial, Timed
 from ..runtime.ranks import Processes
+from ..search.asked import asks_for_stages
 from ..search.baselines import data_parallel
 from ..search.baselines.task import BaselineTask
+from ..search.frontiers.find_frontier import ModelFrontier
+from ..search.options import find_answer
+from ..search.request import Request
 from ..sharding.model import Model
 from ..sharding.strategy import Strategy
 from .baseline_trial import BaselineTrial
@@ -300,7 +300,7 @@ def find_measured(
         budget: see :func:`parse_budget`.
         first_values: returns the function of variables' first values, so that plans can be run; None to run none.
         collectives: the implementation of collectives by which plans run.
-        stages, schedule: see :func:`..plan.options.find_answer`.
+        stages, schedule: see :func:`..search.options.find_answer`.
 
     Raises:
         InputError: no budget, a curve is asked for, or the plan is for other devices than these, which can't be measured

@@ -16,16 +16,16 @@ import tensoropt
 from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
-from tensoropt.plan.asked import Request
 from tensoropt.plan.build import cost_entries
 from tensoropt.plan.consistency import check_reshardings
-from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.plan.frontier_file import SavedFrontier
-from tensoropt.plan.options import mini_time
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, interface_of
+from tensoropt.search.asked import Request
+from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
+from tensoropt.search.options import mini_time
 from tensoropt.search.problem.choices import ACCUMULATE
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PlainCosts
@@ -78,7 +78,7 @@ def test_search_uses_micro_batches_where_the_limit_needs_them(everything: bool) 
 
 
 def test_without_a_limit_that_binds_nothing_more_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tensoropt.plan.request as requests
+    import tensoropt.search.request as requests
 
     asked: list[int] = []
 
@@ -243,7 +243,7 @@ def test_losses_that_are_no_sum_over_the_batch() -> None:
 
 
 def test_micro_batches_can_be_switched_off_in_two_ways() -> None:
-    from tensoropt.plan.asked import checked_micro_batches
+    from tensoropt.search.asked import checked_micro_batches
 
     with pytest.raises(InputError, match="leave one of the two"):
         checked_micro_batches(lenet(), 2, [ACCUMULATE])

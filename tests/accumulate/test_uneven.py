@@ -15,16 +15,16 @@ from oracles.shards import gather
 
 from tensoropt.common.errors import InputError
 from tensoropt.ft import InfeasibleError
-from tensoropt.plan import request as requests
-from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.request import Request, searched
 from tensoropt.profiling.hardware import named
 from tensoropt.program.fetch import Fetch
 from tensoropt.runtime.execute import EMULATED
 from tensoropt.runtime.execution import execute
 from tensoropt.runtime.functions import Feed
 from tensoropt.runtime.ranks import current_processes
+from tensoropt.search import request as requests
+from tensoropt.search.frontiers.find_frontier import find_frontier
+from tensoropt.search.request import Request, searched
 from tensoropt.tools.offline_keras import record_keras
 from tensoropt.tools.recorded import Recorded
 

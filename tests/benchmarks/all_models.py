@@ -30,10 +30,10 @@ from models.catalog import SMALL, Entry, application
 from models.training import by_strategy, case_of, differences
 
 from tensoropt.ir.graph import Graph
-from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
+from tensoropt.search.frontiers.find_frontier import find_frontier
 
 TOLERANCE = 1e-9
 LEAST_SIZES = {"InceptionV3": 75, "InceptionResNetV2": 75, "Xception": 71}

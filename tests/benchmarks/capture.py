@@ -42,10 +42,10 @@ from models.sequences import Size
 from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.lowering.resharding.backends import CommunicatingBackend
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
-from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.program.fetch import Fetch
 from tensoropt.runtime.functions import Feed
+from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PlainCosts
 from tensoropt.trainer.objective import Compilation, KerasObjective

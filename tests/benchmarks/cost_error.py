@@ -53,10 +53,7 @@ from tabulate import tabulate
 from tensoropt import zoo
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.operator_costs import OperatorCosting
-from tensoropt.plan.asked import Request, assumptions
 from tensoropt.plan.build import planned_operator
-from tensoropt.plan.find_frontier import ModelFrontier, find_baseline
-from tensoropt.plan.options import mini_time
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator
 from tensoropt.profiling.collective_tables import SIZES, CollectiveTables, device_partitions
@@ -74,7 +71,10 @@ from tensoropt.runtime.context import Context
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.ranks import Processes
+from tensoropt.search.asked import Request, assumptions
 from tensoropt.search.baselines.task import BaselineTask
+from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline
+from tensoropt.search.options import mini_time
 from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record

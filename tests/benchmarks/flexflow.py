@@ -18,8 +18,8 @@ import time
 from tabulate import tabulate
 
 from tensoropt.ft import Budget
-from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.profiling.hardware import resolve
+from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
 from tensoropt.tools.offline import record_named
 
 MODELS = ("alexnet", "resnet101", "inception_v3", "rnntc", "rnnlm", "nmt")

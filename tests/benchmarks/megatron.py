@@ -30,13 +30,13 @@ from tensoropt import zoo
 from tensoropt.common.memory_units import memory_text, parse_memory
 from tensoropt.ft import Budget
 from tensoropt.ir.graph import Graph
-from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.request import Request
-from tensoropt.plan.stage_times import PassTimes, step_us
-from tensoropt.plan.staged_frontier import StagedFrontier
-from tensoropt.plan.staged_frontier_points import StagedPoint
 from tensoropt.profiling.hardware import named
+from tensoropt.search.candidates.find_staged import find_with_stages
+from tensoropt.search.candidates.staged_frontier import StagedFrontier
+from tensoropt.search.candidates.staged_frontier_points import StagedPoint
+from tensoropt.search.request import Request
+from tensoropt.search.stages.times import PassTimes, step_us
 from tensoropt.tools.offline import record
 
 HEADERS = (

@@ -21,11 +21,11 @@ from random_plans import chosen_plans
 from tabulate import tabulate
 
 from tensoropt import zoo
-from tensoropt.plan.find_frontier import find_baseline, find_frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.runtime.local_hardware import prepared_processes
 from tensoropt.runtime.ranks import Processes
+from tensoropt.search.frontiers.find_frontier import find_baseline, find_frontier
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import check_plan
 

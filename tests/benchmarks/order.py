@@ -16,7 +16,6 @@ from cost_error import MODELS
 from tabulate import tabulate
 
 from tensoropt import zoo
-from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.trace import traced_step
@@ -28,6 +27,7 @@ from tensoropt.runtime.functions import Feed
 from tensoropt.runtime.local_hardware import prepared_processes
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.synthetic_batch import synthetic_batch
+from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.tools.offline import record
 
 WARM_STEPS = 2

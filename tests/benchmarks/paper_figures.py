@@ -34,10 +34,10 @@ from tensoropt import zoo  # noqa: E402
 from tensoropt.common.files import write_json  # noqa: E402
 from tensoropt.common.memory_units import memory_text  # noqa: E402
 from tensoropt.ft import Budget  # noqa: E402
-from tensoropt.plan.compare import Comparison  # noqa: E402
-from tensoropt.plan.find_frontier import ModelFrontier, find_baseline, find_frontier  # noqa: E402
 from tensoropt.profiling.hardware import Hardware, named  # noqa: E402
 from tensoropt.search.baselines import BASELINES  # noqa: E402
+from tensoropt.search.compare import Comparison  # noqa: E402
+from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline, find_frontier  # noqa: E402
 from tensoropt.search.problem.choices import REMAT  # noqa: E402
 from tensoropt.search.problem.config_space import COMPACT, FULL  # noqa: E402
 from tensoropt.sharding.model import Model  # noqa: E402

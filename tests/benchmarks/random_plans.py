@@ -14,8 +14,8 @@ from oracles.idle_choices import without_idle_choices
 
 from tensoropt.ft import Frontier
 from tensoropt.ft.problem import INFEASIBLE
-from tensoropt.plan.find_frontier import ModelFrontier
 from tensoropt.plan.plan import Plan
+from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.sharding.resharding import PathFinder
 
 

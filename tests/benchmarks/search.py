@@ -70,8 +70,8 @@ def row(case: Case) -> list[str]:
     name, _, cluster = what.partition("@")
     model = recorded(name).model
     from tensoropt.ft.interning import unfolded
-    from tensoropt.plan.find_frontier import find_frontier
     from tensoropt.profiling.hardware import named
+    from tensoropt.search.frontiers.find_frontier import find_frontier
 
     hardware = named(cluster)
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -91,9 +91,9 @@ def row(case: Case) -> list[str]:
 
 def curve_seconds(_: object) -> float:
     """Return the seconds from the recorded model to its curve."""
-    from tensoropt.plan.asked import Request
-    from tensoropt.plan.options import profiling
     from tensoropt.profiling.hardware import named
+    from tensoropt.search.asked import Request
+    from tensoropt.search.options import profiling
 
     name, cluster, counts = CURVE
     model = recorded(name).model

@@ -32,9 +32,9 @@ from tensoropt.program.simulator.full import simulate_tasks, task_graph
 from tensoropt.program.simulator.step_graph import StepGraph
 from tensoropt.reschedule import path
 from tensoropt.rules.rule import NONE, Config, why_unsearched
-from tensoropt.search import monte_carlo, simulated_position
 from tensoropt.search.baselines import data_parallel
 from tensoropt.search.baselines.task import BaselineTask
+from tensoropt.search.flexflow import monte_carlo, simulated_position
 from tensoropt.search.problem.config_space import space_for
 from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import Strategy, StrategyView

@@ -36,16 +36,16 @@ from tabulate import tabulate
 from versus_horovod import MODELS, plain_step
 
 from tensoropt import zoo
-from tensoropt.plan.find_frontier import find_baseline, find_frontier
-from tensoropt.plan.options import WORTH_STAGES, find_answer
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.request import Request
 from tensoropt.program.interleaved import INTERLEAVED
 from tensoropt.runtime.context import Context
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.execution import execute
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.synthetic_batch import synthetic_step
+from tensoropt.search.frontiers.find_frontier import find_baseline, find_frontier
+from tensoropt.search.options import WORTH_STAGES, find_answer
+from tensoropt.search.request import Request
 from tensoropt.tools.offline import record
 from tensoropt.tools.recorded import Recorded
 from tensoropt.tuning.profile_guided import find_measured

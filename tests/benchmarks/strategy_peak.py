@@ -46,7 +46,7 @@ def times_ms(peaks: Peaks, view: StrategyView) -> list[float]:
 
 def main(names: list[str]) -> None:
     import_tensorflow()
-    from tensoropt.plan.find_frontier import find_frontier
+    from tensoropt.search.frontiers.find_frontier import find_frontier
     from tensoropt.tools.offline import record_named
 
     rows = []

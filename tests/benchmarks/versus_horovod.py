@@ -45,9 +45,6 @@ from hybrid import hybrid_vgg16
 from tabulate import tabulate
 
 from tensoropt import zoo
-from tensoropt.plan.asked import Request, assumptions
-from tensoropt.plan.find_frontier import find_baseline
-from tensoropt.plan.options import mini_time
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.compute import time_s
 from tensoropt.program.fetch import Fetch
@@ -57,6 +54,9 @@ from tensoropt.runtime.functions import Feed
 from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.synthetic_batch import synthetic_batch
+from tensoropt.search.asked import Request, assumptions
+from tensoropt.search.frontiers.find_frontier import find_baseline
+from tensoropt.search.options import mini_time
 from tensoropt.tools.offline import record
 from tensoropt.tools.recorded import Recorded
 from tensoropt.tuning.profile_guided import MeasuredSearch, opened_store, parse_budget

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from helpers.mpirun import run_ranks
 
-from tensoropt.plan.options import mini_time
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import named
+from tensoropt.search.options import mini_time
+from tensoropt.search.request import Request
 from tensoropt.tools.offline import record_named
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_transformer.py"

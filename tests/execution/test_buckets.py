@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tensoropt.ir.graph import Tensor
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.lowering.resharding.reshard import Collective
-from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.hardware_costs import CollectiveCosts
 from tensoropt.program import backward
@@ -26,6 +25,7 @@ from tensoropt.program.tasks import OVERLAPPABLE, RESHARD
 from tensoropt.reschedule.layout import Layout
 from tensoropt.rules.rule import OperandSharding
 from tensoropt.runtime.engine import Engine
+from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.sharding.resharding import BUCKET_BYTES, SMALL_BYTES, PathFinder, PlainCosts, bucket_share_ns, resharding_of
 from tensoropt.sharding.strategy import StrategyView
 

@@ -10,9 +10,9 @@ from helpers.large import first
 from helpers.strategies import assert_variables, engine_of, executed, feeds_of, local_shards, train_and_check, training_fetch
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.layout import axes_text
+from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.problem.config_space import COMPACT, FULL
 from tensoropt.sharding.resharding import PlainCosts
 

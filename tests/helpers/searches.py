@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tensoropt.costs.held_bytes import least_held_bytes, least_summed_bytes
-from tensoropt.plan.by_bound import Fit, by_bound
-from tensoropt.plan.candidates import Candidate, possible_micro_batches
-from tensoropt.plan.find_frontier import ModelFrontier
-from tensoropt.plan.request import Request
-from tensoropt.plan.search_candidates import CandidateSearch
-from tensoropt.plan.staged_frontier import StagedFrontier
 from tensoropt.program.schedule import ONE_FORWARD_ONE_BACKWARD
+from tensoropt.search.candidates.by_bound import Fit, by_bound
+from tensoropt.search.candidates.candidate import Candidate, possible_micro_batches
+from tensoropt.search.candidates.search_candidates import CandidateSearch
+from tensoropt.search.candidates.staged_frontier import StagedFrontier
+from tensoropt.search.frontiers.find_frontier import ModelFrontier
+from tensoropt.search.request import Request
 from tensoropt.sharding.model import Model
 
 

@@ -23,9 +23,9 @@ from helpers.switches import floats, graphs_as_built
 
 from models.catalog import SMALL
 from models.training import Case, by_strategy, case_of, differences, sgd, without_gradient
-from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
 from tensoropt.sharding.resharding import PlainCosts
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4}

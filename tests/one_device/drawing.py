@@ -19,16 +19,16 @@ from random_models.planning import as_plan
 from one_device.models import MODELS, recorded
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
-from tensoropt.plan.asked import request_of
-from tensoropt.plan.find_frontier import find_frontier
-from tensoropt.plan.options import find_answer
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.submeshes import Block, blocks_of, is_submesh
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.interleaved import INTERLEAVED
 from tensoropt.program.schedule import SCHEDULES, ZERO_BUBBLE
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, why_invalid
+from tensoropt.search.asked import request_of
+from tensoropt.search.frontiers.find_frontier import find_frontier
+from tensoropt.search.options import find_answer
+from tensoropt.search.stages.submeshes import Block, blocks_of, is_submesh
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.stages import Stages
 

@@ -19,11 +19,11 @@ from helpers.strategies import feeds_of, training_fetch
 from one_device.drawing import drawn, plan_of, refusal
 from one_device.models import recorded
 from one_device.running import ALONE, check, engine_of
-from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.program.step import StepProgram, step_program
 from tensoropt.program.tasks import BACKWARD, FORWARD, SEND
 from tensoropt.runtime.pipeline import emission
+from tensoropt.search.frontiers.find_frontier import find_frontier
 
 WORKER = Path(__file__).with_name("worker.py")
 N_EMULATED, N_RUNS, IN_A_RUN = 1700, 75, 4

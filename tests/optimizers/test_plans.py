@@ -9,10 +9,10 @@ from optimizers.test_keras import CASES
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.consistency import check_reshardings
-from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.layout import axes_text
+from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.sharding.resharding import PlainCosts
 
 

@@ -15,7 +15,6 @@ import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.submeshes import blocks_of
 from tensoropt.program.interleaved import INTERLEAVED
 from tensoropt.program.schedule import pass_orders
 from tensoropt.reschedule.mesh import Mesh
@@ -27,6 +26,7 @@ from tensoropt.runtime.pipeline.parts import StageView
 from tensoropt.runtime.pipeline.transfers import EmulatedTransfers
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.stage_state import StageState
+from tensoropt.search.stages.submeshes import blocks_of
 from tensoropt.sharding.stages import StageModel, Stages
 
 

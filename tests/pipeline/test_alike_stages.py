@@ -10,12 +10,12 @@ import pytest
 
 from tensoropt import zoo
 from tensoropt.ft import Budget
-from tensoropt.plan import alike_stages
-from tensoropt.plan.alike_stages import AlikeStages, form_of
-from tensoropt.plan.find_frontier import ModelFrontier
-from tensoropt.plan.request import Request, searched
 from tensoropt.profiling.hardware import named
+from tensoropt.search.candidates import alike_stages
+from tensoropt.search.candidates.alike_stages import AlikeStages, form_of
+from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.search.problem.strategy_problem import StrategyProblem
+from tensoropt.search.request import Request, searched
 from tensoropt.sharding.stages import Stages
 from tensoropt.tools.offline import record
 

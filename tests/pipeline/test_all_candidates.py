@@ -13,16 +13,16 @@ from helpers.large import first
 
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
-from tensoropt.plan.alike_stages import AlikeStages
-from tensoropt.plan.candidate_bounds import points_of
-from tensoropt.plan.candidates import Candidate, Cutting
-from tensoropt.plan.cuts import Cut
-from tensoropt.plan.find_staged import find_with_stages
-from tensoropt.plan.request import Request
-from tensoropt.plan.search_cut import search_cut
-from tensoropt.plan.stage_points import SearchedStages
-from tensoropt.plan.submeshes import choices
 from tensoropt.profiling.hardware import named
+from tensoropt.search.candidates.alike_stages import AlikeStages
+from tensoropt.search.candidates.bounds import points_of
+from tensoropt.search.candidates.candidate import Candidate, Cutting
+from tensoropt.search.candidates.find_staged import find_with_stages
+from tensoropt.search.candidates.search_cut import search_cut
+from tensoropt.search.request import Request
+from tensoropt.search.stages.cuts import Cut
+from tensoropt.search.stages.points import SearchedStages
+from tensoropt.search.stages.submeshes import choices
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.stages import Stages
 from tensoropt.tools.offline import record

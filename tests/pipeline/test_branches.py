@@ -17,11 +17,11 @@ from pipeline.test_cuts import of_all_cuts, slow_link, times_of
 
 from tensoropt.ft import Budget
 from tensoropt.ir.graph import SOURCES, VARIABLE
-from tensoropt.plan.cuts import balanced
-from tensoropt.plan.find_staged import find_with_stages
-from tensoropt.plan.request import Request
-from tensoropt.plan.stage_times import TimesBySize, estimated_us, transfers, works
-from tensoropt.plan.submeshes import Block, blocks_of
+from tensoropt.search.candidates.find_staged import find_with_stages
+from tensoropt.search.request import Request
+from tensoropt.search.stages.cuts import balanced
+from tensoropt.search.stages.submeshes import Block, blocks_of
+from tensoropt.search.stages.times import TimesBySize, estimated_us, transfers, works
 from tensoropt.sharding.branches import branch_starts
 from tensoropt.sharding.stages import Stages
 
@@ -113,8 +113,8 @@ def test_the_cut_is_the_best_of_all(name: str, n: int, bytes_per_s: float) -> No
 
 def test_places_for_branches_are_tried_however_long_the_longest_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first tower is the shorter one, and sends more at its end: by sums alone other places come first."""
-    monkeypatch.setattr("tensoropt.plan.cuts.MOST_TRIED", 1)
-    monkeypatch.setattr("tensoropt.plan.cuts.FEWEST_TRIED", 1)
+    monkeypatch.setattr("tensoropt.search.stages.cuts.MOST_TRIED", 1)
+    monkeypatch.setattr("tensoropt.search.stages.cuts.FEWEST_TRIED", 1)
     assert cut_in_two("two_towers", 1, 1e12).stages.cuts == (CUTS["two_towers"],)
 
 

@@ -11,11 +11,14 @@ from helpers.large import first
 from pipeline.staged import random_cuts
 
 from tensoropt.common.errors import InputError
-from tensoropt.plan.cuts import MOST_PLACES, Cut, _Places, balanced
-from tensoropt.plan.find_frontier import ModelFrontier
-from tensoropt.plan.request import Request, searched
-from tensoropt.plan.stage_memory import ends_of, is_divided
-from tensoropt.plan.stage_times import (
+from tensoropt.profiling.hardware import Hardware, LinkLevel, Origin, named
+from tensoropt.program.schedule import StepOrder
+from tensoropt.search.frontiers.find_frontier import ModelFrontier
+from tensoropt.search.request import Request, searched
+from tensoropt.search.stages.cuts import MOST_PLACES, Cut, _Places, balanced
+from tensoropt.search.stages.memory import ends_of, is_divided
+from tensoropt.search.stages.submeshes import Block, blocks_of
+from tensoropt.search.stages.times import (
     OperatorTimes,
     PassTimes,
     TimesBySize,
@@ -26,9 +29,6 @@ from tensoropt.plan.stage_times import (
     transfers,
     works,
 )
-from tensoropt.plan.submeshes import Block, blocks_of
-from tensoropt.profiling.hardware import Hardware, LinkLevel, Origin, named
-from tensoropt.program.schedule import StepOrder
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.stages import Stages
 

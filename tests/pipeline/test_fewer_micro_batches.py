@@ -12,17 +12,18 @@ from helpers.large import first
 
 from tensoropt import zoo
 from tensoropt.ft import Budget
-from tensoropt.plan import by_bound, candidate_bounds
-from tensoropt.plan.candidate_bounds import Corners, bound_of_cut, points_of
-from tensoropt.plan.candidates import Candidate, Cutting, least_bytes
-from tensoropt.plan.cuts import Cut
-from tensoropt.plan.find_staged import find_with_stages
-from tensoropt.plan.request import Request
-from tensoropt.plan.stage_needs import StageNeeds
-from tensoropt.plan.stage_points import SearchedStages
-from tensoropt.plan.staged_frontier import StagedFrontier
-from tensoropt.plan.submeshes import blocks_of
 from tensoropt.profiling.hardware import named
+from tensoropt.search.candidates import bounds as candidate_bounds
+from tensoropt.search.candidates import by_bound
+from tensoropt.search.candidates.bounds import Corners, bound_of_cut, points_of
+from tensoropt.search.candidates.candidate import Candidate, Cutting, least_bytes
+from tensoropt.search.candidates.find_staged import find_with_stages
+from tensoropt.search.candidates.staged_frontier import StagedFrontier
+from tensoropt.search.request import Request
+from tensoropt.search.stages.cuts import Cut
+from tensoropt.search.stages.needs import StageNeeds
+from tensoropt.search.stages.points import SearchedStages
+from tensoropt.search.stages.submeshes import blocks_of
 from tensoropt.tools.offline import record
 
 ZOO = (

@@ -18,15 +18,7 @@ from pipeline.staged import random_cuts, random_stage_view
 from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.ft import Budget
-from tensoropt.plan.asked import request_of
-from tensoropt.plan.find_frontier import ModelFrontier
-from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.request import Request
-from tensoropt.plan.stage_memory import StageCosts, bytes_together, ends_of
-from tensoropt.plan.staged_frontier import StagedFrontier
-from tensoropt.plan.staged_frontier_points import PlanPoint
-from tensoropt.plan.submeshes import interleaved_blocks
 from tensoropt.profiling.hardware import named
 from tensoropt.program.interleaved import INTERLEAVED, interleaved_orders, most_in_flight, tried_interleavings
 from tensoropt.program.pass_memory import Messages, pass_memory, peak_together
@@ -35,6 +27,14 @@ from tensoropt.program.schedule import StepOrder, tried_orders
 from tensoropt.runtime.execution import execute
 from tensoropt.runtime.other_programs import peak_beside
 from tensoropt.runtime.ranks import Processes
+from tensoropt.search.asked import request_of
+from tensoropt.search.candidates.find_staged import find_with_stages
+from tensoropt.search.candidates.staged_frontier import StagedFrontier
+from tensoropt.search.candidates.staged_frontier_points import PlanPoint
+from tensoropt.search.frontiers.find_frontier import ModelFrontier
+from tensoropt.search.request import Request
+from tensoropt.search.stages.memory import StageCosts, bytes_together, ends_of
+from tensoropt.search.stages.submeshes import interleaved_blocks
 from tensoropt.sharding.resharding import PathFinder
 
 SHARED = [(2, 4), (2, 6), (3, 6), (4, 8), (5, 10), (2, 8), (3, 9)]

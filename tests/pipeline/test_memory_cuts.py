@@ -12,14 +12,14 @@ import pytest
 from tensoropt import zoo
 from tensoropt.ft import Budget
 from tensoropt.ir.graph import PLACEHOLDER, SOURCES
-from tensoropt.plan.candidates import least_memory
-from tensoropt.plan.cuts import balanced
-from tensoropt.plan.find_staged import find_with_stages
-from tensoropt.plan.request import Request
-from tensoropt.plan.stage_needs import StageNeeds
-from tensoropt.plan.stage_times import TimesBySize
-from tensoropt.plan.submeshes import blocks_of
 from tensoropt.profiling.hardware import named
+from tensoropt.search.candidates.candidate import least_memory
+from tensoropt.search.candidates.find_staged import find_with_stages
+from tensoropt.search.request import Request
+from tensoropt.search.stages.cuts import balanced
+from tensoropt.search.stages.needs import StageNeeds
+from tensoropt.search.stages.submeshes import blocks_of
+from tensoropt.search.stages.times import TimesBySize
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 

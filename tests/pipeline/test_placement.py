@@ -13,14 +13,14 @@ from helpers.large import first
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
-from tensoropt.plan.asked import request_of
-from tensoropt.plan.find_staged import find_with_stages
-from tensoropt.plan.options import find_answer
-from tensoropt.plan.placement import fewest_stages
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.request import Request, searched
-from tensoropt.plan.submeshes import Block
 from tensoropt.profiling.hardware import named
+from tensoropt.search.asked import request_of
+from tensoropt.search.candidates.find_staged import find_with_stages
+from tensoropt.search.options import find_answer
+from tensoropt.search.request import Request, searched
+from tensoropt.search.stages.placement import fewest_stages
+from tensoropt.search.stages.submeshes import Block
 from tensoropt.tools.cli.main import main
 
 

@@ -16,13 +16,13 @@ from pipeline.staged import check_losses
 
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
-from tensoropt.plan.asked import checked_stages
-from tensoropt.plan.options import find_answer
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import named
 from tensoropt.report.explanation_text import explanation_text
 from tensoropt.report.page import DATA_ID
+from tensoropt.search.asked import checked_stages
+from tensoropt.search.options import find_answer
+from tensoropt.search.request import Request
 from tensoropt.sharding.stages import Stages
 from tensoropt.tools.cli.main import main
 

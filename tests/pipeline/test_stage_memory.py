@@ -16,12 +16,12 @@ from pipeline.replays import bytes_of_passes
 from pipeline.staged import random_cuts, random_stage_view
 
 from tensoropt.costs.model_costs import costing_of
-from tensoropt.plan.stage_memory import ends_of
 from tensoropt.profiling.hardware import named
 from tensoropt.program.fast_peak import Peaks
 from tensoropt.program.pass_memory import pass_memory
 from tensoropt.program.passes import PARAMETERS
 from tensoropt.program.schedule import pass_orders
+from tensoropt.search.stages.memory import ends_of
 from tensoropt.sharding.resharding import PathFinder
 
 

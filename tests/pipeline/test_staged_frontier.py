@@ -17,24 +17,24 @@ from pipeline.staged import random_cuts, tanh_layers
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget, LowerBound
-from tensoropt.plan import stage_memory
-from tensoropt.plan.find_frontier import find_frontier
-from tensoropt.plan.find_staged import find_with_stages
-from tensoropt.plan.joined_frontier import why_too_large
-from tensoropt.plan.options import WORTH_STAGES, _fastest, find_answer
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.request import Request
-from tensoropt.plan.stage_memory import StageCosts, ends_of, is_divided, needed_bytes
-from tensoropt.plan.stage_points import SearchedStages
-from tensoropt.plan.stage_times import OperatorTimes, beside, transfers, works
-from tensoropt.plan.staged_frontier import StagedFrontier
-from tensoropt.plan.staged_frontier_points import PlanPoint
-from tensoropt.plan.submeshes import blocks_of
 from tensoropt.profiling.hardware import Hardware, Origin, named
 from tensoropt.program.fast_peak import Peaks
 from tensoropt.program.schedule import StepOrder
 from tensoropt.report.differences import differences, differences_text
 from tensoropt.report.plan_rows import PlanRows
+from tensoropt.search.candidates.find_staged import find_with_stages
+from tensoropt.search.candidates.joined_frontier import why_too_large
+from tensoropt.search.candidates.staged_frontier import StagedFrontier
+from tensoropt.search.candidates.staged_frontier_points import PlanPoint
+from tensoropt.search.frontiers.find_frontier import find_frontier
+from tensoropt.search.options import WORTH_STAGES, _fastest, find_answer
+from tensoropt.search.request import Request
+from tensoropt.search.stages import memory as stage_memory
+from tensoropt.search.stages.memory import StageCosts, ends_of, is_divided, needed_bytes
+from tensoropt.search.stages.points import SearchedStages
+from tensoropt.search.stages.submeshes import blocks_of
+from tensoropt.search.stages.times import OperatorTimes, beside, transfers, works
 
 
 @cache

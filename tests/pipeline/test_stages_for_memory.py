@@ -20,16 +20,17 @@ from tensoropt.common.errors import InputError
 from tensoropt.common.memory_units import memory_text
 from tensoropt.costs.held_bytes import least_held_bytes, least_summed_bytes
 from tensoropt.ft import Budget
-from tensoropt.plan import by_bound, infeasible
-from tensoropt.plan.by_bound import Fit
-from tensoropt.plan.candidates import Candidate
-from tensoropt.plan.options import mini_parallelism, mini_time, profiling
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.request import Request
-from tensoropt.plan.search_candidates import CandidateSearch
-from tensoropt.plan.staged_frontier import StagedFrontier
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.ranks import Processes
+from tensoropt.search import infeasible
+from tensoropt.search.candidates import by_bound
+from tensoropt.search.candidates.by_bound import Fit
+from tensoropt.search.candidates.candidate import Candidate
+from tensoropt.search.candidates.search_candidates import CandidateSearch
+from tensoropt.search.candidates.staged_frontier import StagedFrontier
+from tensoropt.search.options import mini_parallelism, mini_time, profiling
+from tensoropt.search.request import Request
 from tensoropt.tools.cli.main import main
 from tensoropt.tuning import profile_guided
 from tensoropt.tuning.profile_guided import find_measured

@@ -13,15 +13,15 @@ from helpers.zoo import Built
 from pipeline.staged import check_losses
 
 from tensoropt.ft import Budget
-from tensoropt.plan import by_bound, search_candidates
-from tensoropt.plan.candidates import Cutting
-from tensoropt.plan.find_staged import find_with_stages
-from tensoropt.plan.options import mini_parallelism, mini_time, profiling
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.request import Request
-from tensoropt.plan.search_candidates import WORTH_STAGES
-from tensoropt.plan.staged_frontier import StagedFrontier
 from tensoropt.profiling.hardware import Origin, named
+from tensoropt.search.candidates import by_bound, search_candidates
+from tensoropt.search.candidates.candidate import Cutting
+from tensoropt.search.candidates.find_staged import find_with_stages
+from tensoropt.search.candidates.search_candidates import WORTH_STAGES
+from tensoropt.search.candidates.staged_frontier import StagedFrontier
+from tensoropt.search.options import mini_parallelism, mini_time, profiling
+from tensoropt.search.request import Request
 from tensoropt.tools.cli.main import main
 from tensoropt.tuning.planned_parts import fastest_without_stages
 
@@ -81,7 +81,7 @@ def test_all_options_take_them_and_without_a_frontier_the_same_plan_is_found() -
 
 
 def test_a_curve_is_the_same_with_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensoropt.plan.options.WORTH_WORKERS", 1)
+    monkeypatch.setattr("tensoropt.search.options.WORTH_WORKERS", 1)
     found, said, rows = [], set(), []
     for n in ("1", "2"):
         monkeypatch.setenv("TENSOROPT_WORKERS", n)

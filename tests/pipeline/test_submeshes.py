@@ -12,13 +12,13 @@ from pipeline.staged import random_cuts
 
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
-from tensoropt.plan.cuts import _Places, balanced
-from tensoropt.plan.find_staged import find_with_stages
-from tensoropt.plan.request import Request
-from tensoropt.plan.stage_times import TimesBySize, estimated_us, transfers
-from tensoropt.plan.staged_frontier_points import PlanPoint
-from tensoropt.plan.submeshes import Block, blocks_of, choices, equal_blocks, is_submesh
 from tensoropt.profiling.hardware import named
+from tensoropt.search.candidates.find_staged import find_with_stages
+from tensoropt.search.candidates.staged_frontier_points import PlanPoint
+from tensoropt.search.request import Request
+from tensoropt.search.stages.cuts import _Places, balanced
+from tensoropt.search.stages.submeshes import Block, blocks_of, choices, equal_blocks, is_submesh
+from tensoropt.search.stages.times import TimesBySize, estimated_us, transfers
 from tensoropt.sharding.stages import Stages
 
 

@@ -18,11 +18,11 @@ import time
 import numpy as np
 
 import tensoropt
-from tensoropt.plan import candidates
-from tensoropt.plan.cuts import Cut
 from tensoropt.reschedule.layout import block_bounds
 from tensoropt.runtime.checkpoint import restore, save
 from tensoropt.runtime.pipeline import messages
+from tensoropt.search.candidates import candidate as candidates
+from tensoropt.search.stages.cuts import Cut
 from tensoropt.sharding.stages import Stages
 
 BATCH, WORDS, WIDTH = 16, 200, 24

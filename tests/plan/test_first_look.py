@@ -8,11 +8,11 @@ import pytest
 from helpers import zoo as small
 from helpers.searches import fastest_that_fits
 
-from tensoropt.plan import first_look as looks
-from tensoropt.plan.first_look import first_look, held_anyway
-from tensoropt.plan.options import mini_time, profiling
-from tensoropt.plan.request import ONCE, Request, micro_batches_to_look_at, searched
 from tensoropt.profiling.hardware import named
+from tensoropt.search import first_look as looks
+from tensoropt.search.first_look import first_look, held_anyway
+from tensoropt.search.options import mini_time, profiling
+from tensoropt.search.request import ONCE, Request, micro_batches_to_look_at, searched
 from tensoropt.tools.offline import record
 
 
@@ -41,7 +41,7 @@ def test_no_plan_is_below_the_bound_and_each_plan_looked_at_fits(name: str, monk
     asked = replace(request, limit_bytes=needed)
     assert fastest_that_fits(asked, 4)[0] is not None and said[-1].startswith("yes, on 4 devices within ")
     # A search that finds nothing leaves the plan that was looked at.
-    monkeypatch.setattr("tensoropt.plan.search_candidates.by_bound", lambda *_: None)
+    monkeypatch.setattr("tensoropt.search.candidates.search_candidates.by_bound", lambda *_: None)
     plan = mini_time(asked, 4)
     assert plan.peak_bytes == needed and plan.time_us == frontier.points[point].time_us
     rows: list[int] = []

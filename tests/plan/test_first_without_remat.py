@@ -10,8 +10,8 @@ from helpers.large import first
 from helpers.searches import fastest_that_fits
 
 from tensoropt import zoo
-from tensoropt.plan.request import ONCE, Request
 from tensoropt.profiling.hardware import named
+from tensoropt.search.request import ONCE, Request
 from tensoropt.tools.offline import record
 
 MODELS = {"cnn": lambda: small.cnn().loss, "vgg16": lambda: zoo.vgg16(batch=64, image=32)}

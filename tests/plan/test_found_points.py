@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from remat.small import HARDWARE, SMALL
 
 from tensoropt.ft import Budget
-from tensoropt.plan import found_points
-from tensoropt.plan.find_frontier import find_frontier
-from tensoropt.plan.found_points import spread
+from tensoropt.search.frontiers import found_points
+from tensoropt.search.frontiers.find_frontier import find_frontier
+from tensoropt.search.frontiers.found_points import spread
 from tensoropt.tools.offline import record
 
 

@@ -17,7 +17,7 @@ from session.models import begin, built, losses, network
 
 import tensoropt
 from tensoropt.ft.lower_bound import LowerBound
-from tensoropt.plan.compress import compressed
+from tensoropt.search.frontiers.compress import compressed
 
 matplotlib.use("Agg")
 
@@ -153,7 +153,7 @@ def test_a_limit_succeeds_at_the_least_and_fails_a_byte_below(found, whole):
 
 def test_a_loaded_frontier_asked_for_another_limit_gives_a_plan_that_runs(whole, monkeypatch):
     expected = losses(built(parallelism=1))
-    monkeypatch.setattr("tensoropt.plan.request.find_frontier", lambda *args: pytest.fail("searched"))
+    monkeypatch.setattr("tensoropt.search.request.find_frontier", lambda *args: pytest.fail("searched"))
     frontier = tensoropt.load_frontier(whole)
     for plan in (frontier.at(frontier.peak_bytes(1)), frontier.turning_point()):
         begin()
@@ -187,7 +187,7 @@ def test_a_frontier_that_is_not_exact_keeps_its_bound(found, tmp_path):
 @pytest.mark.parametrize("record", [with_metrics_and_adam, shared_many_times, normalised])
 def test_the_points_are_those_that_no_other_one_beats_in_peak_and_time(record, worth_loading, monkeypatch):
     """By compiled kernels and by replays; a replay of each point that the search found is the oracle."""
-    monkeypatch.setattr("tensoropt.plan.point_peaks.WORTH_LOADING", worth_loading)
+    monkeypatch.setattr("tensoropt.search.frontiers.point_peaks.WORTH_LOADING", worth_loading)
     frontier = frontier_of(record)
     everything = dataclasses.replace(frontier, found=frontier.certified, searched=None, _peaks={})
     all_found = [(everything.peak(i).n_bytes, point.time_us) for i, point in enumerate(everything)]

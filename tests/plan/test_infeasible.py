@@ -13,14 +13,14 @@ import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.common.memory_units import memory_text
 from tensoropt.costs.held_bytes import least_held_bytes
-from tensoropt.plan import by_bound
-from tensoropt.plan import infeasible as suggestions
-from tensoropt.plan import request as requests
-from tensoropt.plan.batch_size import batch_that_fits
-from tensoropt.plan.find_frontier import ModelFrontier
-from tensoropt.plan.options import mini_parallelism, mini_time, profiling
-from tensoropt.plan.request import OF_CURVE, Request, frontiers
 from tensoropt.profiling.hardware import named
+from tensoropt.search import infeasible as suggestions
+from tensoropt.search import request as requests
+from tensoropt.search.batch_size import batch_that_fits
+from tensoropt.search.candidates import by_bound
+from tensoropt.search.frontiers.find_frontier import ModelFrontier
+from tensoropt.search.options import mini_parallelism, mini_time, profiling
+from tensoropt.search.request import OF_CURVE, Request, frontiers
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 

@@ -12,10 +12,10 @@ import pytest
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.lowering.gradient_analysis import analyse
-from tensoropt.plan.asked import Request
-from tensoropt.plan.options import profiling
 from tensoropt.plan.scaling_curve import configurations
 from tensoropt.profiling.hardware import named, resolve
+from tensoropt.search.asked import Request
+from tensoropt.search.options import profiling
 from tensoropt.sharding.micro_batches import with_batch
 from tensoropt.sharding.model import Model
 from tensoropt.tools.cli.main import main

@@ -13,14 +13,14 @@ from helpers.strategies import random_router, random_strategy
 from random_models.drawing import CaseOptions
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.plan.build import cost_entries, planned_operator
-from tensoropt.plan.options import find_answer
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator
-from tensoropt.plan.request import OF_CURVE, Request, searched
 from tensoropt.plan.stage_plan import StagePlan
 from tensoropt.profiling.hardware import Hardware
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs, why_invalid
+from tensoropt.search.options import find_answer
+from tensoropt.search.request import OF_CURVE, Request, searched
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.strategy import StrategyView
 
@@ -29,7 +29,7 @@ TRIES = 50
 
 
 def plan_of(options: CaseOptions, seed: int, request: Request, option: str) -> Plan:
-    """The plan of a case, where :func:`tensoropt.plan.options.find` is asked for one.
+    """The plan of a case, where :func:`tensoropt.search.options.find` is asked for one.
 
     Raises:
         InputError: there is none.

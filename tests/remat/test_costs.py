@@ -12,7 +12,7 @@ from remat.small import HARDWARE, SMALL, settle_copies
 from tensoropt.ft import Budget
 from tensoropt.ir.graph import VARIABLE
 from tensoropt.plan.build import cost_entries
-from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
+from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
 from tensoropt.sharding.resharding import PathFinder
 from tensoropt.tools.offline import record
 

@@ -20,9 +20,9 @@ from tensoropt.common.errors import InputError
 from tensoropt.ft import INFEASIBLE, Budget
 from tensoropt.ft.pareto import reduce_unsorted
 from tensoropt.plan.consistency import check_reshardings
-from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
+from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
 from tensoropt.tools.offline import record
 
 

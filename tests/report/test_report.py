@@ -14,8 +14,6 @@ from helpers.timelines import tasks_of
 import tensoropt
 from tensoropt.common.formats import FRONTIER
 from tensoropt.ft.problem import INFEASIBLE
-from tensoropt.plan.decisions import _slope
-from tensoropt.plan.details import MOST_POINTS, details_of, viewed_points
 from tensoropt.report.explanation import layer_costs, memory_parts, time_parts
 from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.report.measured import COMPARED
@@ -24,6 +22,8 @@ from tensoropt.report.page_data import frontier_of_stage, report_data
 from tensoropt.report.plan_rows import SOURCES
 from tensoropt.report.reading import read_frontier, read_rows
 from tensoropt.report.sentences import MOST_DIFFERENCES, time_text
+from tensoropt.search.frontiers.decisions import _slope
+from tensoropt.search.frontiers.details import MOST_POINTS, details_of, viewed_points
 from tensoropt.tools.cli.main import main
 
 

@@ -16,9 +16,9 @@ from tensoropt.common.errors import InputError
 from tensoropt.ft import INFEASIBLE, Frontier
 from tensoropt.plan.build import cost_entries
 from tensoropt.plan.consistency import check_reshardings
-from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
+from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
 from tensoropt.sharding.resharding import PlainCosts
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.offline import record

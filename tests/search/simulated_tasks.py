@@ -16,14 +16,14 @@ from tensoropt.costs.model_costs import costing_of
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.simulator import StepActions, network_of
-from tensoropt.search import monte_carlo
 from tensoropt.search.baselines.task import BaselineTask
-from tensoropt.search.monte_carlo import MonteCarloResult, SearchLimits
+from tensoropt.search.flexflow import monte_carlo
+from tensoropt.search.flexflow.monte_carlo import MonteCarloResult, SearchLimits
+from tensoropt.search.flexflow.simulated_position import Neighbours, Position
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, Assignments, states_of
 from tensoropt.search.problem.fusion_groups import FusionGroup
 from tensoropt.search.problem.strategy_problem import StrategyProblem
-from tensoropt.search.simulated_position import Neighbours, Position
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PathFinder
 from tensoropt.tools.offline import record

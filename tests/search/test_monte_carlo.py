@@ -11,15 +11,15 @@ from search.simulated_tasks import LONG, MOST, MOST_LARGE, SIZES, enumerated_ns,
 
 from tensoropt.common.errors import InputError
 from tensoropt.ft import search as search_frontier
-from tensoropt.plan.find_frontier import find_frontier
-from tensoropt.plan.options import mini_time
-from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.simulator import network_of
-from tensoropt.search import monte_carlo
 from tensoropt.search.baselines.task import BaselineTask
-from tensoropt.search.monte_carlo import MonteCarloResult, SearchLimits, Walk, acceptance
+from tensoropt.search.flexflow import monte_carlo
+from tensoropt.search.flexflow.monte_carlo import MonteCarloResult, SearchLimits, Walk, acceptance
+from tensoropt.search.frontiers.find_frontier import find_frontier
+from tensoropt.search.options import mini_time
 from tensoropt.search.problem.config_space import COMPACT
+from tensoropt.search.request import Request
 
 
 def found_by(task: BaselineTask, hardware: Hardware, limits: SearchLimits) -> MonteCarloResult:

@@ -14,7 +14,7 @@ from zoo.small import SMALL
 
 from tensoropt import zoo
 from tensoropt.ft import Budget, Frontier
-from tensoropt.plan.find_frontier import find_frontier
+from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.problem.choices import REMAT, REUSE, ZERO
 from tensoropt.tools.offline import record
 

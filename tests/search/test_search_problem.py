@@ -11,7 +11,7 @@ from remat.small import HARDWARE, SMALL
 from tensoropt.ft import Budget, Frontier, LowerBound
 from tensoropt.ft.nonadditive.local_search import Descent
 from tensoropt.ft.nonadditive.relaxations import Relaxations
-from tensoropt.plan.find_frontier import find_frontier
+from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.search_problem import ProblemSearch
 from tensoropt.tools.offline import record
 

@@ -15,11 +15,11 @@ import numpy as np
 
 import tensoropt
 from tensoropt.frontend.initial_values import FirstValues
-from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.compute import cpu_name
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.execute import MPI
+from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.tuning.baseline_trial import BaselineTrial, runs_as
 from tensoropt.tuning.profile_guided import opened_store
 

@@ -11,14 +11,14 @@ from accumulate import models
 from helpers import zoo
 
 from tensoropt.ft import Budget
-from tensoropt.plan.find_frontier import find_baseline, find_frontier
-from tensoropt.plan.find_staged import find_with_stages
-from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.store import Store
 from tensoropt.report.explanation import DATA_PARALLELISM, WITHOUT_STAGES
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.ranks import Processes
+from tensoropt.search.candidates.find_staged import find_with_stages
+from tensoropt.search.frontiers.find_frontier import find_baseline, find_frontier
+from tensoropt.search.request import Request
 from tensoropt.sharding.model import Model
 from tensoropt.tuning.baseline_trial import NEAR, PLAN, BaselineTrial, runs_as
 from tensoropt.tuning.interleaved_timing import FirstValue

@@ -16,10 +16,6 @@ import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.costs.work_items import largest_operand_shapes
 from tensoropt.ft import Budget
-from tensoropt.plan.asked import Request
-from tensoropt.plan.find_frontier import ModelFrontier
-from tensoropt.plan.find_staged import find_with_stages
-from tensoropt.plan.options import find_answer, mini_time
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.compute import cpu_name
 from tensoropt.profiling.hardware import Hardware, named
@@ -29,8 +25,12 @@ from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, configs
 from tensoropt.runtime.operator_timer import OperatorTimer, OperatorTrial, Timed
 from tensoropt.runtime.ranks import Processes
+from tensoropt.search.asked import Request
 from tensoropt.search.baselines import data_parallel
 from tensoropt.search.baselines.task import BaselineTask
+from tensoropt.search.candidates.find_staged import find_with_stages
+from tensoropt.search.frontiers.find_frontier import ModelFrontier
+from tensoropt.search.options import find_answer, mini_time
 from tensoropt.tuning.planned_parts import parts_of, parts_without_stages, work_of
 from tensoropt.tuning.profile_guided import NEGLIGIBLE, MeasuredSearch, _of_data_parallelism, find_measured, parse_budget
 

@@ -13,9 +13,9 @@ from zoo.small import SMALL
 
 from tensoropt import zoo
 from tensoropt.common.errors import InputError
-from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.rules.registry import rule_of
+from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.tools.offline import record
 from tensoropt.zoo.language import _attend_grouped, _rotated, _rotations
 from tensoropt.zoo.layers import attend, causal_mask

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 BASELINES = ("data-parallel", "one-weird-trick", "optcnn", "tofu", "mesh-tensorflow")
 MONTE_CARLO, FT_SIMULATED, MONTE_CARLO_SECONDS = "mcmc", "ft-simulated", 60.0
 BY_SIMULATION = (MONTE_CARLO, FT_SIMULATED)
-"""FlexFlow's search, :mod:`..monte_carlo`, and the same from the frontier on: their cost is the simulated step, so they
-aren't searches under the same costs."""
+"""FlexFlow's search, :mod:`..flexflow.monte_carlo`, and the same from the frontier on: their cost is the simulated step, so
+they aren't searches under the same costs."""
 OTHERS = (*BASELINES, *BY_SIMULATION)
 """The algorithms that decide by themselves what is split: they take no ``force``, micro-batches or objectives."""
 SPACES = MappingProxyType(

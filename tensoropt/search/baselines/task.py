@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ...common.errors import InputError
+from ...costs.objectives import MEMORY_TIME, Objectives
 from ...costs.operator_costs import OperatorCosting
 from ...ft import ALGORITHMS, Frontier
 from ...ir.graph import Graph, Operator
@@ -16,7 +17,6 @@ from ...rules.rule import Config, Rule
 from ..problem.builder import ProblemBuilder
 from ..problem.config_space import FULL, Assignments
 from ..problem.fusion_groups import FusionGroup
-from ..problem.objectives import MEMORY_TIME, Objectives
 from ..problem.strategy_problem import StrategyProblem
 
 Report = Callable[[str, int, int], None]

@@ -20,9 +20,9 @@ from .frontier_outputs import add_report_argument, check_outputs, write_frontier
 from .search import add_model_arguments, budget_of, checked_measurement, hardware_of, positive_number
 
 if TYPE_CHECKING:
-    from ...plan.find_frontier import ModelFrontier
     from ...plan.plan import Plan
-    from ...plan.request import Request
+    from ...search.frontiers.find_frontier import ModelFrontier
+    from ...search.request import Request
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,10 +57,10 @@ def _compare(arguments: argparse.Namespace) -> None:
     check_outputs(outputs, files_read(arguments))
     import_tensorflow()
     checked_measurement(hardware, arguments.strict)
-    from ...plan.compare import compare
-    from ...plan.find_frontier import find_frontier
-    from ...plan.request import Request
+    from ...search.compare import compare
+    from ...search.frontiers.find_frontier import find_frontier
     from ...search.problem.splittable import check_usable
+    from ...search.request import Request
     from ..offline import record_named
     from .search_report import SearchSetup, introduction, write_picture
 
@@ -98,7 +98,7 @@ def _placed_plan(request: Request, count: int) -> Plan | None:
     Raises:
         InputError: there is no plan whose operators are where they are placed.
     """
-    from ...plan.find_staged import find_with_stages
+    from ...search.candidates.find_staged import find_with_stages
 
     placed = replace(request, limit_bytes=None, space=None, placed=request.model.placed)
     frontier = find_with_stages(placed, count, None)
@@ -108,7 +108,7 @@ def _placed_plan(request: Request, count: int) -> Plan | None:
 
 def _that_pays(request: Request, count: int, frontier: ModelFrontier) -> Plan | None:
     """Return the plan in stages that a search takes unasked within the memory limit; None where it takes none."""
-    from ...plan.search_candidates import CandidateSearch
+    from ...search.candidates.search_candidates import CandidateSearch
 
     fastest = frontier.fastest_within(request.limit_bytes)
     if fastest is None:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from ...common.errors import InputError, short
 from ...common.files import check_writable
 from ...common.progress import Display
+from ...costs.objectives import MEMORY_TIME
 from ...ft import ALGORITHMS
 from ...search.baselines import OTHERS
-from ...search.problem.objectives import MEMORY_TIME
 from .answers import check_apart
 
 if TYPE_CHECKING:
-    from ...plan.compare import Comparison
-    from ...plan.find_frontier import ModelFrontier
     from ...plan.frontier import PlanFrontier
     from ...plan.plan import Plan
+    from ...search.compare import Comparison
+    from ...search.frontiers.find_frontier import ModelFrontier
 
 OUTPUTS = MappingProxyType({"--plan": "plan", "--frontier": "frontier", "--json": "result", "--plot": "picture",
                             "--report": "report"})  # fmt: skip
@@ -65,8 +65,8 @@ def with_baselines(
 
     The plan stays, and there is no comparison, where no frontier is written or it has other points than of peak and time.
     """
-    from ...plan.compare import beside_baselines
-    from ...plan.find_frontier import ModelFrontier
+    from ...search.compare import beside_baselines
+    from ...search.frontiers.find_frontier import ModelFrontier
 
     frontier, names = plan.frontier, baselines_of(arguments)
     is_written = arguments.frontier is not None or arguments.report is not None
@@ -141,9 +141,9 @@ def write_frontier(
     file = getattr(arguments, "frontier", None)
     if file is None and arguments.report is None:
         return
-    from ...plan.compress import compressed
-    from ...plan.details import details_of
-    from ...plan.find_frontier import ModelFrontier
+    from ...search.frontiers.compress import compressed
+    from ...search.frontiers.details import details_of
+    from ...search.frontiers.find_frontier import ModelFrontier
 
     if not isinstance(frontier, ModelFrontier):
         with display.phase("writing of the frontier"):

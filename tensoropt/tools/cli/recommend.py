@@ -161,10 +161,10 @@ def _curve(
     from ...runtime.ranks import display_here
 
     import_tensorflow()
-    from ...plan.asked import Request, assumptions, limit_of
-    from ...plan.options import profiling
-    from ...plan.request import ONCE
     from ...report.recommendation import of_curve, row_text
+    from ...search.asked import Request, assumptions, limit_of
+    from ...search.options import profiling
+    from ...search.request import ONCE
     from ..offline import record_named
 
     display, batches = display_here(), batches_of(arguments)

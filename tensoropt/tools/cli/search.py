@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING
 from ...common.errors import InputError, short
 from ...common.memory_units import parse_memory
 from ...common.tensorflow_import import import_tensorflow
+from ...costs.objectives import MEMORY_TIME, PAIRS, parse_objectives
 from ...ft import ALGORITHMS, BY_DEFAULT, Budget
 from ...profiling.hardware import Hardware, HardwareError, named, resolve
 from ...runtime.ranks import display_here
 from ...search.baselines import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
 from ...search.problem.choices import CHOICES, checked_choices
 from ...search.problem.config_space import SPACES
-from ...search.problem.objectives import MEMORY_TIME, PAIRS, parse_objectives
 from .answers import add_training_arguments, files_read
 from .curves import add_curve_arguments, batches_of, configured_of
 from .frontier_outputs import add_baselines, add_report_argument, baselines_of, check_outputs, with_baselines
 
 if TYPE_CHECKING:
-    from ...plan.asked import Request
     from ...plan.plan import Plan
     from ...plan.scaling_curve import Curve
+    from ...search.asked import Request
     from ..recorded import Recorded
 
 DEFAULT_DEVICE, PER_MACHINE = "v100", 8
@@ -211,9 +211,9 @@ def _search(arguments: argparse.Namespace) -> bool:
     for hardware in clusters:
         checked_measurement(hardware, arguments.strict)
     display = display_here()
-    from ...plan.asked import Request, assumptions, checked_micro_batches
     from ...plan.plan import Plan
     from ...plan.scaling_curve import Curve
+    from ...search.asked import Request, assumptions, checked_micro_batches
     from ...search.problem.splittable import check_usable
     from ..offline import record_named
     from .search_outputs import write_found
@@ -291,7 +291,7 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...]:
 
 
 def _find(arguments: argparse.Namespace, points: list[tuple[Request, int]], stages: tuple[int, ...]) -> Plan | Curve:
-    from ...plan.options import find_answer, profiling
+    from ...search.options import find_answer, profiling
 
     asked = None if arguments.stages is None else stages
     request, counts = points[0][0], [count for _, count in points]

@@ -6,9 +6,9 @@ import argparse
 
 from ...common.files import write_json
 from ...common.progress import Display
-from ...plan.compare import Comparison
 from ...plan.plan import Plan
 from ...plan.scaling_curve import Curve
+from ...search.compare import Comparison
 from .frontier_outputs import write_frontier
 from .search_report import SearchSetup, plot, result_json, result_text
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from ...common.memory_units import memory_text
 from ...common.words import counted
-from ...plan.find_frontier import ModelFrontier
 from ...plan.frontier import PlanFrontier
 from ...plan.picture import new_axes, save_picture
 from ...plan.plan import Plan
@@ -19,6 +18,7 @@ from ...plan.scaling_curve import Curve
 from ...profiling.hardware import Hardware
 from ...rules.registry import rule_of
 from ...search.baselines import SPACES as BASELINE_SPACES
+from ...search.frontiers.find_frontier import ModelFrontier
 from ...search.problem.config_space import described
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from tabulate import tabulate
 
 from tensoropt.ft import Budget
-from tensoropt.plan.options import profiling
-from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.hardware_costs import CollectiveCosts
+from tensoropt.search.options import profiling
+from tensoropt.search.request import Request
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 

@@ -13,13 +13,13 @@ from report.browser.opened import AXE, Opened
 from report.test_report import HOSTILE, hostile
 
 from tensoropt.common.memory_units import memory_text
-from tensoropt.plan.details import details_of
 from tensoropt.report.measured import measured_at
 from tensoropt.report.page import write_report
 from tensoropt.report.page_data import report_data
 from tensoropt.report.reading import read_frontier
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Level, Mesh
+from tensoropt.search.frontiers.details import details_of
 
 
 @pytest.fixture(scope="module")

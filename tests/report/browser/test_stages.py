@@ -13,14 +13,14 @@ from report.test_report import HOSTILE
 
 from tensoropt.common.memory_units import memory_text
 from tensoropt.ft import Budget
-from tensoropt.plan.find_staged import find_with_stages
-from tensoropt.plan.options import find_answer
-from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import named
 from tensoropt.report.page import write_report
 from tensoropt.report.plan_page import plan_report
 from tensoropt.report.plan_rows import PlanRows
 from tensoropt.report.sentences import time_text
+from tensoropt.search.candidates.find_staged import find_with_stages
+from tensoropt.search.options import find_answer
+from tensoropt.search.request import Request
 
 
 @pytest.fixture(scope="module")

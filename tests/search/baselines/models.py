@@ -9,10 +9,10 @@ from zoo.small import SMALL
 
 from tensoropt import zoo
 from tensoropt.ft import Budget
-from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.rules.rule import Config
 from tensoropt.search.baselines.task import BaselineTask
+from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 

@@ -15,10 +15,10 @@ from tensoropt.ir.graph import Operator, Tensor
 from tensoropt.ir.views import viewed_operand
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.build import cost_entries
-from tensoropt.plan.find_frontier import ModelFrontier, find_baseline, find_frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.layout import Layout, is_view
 from tensoropt.search.baselines import BASELINES, search_baseline
+from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline, find_frontier
 from tensoropt.sharding.consumers import Consumer, consumers_of, sharding_of
 from tensoropt.sharding.resharding import PathFinder, PlainCosts
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView

@@ -16,8 +16,8 @@ from helpers.mpirun import child_environment, forked
 from matplotlib.figure import Figure
 
 from tensoropt.ft import Frontier
-from tensoropt.plan.compare import Comparison, compare
 from tensoropt.search.baselines import BASELINES
+from tensoropt.search.compare import Comparison, compare
 from tensoropt.tools.cli.main import main
 
 from .models import frontier_of

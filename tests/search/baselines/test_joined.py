@@ -10,10 +10,10 @@ import pytest
 from helpers.large import first
 
 from tensoropt.ft import Budget, Frontier
-from tensoropt.plan.compare import Comparison, beside_baselines, compare
-from tensoropt.plan.find_frontier import ModelFrontier, find_baseline, find_frontier
-from tensoropt.plan.found_points import least_peaks, longest_ascending
 from tensoropt.profiling.hardware import named
+from tensoropt.search.compare import Comparison, beside_baselines, compare
+from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline, find_frontier
+from tensoropt.search.frontiers.found_points import least_peaks, longest_ascending
 
 from .models import frontier_of, model_of
 

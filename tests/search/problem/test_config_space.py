@@ -16,11 +16,11 @@ from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.costs.resharding_costs import ReshardingCosting
 from tensoropt.ft import search
 from tensoropt.ir.graph import SOURCES, Graph
-from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.hardware_costs import CollectiveCosts, OperatorCosts
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
+from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, FULL, MOST_FACTORS, space_for, states_of, unit_orders
 from tensoropt.search.problem.fusion_groups import FusionGroup, fusion_groups, is_contraction

@@ -19,8 +19,8 @@ from tensoropt.ft import Budget
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.ir.graph import VARIABLE
 from tensoropt.plan.build import cost_entries
-from tensoropt.plan.find_frontier import ModelFrontier, find_baseline, find_frontier
 from tensoropt.profiling.hardware import named
+from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline, find_frontier
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, FULL
 from tensoropt.sharding.consumers import consumers_of

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.costs.model_costs import costing_of
-from tensoropt.plan.find_frontier import NOTHING_OFFERED, find_frontier
 from tensoropt.profiling.hardware import named
+from tensoropt.search.frontiers.find_frontier import NOTHING_OFFERED, find_frontier
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.remat_segments import LIMITS, SLACK, SLACK_OF_RESULTS, _chosen, _Cut, _within
 

@@ -10,7 +10,7 @@ from remat.small import HARDWARE, SMALL, settle_copies
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.ft import Budget, search
 from tensoropt.ft.problem import INFEASIBLE
-from tensoropt.plan.find_frontier import find_frontier
+from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.choices import Choices
 from tensoropt.search.problem.strategy_problem import StrategyProblem

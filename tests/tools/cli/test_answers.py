@@ -12,10 +12,10 @@ from plan.frontiers import frontier_of, two_layers
 
 import tensoropt
 from tensoropt.common.tensorflow_import import import_tensorflow
-from tensoropt.plan.compress import compressed
-from tensoropt.plan.details import details_of
 from tensoropt.plan.scaling_curve import Curve, CurvePoint
 from tensoropt.report.checksum import signed
+from tensoropt.search.frontiers.compress import compressed
+from tensoropt.search.frontiers.details import details_of
 from tensoropt.tools.cli.main import main
 
 LEFT_OUT = ("tensorflow", "keras", "numba", "networkx", "scipy", "matplotlib")

@@ -10,10 +10,10 @@ import pytest
 from helpers.large import first
 
 import tensoropt
-from tensoropt.plan.find_frontier import find_frontier
+from tensoropt.costs.objectives import PAIRS, parse_objectives
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
-from tensoropt.search.problem.objectives import PAIRS, parse_objectives
+from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.offline import record
 

@@ -14,9 +14,9 @@ from helpers.mpirun import child_environment, forked
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.common.files import write_atomically
-from tensoropt.plan import asked
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
+from tensoropt.search import asked
 from tensoropt.search.problem.splittable import check_usable, most_devices
 from tensoropt.tools import offline
 from tensoropt.tools.cli import answers
@@ -320,7 +320,7 @@ def test_interrupted_while_searching(tmp_path, capsys, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tensoropt.plan.request.find_frontier", interrupted)
+    monkeypatch.setattr("tensoropt.search.request.find_frontier", interrupted)
     assert search(GOOD, "--devices", 2, "--json", tmp_path / "found.json") == 130
     assert capsys.readouterr().err.strip() == "tensoropt: search interrupted"
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ import pytest
 
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
-from tensoropt.search import monte_carlo
+from tensoropt.search.flexflow import monte_carlo
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.trace_rows import COLLECTIVES_ROW, FIRST_THREAD, STEPS_ROW
 

@@ -13,11 +13,11 @@ import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.common.memory_units import memory_text
 from tensoropt.ft import Budget
-from tensoropt.plan.find_staged import find_with_stages
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import named
 from tensoropt.report.page import DATA_ID
+from tensoropt.search.candidates.find_staged import find_with_stages
+from tensoropt.search.request import Request
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.cli.search_report import SearchSetup, result_text
 from tensoropt.tools.offline import record_named

@@ -1,0 +1,235 @@
+"""The request of a search, read from the arguments that a user gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any
+
+from ..common.errors import InputError, short
+from ..common.memory_units import default_limit, parse_memory
+from ..common.progress import Progress
+from ..costs.objectives import MEMORY_TIME, Objectives
+from ..ft import Budget
+from ..profiling.hardware import Hardware
+from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
+from ..sharding.constraints import Force
+from ..sharding.micro_batches import checked_count
+from ..sharding.model import Model
+from .problem.choices import ACCUMULATE, REMAT, REUSE, checked_choices
+from .stages.placement import by_operator, split_force
+
+OPTIONS = ("mini_time", "mini_parallelism", "profiling")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of a search, whatever the parallelism.
+
+    Attributes:
+        limit_bytes: the memory limit per device; None without a limit.
+        force: degrees by factor by operator that every strategy must have.
+        assumed: the assumptions that plans record.
+        algorithm: the name of the search algorithm or baseline.
+        progress: called with (phase, done, total) now and then.
+        space: the space to search; None chooses by the size of the full one.
+        objectives: the two costs to search.
+        budget: how much effort to spend on a search; None for the default, which is smaller for each point of a curve.
+        known: the times of operators that were measured.
+        without: the choices that strategies must not use, see :mod:`.problem.choices`.
+        micro_batches: the number of micro-batches in which a step processes its batch. None leaves it open: several are used
+            if the memory limit requires it.
+        searches_micro_batches: whether their number is searched without stages, where it is left open.
+        wants_frontier: whether the frontier of the answer has all points. If not, strategies that rematerialize, which are
+            never faster, are searched only where the fastest of the others doesn't fit.
+        placed: the devices that operators are placed on, by name, as only plans with stages have them.
+        may_take_stages: whether plans in stages are searched where none without fits the memory limit, or they may pay.
+        tell: called with a sentence on whether anything fits, as soon as that is known of a large model.
+        stages_must_pay: whether stages, where plans without are possible too, must be predicted to save more than what
+            predictions are off on measured hardware; they needn't where both are run.
+    """
+
+    model: Model
+    hardware: Hardware
+    limit_bytes: int | None
+    force: Force = field(default_factory=dict)
+    assumed: dict[str, object] = field(default_factory=dict)
+    algorithm: str = "ft-ldp"
+    progress: Progress | None = None
+    space: str | None = None
+    objectives: Objectives = MEMORY_TIME
+    budget: Budget | None = None
+    known: MeasuredOperators = NOTHING_KNOWN
+    without: frozenset[str] = frozenset()
+    micro_batches: int | None = None
+    searches_micro_batches: bool = True
+    wants_frontier: bool = True
+    placed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    may_take_stages: bool = False
+    stages_must_pay: bool = True
+    tell: Callable[[str], None] | None = None
+
+
+def check_option(option: object) -> None:
+    """Check that an option that a user named exists.
+
+    Raises:
+        InputError: there is no such option.
+    """
+    if option not in OPTIONS:
+        raise InputError(f"unknown option {short(option)}; expected one of {', '.join(map(repr, OPTIONS))}")
+
+
+def request_of(
+    model: Model,
+    hardware: Hardware,
+    memory: int | str | None,
+    force: object,
+    without: object = (),
+    micro_batches: object = None,
+) -> Request:
+    """Return the request that a user's arguments describe, after checking them.
+
+    Args:
+        memory: the memory limit per device; None for the default limit of the hardware's device.
+        force: degrees by factor by operator, and the devices that operators are placed on.
+        without: the choices that strategies must not use.
+        micro_batches: the number of micro-batches; None leaves it open.
+
+    Raises:
+        InputError: ``memory`` or ``force`` is malformed, ``without`` names an unknown choice, or the model can't be trained
+            in so many micro-batches.
+    """
+    limit = limit_of(memory, hardware)
+    degrees, placed = split_force(force)
+    forced, left_out = checked_force(degrees), checked_choices(without)
+    slices = checked_micro_batches(model, micro_batches, left_out)
+    if model.graph.is_sequential:
+        # What a later pass computes again would have to be told from what the first one does.
+        left_out |= {REUSE, REMAT, ACCUMULATE}
+    return Request(
+        model,
+        hardware,
+        limit,
+        forced,
+        assumptions(hardware, model),
+        without=left_out,
+        micro_batches=slices,
+        placed={**model.placed, **by_operator(model.graph, placed)},
+    )
+
+
+def limit_of(memory: int | str | None, hardware: Hardware) -> int:
+    """Return the memory limit per device in bytes: the given one, or the default limit of the hardware's device.
+
+    Raises:
+        InputError: ``memory`` is malformed.
+    """
+    return default_limit(hardware.device.memory_bytes) if memory is None else parse_memory(memory)
+
+
+def checked_micro_batches(model: Model, requested: object, without: Container[str]) -> int | None:
+    """Return the number of micro-batches that a user asked for, after checking it; None if they asked for none.
+
+    Args:
+        without: the choices that strategies must not use.
+
+    Raises:
+        InputError: it isn't a valid number, the model can't be trained in so many micro-batches, or ``without`` excludes
+            micro-batches.
+    """
+    if requested is None:
+        return None
+    count = checked_count(requested)
+    if count > 1 and ACCUMULATE in without:
+        raise InputError(f"micro_batches={count} is asked for, and to do without '{ACCUMULATE}'; leave one of the two")
+    model.in_micro_batches(count)
+    return count
+
+
+def parallelisms(requested: object) -> list[int]:
+    """Return the numbers of devices that a user gave as ``parallelism``: one or several.
+
+    Raises:
+        InputError: it is neither a positive number of devices nor a list of such.
+    """
+    counts: list[Any] = [requested] if isinstance(requested, str) or not isinstance(requested, Iterable) else list(requested)
+    if not counts:
+        raise InputError("parallelism is an empty list; name at least one number of devices")
+    for count in counts:
+        if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+            raise InputError(f"parallelism must be a positive number of devices, or a list of such, got {short(requested)}")
+    return [int(count) for count in counts]
+
+
+def checked_force(requested: object) -> Force:
+    """Return what a user gave as ``force``, after checking its form: degrees by factor by operator.
+
+    The search checks that the model has these operators and factors.
+
+    Raises:
+        InputError: it has another form.
+    """
+    if requested is None:
+        return {}
+    if not isinstance(requested, Mapping) or not all(isinstance(pinned, Mapping) for pinned in requested.values()):
+        raise InputError(
+            f"force takes degrees by factor by operator, such as {{'MatMul_1': {{'m': 2}}}}, got {short(requested)}"
+        )
+    for name, pinned in requested.items():
+        for factor, degree in pinned.items():
+            if not isinstance(degree, Integral) or isinstance(degree, bool) or degree < 1:
+                raise InputError(
+                    f"force takes a positive number of blocks for {name}'s factor '{factor}', got {short(degree)}"
+                )
+    return {str(name): {str(factor): int(degree) for factor, degree in pinned.items()} for name, pinned in requested.items()}
+
+
+def assumptions(hardware: Hardware, model: Model) -> dict[str, object]:
+    """Return what a plan records of its search: hardware, batch, TensorFlow version, provenance of costs."""
+    import tensorflow as tf
+
+    return {
+        "hardware": hardware.name,
+        "device": hardware.device.name,
+        "device_memory_bytes": int(hardware.device.memory_bytes),
+        "batch": model.graph.batch,
+        "tensorflow": tf.__version__,
+        "provenance": dict(hardware.provenance),
+    }
+
+
+def checked_stages(given: object) -> tuple[int, ...]:
+    """Return the numbers of stages that a user gave: one, or several of which the search chooses.
+
+    Raises:
+        InputError: they aren't whole numbers from 1 up.
+    """
+    several = given if isinstance(given, (tuple, list)) else (given,)
+    for count in several:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InputError(f"stages takes whole numbers from 1 up, such as 2, or (1, 2) for a choice, got {short(given)}")
+    if not several:
+        raise InputError("stages is empty; give whole numbers from 1 up, such as (1, 2)")
+    return tuple(dict.fromkeys(several))
+
+
+def stages_asked_for(stages: object, schedule: str | None, is_placed: bool = False) -> tuple[int, ...] | None:
+    """Return the numbers of stages that a user asks for, of which 1 stands for plans without; None if none are asked for.
+
+    Args:
+        is_placed: whether operators are placed on devices, for which there are stages too.
+
+    Raises:
+        InputError: they aren't whole numbers from 1 up, or can't be combined with what else is asked for.
+    """
+    counts = None if stages is None else checked_stages(stages)
+    if schedule is not None and max(counts or (1,)) == 1 and not is_placed:
+        raise InputError(f"schedule={schedule!r} is the order in which stages run; give stages=2 or more with it")
+    return counts
+
+
+def asks_for_stages(request: Request, stages: Sequence[int] | None) -> bool:
+    """Return whether plans with stages are asked for: by their numbers, or by a placement of operators."""
+    return bool(request.placed) or max(stages or (1,)) > 1

@@ -1,0 +1,67 @@
+"""Estimate the largest batch with which a plan would fit a memory limit.
+
+The step's program is replayed with smaller buffers. Buffers that depend on variables and constants alone (parameters, their
+slots, gradients and copies) keep their size, and so does the workspace of collectives; all others are taken to be
+proportional to the batch. A search with the smaller batch may find a plan that needs still less memory.
+Complexity: O(log batch) passes over the program of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import replace
+
+from ..program.liveness import Buffer, Instruction, peak_of_program
+from .frontiers.find_frontier import ModelFrontier
+
+
+def batch_that_fits(frontier: ModelFrontier, point: int, batch: int, limit_bytes: int) -> int:
+    """Return the largest number of samples per step below ``batch`` with which a point's plan would fit; 0 if none would.
+
+    Args:
+        point: the number of a point of the frontier.
+        batch: samples per step of the frontier's model.
+        limit_bytes: the memory limit per device.
+    """
+    program, fixed = frontier.program(point), frontier.model.graph.made_of_variables
+    fitting, too_many = 0, batch
+    while too_many - fitting > 1:
+        middle = (fitting + too_many) // 2
+        if peak_of_program(_with_batch(program, middle, batch, fixed)).n_bytes <= limit_bytes:
+            fitting = middle
+        else:
+            too_many = middle
+    return fitting
+
+
+def _with_batch(program: Sequence[Instruction], n_samples: int, batch: int, fixed: Container[str]) -> list[Instruction]:
+    """Return the program with every buffer that depends on the batch scaled by ``n_samples / batch``, rounded up.
+
+    Args:
+        fixed: names of the tensors that don't depend on the batch.
+    """
+    known: dict[Buffer, Buffer] = {}
+
+    def share(n_bytes: int) -> int:
+        return -(-n_bytes * n_samples // batch)
+
+    def is_fixed(buffer: Buffer) -> bool:
+        return not buffer.of or buffer.of in fixed
+
+    def smaller(buffer: Buffer) -> Buffer:
+        if is_fixed(buffer):
+            return buffer
+        if buffer not in known:
+            known[buffer] = replace(buffer, n_bytes=share(buffer.n_bytes))
+        return known[buffer]
+
+    return [
+        Instruction(
+            tuple(map(smaller, each.reads)),
+            tuple(map(smaller, each.writes)),
+            each.scratch_bytes if all(map(is_fixed, each.reads)) else share(each.scratch_bytes),
+            tuple((smaller(b), seen if is_fixed(b) else share(seen)) for b, seen in each.overwrites),
+            each.calls_python,
+        )
+        for each in program
+    ]

@@ -1,0 +1,310 @@
+"""Take candidates by ascending bound, drop those that what is found beats, and open or search the others.
+
+What the bound is of, and what beats it, says an aim:
+
+*Best*: of time. A candidate is dropped if each corner of its bound (:mod:`.bounds`) is beaten by points that were
+found. More micro-batches without stages must be faster than what fits. Stages that nobody asked for must promise to save a
+share of the fastest step that fits: most models don't need them, and shouldn't wait for a search of them. What such a
+number of stages and of micro-batches promises is first all of a step without stages but its network, then its operators'
+least times, then the step as it is predicted of its cuts (:func:`..stages.cuts.balanced`).
+
+*Fit*: of memory, time left out. It ends with the first thing that fits, in searches without refinement. Stages come last: in
+2, then in 4 and 8 as long as that needs less memory, in the most micro-batches that are tried by default, then in more if
+what a micro-batch saves, divided so, leaves enough room beside what is held anyway.
+
+On measured hardware predictions by rates of classes aren't enough: a pipeline of products with few rows has taken twice as
+long as predicted. There stages that nobody asked for are taken only if they are run beside a plan without
+(``profile_budget=``). Else a hint says that they may pay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from ...common.errors import InputError
+from ...common.progress import Progress
+from ...program.schedule import ONE_FORWARD_ONE_BACKWARD
+from ...report.sentences import time_text
+from ..frontiers.find_frontier import ModelFrontier
+from ..request import ONCE, Request, searched
+from ..stages.memory import StageCosts
+from ..stages.placement import placement
+from ..stages.points import SearchedStages
+from .alike_stages import AlikeStages
+from .bounds import bound_of_cut, bound_of_whole, points_of
+from .candidate import WORTH_AT_ONCE, Candidate, Cutting, possible_micro_batches
+from .joined_frontier import frontier_of, why_too_large
+from .search_cut import search_cut
+from .staged_frontier import StagedFrontier
+
+
+@dataclass(eq=False)
+class SearchState:
+    """The candidates that a loop has searched at one parallelism, and the best of their plans.
+
+    Attributes:
+        counts: the numbers of stages that are asked for, of which 1 stands for plans without; None where none are.
+        schedule: the order of the stages' passes; None where it is chosen.
+        whole: the frontiers without stages that were searched.
+        alone: the fastest point without stages that fits: a frontier, and the number of the point.
+        cuts: the cuts that were searched, with the frontiers of their stages.
+        fitting: the candidate in stages that is known to fit; None of others.
+        fits: its points of least memory.
+        least: those of the candidate in stages that needs the least memory.
+        left_out: why some of what is asked for wasn't searched.
+        bounds_us: a time that no step beats, for each number of stages and of micro-batches that was looked at.
+        hint: a sentence where stages may pay but must be tried; else empty.
+    """
+
+    request: Request
+    parallelism: int
+    counts: Sequence[int] | None = None
+    schedule: str | None = None
+    whole: list[ModelFrontier] = field(default_factory=list)
+    alone: tuple[ModelFrontier, int] | None = None
+    cuts: list[SearchedStages] = field(default_factory=list)
+    fitting: Candidate | None = None
+    fits: StagedFrontier | None = None
+    least: StagedFrontier | None = None
+    left_out: list[str] = field(default_factory=list)
+    bounds_us: dict[tuple[int, int], float] = field(default_factory=dict)
+    hint: str = ""
+
+    def __post_init__(self) -> None:
+        placed = placement(self.request.model.graph, self.request.placed, self.request.hardware, self.parallelism)
+        self.request = replace(self.request, placed={})
+        self.cutting, self.alike = Cutting(self.request, placed, self.parallelism, self.schedule), AlikeStages()
+
+    @property
+    def best_us(self) -> float:
+        """The time of the fastest step that fits, infinite if none does; of cuts by their predicted peaks."""
+        limit, points = self.request.limit_bytes, points_of(self.cuts)
+        points = points if limit is None else points.within(limit)
+        return min([self.alone_us, *points.time_us.tolist()])
+
+    @property
+    def alone_us(self) -> float:
+        """The time of the fastest step without stages that fits, infinite if none does."""
+        return math.inf if self.alone is None else _time_us(*self.alone)
+
+    def search_one(self, candidate: Candidate, request: Request) -> None:
+        """Search a model that isn't cut."""
+        n = candidate.micro_batches
+        try:
+            frontier = searched(replace(request, micro_batches=n if n > 1 else request.micro_batches), self.parallelism)
+        except InputError:
+            if n == 1 or self.request.micro_batches is not None:
+                raise
+            return
+        self.whole.append(frontier)
+        limit = request.limit_bytes
+        is_above = limit is not None and candidate.least_bytes > limit
+        point = None if is_above else frontier.fastest_within(limit)
+        if point is not None and _time_us(frontier, point) < self.alone_us:
+            self.alone = frontier, point
+
+    def said_in(self, count: int) -> Progress | None:
+        """Return a progress callback that says before each phase why it is in stages."""
+        said, why = self.request.progress, "no plan without stages fits; " if self.alone is None else ""
+        if said is None or self.counts is not None:
+            return said
+        return lambda phase, done, total: said(f"{why}in {count} stages, {phase}", done, total)
+
+
+def by_bound(candidates: Sequence[Candidate], aim: Best | Fit) -> None:
+    """Open and search candidates by ascending bound, but those that what is found by then beats."""
+    waiting = list(candidates)
+    while waiting:
+        candidate = min(waiting, key=aim.key)
+        waiting.remove(candidate)
+        if not aim.is_beaten(candidate):
+            waiting += aim.opened(candidate)
+
+
+@dataclass(eq=False)
+class Best:
+    """Search the fastest plans, and those of less memory.
+
+    Attributes:
+        worth: the share of the fastest step that candidates in stages must promise to save; None where they are asked for.
+    """
+
+    search: SearchState
+    worth: float | None = None
+
+    def key(self, candidate: Candidate) -> float:
+        """Return the bound by which candidates are taken."""
+        return self._bounded(candidate).least_us
+
+    def _bounded(self, candidate: Candidate) -> Candidate:
+        return bound_of_whole(candidate, self.search.whole) if candidate.n_stages == 1 else candidate
+
+    def is_beaten(self, candidate: Candidate) -> bool:
+        """Return whether a candidate can't be better than what is found."""
+        search, limit = self.search, self.search.request.limit_bytes
+        if candidate.n_stages == 1:
+            bounded = self._bounded(candidate)
+            is_too_large = limit is not None and bounded.least_bytes > limit and bool(search.whole)
+            return is_too_large or bounded.least_us >= search.alone_us
+        if not self._promises(candidate):
+            return True
+        if candidate.cut is None:
+            return False
+        bound = bound_of_cut(candidate, search.cutting, search.cuts)
+        return bound.are_beaten(points_of(search.cuts))
+
+    def _promises(self, candidate: Candidate) -> bool:
+        """Return whether stages that nobody asked for promise to save enough; beside cuts that did, others may as well."""
+        search, worth = self.search, self.worth
+        group = candidate.n_stages, candidate.micro_batches
+        if worth is None or (not search.hint and any((each.stages.n, each.micro_batches) == group for each in search.cuts)):
+            return True
+        least_us = candidate.least_us
+        if math.isinf(least_us):  # all of a step but its network is about what stages would take at best
+            least_us = min(int(each.costs.compute_ns.min()) for each in search.whole) / 1e3
+        return not search.hint and least_us <= (1 - worth) * search.best_us
+
+    def opened(self, candidate: Candidate) -> list[Candidate]:
+        """Search a candidate, or return those into which it is opened."""
+        search, request = self.search, self.search.request
+        count, n, cutting = candidate.n_stages, candidate.micro_batches, search.cutting
+        if count == 1:
+            search.search_one(candidate, request)
+            return []
+        if candidate.cut is None:
+            return self._cut(candidate)
+        if self.worth is not None and _must_be_tried(request):
+            search.hint = (
+                f"{count} stages may take {time_text(candidate.least_us)} a step, where "
+                f"{time_text(search.alone_us)} is predicted without; give a profile_budget to try both"
+            )
+            return []
+        limit, said = request.limit_bytes, replace(request, progress=search.said_in(count))
+        must_fit = limit is not None and any(each.combinations[0].mem_bytes[0] <= limit for each in search.cuts)
+        try:
+            found = search_cut(said, candidate, cutting, search.alike, must_fit, search.bounds_us[count, n])
+        except InputError:
+            if self.worth is None:
+                raise
+            found = None  # what is forced can't be so
+        search.cuts += [] if found is None else [found]
+        return []
+
+    def _cut(self, candidate: Candidate) -> list[Candidate]:
+        """Return a candidate whose cut is open with its bound; one that has a bound as the cuts into which it is opened."""
+        search, group = self.search, (candidate.n_stages, candidate.micro_batches)
+        slices = possible_micro_batches(search.request, candidate.n_stages)
+        try:
+            if math.isinf(candidate.least_us):
+                bounded = search.cutting.bounded(candidate)
+                search.bounds_us[group] = bounded.least_us
+                return [bounded]
+            of_cuts = search.cutting.opened(candidate, self.worth is not None or candidate.micro_batches == slices[-1])
+        except InputError as error:
+            search.bounds_us.pop(group, None)
+            search.left_out += [str(error)] if str(error) not in search.left_out else []
+            return []
+        is_open = search.request.micro_batches is None and search.cutting.shared(candidate.n_stages) is None
+        beside = 0.0 if of_cuts[0].cut is None else of_cuts[0].cut.beside
+        if is_open and candidate.micro_batches == slices[0] > 1 and beside >= WORTH_AT_ONCE:
+            of_cuts.append(replace(candidate, micro_batches=1, least_us=-math.inf))
+        return of_cuts
+
+
+@dataclass(eq=False)
+class Fit:
+    """Find out whether anything fits the memory limit, without refinement.
+
+    Attributes:
+        most_stages: into more the model can't be cut.
+    """
+
+    search: SearchState
+    most_stages: float = math.inf
+    needs: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cutting = replace(self.search.cutting, schedule=ONE_FORWARD_ONE_BACKWARD)
+        self.probed: dict[tuple[int, int], list[SearchedStages]] = {}
+
+    def key(self, candidate: Candidate) -> tuple[float, ...]:
+        return candidate.n_stages, candidate.micro_batches, candidate.least_bytes
+
+    def is_beaten(self, candidate: Candidate) -> bool:
+        search, limit = self.search, self.search.request.limit_bytes
+        count, n = candidate.n_stages, candidate.micro_batches
+        assert limit is not None
+        if search.alone is not None or search.fitting is not None:
+            return True
+        if count == 1:
+            return candidate.least_bytes > limit
+        if candidate.cut is not None:
+            return False
+        if count > self.most_stages or not self._falls(count):
+            return True
+        fewer = [found for (of, m), found in self.probed.items() if of == count and m < n]
+        return bool(fewer) and min(_hoped_for_bytes(each, n) for each in fewer[-1]) > limit
+
+    def _falls(self, count: int) -> bool:
+        """Return whether each number of stages below one needed less memory than fewer."""
+        of_whole = min((int(each.certified.mem_bytes.min()) for each in self.search.whole), default=math.inf)
+        needs = [of_whole, *(self.needs[each] for each in sorted(self.needs) if each < count)]
+        return all(after < before for before, after in pairwise(needs))
+
+    def opened(self, candidate: Candidate) -> list[Candidate]:
+        search, count, n = self.search, candidate.n_stages, candidate.micro_batches
+        once = replace(search.request, budget=ONCE)
+        if count == 1:
+            search.search_one(candidate, once)
+            return []
+        try:
+            if candidate.cut is None:
+                return self.cutting.opened(candidate, True)
+            once = replace(once, progress=search.said_in(count))
+            found = search_cut(once, candidate, self.cutting, search.alike, False, 0.0)
+        except InputError:
+            if (count, n) not in self.probed and count not in self.needs:
+                self.most_stages = count - 1
+            return []
+        assert found is not None
+        self._evaluate(found, replace(candidate, cut=None, least_us=-math.inf, schedule=search.schedule))
+        return []
+
+    def _evaluate(self, found: SearchedStages, candidate: Candidate) -> None:
+        """Evaluate the points of least memory of a cut that was searched."""
+        search, count = self.search, candidate.n_stages
+        self.probed.setdefault((count, candidate.micro_batches), []).append(found)
+        needs = int(found.combinations[0].mem_bytes.min())
+        self.needs[count] = min(needs, self.needs.get(count, needs))
+        frontier = frontier_of(search.request, search.parallelism, [found])
+        if search.least is None or frontier.points_of[0].n_bytes < search.least.points_of[0].n_bytes:
+            search.least = frontier
+        if why_too_large(frontier, search.request.limit_bytes) is None:
+            search.fitting, search.fits = candidate, frontier
+
+
+def _time_us(frontier: ModelFrontier, point: int) -> float:
+    """Return the time per step of a point."""
+    return int(frontier.costs.time_ns[point]) / 1e3
+
+
+def _must_be_tried(request: Request) -> bool:
+    """Return whether predictions aren't enough to take stages, and no plan will be run."""
+    return request.stages_must_pay and request.hardware.measured is not None
+
+
+def _hoped_for_bytes(searched: SearchedStages, n: int) -> int:
+    """Return what the stage that needs the most would need in ``n`` micro-batches, if all that they save were divided.
+
+    It is the sum that is searched, which may be above the peak: where that alone would fit, nothing more is looked at.
+    """
+    found = []
+    for stage, frontier in enumerate(searched.frontiers):
+        costs, order = StageCosts.of(frontier), searched.combinations[0].order
+        held = costs.passes(divides=False).begins
+        saved = costs.bytes_of(stage, order) - held
+        found.append(int(held.min() + saved.min() * searched.micro_batches / n))
+    return max(found)

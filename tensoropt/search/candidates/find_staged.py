@@ -1,0 +1,114 @@
+"""Find plans in the stages that a user asks for, with those without where these are asked for, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...common.errors import InputError
+from ...common.garbage import older_objects_kept
+from ...costs.objectives import MEMORY_TIME
+from ...ft import ALGORITHMS
+from ...program.interleaved import INTERLEAVED
+from ...program.schedule import check_schedule
+from ..asked import Request
+from ..problem.choices import ACCUMULATE, STAGES
+from ..stages.placement import fewest_stages
+from ..stages.points import SearchedStages
+from .search_candidates import CandidateSearch
+from .staged_frontier import StagedFrontier
+
+
+@older_objects_kept()
+def find_with_stages(
+    request: Request, parallelism: int, counts: Sequence[int] | None, schedule: str | None = None
+) -> StagedFrontier:
+    """Return the minimal points of all plans with these numbers of stages, of which 1 stands for plans without.
+
+    None stands for as few as a placement takes. Of other numbers those are taken that go with it.
+
+    They needn't be within the memory limit, see :func:`.joined_frontier.why_too_large`. A number that isn't possible beside
+    others that are is left out; the frontier says so.
+
+    Raises:
+        InputError: none of the numbers is possible, or the request has what can't be combined with stages.
+    """
+    if schedule is not None:
+        check_schedule(schedule)
+    search = CandidateSearch(request, parallelism, counts, schedule)
+    placed = search.cutting.placed
+    if placed and schedule == INTERLEAVED:
+        raise InputError(
+            "schedule='interleaved' has stages share their devices, and operators are placed; leave one of the two"
+        )
+    search.counts = counts = _allowed(request, counts, fewest_stages(placed, parallelism) if placed else 1)
+    search.search_all()
+    if not search.cuts and not search.whole:
+        raise InputError(search.left_out[0])
+    search.left_out += _why_beaten(search)
+    if search.cuts and request.micro_batches is None and all(each.micro_batches == 1 for each in search.cuts):
+        search.left_out += _why_at_once(request, search.cuts)
+    found = search.frontier()
+    assert found is not None
+    return found
+
+
+def _allowed(request: Request, counts: Sequence[int] | None, fewest: int) -> tuple[int, ...]:
+    """Return the numbers of stages that a request allows.
+
+    Args:
+        fewest: in how many a placement is at least.
+
+    Raises:
+        InputError: it has what can't be combined with stages.
+    """
+    counts = (fewest,) if counts is None else counts
+    if fewest > 1 and set(counts) == {1}:
+        raise InputError(f"stages=1 is asked for, and operators are placed in {fewest} stages; leave one of the two")
+    counts = [count for count in counts if count > 1 or fewest == 1]
+    asked = f"stages={counts[0] if len(counts) == 1 else tuple(counts)}"
+    if STAGES in request.without:
+        if 1 not in counts:
+            raise InputError(f"{asked} is asked for, and to do without '{STAGES}'; leave one of the two")
+        return (1,)
+    if max(counts) > 1:
+        if request.objectives != MEMORY_TIME:
+            raise InputError(
+                f"{asked} trades memory and time, got the objectives {','.join(request.objectives)}; leave one of the two"
+            )
+        if request.algorithm not in ALGORITHMS:
+            raise InputError(
+                f"algorithm '{request.algorithm}' knows no stages; leave out {asked}, or search with {ALGORITHMS[0]}"
+            )
+        if request.hardware.topology is not None and request.hardware.topology.is_uneven:
+            raise InputError(f"{asked} isn't searched on devices of unequal speed, as {request.hardware.name} has")
+        if request.model.graph.late:
+            request.model.in_micro_batches(2)  # says why not
+        if (n_steps := len(request.model.graph.train_steps)) > 1:
+            raise InputError(f"{asked} is for one training step, and the model has {n_steps}; record one, or use stages=1")
+    return tuple(counts)
+
+
+def _why_beaten(search: CandidateSearch) -> list[str]:
+    """Return which numbers of stages and of micro-batches weren't searched, as others are predicted to be better."""
+    found, counts = {(each.stages.n, each.micro_batches) for each in search.cuts}, dict[int, list[str]]()
+    for count, n in sorted(search.bounds_us):
+        counts.setdefault(count, []).extend([str(n)] if n > 1 and (count, n) not in found else [])
+    searched = {count for count, _ in found}
+    ways = [
+        f"{count} stages" + (f" in {' or '.join(each)} micro-batches" if count in searched else "")
+        for count, each in counts.items()
+        if each or count not in searched
+    ]
+    return [f"{way} are predicted to be beaten by what was searched" for way in ways]
+
+
+def _why_at_once(request: Request, found: Sequence[SearchedStages]) -> list[str]:
+    """Return why stages take the batch at once, where that wasn't asked for."""
+    if ACCUMULATE in request.without:
+        return []
+    try:
+        request.model.in_micro_batches(2)
+    except InputError as error:
+        branches = ", but for branches" if any(any(each.stages.early) for each in found) else ""
+        return [f"stages run one after the other{branches}, on the whole batch: {error}"]
+    return []

@@ -1,0 +1,220 @@
+"""Search the ways to train a model at one parallelism: what is asked for, then stages that nobody asked for.
+
+Each tier of candidates is one run of the loop (:mod:`.by_bound`) for the best of them. Where nothing fits the memory limit,
+a run with time left out decides before whether that is worth its time:
+
+    without stages, as the batch is asked for or at once
+    without stages in more micro-batches, beside candidates in stages that are asked for
+    stages that nobody asked for: between machines, where they may pay; or any, where nothing else fits
+
+A device's share of variables, slots and sums of gradients rules a limit out first. A large model is looked at before all of
+it (:mod:`..first_look`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ...common.errors import InputError
+from ...common.memory_units import memory_text
+from ...costs.held_bytes import least_held_bytes, least_summed_bytes
+from ...costs.objectives import MEMORY_TIME
+from ...ft import ALGORITHMS
+from ...ir.graph import VARIABLE
+from ...program.schedule import ONE_FORWARD_ONE_BACKWARD
+from ...report.sentences import time_text
+from ...sharding.model import Model
+from ..first_look import first_look
+from ..problem.choices import STAGES
+from ..request import Request, may_use_micro_batches, micro_batches_to_look_at, most_micro_batches
+from ..stages.points import SearchedStages
+from .by_bound import Best, Fit, SearchState, by_bound
+from .candidate import Candidate, possible_micro_batches
+from .joined_frontier import frontier_of
+from .staged_frontier import StagedFrontier
+
+WORTH_STAGES = 0.15
+"""Stages that weren't asked for must be predicted to save this share of a step of the fastest plan without.
+
+Predictions with stages have been 13.5 % off on average, and more where products have few rows (docs/reference/benchmarks.md,
+Stages).
+"""
+WORTH_TRYING = 0.05
+"""The same where both plans are run, so that the faster one is taken: the search of stages takes time, too."""
+MOST_STAGES = 8
+
+
+class CandidateSearch(SearchState):
+    """A search of candidates."""
+
+    def search_all(self) -> CandidateSearch:
+        """Search what is asked for; if that is no number of stages, also stages that nobody asked for."""
+        if self.counts is None:
+            self.search_whole()
+            self.search_unasked()
+        elif 1 in self.counts:
+            self.search_whole(self.in_stages(self.counts))
+        else:
+            by_bound(self.in_stages(self.counts), Best(self))
+        return self
+
+    # Without stages
+
+    def search_whole(self, beside: Sequence[Candidate] = ()) -> None:
+        """Search plans without stages, and candidates in stages that are asked for beside these."""
+        request, limit, best = self.request, self.request.limit_bytes, Best(self)
+        look = first_look(request, self.parallelism, micro_batches_to_look_at(request, self.parallelism))
+        held = least_held_bytes(request.model.graph, self.parallelism)
+        first = Candidate(1, request.micro_batches or 1, least_bytes=held)
+        smallest, more = list[Candidate](), list[Candidate]()
+        if may_use_micro_batches(request) and (most := most_micro_batches(request.model, self.parallelism)):
+            summed = least_summed_bytes(request.model.in_micro_batches(2), self.parallelism)
+            smallest = [Candidate(1, n, least_bytes=held + summed) for n in most]
+            more = [replace(smallest[0], micro_batches=1 << i) for i in range(1, max(most).bit_length())]
+        if look is not None and limit is not None:
+            if request.tell is not None:
+                request.tell(look.text(limit))
+            if look.certainly_not(limit):
+                self.whole += look.tried
+                return by_bound(beside, best)
+        is_unknown = look is not None and look.best is None and bool(smallest)
+        if not is_unknown:
+            by_bound([first], best)
+        known = self.alone or (look and look.best)
+        if known is None:
+            by_bound(smallest if limit is not None else [], Fit(self))
+            known = self.alone
+        waiting = ([first] if is_unknown else []) + more if known is not None else []
+        by_bound([*waiting, *beside], best)
+        if self.alone is None and look is not None and look.best is not None:
+            self.alone = look.best
+            self.whole.append(look.best[0])
+
+    # In stages
+
+    def in_stages(self, counts: Sequence[int]) -> list[Candidate]:
+        """Return the candidates in numbers of stages, but those that aren't possible, of which it is told."""
+        found = []
+        for count in sorted({*counts} - {1}):
+            try:
+                found += self.cutting.possible(count)
+            except InputError as error:
+                self.left_out.append(str(error))
+        return found
+
+    def search_unasked(self) -> None:
+        """Search stages that nobody asked for, where they may pay or nothing else fits."""
+        if not may_take_stages(self.request, self.parallelism):
+            return
+        if self.alone is not None:
+            by_bound(self.in_stages(self._machines()), Best(self, worth=self.worth))
+        elif self._may_help():
+            by_bound(list(self._of_memory()), Fit(self))
+            if self.fitting is not None:
+                count, n = self.fitting.n_stages, self.fitting.micro_batches
+                default = self.cutting.possible(count)
+                by_bound(default if n in {each.micro_batches for each in default} else [self.fitting], Best(self))
+
+    @property
+    def worth(self) -> float:
+        """The share of the fastest step that stages must save which nobody asked for."""
+        return WORTH_STAGES if self.request.stages_must_pay else WORTH_TRYING
+
+    def _machines(self) -> list[int]:
+        """Return the numbers of stages that may pay: two, and that of machines; none on a single machine."""
+        levels = self.request.hardware.mesh(self.parallelism).levels
+        machines = levels[0].count if len(levels) > 1 else 1
+        return sorted({2, machines}) if machines > 1 else []
+
+    def _may_help(self) -> bool:
+        """Return whether stages aren't known to be above the memory limit, which nothing without them keeps."""
+        request, limit = self.request, self.request.limit_bytes
+        # Else plans without stages weren't searched in several micro-batches, which might fit.
+        is_open = request.searches_micro_batches or request.micro_batches is not None
+        if limit is None or not is_open:
+            return False
+        held, n = least_held_bytes(request.model.graph, 1, of=(VARIABLE,)), possible_micro_batches(request, 2)[0]
+        held += least_summed_bytes(request.model.in_micro_batches(n), 1) if n > 1 else 0
+        return held <= limit * self.parallelism
+
+    def _of_memory(self) -> Iterator[Candidate]:
+        """Yield the candidates that may need less memory than any without stages."""
+        count = 1
+        while count < min(self.parallelism, MOST_STAGES):
+            count = min(2 * count, self.parallelism)
+            first = possible_micro_batches(self.request, count)[-1]
+            of_count = Candidate(count, first, ONE_FORWARD_ONE_BACKWARD, n_alike=count)
+            yield of_count
+            if self.request.micro_batches is None and first > 1:
+                for n in _more_micro_batches(self.request.model, first, self.parallelism // count):
+                    yield replace(of_count, micro_batches=n)
+
+    # What is found
+
+    def frontier(self) -> StagedFrontier | None:
+        """Return the minimal points with stages and without; None where stages weren't asked for and aren't taken."""
+        request, of_all = self.request, [*map(SearchedStages.whole, self.whole), *self.cuts]
+        bounds_us = tuple(self.bounds_us.values())
+        if self.counts is not None:
+            return frontier_of(request, self.parallelism, of_all, self.left_out, bounds_us)
+        if not self.cuts:
+            return self.fits
+        if self.alone is None:
+            return self._for_memory(frontier_of(request, self.parallelism, of_all, bounds_us=bounds_us))
+        alone_us = self.alone_us
+        most_us = (1 - self.worth) * alone_us
+        found = frontier_of(request, self.parallelism, of_all, bounds_us=bounds_us)
+        fastest = found.fastest_within(request.limit_bytes)
+        chosen = None if fastest is None else found.points_of[fastest]
+        if chosen is None or chosen.n_stages == 1 or chosen.time_us > most_us:
+            return None
+        why = (
+            f"{chosen.n_stages} stages are predicted to take {time_text(chosen.time_us)} a step, the fastest plan without "
+            f"{time_text(alone_us)}"
+        )
+        return replace(found, why_stages=why)
+
+    def _for_memory(self, found: StagedFrontier) -> StagedFrontier | None:
+        """Return a frontier that says why it has stages; that of the few points where only these fit."""
+        limit = self.request.limit_bytes
+        found = self.fits if found.fastest_within(limit) is None and self.fits is not None else found
+        assert limit is not None
+        if any(point.n_stages == 1 and point.n_bytes <= limit for point in found.points_of):
+            return found
+        return replace(found, why_stages=f"no plan without stages fits {memory_text(limit)}")
+
+
+def may_take_stages(request: Request, parallelism: int) -> bool:
+    """Return whether plans in stages may be taken that weren't asked for: they are allowed, and possible for the request."""
+    graph = request.model.graph
+    return (
+        request.may_take_stages
+        and not (request.hardware.topology is not None and request.hardware.topology.is_uneven)
+        and parallelism > 1
+        and STAGES not in request.without
+        and request.objectives == MEMORY_TIME
+        and request.algorithm in ALGORITHMS
+        and len(graph.train_steps) == 1
+        and not graph.late
+    )
+
+
+def _more_micro_batches(model: Model, first: int, n_devices: int) -> list[int]:
+    """Return 2, 4, 8, ... times ``first`` micro-batches, of those in which the model can be trained.
+
+    Args:
+        n_devices: the least number of samples that each has.
+    """
+    micro_batching = model.in_micro_batches(first).graph.micro_batching
+    assert micro_batching is not None
+    found, n = [], 2 * first
+    while micro_batching.batch // n >= n_devices:
+        try:
+            model.in_micro_batches(n)
+        except InputError:
+            pass
+        else:
+            found.append(n)
+        n *= 2
+    return found

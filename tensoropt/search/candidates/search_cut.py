@@ -1,0 +1,72 @@
+"""Search a model that is cut one way: each stage as a model of its own, in micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from ...ft import BY_DEFAULT
+from ...program.schedule import StepOrder, tried_orders
+from ..asked import Request
+from ..frontiers.find_frontier import ModelFrontier
+from ..stages.memory import StageCosts, needed_bytes
+from ..stages.placement import of_stage
+from ..stages.points import SearchedStages
+from ..stages.times import beside, transfers, works
+from .alike_stages import AlikeStages
+from .candidate import Candidate, Cutting, least_bytes
+
+
+def search_cut(
+    request: Request, candidate: Candidate, cutting: Cutting, alike: AlikeStages, must_fit: bool, bound_us: float
+) -> SearchedStages | None:
+    """Return a candidate that is cut, with the frontier of each stage.
+
+    Together the stages of all candidates that share a budget are refined as long as a model without.
+
+    Args:
+        must_fit: whether to return None as soon as a stage doesn't fit the memory limit.
+        bound_us: a time that no step in so many stages beats, wherever the model is cut.
+    """
+    cut, n, limit = candidate.cut, candidate.micro_batches, request.limit_bytes
+    assert cut is not None
+    budget, share = request.budget or BY_DEFAULT, candidate.n_alike
+    budget = replace(budget, seconds=budget.seconds / share, max_work=budget.max_work / share)
+    own = replace(request, micro_batches=n, budget=budget, placed={})
+    stages, orders = cut.stages, tried_orders(candidate.schedule, cut.stages.n, n, len(set(cut.blocks)))
+    found = dict[int, ModelFrontier]()
+    needs = [0.0] * stages.n if cut.needs is None else least_bytes(stages, cut.needs, cut.sizes, n)
+    for stage in sorted(range(stages.n), key=lambda stage: -needs[stage]):
+        model = stages.models[stage]
+        asked = replace(own, model=model, force=of_stage(request.model.graph, model.graph, request.force))
+        frontier = alike.searched(asked, cut.sizes[stage], partial(_fastest_fits, limit, orders, stage))
+        if must_fit and limit is not None and _least_bytes(frontier, stage, orders[0]) > limit:
+            return None
+        found[stage] = frontier
+    times, hardware = cutting.times(n).of(cut.sizes), request.hardware
+    return SearchedStages(
+        stages,
+        cut.blocks,
+        tuple(found[stage] for stage in range(stages.n)),
+        n,
+        candidate.schedule,
+        tuple(works(stages, times)),
+        tuple(beside(stages, hardware, cut.blocks, times)),
+        transfers(stages, hardware, cut.blocks, n),
+        bound_us,
+    )
+
+
+def _least_bytes(frontier: ModelFrontier, stage: int, order: StepOrder) -> int:
+    return int(StageCosts.of(frontier).bytes_of(stage, order).min())
+
+
+def _fastest_fits(limit_bytes: int | None, orders: Sequence[StepOrder], stage: int, frontier: ModelFrontier) -> bool:
+    """Return whether the fastest point of a stage is within a memory limit, in all of some orders of a step's passes."""
+    if limit_bytes is None:
+        return True
+    if any(order.interleaving for order in orders):  # others share the devices
+        return False
+    fastest = frontier.fastest_within(None)
+    return all(needed_bytes(frontier, fastest, stage, order) <= limit_bytes for order in orders)

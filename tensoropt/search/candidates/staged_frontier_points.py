@@ -1,0 +1,165 @@
+"""The points of a frontier of plans with stages and without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import add
+from typing import Any
+
+import numpy as np
+
+from ...common.garbage import older_objects_kept
+from ...ft.pareto import reduce_unsorted
+from ...plan.plan import Plan
+from ...plan.points import FrontierPoint
+from ...program.schedule import PLAIN, StepOrder, of_submeshes
+from ..frontiers.find_frontier import ModelFrontier
+from ..stages.points import SearchedStages, StageCombinations
+
+
+@dataclass(frozen=True, eq=False)
+class PlanPoint:
+    """A point of a frontier of plans: a point of each stage's frontier.
+
+    Attributes:
+        searched: the cut of which it is, with the stages' frontiers.
+        order: the order of the step's passes.
+        numbers: for each stage, the number of its point in its frontier.
+        stage_bytes: the peak of each stage's devices, to which memory limits apply.
+        time_us: the time of a step.
+        bound_us: the time that no step beats in the same stages, micro-batches and order, in no more memory of any stage.
+        gap: how far the point may be from the best of these, see :meth:`.SearchedStages.gaps`.
+    """
+
+    searched: SearchedStages
+    order: StepOrder
+    numbers: tuple[int, ...]
+    stage_bytes: tuple[int, ...]
+    time_us: float
+    bound_us: float
+    gap: float
+
+    @property
+    def n_stages(self) -> int:
+        return self.searched.stages.n
+
+    @property
+    def frontiers(self) -> tuple[ModelFrontier, ...]:
+        """The frontier of each stage."""
+        return self.searched.frontiers
+
+    @property
+    def micro_batches(self) -> int:
+        return self.searched.micro_batches
+
+    @property
+    def n_bytes(self) -> int:
+        """The peak of the device that needs the most."""
+        return max(self.stage_bytes)
+
+    @property
+    def idle_shares(self) -> list[float]:
+        """The share of the step in which each stage's devices wait for others."""
+        submeshes = self.order.submeshes
+        busy_us = of_submeshes(self.searched.busy_us(self.numbers), submeshes, add)
+        return [1 - busy_us[submesh] / self.time_us for submesh in submeshes]
+
+    @property
+    def idle_share(self) -> float:
+        """The share of all devices' time in which they wait for other stages."""
+        return sum(self.idle_shares) / self.n_stages
+
+    @property
+    def costs_ns(self) -> tuple[int, int, int]:
+        """The time of a step, and the compute and the overlap of the devices of which they are longest."""
+        return round(self.time_us * 1e3), self._most("compute_ns"), self._most("overlap_ns")
+
+    @property
+    def costs(self) -> FrontierPoint:
+        """The costs of a step: each but its time is that of the devices of which it is largest."""
+        compute, network, overlap = (self._most(name) / 1e3 for name in ("compute_ns", "network_ns", "overlap_ns"))
+        exact = self.searched.is_uncut and bool(self.frontiers[0].found.exact_points[self.numbers[0]])
+        return FrontierPoint(self._most("mem_bytes"), self.time_us, compute, network, overlap, exact)
+
+    def _most(self, name: str) -> int:
+        """Return the largest amount of a submesh's stages together."""
+        chosen = zip(self.searched.frontiers, self.numbers, strict=True)
+        of_stages = [int(getattr(frontier.costs, name)[number]) for frontier, number in chosen]
+        return int(max(of_submeshes(of_stages, self.order.submeshes, add)))
+
+    def plan(self, option: str, assumed: Mapping[str, Any]) -> Plan:
+        stages, planned = self.searched.stages, []
+        own = stages.whole.graph.operators
+        mesh = self.searched.frontiers[0].hardware.mesh(sum(block.size for block in set(self.searched.blocks)))
+        for frontier, block, last_operator, number, in_flight, deferred, n_bytes, idle_share in zip(
+            self.searched.frontiers, self.searched.blocks, (*stages.cuts, ""), self.numbers, self.order.in_flight,
+            self.order.deferred, self.stage_bytes, self.idle_shares, strict=True,
+        ):  # fmt: skip
+            stage = frontier.stage(number)
+            operators = (replace(op, is_stand_in=op.name not in own) for op in stage.operators)
+            planned.append(replace(
+                stage, devices=block.devices, operators=tuple(operators), last_operator=last_operator, in_flight=in_flight,
+                deferred=deferred, peak_bytes=n_bytes, idle_share=idle_share,
+            ))
+        return Plan(
+            stages=tuple(planned),
+            mesh=mesh,
+            exact=self.searched.is_uncut and self.frontiers[0].found.exact,
+            schedule=self.order.schedule,
+            interleaving=self.order.interleaving,
+            micro_batches=self.micro_batches,
+            time_us=self.time_us,
+            model_digest=stages.whole.graph.digest,
+            option=option,
+            assumed=dict(assumed),
+            timeline=self.searched.timeline(self.numbers, self.order),
+        )
+
+
+@older_objects_kept()
+def minimal_points(searched: Sequence[SearchedStages]) -> list[PlanPoint]:
+    """Return the minimal of all points, by ascending peak."""
+    found: list[tuple[SearchedStages, StageCombinations]] = []
+    for each in searched:
+        if each.is_uncut:
+            found.append((each, of_whole(each, np.arange(len(each.frontiers[0])))))
+        else:
+            found += [(each, combined) for combined in each.combinations]
+    return points_of(found)
+
+
+def of_whole(searched: SearchedStages, numbers: np.ndarray) -> StageCombinations:
+    """Return some of the points of a model that isn't cut."""
+    (frontier,) = searched.frontiers
+    order = StepOrder(PLAIN, searched.micro_batches, (1,), (0,))
+    return StageCombinations(order, numbers[None], frontier.peaks_of(numbers)[None], frontier.costs.time_ns[numbers] / 1e3)
+
+
+def point_of_whole(frontier: ModelFrontier, number: int) -> PlanPoint:
+    """Return a point of a model that isn't cut."""
+    searched = SearchedStages.whole(frontier)
+    return points_of([(searched, of_whole(searched, np.array([number])))])[0]
+
+
+def points_of(found: Sequence[tuple[SearchedStages, StageCombinations]]) -> list[PlanPoint]:
+    """Return the combinations that no other one beats in peak and time, by ascending peak; of equal ones the first."""
+    if not found:
+        return []
+    mem_bytes = np.concatenate([combined.mem_bytes for _, combined in found])
+    time_us = np.concatenate([combined.time_us for _, combined in found])
+    numbers = np.concatenate([np.full(len(combined.time_us), i) for i, (_, combined) in enumerate(found)])
+    kept = reduce_unsorted(mem_bytes, np.rint(time_us * 1e3).astype(np.int64))
+    starts = np.searchsorted(numbers, np.arange(len(found)))
+    points: dict[int, PlanPoint] = {}
+    for number in np.unique(numbers[kept]):
+        of_cut, combined = found[number]
+        own = kept[numbers[kept] == number]
+        chosen = combined.take(own - starts[number])
+        bounds_us = np.minimum(chosen.time_us, of_cut.bounds_us(chosen.points, combined.order))
+        gaps = of_cut.gaps(chosen.points, combined.order, chosen.time_us)
+        costs = chosen.points.T, chosen.stage_bytes.T, chosen.time_us, bounds_us, gaps
+        for at, (of_stages, stage_bytes, time, bound_us, gap) in zip(own, zip(*costs, strict=True), strict=True):
+            of_point = tuple(of_stages.tolist()), tuple(stage_bytes.tolist())
+            points[at] = PlanPoint(of_cut, combined.order, *of_point, float(time), float(bound_us), float(gap))
+    return [points[at] for at in kept]

@@ -1,0 +1,349 @@
+"""Compare a model's frontier with the plans that baselines choose, on the same hardware and under the same costs.
+
+A point's distance *above* the frontier is how much slower it is than the frontier's fastest point that needs no more memory:
+at the peak, as limits do, where all peaks are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tabulate import tabulate
+
+from ..common.memory_units import memory_text
+from ..common.progress import Progress
+from ..ft import InfeasibleError
+from ..plan.plan import Plan
+from .baselines import BASELINES
+from .baselines import SPACES as BASELINE_SPACES
+from .frontiers.find_frontier import ModelFrontier, find_baseline
+from .problem.config_space import FULL, described
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ..ft import Frontier
+
+FORMAT, VERSION = "tensoropt/compare", 2
+# The picture spans this many times the frontier's memory and time. Points beyond are named in the legend instead, so that
+# the others can be told apart.
+FARTHEST = 2.5
+# Per baseline, in order and from the first again: a marker, its size, and a colour.
+MARKERS = (
+    ("s", 11, "tab:orange"),
+    ("D", 8, "tab:purple"),
+    ("*", 14, "tab:brown"),
+    ("v", 9, "tab:pink"),
+    ("+", 8, "tab:olive"),
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model's frontier and the results of baselines.
+
+    Attributes:
+        frontier: the model's frontier.
+        baselines: the points that each baseline found, by its name.
+        limit_bytes: the memory limit per device; None without a limit.
+        failed: why others found nothing, by name.
+        in_stages: by their names in the table, the fastest plan in the stages in which the model places its operators, and
+            the one that a search takes unasked.
+    """
+
+    frontier: ModelFrontier
+    baselines: dict[str, ModelFrontier]
+    limit_bytes: int | None = None
+    failed: Mapping[str, str] = field(default_factory=dict)
+    in_stages: Mapping[str, Plan] = field(default_factory=dict)
+
+    def all(self) -> dict[str, ModelFrontier]:
+        """Return the frontier and all baselines by the name of their algorithm, the frontier first."""
+        return {self.frontier.found.algorithm: self.frontier, **self.baselines}
+
+    def table(self) -> str:
+        """Return a table as text with one row per point.
+
+        An algorithm with several points has rows for the least memory, the turning point and the fastest; the frontier also
+        for the fastest that fits.
+        """
+        rows = []
+        for name, each in self.all().items():
+            seconds = f"{sum(each.seconds_by_phase.values()):.2f}"
+            for point, mark in self._shown(each):
+                at = each.points[point]
+                simulated = self.simulated_us(each, point)
+                shown = "" if simulated is None else f"{simulated:,.1f}"
+                times = [f"{value:,.1f}" for value in (at.time_us, at.compute_time_us, at.network_time_us)]
+                times.insert(1, shown)
+                fits = self.limit_bytes is None or each.peak_bytes(point) <= self.limit_bytes
+                told = "" if each is self.frontier else self._above_text(each, point)
+                marks = ", ".join([*([mark] if mark else []), *([] if fits else ["does not fit"])])
+                memory = memory_text(at.sum_bytes), memory_text(each.peak_bytes(point))
+                rows.append([name, *memory, *times, told, seconds, marks])
+                name = seconds = ""
+        rows += [self._staged_row(name, plan) for name, plan in self.in_stages.items()]
+        times = [f"{kind} (us)" for kind in ("time", "simulated", "compute", "network")]
+        headers = ["algorithm", "paper's sum", "memory per device", *times, "above", "seconds", ""]
+        align = ("left", *("right",) * 8, "left")
+        return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=align)
+
+    def _staged_row(self, name: str, plan: Plan) -> list[str]:
+        """Return the table's row of a plan in stages."""
+        fits = self.limit_bytes is None or plan.needed_bytes <= self.limit_bytes
+        above = self._above_frontier(plan)
+        told = "less memory" if above is None else f"{above:+.2%}"
+        devices = "+".join(str(len(submesh)) for submesh in plan.submeshes)
+        marks = f"{len(plan.stages)} stages on {devices} devices{'' if fits else ', does not fit'}"
+        return [name, "", memory_text(plan.needed_bytes), f"{plan.time_us:,.1f}", "", "", "", told, "", marks]
+
+    def _above_frontier(self, plan: Plan) -> float | None:
+        """Return the fraction by which a plan is slower than the frontier; see :meth:`above`."""
+        found = self.points_of(self.frontier)
+        at = found.at(plan.needed_bytes)
+        return None if at is None else plan.time_us * 1e3 / int(found.time_ns[at]) - 1.0
+
+    def simulated_us(self, each: ModelFrontier, point: int) -> float | None:
+        """Return the simulated time of a point that the table shows; None for others, and where it can't be simulated."""
+        if point not in {number for number, _ in self._shown(each)} or each.model.graph.is_sequential:
+            return None
+        return each.simulated_ns(point) / 1e3
+
+    def _above_text(self, each: ModelFrontier, point: int) -> str:
+        """Return how far a point is above the frontier, as text."""
+        above = self.above(each)[point]
+        if above is None:
+            return "less memory"
+        if above == 0:
+            mem, found = int(self.points_of(each).mem_bytes[point]), self.points_of(self.frontier)
+            more = mem / int(found.mem_bytes[found.at(mem)]) - 1
+            return f"{more:+.2%} memory" if more else "on it"
+        return f"{above:+.2%}" if abs(above) < 10 else f"{above + 1:,.0f} times"
+
+    def notes(self) -> list[str]:
+        """Return notes on the rows, a sentence each: a baseline's own note, or why its points are below the frontier."""
+        own = [f"{name}: {each.note}" for name, each in self.baselines.items() if each.note]
+        return [*(f"{name}: {why}" for name, why in self.failed.items()), *own, *self.notes_below()]
+
+    def notes_below(self) -> list[str]:
+        """Return why points of baselines are below the frontier, a sentence for each baseline that has such points."""
+        below = ((name, each) for name, each in self.baselines.items() if self.is_below(each).any())
+        return [f"{name}: {self._why_below(each)}" for name, each in below]
+
+    def above(self, each: ModelFrontier) -> list[float | None]:
+        """Return for each point the fraction by which it is slower than the frontier's fastest point of no more memory.
+
+        Negative where it is faster; None where the frontier has no point of so little memory.
+        """
+        found, others = self.points_of(self.frontier), self.points_of(each)
+        points = [found.at(mem) for mem in others.mem_bytes.tolist()]
+        return [
+            None if at is None else time_ns / int(found.time_ns[at]) - 1.0
+            for at, time_ns in zip(points, others.time_ns.tolist(), strict=True)
+        ]
+
+    def points_of(self, each: ModelFrontier) -> Frontier:
+        """Return the points of the frontier or of a baseline by peak memory, or by memory where that isn't their order.
+
+        What is proven of them is that of the search, which goes by memory.
+        """
+        peaks = each.all_peaks if self._goes_by_peak else None
+        return each.found if peaks is None else replace(each.found, mem_bytes=peaks)
+
+    @property
+    def _goes_by_peak(self) -> bool:
+        """Return whether all points, of the baselines too, are in order by peak."""
+        return all(each.all_peaks is not None for each in self.all().values())
+
+    def is_below(self, each: ModelFrontier) -> np.ndarray:
+        """Return for each point whether no point of the frontier is as good in both costs: bool[P]."""
+        return np.array([above is None or above < 0 for above in self.above(each)], bool)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the comparison as a JSON value, of the format ``FORMAT`` in version ``VERSION``."""
+        found, proven = self.points_of(self.frontier), self.frontier.certified
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "cluster": self.frontier.hardware.name,
+            "devices": self.frontier.mesh.n_devices,
+            "memory_limit_bytes": self.limit_bytes,
+            "exact": proven.exact,
+            "gap": {"median": proven.median_gap, "worst": proven.worst_gap},
+            "turning_point": found.turning_point(),
+            "algorithms": [self._algorithm_json(name, each) for name, each in self.all().items()],
+            "notes": self.notes(),
+            **{name: self._staged_json(plan) for name, plan in self.in_stages.items()},
+        }
+
+    def _staged_json(self, plan: Plan) -> dict[str, Any]:
+        """Return the JSON value of a plan in stages."""
+        return {
+            "stages": [{"devices": list(stage.devices), "last_operator": stage.last_operator} for stage in plan.stages],
+            "peak_bytes": plan.needed_bytes,
+            "time_us": plan.time_us,
+            "above": self._above_frontier(plan),
+            "fits": self.limit_bytes is None or plan.needed_bytes <= self.limit_bytes,
+        }
+
+    def _algorithm_json(self, name: str, each: ModelFrontier) -> dict[str, Any]:
+        """Return the JSON value of the frontier or a baseline, with all its points."""
+        searched = each.built.space
+        points = [
+            {
+                "sum_bytes": point.sum_bytes,
+                "peak_bytes": each.peak_bytes(number),
+                "time_us": point.time_us,
+                "simulated_us": self.simulated_us(each, number),
+                "compute_time_us": point.compute_time_us,
+                "network_time_us": point.network_time_us,
+                "above": above,
+                "fits": self.limit_bytes is None or each.peak_bytes(number) <= self.limit_bytes,
+            }
+            for number, (point, above) in enumerate(zip(each.points, self.above(each), strict=True))
+        ]
+        return {
+            "algorithm": name,
+            "space": BASELINE_SPACES.get(searched) or described(searched),
+            "seconds": sum(each.seconds_by_phase.values()),
+            "points": points,
+        }
+
+    def _shown(self, each: ModelFrontier) -> list[tuple[int, str]]:
+        """Return the points that the table shows, with a mark for each."""
+        found = self.points_of(each)
+        if len(found) == 1:
+            return [(0, "")]
+        marks = {found.smallest(): "least memory", found.fastest(): "fastest"}
+        marks.setdefault(found.turning_point(), "turning point")
+        if each is self.frontier and self.limit_bytes is not None:
+            fastest_that_fits = found.at(self.limit_bytes)
+            if fastest_that_fits is not None:
+                marks.setdefault(fastest_that_fits, "fastest that fits")
+        return sorted(marks.items())
+
+    def _why_below(self, each: ModelFrontier) -> str:
+        """Return why points of a baseline are below the frontier."""
+        n_below, found = int(self.is_below(each).sum()), self.frontier.certified
+        which = "its point is" if len(each) == 1 else f"{n_below} of its {len(each)} points are"
+        has_all = each.built.space == self.frontier.built.space or self.frontier.built.space == FULL
+        if self._goes_by_peak and has_all:
+            return f"{which} below the frontier, whose points are in one order by memory and by peak"
+        if each.built.space == self.frontier.built.space:
+            return f"{which} below the frontier, which is {found.certificate}"
+        if self.frontier.built.space == FULL:
+            return f"{which} below the frontier, which has all of its strategies and is {found.certificate}"
+        inexact = "" if found.exact else f", or because that is {found.certificate}"
+        return (
+            f"{which} below the frontier, since the space that was searched, {self.frontier.built.space}, doesn't have all "
+            f"of its strategies (the full one does){inexact}"
+        )
+
+    def plot(self, axes: Axes) -> Axes:
+        """Draw a picture like the paper's Figure 6.
+
+        It shows the frontier, its compute and network time as dotted lines, and the points or frontiers of the baselines.
+        """
+        found = self.points_of(self.frontier)
+        scale, unit = _time_unit(found)
+        self._plot_frontier(axes, scale)
+        width, height = _extent(found)
+        for (name, each), (marker, size, color) in zip(self.baselines.items(), cycle(MARKERS), strict=False):
+            points = self.points_of(each)
+            memory, times = points.mem_bytes / 1e9, points.time_ns / scale
+            near = (points.mem_bytes <= width) & (points.time_ns <= height)
+            label = name if near.any() else f"{name}: beyond, at {memory[0]:,.3g} GB, {times[0]:,.4g} {unit}"
+            label += f", on to {memory[-1]:,.3g} GB" if near.any() and not near.all() else ""
+            line = "--" if len(each) > 1 else "none"
+            (drawn,) = axes.plot(memory[near], times[near], marker, linestyle=line, drawstyle="steps-post", color=color)
+            # Hollow markers, so that points on top of each other are both seen.
+            drawn.set(label=label, markersize=size, fillstyle="none", markeredgewidth=2, zorder=4)
+        if self.limit_bytes is not None:
+            axes.axvline(self.limit_bytes / 1e9, color="gray", linestyle="-.", linewidth=1, label="memory limit")
+        axes.set_xlabel("memory per device (GB)")
+        axes.set_ylabel(f"time per step ({unit})")
+        axes.set_ylim(bottom=0)
+        axes.set_title(f"{self.frontier.mesh.n_devices} devices of {self.frontier.hardware.name}")
+        axes.grid(alpha=0.25)
+        axes.legend(fontsize="small")
+        return axes
+
+    def _plot_frontier(self, axes: Axes, scale: float) -> None:
+        """Draw the frontier, its compute and its network time; ``scale`` is the nanoseconds per unit of time."""
+        found = self.points_of(self.frontier)
+        memory, times, compute = found.mem_bytes / 1e9, found.time_ns / scale, self.frontier.costs.compute_ns / scale
+        axes.plot(memory, times, color="tab:blue", drawstyle="steps-post", linewidth=2, label="TensorOpt", zorder=3)
+        axes.plot(memory, compute, ":", color="tab:red", drawstyle="steps-post", label="its compute")
+        axes.plot(memory, times - compute, ":", color="tab:green", drawstyle="steps-post", label="its network")
+        turning = found.turning_point()
+        axes.plot(memory[turning], times[turning], "ko", fillstyle="none", markersize=10, label="turning point", zorder=5)
+
+
+def compare(
+    frontier: ModelFrontier,
+    algorithms: Sequence[str] = BASELINES,
+    limit_bytes: int | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare a frontier with what baselines choose for its model, on its hardware and under its costs.
+
+    Args:
+        algorithms: the names of the baselines.
+        limit_bytes: the memory limit per device; None without a limit.
+        progress: called with ("algorithm, phase", done, total) now and then.
+    """
+    baselines, failed = {}, {}
+    for name in algorithms:
+        told = None if progress is None else _named(progress, name)
+        try:
+            found = find_baseline(frontier, name, told)
+        except InfeasibleError as error:
+            failed[name] = str(error)
+            continue
+        baselines[name] = found.of_least_peaks(told)
+    return Comparison(frontier.joined(baselines.values(), progress), baselines, limit_bytes, failed)
+
+
+def beside_baselines(
+    plan: Plan, algorithms: Sequence[str], limit_bytes: int | None, progress: Progress | None = None
+) -> tuple[Plan, Comparison]:
+    """Compare a plan's frontier with baselines, and return the plan that is chosen where the points that beat others count.
+
+    That is the plan itself where no baseline beats a point of the frontier; else the fastest plan of the joined frontier
+    that fits.
+
+    Args:
+        plan: the fastest plan of its frontier that fits, or an unsplit one beside its frontier.
+        algorithms, limit_bytes, progress: as in :func:`compare`.
+    """
+    frontier = plan.frontier
+    assert isinstance(frontier, ModelFrontier)
+    compared = compare(frontier, algorithms, limit_bytes, progress)
+    joined = compared.frontier
+    if np.array_equal(joined.found.strategies, frontier.found.strategies):
+        return plan, replace(compared, frontier=frontier)
+    if plan.point is None:
+        return replace(plan, frontier=joined, frontier_text=joined.table()), compared
+    point = joined.fastest_within(limit_bytes)
+    assert point is not None, "for each point there is one of no larger peak"
+    return joined.plan(point, plan.option), compared
+
+
+def _named(progress: Progress, name: str) -> Progress:
+    """Return a progress callback that puts a name before each phase."""
+    return lambda phase, done, total: progress(f"{name}, {phase}", done, total)
+
+
+def _time_unit(found: Frontier) -> tuple[float, str]:
+    """Return a unit that suits the frontier's times: its nanoseconds and its name."""
+    slowest = int(found.time_ns[0])
+    return next(((scale, unit) for scale, unit in ((1e9, "s"), (1e6, "ms")) if slowest >= scale), (1e3, "us"))
+
+
+def _extent(found: Frontier) -> tuple[float, float]:
+    """Return the largest memory (bytes) and time (ns) that a picture shows."""
+    return FARTHEST * int(found.mem_bytes[-1]), FARTHEST * int(found.time_ns[0])

@@ -1,0 +1,221 @@
+"""Look at a large model before its search: does some plan fit the memory limit, or does certainly none?
+
+A search near the least memory takes minutes, but whether anything fits is mostly plain before. Two looks take seconds:
+
+1. *A bound.* When the last backward pass begins, a device holds at least its share of the variables, their slots and the
+   batch, in micro-batches also of the sums of gradients, and of the results that the backward pass reads and that can't be
+   rematerialized (:mod:`..costs.held_bytes`).
+2. *Strategies.* The least of a weighted sum of memory and time takes a tenth of a second, where a frontier takes a minute.
+   A few such strategies are evaluated exactly, without micro-batches and in the most. On many devices those are looked at
+   first that split one factor over all axes of a level, of which there are few.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from ..common.errors import InputError
+from ..common.memory_units import memory_text
+from ..common.words import counted
+from ..costs.held_bytes import least_held_bytes, least_kept_bytes, least_summed_bytes
+from ..costs.model_costs import costing_of
+from ..costs.objectives import MEMORY_TIME
+from ..ft import Frontier, InfeasibleError, LowerBound
+from ..ft.pareto import reduce_unsorted
+from ..ft.weighted.weighted_search import WeightedSearch
+from ..report.sentences import time_text
+from ..reschedule.mesh import Mesh
+from ..rules.registry import rule_of
+from .asked import Request
+from .baselines import OTHERS
+from .frontiers.find_frontier import LOOK, ModelFrontier, problem_of, rematerializing_problem
+from .problem.builder import ProblemBuilder
+from .problem.choices import REMAT, REUSE, ZERO, Choices
+from .problem.config_space import Assignments, space_for, states_of
+from .problem.fusion_groups import FusionGroup
+from .problem.strategy_problem import StrategyProblem
+
+LARGE = 500
+"""The number of operators from which a model is looked at: the search of a smaller one takes seconds itself."""
+MANY_AXES = 4
+LITTLE = 1e-6
+"""The weight of the second cost where the first one counts, as a share of the most that each can be."""
+N_BETWEEN = 2
+"""How many strategies are looked at between the one of least memory and the fastest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes per device that no plan can do with less than, in one number of micro-batches.
+
+    Attributes:
+        states: of variables, their slots and the batch, and in micro-batches of the sums of gradients.
+        kept: of results that the backward pass reads.
+    """
+
+    micro_batches: int
+    states: int
+    kept: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.states + self.kept
+
+    def __str__(self) -> str:
+        sums = ", the batch and sums of gradients" if self.micro_batches > 1 else " and the batch"
+        how = f"in {self.micro_batches} micro-batches" if self.micro_batches > 1 else "without micro-batches"
+        kept = f", and what the backward pass reads {memory_text(self.kept)} more" if self.kept else ""
+        return f"parameters, slots{sums} alone take {memory_text(self.states)} {how}{kept}"
+
+
+@dataclass(frozen=True, slots=True)
+class FirstLook:
+    """The plans and bounds that are known before a search.
+
+    Attributes:
+        tried: frontiers of the strategies that were looked at.
+        best: the fastest of these within the limit, as one of the frontiers and a point; None if none fits.
+        held: what no plan can do with less than, in the numbers of micro-batches that need the least.
+    """
+
+    tried: tuple[ModelFrontier, ...]
+    best: tuple[ModelFrontier, int] | None
+    held: tuple[Held, ...]
+
+    def certainly_not(self, limit_bytes: int) -> bool:
+        """Return whether no plan fits a limit."""
+        return self.best is None and all(each.n_bytes > limit_bytes for each in self.held)
+
+    def text(self, limit_bytes: int) -> str:
+        """Return what is known in a sentence."""
+        n_devices = self.tried[0].mesh.n_devices
+        where = f"on {counted(n_devices, 'device')} within {memory_text(limit_bytes)}"
+        if self.best is not None:
+            frontier, point = self.best
+            n, time_us = frontier.model.graph.n_micro_batches, int(frontier.costs.time_ns[point]) / 1e3
+            how = f" in {n} micro-batches" if n > 1 else ""
+            return (
+                f"yes, {where}: at least a plan of {memory_text(frontier.peak_bytes(point))} and {time_text(time_us)} per "
+                f"step{how}; faster ones are searched"
+            )
+        if self.certainly_not(limit_bytes):
+            return f"no, not {where} without stages: {'; '.join(map(str, self.held))}"
+        least = min(each.peak_bytes(each.least_point()) for each in self.tried)
+        return f"not known yet {where}: the least that was looked at is {memory_text(least)}; it is searched"
+
+
+def first_look(request: Request, parallelism: int, counts: Sequence[int]) -> FirstLook | None:
+    """Return what is known before the search of a large model within a memory limit; None where no look pays.
+
+    Args:
+        counts: the numbers of micro-batches to look at: what is asked for or 1, and where that is open the most.
+    """
+    limit = request.limit_bytes
+    is_open = request.algorithm not in OTHERS and request.objectives == MEMORY_TIME and not request.placed
+    if limit is None or not is_open or len(request.model.graph.step_operators) < LARGE:
+        return None
+    tried: list[ModelFrontier] = []
+    held: tuple[Held, ...] = ()
+    for looked in _looks(request, parallelism, counts):
+        try:
+            tried.append(looked())
+        except (InputError, InfeasibleError):
+            continue  # the search says why
+        point = tried[-1].fastest_within(limit)
+        if point is not None:
+            return FirstLook(tuple(tried), (tried[-1], point), ())
+        held = held_anyway(request, tried, counts)
+        if all(each.n_bytes > limit for each in held):
+            break
+    return FirstLook(tuple(tried), None, held) if tried else None
+
+
+def _looks(request: Request, parallelism: int, counts: Sequence[int]) -> Iterator[Callable[[], ModelFrontier]]:
+    """Yield functions that evaluate strategies: of few configs before those of all, of few micro-batches before the most."""
+    mesh = request.hardware.mesh(parallelism)
+    is_coarse_first = len(mesh.axes) > MANY_AXES and not request.force
+    for is_coarse in (True, False) if is_coarse_first else (False,):
+        for n in counts:
+            yield partial(_evaluated, request, mesh, n, is_coarse)
+
+
+def _evaluated(request: Request, mesh: Mesh, n: int, is_coarse: bool) -> ModelFrontier:
+    """Return strategies in a number of micro-batches, from the fastest to about the least memory."""
+    began = time.perf_counter()
+    model = request.model.in_micro_batches(n, mesh.n_devices)
+    costing = costing_of(model, request.hardware, mesh, request.known)
+    space = request.space or space_for(model.graph, mesh)
+    rules, n_levels = {op.name: rule_of(op) for op in model.graph.step_operators}, len({*mesh.level_of_axis})
+
+    def coarse(node: FusionGroup) -> Assignments:
+        return tuple(
+            state
+            for state in states_of(space, node, rules, mesh, False)
+            if all(len({*zip(mesh.level_of_axis, config.assignment, strict=True)}) == n_levels for config in state)
+        )
+
+    progress = None if request.progress is None else partial(request.progress, "first look")
+    choices = Choices(REUSE not in request.without, ZERO not in request.without)
+    states = coarse if is_coarse else None
+    builder = ProblemBuilder(
+        model.graph, model.backward, costing, mesh, space, request.force, progress, states=states, choices=choices
+    )
+    built = rematerializing_problem(builder, model) if REMAT not in request.without else None
+    built = built or problem_of(builder, model, builder.build())
+    found = _corners(built)
+    return ModelFrontier(model, request.hardware, built, costing, found, {"look": time.perf_counter() - began})
+
+
+def _corners(built: StrategyProblem) -> Frontier:
+    """Return the fastest strategy and some towards the least memory, each the least of a weighted sum.
+
+    Raises:
+        InfeasibleError: no strategy is possible.
+    """
+    search = WeightedSearch(built.problem)
+    most_mem, most_time = (float(max(most, 1)) for most in search.most)
+    small, fast = search.least((1.0, LITTLE * most_mem / most_time)), search.least((LITTLE * most_time / most_mem, 1.0))
+    least_mem = small.bound / small.weights[0] - LITTLE * most_mem
+    least_time = fast.bound / fast.weights[1] - LITTLE * most_time
+    corner = [np.array([max(1, int(least))]) for least in (least_mem, least_time)]
+    bound = LowerBound(corner[0], corner[1], "the ends of the frontier")
+    found = [fast]
+    for _ in range(N_BETWEEN):
+        faster = found[-1]
+        weights = float(max(1, small.time_ns - faster.time_ns)), float(max(1, faster.mem_bytes - small.mem_bytes))
+        found.append(search.least(weights))
+    found = [each for each in found if each.strategy is not None]
+    if not found:
+        raise InfeasibleError("no strategy is possible")
+    strategies = np.array([each.strategy for each in found], np.int32)
+    mem = np.array([each.mem_bytes for each in found], np.int64) + built.missing_bytes(strategies)
+    time_ns = np.array([each.time_ns for each in found], np.int64) - built.overlap_ns(strategies)
+    if built.overlap is not None:
+        bound = bound.lowered(built.overlap.most_ns)
+    kept = reduce_unsorted(mem, time_ns)
+    return Frontier(mem[kept], time_ns[kept], strategies[kept], {}, LOOK, bound)
+
+
+def held_anyway(request: Request, tried: Sequence[ModelFrontier], counts: Sequence[int]) -> tuple[Held, ...]:
+    """Return what no plan without stages can do with less than in the first and the last of some numbers of micro-batches.
+
+    Args:
+        tried: strategies on as many devices, which tell what may be rematerialized; where none are in a number of
+            micro-batches, anything may be.
+    """
+    model, n_devices, held = request.model, tried[0].mesh.n_devices, []
+    for n in dict.fromkeys([counts[0], counts[-1]]):
+        states = least_held_bytes(model.graph, n_devices)
+        states += least_summed_bytes(model.in_micro_batches(n), n_devices) if n > 1 else 0
+        looked = next((each for each in tried if each.model.graph.n_micro_batches == n), None)
+        if looked is None:
+            held.append(Held(n, states, 0))
+            continue
+        remade = {node.operators[k].name for node, of_node in looked.built.nodes for k in of_node.rematerialized}
+        held.append(Held(n, states, least_kept_bytes(looked.costing, n_devices, remade)))
+    return tuple(held)

@@ -1,0 +1,190 @@
+"""Move between strategies of a problem by one node's state at a time, and know the simulated time of each.
+
+For FlexFlow's search (:mod:`.monte_carlo`). A strategy's regathered copies and rematerialized operators aren't changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from ...ft.problem import INFEASIBLE, Edge
+from ...program.simulator import DeltaSimulation, Network, StepActions, step_graph
+from ...program.simulator.step_graph import StepGraph
+from ...rules.rule import Config, OperandSharding
+from ...sharding.model import Model
+from ...sharding.strategy import Strategy, StrategyView
+from ..baselines.task import BaselineTask
+from ..problem.strategy_problem import StrategyProblem
+
+States = tuple[int, ...]
+"""The state of each node of the problem."""
+
+
+class Added(NamedTuple):
+    """The costs that a change adds to a strategy, by the sums of Equations (1) and (3)."""
+
+    mem_bytes: int
+    time_ns: int
+
+
+class Neighbours:
+    """A problem, with the edges at each node, and the nodes of shared copies next to it."""
+
+    def __init__(self, built: StrategyProblem) -> None:
+        self.built = built
+        problem = built.problem
+        self.copies = {copy.node: copy for copy in built.shared if copy.node >= len(built.nodes)}
+        self.edges: list[list[tuple[int, Edge]]] = [[] for _ in problem.nodes]
+        for number, edge in enumerate(problem.edges):
+            for end in {edge.source, edge.target}:
+                self.edges[end].append((number, edge))
+        self.next_copies = [
+            sorted({end for _, edge in edges for end in (edge.source, edge.target) if end in self.copies and end != node})
+            for node, edges in enumerate(self.edges)
+        ]
+        self.free = [node for node, each in enumerate(problem.nodes) if each.n_states > 1]
+
+    def nearest(self, configs: Mapping[str, Config]) -> States:
+        """Return the states in which the most operators of each node have the given configs, with the fastest copies."""
+        chosen = [0] * len(self.built.problem.nodes)
+        for number, (node, states) in enumerate(self.built.nodes):
+            n_equal = np.zeros(states.n_states, np.int64)
+            for op, of_op, index in zip(node.operators, states.configs, states.index, strict=True):
+                n_equal += np.array([config == configs[op.name] for config in of_op], np.int64)[index]
+            chosen[number] = int(np.argmax(n_equal))
+        return self.with_copies(chosen)
+
+    def with_copies(self, chosen: list[int]) -> States:
+        """Return states with each shared copy the one that adds the least time."""
+        for node in self.copies:
+            chosen[node] = self._fastest_copy(node, chosen, {})
+        return tuple(chosen)
+
+    @cached_property
+    def alike(self) -> dict[int, tuple[int, ...]]:
+        """For each node all that have the same operators and configs, where there are several: those of repeated layers."""
+        found: dict[object, list[int]] = {}
+        for number, (group, states) in enumerate(self.built.nodes):
+            types = tuple(op.type for op in group.operators)
+            configs = tuple(tuple(str(config) for config in each) for each in states.configs)
+            found.setdefault((types, configs, tuple(map(tuple, states.index))), []).append(number)
+        return {node: tuple(alike) for alike in found.values() if len(alike) > 1 for node in alike}
+
+    def moved_together(self, states: Sequence[int], moves: Mapping[int, int]) -> dict[int, int]:
+        """Return the changes of several operators' nodes to other states, and those of the shared copies next to them."""
+        changes = dict(moves)
+        for copy in dict.fromkeys(copy for node in moves for copy in self.next_copies[node]):
+            changes[copy] = self._fastest_copy(copy, states, changes)
+        return {each: new for each, new in changes.items() if new != states[each]}
+
+    def moved(self, states: Sequence[int], node: int, state: int, keeps_copies: bool) -> dict[int, int]:
+        """Return the changes of a proposal: a node's state, and those of the shared copies next to an operator.
+
+        A copy has several states of one operand sharding, of which neighbours' states allow one.
+        """
+        if node in self.copies:
+            changes = {node: self._fastest_copy(node, states, {}, self.copies[node].shardings[state])}
+        else:
+            changes = {node: state}
+            for copy in self.next_copies[node]:
+                kept = self.copies[copy].shardings[states[copy]] if keeps_copies else None
+                changes[copy] = self._fastest_copy(copy, states, changes, kept)
+        return {each: new for each, new in changes.items() if new != states[each]}
+
+    def _fastest_copy(
+        self, copy: int, states: Sequence[int], changes: Mapping[int, int], kept: OperandSharding | None = None
+    ) -> int:
+        """Return the state of a shared copy that adds the least time, of those of an operand sharding if one is given."""
+        time_ns = self._time_of_copy(copy, states, changes)
+        if kept is not None:
+            is_kept = [sharding == kept for sharding in self.copies[copy].shardings]
+            time_ns = np.where(is_kept, time_ns, time_ns + np.int64(INFEASIBLE))
+        return int(np.argmin(time_ns))
+
+    def _time_of_copy(self, copy: int, states: Sequence[int], changes: Mapping[int, int]) -> np.ndarray:
+        """Return the time of each state of a shared copy, and of the edges to its neighbours: int64[S]."""
+        time_ns = self.built.problem.nodes[copy].time_ns
+        for _, edge in self.edges[copy]:
+            if edge.source == copy:
+                time_ns = time_ns + edge.time_ns[:, changes.get(edge.target, states[edge.target])]
+            else:
+                time_ns = time_ns + edge.time_ns[changes.get(edge.source, states[edge.source])]
+        return time_ns
+
+    def added(self, states: Sequence[int], changes: Mapping[int, int]) -> Added | None:
+        """Return what a strategy needs more with some nodes' states changed; None if it isn't allowed then."""
+        problem = self.built.problem
+        mem_bytes = time_ns = 0
+        for node, new in changes.items():
+            each, old = problem.nodes[node], states[node]
+            if each.time_ns[new] >= INFEASIBLE:
+                return None
+            mem_bytes += int(each.mem_bytes[new]) - int(each.mem_bytes[old])
+            time_ns += int(each.time_ns[new]) - int(each.time_ns[old])
+        for edge in dict(each for node in changes for each in self.edges[node]).values():
+            before = states[edge.source], states[edge.target]
+            after = changes.get(edge.source, before[0]), changes.get(edge.target, before[1])
+            if edge.time_ns[after] >= INFEASIBLE:
+                return None
+            mem_bytes += int(edge.mem_bytes[after]) - int(edge.mem_bytes[before])
+            time_ns += int(edge.time_ns[after]) - int(edge.time_ns[before])
+        return Added(mem_bytes, time_ns)
+
+
+@dataclass
+class Position:
+    """The strategy that a walk is at, with its simulated step."""
+
+    problem: Neighbours
+    actions: StepActions
+    states: list[int]
+    mem_bytes: int
+    view: StrategyView
+    graph: StepGraph
+    simulation: DeltaSimulation
+    _trial: tuple[StrategyView, dict[int, int]] | None = None
+
+    @classmethod
+    def of(cls, problem: Neighbours, task: BaselineTask, actions: StepActions, network: Network, states: States) -> Position:
+        strategy: Strategy = problem.built.strategy(states)
+        view = Model(task.graph, task.costing.backward).view(strategy)
+        graph = step_graph(view, actions.path_finder)
+        simulation = DeltaSimulation(graph, actions.chains(view, graph.nodes), network)
+        return cls(problem, actions, list(states), problem.built.problem.cost(states)[0], view, graph, simulation)
+
+    @property
+    def cost_ns(self) -> int:
+        return self.simulation.makespan_ns
+
+    def tried(self, changes: dict[int, int]) -> int:
+        """Return the cost with some nodes' states changed."""
+        built, configs, shared = self.problem.built, {}, {}
+        for node, state in changes.items():
+            if node in self.problem.copies:
+                copy = self.problem.copies[node]
+                shared[copy.tensor.name] = copy.shardings[state]
+                continue
+            group, states = built.nodes[node]
+            for op, of_op, index in zip(group.operators, states.configs, states.index, strict=True):
+                config = of_op[index[state]]
+                if config != self.view.strategy.configs[op.name]:
+                    configs[op.name] = config
+        view = self.view.changed(configs, shared)
+        self._trial = view, changes
+        touched = self.graph.touched(configs, shared)
+        chains = self.actions.chains(view, (self.graph.nodes[number] for number in touched))
+        return self.simulation.try_chains(dict(zip(touched, chains, strict=True)))
+
+    def keep(self, added_bytes: int) -> None:
+        """Take what was tried last, which needs so much more memory."""
+        assert self._trial is not None
+        self.view, changes = self._trial
+        for node, state in changes.items():
+            self.states[node] = state
+        self.mem_bytes += added_bytes
+        self.simulation.keep()

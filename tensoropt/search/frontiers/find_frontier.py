@@ -1,0 +1,367 @@
+"""Find the frontier of a recorded model on some hardware: build the problem, search it, and turn its points into plans."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...common.errors import InputError
+from ...common.garbage import older_objects_kept
+from ...common.progress import Progress
+from ...costs.model_costs import costing_of
+from ...costs.objectives import MEMORY_TIME, Objectives
+from ...ft import ALGORITHMS, BY_DEFAULT, Budget, Frontier, InfeasibleError, at_true_times
+from ...ft.nonadditive.segment_memory import with_more
+from ...ft.problem import INFEASIBLE
+from ...plan.build import complete_configs, cost_entries, planned_operators
+from ...plan.plan import Plan
+from ...plan.points import Passes
+from ...plan.stage_plan import StagePlan
+from ...profiling.hardware import Hardware
+from ...profiling.work import NOTHING_KNOWN, MeasuredOperators
+from ...program.simulator import network_of
+from ...rules.registry import rule_in_micro_batches
+from ...rules.rule import Config, why_invalid
+from ...sharding.constraints import Force
+from ...sharding.model import Model
+from ...sharding.resharding import PathFinder
+from ..baselines import BY_SIMULATION, FT_SIMULATED, OTHERS, search_baseline
+from ..baselines.one_strategy import of_one_strategy
+from ..baselines.task import BaselineResult, BaselineTask, check_arguments
+from ..flexflow import monte_carlo
+from ..flexflow.monte_carlo import SearchLimits
+from ..problem.builder import ProblemBuilder
+from ..problem.choices import REMAT, REUSE, ZERO, Choices
+from ..problem.config_space import space_for
+from ..problem.strategy_problem import StrategyProblem
+from ..problem.warm_start import adopted
+from ..search_problem import ProblemSearch
+from .compress import compressed
+from .details import details_of
+from .found_points import Candidates, FoundPoints
+
+LOOK = "look"
+"""The algorithm's name of strategies that were looked at before a search."""
+NO_REMAT = "without rematerialization, as the fastest plan fits without it"
+NOTHING_OFFERED = "nothing can be rematerialized that would save memory"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ModelFrontier(FoundPoints):
+    """The frontier of a model that is at hand; see :class:`FoundPoints`."""
+
+    @older_objects_kept()
+    def plan(self, point: int, option: str = "point") -> Plan:
+        """Return the plan of a point; see :class:`PlanFrontier`."""
+        point = self.check_point(point)
+        stage = replace(self.stage(point), peak_bytes=self.peak_bytes(point))
+        return Plan(
+            stages=(stage,),
+            mesh=self.mesh,
+            time_us=stage.time_us,
+            model_digest=stage.model_digest,
+            exact=self.found.exact,
+            option=option,
+            micro_batches=self.model.graph.n_micro_batches,
+            assumed=dict(self.assumed),
+            frontier_text=self.table(point),
+            frontier=self,
+            point=point,
+        )
+
+    def stage(self, point: int) -> StagePlan:
+        """Return a point's plan of the frontier's model as the only stage of a plan, without its peak."""
+        costs, costing = self.costs, self.costing
+        view = self.model.view(complete_configs(self.model, self.built.strategy(self.found.strategies[point]), costing))
+        path_finder = PathFinder(costing.reshardings.steps)
+        reshardings = (entry.planned(path_finder) for entry in cost_entries(view, costing))
+        return StagePlan(
+            mesh=self.mesh,
+            devices=tuple(range(self.mesh.n_devices)),
+            operators=tuple(planned_operators(view, costing)),
+            reshardings=tuple(planned for planned in reshardings if planned is not None),
+            sum_bytes=int(costs.mem_bytes[point]),
+            time_us=int(costs.time_ns[point]) / 1e3,
+            compute_time_us=int(costs.compute_ns[point]) / 1e3,
+            model_digest=self.model.graph.full_batch.digest,
+            frontier=self,
+            point=point,
+            overlap_time_us=int(costs.overlap_ns[point]) / 1e3,
+        )
+
+    def save(
+        self,
+        file: str | os.PathLike[str],
+        progress: Progress | None = None,
+        chosen: int | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write all points with their plans to a file; see :class:`PlanFrontier`. Takes seconds for thousands of points.
+
+        Args:
+            details: what a report shows beside the plans, see :mod:`.details`.
+        """
+        details = details if chosen is None else {**(details or {}), "chosen": chosen}
+        compressed(self, progress, details).save(file)
+
+    @property
+    def without_stages(self) -> tuple[ModelFrontier, ...]:
+        return (self,)
+
+    def parts(self, point: int) -> list[tuple[ModelFrontier, int]]:
+        return [(self, self.check_point(point))]
+
+    def passes(self, point: int) -> Passes:
+        return Passes(micro_batches=self.model.graph.n_micro_batches)
+
+    def report_value(self, title: str, chosen: int | None = None, model: str = "") -> dict[str, Any]:
+        """Return the data of the frontier's report, with its details; see :class:`PlanFrontier`."""
+        return compressed(self, details=details_of(self, model, chosen)).report_value(title, chosen, model)
+
+    def baseline(self, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
+        """Return the points that a baseline chooses; see :class:`FoundPoints`."""
+        return find_baseline(self, algorithm, progress)
+
+    def joined(self, others: Iterable[ModelFrontier], progress: Progress | None = None) -> ModelFrontier:
+        """Return the points of least peaks and times of the frontier and of baselines; see :meth:`of_least_peaks`.
+
+        So no baseline beats a point, but by strategies that the frontier's space doesn't have: they stay out, and so do all
+        where memory and time aren't what was searched.
+        """
+        built, given = self.built, []
+        for each in others if self.objectives == MEMORY_TIME else ():
+            for states in each.found.strategies:
+                with contextlib.suppress(ValueError):  # the strategy isn't in the space
+                    given.append(built.states_of(each.built.strategy(states)))
+        costs = np.array([built.problem.cost(states.tolist()) for states in given], np.int64).reshape(-1, 2)
+        possible = (costs < INFEASIBLE).all(axis=1)
+        if not possible.any():
+            return self.of_least_peaks(progress)
+        strategies, (mem, time_ns) = np.array(given, np.int32)[possible], costs[possible].T
+        more = Candidates(mem + built.missing_bytes(strategies), time_ns - built.overlap_ns(strategies), strategies)
+        certified = with_more(self.certified, more.mem_bytes, more.time_ns, more.strategies)
+        of_all = replace(self, found=certified, searched=None, counter=self._counter, _peaks={}, _simulated={})
+        return of_all.of_least_peaks(progress, more.with_(Candidates.of(self.found)))
+
+
+@older_objects_kept()
+def find_frontier(
+    model: Model,
+    hardware: Hardware,
+    parallelism: int,
+    force: Force | None = None,
+    algorithm: str = "ft-ldp",
+    progress: Progress | None = None,
+    space: str | None = None,
+    objectives: Objectives = MEMORY_TIME,
+    budget: Budget | None = None,
+    known: MeasuredOperators = NOTHING_KNOWN,
+    without: Collection[str] = (),
+    micro_batches: int = 1,
+    limit_bytes: int | None = None,
+    is_enough: Callable[[ModelFrontier], bool] | None = None,
+) -> ModelFrontier:
+    """Search the strategies at one parallelism.
+
+    Args:
+        parallelism: the number of devices.
+        force: degrees by factor by operator that every strategy must have.
+        algorithm: one of ``ft.ALGORITHMS`` or of ``baselines.OTHERS``.
+        progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
+        space: one of ``config_space.SPACES``; None chooses by the size of the full one.
+        objectives: the two costs to search, one of ``objectives.PAIRS``.
+        budget: how much effort to spend on the search; None for the default. Baselines ignore it.
+        known: the times of operators that were measured.
+        without: those of ``choices.CHOICES`` that strategies must not use; baselines use none.
+        micro_batches: the number of micro-batches in which a step processes its batch.
+        limit_bytes: the memory limit per device, which searches by simulated times keep to while they search; others
+            leave it to the choice of a point.
+        is_enough: says of the frontier without rematerialization whether to return it and search no further.
+
+    Raises:
+        InputError: the hardware doesn't have this parallelism, ``force`` can't be satisfied, the algorithm doesn't support
+            the arguments, or the batch can't be divided into so many micro-batches.
+    """
+    phases = _Phases()
+    with phases.taking("costs"):
+        try:
+            mesh = hardware.mesh(parallelism)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        model = model.in_micro_batches(micro_batches, mesh.n_devices)
+        costing = costing_of(model, hardware, mesh, known)
+        space = space or space_for(model.graph, mesh)
+    if algorithm in OTHERS:
+        check_arguments(algorithm, micro_batches, objectives, bool(force))
+        task = BaselineTask(costing, mesh, space, None, progress)
+        return _of_other(model, hardware, task, algorithm, limit_bytes, budget)
+    of_costs, of_search = (partial(progress, phase) for phase in ("costs", "search")) if progress else (None, None)
+    is_remat = REMAT not in without and objectives[0] == "memory"
+    choices = Choices(REUSE not in without, ZERO not in without)
+    builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices)
+    searching = ProblemSearch(objectives, algorithm, of_search, budget or BY_DEFAULT)
+
+    def of_all(built: StrategyProblem, found: Frontier, note: str = "") -> ModelFrontier:
+        return ModelFrontier(model, hardware, built, costing, found, phases.seconds, note=note, objectives=objectives)
+
+    with phases.taking("costs"):
+        plain = problem_of(builder, model, builder.build())
+    with phases.taking("search"):
+        found = _searched(searching, plain, algorithm, not is_remat)
+    if not is_remat:
+        return _of_least_peaks(of_all(plain, found), progress)
+    if is_enough is not None and is_enough(of_all(plain, found, NO_REMAT)):
+        return _of_least_peaks(of_all(plain, found, NO_REMAT), progress)
+    with phases.taking("costs"):
+        rematerializing = rematerializing_problem(builder, model)
+    if rematerializing is None or rematerializing.transient is None:
+        return _of_least_peaks(of_all(plain, found, NOTHING_OFFERED), progress)
+    with phases.taking("search"):
+        found = replace(found, strategies=adopted(rematerializing, plain, found.strategies))
+        del plain, builder  # with them go hundreds of megabytes of a large model's costs
+        found = searching.with_rematerialization(found, phases.seconds["search"], rematerializing)
+    return _of_least_peaks(of_all(rematerializing, found), progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Phases:
+    """The seconds that each phase has taken so far, by its name."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def taking(self, name: str) -> Iterator[None]:
+        """Count what is done inside for a phase."""
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+
+def _of_other(
+    model: Model, hardware: Hardware, task: BaselineTask, algorithm: str, limit_bytes: int | None, budget: Budget | None
+) -> ModelFrontier:
+    """Return what one of ``baselines.OTHERS`` finds."""
+    if algorithm in BY_SIMULATION:
+        limits = SearchLimits(memory_bytes=limit_bytes) if budget is None else SearchLimits(budget.seconds, limit_bytes)
+        return _of_simulated(model, hardware, task, limits, algorithm)
+    return _of_baseline(model, hardware, task, algorithm).of_least_peaks(task.progress)
+
+
+def _searched(searching: ProblemSearch, problem: StrategyProblem, algorithm: str, is_last: bool) -> Frontier:
+    """Return the frontier of a problem without rematerialization; see :meth:`ProblemSearch.plain`.
+
+    Raises:
+        InputError: there are too many strategies to enumerate.
+    """
+    try:
+        return searching.plain(problem, is_last)
+    except ValueError as error:
+        if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
+            raise
+        raise InputError(str(error)) from error
+
+
+def _of_least_peaks(frontier: ModelFrontier, progress: Progress | None) -> ModelFrontier:
+    """Return the points of least peaks and times, with the seconds that counting took as phase ``peaks``."""
+    started = time.perf_counter()
+    frontier = frontier.of_least_peaks(progress)
+    return replace(frontier, seconds_by_phase={**frontier.seconds_by_phase, "peaks": time.perf_counter() - started})
+
+
+def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
+    """Return the points that a baseline chooses for a frontier's model, on its hardware and under the same costs.
+
+    Args:
+        algorithm: one of ``baselines.OTHERS``.
+        progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
+    """
+    if algorithm in BY_SIMULATION:
+        task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space, None, progress)
+        return _of_simulated(frontier.model, frontier.hardware, task, SearchLimits(), algorithm)
+    # Baselines neither regather nor rematerialize, so a problem with these choices is not theirs.
+    built = None if frontier.built.choices or frontier.built.transient is not None else frontier.built
+    task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space, built, progress)
+    return _of_baseline(frontier.model, frontier.hardware, task, algorithm)
+
+
+def find_unsplit(frontier: ModelFrontier) -> ModelFrontier:
+    """Return the point of a frontier's model at which nothing is split: every device does the work of one device alone."""
+    task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space)
+    configs = {op.name: Config.unsplit(frontier.mesh) for op in task.operators}
+    return _of_answer(frontier.model, frontier.hardware, task, lambda: of_one_strategy(task, configs, "unsplit"))
+
+
+def rematerializing_problem(builder: ProblemBuilder, model: Model) -> StrategyProblem | None:
+    """Return the problem of a model with rematerialization; None where that can't save any memory."""
+    problem = builder.build_rematerializing()
+    return None if problem is None else problem_of(builder, model, problem)
+
+
+def problem_of(builder: ProblemBuilder, model: Model, built: StrategyProblem) -> StrategyProblem:
+    """Return a built problem with the configs alone that operators can have both in a micro-batch and at the full batch."""
+    n = model.graph.n_micro_batches
+    if n == 1:
+        return built
+    operators = model.graph.full_batch.step_operators
+    rules = {op.name: rule_in_micro_batches(op, n, builder.mesh.n_devices) for op in operators}
+    return built.allowing(lambda op, config: not why_invalid(rules[op.name], config))
+
+
+def _of_baseline(model: Model, hardware: Hardware, task: BaselineTask, algorithm: str) -> ModelFrontier:
+    """Return the points that a baseline finds for a task, at the times at which they run."""
+    return _of_answer(model, hardware, task, lambda: search_baseline(task, algorithm))
+
+
+def _of_answer(model: Model, hardware: Hardware, task: BaselineTask, search: Callable[[], BaselineResult]) -> ModelFrontier:
+    started = time.perf_counter()
+    answer = search()
+    phases = {"search": time.perf_counter() - started}
+    built, found = answer.built, answer.found
+    if built.overlap is not None:
+        # Baselines choose by the times of Equation (3); the result shows the times with overlap, as the step runs.
+        bound = found.bound and found.bound.lowered(built.overlap.most_ns)
+        found = at_true_times(built.problem, built.overlap, found, bound)
+    return ModelFrontier(model, hardware, built, task.costing, found, phases, note=answer.note)
+
+
+def _of_simulated(
+    model: Model, hardware: Hardware, task: BaselineTask, limits: SearchLimits, algorithm: str
+) -> ModelFrontier:
+    """Return the fastest strategy that a search by simulated times met and whose peak is within the limit, as one point.
+
+    Where none is, the one that needs the least memory.
+    """
+    started = time.perf_counter()
+    task = replace(task, built=task.full_problem())
+    progress = None if task.progress is None else partial(task.progress, "search")
+    found = None
+    if algorithm == FT_SIMULATED:
+        found = ProblemSearch(MEMORY_TIME, ALGORITHMS[0], progress, Budget()).plain(task.full_problem())
+    answer = monte_carlo.search(task, network_of(hardware, task.mesh), limits, progress, found)
+    phases = {"search": time.perf_counter() - started}
+    frontiers = (
+        ModelFrontier(
+            model,
+            hardware,
+            answer.built,
+            task.costing,
+            answer.frontier(states),
+            phases,
+            note=answer.note,
+            is_interrupted=answer.is_interrupted,
+        )
+        for _, states in answer.candidates
+    )
+    tried = []
+    for frontier in frontiers:
+        if limits.memory_bytes is None or frontier.peak(0).n_bytes <= limits.memory_bytes:
+            return frontier
+        tried.append(frontier)
+    return min(tried, key=lambda each: each.peak(0).n_bytes)

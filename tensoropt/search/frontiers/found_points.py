@@ -1,0 +1,315 @@
+"""The points that a search found for a model, with what makes plans of them: the problem, and the costs."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ...common.progress import Progress
+from ...common.words import counted
+from ...costs.objectives import MEMORY_TIME, Objectives, StrategyCosts
+from ...costs.operator_costs import OperatorCosting
+from ...ft import Frontier
+from ...ft.pareto import reduce_unsorted
+from ...plan.frontier import PlanFrontier
+from ...plan.plan import Plan
+from ...profiling.hardware import Hardware
+from ...program.fast_peak import Peaks
+from ...program.liveness import Instruction, Peak, peak_of_program
+from ...program.pass_memory import PassMemory
+from ...program.peak import instructions_of
+from ...program.simulator import Network, StepActions, network_of, step_graph
+from ...program.simulator.timeline import StepTimeline, timeline_of
+from ...program.stage_ends import StageEnds
+from ...reschedule.mesh import Mesh
+from ...sharding.model import Model
+from ...sharding.resharding import PathFinder
+from ...sharding.stages import StageModel
+from ..problem.objectives import costs_of
+from ..problem.strategy_problem import StrategyProblem
+from .point_peaks import PeakCounter
+
+Points = TypeVar("Points", bound="FoundPoints")
+LEAST_REPLAYED, MOST_OPERATORS_REPLAYED = 16, 6_000
+MOST_COUNTED, MOST_OPERATORS_COUNTED = 1_200, 1_000_000
+"""Of a search's points at most so many have their peaks counted, or those with so many operators together if they are more:
+a second or two. Where kernels can't count they are replayed, and fewer.
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Strategies in any order, int32[P, nodes], with their costs, int64[P]."""
+
+    mem_bytes: np.ndarray
+    time_ns: np.ndarray
+    strategies: np.ndarray
+
+    @classmethod
+    def of(cls, found: Frontier) -> Candidates:
+        return cls(found.mem_bytes, found.time_ns, found.strategies)
+
+    def take(self, which: np.ndarray) -> Candidates:
+        """Return some of the strategies."""
+        return Candidates(self.mem_bytes[which], self.time_ns[which], self.strategies[which])
+
+    def with_(self, other: Candidates) -> Candidates:
+        """Return the strategies of both."""
+        costs = ((getattr(self, each), getattr(other, each)) for each in ("mem_bytes", "time_ns", "strategies"))
+        return Candidates(*map(np.concatenate, costs))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FoundPoints(PlanFrontier[Plan]):
+    """All Pareto-minimal points of a model at one parallelism, as the search found them.
+
+    Attributes:
+        model: the model, with the micro-batches of the search.
+        hardware: the hardware that the costs are for.
+        built: the problem that was searched, and what its states mean.
+        costing: the costs of operators and reshardings.
+        found: the points.
+        seconds_by_phase: the seconds of each phase: ``costs`` and ``search``; where a plan was chosen also ``unroll``, which
+            makes the plan from the point.
+        assumed: the assumptions that its plans record.
+        note: a sentence on how the points were found; may be empty.
+        objectives: the two costs that were searched.
+        is_interrupted: whether Ctrl-C ended the search, which then kept what it had found.
+        searched: all points that the search found, minimal in the objectives, where ``found`` has only those of them that
+            are minimal in peak memory and time; None where ``found`` has all.
+        counter: the peaks that were counted so far.
+    """
+
+    model: Model
+    hardware: Hardware
+    built: StrategyProblem
+    costing: OperatorCosting
+    found: Frontier
+    seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+    objectives: Objectives = MEMORY_TIME
+    is_interrupted: bool = False
+    searched: Frontier | None = None
+    counter: PeakCounter | None = None
+    # What was computed of the points; a copy with other notes shares it.
+    _peaks: dict[int, Peak] = field(default_factory=dict)
+    _simulated: dict[int, int] = field(default_factory=dict)
+
+    @abstractmethod
+    def baseline(self, algorithm: str, progress: Progress | None = None) -> FoundPoints:
+        """Return the points that a baseline chooses for the frontier's model, on its hardware and under the same costs.
+
+        Args:
+            algorithm: one of ``baselines.OTHERS``.
+            progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
+        """
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.built.mesh
+
+    @property
+    def hardware_name(self) -> str:
+        return self.hardware.name
+
+    @cached_property
+    def costs(self) -> StrategyCosts:
+        """The costs of all points in memory, time, compute and network, whatever the objectives."""
+        return costs_of(self.built, self.found, self.objectives)
+
+    @cached_property
+    def _path_finder(self) -> PathFinder:
+        """The path finder of all points, which have most of their reshardings in common."""
+        return PathFinder(self.costing.reshardings.steps)
+
+    def peak(self, point: int) -> Peak:
+        """Return the peak memory of a point's plan."""
+        if point not in self._peaks:
+            self._peaks[point] = peak_of_program(self.program(point))
+        return self._peaks[point]
+
+    def peak_json(self, point: int) -> Mapping[str, Any]:
+        """Return the instant of a point's peak as a JSON value, see ``Peak.to_json``."""
+        return self.peak(point).to_json()
+
+    def remember_peak(self, point: int, peak: Peak) -> None:
+        """Keep the peak of a point whose step was replayed elsewhere, so that it isn't replayed again."""
+        self._peaks[point] = peak
+
+    def program(self, point: int) -> list[Instruction]:
+        """Return the step of a point's plan as a program on buffers; see :mod:`...program.peak`."""
+        return instructions_of(self._counter.view(self.found.strategies[point]), self.costing, self._path_finder)
+
+    def pass_memory(self, points: np.ndarray, ends: StageEnds) -> PassMemory:
+        """Return the memory of a stage's passes under points; see :func:`...program.pass_memory.pass_memory`."""
+        return self._counter.passes_of(self.found.strategies[points], ends)
+
+    def peaks_of(self, points: np.ndarray) -> np.ndarray:
+        """Return the bytes of :meth:`peak` of some points, int64[K]."""
+        return self._counter.peaks_of(self.found.strategies[points])
+
+    @property
+    def counts_quickly(self) -> bool:
+        """Return whether compiled kernels can count the peaks of these points."""
+        return self._counter.peaks.is_quick
+
+    @cached_property
+    def _counter(self) -> PeakCounter:
+        return self.counter or PeakCounter(self.model, self.built, Peaks(self.model, self.costing, self._path_finder))
+
+    @property
+    def peaks_by_states(self) -> dict[bytes, int]:
+        """The peaks that are known, in bytes, by the bytes of the nodes' states; what is found later is added."""
+        return self._counter.known
+
+    @property
+    def passes_by_states(self) -> dict[tuple[object, ...], dict[bytes, PassMemory]]:
+        """The memory of a stage's passes that is known, see :class:`.PeakCounter`; what is found later is added."""
+        return self._counter.known_passes
+
+    @property
+    def certified(self) -> Frontier:
+        """All points that the search found, minimal in the objectives, with what is proven of them."""
+        return self.searched or self.found
+
+    @cached_property
+    def peaks(self) -> np.ndarray:
+        """The bytes of :meth:`peak` of all points, int64[P]."""
+        return self._counter.peaks_of(self.found.strategies)
+
+    def peak_bytes(self, point: int) -> int:
+        """Return the bytes of :meth:`peak`, without counting those of other points."""
+        return int(self.peaks_of(np.array([point]))[0])
+
+    def of_least_peaks(self: Points, progress: Progress | None = None, others: Candidates | None = None) -> Points:
+        """Return the points of which no other one has both a smaller peak and less time.
+
+        These are in one order by memory, by peak and by time. Where memory isn't what was searched, all points stay. Of very
+        many points (MOST_COUNTED) those nearest to others are left out.
+
+        Args:
+            others: further strategies; those that beat a point in peak and time become points.
+        """
+        own = Candidates.of(self.found)
+        most = max(LEAST_REPLAYED, MOST_OPERATORS_REPLAYED // self.built.n_operators)
+        if self.counts_quickly:
+            most = max(MOST_COUNTED, MOST_OPERATORS_COUNTED // self.built.n_operators)
+        own = own.take(spread(own.mem_bytes, own.time_ns, most))
+        in_passes = isinstance(self.model, StageModel) and self.model.graph.micro_batching is not None
+        if in_passes or self.objectives != MEMORY_TIME:  # the peaks of passes depend on their order
+            found = replace(self.found, mem_bytes=own.mem_bytes, time_ns=own.time_ns, strategies=own.strategies)
+            return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
+        pool = own if others is None else own.with_(others)
+        counted = self._counter.peaks_of(pool.strategies, progress)
+        mem, time_ns, strategies = pool.mem_bytes, pool.time_ns, pool.strategies
+        n_own = len(own.mem_bytes)
+        kept = least_peaks(counted[:n_own], mem[:n_own], time_ns[:n_own])
+        better = n_own + _that_beat(counted[n_own:], time_ns[n_own:], counted[kept], time_ns[kept])
+        among = np.concatenate([np.arange(n_own), better])
+        kept = among[least_peaks(counted[among], mem[among], time_ns[among])]
+        found = replace(self.found, mem_bytes=mem[kept], time_ns=time_ns[kept], strategies=strategies[kept])
+        return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
+
+    @cached_property
+    def _simulator(self) -> tuple[Network, StepActions]:
+        return network_of(self.hardware, self.mesh), StepActions(self.costing, self._path_finder)
+
+    def simulated_ns(self, point: int) -> int:
+        """Return the time of a point's step as it is simulated on the hardware, in nanoseconds.
+
+        Raises:
+            InputError: the model has several passes, which can't be simulated.
+        """
+        if point not in self._simulated:
+            self._simulated[point] = self.timeline(point).makespan_ns
+        return self._simulated[point]
+
+    def timeline(self, point: int) -> StepTimeline:
+        """Return a point's step as it is simulated on the hardware.
+
+        Raises:
+            InputError: the model has several passes, which can't be simulated.
+        """
+        view = self.model.view(self.built.strategy(self.found.strategies[point]))
+        network, actions = self._simulator
+        graph = step_graph(view, self._path_finder)
+        return timeline_of(view, graph, actions.chains(view, graph.nodes), network)
+
+    def summary(self) -> str:
+        """Return one line on the search: its size, its exactness and its time."""
+        problem, found = self.built.problem, self.certified
+        n_points = counted(len(self.found), "point")
+        n_points += "" if self.objectives == MEMORY_TIME else f" of {' and '.join(self.objectives)}"
+        kinds = ", ".join(f"{count} {kind}" for kind, count in found.eliminations.items() if count)
+        slices = f", {self.model.graph.n_micro_batches} micro-batches" if self.model.graph.n_micro_batches > 1 else ""
+        return (
+            f"{n_points} on {counted(self.mesh.n_devices, 'device')} {self.mesh}{slices}: "
+            f"{counted(self.built.n_operators, 'operator')} in {counted(len(self.built.nodes), 'node')}, "
+            f"{counted(self.built.n_configs, 'config')}, {counted(len(problem.edges), 'edge')}; "
+            f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
+            f"{sum(self.seconds_by_phase.values()):.2f} s" + (f"; {self.note}" if self.note else "")
+        )
+
+
+def spread(mem: np.ndarray, time_ns: np.ndarray, most: int) -> np.ndarray:
+    """Return the indices of at most ``most`` points of a frontier, both ends among them; all if there aren't more.
+
+    Points are by ascending memory and descending time. Along the frontier, by factors of memory or of time, whichever is
+    larger, one point of each part of equal length stays; the parts are as short as the number of points allows.
+    """
+    if len(mem) <= most:
+        return np.arange(len(mem))
+    steps = np.maximum(np.diff(np.log(np.maximum(mem, 1))), -np.diff(np.log(np.maximum(time_ns, 1))))
+    along = np.concatenate([[0.0], np.cumsum(steps)]) / max(float(steps.sum()), 1e-300)
+
+    def firsts(n_parts: int) -> np.ndarray:
+        return np.union1d(np.flatnonzero(np.diff(np.floor(along * n_parts), prepend=-1.0)), [len(mem) - 1])
+
+    low, high = 1, 1 << 40
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if len(firsts(middle)) <= most else (low, middle)
+    return firsts(low)
+
+
+def _that_beat(peaks: np.ndarray, time_ns: np.ndarray, of_peaks: np.ndarray, of_times: np.ndarray) -> np.ndarray:
+    """Return the indices of the strategies that beat at least one of some points in peak and time."""
+    peak, time = peaks[:, None] - of_peaks, time_ns[:, None] - of_times
+    return np.flatnonzero(((peak <= 0) & (time <= 0) & (peak + time < 0)).any(axis=1))
+
+
+def least_peaks(peaks: np.ndarray, mem: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
+    """Return the indices of the points that no other one beats in peak and time, by ascending peak and memory.
+
+    A strategy of more memory may have a smaller peak, so that not all of these need be in one order. Then as few as
+    possible are left out: not the fastest, and the one of the smallest peak only if it has more memory than the fastest.
+    """
+    kept = reduce_unsorted(peaks, time_ns)
+    below = kept[mem[kept] < mem[kept[-1]]]
+    smallest = below[below == kept[0]]
+    between = below[mem[below] > mem[smallest].max(initial=-1)]
+    return np.concatenate([smallest, between[longest_ascending(mem[between].tolist())], kept[-1:]])
+
+
+def longest_ascending(values: Sequence[int]) -> list[int]:
+    """Return the indices of a longest strictly ascending subsequence, ascending."""
+    least: list[int] = []  # of subsequences of each length, the least last value
+    last: list[int] = []  # and its index
+    before: list[int] = []
+    for i, value in enumerate(values):
+        length = bisect_left(least, value)
+        before.append(last[length - 1] if length else -1)
+        least[length : length + 1] = [value]
+        last[length : length + 1] = [i]
+    found, i = [], last[-1] if last else -1
+    while i >= 0:
+        found.append(i)
+        i = before[i]
+    return found[::-1]

@@ -1,0 +1,186 @@
+"""Count the peaks of all points that a search found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from ...common.progress import Progress
+from ...program.fast_peak import Columns, Peaks
+from ...program.pass_memory import PassMemory, pass_memory
+from ...program.peak import MOST_MICRO_BATCHES, peak_of
+from ...program.stage_ends import StageEnds
+from ...rules.registry import rule_of
+from ...rules.rule import Config, Interface, OperandSharding, Rule, interface_of
+from ...sharding.model import Model
+from ...sharding.rematerializable import is_rematerializable
+from ...sharding.strategy import StrategyView
+from ..problem.strategy_problem import StrategyProblem
+
+WORTH_LOADING = 1_500
+"""So many operators, over all points, take longer to replay than the compiled kernels take to load."""
+AT_ONCE = 1_024
+"""The rows of so many points are held in memory at once."""
+
+
+@dataclass(eq=False)
+class PeakCounter:
+    """The peaks of strategies of one problem, each counted once.
+
+    Strategies have most of their configs in common, so what follows from a config is computed once, too. Configs are those
+    of the problem's states, and so are known by their identity.
+
+    Attributes:
+        known: the peaks that were counted so far, by the bytes of the nodes' states.
+        known_passes: of a stage the memory of its passes, by what it exchanges and by these bytes.
+    """
+
+    model: Model
+    built: StrategyProblem
+    peaks: Peaks
+    known: dict[bytes, int] = field(default_factory=dict)
+    known_passes: dict[tuple[object, ...], dict[bytes, PassMemory]] = field(default_factory=dict)
+    _interfaces: dict[tuple[int, int], Interface] = field(default_factory=dict)
+    _rematerializable: dict[tuple[str, int], bool] = field(default_factory=dict)
+
+    @cached_property
+    def _rules(self) -> dict[str, Rule]:
+        return {name: rule_of(op) for name, op in self.model.graph.operators.items()}
+
+    @cached_property
+    def _kinds(self) -> dict[str, int]:
+        """A number for each operator of the problem, equal for those that have the same interfaces, as in equal layers."""
+        return {
+            op.name: id(interfaces)
+            for node, states in self.built.nodes
+            for op, interfaces in zip(node.operators, states.interfaces, strict=True)
+        }
+
+    def view(self, states: np.ndarray) -> StrategyView:
+        """Return the strategy that one state for each node means, on its graph."""
+        strategy, known, rules = self.built.strategy(states.tolist()), self._interfaces, self._rules
+        view, kinds = self.model.view(strategy), self._kinds
+        interfaces = {}
+        for name, config in strategy.configs.items():
+            key = kinds[name], id(config)
+            if key not in known:
+                known[key] = interface_of(rules[name], config)
+            interfaces[name] = known[key]
+        rematerialized = frozenset(name for name in strategy.rematerialized if self._is_rematerializable(view, name))
+        vars(view).update(rules=rules, interfaces=interfaces, rematerialized=rematerialized)
+        return view
+
+    def _is_rematerializable(self, view: StrategyView, name: str) -> bool:
+        config, known = view.strategy.configs[name], self._rematerializable
+        key = name, id(config)
+        if key not in known:
+            op = view.graph.operators[name]
+            known[key] = is_rematerializable(view.graph, op, self._rules[name], config, view.gradients)
+        return known[key]
+
+    def passes_of(self, states: np.ndarray, ends: StageEnds) -> PassMemory:
+        """Return the memory of a stage's passes under strategies.
+
+        Args:
+            states: int32[P, nodes].
+        """
+        numbers = {name: number for number, name in enumerate(self.model.graph.tensors)}
+        exchanged = (frozenset(map(numbers.get, names)) for names in (ends.received, ends.returned))
+        known = self.known_passes.setdefault((*exchanged, ends.divides), {})  # stages that are alike have other names
+        keys = [row.tobytes() for row in states]
+        new = [i for i, key in enumerate(keys) if key not in known]
+        for first in range(0, len(new), AT_ONCE):
+            part = new[first : first + AT_ONCE]
+            memory = self._counted_passes(states[part], ends)
+            known.update((keys[i], memory.take([at])) for at, i in enumerate(part))
+        return PassMemory.joined([known[key] for key in keys])
+
+    def _counted_passes(self, states: np.ndarray, ends: StageEnds) -> PassMemory:
+        peaks, n_replayed = self.peaks, min(self.model.graph.n_micro_batches, MOST_MICRO_BATCHES)
+        if peaks.is_quick and len(states) * self.built.n_operators * n_replayed > WORTH_LOADING:
+            return peaks.passes_of_columns(self._columns(states), self._views(states), ends)
+        views = map(self.view, states)
+        return PassMemory.joined([pass_memory(each, peaks.costing, peaks.path_finder, ends) for each in views])
+
+    def peaks_of(self, states: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+        """Return the peaks of strategies, int64[P].
+
+        Args:
+            states: int32[P, nodes].
+            progress: called with ("peaks", done, total) now and then.
+        """
+        keys = [row.tobytes() for row in states]
+        new = [i for i, key in enumerate(keys) if key not in self.known]
+        counted = self._counted(states[new], progress)
+        self.known.update((keys[i], n_bytes) for i, n_bytes in zip(new, counted.tolist(), strict=True))
+        return np.array([self.known[key] for key in keys], np.int64)
+
+    def _counted(self, states: np.ndarray, progress: Progress | None) -> np.ndarray:
+        """Return the peaks of strategies that weren't counted before."""
+        n, peaks = len(states), self.peaks
+        n_operators = n * self.built.n_operators
+        if peaks.is_quick and n_operators > WORTH_LOADING:
+            found = [np.empty(0, np.int64)]
+            for first in range(0, n, AT_ONCE):
+                _report(progress, first, n)
+                part = states[first : first + AT_ONCE]
+                found.append(peaks.of_columns(self._columns(part), self._views(part)))
+            return np.concatenate(found)
+        replayed = np.empty(n, np.int64)
+        for i in range(n):
+            _report(progress, i, n)
+            replayed[i] = peak_of(self.view(states[i]), peaks.costing, peaks.path_finder).n_bytes
+        return replayed
+
+    def _columns(self, states: np.ndarray) -> Columns:
+        rows = self.peaks.rows
+        return columns_of(self.built, states, rows.config_number, rows.sharding_number)
+
+    def _views(self, states: np.ndarray) -> Callable[[int], StrategyView]:
+        return lambda i: self.view(states[i])
+
+
+def _report(progress: Progress | None, done: int, total: int) -> None:
+    if progress is not None:
+        progress("peaks", done, total)
+
+
+def columns_of(
+    built: StrategyProblem,
+    states: np.ndarray,
+    config_number: Callable[[Config], int],
+    sharding_number: Callable[[OperandSharding], int],
+) -> Columns:
+    """Return strategies, int32[P, nodes], as columns of numbers."""
+    configs, rematerialized = {}, {}
+    by_node = np.asfortranarray(states)
+    known: dict[tuple[int, ...], np.ndarray] = {}  # by the identities of what equal layers share
+
+    def of_configs(of_op: Sequence[Config], index: np.ndarray) -> np.ndarray:
+        """Return the number of an operator's config in each state of its node."""
+        key = id(of_op), id(index)
+        if key not in known:
+            known[key] = np.array([config_number(config) for config in of_op], np.int32)[index]
+        return known[key]
+
+    def of_shardings(shardings: Sequence[OperandSharding]) -> np.ndarray:
+        """Return the number of a shared copy's operand sharding in each state of its node."""
+        key = (id(shardings),)
+        if key not in known:
+            known[key] = np.array([sharding_number(each) for each in shardings], np.int32)
+        return known[key]
+
+    for i, (node, of_node) in enumerate(built.nodes):
+        column = by_node[:, i]
+        for op, of_op, index in zip(node.operators, of_node.configs, of_node.index, strict=True):
+            configs[op.name] = of_configs(of_op, index)[column]
+        for k in of_node.rematerialized:
+            rematerialized[node.operators[k].name] = of_node.rematerializes[column].astype(np.int32)
+    shared = {copy.tensor.name: of_shardings(copy.shardings)[by_node[:, copy.node]] for copy in built.shared}
+    regathered = {
+        choice.copy: np.asarray(choice.is_regathered)[by_node[:, choice.node]].astype(np.int32) for choice in built.choices
+    }
+    return Columns(len(states), configs, shared, regathered, rematerialized)

@@ -1,0 +1,122 @@
+"""The step of a point as a report shows it: what each device does when, and the memory that is alive at each instant."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+from ...common.errors import InputError
+from ...program.liveness import SCRATCH, Instruction, Peak, made_text, peak_of_program
+from ...program.simulator.full import SimulatedTask
+from ...program.simulator.network import COMPUTE
+from ...program.simulator.timeline import StepTimeline
+from .found_points import FoundPoints
+
+MOST_INSTANTS = 240
+COMPUTE_LANE, NETWORK_LANE = 0, 1
+
+
+def timeline_view(timeline: StepTimeline) -> dict[str, Any]:
+    """Return a simulated step as a JSON value; times are nanoseconds since the step began.
+
+    ``tasks`` is a text with a row for each stretch in which a device of a class does one thing for one operator: the number
+    of the class, the lane (0 computes, 1 communicates), how long after the start of the row before it starts, how long it
+    takes, the number of the operator's name, that of the kind. As lists these would be most of a file, and slow to read.
+    """
+    operators: dict[str, int] = {}
+    kinds: dict[str, int] = {}
+    rows: list[list[int]] = []
+    spans: dict[tuple[int, int, int], list[int]] = {}
+
+    def add(device: int, lane: int, start_ns: int, end_ns: int, task: SimulatedTask, kind: str) -> None:
+        name = timeline.operator(timeline.graph.nodes[task.key.node])
+        numbers = operators.setdefault(name, len(operators)), kinds.setdefault(kind, len(kinds))
+        if end_ns > start_ns:
+            rows.append([device, lane, start_ns, end_ns - start_ns, *numbers])
+
+    for number, task in enumerate(timeline.tasks):
+        action, times = timeline.action(task), timeline.times[number]
+        if action is None:
+            continue
+        if action.kind == COMPUTE:
+            add(task.key.first, COMPUTE_LANE, times.start_ns, times.end_ns, task, timeline.kind(task))
+        else:
+            spans.setdefault(task.key[:3], []).append(number)
+    for numbers in spans.values():
+        task = timeline.tasks[numbers[0]]
+        action = timeline.action(task)
+        assert action is not None
+        start_ns = min(timeline.times[number].start_ns for number in numbers)
+        end_ns = max(timeline.times[number].end_ns for number in numbers)
+        (classes,) = (work.classes for work in timeline.network.works(action) if work.classes[0] == task.key.first)
+        for one in classes:
+            add(one, NETWORK_LANE, start_ns, end_ns, task, action.kind)
+    return {
+        "makespan_ns": timeline.makespan_ns,
+        "devices": [list(ranks) for ranks in timeline.network.classes],
+        "operators": list(operators),
+        "kinds": list(kinds),
+        "tasks": tasks_text(joined_rows(sorted(rows))),
+    }
+
+
+def joined_rows(rows: list[list[int]]) -> list[list[int]]:
+    """Return rows in order, with those joined that follow each other without a gap and do the same for one operator."""
+    found: list[list[int]] = []
+    for row in rows:
+        last = found[-1] if found else None
+        if last and last[:2] == row[:2] and last[4:] == row[4:] and last[2] + last[3] == row[2]:
+            last[3] += row[3]
+        else:
+            found.append(row)
+    return found
+
+
+def tasks_text(rows: list[list[int]]) -> str:
+    """Return the rows of tasks as text."""
+    before = 0
+    said = []
+    for device, lane, start_ns, *rest in rows:
+        said.append(",".join(map(str, (device, lane, start_ns - before, *rest))))
+        before = start_ns
+    return ";".join(said)
+
+
+def memory_view(program: list[Instruction]) -> tuple[dict[str, Any], Peak]:
+    """Return the memory that is alive over the step as a JSON value, in order of execution, and its peak.
+
+    A long step is thinned: each of ``MOST_INSTANTS`` stretches is shown at the instant at which the most is alive.
+    ``by_use`` has a list for each use, with the bytes at each of ``instants``.
+    """
+    alive_at: list[Counter[str]] = []
+
+    def observe(number: int, alive: Counter[str]) -> None:
+        scratch = program[number].scratch_bytes
+        alive_at.append(+(alive + Counter({SCRATCH: scratch})))
+
+    peak = peak_of_program(program, observe)
+    totals = [each.total() for each in alive_at]
+    n_stretches = min(MOST_INSTANTS, len(totals))
+    edges = [i * len(totals) // n_stretches for i in range(n_stretches + 1)] if totals else []
+    instants = [max(range(first, last), key=totals.__getitem__) for first, last in itertools.pairwise(edges)]
+    uses = [use for use, _ in peak.by_use.most_common()]
+    uses += sorted({use for at in instants for use in alive_at[at]} - set(uses))
+    told = {
+        **peak.to_json(),
+        "instants": instants,
+        "runs": [made_text(program[at]) for at in instants],
+        "by_use": {use: [alive_at[at][use] for at in instants] for use in uses},
+    }
+    return told, peak
+
+
+def step_view(frontier: FoundPoints, point: int) -> dict[str, Any]:
+    """Return the step of a point: its ``timeline``, None where it can't be simulated, and its ``memory``."""
+    try:
+        timeline: dict[str, Any] | None = timeline_view(frontier.timeline(point))
+    except InputError:
+        timeline = None  # a model with several passes
+    memory, peak = memory_view(frontier.program(point))
+    frontier.remember_peak(point, peak)
+    return {"timeline": timeline, "memory": memory}

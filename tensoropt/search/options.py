@@ -1,0 +1,281 @@
+"""Answer the three options of the TensorOpt paper's section 4.1: mini_time, mini_parallelism, profiling."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from ..common.dump import dump
+from ..common.errors import InputError
+from ..common.progress import Progress
+from ..common.words import counted
+from ..common.workers import can_be_sent, n_workers, results
+from ..plan.plan import Plan
+from ..plan.scaling_curve import Curve, CurvePoint
+from ..profiling.available_memory import available_memory_bytes
+from ..rules.registry import are_own
+from .asked import Request, asks_for_stages, parallelisms
+from .candidates.find_staged import find_with_stages
+from .candidates.joined_frontier import why_too_large
+from .candidates.search_candidates import WORTH_STAGES, CandidateSearch
+from .candidates.staged_frontier import StagedFrontier
+from .candidates.staged_frontier_points import point_of_whole
+from .curve_points import curve_point, unreachable_point
+from .frontiers.find_frontier import ModelFrontier
+from .infeasible import least_needed, nothing_fits, time_for_more
+from .request import OF_CURVE
+from .unsplit import unsplit_if_as_fast
+
+WORTH_WORKERS = 400
+"""Operators of a model from which the points of a curve are searched in worker processes, which take seconds to start."""
+
+
+def find_answer(
+    option: str,
+    request: Request,
+    parallelism: int | Sequence[int] | None,
+    stages: Sequence[int] | None = None,
+    schedule: str | None = None,
+) -> Plan | Curve:
+    """Return the answer to one of the options: a plan, or for ``profiling`` a curve.
+
+    Args:
+        option: one of ``OPTIONS``.
+        parallelism: a number of devices, or several. None stands for all parallelisms of the hardware, and for its largest
+            with ``mini_time``.
+        stages: the numbers of stages, of which 1 stands for plans without; None: none, or as few as a placement takes.
+        schedule: the order of the stages' passes; None for the default.
+
+    Raises:
+        InputError: nothing fits, ``mini_time`` is asked for several parallelisms; or as
+            :func:`.candidates.find_staged.find_with_stages`.
+    """
+    available = request.hardware.parallelisms()
+    counts = list(available) if parallelism is None else parallelisms(parallelism)
+    if option == "profiling":
+        return profiling([(request, count) for count in counts], stages=stages, schedule=schedule)
+    if option == "mini_time" and parallelism is None:
+        counts = [max(available)]
+    if option == "mini_time" and len(counts) != 1:
+        raise InputError(
+            f"option 'mini_time' takes one parallelism, got {counts}; option 'profiling' compares several, and "
+            "'mini_parallelism' takes the fewest devices that fit"
+        )
+    plan = _found(option, request, counts, stages, schedule)
+    frontier = plan.frontier
+    assert frontier is not None
+    # The peaks in the table are computed for it, which takes a third of the search's time.
+    dump("frontier", lambda: frontier.table(plan.point), frontier.summary)
+    dump("plan", plan)
+    return plan
+
+
+def mini_time(request: Request, parallelism: int) -> Plan:
+    """Return the plan of least time within the memory limit at one parallelism; see :func:`mini_parallelism`."""
+    return _found("mini_time", request, [parallelism])
+
+
+def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
+    """Return the fastest plan that fits on the fewest devices on which any plan fits.
+
+    It has stages only if the request allows them, and nothing else fits or they are predicted to pay.
+
+    Raises:
+        InputError: nothing fits at any of the parallelisms; the message gives the least memory that is needed, and suggests
+            what would fit.
+    """
+    return _found("mini_parallelism", request, parallelisms)
+
+
+def _found(
+    option: str,
+    request: Request,
+    parallelisms: Sequence[int],
+    stages: Sequence[int] | None = None,
+    schedule: str | None = None,
+) -> Plan:
+    """Return the fastest plan that fits at the least parallelism at which any does.
+
+    Raises:
+        InputError: nothing fits; where stages are asked for the message is that of the largest parallelism.
+    """
+    searched, started = list[CandidateSearch](), time.monotonic()
+    why: InputError | None = None
+    for parallelism in sorted(parallelisms):
+        if asks_for_stages(request, stages):
+            try:
+                frontier = find_with_stages(request, parallelism, stages, schedule)
+            except InputError as error:  # so few devices can't have these stages
+                why = error
+                continue
+            if frontier.fastest_within(request.limit_bytes) is not None:
+                return _fastest(frontier, option, request)
+            why = InputError(why_too_large(frontier, request.limit_bytes))
+            continue
+        searched.append(CandidateSearch(request, parallelism).search_all())
+        in_stages, alone = searched[-1].frontier(), searched[-1].alone
+        number = None if in_stages is None else in_stages.fastest_within(request.limit_bytes)
+        if in_stages is not None and number is not None:
+            return in_stages.plan(number, option)
+        if alone is not None:
+            plan = _unrolled(*alone, option, request)
+            return dataclasses.replace(
+                unsplit_if_as_fast(plan, request) if option == "mini_time" else plan, hint=searched[-1].hint
+            )
+    if why is not None:
+        raise why
+    least = min((each.least for each in searched if each.least), key=lambda each: each.points_of[0].n_bytes, default=None)
+    raise InputError(nothing_fits(request, [each for of in searched for each in of.whole], started, least))
+
+
+def _fastest(frontier: StagedFrontier, option: str, request: Request) -> Plan:
+    """Return the fastest plan of a frontier within the memory limit, or an unsplit one as :func:`.unsplit_if_as_fast`.
+
+    One without stages is taken where stages are predicted to save less than WORTH_STAGES.
+    """
+    number = frontier.fastest_within(request.limit_bytes)
+    assert number is not None
+    plan, point = frontier.plan(number, option), frontier.points_of[number]
+    if option == "mini_time" and point.n_stages == 1:
+        own = point.plan(option, request.assumed)
+        unsplit = unsplit_if_as_fast(own, request)
+        if unsplit is not own:
+            return dataclasses.replace(unsplit, frontier=frontier, frontier_text=frontier.table())
+    if len(plan.stages) > 1 and request.stages_must_pay and request.hardware.measured is not None:
+        return _without_stages(frontier, plan, request) or plan
+    return plan
+
+
+def _without_stages(frontier: StagedFrontier, plan: Plan, request: Request) -> Plan | None:
+    """Return the fastest plan without stages within the memory limit, if one with stages saves less than WORTH_STAGES."""
+    fastest = [(each, each.fastest_within(request.limit_bytes)) for each in frontier.without_stages]
+    fitting = [point_of_whole(each, number) for each, number in fastest if number is not None]
+    point = min(fitting, key=lambda each: each.costs_ns[0], default=None)
+    if point is None:
+        return None
+    saved = 1 - 1e3 * plan.time_us / point.costs_ns[0]
+    if saved >= WORTH_STAGES:
+        return None
+    why = (
+        f"{len(plan.stages)} stages in {plan.micro_batches} micro-batches are predicted to save {math.floor(100 * saved)}% "
+        f"of a step, and taken from {WORTH_STAGES:.0%} on; ask for stages={len(plan.stages)} to have them, or give a "
+        "profile_budget to try both"
+    )
+    frontier = dataclasses.replace(frontier, left_out=(*frontier.left_out, why))
+    own = point.plan(plan.option, request.assumed)
+    if plan.option == "mini_time":
+        own = unsplit_if_as_fast(own, request)
+    return dataclasses.replace(own, frontier=frontier, frontier_text=frontier.table(), point=None)
+
+
+def profiling(
+    asked: Sequence[tuple[Request, int]],
+    on_point: Callable[[Curve], None] = lambda of_one: None,
+    stages: Sequence[int] | None = None,
+    schedule: str | None = None,
+) -> Curve:
+    """Return the least time within the memory limit at each number of devices, without executing anything.
+
+    Where stages are asked for, it is for each parallelism that can have any of the numbers of stages.
+
+    Args:
+        asked: what is asked at each number of devices.
+        on_point: called with each point as soon as it is known, as a curve of this point alone.
+        stages, schedule: see :func:`find_answer`.
+
+    Raises:
+        InputError: none can.
+    """
+    errors, of_all = list[InputError](), Curve((), asked[0][0].assumed)
+    asked = [(dataclasses.replace(request, budget=request.budget or OF_CURVE), count) for request, count in asked]
+    for point in _curve_points(asked, stages, schedule):
+        if isinstance(point, InputError):
+            if not asks_for_stages(asked[0][0], stages):
+                raise point
+            errors.append(point)
+            continue
+        of_one = dataclasses.replace(of_all, points=(point,))
+        on_point(of_one)
+        of_all = dataclasses.replace(of_all, points=of_all.points + of_one.points)
+    if errors and not of_all.points:
+        raise errors[-1]
+    return of_all
+
+
+def _curve_points(
+    asked: Sequence[tuple[Request, int]], stages: Sequence[int] | None, schedule: str | None
+) -> Iterator[CurvePoint | InputError]:
+    """Yield for each parallelism its point, or why it has none; those of a large model are searched in worker processes."""
+    request = asked[0][0]
+    is_large = len(request.model.graph.operators) >= WORTH_WORKERS and are_own()
+    own = [dataclasses.replace(each, progress=None, tell=None) for each, _ in asked]
+    n = min(n_workers(available_memory_bytes(1)), len(asked)) if is_large and all(map(can_be_sent, own)) else 1
+    if is_large:  # whether compiled code is loaded decides between equal points: so they are the same with any number
+        pass
+    if n == 1:
+        for each, count in asked:
+            try:
+                yield _curve_point(each, count, stages, schedule)
+            except InputError as error:
+                yield error
+        return
+    said, tell = request.progress, request.tell
+    most_first = sorted(range(len(asked)), key=lambda number: -asked[number][1])  # they take longest
+    tasks = [(own[number], asked[number][1], stages, schedule) for number in most_first]
+
+    def report(task: int, phase: str, done: int, total: int) -> None:
+        if said is not None:
+            said(f"on {counted(tasks[task][1], 'device')}, {phase}", done, total)
+
+    found: dict[int, tuple[CurvePoint | InputError, list[str]]] = {}
+    following = iter(range(len(asked)))
+    number = next(following)
+    for task, answer in results(_point_in_worker, tasks, n, report):
+        found[most_first[task]] = answer
+        while number in found:
+            point, told = found.pop(number)
+            if tell is not None:
+                for text in told:
+                    tell(text)
+            yield point
+            number = next(following, -1)
+
+
+def _point_in_worker(
+    request: Request, parallelism: int, stages: Sequence[int] | None, schedule: str | None, report: Progress
+) -> tuple[CurvePoint | InputError, list[str]]:
+    """Return a point of a curve, or why there is none, and what was told of it."""
+
+    told: list[str] = []
+    request = dataclasses.replace(request, progress=report, tell=told.append)
+    try:
+        return _curve_point(request, parallelism, stages, schedule), told
+    except InputError as error:
+        return error, told
+
+
+def _curve_point(request: Request, parallelism: int, stages: Sequence[int] | None, schedule: str | None) -> CurvePoint:
+    if asks_for_stages(request, stages):
+        return curve_point(find_with_stages(request, parallelism, stages, schedule), request)
+    started, request = time.monotonic(), dataclasses.replace(request, wants_frontier=False)
+    search = CandidateSearch(request, parallelism).search_all()
+    in_stages = search.frontier() or (search.least if search.alone is None else None)
+    if search.alone is not None:
+        return curve_point(in_stages or search.alone[0], request)
+    found = None if in_stages is None else curve_point(in_stages, request)
+    if found is not None and found.fits:
+        return found
+    least = least_needed(request, search.whole, time_for_more(search.whole, started))
+    alone = unreachable_point(request, parallelism, least.n_bytes, least.frontier.found.exact)
+    return alone if found is None else min(alone, found, key=lambda each: each.peak_bytes)
+
+
+def _unrolled(frontier: ModelFrontier, point: int, option: str, request: Request) -> Plan:
+    """Return the plan of a point; its frontier records how long making the plan took, as phase ``unroll``."""
+    started = time.perf_counter()
+    frontier = dataclasses.replace(frontier, assumed=request.assumed)
+    plan = frontier.plan(point, option)
+    seconds = {**frontier.seconds_by_phase, "unroll": time.perf_counter() - started}
+    return dataclasses.replace(plan, frontier=dataclasses.replace(frontier, seconds_by_phase=seconds))

@@ -1,0 +1,188 @@
+"""Count what the points of a stage need in memory: the peak of its passes in their order, with the messages that wait.
+
+The peak is that of :mod:`...program.pass_memory`, which compiled kernels count of all points (:mod:`...program.fast_peak`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...common.garbage import older_objects_kept
+from ...costs.resharding_costs import shard_bytes
+from ...ir.graph import Operator
+from ...program.pass_memory import Messages, PassMemory, peak_together
+from ...program.schedule import StepOrder
+from ...program.stage_ends import StageEnds
+from ...rules.rule import Config, Interface
+from ...sharding.model import Model
+from ...sharding.stages import Crossing, StageModel
+from ..frontiers.find_frontier import ModelFrontier
+from .times import runs_in_order
+
+MOST_REPLAYED = 16
+"""The most points of a stage that are replayed, from end to end, where the kernels can't count."""
+
+
+@dataclass(frozen=True, eq=False)
+class StageCosts:
+    """The costs of the points of a stage, P of them.
+
+    Attributes:
+        frontier: the stage's frontier.
+        numbers: the numbers of the points in it, int64[P].
+        time_ns: of all micro-batches, int64[P].
+        received_bytes: by stage what it sends of each micro-batch, int64[P].
+        ahead_bytes: the rows of each micro-batch that are sent to it ahead of all passes, int64[P].
+        sent_bytes: what it sends of each micro-batch, int64[P].
+    """
+
+    frontier: ModelFrontier
+    numbers: np.ndarray
+    time_ns: np.ndarray
+    received_bytes: Mapping[int, np.ndarray]
+    ahead_bytes: np.ndarray
+    sent_bytes: np.ndarray
+    _passes: dict[bool, PassMemory] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, frontier: ModelFrontier, numbers: np.ndarray | None = None) -> StageCosts:
+        """Return the costs of a stage's points.
+
+        Args:
+            numbers: those of points, int64[P]; None for all, or for some where that would take long.
+        """
+        if numbers is None:
+            n = len(frontier)
+            most = n if frontier.counts_quickly else min(n, MOST_REPLAYED)
+            numbers = np.unique(np.linspace(0, n - 1, most).round().astype(int))
+        model = frontier.model
+        assert isinstance(model, StageModel)
+        crossings = [each for each in model.stages.crossings if model.graph.n_runs(each.tensor) > 1]
+        received = [each for each in crossings if each.target == model.index]
+        sent = [each for each in crossings if each.source == model.index and not each.is_ahead]
+        by_source = {
+            source: _crossing_bytes(frontier, numbers, [each for each in received if each.source == source])
+            for source in sorted({each.source for each in received if not each.is_ahead})
+        }
+        return cls(
+            frontier,
+            numbers,
+            frontier.costs.time_ns[numbers],
+            by_source,
+            _crossing_bytes(frontier, numbers, [each for each in received if each.is_ahead]),
+            _crossing_bytes(frontier, numbers, sent),
+        )
+
+    @older_objects_kept()
+    def passes(self, divides: bool) -> PassMemory:
+        """Return the bytes that are alive in the stage's passes under each point.
+
+        Args:
+            divides: whether backward passes run first what is sent back.
+        """
+        if divides not in self._passes:
+            self._passes[divides] = self.frontier.pass_memory(self.numbers, ends_of(self.frontier.model, divides))
+        return self._passes[divides]
+
+    def messages(self, order: StepOrder) -> Messages:
+        """Return the messages of the stage; all rows that are looked up ahead for it are sent when the step begins."""
+        received = [(n_bytes, order.in_flight[source]) for source, n_bytes in self.received_bytes.items()]
+        return Messages(self.sent_bytes, (*received, (self.ahead_bytes, order.n_micro_batches)))
+
+    def bytes_of(self, stage: int, order: StepOrder) -> np.ndarray:
+        """Return the peak of the stage by itself under each point, int64[P]."""
+        return bytes_together({stage: self}, order)
+
+
+def bytes_together(of_stages: Mapping[int, StageCosts], order: StepOrder, at: Mapping[int, Any] | None = None) -> np.ndarray:
+    """Return the peak of devices that run some stages, int64[C].
+
+    Args:
+        of_stages: the costs of each stage, by its number.
+        at: by stage which of its points each combination has, int64[C]; None for all of a single one.
+    """
+    found: list[np.ndarray] = []
+    in_passes, ahead = {}, 0
+    for stage, costs in of_stages.items():
+        model, which = costs.frontier.model, slice(None) if at is None else at[stage]
+        divides = is_divided(costs.frontier, stage, order)
+        ahead += _ahead_bytes(model)
+        if model.graph.micro_batching is None and not divides:
+            found.append(costs.frontier.peaks_of(costs.numbers[which]))
+        else:
+            in_passes[stage] = costs.passes(divides).take(which), costs.messages(order).take(which)
+    passes = [each for each in order.orders[order.submeshes[min(of_stages)]] if each.stage in in_passes]
+    if in_passes:
+        found.append(peak_together(in_passes, passes, order.n_micro_batches))
+    return np.sum(found, axis=0) + ahead
+
+
+def needed_bytes(frontier: ModelFrontier, point: int, stage: int, order: StepOrder) -> int:
+    """Return the peak of a stage under a point: that of its passes in their order, with the messages that may wait."""
+    return int(StageCosts.of(frontier, np.array([point])).bytes_of(stage, order)[0])
+
+
+def is_divided(frontier: ModelFrontier, stage: int, order: StepOrder) -> bool:
+    """Return whether backward passes of a stage run first what an earlier stage waits for, if one does.
+
+    They do where ranks run in order or gradients of parameters are deferred, and in a stage in which branches begin.
+    """
+    model = frontier.model
+    if not isinstance(model, StageModel):  # it isn't cut
+        return False
+    waits = any(each.target == stage and each.has_gradient for each in model.stages.crossings)
+    divides = runs_in_order(frontier.hardware) or order.deferred[stage] > 0 or bool(model.stages.early[stage])
+    return waits and divides
+
+
+def ends_of(model: Model, divides: bool) -> StageEnds:
+    """Return what a stage exchanges with others; see :class:`.StageEnds`."""
+    assert isinstance(model, StageModel)
+    received = [each for each in model.stages.crossings if each.target == model.index]
+    returned = frozenset(each.tensor for each in received if each.has_gradient)
+    return StageEnds(frozenset(each.tensor for each in received), returned, divides)
+
+
+def _crossing_bytes(frontier: ModelFrontier, points: np.ndarray, crossings: Sequence[Crossing]) -> np.ndarray:
+    """Return the bytes of a device's shards of tensors that a stage sends or is sent, of a micro-batch, int64[points]."""
+    times = Counter(each.tensor for each in crossings)
+
+    def of_results(op: Operator, config: Config, interface: Interface) -> int:
+        results = zip(op.outputs, interface.results, strict=True)
+        return sum(times[tensor.name] * shard_bytes(tensor, layout) for tensor, layout in results)
+
+    return _summed(frontier, points, lambda op: any(tensor.name in times for tensor in op.outputs), of_results)
+
+
+def _ahead_bytes(model: Model) -> int:
+    """Return the bytes of all rows that a stage looks up for others.
+
+    They are held twice, whole and cut into those of micro-batches, and so are their gradients later.
+    """
+    if not isinstance(model, StageModel):  # it isn't cut
+        return 0
+    ahead = {each.tensor for each in model.stages.crossings if each.is_ahead and each.source == model.index}
+    return 2 * sum(model.stages.whole.graph.tensors[name].mem_bytes for name in ahead)
+
+
+def _summed(
+    frontier: ModelFrontier,
+    points: np.ndarray,
+    counts: Callable[[Operator], bool],
+    n_bytes: Callable[[Operator, Config, Interface], int],
+) -> np.ndarray:
+    """Return for each point the sum over those operators that count, int64[len(points)]."""
+    chosen, total = frontier.found.strategies[points], np.zeros(len(points), np.int64)
+    for number, (node, states) in enumerate(frontier.built.nodes):
+        for op, configs, interfaces, index in zip(
+            node.operators, states.configs, states.interfaces, states.index, strict=True
+        ):
+            if counts(op):
+                used, at = np.unique(index[chosen[:, number]], return_inverse=True)
+                total += np.array([n_bytes(op, configs[i], interfaces[i]) for i in used.tolist()], np.int64)[at]
+    return total

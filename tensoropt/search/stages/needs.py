@@ -1,0 +1,227 @@
+"""Estimate what stages need in memory, and how long they compute again to fit a limit, wherever a model is cut.
+
+A stage holds its variables with their gradients and slots, and of each micro-batch in flight what it was sent and what its
+backward pass reads. What it rematerializes is there for one micro-batch and one segment at a time. All of it is counted as
+split over the stage's devices. Stages first rematerialize what saves the most bytes for its time: *levels* are how far that
+goes, and between two levels bytes and time are in proportion.
+
+Complexity: O(levels x operators).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...ir.graph import PLACEHOLDER, SOURCES, VARIABLE, Graph, Operator
+from ..problem.fusion_groups import FusionGroup
+from ..problem.remat_segments import segments_of
+from .times import OperatorTimes, TimesBySize
+
+LEVELS = 8
+"""The most levels beside that at which nothing is rematerialized."""
+FULL = 0.8
+"""The share of a memory limit that these estimates may take: plans also hold gradients, messages and what isn't split."""
+Place = np.ndarray | int
+
+
+@dataclass(frozen=True, eq=False)
+class StageNeeds:
+    """The memory needs of all operators before each place: before each of N operators in program order, and after all.
+
+    Attributes:
+        names: the operators.
+        held: the bytes of variables, with gradients and slots, and of what is fed, of the first operators that use them,
+            int64[N + 1].
+        trained: the number of these variables, int64[N + 1].
+        saved: by level, the bytes that a micro-batch saves, int64[levels, N + 1].
+        crossing: the bytes of a micro-batch that cross at each place itself, int64[N + 1].
+        at_once: by level, the bytes of the segment that rematerializes the most, int64[levels].
+        again_us: by number of devices, by level, the time of what is rematerialized in all micro-batches,
+            float64[levels, N + 1].
+    """
+
+    names: Sequence[str]
+    held: np.ndarray
+    trained: np.ndarray
+    saved: np.ndarray
+    crossing: np.ndarray
+    at_once: np.ndarray
+    again_us: Mapping[int, np.ndarray]
+
+    @classmethod
+    def of(cls, times: TimesBySize, sizes: Sequence[int], rematerializes: bool = True) -> StageNeeds:
+        """Return what a model's operators need.
+
+        Args:
+            times: the operators' times.
+            sizes: the numbers of devices that stages may have.
+            rematerializes: whether plans may rematerialize.
+        """
+        one = times[min(sizes)]
+        graph, program = one.graph, _program(one.graph)
+        held, trained = _held(graph, program)
+        again = [_Again.of(times[size], program) for size in sizes] if rematerializes else []
+        read = _read(one)
+        saved = {op.name: sum(tensor.mem_bytes for tensor in op.outputs if tensor.name in read) for op in program}
+        levels, kept = _levels(again[0], saved) if again else ({}, {})
+        n_levels = 1 + max(levels.values(), default=0)
+        of_level, of_segment = np.zeros((n_levels, len(program)), np.int64), [Counter[int]() for _ in range(n_levels)]
+        for place, op in enumerate(program):
+            first = levels.get(op.name, n_levels)
+            of_level[:first, place] = saved[op.name]
+            of_level[kept.get(op.name, n_levels) :, place] = op.result.mem_bytes if op.outputs else 0
+            for each in of_segment[first:]:
+                each[again[0].segments[op.name]] += saved[op.name]
+        again_us = {}
+        for size, of_size in zip(sizes, again, strict=False):
+            us = np.zeros((n_levels, len(program)))
+            for place, op in enumerate(program):
+                us[levels.get(op.name, n_levels) :, place] = graph.n_micro_batches * of_size.own_us.get(op.name, 0.0)
+            again_us[size] = _summed(us)
+        at_once = np.array([max(each.values(), default=0) for each in of_segment])
+        crossing = np.array(_crossing(program))
+        return cls([op.name for op in program], held, trained, _summed(of_level), crossing, at_once, again_us)
+
+    def n_bytes(self, start: Place, end: Place, in_flight: int) -> list[np.ndarray]:
+        """Return by level the bytes of a stage's devices together, of the operators between two places."""
+        held, sent = self.held[end] - self.held[start], in_flight * self.crossing[start]
+        of_levels = zip(self.saved, self.at_once.tolist(), strict=True)
+        return [held + sent + in_flight * (saved[end] - saved[start]) + at_once for saved, at_once in of_levels]
+
+    def least_bytes(self, start: Place, end: Place, in_flight: int) -> np.ndarray:
+        """Return the bytes at the level that needs the fewest."""
+        found: np.ndarray = np.minimum.reduce(self.n_bytes(start, end, in_flight))
+        return found
+
+    def own_us(self, own_us: np.ndarray, size: int, start: Place, end: Place, in_flight: int, limit: float) -> np.ndarray:
+        """Return the times of stages with what they compute again to fit a limit in bytes, given the times without.
+
+        A stage that doesn't fit takes as much longer as it needs more memory.
+        """
+        n_bytes = [each / size for each in self.n_bytes(start, end, in_flight)]
+        more = np.zeros_like(own_us)
+        if self.again_us:
+            of_levels = [each[end] - each[start] for each in self.again_us[size]]
+            for level in range(1, len(self.saved)):
+                saves = np.maximum(1.0, n_bytes[level - 1] - n_bytes[level])
+                share = np.clip((n_bytes[level - 1] - limit) / saves, 0.0, 1.0)
+                # What fits with less rematerialized needs none of this level.
+                more += share * (of_levels[level] - of_levels[level - 1])
+        least = np.minimum.reduce(n_bytes)
+        found: np.ndarray = (own_us + more) * np.maximum(1.0, least / limit)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Again:
+    """The operators that may be rematerialized, on some devices.
+
+    Attributes:
+        segments: the number of each one's segment.
+        own_us: the time of each, and of what it is made of that isn't saved, in a micro-batch.
+        made_of: what isn't saved otherwise, and must be where it is rematerialized.
+    """
+
+    segments: Mapping[str, int]
+    own_us: Mapping[str, float]
+    made_of: Mapping[str, frozenset[str]]
+
+    @classmethod
+    def of(cls, times: OperatorTimes, program: Sequence[Operator]) -> _Again:
+        graph, read = times.graph, _read(times)
+        found = segments_of([FusionGroup((op,), ()) for op in program], times.costing, times.n_devices)
+        segments = {program[number].name: each.segment for number, each in found.nodes.items()}
+        own_us: dict[str, float] = {}
+        made_of: dict[str, frozenset[str]] = {}
+        for op in program:
+            if op.name not in segments:
+                continue
+            us, kept = times.of[op.name].forward if op.name in times.of else 0.0, frozenset[str]()
+            for _, tensor in op.operands:
+                producer = graph.producers[tensor.name]
+                if tensor.name in read or producer.type in SOURCES:
+                    continue
+                if producer.name in segments:
+                    us, kept = us + own_us[producer.name], kept | made_of[producer.name]
+                elif graph.n_runs(tensor.name) > 1 or graph.n_micro_batches == 1:
+                    kept |= {producer.name}
+            own_us[op.name], made_of[op.name] = us, kept
+        return cls(segments, own_us, made_of)
+
+
+def _levels(again: _Again, saved: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return from which level on operators are rematerialized, and from which others are saved for that.
+
+    Operators of equal layers have equal levels.
+    """
+    per_byte: dict[str, float] = {name: float(f"{us / saved[name]:.6e}") for name, us in again.own_us.items() if saved[name]}
+    of_ratio = Counter[float]()
+    for name, ratio in per_byte.items():
+        of_ratio[ratio] += saved[name]
+    total, so_far, level, end = sum(of_ratio.values()), 0, 0, 0.0
+    level_of = {}
+    for ratio in sorted(of_ratio):
+        if so_far >= end:
+            level, end = level + 1, (so_far // (total / LEVELS) + 1) * (total / LEVELS)
+        level_of[ratio] = level
+        so_far += of_ratio[ratio]
+    levels = {name: level_of[ratio] for name, ratio in per_byte.items()}
+    kept: dict[str, int] = {}
+    for name, level in levels.items():
+        for producer in again.made_of[name]:
+            kept[producer] = min(level, kept.get(producer, level))
+    return levels, kept
+
+
+def _program(graph: Graph) -> list[Operator]:
+    """Return the operators that stages have, in program order."""
+    in_step = {op.name for op in graph.step_operators}
+    operators = graph.operators.values()
+    return [op for op in operators if op.name in in_step and op.type not in SOURCES and op.updates is None]
+
+
+def _read(times: OperatorTimes) -> set[str]:
+    """Return the names of the tensors that the backward pass reads, and that the program makes in each micro-batch."""
+    return {name for name in times.costing.saved if times.graph.producers[name].type != VARIABLE}
+
+
+def _held(graph: Graph, program: Sequence[Operator]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes that are held whatever a step saves, and the number of trained variables, int64[N + 1]."""
+    held, trained = np.zeros((2, len(program)), np.int64)
+    seen: set[str] = set()
+    for place, op in enumerate(program):
+        used = {graph.producers[tensor.name].name for _, tensor in op.operands} - seen
+        for each in (graph.operators[name] for name in used):
+            if each.is_trainable:
+                slots = max((update.slots for update in graph.full_batch.updates.get(each.name, ())), default=0)
+                held[place] += (2 + slots) * each.result.mem_bytes
+                trained[place] += 1
+            elif each.type == PLACEHOLDER:
+                held[place] += graph.full_batch.tensors[each.result.name].mem_bytes
+        seen |= used
+    return _summed(held), _summed(trained)
+
+
+def _crossing(program: Sequence[Operator]) -> list[int]:
+    """Return the bytes of a micro-batch that cross at each place."""
+    last = {tensor.name: place for place, op in enumerate(program) for _, tensor in op.operands}
+    ending = Counter[int]()
+    found, alive = [0], 0
+    for place, op in enumerate(program):
+        for tensor in op.outputs:
+            if last.get(tensor.name, place) > place:
+                alive += tensor.mem_bytes
+                ending[last[tensor.name]] += tensor.mem_bytes
+        alive -= ending[place]
+        found.append(alive)
+    return found
+
+
+def _summed(values: np.ndarray) -> np.ndarray:
+    """Return sums before each place, and of all: [..., N] to [..., N + 1]."""
+    start = np.zeros((*values.shape[:-1], 1), values.dtype)
+    return np.concatenate([start, values.cumsum(axis=-1)], axis=-1)

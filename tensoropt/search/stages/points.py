@@ -1,0 +1,261 @@
+"""Find the points of a model that is cut one way: a point of each stage's frontier, by memory per device and time of a step.
+
+A step isn't faster where a stage is slower. So within a memory limit each stage takes its fastest point; the limits that
+matter are the bytes of the stages' points. Each limit gives one combination of points, and all are timed at once.
+Interleaved stages share a memory: those of a submesh take the points that together take the least time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...ft.pareto import product, reduce_unsorted
+from ...program.schedule import PLAIN, StepOrder, Times, tried_orders
+from ...sharding.stages import Stages
+from ..frontiers.find_frontier import ModelFrontier
+from .memory import StageCosts, bytes_together
+from .submeshes import Block
+from .timeline import stage_timeline
+from .times import PassTimes, Transfers, step_us
+
+MOST_COMBINED = 256
+"""So many points of an interleaved stage at most are combined with those of the others on its submesh."""
+WORTH_MEMORY = 0.01
+"""More micro-batches in flight or deferred take memory, and so must save this share of a step."""
+
+
+GAP_UNIT = 1e-5
+"""Gaps are told up to this share."""
+
+
+class StageCombinations(NamedTuple):
+    """Points of all stages with one order of the step's passes, C combinations by ascending bytes.
+
+    Attributes:
+        order: the order.
+        points: the number of each stage's point in its frontier, int64[stages, C].
+        stage_bytes: the peak of each stage's devices, int64[stages, C].
+        time_us: the time of a step, float64[C].
+    """
+
+    order: StepOrder
+    points: np.ndarray
+    stage_bytes: np.ndarray
+    time_us: np.ndarray
+
+    @property
+    def mem_bytes(self) -> np.ndarray:
+        """The bytes of the device that needs the most, int64[C]."""
+        most: np.ndarray = self.stage_bytes.max(axis=0)
+        return most
+
+    def take(self, which: np.ndarray) -> StageCombinations:
+        """Return some of the combinations."""
+        return StageCombinations(self.order, self.points[:, which], self.stage_bytes[:, which], self.time_us[which])
+
+
+@dataclass(frozen=True, eq=False)
+class SearchedStages:
+    """A model that is cut one way, with the frontier of each stage in a number of micro-batches.
+
+    Attributes:
+        blocks: for each stage its devices, which interleaved stages share.
+        schedule: the name of the order of passes, see :mod:`...program.schedule`; None where it is chosen.
+        works, beside, transfers: what the times of stages follow from, whatever the points: see :mod:`.times`.
+        bound_us: a time that no step in so many stages beats, wherever the model is cut, in any of the numbers of
+            micro-batches that were considered.
+        is_uncut: whether the model isn't cut, so that its plans are as exact as its frontier.
+    """
+
+    stages: Stages
+    blocks: tuple[Block, ...]
+    frontiers: tuple[ModelFrontier, ...]
+    micro_batches: int
+    schedule: str | None
+    works: tuple[PassTimes, ...]
+    beside: tuple[PassTimes, ...]
+    transfers: Transfers
+    bound_us: float
+    is_uncut: bool = False
+
+    @classmethod
+    def whole(cls, frontier: ModelFrontier) -> SearchedStages:
+        """Return a model that isn't cut, with its frontier: one stage, which takes a step at once."""
+        model, proven = frontier.model, frontier.certified
+        least_ns = (proven.time_ns if proven.bound is None else proven.bound.time_ns).min()
+        return cls(
+            Stages(replace(model, graph=model.graph.full_batch), ()),
+            (Block(0, frontier.mesh.n_devices),),
+            (frontier,),
+            model.graph.n_micro_batches,
+            PLAIN,
+            (PassTimes(before=1.0),),
+            (PassTimes(),),
+            Transfers([], [], []),
+            int(least_ns) / 1e3,
+            is_uncut=True,
+        )
+
+    @cached_property
+    def combinations(self) -> tuple[StageCombinations, ...]:
+        """The combinations of points, for each order that is tried.
+
+        Those of later orders are faster by WORTH_MEMORY than all within as many bytes of those before.
+        """
+        first, *others = self._orders
+        found = [self._combined(first)]
+        for order in others:
+            combined = self._combined(order)
+            least = np.min([_least_time(each, combined.mem_bytes) for each in found], axis=0)
+            found.append(combined.take(np.flatnonzero(combined.time_us < (1 - WORTH_MEMORY) * least)))
+        return tuple(found)
+
+    @cached_property
+    def least_us(self) -> float:
+        """The least time of a step, with each operator split as it is fastest and nothing communicated inside of stages."""
+        passes = [work + other for work, other in zip(self.works, self.beside, strict=True)]
+        return min(float(step_us(passes, self.transfers, order)) for order in self._orders)
+
+    @property
+    def _orders(self) -> list[StepOrder]:
+        return tried_orders(self.schedule, self.stages.n, self.micro_batches, len(set(self.blocks)))
+
+    def busy_us(self, points: Sequence[int]) -> list[float]:
+        """Return for a point of each stage the time of all that it does in a step."""
+        return [each.total(self.micro_batches) for each in self._times_of(points)]
+
+    def bounds_us(self, points: np.ndarray, order: StepOrder, excess: np.ndarray | float = 0.0) -> np.ndarray:
+        """Return a time that no step of these stages in an order beats if no stage has more memory than with its point here.
+
+        Memory is Equation (1)'s, and the time follows from the lower bounds of the stages' searches.
+
+        Args:
+            points: the number of each stage's point, int64[stages, C].
+            excess: memory is divided by 1 plus this, float64[C].
+        """
+        least_us = []
+        for frontier, of_stage in zip(self.frontiers, points, strict=True):
+            most = (frontier.found.mem_bytes[of_stage] / (1 + excess)).astype(np.int64)
+            least_us.append(frontier.certified.least_time(most) / 1e3)
+        return least_us[0] if self.is_uncut else np.asarray(self.step_us(least_us, order))
+
+    def gaps(self, points: np.ndarray, order: StepOrder, time_us: np.ndarray) -> np.ndarray:
+        """Return for each combination of points how far it may be from the best of these stages in an order, float64[C].
+
+        It is the least e such that no step has both 1 / (1 + e) of the memory, in each stage, and of the time.
+        """
+        bounds_us = self.bounds_us(points, order)
+        low, high = np.zeros(len(time_us)), np.where(bounds_us > 0, time_us / np.maximum(bounds_us, 1e-9) - 1, 0.0)
+        high = np.maximum(high, 0.0)
+        while (high - low).max(initial=0.0) > GAP_UNIT:
+            middle = (low + high) / 2
+            is_proven = self.bounds_us(points, order, middle) * (1 + middle) >= time_us
+            low, high = np.where(is_proven, low, middle), np.where(is_proven, middle, high)
+        return high
+
+    def timeline(self, points: Sequence[int], order: StepOrder) -> dict[str, Any] | None:
+        """Return when each stage does what with a point of each; see :func:`.timeline.stage_timeline`. None of one."""
+        return None if self.is_uncut else stage_timeline(self._times_of(points), self.transfers, order, self.blocks)
+
+    def _times_of(self, points: Sequence[int]) -> list[PassTimes]:
+        chosen = zip(self.frontiers, points, strict=True)
+        return self._times([float(frontier.costs.time_ns[point]) / 1e3 for frontier, point in chosen])
+
+    def step_us(self, searched_us: Sequence[Times], order: StepOrder) -> Times:
+        """Return the time of a step, given the time of each stage as it was searched, of all micro-batches."""
+        return step_us(self._times(searched_us), self.transfers, order)
+
+    def _times(self, searched_us: Sequence[Times]) -> list[PassTimes]:
+        of_stages = zip(self.works, self.beside, searched_us, strict=True)
+        return [_taking(time_us, work, self.micro_batches) + other for work, other, time_us in of_stages]
+
+    def _combined(self, order: StepOrder) -> StageCombinations:
+        """Return all combinations in which each stage has its fastest point within some bytes."""
+        minimal: dict[int, _SubmeshPoints] = {}
+        for stage, (costs, submesh) in enumerate(zip(self.stage_costs, order.submeshes, strict=True)):
+            own = _SubmeshPoints.of(stage, costs.bytes_of(stage, order), costs.time_ns)
+            minimal[submesh] = minimal[submesh].beside(own) if submesh in minimal else own
+        least = max(int(each.n_bytes[0]) for each in minimal.values())
+        limits = np.unique(np.concatenate([each.n_bytes for each in minimal.values()]))
+        limits = limits[limits >= least]
+        at: dict[int, np.ndarray] = {}
+        of_submeshes: dict[int, np.ndarray] = {}
+        for submesh, each in minimal.items():
+            chosen = np.searchsorted(each.n_bytes, limits, side="right") - 1
+            at.update((stage, of_stage[chosen]) for stage, of_stage in each.points.items())
+            of_submeshes[submesh] = each.n_bytes[chosen]
+            if len(each.points) > 1:  # together they need at most the sum
+                of_stages = {stage: self.stage_costs[stage] for stage in each.points}
+                of_submeshes[submesh] = bytes_together(of_stages, order, at)
+        times_us = [costs.time_ns[at[stage]] / 1e3 for stage, costs in enumerate(self.stage_costs)]
+        found = StageCombinations(
+            order,
+            np.array([costs.numbers[at[stage]] for stage, costs in enumerate(self.stage_costs)]),
+            np.array([of_submeshes[submesh] for submesh in order.submeshes]),
+            np.asarray(self.step_us(times_us, order)),
+        )
+        return found.take(reduce_unsorted(found.mem_bytes, np.rint(found.time_us * 1e3).astype(np.int64)))
+
+    @cached_property
+    def stage_costs(self) -> tuple[StageCosts, ...]:
+        """The costs of the points of each stage."""
+        return tuple(map(StageCosts.of, self.frontiers))
+
+
+class _SubmeshPoints(NamedTuple):
+    """The minimal combinations of points of the stages on a submesh, K of them, by ascending bytes.
+
+    Attributes:
+        n_bytes: the bytes per device of all of its stages, int64[K].
+        time_ns: their times together, int64[K].
+        points: for each of its stages the index of its point, int64[K].
+    """
+
+    n_bytes: np.ndarray
+    time_ns: np.ndarray
+    points: dict[int, np.ndarray]
+
+    @classmethod
+    def of(cls, stage: int, n_bytes: np.ndarray, time_ns: np.ndarray) -> _SubmeshPoints:
+        """Return those of one stage."""
+        kept = reduce_unsorted(n_bytes, time_ns)
+        return cls(n_bytes[kept], time_ns[kept], {stage: kept})
+
+    def beside(self, stage: _SubmeshPoints) -> _SubmeshPoints:
+        """Return those with one more stage: of each MOST_COMBINED points at most, from end to end."""
+        one, other = self._thinned(), stage._thinned()
+        n_bytes, time_ns, left, right = product(one.n_bytes, one.time_ns, other.n_bytes, other.time_ns)
+        points = {stage: each[left] for stage, each in one.points.items()}
+        points |= {stage: each[right] for stage, each in other.points.items()}
+        return _SubmeshPoints(n_bytes, time_ns, points)
+
+    def _thinned(self) -> _SubmeshPoints:
+        n = len(self.n_bytes)
+        kept = np.unique(np.linspace(0, n - 1, min(n, MOST_COMBINED)).round().astype(int))
+        return _SubmeshPoints(self.n_bytes[kept], self.time_ns[kept], {k: each[kept] for k, each in self.points.items()})
+
+
+def _taking(time_us: Times, work: PassTimes, n_micro_batches: int) -> PassTimes:
+    """Return the times of a stage's parts that together take so long, in proportion to its operators'.
+
+    Where these are predicted to take no time, a third is that of forward passes: a backward pass computes two gradients for
+    each product.
+    """
+    total_us = work.total(n_micro_batches)
+    if total_us:
+        return work.scaled(time_us / total_us)
+    return PassTimes(time_us / (3 * n_micro_batches), 2 * time_us / (3 * n_micro_batches))
+
+
+def _least_time(combinations: StageCombinations, mem_bytes: np.ndarray) -> np.ndarray:
+    """Return the least time of the combinations within so many bytes, float64[len(mem_bytes)]."""
+    if not len(combinations.time_us):
+        return np.full(len(mem_bytes), np.inf)
+    fastest = np.minimum.accumulate(combinations.time_us)
+    at = np.searchsorted(combinations.mem_bytes, mem_bytes, side="right") - 1
+    return np.where(at < 0, np.inf, fastest[np.maximum(at, 0)])

@@ -1,0 +1,378 @@
+"""Predict how long stages take for their passes: operators, what messages take of a rank's own cores, and what runs once.
+
+    forward, backward   of a micro-batch: operators (:func:`works`), messages and sums of gradients (:func:`beside`)
+    before, after       once a step: lookups that run ahead and what is sent with them; updates of variables
+    transfer            :func:`transfers`: how long what is sent is on its way, beside the passes
+    all of it           :func:`step_us`
+
+A message takes of each of its ends the call into Python and half of the exposed share of the time that the link needs: the
+share is measured of an all-reduce, which sends as many bytes as it receives (:mod:`...profiling.exposed`). Where nothing was
+measured, devices are taken to send by themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+
+from ...costs.config_costs import times_of_configs
+from ...costs.model_costs import costing_of
+from ...costs.resharding_costs import shard_bytes
+from ...ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator
+from ...profiling.hardware import Hardware
+from ...profiling.work import NOTHING_KNOWN, MeasuredOperators, WorkItem
+from ...program.deferral import has_separate_gradients
+from ...program.fast_makespan import fast_makespan
+from ...program.schedule import ONE_FORWARD_ONE_BACKWARD, StepOrder, Times, of_submeshes, tried_orders
+from ...reschedule.mesh import Mesh
+from ...rules.config_arrays import ConfigArrays
+from ...rules.registry import rule_of
+from ...rules.rule import configs, interface_of
+from ...sharding.model import Model
+from ...sharding.stages import Crossing, Stages
+from .submeshes import Block
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Microseconds of a stage: of a micro-batch's passes, and of what runs once a step. Many plans have float64[plans] each.
+
+    Attributes:
+        before: until its first pass may begin.
+        after: when its last pass is over.
+        late: the end of a backward pass, when what earlier stages wait for has been sent.
+        parameters: the part of a backward pass that no earlier stage waits for, which a schedule may defer: the gradients of
+            parameters, and all of branches that begin in the stage.
+        early: the part of a forward pass that doesn't wait for what the stage is sent, which comes first: such branches.
+    """
+
+    forward: Times = 0.0
+    backward: Times = 0.0
+    before: Times = 0.0
+    after: Times = 0.0
+    late: Times = 0.0
+    parameters: Times = 0.0
+    early: Times = 0.0
+
+    def __add__(self, other: PassTimes) -> PassTimes:
+        return PassTimes(
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.before + other.before,
+            self.after + other.after,
+            self.late + other.late,
+            self.parameters + other.parameters,
+            self.early + other.early,
+        )
+
+    def scaled(self, factor: Times) -> PassTimes:
+        """Return all times multiplied by a factor."""
+        return PassTimes(*(each * factor for each in astuple(self)))
+
+    def total(self, n_micro_batches: int) -> Times:
+        """Return the time of all passes of a step and of what runs once."""
+        return n_micro_batches * (self.forward + self.backward) + self.before + self.after
+
+
+class Transfers(NamedTuple):
+    """How long transfers between stages are on their way, in microseconds; see :func:`.fast_makespan`.
+
+    Attributes:
+        each: for each pair of neighbouring stages, of a micro-batch's tensors.
+        first: for each stage, of what it receives before its first pass.
+        last: for each stage, of what it sends back after its last pass.
+    """
+
+    each: list[float]
+    first: list[float]
+    last: list[float]
+
+
+def first_passes_us(times: Sequence[PassTimes], on_the_way: Transfers, submeshes: Sequence[int]) -> list[Times]:
+    """Return for each stage when what its first pass needs is there.
+
+    Args:
+        submeshes: the number of each stage's submesh. What all stages of one do before their first passes comes first.
+    """
+    of_each = of_submeshes([each.before for each in times], submeshes, np.add)
+    begins = [of_each[submesh] for submesh in submeshes]
+    for stage, way in enumerate(on_the_way.first):
+        if way:
+            begins[stage] = np.maximum(begins[stage], way + reduce(np.maximum, of_each))
+    return begins
+
+
+def step_us(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -> Times:
+    """Return the predicted time of a step whose stages run their passes in an order, or the times of many plans."""
+    return fast_makespan(
+        order,
+        [each.forward for each in times],
+        [each.backward for each in times],
+        on_the_way.each,
+        first_passes_us(times, on_the_way, order.submeshes),
+        on_the_way.last,
+        [each.after for each in times],
+        [each.late for each in times],
+        [each.parameters for each in times],
+        [each.early for each in times],
+    )
+
+
+# Operators
+
+
+def runs_in_order(hardware: Hardware) -> bool:
+    """Return whether ranks run their operators one after the other, so that what others wait for can be sent ahead."""
+    return hardware.measured is not None and hardware.measured.threads == 1
+
+
+class OperatorTimes:
+    """The times of a model's operators on the devices of a stage, each split as it is fastest, of one micro-batch."""
+
+    def __init__(self, model: Model, hardware: Hardware, mesh: Mesh, known: MeasuredOperators = NOTHING_KNOWN) -> None:
+        """Take the model of one micro-batch, the devices of a stage, and what was measured of operators."""
+        self.graph: Graph = model.graph
+        self._mesh, self.n_devices = mesh, mesh.n_devices
+        self.costing = costing_of(model, hardware, mesh, known)
+        self.sends_early = runs_in_order(hardware)
+        self._fastest_ns: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._least_bytes: dict[tuple[object, ...], int] = {}
+        computing = (op for op in self.graph.step_operators if op.type not in (PLACEHOLDER, CONSTANT) and op.outputs)
+        self.of: Mapping[str, PassTimes] = {op.name: self._of(op) for op in computing}
+        self.adding_us: Mapping[str, float] = {op.name: self._adding_us(op) for op in self.graph.variables}
+
+    def _of(self, op: Operator) -> PassTimes:
+        all_us, backward_us = (time_ns / 1e3 / self.graph.n_runs(op.result.name) for time_ns in self._in_fastest_config(op))
+        if op.type == VARIABLE:
+            return PassTimes(after=all_us)
+        parameters_us = backward_us * self._share_of_parameters(op)
+        late_us = parameters_us if self.sends_early else 0.0
+        return PassTimes(all_us - backward_us, backward_us, late=late_us, parameters=parameters_us)
+
+    def _in_fastest_config(self, op: Operator) -> tuple[int, int]:
+        """Return the time of an operator in its fastest config, and that of its backward pass, in nanoseconds.
+
+        They are found once for operators that are alike, such as those of equal layers.
+        """
+        rule = rule_of(op)
+        signature = self.costing.signature(op, rule)
+        if signature not in self._fastest_ns:
+            compute_ns, backward_ns = times_of_configs(self.costing, op, ConfigArrays.of(rule, configs(rule, self._mesh)))
+            fastest = int(compute_ns.argmin())
+            self._fastest_ns[signature] = int(compute_ns[fastest]), int(backward_ns[fastest])
+        return self._fastest_ns[signature]
+
+    def _share_of_parameters(self, op: Operator) -> float:
+        """Return the share of an operator's backward pass that is for variables, whose gradients no stage waits for."""
+        if not has_separate_gradients(op):
+            return 0.0
+        gradients = [tensor.name for i, tensor in op.operands if (op.name, i) in self.costing.backward.gradients]
+        return sum(name in self.graph.made_of_variables for name in gradients) / max(1, len(gradients))
+
+    def _adding_us(self, op: Operator) -> float:
+        """Return the time to add a micro-batch's gradient of a variable to those before, on average over micro-batches."""
+        n, result = self.graph.n_micro_batches, op.result
+        if n == 1 or op.name not in self.graph.updates or op.name in self.graph.lookups:
+            return 0.0
+        rule = rule_of(op)
+        signature = self.costing.signature(op, rule)
+        if signature not in self._least_bytes:
+            layouts = (interface_of(rule, config).results[0] for config in configs(rule, self._mesh))
+            self._least_bytes[signature] = min(shard_bytes(result, layout) for layout in layouts)
+        n_bytes = self._least_bytes[signature]
+        work = WorkItem("AddV2", result.dtype, n_bytes // result.item_bytes, 3 * n_bytes)
+        return self.costing.compute.time_ns(work) / 1e3 * (n - 1) / n
+
+
+class TimesBySize:
+    """The times of a model's operators on any number of devices, of one micro-batch; found when they are first asked for."""
+
+    def __init__(
+        self, model: Model, hardware: Hardware, n_micro_batches: int, known: MeasuredOperators = NOTHING_KNOWN
+    ) -> None:
+        """Take the model of the full batch, and what was measured of operators."""
+        self._model, self._hardware, self._known = model.in_micro_batches(n_micro_batches), hardware, known
+        self._found: dict[int, OperatorTimes] = {}
+
+    def __getitem__(self, size: int) -> OperatorTimes:
+        if size not in self._found:
+            mesh = self._hardware.mesh(size)
+            self._found[size] = OperatorTimes(self._model, self._hardware, mesh, self._known)
+        return self._found[size]
+
+    def of(self, sizes: Sequence[int]) -> list[OperatorTimes]:
+        """Return for each stage the times on its devices."""
+        return [self[size] for size in sizes]
+
+    def bound_us(self, sizes: Collection[int], n_submeshes: int, parallelism: int) -> float:
+        """Return a time that no step on so many submeshes beats, wherever the model is cut, with ones of any of these sizes.
+
+        One submesh has its share of all operators' least times at least, and one device its share of their least device
+        time: an operator takes its time of each device of its stage.
+        """
+        n, names = self._model.graph.n_micro_batches, self[min(sizes)].of
+        by_size = {size: [float(self[size].of[name].total(n)) for name in names] for size in sizes}
+        of_stage = sum(map(min, *by_size.values(), [math.inf] * len(names)))
+        device_us = ([size * time_us for time_us in times] for size, times in by_size.items())
+        of_device = sum(map(min, *device_us, [math.inf] * len(names)))
+        return max(of_stage / n_submeshes, of_device / parallelism)
+
+
+def works(stages: Stages, times: Sequence[OperatorTimes]) -> list[PassTimes]:
+    """Return the times of the operators of all stages.
+
+    Lookups that run ahead take the whole batch before the first pass, and their gradients come after the last one. On any
+    hardware a stage in which branches begin first computes in a backward pass what it sends back.
+
+    Args:
+        times: for each stage those on its devices.
+    """
+    ahead = stages.ahead.lookups
+    found = []
+    for members, early, of_stage in zip(stages.members, stages.early, times, strict=True):
+        n, total = of_stage.graph.n_micro_batches, PassTimes()
+        for name, each in of_stage.of.items():
+            if name in members:
+                is_ahead = name in ahead
+                if name in early:
+                    each = replace(each, early=each.forward, parameters=each.backward)
+                total += PassTimes(before=n * each.forward, after=n * each.backward) if is_ahead else each
+        found.append(replace(total, late=total.parameters) if early else total)
+    return found
+
+
+# Messages
+
+
+class _Link(NamedTuple):
+    """The link between the devices of two stages: how much these send at once, and what that takes of their cores.
+
+    Attributes:
+        call_us: of each end of each message.
+        share: the share of the time on the link that both ends' cores are busy with it.
+    """
+
+    latency_us: float
+    bytes_per_us: float
+    call_us: float
+    share: float
+
+
+def _link(hardware: Hardware, one: Block, other: Block) -> _Link:
+    """Return the link between the devices of two stages: that of as many devices or machines as the smaller one has."""
+    machine, device = hardware.levels[0], hardware.levels[-1]
+    size = min(one.size, other.size)
+    machines = [range(block.first // device.count, (block.end - 1) // device.count + 1) for block in (one, other)]
+    is_between = len(hardware.levels) > 1 and not set(machines[0]) & set(machines[1])
+    level, units = (machine, max(1, size // device.count)) if is_between else (device, size)
+    share = 0.0 if hardware.measured is None else hardware.exposed_share if is_between else 1.0
+    return _Link(level.latency_us, units * level.bytes_per_s / 1e6, hardware.collective_call_us, share)
+
+
+def crosses_in_passes(graph: Graph, tensor: str) -> bool:
+    """Return whether a tensor is sent in passes, not once a step: of the batch at once all but what is made of variables."""
+    if graph.micro_batching is None:
+        return tensor not in graph.made_of_variables
+    return tensor in graph.micro_batching.forms
+
+
+def _crossed(crossing: Crossing, hardware: Hardware, blocks: Sequence[Block]) -> list[tuple[int, _Link]]:
+    """Return the links that a crossing passes, with their numbers; none within one stage's devices.
+
+    Interleaved stages are joined by one link, which counts as the last one before the later of them.
+    """
+    source, target = sorted((crossing.source, crossing.target))
+    if blocks[source] == blocks[target]:
+        return []
+    if len(set(blocks)) < len(blocks):
+        return [(target - 1, _link(hardware, blocks[source], blocks[target]))]
+    return [(number, _link(hardware, blocks[number], blocks[number + 1])) for number in range(source, target)]
+
+
+def transfers(stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_micro_batches: int) -> Transfers:
+    """Return how long what stages on some devices send each other takes on its way.
+
+    Before its first pass a stage waits for what is sent once a step, and for the first micro-batch's rows of a table that is
+    looked up ahead; after its last pass the gradients of these are still on their way. The rows of other micro-batches are
+    there when these begin.
+    """
+    graph = stages.whole.in_micro_batches(n_micro_batches).graph
+    each, first, last = [0.0] * (stages.n - 1), [0.0] * stages.n, [0.0] * stages.n
+    for crossing in stages.crossings:
+        n_bytes = graph.tensors[crossing.tensor].mem_bytes
+        crossed = _crossed(crossing, hardware, blocks)
+        on_links = {number: link.latency_us + n_bytes / link.bytes_per_us for number, link in crossed}
+        is_in_passes = crosses_in_passes(graph, crossing.tensor)
+        if is_in_passes and not crossing.is_ahead:
+            for number, time_us in on_links.items():
+                each[number] += time_us
+        if crossing.is_ahead or not is_in_passes:
+            first[crossing.target] += sum(on_links.values())
+            last[crossing.target] += sum(on_links.values()) if crossing.has_gradient else 0.0
+    return Transfers(each, first, last)
+
+
+def way_back_and_forth_us(hardware: Hardware, one: Block, other: Block) -> float:
+    """Return the time that a byte takes from some devices to others, and its gradient back."""
+    return 2 / _link(hardware, one, other).bytes_per_us
+
+
+def messages(stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_micro_batches: int) -> list[PassTimes]:
+    """Return what sending and receiving takes of the cores of each stage's devices."""
+    graph = stages.whole.in_micro_batches(n_micro_batches).graph
+    found = [PassTimes() for _ in range(stages.n)]
+    for crossing in stages.crossings:
+        n_bytes = graph.tensors[crossing.tensor].mem_bytes
+        crossed = _crossed(crossing, hardware, blocks)
+        of_links = [link.call_us + link.share / 2 * n_bytes / link.bytes_per_us for _, link in crossed]
+        end_us = max(of_links, default=hardware.collective_call_us)
+        back_us = end_us if crossing.has_gradient else 0.0
+        in_pass, once = PassTimes(forward=end_us, backward=back_us), PassTimes(before=end_us, after=back_us)
+        is_in_passes = crosses_in_passes(graph, crossing.tensor)
+        found[crossing.target] += in_pass if is_in_passes else once
+        if crossing.is_ahead and is_in_passes:
+            once = once.scaled(n_micro_batches)
+        found[crossing.source] += in_pass if is_in_passes and not crossing.is_ahead else once
+    return found
+
+
+def beside(stages: Stages, hardware: Hardware, blocks: Sequence[Block], times: Sequence[OperatorTimes]) -> list[PassTimes]:
+    """Return what each stage does beside its operators: its messages, and the sums of gradients over micro-batches."""
+    sums = []
+    for members, early, of_stage in zip(stages.members, stages.early, times, strict=True):
+        adding_us = sum(each for name, each in of_stage.adding_us.items() if name in members)
+        late_us = adding_us if of_stage.sends_early or early else 0.0
+        sums.append(PassTimes(backward=adding_us, late=late_us, parameters=adding_us))
+    found = messages(stages, hardware, blocks, times[0].graph.n_micro_batches)
+    return [of_messages + adding for of_messages, adding in zip(found, sums, strict=True)]
+
+
+def estimated_us(
+    stages: Stages,
+    hardware: Hardware,
+    blocks: Sequence[Block],
+    times: Sequence[OperatorTimes],
+    schedule: str | None = ONE_FORWARD_ONE_BACKWARD,
+    again_us: Sequence[float] = (),
+) -> float:
+    """Return the time of a step in stages whose operators are each split as they are fastest, by the best order of passes.
+
+    Args:
+        blocks: for each stage its devices, which interleaved stages share.
+        times: for each stage those of operators on its devices.
+        schedule: see :func:`.tried_orders`.
+        again_us: for each stage what its backward passes take longer, of all micro-batches; without it nothing.
+    """
+    n = times[0].graph.n_micro_batches
+    others = beside(stages, hardware, blocks, times)
+    found = [work + other for work, other in zip(works(stages, times), others, strict=True)]
+    if again_us:
+        found = [each + PassTimes(backward=more / n) for each, more in zip(found, again_us, strict=True)]
+    on_the_way = transfers(stages, hardware, blocks, n)
+    orders = tried_orders(schedule, stages.n, n, len(set(blocks)))
+    return min(float(step_us(found, on_the_way, each)) for each in orders)
