@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .profiling.hardware import Hardware
     from .session.session import Session
     from .sharding.constraints import Force
-    from .trainer.function import CapturedFunction
-    from .trainer.step_function import StepFunction
+    from .trainer.functions.function import CapturedFunction
+    from .trainer.functions.step_function import StepFunction
 
 __version__ = "0.2.0"
 
@@ -144,7 +144,7 @@ def capture(function: Callable[..., Any], input_signature: Sequence[Any]) -> Cap
     from .common.tensorflow_import import import_tensorflow
 
     import_tensorflow()
-    from .trainer.function import CapturedFunction
+    from .trainer.functions.function import CapturedFunction
 
     return CapturedFunction.of(function, input_signature)
 
@@ -180,8 +180,8 @@ def training_step(
             for :func:`parallelize`.
 
     Returns:
-        A :class:`~tensoropt.trainer.step_function.StepFunction`: call it with the full batch on every rank in place of
-        ``step``. It has ``plan``, ``save``, ``load`` and ``export``.
+        A :class:`~tensoropt.trainer.functions.step_function.StepFunction`: call it with the full batch on every rank
+        in place of ``step``. It has ``plan``, ``save``, ``load`` and ``export``.
 
     Raises:
         InputError: something can't be captured, nothing fits, or an argument is of another kind.
@@ -248,7 +248,7 @@ def parallelize(
     Returns:
         A :class:`~tensoropt.trainer.trainer.Trainer`, which trains as a Keras model does (``fit``, ``evaluate``,
         ``predict``, ``save``, ``load``, ``export_to``), or for a captured function a
-        :class:`~tensoropt.trainer.function.FunctionTrainer`.
+        :class:`~tensoropt.trainer.functions.function.FunctionTrainer`.
 
     Raises:
         InputError: something can't be captured, nothing fits, or an argument names something that doesn't exist.

@@ -16,7 +16,7 @@ from ..plan.plan import Plan
 from ..plan.reports import write_asked_report
 from ..profiling.hardware import Hardware, HardwareError, resolve
 from .execute import checked_collectives
-from .local_hardware import hardware_here, prepared_processes, warning_of
+from .measuring.local_hardware import hardware_here, prepared_processes, warning_of
 
 
 class Context:

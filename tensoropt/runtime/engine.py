@@ -23,14 +23,14 @@ from ..lowering.resharding.reshard import Backend, Resharder
 from ..lowering.variables import StateEntry
 from ..optimizers.running_optimizer import RunningOptimizer
 from ..program.fetch import Fetch
-from .feed_shards import argument_of, comes_in_micro_batches, shard_of
-from .functions import BuiltFunction, Feed, flat, names, structure_digest
-from .pipeline.emission import FunctionEmission
-from .pipeline.parts import RunningStages, StagePart, parts_of
-from .pipeline.state_of_stages import StageEntries, state_of_all
-from .process_limit import check_memory_left
-from .step_errors import RefusedValues, only_step
-from .step_optimizer import StepOptimizer
+from .failures.process_limit import check_memory_left
+from .failures.step_errors import RefusedValues, only_step
+from .step.feed_shards import argument_of, comes_in_micro_batches, shard_of
+from .step.function_emission import FunctionEmission
+from .step.functions import BuiltFunction, Feed, flat, names, structure_digest
+from .step.parts import RunningStages, StagePart, parts_of
+from .step.state_of_stages import StageEntries, state_of_all
+from .step.step_optimizer import StepOptimizer
 
 Returned = list[list[np.ndarray]]
 """For each tensor that a stage returns its value on each rank."""

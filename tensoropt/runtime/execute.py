@@ -20,9 +20,9 @@ from ..reschedule.layout import Axes, parse_axes
 from ..reschedule.mesh import Mesh
 from .collectives import tensorflow_server
 from .collectives.single import SingleCommunicator
+from .collectives.thread_pool import runs_at_once
 from .gpus import computes_on_gpu
 from .ranks import Processes, cores_of_a_rank
-from .thread_pool import runs_at_once
 
 if TYPE_CHECKING:
     from .collectives.horovod import HorovodCollectives

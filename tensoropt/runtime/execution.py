@@ -30,10 +30,10 @@ from .engine import Engine
 from .execute import EMULATED, HOROVOD, MPI, Agreement, check_ranks, communicating, runs_in_order, same_on_all, taking_part
 from .gpus import make_deterministic
 from .memory_check import check_available_memory, state_bytes
-from .pipeline.parts import StageView
-from .pipeline.values_in_step import ValuesInStep
 from .ranks import Processes
-from .stage_state import StageState
+from .step.parts import StageView
+from .step.stage_state import StageState
+from .step.values_in_step import ValuesInStep
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _check_programs(plan: Plan, views: tuple[StageView, ...], path_finders: list
 
 def _joining(plan: Plan, part: Processes) -> dict[str, Any]:
     """Return how an engine of this rank's stages, of a plan on several submeshes, is joined with those of others."""
-    from .pipeline.messages import MpiTransfers, Sending
+    from .step.messages import MpiTransfers, Sending
 
     sending, messages = Sending(), part.comm.Dup()
     agree = same_on_all(part)

@@ -27,9 +27,9 @@ from ..sharding.resharding import PlainCosts
 from ..sharding.stages_alike import StagesAlike
 from .engine import Engine
 from .execution import Execution
-from .pipeline.parts import StageView
-from .pipeline.values_in_step import ValuesInStep
-from .stage_state import StageState
+from .step.parts import StageView
+from .step.stage_state import StageState
+from .step.values_in_step import ValuesInStep
 
 
 def execute_beside(

@@ -21,14 +21,14 @@ from ..common.launched import launched_as
 from ..common.progress import Display
 from ..common.source_lines import code_location
 from ..common.watchdog import CHAINS, CRITICAL, DEFAULT_TIMEOUT_S, ChainState, timeout_s
-from .ending import Ending
-from .error_handling import install_error_handling, install_lone_error_handling
+from .failures.ending import Ending
+from .failures.error_handling import install_error_handling, install_lone_error_handling
 from .gpus import Gpu, are_shared, shares, take, visible_gpus
-from .machines import machine_shape
+from .launch.machines import machine_shape
+from .launch.mpirun import share_of_cores, usable_cores
+from .launch.separate_starts import refuse_separate_processes
 from .mpi_start import started_mpi, within_timeout
-from .mpirun import share_of_cores, usable_cores
 from .objects_between_ranks import broadcast_object, collect_objects, gather_objects, wait_for_all
-from .separate_starts import refuse_separate_processes
 
 __all__ = ["Processes", "current_processes", "display_here", "install_error_handling", "launched_as"]
 

@@ -13,7 +13,7 @@ from ..common.errors import InputError, short
 from ..ir.graph import Graph, Tensor
 from ..program.fetch import Fetch
 from ..reschedule.layout import Shape, block_bounds
-from ..runtime.functions import Feed
+from ..runtime.step.functions import Feed
 
 _LEAVES = (str, tf.Tensor, tf.Operation, tf.Variable)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.error_handling import interruptions_of_process
+from ..runtime.failures.error_handling import interruptions_of_process
 from ..runtime.ranks import Processes
 from ..trainer.batch import Batch
 

@@ -34,14 +34,14 @@ from ..runtime import notes
 from ..runtime.checkpoint.room import Room
 from ..runtime.checkpoint.saving import PendingSave, room_for
 from ..runtime.checkpoint.together import on_rank_0
-from ..runtime.interruptions import say
+from ..runtime.failures.interruptions import say
 from ..trainer.batch import Batch
-from ..trainer.function import FunctionTrainer
-from ..trainer.keeping import RunKeeper
-from ..trainer.live import own_values
-from ..trainer.programs import inner
+from ..trainer.capture.programs import inner
+from ..trainer.data.keeping import RunKeeper
+from ..trainer.functions.function import FunctionTrainer
 from ..trainer.saving import RunPosition
 from ..trainer.trainer_ranks import TrainerRanks
+from ..trainer.variables.live import own_values
 from .agreement import LEAVE, NOTHING, SAVE, StopRequest, agreed, digest_of
 from .callback_states import CallbackStates
 from .interval import Interval

@@ -15,7 +15,7 @@ from ..common.errors import InputError
 from ..common.files import needing_folder
 from ..runtime.checkpoint.location import CheckpointLocation
 from ..runtime.checkpoint.metadata import read_at, refusing_unreadable
-from ..runtime.interruptions import say
+from ..runtime.failures.interruptions import say
 from .plain_values import from_reader
 
 _NAME = re.compile(r"step-(\d+)\.index")

@@ -25,9 +25,9 @@ from ..common.errors import InputError, describe
 from ..common.files import check_writable, needing_folder, write_json
 from ..common.lock import Lock
 from ..runtime import notes
-from ..runtime.hosts import Host
-from ..runtime.interruptions import say
-from ..runtime.mpirun import Leaving, answers, supervise
+from ..runtime.failures.interruptions import say
+from ..runtime.launch.hosts import Host
+from ..runtime.launch.mpirun import Leaving, answers, supervise
 from .attempts import Attempt, table, why_not_again
 
 _LOOK_S = 0.2

@@ -19,9 +19,9 @@ from ..runtime.collectives.timed import TimedCall, TimedCommunicator
 from ..runtime.engine import Engine
 from ..runtime.execute import MPI
 from ..runtime.execution import execute
-from ..runtime.functions import Feed
+from ..runtime.measuring.synthetic_batch import WARM_STEPS, synthetic_step
 from ..runtime.ranks import Processes
-from ..runtime.synthetic_batch import WARM_STEPS, synthetic_step
+from ..runtime.step.functions import Feed
 from ..sharding.model import Model
 
 

@@ -16,10 +16,10 @@ from ..common.errors import InputError
 from ..lowering.gradient_analysis import analyse
 from ..optimizers.keras_optimizer import KerasOptimizer, keras_name
 from ..sharding.model import Model
-from ..trainer.accepting import check_model
-from ..trainer.objective import Compilation, KerasObjective, OwnCompilation, own_methods
-from ..trainer.programs import TRAIN, capture_program
-from ..trainer.signature import assumed, signature_of
+from ..trainer.capture.accepting import check_model
+from ..trainer.capture.objective import Compilation, KerasObjective, OwnCompilation, own_methods
+from ..trainer.capture.programs import TRAIN, capture_program
+from ..trainer.capture.signature import assumed, signature_of
 from .recorded import Recorded
 
 OPTIMIZERS = {

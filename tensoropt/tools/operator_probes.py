@@ -28,7 +28,7 @@ from ..profiling.store import Store
 from ..profiling.work import Measured, WorkItem
 from ..rules.registry import rule_of
 from ..rules.rule import Config, interface_of
-from ..runtime.operator_timer import OperatorTimer, OperatorTrial
+from ..runtime.measuring.operator_timer import OperatorTimer, OperatorTrial
 from ..runtime.ranks import Processes
 from ..tuning.profile_guided import slowest_of
 from .offline import record

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .signature import Structure
+from .capture.signature import Structure
 
 SAME_BATCHES = "every rank gives the same whole batches, and takes its share: draw them alike on all, as with one seed"
 

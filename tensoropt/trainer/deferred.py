@@ -17,10 +17,10 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 
 from ..common.errors import InputError, cut
 from ..common.source_lines import called_at, code_location, running_line, users_line_of
-from .batch_shares import matched, planned_weight
-from .objective import has_own_step, that_takes_labels
+from .capture.objective import has_own_step, that_takes_labels
+from .capture.signature import PARTS, Signature, Structure, check_dense, labels_for, left_open_by, part_of, symbolic
+from .data.batch_shares import matched, planned_weight
 from .runs import check_fits
-from .signature import PARTS, Signature, Structure, check_dense, labels_for, left_open_by, part_of, symbolic
 
 
 def completed(expected: Signature, seen: Structure, model: keras.Model, loss: Any, batch_size: int | None) -> Signature:
@@ -106,7 +106,7 @@ class Deferred:
     Attributes:
         model: the user's model.
         loss: its loss.
-        expected: what the model and the loss tell of a batch; see :attr:`.signature.Signature.waits_for`.
+        expected: what the model and the loss tell of a batch; see :attr:`.capture.signature.Signature.waits_for`.
         batch_size: the number of samples per step, over all ranks; None for that of the first batch.
         start: captures and plans the model for a signature.
         line: the line of the user's code that called ``parallelize``.

@@ -13,8 +13,8 @@ from ..common.errors import InputError
 from ..common.source_lines import running_line
 from ..runtime.ranks import current_processes
 from .callbacks import DECISIONS
+from .capture.objective import KerasObjective
 from .deferred import Deferred
-from .objective import KerasObjective
 
 logger = logging.getLogger("tensoropt")
 # The methods of keras.Model that would change what was captured, or run Keras's own steps, and what to call instead.

@@ -25,16 +25,16 @@ from ..runtime.prepare import model_of
 from ..runtime.ranks import current_processes, display_here, install_error_handling
 from ..search.asked import OPTIONS
 from ..tuning.asked_plan import PlanningOptions
-from .accepting import check_eager, check_model
-from .compiling import check_compilation
+from .capture.accepting import check_eager, check_model
+from .capture.compiling import check_compilation
+from .capture.objective import Compilation, OwnCompilation, that_takes_labels
+from .capture.optimizer_reads import check_reads
+from .capture.programs import TRAIN, Captured, capture_program
+from .capture.signature import Signature, Structure, checked_batch_size, inputs_of, left_open_by, opened, signature_of
 from .deferred import Deferred, build_layers
-from .function import CapturedFunction, FunctionTrainer
-from .objective import Compilation, OwnCompilation, that_takes_labels
-from .optimizer_reads import check_reads
-from .programs import TRAIN, Captured, capture_program
+from .functions.function import CapturedFunction, FunctionTrainer
+from .functions.step_function import StepFunction, StepObjective
 from .runs import Limit, Run, Runs
-from .signature import Signature, Structure, checked_batch_size, inputs_of, left_open_by, opened, signature_of
-from .step_function import StepFunction, StepObjective
 from .trainer import Trainer
 
 RUNNING_OPTIONS = tuple(option for option in OPTIONS if option != "profiling")

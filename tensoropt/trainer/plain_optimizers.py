@@ -10,9 +10,9 @@ import keras
 from ..lowering.variables import StateEntry
 from ..optimizers.copies import build_variables, fresh_copy, inner_of
 from ..optimizers.keras_optimizer import KerasOptimizer
-from .live import own_values
-from .programs import inner
+from .capture.programs import inner
 from .trainer_ranks import TrainerRanks
+from .variables.live import own_values
 
 
 def plain_optimizers(

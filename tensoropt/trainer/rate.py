@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..optimizers.copies import inner_of
-from .programs import TRAIN
+from .capture.programs import TRAIN
 from .trainer_ranks import TrainerRanks
 
 # The attributes that Keras's own loops and callbacks set.

@@ -28,14 +28,14 @@ from ..program.fetch import Fetch
 from ..reschedule.layout import block_bounds
 from ..runtime.context import Context
 from ..runtime.execution import Execution
-from ..runtime.functions import Feed
+from ..runtime.failures.step_errors import RefusedValues
 from ..runtime.other_programs import execute_beside, peak_beside
-from ..runtime.step_errors import RefusedValues
+from ..runtime.step.functions import Feed
 from ..search.asked import limit_of
 from ..sharding.model import Model
 from .batch import Batch
-from .programs import TRAIN, Captured
-from .signature import Signature
+from .capture.programs import TRAIN, Captured
+from .capture.signature import Signature
 
 logger = logging.getLogger("tensoropt")
 MOST_SHAPES = 8

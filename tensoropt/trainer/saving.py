@@ -19,9 +19,9 @@ from ..common.errors import InputError, TensorOptError, cut, short
 from ..common.source_lines import running_line
 from ..lowering.variables import StateEntry
 from ..runtime.checkpoint import Objects, entry_name
-from .objective import KerasObjective
+from .capture.objective import KerasObjective
+from .capture.programs import inner
 from .plain_optimizers import plain_optimizers, updated_by
-from .programs import inner
 from .trainer_ranks import TrainerRanks
 
 KERAS_SUFFIXES = (".keras", ".h5")

@@ -23,23 +23,23 @@ from ..runtime.checkpoint import read_metadata
 from ..runtime.execution import Execution
 from ..runtime.ranks import current_processes
 from .batch import Batch
-from .batch_checks import check_labels, check_size
-from .batch_shares import Sharing
 from .callbacks import on_ranks
+from .capture.objective import Compilation, OwnCompilation
+from .capture.programs import EVALUATE, TRAIN, inner
+from .capture.signature import Signature, is_none
+from .data.batch_checks import check_labels, check_size
+from .data.batch_shares import Sharing
+from .data.fit_progress import FitProgress, Logs, PositionRecorder, as_python, skip_steps
+from .data.handing_out import is_determined
+from .data.keeping import taken_out
 from .deferred import Deferred
-from .fit_progress import FitProgress, Logs, PositionRecorder, as_python, skip_steps
-from .handing_out import is_determined
-from .keeping import taken_out
-from .live import Live, own_values
 from .live_model import LiveModel
-from .objective import Compilation, OwnCompilation
 from .planned import Planned
-from .programs import EVALUATE, TRAIN, inner
 from .rate import RunningRate
 from .runs import Runs
 from .saving import RunPosition, Saving, is_keras_format
-from .signature import Signature, is_none
 from .trainer_ranks import TrainerRanks
+from .variables.live import Live, own_values
 
 
 class Trainer(Planned, LiveModel):

@@ -1,7 +1,7 @@
 """Run a trainer's operations on all ranks together.
 
-The shards are copies of the user's variables (:mod:`.live`): before an operation they take what the user has assigned, or
-what another trainer has trained.
+The shards are copies of the user's variables (:mod:`.variables.live`): before an operation they take what the user has
+assigned, or what another trainer has trained.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ..runtime.checkpoint import Objects, restore, save
 from ..runtime.checkpoint.parts import holders_of
 from ..runtime.execution import Execution
 from ..runtime.ranks import Processes
-from ..runtime.step_optimizer import StepOptimizer
+from ..runtime.step.step_optimizer import StepOptimizer
 from ..sharding.local_shapes import shard_slices
 from .batch import Batch
-from .leading import LedRanks, everywhere
-from .live import Live, forget_accesses, hold_optimizer, own_values, settle
-from .optimizer_reads import copies_on_ranks
-from .programs import EVALUATE, PREDICT, TRAIN
+from .capture.optimizer_reads import copies_on_ranks
+from .capture.programs import EVALUATE, PREDICT, TRAIN
 from .runs import Run, Runs
-from .same_values import check_same, digest
+from .variables.leading import LedRanks, everywhere
+from .variables.live import Live, forget_accesses, hold_optimizer, own_values, settle
+from .variables.same_values import check_same, digest
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

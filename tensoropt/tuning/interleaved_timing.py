@@ -15,8 +15,8 @@ import numpy as np
 from ..plan.plan import Plan
 from ..runtime.engine import Engine
 from ..runtime.execution import execute
+from ..runtime.measuring.synthetic_batch import WARM_STEPS, synthetic_step
 from ..runtime.ranks import Processes
-from ..runtime.synthetic_batch import WARM_STEPS, synthetic_step
 from ..sharding.model import Model
 
 FirstValue = Callable[[str], np.ndarray]

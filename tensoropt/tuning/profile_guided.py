@@ -33,7 +33,7 @@ from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..profiling.work import Measured, MeasuredOperators, WorkItem
 from ..rules.rule import Config
 from ..runtime.execute import MPI
-from ..runtime.operator_timer import OperatorTimer, OperatorTrial, Timed
+from ..runtime.measuring.operator_timer import OperatorTimer, OperatorTrial, Timed
 from ..runtime.ranks import Processes
 from ..search.asked import asks_for_stages
 from ..search.baselines import data_parallel

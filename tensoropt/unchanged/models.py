@@ -9,8 +9,8 @@
 | ``load_weights`` | rank 0 reads for all, the state of the optimizer too; before there is a trainer, each rank reads |
 
 The trainer is kept in the model's ``train_function``, which Keras forgets where a new capture is due: in ``compile``. The
-model's variables are live (:mod:`..trainer.live`): whoever reads one gets the trained value. So is the optimizer's state,
-which a trainer takes over from the one before it as long as the optimizer is the same.
+model's variables are live (:mod:`..trainer.variables.live`): whoever reads one gets the trained value. So is the optimizer's
+state, which a trainer takes over from the one before it as long as the optimizer is the same.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ..runtime.execute import loaded_plan
 from ..runtime.ranks import current_processes
 from ..trainer.batch import Batch
 from ..trainer.callbacks import DECISIONS
-from ..trainer.leading import LedRanks
-from ..trainer.live import settle
-from ..trainer.objective import KerasObjective
+from ..trainer.capture.objective import KerasObjective
+from ..trainer.capture.programs import TRAIN
 from ..trainer.parallelize import TrainingOptions, parallelized
-from ..trainer.programs import TRAIN
 from ..trainer.trainer import Trainer
+from ..trainer.variables.leading import LedRanks
+from ..trainer.variables.live import settle
 from .batch_sizes import batch_size_of
 from .steps import IS_HANDED, hand_over_steps, is_set
 

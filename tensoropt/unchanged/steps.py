@@ -30,10 +30,10 @@ from ..common.errors import InputError
 from ..common.source_lines import running_line
 from ..frontend.stateful import Treatment, treatment_of
 from ..runtime.ranks import current_processes
-from ..trainer.batch_shares import ONE_READS
-from ..trainer.objective import KerasObjective
+from ..trainer.capture.objective import KerasObjective
+from ..trainer.data.batch_shares import ONE_READS
+from ..trainer.functions.step_function import StepFunction, StepObjective
 from ..trainer.parallelize import TrainingOptions, started_step
-from ..trainer.step_function import StepFunction, StepObjective
 
 logger = logging.getLogger(__name__)
 IS_HANDED: ContextVar[bool] = ContextVar("tensoropt_is_handed", default=False)

@@ -8,7 +8,7 @@ os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
 import tensoropt
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
-from tensoropt.runtime.local_hardware import prepared_processes
+from tensoropt.runtime.measuring.local_hardware import prepared_processes
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import check_plan

@@ -20,8 +20,8 @@ from tensoropt.profiling.hardware import named
 from tensoropt.program.fetch import Fetch
 from tensoropt.runtime.execute import EMULATED
 from tensoropt.runtime.execution import execute
-from tensoropt.runtime.functions import Feed
 from tensoropt.runtime.ranks import current_processes
+from tensoropt.runtime.step.functions import Feed
 from tensoropt.search import request as requests
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.request import Request, searched

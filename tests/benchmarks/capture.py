@@ -44,13 +44,13 @@ from tensoropt.lowering.resharding.backends import CommunicatingBackend
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 from tensoropt.profiling.hardware import resolve
 from tensoropt.program.fetch import Fetch
-from tensoropt.runtime.functions import Feed
+from tensoropt.runtime.step.functions import Feed
 from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PlainCosts
-from tensoropt.trainer.objective import Compilation, KerasObjective
-from tensoropt.trainer.programs import TRAIN, capture_program
-from tensoropt.trainer.signature import Signature, signature_of
+from tensoropt.trainer.capture.objective import Compilation, KerasObjective
+from tensoropt.trainer.capture.programs import TRAIN, capture_program
+from tensoropt.trainer.capture.signature import Signature, signature_of
 
 STAGES = ("trace", "import", "backward", "costs", "search", "unroll", "build")
 MOST_SECONDS = 30.0

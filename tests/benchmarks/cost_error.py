@@ -69,7 +69,7 @@ from tensoropt.rules.rule import interface_of
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
 from tensoropt.runtime.context import Context
 from tensoropt.runtime.execute import MPI
-from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
+from tensoropt.runtime.measuring.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.asked import Request, assumptions
 from tensoropt.search.baselines.task import BaselineTask

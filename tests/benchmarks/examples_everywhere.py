@@ -26,7 +26,7 @@ import numpy as np
 from tabulate import tabulate
 from tqdm import tqdm
 
-from tensoropt.runtime.mpirun import mpirun_command, rank_environment
+from tensoropt.runtime.launch.mpirun import mpirun_command, rank_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = ("none", "middle", "least")

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tensoropt.runtime.measuring.synthetic_batch import synthetic_batch
 from tensoropt.runtime.mpi_start import started_mpi
 from tensoropt.runtime.ranks import Processes
-from tensoropt.runtime.synthetic_batch import synthetic_batch
 from tensoropt.tools.recorded import Recorded
 
 MPI = started_mpi()  # not by mpi4py, which would start it without what TensorOpt sets for messages

@@ -23,7 +23,7 @@ from tabulate import tabulate
 from tensoropt import zoo
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import Hardware, named
-from tensoropt.runtime.local_hardware import prepared_processes
+from tensoropt.runtime.measuring.local_hardware import prepared_processes
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.frontiers.find_frontier import find_baseline, find_frontier
 from tensoropt.tools.offline import record

@@ -16,7 +16,7 @@ from harness import alternate, plain_step, ratio, ratio_interval, tensoropt_step
 from models import DIGITS, SMALL_VGG
 from tabulate import tabulate
 
-from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
+from tensoropt.runtime.measuring.local_hardware import hardware_here, prepared_processes
 from tensoropt.search.asked import Request, assumptions
 from tensoropt.search.options import mini_time
 from tensoropt.tools.offline import record

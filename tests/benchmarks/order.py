@@ -23,10 +23,10 @@ from tensoropt.program.fetch import Fetch
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.execution import execute
-from tensoropt.runtime.functions import Feed
-from tensoropt.runtime.local_hardware import prepared_processes
+from tensoropt.runtime.measuring.local_hardware import prepared_processes
+from tensoropt.runtime.measuring.synthetic_batch import synthetic_batch
 from tensoropt.runtime.ranks import Processes
-from tensoropt.runtime.synthetic_batch import synthetic_batch
+from tensoropt.runtime.step.functions import Feed
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.tools.offline import record
 

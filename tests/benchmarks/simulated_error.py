@@ -34,7 +34,7 @@ from tabulate import tabulate
 from tensoropt import zoo
 from tensoropt.profiling.hardware import Hardware
 from tensoropt.runtime.execute import MPI
-from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
+from tensoropt.runtime.measuring.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.ranks import Processes
 from tensoropt.tools.offline import record
 from tensoropt.tuning.interleaved_timing import COUNTED, interleaved_seconds

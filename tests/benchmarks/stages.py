@@ -41,8 +41,8 @@ from tensoropt.program.interleaved import INTERLEAVED
 from tensoropt.runtime.context import Context
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.execution import execute
+from tensoropt.runtime.measuring.synthetic_batch import synthetic_step
 from tensoropt.runtime.ranks import Processes
-from tensoropt.runtime.synthetic_batch import synthetic_step
 from tensoropt.search.frontiers.find_frontier import find_baseline, find_frontier
 from tensoropt.search.options import WORTH_STAGES, find_answer
 from tensoropt.search.request import Request

@@ -42,7 +42,7 @@ from tensoropt.common.progress import Display
 from tensoropt.profiling.trace import MemoryEvent, traced_step
 from tensoropt.runtime import execute
 from tensoropt.runtime.collectives.timed import TimedCommunicator
-from tensoropt.runtime.mpirun import mpirun_command, rank_environment
+from tensoropt.runtime.launch.mpirun import mpirun_command, rank_environment
 
 N_TRACED = 3
 PART = "part of start-up: "

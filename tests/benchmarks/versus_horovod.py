@@ -50,10 +50,10 @@ from tensoropt.profiling.compute import time_s
 from tensoropt.program.fetch import Fetch
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.execution import execute
-from tensoropt.runtime.functions import Feed
-from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
+from tensoropt.runtime.measuring.local_hardware import hardware_here, prepared_processes
+from tensoropt.runtime.measuring.synthetic_batch import synthetic_batch
 from tensoropt.runtime.ranks import Processes
-from tensoropt.runtime.synthetic_batch import synthetic_batch
+from tensoropt.runtime.step.functions import Feed
 from tensoropt.search.asked import Request, assumptions
 from tensoropt.search.frontiers.find_frontier import find_baseline
 from tensoropt.search.options import mini_time

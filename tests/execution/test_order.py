@@ -26,7 +26,7 @@ from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs
 from tensoropt.runtime.collectives.single import SingleCommunicator
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.functions import Feed
+from tensoropt.runtime.step.functions import Feed
 from tensoropt.sharding.resharding import PathFinder, PlainCosts
 from tensoropt.sharding.strategy import Strategy, StrategyView
 

@@ -23,7 +23,7 @@ from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.layout import Axes
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.functions import BuiltFunction, Feed
+from tensoropt.runtime.step.functions import BuiltFunction, Feed
 from tensoropt.sharding.resharding import PathFinder
 
 

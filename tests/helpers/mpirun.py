@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from tensoropt.runtime.mpirun import find_mpirun, mpirun_command, mpirun_options, rank_environment
+from tensoropt.runtime.launch.mpirun import find_mpirun, mpirun_command, mpirun_options, rank_environment
 
 from .calibration import write_calibrations
 from .fork_server import kill_session

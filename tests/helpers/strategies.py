@@ -27,9 +27,9 @@ from tensoropt.reschedule.path import Path, cheapest_path
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, configs
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.functions import Feed
-from tensoropt.runtime.pipeline.parts import StageView
-from tensoropt.runtime.stage_state import StageState
+from tensoropt.runtime.step.functions import Feed
+from tensoropt.runtime.step.parts import StageView
+from tensoropt.runtime.step.stage_state import StageState
 from tensoropt.sharding.consumers import consumers_of, sharding_of, shareable_copies
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PathFinder

@@ -19,13 +19,13 @@ from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 from tensoropt.program.fetch import Fetch
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.functions import Feed
+from tensoropt.runtime.step.functions import Feed
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PathFinder, PlainCosts
 from tensoropt.sharding.strategy import StrategyView
-from tensoropt.trainer.objective import Compilation, KerasObjective
-from tensoropt.trainer.programs import TRAIN, Captured, capture_program
-from tensoropt.trainer.signature import signature_of
+from tensoropt.trainer.capture.objective import Compilation, KerasObjective
+from tensoropt.trainer.capture.programs import TRAIN, Captured, capture_program
+from tensoropt.trainer.capture.signature import signature_of
 
 N_STEPS = 2
 # What is smaller than this, of the largest magnitude of its kind, is zero but for rounding.

@@ -23,7 +23,7 @@ from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.execute import EMULATED, MPI
 from tensoropt.runtime.execution import execute
 from tensoropt.runtime.ranks import Processes
-from tensoropt.runtime.step_emission import StepEmission
+from tensoropt.runtime.step.step_emission import StepEmission
 
 ALONE = Processes(0, 1, ("here",))
 

@@ -22,7 +22,7 @@ from one_device.running import ALONE, check, engine_of
 from tensoropt.profiling.hardware import named
 from tensoropt.program.step import StepProgram, step_program
 from tensoropt.program.tasks import BACKWARD, FORWARD, SEND
-from tensoropt.runtime.pipeline import emission
+from tensoropt.runtime.step import function_emission as emission
 from tensoropt.search.frontiers.find_frontier import find_frontier
 
 WORKER = Path(__file__).with_name("worker.py")

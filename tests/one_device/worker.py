@@ -17,7 +17,7 @@ from helpers.switches import graphs_as_built
 
 from one_device.drawing import drawn
 from one_device.running import check, over_links
-from tensoropt.runtime.local_hardware import prepared_processes
+from tensoropt.runtime.measuring.local_hardware import prepared_processes
 
 
 def main(seeds: list[int]) -> None:

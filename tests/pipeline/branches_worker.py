@@ -21,7 +21,7 @@ from pipeline.test_branches import CUTS
 from tensoropt.lowering.order import CALLBACK
 from tensoropt.plan.plan import Plan
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.local_hardware import prepared_processes
+from tensoropt.runtime.measuring.local_hardware import prepared_processes
 from tensoropt.sharding.stages import Stages
 
 CASES = {"two_towers": ((1, "1f1b"), (2, "1f1b"), (2, "gpipe"), (4, "zero-bubble")), "siamese": ((1, "1f1b"), (2, "1f1b"))}

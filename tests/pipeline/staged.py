@@ -22,10 +22,10 @@ from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import why_invalid
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.execution import execute
-from tensoropt.runtime.pipeline.parts import StageView
-from tensoropt.runtime.pipeline.transfers import EmulatedTransfers
 from tensoropt.runtime.ranks import Processes
-from tensoropt.runtime.stage_state import StageState
+from tensoropt.runtime.step.parts import StageView
+from tensoropt.runtime.step.stage_state import StageState
+from tensoropt.runtime.step.transfers import EmulatedTransfers
 from tensoropt.search.stages.submeshes import blocks_of
 from tensoropt.sharding.stages import StageModel, Stages
 

@@ -20,7 +20,7 @@ import numpy as np
 import tensoropt
 from tensoropt.reschedule.layout import block_bounds
 from tensoropt.runtime.checkpoint import restore, save
-from tensoropt.runtime.pipeline import messages
+from tensoropt.runtime.step import messages
 from tensoropt.search.candidates import candidate as candidates
 from tensoropt.search.stages.cuts import Cut
 from tensoropt.sharding.stages import Stages

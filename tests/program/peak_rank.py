@@ -19,7 +19,7 @@ from tensoropt.ft import Budget, Frontier
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
-from tensoropt.runtime.local_hardware import prepared_processes
+from tensoropt.runtime.measuring.local_hardware import prepared_processes
 from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import check_plan

@@ -36,8 +36,8 @@ from tensoropt.program.tasks import (
     Task,
 )
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.runtime.pipeline import emission
-from tensoropt.runtime.step_emission import StepEmission
+from tensoropt.runtime.step import function_emission as emission
+from tensoropt.runtime.step.step_emission import StepEmission
 from tensoropt.sharding.strategy import StrategyView
 
 MODELS = (zoo.mlp, zoo.cnn, zoo.attention, zoo.windows, zoo.broadcasting, *composite.models.MODELS)

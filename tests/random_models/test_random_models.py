@@ -21,7 +21,7 @@ from random_models.running import ROUNDING, SAME, UNSTABLE, WRONG, Outcome, run
 from tensoropt.ir.graph import Operator, TrainStep
 from tensoropt.lowering.resharding import backends
 from tensoropt.optimizers.running_optimizer import Emission, PendingUpdate
-from tensoropt.runtime.stage_state import StageState
+from tensoropt.runtime.step.stage_state import StageState
 
 CASES, IN_A_TEST, LEAST_SAME = 51, 3, 2
 SEED, TOO_MUCH = 3, 1.0 + 1e-6

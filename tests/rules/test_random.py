@@ -23,7 +23,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.random import FROM_KEY, FROM_SEED
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, interface_of, local_points
-from tensoropt.runtime.functions import structure_digest
+from tensoropt.runtime.step.functions import structure_digest
 
 from .case import Case
 from .cases import CASES

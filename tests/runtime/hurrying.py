@@ -1,6 +1,6 @@
 """Waits that are over sooner than a user's, from here on: ranks take their time to start where many tests run."""
 
-from tensoropt.runtime import error_handling as failures
+from tensoropt.runtime.failures import error_handling as failures
 
 
 def hurry(timeout_s: float) -> None:

@@ -12,8 +12,8 @@ import pytest
 from helpers.mpirun import child_environment, run_command, run_ranks
 
 from tensoropt.common.watchdog import CRITICAL, OVERLAPPABLE, LongWait, RankReport, Report, verdict
-from tensoropt.runtime import error_handling as failures
-from tensoropt.runtime.watching import ThreadProgress
+from tensoropt.runtime.failures import error_handling as failures
+from tensoropt.runtime.failures.watching import ThreadProgress
 
 pytestmark = pytest.mark.deadlines  # which rank is missed first depends on what computes beside
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tensoropt.runtime.functions import BuiltFunction, FedSpec
+from tensoropt.runtime.step.functions import BuiltFunction, FedSpec
 
 SPEC = tf.TensorSpec([2, 3], tf.float32)
 

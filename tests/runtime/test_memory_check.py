@@ -12,7 +12,7 @@ from session.models import begin, network
 
 import tensoropt
 from tensoropt.common.errors import OutOfMemoryError
-from tensoropt.runtime.error_handling import _out_of_memory
+from tensoropt.runtime.failures.error_handling import _out_of_memory
 from tensoropt.runtime.memory_check import check_available_memory, state_bytes
 
 LIMITED = """
@@ -39,7 +39,7 @@ def test_a_limited_process_says_no_and_goes_on() -> None:
 FREED = """
 import ctypes, resource
 from tensoropt.runtime.collectives.receive_buffers import keep_freed_memory
-from tensoropt.runtime.process_limit import bound_allocators
+from tensoropt.runtime.failures.process_limit import bound_allocators
 def taken():
     return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmData"))) * 1024
 library = ctypes.CDLL(None)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.common.errors import TensorOptError
-from tensoropt.runtime import mpirun as launch
+from tensoropt.runtime.launch import mpirun as launch
 from tensoropt.runtime.mpi_config import configure_environment
 from tensoropt.tools.cli import main as cli
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tensoropt.common.errors import InputError
 from tensoropt.ir.graph import Graph
-from tensoropt.runtime.step_errors import RefusedValues
+from tensoropt.runtime.failures.step_errors import RefusedValues
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ if sys.argv[1] == "early":
     import tensorflow as tf
     tf.zeros([]) + 1  # the runtime starts with what it finds
 os.environ["TF_NUM_INTEROP_THREADS"] = "3"
-from tensoropt.runtime.thread_pool import runs_at_once
+from tensoropt.runtime.collectives.thread_pool import runs_at_once
 print(runs_at_once(3), runs_at_once(4))
 """
 

@@ -13,8 +13,8 @@ from unittest.mock import patch
 import numpy as np
 
 from tensoropt.common.errors import InputError
-from tensoropt.runtime import error_handling as failures
 from tensoropt.runtime import objects_between_ranks
+from tensoropt.runtime.failures import error_handling as failures
 from tensoropt.runtime.ranks import Processes, current_processes, install_error_handling
 
 

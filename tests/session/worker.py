@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 import tensoropt
-from tensoropt.runtime import error_handling as failures
+from tensoropt.runtime.failures import error_handling as failures
 
 BATCH = 8
 IMAGES = np.random.default_rng(0).random((BATCH, 6), dtype=np.float32)

@@ -14,7 +14,7 @@ from random_models.planning import plan_of
 from trainer.deferred_cases import BATCH, LABELS, TOKENS, backbone, classes, contrastive, trainer_of
 
 import tensoropt
-from tensoropt.trainer.programs import EVALUATE, PREDICT, TRAIN
+from tensoropt.trainer.capture.programs import EVALUATE, PREDICT, TRAIN
 from tensoropt.tuning import asked_plan
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.filterwarnings("ignore:.shuffle=True. was passed")]

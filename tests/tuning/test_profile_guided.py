@@ -23,7 +23,7 @@ from tensoropt.profiling.store import FILE, Store
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, configs
-from tensoropt.runtime.operator_timer import OperatorTimer, OperatorTrial, Timed
+from tensoropt.runtime.measuring.operator_timer import OperatorTimer, OperatorTrial, Timed
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.asked import Request
 from tensoropt.search.baselines import data_parallel

@@ -30,7 +30,7 @@ from ...common.memory_units import memory_text
 from ...lowering.variables import StateEntry
 from ...profiling.available_memory import available_memory_bytes
 from ...sharding.local_shapes import shard_slices
-from ..interruptions import say
+from ..failures.interruptions import say
 from ..ranks import Processes
 from .location import CheckpointLocation, keep_newest, make_safe, writing
 from .metadata import ENTRY as METADATA

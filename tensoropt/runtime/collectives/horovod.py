@@ -31,7 +31,7 @@ from ...common.watchdog import timeout_s
 from ...lowering.localise import opaque
 from ...reschedule.layout import Axes, axes_text
 from ...reschedule.mesh import Mesh
-from ..error_handling import at_the_very_end
+from ..failures.error_handling import at_the_very_end
 from .element_types import of_pairs, pairs, summable, summed
 
 if TYPE_CHECKING:

@@ -88,7 +88,7 @@ def start_if_asked() -> None:
 def _start(processes: Processes) -> None:
     """Start the servers of all ranks."""
     from ...common.tensorflow_import import import_tensorflow
-    from ..error_handling import install_error_handling
+    from ..failures.error_handling import install_error_handling
     from ..ranks import display_here
 
     if processes.size == 1:

@@ -58,9 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.seconds is not None:
         seconds = parse_seconds(arguments.seconds)
     import_tensorflow()
-    from ...runtime.disturbance import measured_with_disturbance
     from ...runtime.execute import EMULATED, checked_collectives
-    from ...runtime.local_hardware import calibrated_file, prepared_processes
+    from ...runtime.measuring.disturbance import measured_with_disturbance
+    from ...runtime.measuring.local_hardware import calibrated_file, prepared_processes
 
     if arguments.output is not None:
         check_writable(arguments.output, "hardware file")
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _measured(processes: Processes, seconds: float, keep: Callable[[Hardware], None], collectives: str) -> Hardware:
     from ...profiling.measure import QUICK_S, Watching
-    from ...runtime.local_hardware import measure_here
+    from ...runtime.measuring.local_hardware import measure_here
     from ...tuning.profile_guided import opened_store
     from ..operator_probes import Calibration
 

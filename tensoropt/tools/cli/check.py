@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     import_tensorflow()
     from ...plan.plan import Plan
     from ...runtime.context import resolve_cluster
-    from ...runtime.local_hardware import hardware_here, prepared_processes
+    from ...runtime.measuring.local_hardware import hardware_here, prepared_processes
     from ..offline import record_named
     from ..plan_check import check_plan, comparison_json
 

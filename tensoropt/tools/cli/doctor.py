@@ -21,7 +21,7 @@ from ...common.tensorflow_import import import_tensorflow
 from ...common.versions import untried_versions
 from ...common.words import counted
 from ...runtime.gpus import Gpu, visible_gpus
-from ...runtime.mpirun import find_mpirun
+from ...runtime.launch.mpirun import find_mpirun
 
 SECONDS = 2.0
 """How long ranks sum."""
@@ -85,7 +85,7 @@ def _ranks(page: Page) -> Any:
     try:
         page.lines.append(("mpirun", str(find_mpirun())))
         page.lines.append(("mpi4py", importlib.metadata.version("mpi4py")))
-        from ...runtime.local_hardware import prepared_processes
+        from ...runtime.measuring.local_hardware import prepared_processes
 
         processes = prepared_processes()
     except (ImportError, importlib.metadata.PackageNotFoundError, TensorOptError) as error:

@@ -22,7 +22,7 @@ from typing import NoReturn
 from ... import __version__
 from ...common.errors import TensorOptError
 from ...common.streams import open_closed_streams
-from ...runtime.error_handling import debugging, exit_code_of
+from ...runtime.failures.error_handling import debugging, exit_code_of
 from ...runtime.ranks import launched_as
 
 # name: (module, what it does)

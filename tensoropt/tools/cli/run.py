@@ -17,8 +17,8 @@ from typing import Any
 from ...common.errors import InputError, describe
 from ...common.files import check_writable
 from ...common.time_units import parse_time_us
-from ...runtime.hosts import Host, hosts_in, hosts_of
-from ...runtime.mpirun import mpirun_command, rank_environment, supervise
+from ...runtime.launch.hosts import Host, hosts_in, hosts_of
+from ...runtime.launch.mpirun import mpirun_command, rank_environment, supervise
 from ...survive.interval import Interval
 from ...survive.supervisor import Supervisor, Survival
 from ...unchanged.copied_input import COPY_AT, copied_input, has_text

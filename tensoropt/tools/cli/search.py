@@ -172,7 +172,7 @@ def checked_measurement(hardware: Hardware, is_strict: bool, is_run_here: bool =
     Raises:
         InputError: it was, and ``is_strict``.
     """
-    from ...runtime.local_hardware import warning_of
+    from ...runtime.measuring.local_hardware import warning_of
 
     warning = warning_of(hardware, is_strict, is_run_here)
     if warning:

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     steps = positive_number(arguments.steps, "--steps", "steps")
     import_tensorflow()
     from ...plan.plan import Plan
-    from ...runtime.local_hardware import prepared_processes
+    from ...runtime.measuring.local_hardware import prepared_processes
     from ..offline import record_named
     from ..timeline import shares, trace_json, trace_steps
 

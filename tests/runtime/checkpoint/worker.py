@@ -18,7 +18,7 @@ from runtime.checkpoint.states import Logical, assert_values, entries, layout_by
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.checkpoint import parts, restore, save, saving
-from tensoropt.runtime.error_handling import install_error_handling
+from tensoropt.runtime.failures.error_handling import install_error_handling
 from tensoropt.runtime.ranks import Processes, current_processes
 
 SMALL = [

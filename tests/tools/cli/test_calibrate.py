@@ -32,10 +32,10 @@ from tensoropt.profiling.hardware import (
 )
 from tensoropt.profiling.store import Store
 from tensoropt.profiling.tensorflow_engine import TensorFlowEngine
-from tensoropt.runtime import disturbance
-from tensoropt.runtime import local_hardware as here
-from tensoropt.runtime.mpirun import mpirun_command
-from tensoropt.runtime.operator_timer import OperatorTrial, Timed
+from tensoropt.runtime.launch.mpirun import mpirun_command
+from tensoropt.runtime.measuring import disturbance
+from tensoropt.runtime.measuring import local_hardware as here
+from tensoropt.runtime.measuring.operator_timer import OperatorTrial, Timed
 from tensoropt.runtime.ranks import Processes
 from tensoropt.tools.cli import calibrate as calibrate_command
 from tensoropt.tools.cli.main import main

@@ -26,7 +26,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import cheapest_path
 from tensoropt.runtime.collectives.single import SingleCommunicator
 from tensoropt.runtime.collectives.timed import TimedCommunicator
-from tensoropt.runtime.synthetic_batch import synthetic_batch
+from tensoropt.runtime.measuring.synthetic_batch import synthetic_batch
 from tensoropt.sharding.resharding import PlainCosts
 from tensoropt.tools.cli.check import comparison_text
 from tensoropt.tools.cli.main import main

@@ -1,0 +1,129 @@
+"""Explain errors while a step runs: values that an operator doesn't take, and steps in two threads at once."""
+
+from __future__ import annotations
+
+import re
+import threading
+from types import FrameType
+
+import tensorflow as tf
+
+from ...common.errors import InputError
+from ...common.source_lines import line_at, running_at, running_line
+from ...ir.graph import Graph, Operator
+
+MOST_REASON = 240
+_ABOUT_WHERE = ("File ", "[[", "Detected at", "Graph execution")
+_running = threading.Lock()
+# The thread that runs a step, and where it is: the line of that is made only for a message.
+_runner: tuple[threading.Thread, str, FrameType] | None = None
+
+
+class OnlyStep:
+    """A context that refuses a step while another thread runs one.
+
+    All ranks must run the same steps in one order, which threads don't keep. Each step enters it with cold caches, where a
+    generator would take several times as long.
+    """
+
+    def __enter__(self) -> None:
+        """Begin a step.
+
+        Raises:
+            InputError: another thread runs a step.
+        """
+        global _runner
+        if not _running.acquire(blocking=False):
+            thread = threading.current_thread().name
+            raise InputError(
+                f"a step was started ({running_line()}) in thread '{thread}' while {_running_one()} runs one: all ranks "
+                "must run the same steps in one order, which threads don't keep; run steps in one thread"
+            )
+        # The frame of the ``with`` statement, which is on the stack as long as the step runs: this one's isn't.
+        _runner = threading.current_thread(), *running_at(depth=2)
+
+    def __exit__(self, *_: object) -> None:
+        global _runner
+        _runner = None
+        _running.release()
+
+
+only_step = OnlyStep()
+
+
+def _running_one() -> str:
+    """Return the thread that runs a step, with its line, as a text."""
+    runner = _runner
+    if runner is None:
+        return "another thread"
+    thread, called, frame = runner
+    return f"thread '{thread.name}' ({line_at(called, frame)})"
+
+
+class RefusedValues:
+    """A context that reports which of the user's operators a value doesn't suit, if a kernel of TensorFlow's refuses it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def __enter__(self) -> None:
+        """Begin to look out for refused values."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Explain an error of a kernel.
+
+        Raises:
+            InputError: a kernel refused a value, such as a label that isn't a class.
+        """
+        if not isinstance(error, tf.errors.InvalidArgumentError):
+            return
+        op = _operator(self._graph, error.message)
+        where = op.where() if op is not None else "an operator of the model"
+        reason = _reason(error.message)
+        about_indices = re.search(r"\b(label|indices|index|indexing)|is not in \[", reason, re.IGNORECASE)
+        advice = ": labels and indices from 0 to one less than what there is of them" if about_indices else ""
+        raise InputError(
+            f"{where} can't take a value of this batch ({running_line()}): {reason}. Give values that the model can "
+            f"take{advice}"
+        ) from error
+
+
+class CheckedValues:
+    """A context that reports which of the user's assertions fails."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        """Begin to check."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Explain an assertion that fails.
+
+        Raises:
+            InputError: one failed.
+        """
+        if isinstance(error, tf.errors.InvalidArgumentError):
+            reason = _reason(error.message)
+            raise InputError(f"{self._where} doesn't hold in this step ({running_line()}): {reason}") from error
+
+
+def _operator(graph: Graph, message: str) -> Operator | None:
+    """Return the operator that failed, or None if the message names none of the graph.
+
+    The node in the message may have a number appended to the operator's name.
+    """
+    found = re.search(r"node (\S+?)(?:}}|\s|$)", message)
+    name = found.group(1) if found else ""
+    while name and name not in graph.operators:
+        shorter = re.sub(r"_\d+$", "", name)
+        name = shorter if shorter != name else name.rpartition("/")[0]
+    return graph.operators.get(name)
+
+
+def _reason(message: str) -> str:
+    """Return TensorFlow's message without its trace: the last line that isn't about a place in the code."""
+    lines = [line.strip() for line in message.splitlines()]
+    kept = [line for line in lines if line and not line.startswith(_ABOUT_WHERE)]
+    text = re.sub(r"\s*\[Op:\w*\]$", "", kept[-1] if kept else "it is refused").rstrip(".")
+    return text if len(text) <= MOST_REASON else f"{text[: MOST_REASON - 4]} ..."

@@ -1,0 +1,74 @@
+"""Read the hosts of a run and their slots, as mpirun takes them: ``--host alpha:4,beta:4``, or a hostfile."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ...common.errors import InputError, describe
+
+_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d+)")
+_HANDED_ON = ("TENSOROPT_", "TF_", "KERAS_", "OMP_", "PYTHON", "NCCL_", "OMPI_ALLOW_RUN_AS_ROOT")
+"""Beginnings of the names of environment variables that ranks on other hosts have as well."""
+
+
+class Host(NamedTuple):
+    """A host, and how many ranks it takes."""
+
+    name: str
+    slots: int
+
+
+def hosts_of(text: str) -> list[Host]:
+    """Return the hosts that ``--host`` names; one without a number takes one rank.
+
+    Raises:
+        InputError: a number isn't one.
+    """
+    found = []
+    for part in text.split(","):
+        name, _, slots = part.strip().partition(":")
+        if not name or not (slots or "1").isdecimal():
+            raise InputError(describe("--host takes hosts with their slots", got=repr(text), expected="alpha:4,beta:4"))
+        found.append(Host(name, int(slots or 1)))
+    return found
+
+
+def hosts_in(file: Path) -> list[Host]:
+    """Return the hosts of a hostfile.
+
+    Raises:
+        InputError: it can't be read, or a line isn't a host with its slots.
+    """
+    try:
+        lines = [line.partition("#")[0].strip() for line in file.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise InputError(describe(f"hostfile '{file}' can't be read", got=str(error))) from error
+    found = []
+    for line in filter(None, lines):
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise InputError(describe(f"a line of hostfile '{file}'", got=repr(line), expected="such as 'alpha slots=4'"))
+        found.append(Host(match[1], int(match[2])))
+    return found
+
+
+def host_options(hosts: Sequence[Host], environ: Mapping[str, str]) -> list[str]:
+    """Return mpirun's options for these hosts, which hand environment variables on to them; none without hosts."""
+    if not hosts:
+        return []
+    names = sorted(name for name in environ if name.startswith(_HANDED_ON))
+    return [
+        "--host",
+        ",".join(f"{name}:{slots}" for name, slots in hosts),
+        *(part for name in names for part in ("-x", name)),
+    ]
+
+
+def hosts_of_allocation(environ: Mapping[str, str] = os.environ) -> int:
+    """Return how many hosts the batch system's job has, as far as Slurm says."""
+    text = environ.get("SLURM_JOB_NUM_NODES", "1")
+    return max(1, int(text)) if text.isdecimal() else 1

@@ -1,0 +1,1 @@
+"""Measure the hardware of a run: collectives, operators, and whether other work disturbs."""

@@ -1,0 +1,69 @@
+"""Make batches for models whose data isn't available: of the right shapes and types, with indices in range."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from ...ir.graph import PLACEHOLDER, Graph, Operator, Tensor
+from ...program.fetch import Fetch
+from ..step.functions import Feed
+
+WARM_STEPS = 3
+"""Steps that run before any is timed: in these, graphs are built and memory is first touched."""
+
+# By operator type: the position of the operand with indices, and the operand and the dimension whose extent bounds them.
+_INDICES = {
+    "SparseSoftmaxCrossEntropyWithLogits": (1, 0, -1),
+    "GatherV2": (1, 0, 0),
+    "ResourceGather": (1, 0, 0),
+    "UnsortedSegmentSum": (1, 0, 0),
+}
+
+
+def synthetic_step(graph: Graph) -> tuple[Fetch, dict[Feed, np.ndarray]]:
+    """Return the fetches and feeds of a training step: all training steps, their losses, and a synthetic batch."""
+    fetch = Fetch(tuple((each.loss, False) for each in graph.backward_passes), tuple(graph.train_steps))
+    return fetch, {Feed(tensor, False): value for tensor, value in synthetic_batch(graph).items()}
+
+
+def synthetic_batch(graph: Graph) -> dict[Tensor, np.ndarray]:
+    """Return a value for each placeholder of the training steps, equal on all ranks."""
+    rng = np.random.default_rng(0)
+    consumers: dict[str, list[Operator]] = {}
+    for op in graph.step_operators:
+        for _, tensor in op.operands:
+            consumers.setdefault(tensor.name, []).append(op)
+    return {
+        op.result: _value(op.result, _bound(op.result, consumers), rng)
+        for op in graph.step_operators
+        if op.type == PLACEHOLDER
+    }
+
+
+def _value(tensor: Tensor, bound: int, rng: np.random.Generator) -> np.ndarray:
+    kind = tf.as_dtype(tensor.dtype)
+    if kind.is_floating:
+        return np.asarray(rng.uniform(0.0, 1.0, tensor.shape), kind.as_numpy_dtype)
+    return np.asarray(rng.integers(0, 2 if kind == tf.bool else bound, tensor.shape), kind.as_numpy_dtype)
+
+
+def _bound(tensor: Tensor, consumers: dict[str, list[Operator]]) -> int:
+    """Return the bound below which a tensor's values must stay, as indices in all its consumers, also through views.
+
+    It is 1, so that all indices are 0, if no consumer gives a bound.
+    """
+    bounds = []
+    pending, seen = [tensor.name], {tensor.name}
+    while pending:
+        name = pending.pop()
+        for op in consumers.get(name, ()):
+            if op.type in _INDICES:
+                position, of_operand, dimension = _INDICES[op.type]
+                indices, bounding = op.inputs[position], op.inputs[of_operand]
+                if indices is not None and indices.name == name and bounding is not None:
+                    bounds.append(bounding.shape[dimension])
+            elif op.type in ("Reshape", "Squeeze", "ExpandDims", "Cast", "Identity", "StridedSlice"):
+                pending += [out.name for out in op.outputs if out.name not in seen]
+                seen.update(out.name for out in op.outputs)
+    return min(bounds, default=1)

@@ -1,1 +1,0 @@
-"""Run a model in stages, each on devices of its own."""

@@ -1,0 +1,309 @@
+"""Emit one function of a model: the passes of its stages in order, and what crosses from one stage to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial, reduce
+
+import tensorflow as tf
+
+from ...ir.graph import Tensor
+from ...lowering.operators import Values
+from ...lowering.pass_chain import PassChain
+from ...lowering.resharding.reshard import Resharder
+from ...optimizers.running_optimizer import PendingUpdate
+from ...program.fetch import Fetch
+from ...program.passes import BACKWARD, FORWARD, PARAMETERS, Pass, merged
+from ...program.stage_ends import StageEnds
+from ...program.step import step_program
+from ...reschedule.between_machines import cheapest_way
+from ...reschedule.cross_mesh import CrossMesh
+from ...reschedule.layout import Layout
+from ...sharding.stages import Crossing
+from ...sharding.strategy import StrategyView
+from .fed_values import FedValues, resharded
+from .feed_shards import comes_in_micro_batches
+from .functions import Feed
+from .parts import RunningStages, StagePart
+from .rows_ahead import SentAhead
+from .step_emission import Exchange, StepEmission
+from .transfers import Message
+
+
+class FunctionEmission:
+    """The emission of one function."""
+
+    def __init__(
+        self,
+        engine: RunningStages,
+        fetch: Fetch,
+        parts: Sequence[StagePart],
+        fed: Mapping[tuple[int, bool], Mapping[Feed, Values]],
+        resharders: Mapping[int, Resharder],
+    ) -> None:
+        """Take a function's parts.
+
+        Args:
+            fed: by stage, what it is fed, in micro-batches where it runs in these (False); and batches as one, for what it
+                runs ahead (True).
+        """
+        self._engine, self._fetch, self._parts, self._fed, self._resharders = engine, fetch, parts, fed, resharders
+        self._transfers = engine.transfers()
+        self._is_training = bool(fetch.train_steps)
+        self._crossings = [each for each in engine.stages.crossings if self._is_used(each)]
+        self._number = {each: number for number, each in enumerate(self._crossings)}
+        self._deferring = {each.stage for each in self._passes if each.work == PARAMETERS}
+        self._pending: dict[int, PendingUpdate] = {}
+        self._steps: dict[int, StepEmission] = {}
+        self._ahead: dict[int, SentAhead] = {}
+
+    def _is_used(self, crossing: Crossing) -> bool:
+        """Return whether an operator that the target runs reads a tensor that crosses."""
+        part, graph = self._parts[crossing.target], self._engine.views[crossing.target].whole.graph
+        return any(op.name in part.needed for op in graph.consumers.get(crossing.tensor, ()))
+
+    def _view(self, stage: int) -> StrategyView:
+        view = self._engine.views[stage]
+        return view.per_micro_batch if self._is_training else view.whole
+
+    # Messages
+
+    @property
+    def _n_numbers(self) -> int:
+        """The number of messages in which a tensor may cross: those of the micro-batches, and one for all."""
+        return max(map(len, self._engine.micro_batches)) + 1
+
+    def _message(self, crossing: Crossing, micro_batch: int, is_gradient: bool) -> Message:
+        stages = crossing.source, crossing.target
+        views, devices = map(self._view, stages), (self._engine.views[stage].devices for stage in stages)
+        tensors = [(view, view.graph.tensors[crossing.tensor]) for view in views]
+        source, target = zip((view.layout(tensor) for view, tensor in tensors), devices, strict=True)
+        tensor = tensors[0][1]
+        if crossing.is_ahead and self._is_training and not is_gradient:
+            source = Layout.replicated(source[0].mesh, len(tensor.shape)), source[1]
+        (first, from_devices), (last, to_devices) = (target, source) if is_gradient else (source, target)
+        first = first.with_partial(()) if is_gradient else first
+        way = cheapest_way(first, last.with_partial(()), tensor.shape, from_devices, to_devices, self._engine.machine_of)
+        number = (self._number[crossing] * self._n_numbers + micro_batch + 1) * 2 + is_gradient
+        return Message(crossing.tensor, number, way, tensor.dtype, is_gradient, micro_batch)
+
+    def _send(self, crossing: Crossing, values: Values, micro_batch: int = -1, is_gradient: bool = False) -> None:
+        """Emit the sending of a tensor, or of its gradient, which is in the layout of its message."""
+        stage = crossing.target if is_gradient else crossing.source
+        self._transfers.send(self._message(crossing, micro_batch, is_gradient), values, self._resharders[stage])
+
+    def _receive(
+        self, crossing: Crossing, micro_batch: int = -1, is_gradient: bool = False, after: Sequence[tf.Tensor] = ()
+    ) -> Values:
+        """Emit the reception of a tensor, or of its gradient, behind some values; return it as the stage has the tensor."""
+        stage = crossing.source if is_gradient else crossing.target
+        view, resharder, path_finder = self._view(stage), self._resharders[stage], self._engine.states[stage].path_finder
+        message, tensor = self._message(crossing, micro_batch, is_gradient), view.graph.tensors[crossing.tensor]
+        values, layout = self._transfers.receive(message, resharder, after), view.layout(tensor)
+        wanted = layout.with_partial(()) if is_gradient else layout
+        return resharded(tensor, message.way.target, wanted, values, resharder, path_finder)
+
+    def _received(self, crossing: Crossing, micro_batch: int) -> Values:
+        """Emit the reception of a tensor by a pass; branches that begin in the stage run first."""
+        stage = crossing.target
+        waits = crossing in self._engine.stages.awaited and self._branches(stage)
+        return self._receive(crossing, micro_batch, after=self._steps[stage].unread(micro_batch) if waits else ())
+
+    def _branches(self, stage: int) -> set[str]:
+        """Return the names of the operators that a stage runs before it waits."""
+        return self._parts[stage].needed & self._engine.stages.early[stage]
+
+    def _send_from(self, stage: int, name: str, values: Values, micro_batch: int, is_gradient: bool) -> None:
+        """Emit the sending of a tensor to all stages that use it, or of its gradient to the one that computes it."""
+        for crossing in self._crossings:
+            if crossing.tensor == name and stage == (crossing.target if is_gradient else crossing.source):
+                self._send(crossing, values, micro_batch, is_gradient)
+
+    def _gradient(self, stage: int, crossings: Sequence[Crossing], name: str, micro_batch: int) -> Values | None:
+        """Emit the reception of a tensor's gradients from all stages that use it, and of those by what was sent ahead."""
+        found = [self._receive(each, micro_batch, True) for each in crossings if each.tensor == name]
+        if micro_batch < 0 and stage in self._ahead and name in self._ahead[stage].names:
+            found += filter(None, [self._ahead[stage].gradients.get(name)])
+        return [tf.add_n(list(each)) for each in zip(*found, strict=True)] if len(found) > 1 else next(iter(found), None)
+
+    def _from(self, stage: int) -> list[Crossing]:
+        """Return what a stage's passes send; what it sends before them isn't among it."""
+        return [each for each in self._crossings if each.source == stage and not self._is_first(each)]
+
+    def _to(self, stage: int) -> list[Crossing]:
+        """Return what a stage receives."""
+        return [each for each in self._crossings if each.target == stage]
+
+    def _is_first(self, crossing: Crossing) -> bool:
+        """Return whether a tensor is sent before all passes: rows that are looked up ahead; of a batch that is trained at
+        once also what follows from variables."""
+        is_at_once = self._is_training and not any(self._engine.micro_batches)
+        return crossing.is_ahead or (is_at_once and crossing not in self._engine.stages.awaited)
+
+    # Functions
+
+    @cached_property
+    def _passes(self) -> list[Pass]:
+        """The passes of all stages in order; of a function that doesn't train, one stage's after the other's."""
+        if self._is_training:
+            return merged(self._engine.orders)
+        return [Pass(stage, 0, work) for stage in range(self._engine.stages.n) for work in (FORWARD, BACKWARD)]
+
+    def _variables(self, stage: int) -> dict[str, Callable[[int], Values]]:
+        """Return functions that emit the values of the variables that a stage needs, by tensor name."""
+        state, part = self._engine.states[stage], self._parts[stage]
+
+        def read(name: str, micro_batch: int) -> Values:
+            return state.read(name)
+
+        return {
+            op.result.name: partial(read, op.name)
+            for op in self._engine.views[stage].whole.graph.variables
+            if op.name in part.needed or op.name in part.ahead
+        }
+
+    def _fed_values(self, stage: int) -> dict[str, Callable[[int], Values]]:
+        """Return functions that emit what a stage is given, by tensor name: what it is fed, and what others send."""
+        views, state = self._engine.views[stage], self._engine.states[stage]
+        taken = FedValues(views.whole, views.per_micro_batch, self._resharders[stage], state.path_finder)
+        micro_batches = self._engine.micro_batches_of(self._fetch, stage)
+        sources: dict[str, Callable[[int], Values]] = {}
+        for feed, values in self._fed.get((stage, False), {}).items():
+            if comes_in_micro_batches(feed, micro_batches):
+                sources[feed.tensor.name] = taken.in_micro_batches(feed, values, micro_batches[0])
+            else:
+                sources[feed.tensor.name] = taken.at_once(feed, values)
+        return sources | {each.tensor: partial(self._received, each) for each in self._to(stage)}
+
+    def _step(self, stage: int, chain: PassChain) -> StepEmission:
+        """Return the emission of a stage's part of the function."""
+        state, part, view, stages = self._engine.states[stage], self._parts[stage], self._view(stage), self._engine.stages
+        given, crossings = self._fed_values(stage), self._from(stage)
+        # Variables whose gradients come in part from what the stage sends before its passes.
+        tables = self._ahead[stage].names if stage in self._ahead else ()
+        trained = [each for each in crossings if each.has_gradient and self._is_training]
+        returned = {each for each in self._to(stage) if each.has_gradient and self._is_training}
+        divides = stage in self._deferring or (self._is_training and bool(self._branches(stage)))
+        is_cut = bool(self._engine.micro_batches[stage])
+        ends = StageEnds(
+            returned=frozenset(each.tensor for each in returned),
+            divides=divides and bool(returned),
+            sent=tuple(dict.fromkeys(each.tensor for each in crossings)),
+            given=tuple(dict.fromkeys([*(each.tensor for each in trained), *(tables if is_cut else ())])),
+            late=frozenset(each.tensor for each in returned if not is_cut and each not in stages.awaited),
+            added=() if is_cut else tables,
+            losses=self._losses(stage),
+        )
+        resharder = self._resharders[stage]
+        program = step_program(
+            view, state.path_finder, ends=ends, fetch=part.fetch, given=given.keys(), in_buckets=resharder.joins,
+            needed=part.needed,
+        )  # fmt: skip
+        exchange = Exchange(
+            partial(self._send_from, stage), partial(self._gradient, stage, trained), partial(self._updated, stage)
+        )
+        return StepEmission(
+            program, view, resharder, {**self._variables(stage), **given}, state, part.fetch.train_steps, chain, exchange,
+            self._engine.micro_batches_of(self._fetch, stage), ends.losses,
+        )  # fmt: skip
+
+    def _losses(self, stage: int) -> dict[str, Tensor | None]:
+        """Return the loss of each training step, by the step's name; None in a stage that doesn't compute it."""
+        steps, tensors = self._engine.graph.train_steps, self._view(stage).graph.tensors
+        losses = {name: steps[name].loss for name in self._fetch.train_steps}
+        home = self._engine.stages.home
+        return {
+            name: tensors[each.name] if home(each) == stage else None for name, each in losses.items() if each is not None
+        }
+
+    def _send_first(self) -> None:
+        """Emit what stages send before their passes."""
+        for stage, state in sorted(self._engine.states.items()):
+            crossings = [each for each in self._crossings if each.source == stage and self._is_first(each)]
+            if crossings:
+                views, resharder = self._engine.views[stage], self._resharders[stage]
+                feeds = {**self._fed.get((stage, False), {}), **self._fed.get((stage, True), {})}
+                fed = {feed.tensor.name: values for feed, values in feeds.items()}
+                own = SentAhead(
+                    views, state, resharder, self._engine.micro_batches[stage] if self._is_training else (),
+                    crossings, self._variables(stage), fed, self._is_training, partial(self._receive, is_gradient=True),
+                )  # fmt: skip
+                own.send(self._send)
+                self._ahead[stage] = own
+
+    def run(self) -> dict[int, list[Values]]:
+        """Emit the function; return what each stage fetches."""
+        self._send_first()
+        chains = self._chains()
+        for stage in sorted(self._engine.states):
+            self._steps[stage] = self._step(stage, chains[stage])
+            self._steps[stage].begin()
+        for each in self._passes:
+            if each.stage in self._steps:
+                self._run(each, self._steps[each.stage])
+        results = {stage: step.finish() for stage, step in reversed(self._steps.items())}
+        self._add_up()
+        for step in self._steps.values():
+            step.end()
+        return results
+
+    def _run(self, run: Pass, step: StepEmission) -> None:
+        """Emit a pass of a micro-batch in a stage."""
+        if run.work == FORWARD:
+            step.forward(run.micro_batch)
+        elif run.work == PARAMETERS:
+            step.parameters(run.micro_batch)
+        else:
+            step.backward(run.micro_batch, defers=run.stage in self._deferring)
+
+    def _chains(self) -> dict[int, PassChain]:
+        """Return by stage the passes that its ranks run, of all of their stages; those of a batch at once wait for data."""
+        states = self._engine.states
+        lags = {
+            stage: each.lag if each.in_order and not each.graph.is_sequential else None for stage, each in states.items()
+        }
+        if not self._is_training or not any(self._engine.micro_batches):
+            # Passes of several stages on one rank would each be put in order with those of the others among them.
+            return {stage: PassChain(1, lags[stage] if len(states) == 1 else None) for stage in states}
+        found: dict[tuple[int, ...], PassChain] = {}
+        for stage in states:
+            devices, n = self._engine.views[stage].devices, len(self._engine.micro_batches[stage])
+            found.setdefault(devices, PassChain(n, lags[stage], 0)).n_stages += 1
+        return {stage: found[self._engine.views[stage].devices] for stage in states}
+
+    def _updated(self, stage: int, update: PendingUpdate) -> None:
+        """Emit the update of a stage, at once unless it waits for sums over the parameters of other stages, too."""
+        if update.sums is None or self._engine.stages.n == 1:
+            update.apply(update.sums)
+        else:
+            self._pending[stage] = update
+
+    def _add_up(self) -> None:
+        """Emit the updates that need sums over the parameters of all stages, which are added up in the stages' order."""
+        stages = range(self._engine.stages.n)
+        summed = [(stage, update, update.sums) for stage, update in self._pending.items() if update.sums is not None]
+        for source, _, sums in summed:
+            for target in stages:
+                if target != source:
+                    message = self._message_of_sums(source, target, sums[0].dtype.name)
+                    self._transfers.send(message, sums, self._resharders[source])
+        for target, update, sums in summed:
+            resharder, dtype = self._resharders[target], sums[0].dtype.name
+            of_stages = [
+                sums
+                if source == target
+                else self._transfers.receive(self._message_of_sums(source, target, dtype), resharder)
+                for source in stages
+            ]
+            update.apply([reduce(tf.add, each) for each in zip(*of_stages, strict=True)])
+
+    def _message_of_sums(self, source: int, target: int, dtype: str) -> Message:
+        """Return the message by which one stage tells another its part of the global norm."""
+        ends = [
+            (Layout.replicated(view.whole.strategy.mesh, 1), view.devices)
+            for view in (self._engine.views[source], self._engine.views[target])
+        ]
+        way = CrossMesh(ends[0][0], ends[1][0], (1,), ends[0][1], ends[1][1])
+        first = 2 * len(self._crossings) * self._n_numbers + 2
+        number = first + source * self._engine.stages.n + target
+        return Message(f"the global norm, of stage {source}", number, way, dtype, False, -1)

@@ -1,0 +1,169 @@
+"""The parts of a model in stages as they run: the strategy of each stage, and what a function asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ...common.errors import InputError
+from ...ir.graph import PLACEHOLDER, Graph
+from ...ir.micro_batching import MicroBatch
+from ...program.fetch import Fetch, operators_of
+from ...program.passes import Orders
+from ...sharding.model import Model
+from ...sharding.stages import Stages
+from ...sharding.strategy import Strategy, StrategyView
+from .functions import names
+from .stage_state import StageState
+from .transfers import EmulatedTransfers, Transfers
+
+
+@dataclass(frozen=True)
+class StageView:
+    """The strategy of a stage on its graph and on that of one micro-batch, and the numbers of its devices."""
+
+    whole: StrategyView
+    per_micro_batch: StrategyView
+    devices: tuple[int, ...]
+
+    @classmethod
+    def of(cls, whole: Model, sliced: Model, strategy: Strategy, devices: tuple[int, ...]) -> StageView:
+        """Return a strategy on a stage's model and on that of a micro-batch, which may be the same."""
+        view = whole.view(strategy)
+        return cls(view, view if sliced.graph is whole.graph else sliced.view(strategy), devices)
+
+
+@dataclass
+class RunningStages:
+    """A model in its stages, as this process runs them.
+
+    Attributes:
+        stages: the model, cut into stages.
+        views: each stage's strategy.
+        orders: the order of the passes of each stage, or of each submesh that several share.
+        states: by number, the stages that this process builds, with their variables and optimizers.
+        transfers: returns what carries messages between the stages of one function.
+        machine_of: for each device the number of its machine.
+    """
+
+    stages: Stages
+    views: tuple[StageView, ...]
+    orders: Orders
+    states: Mapping[int, StageState]
+    transfers: Callable[[], Transfers] = EmulatedTransfers
+    machine_of: tuple[int, ...] = ()
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the whole model."""
+        return self.stages.whole.graph
+
+    @cached_property
+    def is_everywhere(self) -> bool:
+        """Whether every rank has a part of every stage, and so can be fed its share of the batch, and return own shards."""
+        return len({view.devices for view in self.views}) == 1
+
+    @cached_property
+    def micro_batches(self) -> tuple[tuple[MicroBatch, ...], ...]:
+        """The micro-batches of each stage, none where the program doesn't train.
+
+        They take the same samples in all stages, however many devices these have.
+        """
+        found = [view.per_micro_batch.graph.micro_batching for view in self.views]
+        n_devices = self.views[0].whole.strategy.mesh.n_devices if self.is_everywhere else 1
+        return tuple(() if each is None else tuple(MicroBatch(each, i, n_devices) for i in range(each.n)) for each in found)
+
+    def micro_batches_of(self, fetch: Fetch, stage: int) -> tuple[MicroBatch, ...]:
+        """Return the micro-batches in which a stage runs a function; none if it takes the batch as a whole."""
+        return self.micro_batches[stage] if fetch.train_steps else ()
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """The part of a function that one stage runs.
+
+    Attributes:
+        fetch: its fetches.
+        needed: the names of its operators.
+        ahead: the names of those that it runs on the whole batch ahead of all micro-batches, for other stages.
+    """
+
+    fetch: Fetch
+    needed: set[str]
+    ahead: frozenset[str] = frozenset()
+
+
+def parts_of(stages: Stages, views: Sequence[StageView], fetch: Fetch, fed: set[str]) -> list[StagePart]:
+    """Return what each stage does in a function.
+
+    Args:
+        fed: the names of the tensors that are fed.
+
+    Raises:
+        InputError: a placeholder that is needed isn't fed.
+    """
+    asked: set[tuple[str, int]] = set()
+    parts: list[StagePart] = []
+    for stage in reversed(range(stages.n)):
+        graph = views[stage].whole.graph
+        tensors = tuple(each for each in fetch.tensors if stages.home(each[0]) == stage)
+        operators = tuple(name for name in fetch.operators if name in graph.operators)
+        own = Fetch(tensors, fetch.train_steps, operators)
+        sent = (each for each in stages.crossings if each.source == stage and not each.is_ahead)
+        crossing = [graph.tensors[each.tensor] for each in sent if (each.tensor, each.target) in asked]
+        received = {each.tensor for each in stages.crossings if each.target == stage}
+        needed = operators_of(graph, own, fed) | graph.ancestors(crossing, (), fed)
+        needed = _without_stand_ins(stages, graph, needed) - _ahead_alone(stages, graph, own, needed)
+        for name in sorted(needed):
+            op = graph.operators[name]
+            if op.type == PLACEHOLDER and op.result.name in received:
+                asked.add((op.result.name, stage))
+                needed.discard(name)
+        _check_fed(graph, needed, fetch)
+        parts.insert(0, StagePart(own, needed))
+    return [
+        replace(part, ahead=_run_ahead(stages, views[stage].whole.graph, stage, asked, fed, fetch))
+        for stage, part in enumerate(parts)
+    ]
+
+
+def _without_stand_ins(stages: Stages, graph: Graph, names_of: set[str]) -> set[str]:
+    """Return operators without those of a stage's stand-in loss."""
+    own = stages.whole.graph.operators
+    return {name for name in names_of if name in own or graph.operators[name].type == PLACEHOLDER}
+
+
+def _ahead_alone(stages: Stages, graph: Graph, own: Fetch, needed: set[str]) -> set[str]:
+    """Return the lookups that a stage runs ahead alone: nothing that it needs otherwise uses their rows."""
+    fetched = {tensor.name for tensor, _ in own.tensors}
+    return {
+        name
+        for name in needed.intersection(stages.ahead.lookups)
+        if graph.operators[name].result.name not in fetched
+        and not any(
+            op.name in needed and op.name in stages.whole.graph.operators
+            for op in graph.consumers.get(graph.operators[name].result.name, ())
+        )
+    }
+
+
+def _run_ahead(
+    stages: Stages, graph: Graph, stage: int, asked: set[tuple[str, int]], fed: set[str], fetch: Fetch
+) -> frozenset[str]:
+    """Return the names of the operators that a stage runs ahead, for other stages."""
+    rows = [each for each in stages.crossings if each.source == stage and each.is_ahead]
+    found = graph.ancestors([graph.tensors[r.tensor] for r in rows if (r.tensor, r.target) in asked], (), fed)
+    _check_fed(graph, found, fetch)
+    return frozenset(found)
+
+
+def _check_fed(graph: Graph, needed: Collection[str], fetch: Fetch) -> None:
+    """Check that all placeholders that operators need are fed; the first in program order is named.
+
+    Raises:
+        InputError: one isn't.
+    """
+    for op in graph.operators.values():
+        if op.name in needed and op.type == PLACEHOLDER:
+            raise InputError(f"placeholder '{op.name}' ({op.source}) isn't fed, but {names(fetch)} needs it; feed it")

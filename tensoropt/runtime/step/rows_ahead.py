@@ -1,0 +1,138 @@
+"""Emit what a stage sends before its passes, and takes the gradients of after them.
+
+That is rows that it looks up ahead for other stages: of all micro-batches when the step begins. Of a batch that is trained
+at once it is also what follows from variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+
+import tensorflow as tf
+
+from ...ir.micro_batching import MicroBatch
+from ...lowering.localise import local_block
+from ...lowering.operators import Values
+from ...lowering.pass_chain import PassChain
+from ...lowering.resharding.reshard import Resharder
+from ...program.fetch import Fetch
+from ...program.stage_ends import StageEnds
+from ...program.step import step_program
+from ...reschedule.layout import Layout
+from ...sharding.stages import Crossing
+from .fed_values import as_given, resharded
+from .parts import StageView
+from .stage_state import StageState
+from .step_emission import Exchange, StepEmission
+
+
+class SentAhead:
+    """What one stage sends before its passes, computed of the whole batch.
+
+    Attributes:
+        names: the names of the variables' tensors that get gradients by it.
+    """
+
+    def __init__(
+        self,
+        views: StageView,
+        state: StageState,
+        resharder: Resharder,
+        micro_batches: Sequence[MicroBatch],
+        crossings: Sequence[Crossing],
+        variables: Mapping[str, Callable[[int], Values]],
+        fed: Mapping[str, Values],
+        is_training: bool,
+        receive: Callable[[Crossing, int], Values],
+    ) -> None:
+        """Write its program.
+
+        Args:
+            micro_batches: those of the step, which take consecutive rows; none for a batch at once.
+            crossings: what is sent, once for each stage that it is sent to.
+            variables: functions that emit the values of variables, by tensor name.
+            fed: the values of what is fed, for the whole batch.
+            receive: receives a tensor's gradient of a micro-batch, in the layout in which that has the tensor.
+        """
+        self._views, self._state, self._resharder, self._receive = views, state, resharder, receive
+        self._micro_batches, self._crossings = micro_batches, crossings
+        graph = views.whole.graph
+        tensors = {each.tensor: graph.tensors[each.tensor] for each in crossings}
+        # Every rank of the stage has the rows of all micro-batches.
+        self._on_every_rank = [name for name in tensors if is_training and any(
+            each.is_ahead for each in crossings if each.tensor == name)]  # fmt: skip
+        trained = dict.fromkeys(each.tensor for each in crossings if is_training and each.has_gradient)
+        sent = tuple(name for name in tensors if name not in self._on_every_rank)
+        ends = StageEnds(sent=sent, given=tuple(trained))
+        program = step_program(
+            views.whole, state.path_finder, ends=ends, given=fed.keys(), in_buckets=resharder.joins,
+            fetch=Fetch(tuple((tensors[name], False) for name in self._on_every_rank)),
+            needed=graph.ancestors(tensors.values(), (), fed.keys()),
+        )  # fmt: skip
+        self.names = tuple(program.gradients)
+        given: dict[str, Callable[[int], Values]] = {name: partial(as_given, values) for name, values in fed.items()}
+        exchange = Exchange(self._send_whole, self._gradient)
+        self._step = StepEmission(program, views.whole, resharder, {**variables, **given}, state, (), PassChain(1), exchange)
+
+    def send(self, send: Callable[..., None]) -> None:
+        """Emit all that is sent: of rows those of the first micro-batch first.
+
+        Args:
+            send: sends a tensor, or a micro-batch's part of it, by a crossing.
+        """
+        self._send = send
+        self._step.forward(0)
+        rows = dict(zip(self._on_every_rank, self._step.fetched(), strict=True))
+        n = len(self._micro_batches)
+        if not n:
+            for name, values in rows.items():
+                self._send_whole(name, values, -1, False)
+            return
+        parts = {name: [tf.split(each, n, self._dimension(name)) for each in values] for name, values in rows.items()}
+        for index in range(n):
+            for crossing in self._crossings:
+                send(crossing, [of_rank[index] for of_rank in parts[crossing.tensor]], index)
+
+    @cached_property
+    def gradients(self) -> dict[str, Values]:
+        """The gradients of variables, by tensor name; the backward pass is emitted when they are first asked for."""
+        self._step.backward(0)
+        return self._step.gradients()
+
+    def _send_whole(self, name: str, values: Values, micro_batch: int, is_gradient: bool) -> None:
+        for crossing in self._crossings:
+            if crossing.tensor == name:
+                self._send(crossing, values)
+
+    def _gradient(self, name: str, micro_batch: int) -> Values:
+        """Emit the reception of a tensor's gradient, of all micro-batches."""
+        found = []
+        for crossing in self._crossings:
+            if crossing.tensor == name and crossing.has_gradient and not self._micro_batches:
+                found.append(self._receive(crossing, -1))
+            elif crossing.tensor == name and crossing.has_gradient:
+                parts = [self._of_all_ranks(name, self._receive(crossing, each.index)) for each in self._micro_batches]
+                found.append(self._joined(name, parts))
+        return [tf.add_n(list(each)) for each in zip(*found, strict=True)]
+
+    def _dimension(self, name: str) -> int:
+        return self._micro_batches[0].micro_batching.forms[name]
+
+    def _of_all_ranks(self, name: str, values: Values) -> Values:
+        """Return the gradients of a micro-batch's rows on every rank."""
+        view = self._views.per_micro_batch
+        tensor = view.graph.tensors[name]
+        layout = view.layout(tensor).with_partial(())
+        replicated = Layout.replicated(layout.mesh, len(tensor.shape))
+        return resharded(tensor, layout, replicated, values, self._resharder, self._state.path_finder)
+
+    def _joined(self, name: str, parts: Sequence[Values]) -> Values:
+        """Return the shards of the whole batch, of what every rank has of each micro-batch."""
+        tensor, view = self._views.whole.graph.tensors[name], self._views.whole
+        joined = [tf.concat(list(of_rank), self._dimension(name)) for of_rank in zip(*parts, strict=True)]
+        layout = view.layout(tensor).with_partial(())
+        if layout.is_replicated:
+            return joined
+        ranks = self._resharder.backend.ranks
+        return [local_block(value, layout, tensor.shape, rank) for rank, value in zip(ranks, joined, strict=True)]

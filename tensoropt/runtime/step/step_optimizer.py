@@ -1,0 +1,62 @@
+"""The optimizer of a training step: what it is asked for is the same in all stages, or is gathered from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...lowering.variables import StateEntry
+from ...optimizers.running_optimizer import RunningOptimizer
+
+
+@dataclass
+class StepOptimizer:
+    """The optimizer of a training step, of which each stage has a part.
+
+    Attributes:
+        step: the training step's name.
+        state_of_all: returns the state of all stages.
+        averages: the keys of each parameter and of its moving average; empty if the optimizer keeps none.
+        running: the parts in the stages that this process builds.
+    """
+
+    step: str
+    state_of_all: Callable[[], Sequence[StateEntry]]
+    averages: tuple[tuple[str, str], ...]
+    running: tuple[RunningOptimizer, ...]
+
+    @property
+    def learning_rate(self) -> Any:
+        """Return the learning rate as it is now; assigning a number sets it in the stages of this process."""
+        return self.running[0].learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        for each in self.running:
+            each.learning_rate = value
+
+    def new_settings(self) -> dict[str, Any]:
+        """Return the attributes that were set on the user's optimizer since they were last taken over."""
+        parts: tuple[Any, ...] = self.running  # of a Keras optimizer
+        return dict(parts[0].new_settings())
+
+    def take_over(self, settings: Mapping[str, Any]) -> None:
+        """Compute by other attributes of the optimizer from the next step that is built."""
+        parts: tuple[Any, ...] = self.running
+        for each in parts:
+            each.take_over(settings)
+
+    @property
+    def iterations(self) -> int:
+        """Return how many updates have been made."""
+        return self.running[0].iterations
+
+    def state(self) -> tuple[StateEntry, ...]:
+        """Return the optimizer's variables in all stages."""
+        return tuple(entry for entry in self.state_of_all() if entry.step == self.step)
+
+    def finish(self) -> None:
+        """Do what Keras's optimizer does when training ends."""
+        for each in self.running:
+            each.finish()

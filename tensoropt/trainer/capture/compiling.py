@@ -1,0 +1,115 @@
+"""Check the losses and metrics that a model is compiled with, and explain in a sentence why one can't be computed."""
+
+from __future__ import annotations
+
+import difflib
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...common.errors import InputError, cut, short
+from ...common.source_lines import is_users, running_line
+from .signature import Signature
+
+# What TensorFlow and Keras raise for tensors that they can't compute with, and Python for those that aren't there.
+_UNCOMPUTABLE = (ValueError, TypeError, tf.errors.OpError)
+_MISSING = (*_UNCOMPUTABLE, LookupError, AttributeError)
+# Keras's methods that compute a loss or metrics, with the word for it in an error message.
+_COMPUTED_IN = {"compute_loss": "loss", "compute_metrics": "metrics"}
+_STEPS = ("train_step", "test_step")
+_EXAMPLES = {"loss": "keras.losses.SparseCategoricalCrossentropy(from_logits=True)", "metrics": "'accuracy'"}
+
+
+def check_compilation(loss: Any, metrics: Any, weighted_metrics: Any) -> None:
+    """Check that Keras knows the given losses and metrics.
+
+    Raises:
+        InputError: Keras doesn't know one; the message names the nearest that Keras has.
+    """
+    _check_names("loss", loss, keras.losses.get, keras.losses)
+    for what, given in (("metrics", metrics), ("weighted_metrics", weighted_metrics)):
+        _check_names(what, given, _metric, keras.metrics)
+
+
+def _metric(name: Any) -> Any:
+    # Keras chooses the metric for these names by the shapes of labels and results.
+    return name if name in ("accuracy", "acc", "crossentropy", "ce") else keras.metrics.get(name)
+
+
+def _check_names(what: str, given: Any, get: Callable[[Any], Any], names: Any) -> None:
+    if isinstance(given, Mapping):
+        given = list(given.values())
+    if isinstance(given, (list, tuple)):
+        for each in given:
+            _check_names(what, each, get, names)
+        return
+    try:
+        get(given)
+    except (ValueError, TypeError) as error:
+        near = difflib.get_close_matches(given, dir(names), 1) if isinstance(given, str) else []
+        example = f"{near[0]!r}" if near else _EXAMPLES[what.removeprefix("weighted_")]
+        raise InputError(
+            f"parallelize ({running_line()}) has {what}={short(given)}, which Keras doesn't know; give one of "
+            f"keras.{'losses' if what == 'loss' else 'metrics'} or its name, such as {example}, or a function of labels and "
+            "results"
+        ) from error
+
+
+def in_a_sentence(error: Exception, signature: Signature) -> Exception:
+    """Return the exception to raise for one that occurred while a step was traced.
+
+    It is an InputError with an explanation if a loss or a metric can't be computed, else the given exception.
+
+    Args:
+        signature: the signature for which the step was traced.
+    """
+    metadata = getattr(error, "ag_error_metadata", None)
+    # Outermost first. Only AutoGraph knows the frames of the functions that it converted.
+    frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+    if metadata is not None:
+        frames += [(each.filename, each.lineno, each.function_name) for each in reversed(metadata.translated_stack)]
+    what = next((_COMPUTED_IN[name] for _, _, name in reversed(frames) if name in _COMPUTED_IN), None)
+    step = next((name for file, _, name in reversed(frames) if name in _STEPS and is_users(file)), None)
+    takes_labels = what is None and step is not None and signature.labels is None
+    lacks_labels = takes_labels or (what == "loss" and signature.labels is None)
+    is_explained = isinstance(error, _MISSING if lacks_labels else _UNCOMPUTABLE) and not isinstance(error, InputError)
+    if (what is None and not takes_labels) or not is_explained:
+        return error
+    message = str(error) if metadata is None else str(metadata.cause_message)
+    reason = " ".join(message.split()).removeprefix(f"{type(error).__name__}: ")
+    reason = reason.partition(" for '{{node")[0].rstrip(".")
+    inside = [(file, line) for file, line, name in frames[_last(frames) :] if is_users(file)]
+    where = f"{inside[-1][0].rpartition('/')[2]}:{inside[-1][1]}" if inside else running_line()
+    if takes_labels:
+        return InputError(
+            f"{step} ({where}) can't be called on batches of x alone, as the first batch or data= has them: {cut(reason)}. "
+            "If it takes labels, show a batch that has some, by data=(x, y) of parallelize"
+        )
+    if reason.startswith("No loss to compute"):
+        return InputError(
+            f"parallelize ({where}) has no loss=, and the model adds none by add_loss; give one of keras.losses, such as "
+            f"{_EXAMPLES['loss']}, or model.compile(optimizer, loss) ahead of parallelize(model, batch_size=...)"
+        )
+    if signature.labels is None and what == "loss":
+        return InputError(
+            f"the loss ({where}) can't be computed without labels: {cut(reason)}. Batches have inputs alone, as data= "
+            "says; give a tuple (x, y), or a dataset of such"
+        )
+    return InputError(
+        f"the {what} ({where}) can't be computed for {_labels_text(signature)}: {cut(reason)}. Where your labels are "
+        "others, say so: parallelize(..., labels=tf.TensorSpec(shape, dtype)), or data= with a dataset or arrays (x, y)"
+    )
+
+
+def _last(frames: list[tuple[str, int, str]]) -> int:
+    """Return the index of the last frame in which a loss or metrics are computed, or a step of the user's own runs."""
+    return max(i for i, (_, _, name) in enumerate(frames) if name in _COMPUTED_IN or name in _STEPS)
+
+
+def _labels_text(signature: Signature) -> str:
+    specs = tf.nest.flatten(signature.labels) if signature.labels is not None else []
+    found = ", ".join(f"{list(spec.shape)} of {spec.dtype.name}" for spec in specs[:4])
+    return f"labels of shape {found}{', ...' if len(specs) > 4 else ''}" if found else "batches without labels"

@@ -1,0 +1,51 @@
+"""Optimizers' values that programs read, such as metrics that report a learning rate.
+
+A program has a variable of its own for what it reads of the user's optimizer. Before each run it takes the value that the
+optimizer on the ranks has. A training step counts its update in there, ahead of metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from ...common.errors import InputError
+from ...common.source_lines import running_line
+from ...optimizers.copies import inner_of, named_variables
+from ...optimizers.keras_optimizer import KerasOptimizer
+from ...optimizers.keras_running import RunningKeras
+from ...runtime.step.step_optimizer import StepOptimizer
+from .programs import Captured, inner
+
+
+def check_reads(captured: Captured, optimizer: Any) -> None:
+    """Check that what a program reads of an optimizer is its learning rate, or a number of updates that it counts itself.
+
+    Raises:
+        InputError: it reads something else.
+    """
+    of = inner_of(optimizer)
+    known = [of._learning_rate, *([of._iterations] if of is optimizer else [])]
+    for variable in (*optimizer.variables, *of.variables):
+        is_read = captured.variable(inner(variable)) is not None
+        if is_read and not any(variable is each for each in known):
+            raise InputError(
+                f"the loss or a metric ({running_line()}) reads '{variable.path}' of optimizer {type(optimizer).__name__}, "
+                "whose variables are on the ranks; read it in a callback, by trainer.optimizer.learning_rate or "
+                "trainer.optimizer.iterations"
+            )
+
+
+def copies_on_ranks(captured: Captured, running: Mapping[str, StepOptimizer]) -> dict[int, tf.Variable]:
+    """Return this process's variables for those of the user's optimizers, by the ids of the user's."""
+    found = {}
+    for step, each in running.items():
+        optimizer = captured.graph.train_steps[step].optimizer
+        assert isinstance(optimizer, KerasOptimizer)
+        here = each.running[0]
+        assert isinstance(here, RunningKeras)
+        own = named_variables(optimizer.source)
+        found.update({id(inner(variable)): here.named[name] for name, variable in own.items() if name in here.named})
+    return found

@@ -1,0 +1,119 @@
+"""Send each rank its share of the batches that rank 0 reads, while the previous step runs.
+
+Rank 0 posts the shares of batch k + 1 before it gives batch k to its step, and the other ranks post their receives likewise.
+A header before each batch says what follows, or that nothing follows. Text travels as the bytes of a serialized tensor. All
+messages are point to point and between steps, so that no other message is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src.trainers.data_adapters import array_data_adapter, tf_dataset_adapter
+
+from ...reschedule.layout import block_bounds
+from ...runtime.objects_between_ranks import is_finalized, receive_object, wait_for_all
+from ...runtime.ranks import Processes
+from ..batch import Batch
+from ..trainer_ranks import TrainerRanks
+
+_HEADER_TAG, _DATA_TAG = 7301, 7302
+_BATCH = "a batch that rank 0 hands out"
+Posted = tuple[Callable[[], Batch], list[Any], list[Any]] | None
+"""A function that returns the batch once it has arrived, the requests of its messages, and arrays that they need alive."""
+
+
+def handed_out(batches: Iterator[Batch] | None, ranks: TrainerRanks) -> Iterator[Batch]:
+    """Yield this rank's share of each batch. All ranks iterate in step.
+
+    Args:
+        batches: the global batches, on rank 0; None on the other ranks.
+    """
+    processes = ranks.processes
+
+    def post() -> Posted:
+        return _receive(processes) if batches is None else _send(next(batches, None), processes, ranks.least_shared)
+
+    posted = post()
+    try:
+        while posted is not None:
+            batch, requests, _ = posted
+            following = post()
+            processes.complete(requests, _BATCH)
+            posted = following
+            yield batch()
+    finally:
+        # If the iteration stops early, the next batch is already under way on every rank, unless all end.
+        if posted is not None and not is_finalized():
+            processes.complete(posted[1], _BATCH)
+
+
+def _send(batch: Batch | None, processes: Processes, least_shared: int) -> Posted:
+    processes.begin_collective()
+    others = range(1, processes.size)
+    if batch is None:
+        wait_for_all(*(processes.comm.isend(None, rank, _HEADER_TAG) for rank in others))
+        return None
+    is_share = batch.n_samples >= least_shared
+    whole = [np.ascontiguousarray(leaf) for leaf in batch.leaves]
+    leaves = list(whole)
+
+    def share(rank: int) -> list[np.ndarray]:
+        start, end = block_bounds(batch.n_samples, processes.size, rank) if is_share else (0, batch.n_samples)
+        return [leaf[start:end] for leaf in whole]
+
+    requests = []
+    for rank in others:
+        shares = share(rank)
+        like = batch.with_leaves(list(range(len(shares))), is_share)
+        sent = [_serialized(leaf) if _is_text(leaf) else leaf for leaf in shares]
+        header = like, [(leaf.shape, leaf.dtype) for leaf in sent], [_is_text(leaf) for leaf in shares]
+        requests.append(processes.comm.isend(header, rank, _HEADER_TAG))
+        requests += [processes.comm.Isend(_bytes(leaf), rank, _DATA_TAG) for leaf in sent]
+        leaves += sent
+    own = batch.with_leaves([tf.convert_to_tensor(leaf) for leaf in share(0)], is_share)
+    return lambda: own, requests, leaves
+
+
+def _receive(processes: Processes) -> Posted:
+    with processes.waiting_in(_BATCH):
+        header = receive_object(processes.comm, 0, _HEADER_TAG)
+    if header is None:
+        return None
+    like, specs, are_text = header
+    leaves = [np.empty(shape, dtype) for shape, dtype in specs]
+    requests = [processes.comm.Irecv(_bytes(leaf), 0, _DATA_TAG) for leaf in leaves]
+
+    def arrived() -> Batch:
+        found = [
+            tf.io.parse_tensor(leaf.tobytes(), tf.string) if is_text else leaf
+            for leaf, is_text in zip(leaves, are_text, strict=True)
+        ]
+        return like.with_leaves(found, like.is_share)
+
+    return arrived, requests, leaves
+
+
+def _is_text(leaf: np.ndarray) -> bool:
+    return leaf.dtype == object
+
+
+def _serialized(leaf: np.ndarray) -> np.ndarray:
+    return np.frombuffer(tf.io.serialize_tensor(leaf).numpy(), np.uint8)
+
+
+def _bytes(leaf: np.ndarray) -> np.ndarray:
+    return leaf.reshape(-1).view(np.uint8)
+
+
+def is_determined(source: Any) -> bool:
+    """Return whether a Keras data adapter is expected to give the same batches on all ranks.
+
+    Shuffled arrays and Python generators aren't: each process draws its own random numbers in Python.
+    """
+    if isinstance(source, array_data_adapter.ArrayDataAdapter):
+        return not source._shuffle
+    return isinstance(source, tf_dataset_adapter.TFDatasetAdapter)

@@ -1,0 +1,1 @@
+"""Train functions that return a loss, or are a training step, without a Keras model."""

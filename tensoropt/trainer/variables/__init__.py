@@ -1,0 +1,1 @@
+"""Keep the user's variables and the shards on the ranks one."""
