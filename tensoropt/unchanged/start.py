@@ -44,7 +44,7 @@ def start(options: Mapping[str, Any]) -> Processes:
 
 def has_trained() -> bool:
     """Return whether a model was trained on the ranks, by Keras's methods or by a module's own calls of TensorOpt."""
-    live, session = (sys.modules.get(f"tensoropt.{name}") for name in ("trainer.live", "session.session"))
+    live, session = (sys.modules.get(f"tensoropt.{name}") for name in ("trainer.variables.live", "session.session"))
     return (live is not None and live.Live.count > 0) or (session is not None and session._current is not None)
 
 
