@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
 
 from ..costs.operator_costs import OperatorCosting
 from ..costs.resharding_costs import accumulator_bytes
@@ -19,34 +21,19 @@ from ..sharding.propagation import chosen_in_order
 from ..sharding.resharding import PathFinder, Resharding, differentiated_operands, inner_reshardings, resharding_of
 from ..sharding.strategy import Strategy, StrategyView
 from ..sharding.update_resharding import row_reshardings, update_reshardings
-from .record import PlannedOperator, PlannedResharding
+from .record import PlannedOperator, PlannedResharding, ReshardedCopy
 
 
-@dataclass(frozen=True, slots=True)
-class CostEntry:
+@dataclass(frozen=True, kw_only=True)
+class CostEntry(ReshardedCopy):
     """The cost entry of one resharding of a strategy.
 
     Attributes:
-        tensor: the tensor that is resharded; for a resharding inside an operator, the name of the operator.
-        consumers: the names of the consumers that use the resharded copy.
-        is_shared: whether the copy is shared by all consumers of the tensor.
-        is_regathered: whether the copy is regathered: the backward pass executes the forward path again.
         is_read: whether the backward pass reads the copy.
-        is_regathered_with_source: whether the copy is regathered because its source is: a regathered shared copy, or a
-            rematerialized result of an operator.
-        n_runs: the executions per step: one per micro-batch, or one.
-        accumulator_bytes: the bytes in which micro-batches accumulate the gradients of the copy.
     """
 
-    tensor: str
-    consumers: tuple[str, ...]
     resharding: Resharding
-    is_shared: bool
-    is_regathered: bool = False
     is_read: bool = False
-    is_regathered_with_source: bool = False
-    n_runs: int = 1
-    accumulator_bytes: int = 0
 
     @property
     def copy_bytes(self) -> int:
@@ -65,21 +52,17 @@ class CostEntry:
         if paths.is_free:
             return None
         is_regathered = self.is_regathered and bool(paths.forward.steps)
+        common: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(ReshardedCopy)}
+        follows = self.is_regathered_with_source and is_regathered
         return PlannedResharding(
-            tensor=self.tensor,
-            consumers=self.consumers,
+            **{**common, "is_regathered": is_regathered, "is_regathered_with_source": follows},
             sharding=self.resharding.sharding,
-            is_shared=self.is_shared,
             forward=paths.forward,
             backward=paths.backward,
             time_us=self.time_ns(path_finder) / 1e3,
             reduction=self.resharding.reduction,
             copy_bytes=self.copy_bytes,
-            is_regathered=is_regathered,
             regathering_us=path_finder.forward_ns(self.resharding) * self.n_runs / 1e3 if is_regathered else 0.0,
-            is_regathered_with_source=self.is_regathered_with_source and is_regathered,
-            n_runs=self.n_runs,
-            accumulator_bytes=self.accumulator_bytes,
         )
 
     def time_ns(self, path_finder: PathFinder) -> int:
@@ -105,46 +88,44 @@ def cost_entries(view: StrategyView, costing: OperatorCosting | None = None) -> 
         if op.updates is not None:
             continue
         differentiated, n_runs = differentiated_operands(op, view.gradients), graph.n_runs(op.result.name)
-        config = view.strategy.configs[op.name]
+        config, own = view.strategy.configs[op.name], partial(CostEntry, tensor=op.name, consumers=(op.name,))
         for resharding in inner_reshardings(op, view.rules[op.name], config, differentiated):
-            yield CostEntry(op.name, (op.name,), resharding, False, n_runs=n_runs)
+            yield own(resharding=resharding, n_runs=n_runs)
         if op.name in graph.updates:
             by_rows = op.name in graph.lookups
             for resharding in update_reshardings(graph.updates[op.name], op.result, view.layout(op.result), by_rows):
-                yield CostEntry(op.name, (op.name,), resharding, False)
+                yield own(resharding=resharding)
         if op.name in graph.lookup_operators:
             for resharding in row_reshardings(op, view.rules[op.name], config):
-                yield CostEntry(op.name, (op.name,), resharding, False, n_runs=n_runs)
+                yield own(resharding=resharding, n_runs=n_runs)
         for tensor in op.outputs:
-            those, runs = consumers.get(tensor.name, []), graph.n_runs(tensor.name)
-            shared = view.strategy.shared.get(tensor.name)
+            those, shared = consumers.get(tensor.name, []), view.strategy.shared.get(tensor.name)
             if shared is not None and those:
-                names = tuple(consumer.name for consumer in those)
-                is_regathered = any(view.reads_regathered(*each) for each in _operands(view, those))
                 is_read = costing is not None and any(_is_read_shared(view, costing, tensor, consumer) for consumer in those)
-                resharding = view.shared_resharding(tensor, shared)
-                summed = _accumulated(view, tensor, resharding)
-                yield CostEntry(
-                    tensor=tensor.name, consumers=names, resharding=resharding, is_shared=True, is_regathered=is_regathered,
-                    is_read=is_read, is_regathered_with_source=False, n_runs=runs, accumulator_bytes=summed,
-                )
+                yield _entry(view, tensor, those, view.shared_resharding(tensor, shared), True, is_read)
             for consumer in those:
-                resharding = view.resharding(tensor, sharding_of(view, tensor, consumer))
-                is_regathered = any(view.is_regathered(*each) for each in _operands(view, [consumer]))
                 is_read = costing is not None and costing.reads(consumer)
-                follows = any(view.is_regathered_with_source(*each) for each in _operands(view, [consumer]))
-                summed = _accumulated(view, tensor, resharding)
-                yield CostEntry(
-                    tensor=tensor.name,
-                    consumers=(consumer.name,),
-                    resharding=resharding,
-                    is_shared=False,
-                    is_regathered=is_regathered,
-                    is_read=is_read,
-                    is_regathered_with_source=follows,
-                    n_runs=runs,
-                    accumulator_bytes=summed,
-                )
+                resharding = view.resharding(tensor, sharding_of(view, tensor, consumer))
+                yield _entry(view, tensor, [consumer], resharding, False, is_read)
+
+
+def _entry(
+    view: StrategyView, tensor: Tensor, consumers: Sequence[Consumer], resharding: Resharding, is_shared: bool, is_read: bool
+) -> CostEntry:
+    """Return the cost entry of a copy of a tensor for some consumers."""
+    regathered = view.reads_regathered if is_shared else view.is_regathered
+    operands = list(_operands(view, consumers))
+    return CostEntry(
+        tensor=tensor.name,
+        consumers=tuple(consumer.name for consumer in consumers),
+        resharding=resharding,
+        is_shared=is_shared,
+        is_regathered=any(regathered(*each) for each in operands),
+        is_read=is_read,
+        is_regathered_with_source=not is_shared and any(view.is_regathered_with_source(*each) for each in operands),
+        n_runs=view.graph.n_runs(tensor.name),
+        accumulator_bytes=_accumulated(view, tensor, resharding),
+    )
 
 
 def _accumulated(view: StrategyView, tensor: Tensor, resharding: Resharding) -> int:

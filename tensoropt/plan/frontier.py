@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from numbers import Integral
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from tabulate import tabulate
@@ -34,11 +34,10 @@ if TYPE_CHECKING:
 
     from ..ft import Frontier
     from ..reschedule.mesh import Mesh
+    from .plan import Plan
 
-AnyPlan = TypeVar("AnyPlan")
 
-
-class PlanFrontier(ABC, Generic[AnyPlan]):
+class PlanFrontier(ABC):
     """Points by ascending first and descending second objective, numbered from 0, with a plan for each.
 
     Attributes:
@@ -76,7 +75,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
         """Return one line on the search: its size, its exactness and its time."""
 
     @abstractmethod
-    def plan(self, point: int, option: str = "point") -> AnyPlan:
+    def plan(self, point: int, option: str = "point") -> Plan:
         """Return the plan of a point.
 
         Args:
@@ -162,7 +161,7 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
     def __iter__(self) -> Iterator[FrontierPoint]:
         return iter(self.points)
 
-    def at(self, memory: int | float | str | None = None) -> AnyPlan:
+    def at(self, memory: int | float | str | None = None) -> Plan:
         """Return the plan of least time whose peak memory is within a limit; see :attr:`peaks`.
 
         Args:
@@ -185,16 +184,16 @@ class PlanFrontier(ABC, Generic[AnyPlan]):
             )
         return self.plan(point, "mini_time")
 
-    def fastest(self) -> AnyPlan:
+    def fastest(self) -> Plan:
         """Return the plan of least time."""
         return self.plan(self.fastest_within(None), "mini_time")
 
-    def smallest(self) -> AnyPlan:
+    def smallest(self) -> Plan:
         """Return the plan of least memory, as the frontier counts it."""
         costs = self.costs
         return self.plan(int(np.lexsort((costs.time_ns, costs.mem_bytes))[0]), "smallest")
 
-    def turning_point(self) -> AnyPlan:
+    def turning_point(self) -> Plan:
         """Return the plan at the frontier's turning point.
 
         Up to it, more of the first objective (memory) saves much of the second (time); beyond it, little.

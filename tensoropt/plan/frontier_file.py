@@ -59,7 +59,7 @@ class StoredPart:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SavedFrontier(PlanFrontier[Plan]):
+class SavedFrontier(PlanFrontier):
     """A frontier as it is saved, which builds plans from what its file has.
 
     Attributes:
@@ -205,7 +205,7 @@ def _check_part(columns: Sequence[np.ndarray], part: Mapping[str, Any], n_choice
 
 
 def frontier_value(
-    frontier: PlanFrontier[Any], assumed: Mapping[str, Any], model_digest: str, points: Sequence[Entry], details: Entry
+    frontier: PlanFrontier, assumed: Mapping[str, Any], model_digest: str, points: Sequence[Entry], details: Entry
 ) -> Entry:
     """Return what all frontiers' files have.
 

@@ -74,7 +74,7 @@ class Plan:
     assumed: Mapping[str, Any] = field(default_factory=dict)
     frontier_text: str = field(default="", repr=False)
     why_stages: str = ""
-    frontier: PlanFrontier[Any] | None = field(default=None, repr=False)
+    frontier: PlanFrontier | None = field(default=None, repr=False)
     point: int | None = None
     hint: str = field(default="", repr=False)
 

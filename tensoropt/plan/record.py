@@ -45,11 +45,7 @@ class PlannedOperator:
     is_stand_in: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        rematerialization = {
-            "is_rematerialized": True,
-            "rematerialization_us": self.rematerialization_us,
-            "freed_bytes": self.freed_bytes,
-        }
+        costs = {"rematerialization_us": self.rematerialization_us, "freed_bytes": self.freed_bytes}
         return {
             "name": self.name,
             "type": self.type,
@@ -57,7 +53,7 @@ class PlannedOperator:
             "results": [str(layout) for layout in self.results],
             "sum_bytes": self.sum_bytes,
             "time_us": self.time_us,
-            **(rematerialization if self.is_rematerialized else {}),
+            **({"is_rematerialized": True, **costs} if self.is_rematerialized else {}),
             **({"is_stand_in": True} if self.is_stand_in else {}),
         }
 
@@ -82,19 +78,13 @@ class PlannedOperator:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedResharding:
-    """The row of one resharding in a plan: one tensor brought to one operand sharding (OperandSharding).
+class ReshardedCopy:
+    """A resharded copy of a tensor in a training step.
 
     Attributes:
         tensor: the tensor that is resharded; for a resharding inside an operator, the name of the operator.
         consumers: the names of the consumers that use the copy; they share it if ``is_shared``.
-        forward: the path of the tensor.
-        backward: the path of its gradient; None if no gradient comes back.
-        time_us: the time of the resharding per step, including regathering.
-        reduction: ``sum``, or ``max`` for a maximum over the partial axes.
-        copy_bytes: the bytes of the copy if the backward pass reads it, whether it is saved or regathered; else 0.
         is_regathered: whether the copy is regathered: the backward pass executes the forward path again.
-        regathering_us: the time that regathering takes.
         is_regathered_with_source: whether the copy is regathered because its source is: a regathered shared copy, or a
             rematerialized result of an operator.
         n_runs: the executions per step: one per micro-batch, or one.
@@ -103,18 +93,33 @@ class PlannedResharding:
 
     tensor: str
     consumers: tuple[str, ...]
+    is_shared: bool = False
+    is_regathered: bool = False
+    is_regathered_with_source: bool = False
+    n_runs: int = 1
+    accumulator_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedResharding(ReshardedCopy):
+    """The row of one resharding in a plan: one tensor brought to one operand sharding (OperandSharding).
+
+    Attributes:
+        forward: the path of the tensor.
+        backward: the path of its gradient; None if no gradient comes back.
+        time_us: the time of the resharding per step, including regathering.
+        reduction: ``sum``, or ``max`` for a maximum over the partial axes.
+        copy_bytes: the bytes of the copy if the backward pass reads it, whether it is saved or regathered; else 0.
+        regathering_us: the time that regathering takes.
+    """
+
     sharding: OperandSharding
-    is_shared: bool
     forward: Path
     backward: Path | None
     time_us: float
     reduction: str = "sum"
     copy_bytes: int = 0
-    is_regathered: bool = False
     regathering_us: float = 0.0
-    is_regathered_with_source: bool = False
-    n_runs: int = 1
-    accumulator_bytes: int = 0
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -133,17 +138,7 @@ class PlannedResharding:
         return step if isinstance(step, HaloStep) else None
 
     def to_json(self) -> dict[str, Any]:
-        more: dict[str, Any] = {} if self.halo is None else {"halo": _halo_json(self.halo)}
-        if self.copy_bytes:
-            more["copy_bytes"] = self.copy_bytes
-        if self.is_regathered:
-            more.update(is_regathered=True, regathering_us=self.regathering_us)
-        if self.is_regathered_with_source:
-            more["is_regathered_with_source"] = True
-        if self.n_runs > 1:
-            more["n_runs"] = self.n_runs
-        if self.accumulator_bytes:
-            more["accumulator_bytes"] = self.accumulator_bytes
+        more = {key: value for key, default in _IF_OTHER.items() if (value := getattr(self, key)) != default}
         return {
             "tensor": self.tensor,
             "consumers": list(self.consumers),
@@ -154,8 +149,16 @@ class PlannedResharding:
             "backward": _path_layouts(self.backward) if self.backward is not None else None,
             "time_us": self.time_us,
             "reduction": self.reduction,
+            **({} if self.halo is None else {"halo": _halo_json(self.halo)}),
+            **({"regathering_us": self.regathering_us} if self.is_regathered else {}),
             **more,
         }
+
+
+_IF_OTHER: dict[str, Any] = {
+    "copy_bytes": 0, "is_regathered": False, "is_regathered_with_source": False, "n_runs": 1, "accumulator_bytes": 0,
+}  # fmt: skip
+"""What a resharding's row has only where it isn't this."""
 
 
 def _path_layouts(path: Path) -> list[str]:
@@ -206,10 +209,6 @@ def planned_resharding(mesh: Mesh, d: dict[str, Any]) -> PlannedResharding:
         backward=ways[1] if d["backward"] is not None else None,
         time_us=float(d["time_us"]),
         reduction=str(d["reduction"]),
-        copy_bytes=int(d.get("copy_bytes", 0)),
-        is_regathered=bool(d.get("is_regathered", False)),
         regathering_us=float(d.get("regathering_us", 0.0)),
-        is_regathered_with_source=bool(d.get("is_regathered_with_source", False)),
-        n_runs=int(d.get("n_runs", 1)),
-        accumulator_bytes=int(d.get("accumulator_bytes", 0)),
+        **{key: type(default)(d.get(key, default)) for key, default in _IF_OTHER.items()},
     )

@@ -1,4 +1,4 @@
-"""Compare two plans, layer by layer, or two frontiers, at each amount of memory."""
+"""Compare two plans, layer by layer, or frontiers, of which a plan may be one, at each amount of memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from ..common.words import counted
 from .config_words import config_words
@@ -21,22 +20,12 @@ _COSTS = ("sum_bytes", "peak_bytes", "time_us", "compute_time_us", "network_time
 _COUNTS = ("stages", "micro_batches")
 
 
-Compared = PlanRows | FrontierRows
-
-
-def differences(before: Compared, after: Compared) -> dict[str, Any]:
-    """Return what differs between two plans or two frontiers as a JSON value.
-
-    Raises:
-        InputError: one is a plan, and the other a frontier.
-    """
+def differences(before: FrontierRows, after: FrontierRows) -> dict[str, Any]:
+    """Return what differs between two plans, or between frontiers, as a JSON value."""
     told: dict[str, Any] = {"format": FORMAT, "version": VERSION}
-    if isinstance(before, PlanRows) and isinstance(after, PlanRows):
-        return {**told, "kind": "plan", **_of_plans(before, after)}
-    if isinstance(before, FrontierRows) and isinstance(after, FrontierRows):
-        return {**told, "kind": "frontier", **_of_frontiers(before, after)}
-    first, second = ("a plan" if isinstance(rows, PlanRows) else "a frontier" for rows in (before, after))
-    raise InputError(f"{first} and {second} can't be compared; give two plans, or two frontiers")
+    if before.only_plan is not None and after.only_plan is not None:
+        return {**told, "kind": "plan", **_of_plans(before.only_plan, after.only_plan)}
+    return {**told, "kind": "frontier", **_of_frontiers(before, after)}
 
 
 def _of_plans(before: PlanRows, after: PlanRows) -> dict[str, Any]:

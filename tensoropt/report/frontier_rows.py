@@ -22,14 +22,34 @@ class FrontierRows:
 
     Attributes:
         value: the value; its points ascend in the first objective and descend in the second.
+        only_plan: the plan of a plan's own file, which is told of as a frontier of one point; None of a frontier's file.
     """
 
-    def __init__(self, value: Row) -> None:
-        self.value = value
+    def __init__(self, value: Row, only_plan: PlanRows | None = None) -> None:
+        device_bytes_of(value["assumed"])
+        self.value, self.only_plan = value, only_plan
         points: Sequence[Row] = value["points"]
         if not points:
             raise ValueError("a frontier has at least one point")
         self.points = points
+
+    @classmethod
+    def of_plan(cls, value: Row) -> FrontierRows:
+        """Return a plan as a frontier of one point, given its JSON value."""
+        plan = PlanRows(value)
+        plan.check()
+        idle_shares = [float(stage.value["idle_share"]) for stage in plan.stages]
+        point = {
+            **{key: value[key] for key in COSTS}, "peak_bytes": plan.needed_bytes, "exact": value["exact"],
+            "stages": len(plan.stages), "micro_batches": plan.micro_batches,
+            "idle_share": sum(idle_shares) / len(idle_shares),
+        }  # fmt: skip
+        told = {key: value[key] for key in ("mesh", "model_digest", "assumed")}
+        hardware = str(value["assumed"].get("hardware", "unknown hardware"))
+        objectives = ["memory", "time"]
+        return cls(
+            {**told, "hardware": hardware, "summary": plan.summary, "objectives": objectives, "points": [point]}, plan
+        )
 
     def __len__(self) -> int:
         return len(self.points)
@@ -81,8 +101,10 @@ class FrontierRows:
         point = None if has is None else self.fastest_within(default_limit(has))
         return None if point is None else (point, self.points[point])
 
-    def facts_of(self, point: int) -> tuple[Neighbours, tuple[int, Row] | None]:
+    def facts_of(self, point: int) -> tuple[Neighbours | None, tuple[int, Row] | None]:
         """Return what :func:`.explanation` takes of a point beside its plan: its neighbours, and what fits the device."""
+        if self.only_plan is not None:
+            return None, None
         smaller, faster = (self.points[i] if 0 <= i < len(self) else None for i in (point - 1, point + 1))
         return (smaller, faster), self.fitting_the_device()
 
@@ -106,6 +128,8 @@ class FrontierRows:
     def plan(self, point: int, option: str = "point") -> PlanRows:
         """Return the plan of a point: the point's own, or that which the parts have for it."""
         costs, value = self.points[point], self.value
+        if self.only_plan is not None:
+            return self.only_plan
         if "rows" in value:
             kinds = ("operators", "reshardings")
             stages = [

@@ -97,7 +97,9 @@ def points_report(
 def report_of(
     rows: FrontierRows, title: str, chosen: int | None = None, measured: Row | None = None, curve: Row | None = None
 ) -> dict[str, Any]:
-    """Return the data of a report of a frontier as its file has it; see :func:`.page_data.report_data`."""
+    """Return the data of a report of a frontier or a plan as its file has it; see :func:`.page_data.report_data`."""
+    if rows.only_plan is not None:
+        return plan_report(rows.only_plan, title, measured=measured, curve=curve)
     if "rows" not in rows.value:
         return report_data(rows, title, chosen, measured, curve)
     if chosen is None:

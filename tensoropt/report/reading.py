@@ -1,53 +1,51 @@
-"""Read the files that can be explained: plans, frontiers and curves."""
+"""Read the files that can be explained: plans, which are told of as frontiers of one point, frontiers and curves."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..common.files import read_json_of, reading_value
 from ..common.formats import CURVE, FRONTIER, PLAN
 from .checksum import check_signed
 from .frontier_rows import FrontierRows
-from .plan_rows import PlanRows, device_bytes_of
 
 _KINDS = {"plan": PLAN, "frontier": FRONTIER, "curve": CURVE}
 File = str | os.PathLike[str]
+Told = TypeVar("Told")
 
 
-def read_rows(file: File, *kinds: str) -> PlanRows | FrontierRows | dict[str, Any]:
-    """Read a file of one of some kinds: ``plan``, ``frontier`` and ``curve``, which stays a JSON value.
+def read_as(file: File, **by_kind: Callable[[Any], Told]) -> Told:
+    """Read a file of one of some kinds, ``plan``, ``frontier`` and ``curve``; return what is made of its value.
+
+    Args:
+        by_kind: for each kind, what to make of the JSON value of such a file; damage may raise whatever error it leads to.
 
     Raises:
-        InputError: the file can't be read, is cut off, changed, or of another kind or version.
+        InputError: the file can't be read, is cut off, changed, damaged, or of another kind or version.
     """
     checks = {"frontier": partial(check_signed, "frontier", file)}
-    kind, value = read_json_of(file, {kind: _KINDS[kind] for kind in kinds}, checks)
-    if kind == "curve":
-        return value
+    kind, value = read_json_of(file, {kind: _KINDS[kind] for kind in by_kind}, checks)
     with reading_value(kind, file):
-        if kind == "plan":
-            plan = PlanRows(value)
-            plan.check()
-            return plan
-        device_bytes_of(value["assumed"])
-        return FrontierRows(value)
+        return by_kind[kind](value)
 
 
-def read_explained(file: File) -> PlanRows | FrontierRows:
-    """Read a plan or a frontier; see :func:`read_rows`."""
-    rows = read_rows(file, "plan", "frontier")
-    assert not isinstance(rows, dict)
-    return rows
+def read_points(file: File) -> FrontierRows:
+    """Read a plan or a frontier; see :func:`read_as`."""
+    return read_as(file, plan=FrontierRows.of_plan, frontier=FrontierRows)
 
 
 def read_frontier(file: File) -> FrontierRows:
-    """Read a frontier; see :func:`read_rows`."""
-    frontier = read_rows(file, "frontier")
-    assert isinstance(frontier, FrontierRows)
-    return frontier
+    """Read a frontier; see :func:`read_as`."""
+    return read_as(file, frontier=FrontierRows)
+
+
+def read_curve(file: File) -> dict[str, Any]:
+    """Read a curve, which stays a JSON value; see :func:`read_as`."""
+    return read_as(file, curve=dict)
 
 
 def is_of_these(name: str) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..plan.frontier import PlanFrontier
 from ..plan.plan import Plan
 from .trainer_ranks import TrainerRanks
@@ -20,7 +18,7 @@ class Planned:
         return self._ranks.execution.plan
 
     @property
-    def frontier(self) -> PlanFrontier[Any] | None:
+    def frontier(self) -> PlanFrontier | None:
         """All plans that the search found; None on ranks other than 0, which received only the chosen plan."""
         return self.plan.frontier
 

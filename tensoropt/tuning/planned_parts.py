@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ..plan.frontier import PlanFrontier
 from ..plan.plan import Plan
@@ -71,7 +70,7 @@ def parts_without_stages(plan: Plan, limit_bytes: int | None) -> list[PlannedPar
     return [] if fastest is None else [_part(*fastest)]
 
 
-def parts_of_points(frontier: PlanFrontier[Any] | None) -> Iterator[PlannedPart]:
+def parts_of_points(frontier: PlanFrontier | None) -> Iterator[PlannedPart]:
     """Yield the parts of all points of a frontier."""
     assert frontier is not None
     for point in range(len(frontier)):

@@ -30,12 +30,11 @@ from tensoropt import zoo
 from tensoropt.common.memory_units import memory_text, parse_memory
 from tensoropt.ft import Budget
 from tensoropt.ir.graph import Graph
-from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
+from tensoropt.search.asked import Request
 from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.candidates.staged_frontier import StagedFrontier
-from tensoropt.search.candidates.staged_frontier_points import StagedPoint
-from tensoropt.search.request import Request
+from tensoropt.search.candidates.staged_frontier_points import PlanPoint
 from tensoropt.search.stages.times import PassTimes, step_us
 from tensoropt.tools.offline import record
 
@@ -59,7 +58,7 @@ def of_megatron(graph: Graph, tensor: int, data: int) -> Mapping[str, Mapping[st
     return found
 
 
-def with_all_again_us(point: StagedPoint) -> float:
+def with_all_again_us(point: PlanPoint) -> float:
     """Return the time of a plan's step if each backward pass came after another forward pass."""
     searched = point.searched
     passes = [each + PassTimes(backward=each.forward) for each in searched._times_of(point.numbers)]
@@ -72,7 +71,6 @@ def row(title: str, found: StagedFrontier, device_bytes: int, cpu_s: float) -> l
     fits = "none" if fitting is None else f"{found.points_of[fitting].costs_ns[0] / 1e6:,.0f} ms"
     times = [f"{point.costs_ns[0] / 1e6:,.0f} ms" for point in (least, fastest)]
     peaks = [memory_text(point.n_bytes) for point in (least, fastest)]
-    assert isinstance(fastest, StagedPoint)
     has_none = all(each.built.transient is None for each in fastest.frontiers)
     again = f"{with_all_again_us(fastest) / 1e3:,.0f} ms" if has_none else ""
     return [title, str(len(found)), peaks[0], times[0], times[1], peaks[1], fits, again, f"{cpu_s:.0f}"]
@@ -84,7 +82,6 @@ def splits(found: StagedFrontier, device_bytes: int) -> str:
     Where none fits, it is the plan of the least memory.
     """
     plan = found.plan(found.fastest_within(device_bytes) or 0)
-    assert isinstance(plan, Plan)
     stage = plan.stages[len(plan.stages) // 2]
     products = [op for op in stage.operators if op.type == "MatMul"]
     counts = Counter(" ".join(f"{name}:{op.config.degree(name)}" for name in "mnk") for op in products)

@@ -28,8 +28,8 @@ from tensoropt.profiling.work import Measured, WorkItem
 from tensoropt.report.differences import differences, differences_text
 from tensoropt.report.explanation import explanation
 from tensoropt.report.explanation_text import explanation_text
-from tensoropt.report.plan_page import plan_report
-from tensoropt.report.reading import read_rows
+from tensoropt.report.plan_page import report_of
+from tensoropt.report.reading import read_points
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.checkpoint import restore, save
 
@@ -130,10 +130,10 @@ def test_damaged_plans_are_explained_and_reported_or_refused(planned, folder, ti
     planned[0].save(file)
 
     def load() -> None:
-        plan = read_rows(file, "plan")
+        plan = read_points(file)
         with reading_value("plan", file):
-            explanation_text(explanation(plan))
-            json.dumps(plan_report(plan, file.name))
+            explanation_text(explanation(plan.plan(0)))
+            json.dumps(report_of(plan, file.name))
             differences_text(differences(plan, plan))
 
     assert refused_or_read(file, file.read_bytes(), load, True, tensoropt.InputError, times) > times // 4

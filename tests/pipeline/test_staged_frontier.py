@@ -22,7 +22,7 @@ from tensoropt.profiling.hardware import Hardware, Origin, named
 from tensoropt.program.fast_peak import Peaks
 from tensoropt.program.schedule import StepOrder
 from tensoropt.report.differences import differences, differences_text
-from tensoropt.report.plan_rows import PlanRows
+from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.candidates.joined_frontier import why_too_large
 from tensoropt.search.candidates.staged_frontier import StagedFrontier
@@ -133,7 +133,7 @@ def test_a_plan_without_stages_is_explained_beside_those_with(name: str) -> None
     assert faster is None or faster["peak_bytes"] == found.points_of[number + 1].n_bytes
     # Any two plans are compared, and have the same members.
     staged = found.plan(next(i for i, point in enumerate(found.points_of) if point.n_stages == 2))
-    told = differences(PlanRows(plan.to_json()), PlanRows(staged.to_json()))
+    told = differences(*(FrontierRows.of_plan(each.to_json()) for each in (plan, staged)))
     assert told["totals"]["stages"] == [1, 2] and told["only_before"] == told["only_after"] == []
     assert {op.name for op in plan.operators} == {op.name for op in staged.operators} and staged.mesh == plan.mesh
     assert staged.compute_time_us == max(stage.compute_time_us for stage in staged.stages) <= staged.time_us

@@ -20,7 +20,7 @@ from tensoropt.report.measured import COMPARED
 from tensoropt.report.page import DATA_ID, page
 from tensoropt.report.page_data import frontier_of_stage, report_data
 from tensoropt.report.plan_rows import SOURCES
-from tensoropt.report.reading import read_frontier, read_rows
+from tensoropt.report.reading import read_frontier, read_points
 from tensoropt.report.sentences import MOST_DIFFERENCES, time_text
 from tensoropt.search.frontiers.decisions import _slope
 from tensoropt.search.frontiers.details import MOST_POINTS, details_of, viewed_points
@@ -172,7 +172,7 @@ def test_the_embedded_data_is_that_of_json(detailed, tmp_path, capsys, data):
 def test_a_plan_and_a_frontier_write_their_reports(found, plan_file, tmp_path):
     tensoropt.load_plan(plan_file).report(tmp_path / "plan.html")
     told = json.loads(Data((tmp_path / "plan.html").read_text()).text)
-    plan = read_rows(plan_file, "plan")
+    plan = read_points(plan_file).plan(0)
     assert told["points"]["time_us"] == [plan.value["time_us"]] and told["views"] == {}
     assert told == json.loads(json.dumps(report_data(frontier_of_stage(plan), "plan.html")))
     found.turning_point().report(tmp_path / "live.html")

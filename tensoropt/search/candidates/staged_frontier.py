@@ -31,7 +31,7 @@ from .staged_frontier_points import PlanPoint
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StagedFrontier(PlanFrontier[Plan]):
+class StagedFrontier(PlanFrontier):
     """The minimal points of all that was searched; see :class:`PlanFrontier`.
 
     Attributes:

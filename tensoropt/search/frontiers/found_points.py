@@ -18,7 +18,6 @@ from ...costs.operator_costs import OperatorCosting
 from ...ft import Frontier
 from ...ft.pareto import reduce_unsorted
 from ...plan.frontier import PlanFrontier
-from ...plan.plan import Plan
 from ...profiling.hardware import Hardware
 from ...program.fast_peak import Peaks
 from ...program.liveness import Instruction, Peak, peak_of_program
@@ -66,7 +65,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FoundPoints(PlanFrontier[Plan]):
+class FoundPoints(PlanFrontier):
     """All Pareto-minimal points of a model at one parallelism, as the search found them.
 
     Attributes:

@@ -23,10 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt curve`` and return the exit code."""
     from ...report.curve_files import files_of
-    from ...report.reading import read_rows
+    from ...report.reading import read_curve
 
-    value = read_rows(arguments.curve, "curve")
-    assert isinstance(value, dict)
+    value = read_curve(arguments.curve)
     with reading_value("curve", arguments.curve):
         files = files_of(value, arguments.to)
     if not arguments.folder.is_dir():

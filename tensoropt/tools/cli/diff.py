@@ -1,4 +1,4 @@
-"""Run ``tensoropt diff A B``: what differs between two plans or two frontiers. It doesn't import TensorFlow."""
+"""Run ``tensoropt diff A B``: what differs between two plans, or between frontiers. It doesn't import TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt diff`` and return the exit code."""
     from ...report.differences import differences, differences_text
-    from ...report.reading import read_explained
+    from ...report.reading import read_points
 
     check_json_path(arguments, arguments.before, arguments.after)
-    before, after = (read_explained(file) for file in (arguments.before, arguments.after))
+    before, after = (read_points(file) for file in (arguments.before, arguments.after))
     with reading_value("file", f"{arguments.before}' or '{arguments.after}"):
         told = differences(before, after)
         text = differences_text(told)

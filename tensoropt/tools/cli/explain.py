@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ...common.errors import InputError, cut, short
+from ...common.errors import InputError, short
 from ...common.files import reading_value
 from ...common.memory_units import parse_memory
 from .answers import add_json_argument, answer, check_json_path
@@ -31,20 +31,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt explain`` and return the exit code."""
     from ...report.explanation import explanation
     from ...report.explanation_text import explanation_text
-    from ...report.plan_rows import PlanRows
-    from ...report.reading import read_explained
+    from ...report.reading import read_points
 
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     check_json_path(arguments, arguments.file)
-    rows = read_explained(arguments.file)
-    if isinstance(rows, PlanRows) and (arguments.point is not None or limit is not None):
-        raise InputError(f"--point and --memory choose a point of a frontier, but '{cut(arguments.file)}' is one plan")
+    rows = read_points(arguments.file)
     with reading_value("file", arguments.file):
-        if isinstance(rows, PlanRows):
-            told = explanation(rows)
-        else:
-            point = _point(rows, arguments.point, limit)
-            told = explanation(rows.plan(point), *rows.facts_of(point))
+        point = _point(rows, arguments.point, limit)
+        told = explanation(rows.plan(point), *rows.facts_of(point))
         text = explanation_text(told)
     return answer(arguments, told, text)
 

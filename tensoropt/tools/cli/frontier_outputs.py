@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...common.errors import InputError, short
 from ...common.files import check_writable
@@ -127,7 +127,7 @@ def _check_picture(file: Path) -> None:
 
 def write_frontier(
     arguments: argparse.Namespace,
-    frontier: PlanFrontier[Any],
+    frontier: PlanFrontier,
     chosen: int | None,
     display: Display,
     known: Mapping[str, ModelFrontier] | None = None,

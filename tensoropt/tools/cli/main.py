@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("tensoropt.tools.cli.doctor", "tell what this installation has, and what is missing in it"),
     "calibrate": ("tensoropt.tools.cli.calibrate", "measure these devices and their links"),
     "explain": ("tensoropt.tools.cli.explain", "tell what a plan's time and memory are spent on"),
-    "diff": ("tensoropt.tools.cli.diff", "tell what differs between two plans or two frontiers"),
+    "diff": ("tensoropt.tools.cli.diff", "tell what differs between two plans, or between frontiers"),
     "plans": ("tensoropt.tools.cli.plans", "list a frontier's fastest plans within a memory limit"),
     "recommend": ("tensoropt.tools.cli.recommend", "tell which devices meet limits of memory, time and money"),
     "curve": ("tensoropt.tools.cli.curve", "write a curve over devices for a cluster scheduler"),

@@ -12,7 +12,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...common.errors import InputError, short
-from ...common.files import reading_value
 from ...common.memory_units import parse_memory
 from ...common.time_units import parse_time_us
 from .answers import PRINTED, add_json_argument, add_training_arguments, answer, check_json_path
@@ -52,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt recommend`` and return the exit code: 0 if some devices do, else 1."""
     from ...report.frontier_rows import FrontierRows
-    from ...report.reading import is_of_these, read_rows
+    from ...report.reading import is_of_these, read_as
     from ...report.recommendation import of_curve, of_frontier, recommendation_text
 
     wanted = _wanted(arguments)
@@ -62,10 +61,11 @@ def run(arguments: argparse.Namespace) -> int:
             if getattr(arguments, name) is not None:
                 option = name.replace("_", "-")
                 raise InputError(f"'{arguments.subject}' is searched: leave out --{option}, or give the model")
-        rows = read_rows(arguments.subject, "frontier", "curve")
-        with reading_value("file", arguments.subject):
-            assert isinstance(rows, (FrontierRows, dict))
-            told = of_frontier(rows, wanted) if isinstance(rows, FrontierRows) else of_curve(rows, wanted)
+        told = read_as(
+            arguments.subject,
+            frontier=lambda value: of_frontier(FrontierRows(value), wanted),
+            curve=lambda value: of_curve(value, wanted),
+        )
         if arguments.cluster not in (None, told["cluster"]):
             raise InputError(
                 f"'{arguments.subject}' is for the cluster {told['cluster']}, got --cluster {arguments.cluster}; leave it "

@@ -35,12 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from ...report.frontier_rows import FrontierRows
     from ...report.measured import measured_at
     from ...report.page import write_report
-    from ...report.plan_page import plan_report, report_of
-    from ...report.plan_rows import PlanRows
-    from ...report.reading import read_explained, read_rows
+    from ...report.plan_page import report_of
+    from ...report.reading import read_curve, read_points
 
     file = Path(arguments.file)
     output = arguments.output or file.with_suffix(".html")
@@ -49,21 +47,16 @@ def _report(arguments: argparse.Namespace) -> int:
     check_writable(output, "report")
     check_apart(output, "-o", arguments.measured, arguments.curve)
     check_json_path(arguments, file, output, arguments.measured, arguments.curve)
-    rows = read_explained(file)
+    rows = read_points(file)
     check = None if arguments.measured is None else read_json(arguments.measured, "check", *CHECK)
-    curve = None if arguments.curve is None else read_rows(arguments.curve, "curve")
-    assert curve is None or isinstance(curve, dict)
+    curve = None if arguments.curve is None else read_curve(arguments.curve)
     with reading_value("check", arguments.measured or ""):
-        points = rows.points if isinstance(rows, FrontierRows) else [rows.value]
-        measured = None if check is None else measured_at(points, check, arguments.measured)
+        measured = None if check is None else measured_at(rows.points, check, arguments.measured)
     with reading_value("file", file):
-        if isinstance(rows, PlanRows):
-            data, n_points = plan_report(rows, file.name, measured=measured, curve=curve), 1
-        else:
-            data, n_points = report_of(rows, file.name, measured=measured, curve=curve), len(rows)
+        data = report_of(rows, file.name, measured=measured, curve=curve)
     write_report(data, output)
     size = output.stat().st_size / 1e6
-    told = f"wrote {output}: {counted(n_points, 'point')}, {size:.1f} MB; open it in a browser"
+    told = f"wrote {output}: {counted(len(rows), 'point')}, {size:.1f} MB; open it in a browser"
     if arguments.json == PRINTED:
         return answer(arguments, data, "")
     return answer(arguments, data, told)

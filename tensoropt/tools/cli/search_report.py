@@ -91,7 +91,7 @@ def result_text(setup: SearchSetup, found: Plan | Curve) -> str:
     )
 
 
-def _peak_told(plan: Plan, frontier: PlanFrontier[Any]) -> str:
+def _peak_told(plan: Plan, frontier: PlanFrontier) -> str:
     """Return a line with the plan's peak memory, by what it is used for, as far as that is known."""
     peak = None if plan.point is None else frontier.peak_json(plan.point)
     if peak is None:
@@ -180,10 +180,10 @@ def write_picture(plot: Callable[[Axes], object], file: Path) -> None:
     save_picture(axes, file)
 
 
-def _frontier_of(plan: Plan) -> PlanFrontier[Any]:
+def _frontier_of(plan: Plan) -> PlanFrontier:
     assert plan.frontier is not None, "a plan that was just found has its frontier"
     return plan.frontier
 
 
-def _seconds_by_phase(setup: SearchSetup, frontier: PlanFrontier[Any]) -> dict[str, float]:
+def _seconds_by_phase(setup: SearchSetup, frontier: PlanFrontier) -> dict[str, float]:
     return {**setup.recorded.seconds_by_phase, **frontier.seconds_by_phase}
