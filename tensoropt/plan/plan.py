@@ -30,7 +30,6 @@ from ..report.timelines import checked_timeline
 from ..reschedule.mesh import Mesh, mesh_of
 from ..sharding.model import Model
 from ..sharding.stages import Stages
-from .frontier import PlanFrontier
 from .record import PlannedOperator, PlannedResharding
 from .stage_plan import StagePlan, levels_json, other_batch
 
@@ -55,8 +54,8 @@ class Plan:
         assumed: the hardware, the provenance of costs, the TensorFlow version.
         frontier_text: the frontier that the plan was chosen from, as a table, its point marked.
         why_stages: why there are stages where none were asked for; empty where they were.
-        frontier: the frontier that the plan was chosen from, with all its plans, in the process that searched or loaded it;
-            not part of the plan's file.
+        frontier: the ``PlanFrontier`` that the plan was chosen from, with all its plans, in the process that searched or
+            loaded it, else None; not part of the plan's file.
         point: the number of the plan's point on it.
         hint: what may be faster and wasn't searched; not part of the plan's file.
     """
@@ -74,7 +73,7 @@ class Plan:
     assumed: Mapping[str, Any] = field(default_factory=dict)
     frontier_text: str = field(default="", repr=False)
     why_stages: str = ""
-    frontier: PlanFrontier | None = field(default=None, repr=False)
+    frontier: Any = field(default=None, repr=False)
     point: int | None = None
     hint: str = field(default="", repr=False)
 
