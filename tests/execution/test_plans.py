@@ -7,11 +7,19 @@ from typing import Any
 import pytest
 from helpers import zoo
 from helpers.large import first
-from helpers.strategies import assert_variables, engine_of, executed, feeds_of, local_shards, train_and_check, training_fetch
+from helpers.strategies import (
+    assert_variables,
+    engine_of,
+    executed,
+    feeds_of,
+    local_shards,
+    planned,
+    train_and_check,
+    training_fetch,
+)
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.profiling.hardware import resolve
-from tensoropt.reschedule.layout import axes_text
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.problem.config_space import COMPACT, FULL
 from tensoropt.sharding.resharding import PlainCosts
@@ -51,11 +59,4 @@ def test_all_points_of_a_frontier(function: Any, cluster: str, space: str, every
         train_and_check(engine, model)
         assert_variables(model, view, local_shards(engine))
         log = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0]))).log
-        planned = [
-            (each.kind, axes_text(each.group_axes), path.shape)
-            for resharding in plan.reshardings
-            for path in resharding.paths
-            for each in path.steps
-            if each.communicates
-        ]
-        assert sorted(planned) == sorted(executed(log).elements())
+        assert sorted(planned(plan)) == sorted(executed(log).elements())

@@ -18,6 +18,7 @@ from tensoropt.ir.gradient_info import Backward
 from tensoropt.ir.graph import Graph, Tensor
 from tensoropt.lowering.resharding.reshard import Backend, Collective
 from tensoropt.plan.build import cost_entries
+from tensoropt.plan.plan import Plan
 from tensoropt.program.fetch import Fetch
 from tensoropt.program.schedule import PLAIN, pass_orders
 from tensoropt.reschedule.cost_model import StepCosts
@@ -216,6 +217,12 @@ def assert_close(got: np.ndarray, expected: np.ndarray, tolerance: float, what: 
 
 def executed(log: Sequence[Collective]) -> Counter[tuple[str, str, Shape]]:
     return Counter((entry.kind, entry.axes, shape) for entry in log for _, shape in entry.parts)
+
+
+def planned(plan: Plan) -> list[tuple[str, str, Shape]]:
+    """The collectives of all reshardings of a plan."""
+    steps = ((path, step) for resharding in plan.reshardings for path in resharding.paths for step in path.steps)
+    return [(step.kind, axes_text(step.group_axes), path.shape) for path, step in steps if step.communicates]
 
 
 def charged(view: StrategyView, path_finder: PathFinder) -> Counter[tuple[str, str, Shape]]:

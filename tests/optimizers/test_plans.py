@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.strategies import executed, feeds_of, uncut_engine
+from helpers.strategies import executed, feeds_of, planned, uncut_engine
 from optimizers.models import case_of, check_state
 from optimizers.test_keras import CASES
 
@@ -11,7 +11,6 @@ from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.consistency import check_reshardings
 from tensoropt.profiling.hardware import resolve
 from tensoropt.program.fetch import Fetch
-from tensoropt.reschedule.layout import axes_text
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.sharding.resharding import PlainCosts
 
@@ -33,14 +32,7 @@ def test_points_of_a_frontier(name: str) -> None:
             engine.run(fetch, feeds_of(case.graph, batch))
         check_state(engine, case.expected, 1e-10)
         log = engine.function(fetch, tuple(feeds_of(case.graph, case.batches[0]))).log
-        planned = [
-            (each.kind, axes_text(each.group_axes), path.shape)
-            for resharding in plan.reshardings
-            for path in resharding.paths
-            for each in path.steps
-            if each.communicates
-        ]
-        assert sorted(planned) == sorted(executed(log).elements())
+        assert sorted(planned(plan)) == sorted(executed(log).elements())
 
 
 def test_memory_is_that_of_the_slots() -> None:
