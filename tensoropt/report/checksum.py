@@ -34,12 +34,12 @@ def check_signed(what: str, file: str | os.PathLike[str], data: bytes, value: di
         InputError: it has no checksum, or was changed.
     """
     with reading_value(what, file):
-        told = value.pop("checksum")
+        stated = value.pop("checksum")
     head, _, tail = data.rpartition(_KEY.encode())
     actual = _sum(head)
-    if told != actual or "".join(tail.decode().split()) != f'{actual}"}}':
+    if stated != actual or "".join(tail.decode().split()) != f'{actual}"}}':
         raise InputError(
-            f"{what} '{cut(file)}' was changed since it was saved: its checksum is {short(told)}, its contents' "
+            f"{what} '{cut(file)}' was changed since it was saved: its checksum is {short(stated)}, its contents' "
             f"is {actual!r}; save it again, after a search with force= for what should differ"
         )
 

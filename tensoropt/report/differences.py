@@ -22,10 +22,10 @@ _COUNTS = ("stages", "micro_batches")
 
 def differences(before: FrontierRows, after: FrontierRows) -> dict[str, Any]:
     """Return what differs between two plans, or between frontiers, as a JSON value."""
-    told: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+    facts: dict[str, Any] = {"format": FORMAT, "version": VERSION}
     if before.only_plan is not None and after.only_plan is not None:
-        return {**told, "kind": "plan", **_of_plans(before.only_plan, after.only_plan)}
-    return {**told, "kind": "frontier", **_of_frontiers(before, after)}
+        return {**facts, "kind": "plan", **_of_plans(before.only_plan, after.only_plan)}
+    return {**facts, "kind": "frontier", **_of_frontiers(before, after)}
 
 
 def _of_plans(before: PlanRows, after: PlanRows) -> dict[str, Any]:
@@ -127,40 +127,40 @@ def _told(frontier: FrontierRows) -> set[int]:
     return {*ends, frontier.turning_point, fastest}
 
 
-def differences_text(told: dict[str, Any]) -> str:
+def differences_text(facts: dict[str, Any]) -> str:
     """Return the differences as tables."""
-    parts = [] if told["is_same_model"] else ["the two are for different models; operators are compared by their names"]
-    return "\n\n".join([*parts, *(_plans_text if told["kind"] == "plan" else _frontiers_text)(told)])
+    parts = [] if facts["is_same_model"] else ["the two are for different models; operators are compared by their names"]
+    return "\n\n".join([*parts, *(_plans_text if facts["kind"] == "plan" else _frontiers_text)(facts)])
 
 
-def _totals_text(told: dict[str, Any]) -> str:
-    totals, names = told["totals"], {"sum_bytes": "paper's sum", "peak_bytes": "memory per device"}
+def _totals_text(facts: dict[str, Any]) -> str:
+    totals, names = facts["totals"], {"sum_bytes": "paper's sum", "peak_bytes": "memory per device"}
     shown = {key: pair for key, pair in totals.items() if key not in _COUNTS or set(pair) != {1}}
     rows = [[names.get(key, key.removesuffix("_us").replace("_", " ")), *_pair(key, pair)] for key, pair in shown.items()]
     return table(rows, ("per device and step", "before", "after", "change"))
 
 
-def _stages_text(told: dict[str, Any]) -> list[str]:
+def _stages_text(facts: dict[str, Any]) -> list[str]:
     """Return a table of the stages of the two plans; none where neither is cut."""
-    if all(len(stages) == 1 for stages in told["stages"]):
+    if all(len(stages) == 1 for stages in facts["stages"]):
         return []
-    both = zip(("before", "after"), told["stages"], strict=True)
+    both = zip(("before", "after"), facts["stages"], strict=True)
     named = [(f"{which} {number}", stage) for which, stages in both for number, stage in enumerate(stages)]
-    schedule = " > ".join(dict.fromkeys(each["name"] for each in told["schedule"]))
+    schedule = " > ".join(dict.fromkeys(each["name"] for each in facts["schedule"]))
     return [f"{stages_table(named)}\nby {schedule}"]
 
 
-def _plans_text(told: dict[str, Any]) -> list[str]:
-    parts = [_totals_text(told), *_stages_text(told)]
-    if told["mesh"][0] != told["mesh"][1]:
-        parts.append(f"the mesh was {told['mesh'][0]} and is {told['mesh'][1]}")
+def _plans_text(facts: dict[str, Any]) -> list[str]:
+    parts = [_totals_text(facts), *_stages_text(facts)]
+    if facts["mesh"][0] != facts["mesh"][1]:
+        parts.append(f"the mesh was {facts['mesh'][0]} and is {facts['mesh'][1]}")
     for key, where in (("only_before", "before"), ("only_after", "after")):
-        if told[key]:
-            names = ", ".join(told[key][:5])
-            more = f" and {len(told[key]) - 5} others" if len(told[key]) > 5 else ""
-            there = f"{counted(len(told[key]), 'operator')} {'is' if len(told[key]) == 1 else 'are'} there"
+        if facts[key]:
+            names = ", ".join(facts[key][:5])
+            more = f" and {len(facts[key]) - 5} others" if len(facts[key]) > 5 else ""
+            there = f"{counted(len(facts[key]), 'operator')} {'is' if len(facts[key]) == 1 else 'are'} there"
             parts.append(f"{there} only {where}: {names}{more}")
-    if not told["operators"] and not told["layers"]:
+    if not facts["operators"] and not facts["layers"]:
         return [*parts, "no operator's config differs"]
     rows = [
         [
@@ -169,12 +169,12 @@ def _plans_text(told: dict[str, Any]) -> list[str]:
             *(f"{row[key][0]:,.1f} > {row[key][1]:,.1f}" for key in ("time_us", "network_time_us")),
             " > ".join(map(memory_text, row["sum_bytes"])),
         ]
-        for row in told["layers"][:MOST_ROWS]
+        for row in facts["layers"][:MOST_ROWS]
     ]
     headers = ("layer", "configs changed", "compute us", "network us", "of the paper's sum")
-    parts.append(table(rows, headers) + _left_out(told["layers"], "layers"))
-    rows = [[row["name"], row["type"], _said(row["before"]), _said(row["after"])] for row in told["operators"][:MOST_ROWS]]
-    return [*parts, table(rows, ("operator", "type", "before", "after"), 4) + _left_out(told["operators"], "operators")]
+    parts.append(table(rows, headers) + _left_out(facts["layers"], "layers"))
+    rows = [[row["name"], row["type"], _said(row["before"]), _said(row["after"])] for row in facts["operators"][:MOST_ROWS]]
+    return [*parts, table(rows, ("operator", "type", "before", "after"), 4) + _left_out(facts["operators"], "operators")]
 
 
 def _said(op: Row) -> str:
@@ -198,11 +198,11 @@ def _pair(key: str, pair: Sequence[float | None]) -> list[str]:
     return [text(old), text(new), signed(change)]
 
 
-def _frontiers_text(told: dict[str, Any]) -> list[str]:
-    named = zip(("before: ", "after:  "), told["hardware"], told["summaries"], strict=True)
+def _frontiers_text(facts: dict[str, Any]) -> list[str]:
+    named = zip(("before: ", "after:  "), facts["hardware"], facts["summaries"], strict=True)
     lines = [f"{which}{hardware}, {summary}" for which, hardware, summary in named]
     rows = []
-    for row in told["limits"]:
+    for row in facts["limits"]:
         old, new = row["time_us"]
         times = ["does not fit" if time is None else f"{time:,.1f}" for time in (old, new)]
         change = new / old - 1 if old and new is not None else None

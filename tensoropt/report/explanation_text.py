@@ -13,65 +13,65 @@ MOST_ROWS = 8
 _Rows = Sequence[dict[str, Any]]
 
 
-def explanation_text(told: dict[str, Any]) -> str:
+def explanation_text(facts: dict[str, Any]) -> str:
     """Return the tables of an explanation: of each stage where its time and memory go, then neighbours and assumptions."""
-    stages: _Rows = told["stages"]
-    around = _neighbours(told) if told["has_frontier"] else _rows_around(told["frontier"])
+    stages: _Rows = facts["stages"]
+    around = _neighbours(facts) if facts["has_frontier"] else _rows_around(facts["frontier"])
     of_stages = [_stage(stage) for stage in stages]
     if len(stages) > 1:
         of_stages = [stages_table(enumerate(stages)), *(f"stage {number}\n{text}" for number, text in enumerate(of_stages))]
-    return "\n\n".join([_summary(told), *of_stages, around, _assumed(told)])
+    return "\n\n".join([_summary(facts), *of_stages, around, _assumed(facts)])
 
 
-def _stage(told: dict[str, Any]) -> str:
-    memory = [_memory(told), *_regathered(told), *_rematerialized(told), *_peak(told)]
-    return "\n\n".join([_time(told), _reshardings(told), *memory, _layers(told)])
+def _stage(facts: dict[str, Any]) -> str:
+    memory = [_memory(facts), *_regathered(facts), *_rematerialized(facts), *_peak(facts)]
+    return "\n\n".join([_time(facts), _reshardings(facts), *memory, _layers(facts)])
 
 
-def _summary(told: dict[str, Any]) -> str:
-    return "\n".join([told["summary"], *([told["too_large"]] if told["too_large"] else [])])
+def _summary(facts: dict[str, Any]) -> str:
+    return "\n".join([facts["summary"], *([facts["too_large"]] if facts["too_large"] else [])])
 
 
-def _time(told: dict[str, Any]) -> str:
+def _time(facts: dict[str, Any]) -> str:
     """Return the time per step by operator type, with all network time as one row."""
-    compute, hidden = ([row for row in told["time"] if row["part"] == part] for part in (COMPUTE, OVERLAP))
-    network = sum(row["time_us"] for row in told["time"] if row["part"] == COLLECTIVES)
+    compute, hidden = ([row for row in facts["time"] if row["part"] == part] for part in (COMPUTE, OVERLAP))
+    network = sum(row["time_us"] for row in facts["time"] if row["part"] == COLLECTIVES)
     amounts = sorted([*compute, {"name": NETWORK, "time_us": network}], key=lambda row: -row["time_us"])
     shown = [*_largest(amounts, "time_us"), *((row["name"], row["time_us"]) for row in hidden)]
-    return _times(shown, told, "where the time goes")
+    return _times(shown, facts, "where the time goes")
 
 
-def _times(amounts: Iterable[Sequence[Any]], told: dict[str, Any], header: str) -> str:
-    return table([[name, f"{us:,.1f}", _share(us, told["time_us"])] for name, us in amounts], (header, "us", ""))
+def _times(amounts: Iterable[Sequence[Any]], facts: dict[str, Any], header: str) -> str:
+    return table([[name, f"{us:,.1f}", _share(us, facts["time_us"])] for name, us in amounts], (header, "us", ""))
 
 
-def _reshardings(told: dict[str, Any]) -> str:
-    if not told["reshardings"]:
+def _reshardings(facts: dict[str, Any]) -> str:
+    if not facts["reshardings"]:
         return "nothing is communicated"
-    return _times(_largest(told["reshardings"], "time_us"), told, "reshardings")
+    return _times(_largest(facts["reshardings"], "time_us"), facts, "reshardings")
 
 
-def _memory(told: dict[str, Any]) -> str:
-    header = f"where the paper's sum of {memory_text(told['sum_bytes'])} per device goes"
-    return _bytes(_largest(told["memory"], "bytes"), told["sum_bytes"], header)
+def _memory(facts: dict[str, Any]) -> str:
+    header = f"where the paper's sum of {memory_text(facts['sum_bytes'])} per device goes"
+    return _bytes(_largest(facts["memory"], "bytes"), facts["sum_bytes"], header)
 
 
 def _bytes(amounts: Iterable[Sequence[Any]], total: float, header: str) -> str:
     return table([[name, memory_text(round(n)), _share(n, total)] for name, n in amounts], (header, "", ""))
 
 
-def _peak(told: dict[str, Any]) -> list[str]:
-    if not told["peak"]:
-        held = [f"{told[key]} {what}" for key, what in (("in_flight", "in flight"), ("deferred", "deferred")) if told[key]]
-        if told["peak_bytes"] is None or told["in_flight"] + told["deferred"] == 1:
+def _peak(facts: dict[str, Any]) -> list[str]:
+    if not facts["peak"]:
+        held = [f"{facts[key]} {what}" for key, what in (("in_flight", "in flight"), ("deferred", "deferred")) if facts[key]]
+        if facts["peak_bytes"] is None or facts["in_flight"] + facts["deferred"] == 1:
             return []
         return [
-            f"at once, at the peak of a step: {memory_text(told['peak_bytes'])}, with {' and '.join(held)} of its "
+            f"at once, at the peak of a step: {memory_text(facts['peak_bytes'])}, with {' and '.join(held)} of its "
             "micro-batches and their messages, where the sum has one"
         ]
-    total = sum(row["bytes"] for row in told["peak"])
-    uses = _bytes(_largest(told["peak"], "bytes"), total, f"at once, at the peak of a step: {memory_text(total)}")
-    instant, shown = told["peak_instant"], [(row["name"], row["bytes"]) for row in told["peak_tensors"][:MOST_ROWS]]
+    total = sum(row["bytes"] for row in facts["peak"])
+    uses = _bytes(_largest(facts["peak"], "bytes"), total, f"at once, at the peak of a step: {memory_text(total)}")
+    instant, shown = facts["peak_instant"], [(row["name"], row["bytes"]) for row in facts["peak_tensors"][:MOST_ROWS]]
     shown.append(("all else", total - sum(n_bytes for _, n_bytes in shown)))
     tensors = _bytes([row for row in shown if row[1] > 0], total, "tensors at the peak")
     makes = f", while it makes {instant['makes']}" if instant["makes"] else ""
@@ -79,20 +79,20 @@ def _peak(told: dict[str, Any]) -> list[str]:
     return [uses, f"{at}\n{tensors}"]
 
 
-def _layers(told: dict[str, Any]) -> str:
-    shown = with_rest(told["layers"], MOST_ROWS, ("operators", "time_us", "network_time_us", "sum_bytes"))
+def _layers(facts: dict[str, Any]) -> str:
+    shown = with_rest(facts["layers"], MOST_ROWS, ("operators", "time_us", "network_time_us", "sum_bytes"))
     cells = [[name, n, f"{us:,.1f}", f"{network:,.1f}", memory_text(n_bytes)] for name, n, us, network, n_bytes in shown]
     return table(cells, ("layers", "operators", "compute us", "network us", "of the sum"))
 
 
-def _rematerialized(told: dict[str, Any]) -> list[str]:
-    shown = with_rest(told["rematerialized"], MOST_ROWS, ("operators", "freed_bytes", "time_us"), "other types")
+def _rematerialized(facts: dict[str, Any]) -> list[str]:
+    shown = with_rest(facts["rematerialized"], MOST_ROWS, ("operators", "freed_bytes", "time_us"), "other types")
     cells = [[name, count, memory_text(freed), f"{us:,.1f}"] for name, count, freed, us in shown]
     return [table(cells, ("rematerialized in the backward pass", "operators", "not saved", "us"))] if cells else []
 
 
-def _regathered(told: dict[str, Any]) -> list[str]:
-    shown = with_rest(told["regathered"], MOST_ROWS, ("freed_bytes", "time_us"))
+def _regathered(facts: dict[str, Any]) -> list[str]:
+    shown = with_rest(facts["regathered"], MOST_ROWS, ("freed_bytes", "time_us"))
     cells = [[name, memory_text(freed), f"{us:,.1f}"] for name, freed, us in shown]
     return [table(cells, ("copies regathered in the backward pass", "not saved", "us"))] if cells else []
 
@@ -105,11 +105,11 @@ def _rows_around(lines: Sequence[str]) -> str:
     return "\n".join(["the next smaller and the next faster plan", *lines[:2], *lines[max(2, at - 1) : at + 2]])
 
 
-def _neighbours(told: dict[str, Any]) -> str:
-    rows, shown = [], [told, *(told[what] for what in ("smaller", "faster") if told[what])]
+def _neighbours(facts: dict[str, Any]) -> str:
+    rows, shown = [], [facts, *(facts[what] for what in ("smaller", "faster") if facts[what])]
     memory = "peak_bytes" if all(each["peak_bytes"] for each in shown) else "sum_bytes"
     for what in ("smaller", "faster"):
-        point = told[what]
+        point = facts[what]
         if point is None:
             rows.append([f"none is {what}", "", "", "", ""])
             continue
@@ -122,9 +122,9 @@ def _neighbours(told: dict[str, Any]) -> str:
     return table(rows, ("plan", header, "", "us", ""))
 
 
-def _assumed(told: dict[str, Any]) -> str:
+def _assumed(facts: dict[str, Any]) -> str:
     """Return lines on what the plan's costs rest on, and on its baseline trial if there was one."""
-    assumed = told["assumed"]
+    assumed = facts["assumed"]
     lines = [f"assumed: {assumed.get('hardware', 'unknown hardware')}, {assumed.get('device', 'unknown device')}"]
     stats = assumed.get("operators")
     if isinstance(stats, dict):
