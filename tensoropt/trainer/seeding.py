@@ -1,7 +1,8 @@
 """Seed TensorFlow's random numbers for a script that doesn't, except those of datasets.
 
 A dataset's functions that are traced under a seed draw the same numbers whenever the dataset is opened: one order, and one
-augmentation, for all epochs. Without a seed, they draw others each time, as in the script alone.
+augmentation, for all epochs. Without a seed, they draw others each time, as in the script alone. Datasets of random numbers
+draw others each time by the run's seed, so that all ranks have the same.
 """
 
 from __future__ import annotations
@@ -37,3 +38,12 @@ def seed_tensorflow(seed: int) -> None:
             trace(*arguments, **named)
 
     StructuredFunctionWrapper.__init__ = traced
+    make = tf.data.Dataset.random
+
+    @wraps(make)
+    def random(seed: Any = None, rerandomize_each_iteration: bool | None = None, name: str | None = None) -> Any:
+        if rerandomize_each_iteration is None and seed is None and not is_seeded():
+            rerandomize_each_iteration = True
+        return make(seed, rerandomize_each_iteration, name)
+
+    tf.data.Dataset.random = staticmethod(random)

@@ -1,11 +1,10 @@
-"""Give each rank of a script that runs as written the same input; mpirun gives it to rank 0 alone, and without its end."""
+"""Give ranks the standard input of ``tensoropt run``; mpirun gives it to rank 0 alone, and without its end."""
 
 from __future__ import annotations
 
 import io
 import os
 import shutil
-import stat
 import sys
 import tempfile
 import threading
@@ -21,18 +20,12 @@ _END = ".end"
 _WAIT_S = 0.02
 
 
-def has_text() -> bool:
-    """Return whether this process's standard input is a file or a pipe, rather than a terminal or nothing."""
-    try:
-        mode = os.fstat(0).st_mode
-    except OSError:
-        return False
-    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode)
-
-
 @contextmanager
-def copied_input() -> Iterator[str]:
-    """Copy standard input to a file while this context lasts; return the file's path."""
+def copied_input() -> Iterator[dict[str, str]]:
+    """Copy standard input to a file while this context lasts; return the option that names it, none for a terminal's."""
+    if os.isatty(0) or not os.path.exists("/proc/self/fd/0"):
+        yield {}
+        return
     with tempfile.TemporaryDirectory(prefix="tensoropt-input-") as folder:
         path = Path(folder, "input")
         path.touch()
@@ -43,7 +36,7 @@ def copied_input() -> Iterator[str]:
             Path(f"{path}{_END}").touch()
 
         threading.Thread(target=copy, daemon=True).start()
-        yield str(path)
+        yield {COPY_AT: str(path)}
 
 
 def opened_copy(path: str) -> TextIO:

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from ..common.errors import InputError
 from .copied_input import COPY_AT, opened_copy
 from .start import has_trained, start
 
-REFUSED_AT, INPUT_AT = "refused_at", "input_at"
-"""The keys in the options of a file to make if the script is refused, and of one to read as standard input."""
+REFUSED_AT, AS_WRITTEN = "refused_at", "as_written"
+"""The keys in the options of a file to make if the script is refused, and of whether it runs as it is written."""
 OF_NO_MODEL = (
     "the script trained no Keras model by fit or train_on_batch, so that each of {size} ranks did all of its work; run "
     "it by python, or if it is written for ranks by tensoropt run --as-written"
@@ -31,15 +31,14 @@ def command(options: dict[str, Any], program: Sequence[str]) -> list[str]:
 def main(arguments: Sequence[str]) -> None:
     """Run the program that :func:`command` was given."""
     options = json.loads(arguments[0])
-    refused_at, input_at = options.pop(REFUSED_AT, None), options.pop(INPUT_AT, None)
+    refused_at, copy_at = options.pop(REFUSED_AT, None), options.pop(COPY_AT, None)
     is_module = arguments[1] == "-m"
     program = list(arguments[2 if is_module else 1 :])
-    if COPY_AT in options:
-        sys.stdin = opened_copy(options[COPY_AT])
+    if copy_at is not None:
+        sys.stdin = opened_copy(copy_at)
+    if options.pop(AS_WRITTEN, False):
         return _run(program, is_module)
     try:
-        if input_at is not None:
-            sys.stdin = _opened(input_at)
         processes = start(options)
         _run(program, is_module)
         if processes.size > 1 and not has_trained():
@@ -50,13 +49,6 @@ def main(arguments: Sequence[str]) -> None:
         if refused_at is not None and isinstance(error, InputError):
             Path(refused_at).touch()
         _report(error)
-
-
-def _opened(file: str) -> TextIO:
-    try:
-        return open(file)
-    except OSError:  # it is on rank 0's machine, which alone reads it
-        return sys.stdin
 
 
 def _run(program: list[str], is_module: bool) -> None:

@@ -59,7 +59,8 @@ class Order(keras.callbacks.Callback):
 x, y = np.random.normal(size=(128, 4)), np.random.normal(size=(128, 2))
 noisy = tf.data.Dataset.from_tensors((x, y)).map(lambda x, y: (x + tf.random.normal([], dtype=x.dtype), y))
 model.compile(keras.optimizers.SGD(0.0), "mse")  # whose losses tell only which samples a batch has
-for data in (dict(x=x, y=y, batch_size=4), dict(x=noisy), dict(x=x, y=y, batch_size=4)):
+drawn = tf.data.Dataset.random().take(1).map(lambda n: (x + tf.cast(n, x.dtype) / 2.0**31, y))
+for data in (dict(x=x, y=y, batch_size=4), dict(x=noisy), dict(x=drawn), dict(x=x, y=y, batch_size=4)):
     model.fit(**data, epochs=2, verbose=0, callbacks=[Order()])
 tf.random.set_seed(1)
 model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[Order()])
@@ -85,7 +86,7 @@ def test_what_a_script_prints_writes_and_leaves_with_is_once(tmp_path: Path, mon
     assert said[1].startswith("tf.train.Checkpoint (train.py:16) would write a file on each rank")
     assert [line.split()[0] for line in printed if "drawn" in line or "loaded" in line] == ["drawn", "loaded"]
     first = [float(line.split()[1]) for line in printed if line.startswith("first")]
-    assert len(first) == 8 and len(set(first[:6])) == 6 and first[6] == first[7]  # by a seed, one order for all epochs
+    assert len(first) == 10 and len(set(first[:8])) == 8 and first[8] == first[9]  # by a seed, one order for all epochs
     assert sum(line.startswith("Epoch") for line in printed) == 2
     assert (tmp_path / "epochs.txt").read_text() == "0\n1\n"
     assert done.stderr.count("tf.distribute.MirroredStrategy has one replica here") == 1

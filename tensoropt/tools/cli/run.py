@@ -21,8 +21,8 @@ from ...runtime.launch.hosts import Host, hosts_in, hosts_of
 from ...runtime.launch.mpirun import mpirun_command, rank_environment, supervise
 from ...survive.interval import Interval
 from ...survive.supervisor import Supervisor, Survival
-from ...unchanged.copied_input import COPY_AT, copied_input, has_text
-from ...unchanged.script import INPUT_AT, REFUSED_AT, command
+from ...unchanged.copied_input import copied_input
+from ...unchanged.script import AS_WRITTEN, REFUSED_AT, command
 from .ranks_by_default import ranks_by_default
 
 ALSO_UNCHANGED = {"auto", "Survive"}
@@ -108,27 +108,25 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.collectives is not None:
         environment["TENSOROPT_COLLECTIVES"] = arguments.collectives
 
-    def start(program: Sequence[str], reads: bool = True) -> Callable[[Mapping[str, str]], int]:
-        if survival is None:
-            return lambda environ: supervise(mpirun_command(arguments.n_ranks, program, hosts(), environ), environ, reads)
-        return Supervisor(survival, partial(mpirun_command, program=program), hosts, reads).run
+    def started(program: Sequence[str], reads: bool) -> int:
+        run = partial(mpirun_command, program=program)
+        if survival is not None:
+            return _reporting(Supervisor(survival, run, hosts, reads).run, environment, arguments.report)
+
+        def once(environ: Mapping[str, str]) -> int:
+            return supervise(run(arguments.n_ranks, hosts=hosts(), environ=environ), environ, reads)
+
+        return _reporting(once, environment, arguments.report)
 
     sys.stdout.flush()
-    if is_for_ranks and not has_text():
-        return _reporting(start(program), environment, arguments.report)
-    if is_for_ranks:
-        with copied_input() as copy:
-            started = start(command({COPY_AT: copy}, program), False)
-            return _reporting(started, environment, arguments.report)
-    environment.setdefault("PYTHONHASHSEED", "0")  # so that sets of text have one order on all ranks
-    with tempfile.TemporaryDirectory(prefix="tensoropt-run-") as folder:
+    with copied_input() as copied, tempfile.TemporaryDirectory(prefix="tensoropt-run-") as folder:
+        if is_for_ranks:
+            return started(command({AS_WRITTEN: True, **copied}, program) if copied else program, not copied)
+        environment.setdefault("PYTHONHASHSEED", "0")  # so that sets of text have one order on all ranks
         refused_at = Path(folder, "refused")
         if arguments.or_plain:
             options[REFUSED_AT] = str(refused_at)
-        if not os.isatty(0):  # mpirun hands input on, but never its end
-            options[INPUT_AT] = f"/proc/{os.getpid()}/fd/0"
-        started = start(command(options, program), INPUT_AT not in options)
-        code = _reporting(started, environment, arguments.report)
+        code = started(command({**options, **copied}, program), not copied)
         is_refused = refused_at.exists()
     if not is_refused:
         return code
