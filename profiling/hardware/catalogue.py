@@ -73,7 +73,8 @@ def named(name: str) -> Hardware:
     if match is None or match["device"] not in shipped():
         raise HardwareError(
             f"no hardware is called {name!r}; expected DEVICE-MxD, M machines with D devices each, with DEVICE one of "
-            f"{', '.join(shipped())}: did you mean {' or '.join(_nearest(name))}? Other devices need a hardware file"
+            f"{', '.join(shipped())}: did you mean {' or '.join(_nearest(name))}? Other devices need a hardware file: "
+            "tensoropt calibrate writes this machine's, docs/reference/formats.md describes one"
         )
     described = shipped()[match["device"]]
     outer, inner = described.levels
@@ -98,13 +99,15 @@ def resolve(name_or_path: str | Path) -> Hardware:
 
 
 def _read(value: object) -> Hardware:
-    """Read a hardware file, which may name one of :func:`named` as ``like``, and a name and a price of its own."""
+    """Read a hardware file, which may name one of :func:`named` as ``like``, and a name, price and watts of its own."""
     if not isinstance(value, dict) or "like" not in value:
         return Hardware.from_json(value)
-    given = checks.fields(value, "", ("format", "version", "like"), ("name", "price_per_hour"))
+    given = checks.fields(value, "", ("format", "version", "like"), ("name", "price_per_hour", "watts"))
     check_format(given)
     described = named(checks.text(given["like"], "like"))
-    return replace(described, name=given.get("name", described.name), price_per_hour=given.get("price_per_hour"))
+    device = replace(described.device, watts=given.get("watts", described.device.watts))
+    name, price = given.get("name", described.name), given.get("price_per_hour")
+    return replace(described, name=name, price_per_hour=price, device=device)
 
 
 def part_of(hardware: Hardware, machines: int, devices: int) -> Hardware:

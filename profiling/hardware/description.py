@@ -49,6 +49,7 @@ class Device:
         memory_bytes_per_s: bytes read plus bytes written, per second.
         operator_overhead_us: the time to start one operator.
         copied_bytes_per_s: bytes written per second where parts of a tensor are put together; 0 where that isn't known.
+        watts: the power that it takes at work; None where that isn't known.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Device:
     memory_bytes_per_s: float
     operator_overhead_us: float = 0.0
     copied_bytes_per_s: float = 0.0
+    watts: float | None = None
 
     def __post_init__(self) -> None:
         checks.text(self.name, "device.name")
@@ -79,6 +81,8 @@ class Device:
                 self.copied_bytes_per_s, "device.copied_bytes_per_s", "bytes per second, at least 0", least=0
             ),
         }
+        if self.watts is not None:
+            values["watts"] = checks.number(self.watts, "device.watts", "a positive number of watts")
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -251,6 +255,13 @@ class Hardware:
         """
         return self.exposed_share if mesh.levels[0].count > 1 or self.levels[0].count == 1 else 1.0
 
+    def basis(self) -> str:
+        """Return in words what the times of operators rest on."""
+        if self.measured is not None:
+            return f"measured on {self.measured.date}"
+        source = self.provenance.get("operators", "peaks of datasheets")
+        return f"modelled, operators {source.partition(' with ')[0].partition(',')[0]}"
+
     # Files
 
     def to_json(self) -> dict[str, Any]:
@@ -262,6 +273,7 @@ class Hardware:
             "memory_bytes_per_s": self.device.memory_bytes_per_s,
             "operator_overhead_us": self.device.operator_overhead_us,
             **({"copied_bytes_per_s": self.device.copied_bytes_per_s} if self.device.copied_bytes_per_s else {}),
+            **({"watts": self.device.watts} if self.device.watts is not None else {}),
         }
         levels = [
             {"name": lv.name, "count": lv.count, "latency_us": lv.latency_us, "bytes_per_s": lv.bytes_per_s}
@@ -303,7 +315,8 @@ class Hardware:
              "price_per_hour"),
         )  # fmt: skip
         device_fields = ("name", "memory_bytes", "flops_per_s", "memory_bytes_per_s")
-        device = checks.fields(top["device"], "device", device_fields, ("operator_overhead_us", "copied_bytes_per_s"))
+        optional_fields = ("operator_overhead_us", "copied_bytes_per_s", "watts")
+        device = checks.fields(top["device"], "device", device_fields, optional_fields)
         level_fields = ("name", "count", "latency_us", "bytes_per_s")
         levels = checks.sequence(top["levels"], "levels", "a list of levels, outermost first")
         optional = {name: top.get(name, {}) for name in ("collectives", "operators", "provenance")}

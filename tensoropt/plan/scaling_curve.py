@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
@@ -12,6 +12,7 @@ from ..common.errors import InputError, short
 from ..common.formats import CURVE
 from ..common.memory_units import memory_text
 from ..profiling.hardware import Hardware, HardwareError, part_of
+from ..report.curve_frontier import unbeaten
 from ..report.notebook import curve_html
 from .picture import new_axes
 
@@ -42,6 +43,7 @@ class CurvePoint:
         compute_time_us, network_time_us: the parts of the time: in which it computes, and in which it only communicates or
             waits.
         price_per_hour: what all the devices cost for an hour; None if that isn't known.
+        watts: the power that all the devices take; None if that isn't known.
         ends: the peak in bytes and the time of plans, from the one of least memory to the fastest; the fastest
             with MORE memory than the limit among them.
     """
@@ -60,14 +62,21 @@ class CurvePoint:
     compute_time_us: float | None = None
     network_time_us: float | None = None
     price_per_hour: float | None = None
+    watts: float | None = None
     ends: tuple[tuple[int, float], ...] = ()
 
     @property
     def price_per_million(self) -> float | None:
         """The price of a million samples; None if it isn't known."""
-        if self.price_per_hour is None or not self.samples_per_s:
-            return None
-        return self.price_per_hour / 3600 * 1e6 / self.samples_per_s
+        return self._per_million(self.price_per_hour)
+
+    @property
+    def kwh_per_million(self) -> float | None:
+        """The energy of a million samples in kilowatt-hours; None if it isn't known."""
+        return self._per_million(self.watts and self.watts / 1e3)
+
+    def _per_million(self, per_hour: float | None) -> float | None:
+        return per_hour / 3600 * 1e6 / self.samples_per_s if per_hour is not None and self.samples_per_s else None
 
 
 @dataclass(frozen=True)
@@ -77,10 +86,12 @@ class Curve:
     Attributes:
         points: one per parallelism, kind of hardware and batch.
         assumed: the hardware, the provenance of costs, the TensorFlow version; of the first point.
+        bases: by the name of the hardware, what the times of operators rest on.
     """
 
     points: tuple[CurvePoint, ...]
     assumed: Mapping[str, Any] = field(default_factory=dict)
+    bases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def cluster(self) -> str:
@@ -101,12 +112,31 @@ class Curve:
             "speedup": [self._speedup(point) for point in points],
             "stages": [point.stages for point in points],
             "price of 10^6 samples": ["" if p.price_per_million is None else f"{p.price_per_million:.3g}" for p in points],
+            "kWh of 10^6 samples": ["" if p.kwh_per_million is None else f"{p.kwh_per_million:.3g}" for p in points],
         }
         alike: dict[str, list[Any]] = {name: columns[name][:1] for name in ("cluster", "batch")}
-        alike |= {"stages": [1], "price of 10^6 samples": [""]}
+        alike |= {"stages": [1], "price of 10^6 samples": [""], "kWh of 10^6 samples": [""]}
         shown = {name: cells for name, cells in columns.items() if set(cells) != set(alike.get(name, ()))}
         align = ("right",) * len(shown)
-        return tabulate(shown, list(shown), tablefmt="simple", disable_numparse=True, colalign=align)
+        text = tabulate(shown, list(shown), tablefmt="simple", disable_numparse=True, colalign=align)
+        if len(set(self.bases.values())) < 2:
+            return text
+        told = "; ".join(f"{name} is {basis}" for name, basis in self.bases.items())
+        return f"{text}\n\nnote: kinds whose times rest on different data are compared roughly: {told}"
+
+    def of_time_and_cost(self) -> Curve:
+        """Return the points that no other beats in both the time and the price of a sample, by ascending time.
+
+        Raises:
+            InputError: the hardware of no point that fits has a price.
+        """
+        numbers = unbeaten(self.to_json()["curve"])
+        if not numbers:
+            raise InputError(
+                "time,cost compares prices, and no point that fits has one; add price_per_hour to the hardware's file, such "
+                'as {"format": "tensoropt/hardware", "version": 1, "like": "v100-2x8", "price_per_hour": 3.06}'
+            )
+        return replace(self, points=tuple(self.points[number] for number in numbers))
 
     def _speedup(self, point: CurvePoint) -> str:
         """Return the speedup in samples per second over the first point at which something fits, as text."""
@@ -122,6 +152,7 @@ class Curve:
             "version": VERSION,
             "cluster": self.cluster,
             "assumed": dict(self.assumed),
+            "bases": dict(self.bases),
             "curve": [asdict(point) for point in self.points],
         }
 

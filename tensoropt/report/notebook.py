@@ -65,6 +65,7 @@ def curve_html(cluster: str, points: Sequence[Any]) -> str:
     """
     rows = [
         [
+            point.cluster,
             str(point.parallelism),
             memory_text(point.peak_bytes),
             "does not fit" if point.time_us is None else time_text(point.time_us),
@@ -72,8 +73,10 @@ def curve_html(cluster: str, points: Sequence[Any]) -> str:
         ]
         for point in points
     ]
-    picture = _picture([(point.parallelism, point.time_us) for point in points if point.time_us is not None], {})
-    table = _table(rows, ("devices", "memory per device", "time per step", "samples/s"))
+    fitting = [point for point in points if point.time_us is not None]
+    is_line = len({point.cluster for point in fitting}) == 1
+    picture = _picture([(point.parallelism, point.time_us) for point in fitting] if is_line else [], {})
+    table = _table(rows, ("cluster", "devices", "memory per device", "time per step", "samples/s"))
     return f"<p>{html.escape(cluster)}</p>{picture}{table}"
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from ..common.memory_units import default_limit
 from ..reschedule.mesh import AXIS_NAMES
 from .config_words import config_words
+from .curve_frontier import unbeaten
 from .explanation import (
     ACCUMULATED,
     COLLECTIVES,
@@ -97,6 +98,7 @@ def report_data(
         "peaks": details.get("peaks", {}),
         "measured": measured,
         "curve": None if curve is None else curve["curve"],
+        "unbeaten": [] if curve is None else unbeaten(curve["curve"]),
     }
 
 

@@ -16,10 +16,11 @@ def unreachable_point(request: Request, parallelism: int, least_bytes: int, exac
     """Return the point of a parallelism at which nothing fits, and the least that would be needed is known."""
     hardware, levels = request.hardware, request.hardware.mesh(parallelism).levels
     machines = levels[0].count if len(levels) > 1 else 1
-    price = None if hardware.price_per_hour is None else hardware.price_per_hour * parallelism
+    of_one = hardware.price_per_hour, hardware.device.watts
+    price, watts = (None if each is None else each * parallelism for each in of_one)
     return CurvePoint(
         parallelism, False, least_bytes, None, None, exact, cluster=hardware.name, machines=machines,
-        batch=request.model.graph.batch, limit_bytes=request.limit_bytes, price_per_hour=price,
+        batch=request.model.graph.batch, limit_bytes=request.limit_bytes, price_per_hour=price, watts=watts,
     )  # fmt: skip
 
 

@@ -188,38 +188,39 @@ def profiling(
     Raises:
         InputError: none can.
     """
-    errors, of_all = list[InputError](), Curve((), asked[0][0].assumed)
+    bases = {request.hardware.name: request.hardware.basis() for request, _ in asked}
+    errors, found, empty = list[InputError](), dict[int, CurvePoint](), Curve((), asked[0][0].assumed, bases)
     asked = [(dataclasses.replace(request, budget=request.budget or OF_CURVE), count) for request, count in asked]
-    for point in _curve_points(asked, stages, schedule):
+    for number, point in _curve_points(asked, stages, schedule):
         if isinstance(point, InputError):
             if not asks_for_stages(asked[0][0], stages):
                 raise point
             errors.append(point)
             continue
-        of_one = dataclasses.replace(of_all, points=(point,))
-        on_point(of_one)
-        of_all = dataclasses.replace(of_all, points=of_all.points + of_one.points)
-    if errors and not of_all.points:
+        found[number] = point
+        on_point(dataclasses.replace(empty, points=(point,)))
+    if errors and not found:
         raise errors[-1]
-    return of_all
+    return dataclasses.replace(empty, points=tuple(found[number] for number in sorted(found)))
 
 
 def _curve_points(
     asked: Sequence[tuple[Request, int]], stages: Sequence[int] | None, schedule: str | None
-) -> Iterator[CurvePoint | InputError]:
-    """Yield for each parallelism its point, or why it has none; those of a large model are searched in worker processes."""
+) -> Iterator[tuple[int, CurvePoint | InputError]]:
+    """Yield the number of each parallelism and its point, or why it has none, as soon as it is known.
+
+    Those of a large model are searched in worker processes.
+    """
     request = asked[0][0]
     is_large = len(request.model.graph.operators) >= WORTH_WORKERS and are_own()
     own = [dataclasses.replace(each, progress=None, tell=None) for each, _ in asked]
     n = min(n_workers(available_memory_bytes(1)), len(asked)) if is_large and all(map(can_be_sent, own)) else 1
-    if is_large:  # whether compiled code is loaded decides between equal points: so they are the same with any number
-        pass
     if n == 1:
-        for each, count in asked:
+        for number, (each, count) in enumerate(asked):
             try:
-                yield _curve_point(each, count, stages, schedule)
+                yield number, _curve_point(each, count, stages, schedule)
             except InputError as error:
-                yield error
+                yield number, error
         return
     said, tell = request.progress, request.tell
     most_first = sorted(range(len(asked)), key=lambda number: -asked[number][1])  # they take longest
@@ -229,18 +230,11 @@ def _curve_points(
         if said is not None:
             said(f"on {counted(tasks[task][1], 'device')}, {phase}", done, total)
 
-    found: dict[int, tuple[CurvePoint | InputError, list[str]]] = {}
-    following = iter(range(len(asked)))
-    number = next(following)
-    for task, answer in results(_point_in_worker, tasks, n, report):
-        found[most_first[task]] = answer
-        while number in found:
-            point, told = found.pop(number)
-            if tell is not None:
-                for text in told:
-                    tell(text)
-            yield point
-            number = next(following, -1)
+    for task, (point, told) in results(_point_in_worker, tasks, n, report):
+        if tell is not None:
+            for text in told:
+                tell(text)
+        yield most_first[task], point
 
 
 def _point_in_worker(

@@ -1,6 +1,7 @@
 """Record a model without a session, so that a laptop can search for its plans: no ranks, no measurement, nothing runs.
 
-A model is ``zoo:NAME[:SIZE=N,...]``, ``FILE.keras`` or ``FILE.py:FUNCTION``. The function has no arguments. It records with
+A model is ``zoo:NAME[:SIZE=N,...]``, ``FILE.keras`` or ``FILE.py:FUNCTION[:SIZE=N,...]``. The function is called with its
+sizes alone. It records with
 ``tensoropt.*`` names (or TensorFlow's own) and returns its loss; or it calls ``minimize`` itself and returns nothing; or it
 returns a Keras model.
 """
@@ -56,7 +57,7 @@ class _Recorder:
 
 
 def record_named(name: str, optimizer: str | None = None, batch_size: int | None = None) -> Recorded:
-    """Record ``zoo:NAME[:SIZE=N,...]``, ``FILE.py:FUNCTION`` or ``FILE.keras``.
+    """Record ``zoo:NAME[:SIZE=N,...]``, ``FILE.py:FUNCTION[:SIZE=N,...]`` or ``FILE.keras``.
 
     Args:
         optimizer: the optimizer of a model that has no training step of its own: ``sgd``, ``momentum`` or ``adam``; None for
@@ -77,14 +78,20 @@ def record_named(name: str, optimizer: str | None = None, batch_size: int | None
     of_zoo, separator, what = name.partition(":")
     if of_zoo == "zoo" and separator:
         return record(zoo.sized(what, batch_size), name, optimizer)
-    where, separator, what = name.rpartition(":")
+    of_file, _, sizes = name.rpartition(":") if "=" in name.rpartition(":")[2] else (name, "", "")
+    where, separator, what = of_file.rpartition(":")
     if not separator or not where or not what:
         raise InputError(f"model {name!r}: expected zoo:NAME (zoo: lists them), FILE.py:FUNCTION or FILE.keras")
     path = Path(where)
     if path.suffix != ".py" or not path.is_file():
         problem = "isn't there" if path.suffix == ".py" else "isn't a Python file"
         raise InputError(f"model {name!r}: file '{where}' {problem}; expected zoo:NAME or FILE.py:FUNCTION")
-    return record(lambda: _function_in(path, what)(), name, optimizer, path, batch_size)
+
+    def made() -> object:
+        function = _function_in(path, what)
+        return function(**zoo.sizes_of(function, sizes, name)) if sizes else function()
+
+    return record(made, name, optimizer, path, batch_size)
 
 
 def record(

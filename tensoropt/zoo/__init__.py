@@ -74,23 +74,36 @@ def sized(text: str, batch: int | None = None) -> Callable[[], tf.Tensor]:
     """
     name, has_sizes, rest = text.partition(":")
     function = find(name)
-    known = inspect.signature(function).parameters.values()
-    names = [each.name for each in known if each.annotation in ("int", "int | None")]
-    sizes: dict[str, int] = {}
-    for part in rest.split(",") if has_sizes else ():
-        size, _, value = part.partition("=")
-        if size not in names:
-            near = difflib.get_close_matches(size, names, n=1)
-            hint = f"did you mean {near[0]}" if near else f"expected one of {', '.join(names)}"
-            raise InputError(f"model 'zoo:{text}': {name} has no size {size!r}: {hint}")
-        if size in sizes:
-            raise InputError(f"model 'zoo:{text}': size {size!r} is given twice; give it once")
-        if not (value.isascii() and value.isdigit() and int(value)):
-            raise InputError(f"model 'zoo:{text}': size {size!r} must be a positive integer, got {value!r}")
-        sizes[size] = int(value)
+    sizes = sizes_of(function, rest, f"zoo:{text}") if has_sizes else {}
     if batch is not None and sizes.setdefault("batch", batch) != batch:
         raise InputError(f"model 'zoo:{text}' has batch={sizes['batch']}, got --batch {batch}; give one of them")
     return partial(function, **sizes)
+
+
+def sizes_of(function: Callable[..., object], text: str, model: str) -> dict[str, int]:
+    """Return the sizes that ``SIZE=N[,SIZE=N]`` gives a model's function: its parameters that are whole numbers.
+
+    Args:
+        model: the model's name, for messages.
+
+    Raises:
+        InputError: it has no such size, or a size isn't a positive integer or is given twice.
+    """
+    known = inspect.signature(function).parameters.values()
+    names = [each.name for each in known if each.annotation in ("int", "int | None", int) or type(each.default) is int]
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        size, _, value = part.partition("=")
+        if size not in names:
+            near = difflib.get_close_matches(size, names, n=1)
+            hint = f"did you mean {near[0]}" if near else f"expected one of {', '.join(names)}" if names else "it takes none"
+            raise InputError(f"model {model!r}: {function.__name__} has no size {size!r}: {hint}")
+        if size in sizes:
+            raise InputError(f"model {model!r}: size {size!r} is given twice; give it once")
+        if not (value.isascii() and value.isdigit() and int(value)):
+            raise InputError(f"model {model!r}: size {size!r} must be a positive integer, got {value!r}")
+        sizes[size] = int(value)
+    return sizes
 
 
 def __getattr__(name: str) -> Any:

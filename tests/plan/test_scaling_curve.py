@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import random
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tensoropt.common.errors import InputError
 from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.plan.scaling_curve import configurations
 from tensoropt.profiling.hardware import named, resolve
+from tensoropt.report.curve_frontier import unbeaten
 from tensoropt.search.asked import Request
 from tensoropt.search.options import profiling
 from tensoropt.sharding.micro_batches import with_batch
@@ -23,6 +26,7 @@ from tensoropt.tools.cli.recommend import NEAR, largest
 from tensoropt.tools.offline import record_named
 
 PRICED = {"format": "tensoropt/hardware", "version": 1, "like": "v100-2x2", "name": "cheap-2x2", "price_per_hour": 3.0}
+SCHEDULER = Path(__file__).parents[2] / "examples" / "scheduler.py"
 
 
 @pytest.fixture(scope="module")
@@ -32,24 +36,15 @@ def folder(tmp_path_factory) -> Path:
     (made / "model.py").write_text(
         """import tensoropt
 
-def wide():
+def wide(width=2048):
     x = tensoropt.placeholder(tensoropt.float32, [4096, 256])
     y = tensoropt.placeholder(tensoropt.int32, [4096])
-    hidden = tensoropt.nn.relu(tensoropt.matmul(x, tensoropt.get_variable("w", [256, 2048])))
-    return tensoropt.softmax_cross_entropy(y, tensoropt.matmul(hidden, tensoropt.get_variable("v", [2048, 256])))
+    hidden = tensoropt.nn.relu(tensoropt.matmul(x, tensoropt.get_variable("w", [256, width])))
+    return tensoropt.softmax_cross_entropy(y, tensoropt.matmul(hidden, tensoropt.get_variable("v", [width, 256])))
 """
     )
-    clusters = f"{made / 'cheap.json'},v100-4x2"
-    asked = [
-        "--cluster",
-        clusters,
-        "--option",
-        "profiling",
-        "--parallelism",
-        "1,2,1x2,2x2,4x1",
-        "--batch-per-device",
-        "256,1024",
-    ]
+    asked = ["--cluster", f"{made / 'cheap.json'},v100-4x2", "--option", "profiling", "--batch-per-device", "256,1024"]
+    asked += ["--parallelism", "1,2,1x2,2x2,4x1"]
     assert main(["search", f"{made / 'model.py'}:wide", *asked, "--json", str(made / "curve.json")]) == 0
     return made
 
@@ -148,9 +143,44 @@ def test_the_largest_batch_that_fits(folder, capsys):
     fits, too_large = re.search(r"the largest batch that does: (\d+); (\d+) doesn't", text).groups()
     peaks = dict(re.findall(r"batch (\d+): 1 device of v100-1x1: .* ms per step, ([\d.]+) MB per device", text))
     assert float(peaks[fits]) <= 3.75 and f"batch {too_large}: 1 device: needs" in text and too_large not in peaks
-    assert "--largest takes batch, or for a model of the zoo one of its sizes, got 'layers'" in said(
-        capsys, 2, "recommend", f"{folder / 'model.py'}:wide", "--cluster", "v100-1x1", "--largest", "layers"
+    asked = ["recommend", f"{folder / 'model.py'}:wide", "--cluster", "v100-1x1", "--memory", "40MB", "--largest"]
+    assert "wide has no size 'layers': expected one of width" in said(capsys, 2, *asked, "layers")
+    text = said(capsys, 0, *asked, "width")
+    fits, too_large = map(int, re.search(r"the largest width that does: (\d+); (\d+) doesn't", text).groups())
+    assert fits < too_large <= fits * (1 + 2 / NEAR) and f"width {too_large}: 1 device: needs" in text
+
+
+def test_a_frontier_of_time_and_cost(folder, tmp_path, capsys):
+    dear = {**PRICED, "like": "a100-2x2", "name": "dear-2x2", "price_per_hour": 9.0, "watts": 400}
+    (tmp_path / "dear.json").write_text(json.dumps(dear))
+    asked = ["search", f"{folder / 'model.py'}:wide", "--option", "profiling", "--parallelism", "1,2,4", "--cluster"]
+    asked.append(f"{folder / 'cheap.json'},{tmp_path / 'dear.json'},v100-2x2")
+    whole = said(capsys, 0, *asked, "--json", tmp_path / "all.json")
+    assert "cheap-2x2 is modelled, operators peaks of datasheets; dear-2x2 is modelled, operators assumed" in whole
+    text = said(capsys, 0, *asked, "--objectives", "cost,time", "--json", tmp_path / "few.json")
+    assert "v100-2x2 is left out: its hardware file has no price_per_hour" in text
+    assert "kWh of 10^6 samples" in whole
+    points, few = (json.loads((tmp_path / f"{name}.json").read_text())["curve"] for name in ("all", "few"))
+    costs = {(p["time_us"], p["price_per_hour"] * p["time_us"]): p for p in points if p["price_per_hour"]}
+    expected = [costs[a] for a in sorted(costs) if not any(b[0] <= a[0] and b[1] <= a[1] for b in costs if b != a)]
+    assert [point["watts"] for point in points] == [None] * 3 + [400, 800, 1600] + [None] * 3
+    assert few == expected and 1 < len(few) < len(costs)
+    assert [points[at] for at in unbeaten(points)] == few
+    assert "no point that fits has one; add price_per_hour" in said(
+        capsys, 2, *asked[:-1], "v100-2x2", "--objectives", "time,cost"
     )
+
+
+def test_a_scheduler_gives_devices_by_curves(folder):
+    """Each of 30 jobs ends, none has more devices than there are, and devices by curves end them sooner."""
+    scheduler = runpy.run_path(str(SCHEDULER))
+    jobs = scheduler["make_jobs"](dict([scheduler["read_curve"](folder / "curve.json")]), random.Random(0))
+    ends = []
+    for policy in ("as_asked", "by_curves"):
+        done, used = scheduler["simulate"](jobs, scheduler[policy])
+        assert sorted(done) == list(range(30)) and 0 < max(n for _, n in used) <= scheduler["DEVICES"]
+        ends.append(sum(done.values()))
+    assert ends[1] < ends[0]
 
 
 def test_the_files_have_the_columns_that_schedulers_read(folder, tmp_path, capsys):
@@ -182,7 +212,7 @@ def test_the_files_have_the_columns_that_schedulers_read(folder, tmp_path, capsy
     ("given", "why"),
     [
         ({"price_per_hour": -1}, "price_per_hour: got -1, expected a price of at least 0"),
-        ({"prize": 1}, "prize: unknown field; known are format, version, like, name, price_per_hour"),
+        ({"prize": 1}, "prize: unknown field; known are format, version, like, name, price_per_hour, watts"),
         ({"like": "v101-1x8"}, "did you mean v100-1x8"),
     ],
 )

@@ -162,14 +162,27 @@ function drawCurve(data) {
   document.getElementById("curve").hidden = false;
   const fitting = data.curve.filter((point) => point.time_us !== null);
   const [scale, unit] = timeScale(Math.max(...fitting.map((point) => point.time_us), 0));
-  const first = fitting[0];
-  const traces = [{
-    x: fitting.map((p) => p.parallelism), y: fitting.map((p) => p.time_us / scale), mode: "lines+markers", name: "least time", line: {color: "#4c8bd6"},
-    text: fitting.map((p) => `${p.parallelism} devices<br>${timeText(p.time_us)}, ${memoryText(p.memory_bytes)}`), hoverinfo: "text",
-  }];
-  if (first) traces.push({
-    x: fitting.map((p) => p.parallelism), y: fitting.map((p) => first.time_us * first.parallelism / p.parallelism / scale),
+  const isWhole = new Set(fitting.map((point) => point.batch)).size <= 1;
+  const lines = new Map(), colors = ["#4c8bd6", "#d9822b", "#2e8b57", "#8e5bb5", "#7a8899"];
+  for (const point of fitting) {
+    const kind = (point.cluster || "").replace(/-[0-9]+x[0-9]+$/, "");
+    const name = isWhole ? kind : `${kind}, ${point.batch / point.parallelism} per device`;
+    lines.set(name, [...(lines.get(name) || []), point]);
+  }
+  const told = (p) => `${p.parallelism} devices<br>${timeText(p.time_us)}, ${memoryText(p.peak_bytes)}`;
+  const traces = [...lines].map(([name, line], i) => ({
+    x: line.map((p) => p.parallelism), y: line.map((p) => p.time_us / scale), mode: "lines+markers",
+    name: lines.size > 1 ? plain(name) : "least time", line: {color: colors[i % colors.length]}, text: line.map(told), hoverinfo: "text",
+  }));
+  if (lines.size === 1) traces.push({
+    x: fitting.map((p) => p.parallelism), y: fitting.map((p) => fitting[0].time_us * fitting[0].parallelism / p.parallelism / scale),
     mode: "lines", name: "perfect scaling", line: {dash: "dot", color: ink("soft")}, hoverinfo: "skip",
+  });
+  const best = (data.unbeaten || []).map((at) => data.curve[at]);
+  if (best.length) traces.push({
+    x: best.map((p) => p.parallelism), y: best.map((p) => p.time_us / scale), mode: "markers", name: "none is both faster and cheaper",
+    text: best.map((p) => `${told(p)}<br>${(p.price_per_hour / 3600 * 1e6 / p.samples_per_s).toPrecision(3)} for 10^6 samples`),
+    hoverinfo: "text", marker: {size: 13, symbol: "circle-open", color: ink("ink"), line: {width: 2}},
   });
   const layout = chartLayout("devices", `time per step (${unit})`, {});
   Object.assign(layout.xaxis, {type: "log", tickvals: fitting.map((p) => p.parallelism)});

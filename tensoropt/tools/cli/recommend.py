@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--finish-within", metavar="TIME", help="the cheapest that trains on --samples in this time: 8h")
     parser.add_argument("--spend", metavar="MONEY", help="the fastest that trains on --samples for this sum: 100USD")
     parser.add_argument(
-        "--largest", metavar="batch|SIZE", help="the largest batch, or size of a model of the zoo such as layers, that fits"
+        "--largest", metavar="batch|SIZE", help="the largest batch, or size of a model's function (layers), that fits"
     )
     add_curve_arguments(parser)
     add_training_arguments(parser)
@@ -116,13 +116,13 @@ def _searched_curve(arguments: argparse.Namespace, wanted: Wanted) -> dict[str, 
     configured, size, name = configured_of(arguments), arguments.largest, arguments.subject
     if not size:
         return _curve(arguments, wanted, configured, name)
-    if size != "batch" and not name.startswith("zoo:"):
-        raise InputError(f"--largest takes batch, or for a model of the zoo one of its sizes, got {short(size)}; give batch")
+    if size != "batch" and name.endswith(".keras"):
+        raise InputError(f"--largest takes batch, or a size of a model's function, got {short(size)} of a file; give batch")
     configured = [max(configured, key=lambda each: each[1])]
     step, curves = configured[0][1] if size == "batch" else 1, dict[int, dict[str, Any]]()
 
     def does(value: int) -> bool:
-        of_size = name if size == "batch" else f"{name}{',' if '=' in name else ':'}{size}={value}"
+        of_size = name if size == "batch" else f"{name}{',' if '=' in name.rpartition(':')[2] else ':'}{size}={value}"
         batch = value if size == "batch" else None
         curves[value] = _curve(arguments, wanted, configured, of_size, batch, f"{size} {value}: ")
         return of_curve(curves[value], wanted)["devices"] is not None

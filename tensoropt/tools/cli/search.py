@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ...common.errors import InputError, short
 from ...common.memory_units import parse_memory
 from ...common.tensorflow_import import import_tensorflow
-from ...costs.objectives import MEMORY_TIME, PAIRS, parse_objectives
+from ...costs.objectives import MEMORY_TIME, PAIRS, TIME_COST, parse_objectives
 from ...ft import ALGORITHMS, BY_DEFAULT, Budget
 from ...profiling.hardware import Hardware, HardwareError, named, resolve
 from ...runtime.ranks import display_here
@@ -54,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--objectives",
         metavar="A,B",
         default=",".join(MEMORY_TIME),
-        help=f"the two costs to trade: {', '.join(','.join(pair) for pair in PAIRS)}; default: {','.join(MEMORY_TIME)}",
+        help=f"the two costs to trade: {', '.join(','.join(pair) for pair in PAIRS)}; of a curve's points {TIME_COST}; "
+        f"default: {','.join(MEMORY_TIME)}",
     )
     parser.add_argument("--plan", type=Path, metavar="OUT.json", help="write the chosen plan, which a run can load")
     parser.add_argument(
@@ -200,7 +201,8 @@ def _search(arguments: argparse.Namespace) -> bool:
     configured = _configured(arguments)
     per_device = batches_of(arguments)
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
-    objectives, budget = parse_objectives(arguments.objectives), budget_of(arguments)
+    is_of_cost = arguments.option == "profiling" and sorted(arguments.objectives.split(",")) == sorted(TIME_COST.split(","))
+    objectives, budget = MEMORY_TIME if is_of_cost else parse_objectives(arguments.objectives), budget_of(arguments)
     without = checked_choices(name.strip() for name in (arguments.without or "").split(",") if name.strip())
     requested = None if arguments.micro_batches is None else _count(arguments.micro_batches)
     baselines_of(arguments)
@@ -254,6 +256,10 @@ def _search(arguments: argparse.Namespace) -> bool:
         asked = [(request_of(recorded_with(batch), hardware), count) for hardware, count, batch in batches]
         found = _find(arguments, asked, stages)
     compared = None
+    if isinstance(found, Curve) and is_of_cost:
+        for name in sorted({point.cluster for point in found.points if point.price_per_hour is None}):
+            print(f"note      {name} is left out: its hardware file has no price_per_hour")
+        found = found.of_time_and_cost()
     if isinstance(found, Plan):
         found, compared = with_baselines(arguments, found, limit, display)
     write_found(arguments, setup, found, compared, display)

@@ -54,18 +54,10 @@ def introduction(setup: SearchSetup) -> str:
         f"{sum(seconds.values()):.1f} s",
         f"hardware  {hardware.name}: {hardware.n_devices} x {hardware.device.name} with "
         f"{memory_text(hardware.device.memory_bytes)}, in machines of {hardware.levels[-1].count}; costs "
-        f"{_basis(hardware)}",
+        f"{hardware.basis()}",
     ]
     lines += [f"note      {kind} runs whole on every device: {why}" for kind, why in replicated.items() if why]
     return "\n".join(lines)
-
-
-def _basis(hardware: Hardware) -> str:
-    """Return in words whether costs rest on measurements."""
-    if hardware.measured is not None:
-        return f"measured on {hardware.measured.date}"
-    source = hardware.provenance.get("operators", "peaks of datasheets")
-    return f"modelled, operators {source.partition(' with ')[0].partition(',')[0]}"
 
 
 def result_text(setup: SearchSetup, found: Plan | Curve) -> str:

@@ -39,7 +39,7 @@ def data(detailed):
     names = {"operators": ["MatMul", HOSTILE], "kinds": ["forward", "all_reduce"]}
     check["timeline"] = {"makespan_ns": 10**6, "devices": [[0], [1]], **names, "tasks": tasks}
     curve = [(1, 90.0), (2, 60.0), (4, 40.0)]
-    points = [{"parallelism": n, "time_us": us, "memory_bytes": 1000 // n} for n, us in curve]
+    points = [{"parallelism": n, "time_us": us, "peak_bytes": 1000 // n} for n, us in curve]
     seen = measured_at(frontier.points, check, "check.json")
     return report_data(frontier, "browsed.json", measured=seen, curve={"curve": points})
 
