@@ -132,10 +132,8 @@ class Curve:
         """
         numbers = unbeaten(self.to_json()["curve"])
         if not numbers:
-            raise InputError(
-                "time,cost compares prices, and no point that fits has one; add price_per_hour to the hardware's file, such "
-                'as {"format": "tensoropt/hardware", "version": 1, "like": "v100-2x8", "price_per_hour": 3.06}'
-            )
+            why = "time,cost compares prices, and no point that fits has one"
+            raise InputError(f"{why}; add price_per_hour to the hardware's file (docs/how-to/sizing.md)")
         return replace(self, points=tuple(self.points[number] for number in numbers))
 
     def _speedup(self, point: CurvePoint) -> str:

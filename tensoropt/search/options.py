@@ -207,10 +207,7 @@ def profiling(
 def _curve_points(
     asked: Sequence[tuple[Request, int]], stages: Sequence[int] | None, schedule: str | None
 ) -> Iterator[tuple[int, CurvePoint | InputError]]:
-    """Yield the number of each parallelism and its point, or why it has none, as soon as it is known.
-
-    Those of a large model are searched in worker processes.
-    """
+    """Yield each point's number, and the point or why there is none, as soon as it's known; large models have workers."""
     request = asked[0][0]
     is_large = len(request.model.graph.operators) >= WORTH_WORKERS and are_own()
     own = [dataclasses.replace(each, progress=None, tell=None) for each, _ in asked]
