@@ -19,7 +19,7 @@ from .consistency import check_reshardings
 from .plan import Plan
 
 FORMAT, VERSION = "tensoropt/simulation", 1
-MOST_SHOWN, MOST_NAMED = 15, 3
+MOST_SHOWN = 15
 
 
 @dataclass(frozen=True, eq=False)

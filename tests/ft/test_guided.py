@@ -129,10 +129,6 @@ def table_of(frontiers: list[list[tuple[int, int]]]) -> Table:
     return Table((0,), states, offsets, *(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
-def random_table(rng: np.random.Generator, n_cells: int, n_points: int) -> Table:
-    return table_of([list(zip(*rng.integers(0, 10**6, (2, n_points)).tolist(), strict=True)) for _ in range(n_cells)])
-
-
 def runs(table: Table) -> list[slice]:
     return [slice(*table.offsets[i : i + 2]) for i in range(table.n_cells)]
 

@@ -276,12 +276,7 @@ def _of_least_peaks(frontier: ModelFrontier, progress: Progress | None) -> Model
 
 
 def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
-    """Return the points that a baseline chooses for a frontier's model, on its hardware and under the same costs.
-
-    Args:
-        algorithm: one of ``baselines.OTHERS``.
-        progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
-    """
+    """Return the points that a baseline chooses for a frontier's model; see :meth:`.FoundPoints.baseline`."""
     if algorithm in BY_SIMULATION:
         task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space, None, progress)
         return _of_simulated(frontier.model, frontier.hardware, task, SearchLimits(), algorithm)

@@ -15,7 +15,7 @@ from ...common.tensorflow_import import import_tensorflow
 from ...common.words import counted
 from ...runtime.ranks import display_here
 from .answers import add_json_argument, add_training_arguments, answer, check_json_path, files_read
-from .search import add_strictness, checked_measurement, positive_number
+from .search import add_model_argument, add_strictness, checked_measurement, positive_number
 
 if TYPE_CHECKING:
     from ..plan_check import Compared, PlanCheck
@@ -40,12 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say which model runs, by which plan."""
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="zoo:NAME[:SIZE=N,...], FILE.py:FUNCTION, which records and returns a loss or returns a Keras model, or "
-        "FILE.keras",
-    )
+    add_model_argument(parser)
     parser.add_argument("--plan", type=Path, metavar="PLAN.json", required=True, help="of search --plan or plan.save")
     add_training_arguments(parser)
 

@@ -95,14 +95,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names a model."""
+    of_python = "FILE.py:FUNCTION, which records and returns a loss or returns a Keras model"
+    parser.add_argument("model", metavar="MODEL", help=f"zoo:NAME[:SIZE=N,...], {of_python}, or FILE.keras")
+
+
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that commands share: the model, the hardware, and the limits of a search."""
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="zoo:NAME[:SIZE=N,...], FILE.py:FUNCTION, which records and returns a loss or returns a Keras model, or "
-        "FILE.keras",
-    )
+    add_model_argument(parser)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--cluster", metavar="NAME|FILE", help="such as v100-2x8, machines x devices, or a hardware file")
     where.add_argument("--devices", metavar="N", help=f"N devices of {DEFAULT_DEVICE}, in machines of {PER_MACHINE}")

@@ -6,18 +6,18 @@ It needs no ranks and runs nothing: the times of operators and links come from t
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from ...common.errors import InputError
-from ...common.files import check_writable, write_atomically
+from ...common.files import check_writable
 from ...common.tensorflow_import import import_tensorflow
 from ...profiling.hardware import Hardware, HardwareError, resolve
 from ...runtime.ranks import display_here
 from .answers import add_json_argument, answer, check_apart, check_json_path, files_read
 from .check import add_plan_arguments
 from .search import add_strictness, checked_measurement
+from .timeline import write_trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         simulation = simulate_plan(plan, recorded.model, hardware)
     text = simulation.report()
     if arguments.trace is not None:
-        _write(arguments.trace, simulated_trace_json(simulation))
+        write_trace(arguments.trace, simulated_trace_json(simulation))
         text += f"\nwrote {arguments.trace}; open it in ui.perfetto.dev or chrome://tracing"
     return answer(arguments, simulation.to_json(), text)
 
@@ -77,7 +77,3 @@ def _hardware(given: str | None, assumed: Any) -> Hardware:
             f"the plan was found for the hardware {assumed!r}, which doesn't ship with TensorOpt; give its file, or another "
             "cluster, by --cluster"
         ) from error
-
-
-def _write(file: Path, value: dict[str, Any]) -> None:
-    write_atomically(file, lambda partial: partial.write_text(json.dumps(value, separators=(",", ":")) + "\n"), "trace")

@@ -56,8 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     if processes.rank == 0:
         print(timeline_table(ranks, [shares(rank, recorded.model.graph.operators) for rank in ranks]), flush=True)
         for rank in ranks:
-            _write(traces[rank.rank], trace_json([rank], plan, recorded.model))
-        _write(arguments.output / ALL, trace_json(ranks, plan, recorded.model))
+            write_trace(traces[rank.rank], trace_json([rank], plan, recorded.model))
+        write_trace(arguments.output / ALL, trace_json(ranks, plan, recorded.model))
         print(f"wrote {arguments.output / ALL} and one for each rank; open them in ui.perfetto.dev or chrome://tracing")
     return 0
 
@@ -101,5 +101,6 @@ def _is_trace(file: Path) -> bool:
         return False
 
 
-def _write(file: Path, value: dict[str, Any]) -> None:
+def write_trace(file: Path, value: dict[str, Any]) -> None:
+    """Write a trace to a file."""
     write_atomically(file, lambda partial: partial.write_text(json.dumps(value, separators=(",", ":")) + "\n"), "trace")
