@@ -79,7 +79,10 @@ test-parts:
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone and not deadlines" $(ALL)
 	$(BIN)/python -m pytest -n $(WAITING) --dist worksteal -m deadlines $(call marked,deadlines) $(ALL)
 	$(BIN)/python -m pytest -m alone $(call marked,alone) $(ALL)
+	$(BIN)/python -m pytest --doctest-modules $(EXAMPLES)
 
+# Public functions, whose docstrings have examples.
+EXAMPLES := tensoropt/__init__.py tensoropt/session/calls.py
 # How many tests at a time whose ranks mostly wait.
 WAITING := 3
 # The files with tests of a mark: collecting all the others, too, takes as long as some of these tests.

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .common.versions import check_python
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from .plan.frontier_file import SavedFrontier
     from .plan.plan import Plan
-    from .plan.scaling_curve import Curve
     from .profiling.hardware import Hardware
     from .session.session import Session
     from .sharding.constraints import Force
@@ -29,6 +26,11 @@ __version__ = "0.2.0"
 
 check_python()
 from .runtime.at_import import prepare_process  # noqa: E402, since other Pythons fail at it
+from .session.calls import build_execution_graph as build_execution_graph  # noqa: E402
+from .session.calls import find_strategy as find_strategy  # noqa: E402
+from .session.calls import local as local  # noqa: E402
+from .session.calls import place as place  # noqa: E402
+from .session.calls import run as run  # noqa: E402
 
 prepare_process()
 
@@ -47,6 +49,11 @@ _OWN = {
 
 def init(hardware: Hardware | str | None = None, seed: int | None = None, *, batch_size: int | None = None) -> Session:
     """Start a session: connect the ranks, measure the hardware, and begin to record.
+
+    >>> import tensoropt
+    >>> session = tensoropt.init(hardware="v100-1x2", seed=1)
+    >>> session.hardware.name, session.processes.rank
+    ('v100-1x2', 0)
 
     Args:
         hardware: the hardware to plan for, instead of measuring it: an object, a cluster's name, or a file.
@@ -67,72 +74,15 @@ def init(hardware: Hardware | str | None = None, seed: int | None = None, *, bat
     return start(hardware, seed, batch_size)
 
 
-def find_strategy(
-    option: str = "mini_time",
-    memory: int | str | None = None,
-    parallelism: int | Sequence[int] | None = None,
-    cluster: Hardware | str | None = None,
-    force: Force | None = None,
-    profile_budget: float | str | None = None,
-    without: Collection[str] = (),
-    micro_batches: int | None = None,
-    verbose: int | str | bool = 1,
-    stages: int | Sequence[int] | None = None,
-    schedule: str | None = None,
-    batch_per_device: int | Sequence[int] | None = None,
-) -> Plan | Curve:
-    """Search the recorded model's strategies by Frontier-Tracking.
-
-    Args:
-        option: ``mini_time``: least time within the memory limit; ``mini_parallelism``: fewest devices that fit;
-            ``profiling``: least time for each parallelism, without running.
-        memory: limit per device, in bytes or as ``'16GB'`` or ``'15GiB'``; by default the device's own memory over 1.1.
-        parallelism: a number of devices, or a list of them for ``profiling`` and ``mini_parallelism``; by default the
-            devices at hand. For ``profiling`` also machines x devices of each, such as ``'2x4'``.
-        cluster: the hardware to plan for, instead of the hardware at hand: a name such as ``v100-2x8``, or a file; for
-            ``profiling`` also several, separated by commas.
-        force: degrees of operators' factors, such as ``{"MatMul_1": {"m": 2}}``, or the devices of a stage of their own,
-            such as ``{"MatMul_1": {"devices": [0, 1]}}``, by the operator's name or type; a name counts before a type.
-        profile_budget: how long to measure the operators that can change the answer, in seconds or as ``'60s'``; what was
-            measured before is known. Then, where the plan and data parallelism are predicted to be near each other, both run
-            interleaved steps (a baseline trial), and the faster one is taken. By default nothing is measured, and the times
-            of operators are predicted.
-        without: choices that the search must not make: ``"reuse"``, which drops resharded copies and reshards them again in
-            the backward pass; ``"remat"``, which rematerializes operators there; ``"zero"``, which holds parameters split
-            finer than their consumers use them; ``"accumulate"``, which takes a step's batch in several micro-batches;
-            ``"stages"``, which cuts the model where ``stages`` leaves that open, that pays between machines, or nothing else
-            fits.
-        micro_batches: how many micro-batches a training step takes its batch in, one after the other, with the numbers of
-            the full batch; by default 1, and 2, 4, ... where the memory limit asks for that, and with stages what is
-            fastest of a few numbers.
-        verbose: whether rank 0 writes to stderr what is being done, where that takes a while, and then the plan in three
-            lines; 0 silences it until the end of the first step.
-        stages: cut the model into so many stages, each on its own part of the devices, through which micro-batches pass one
-            after the other. ``(1, 2, 4)`` has the search choose: plans with none, 2 and 4 stages are on one frontier,
-            ``plan.frontier``. By default there are none, unless no plan without them fits the memory limit, or devices are
-            on several machines and stages are predicted to save 15 % of a step. Where the hardware was measured they are
-            then taken only with a ``profile_budget``, and if their steps are faster.
-        schedule: the order of the stages' passes: ``"1f1b"``, ``"zero-bubble"``, ``"gpipe"``, or ``"interleaved"``, by which
-            each part of the devices has several stages. By default the faster one of the first two. It is refused where
-            there are no stages.
-        batch_per_device: for ``profiling`` the samples per step and device, one or several, so that the batch grows with the
-            devices; each batch must divide the recorded one. By default every point has the recorded batch.
-
-    Returns:
-        A :class:`~tensoropt.plan.plan.Plan`, or for ``profiling`` a :class:`~tensoropt.plan.scaling_curve.Curve`.
-
-    Raises:
-        InputError: a wrong argument, or nothing fits: the message says what would fit.
-    """
-    given = dict(locals())
-    from .session.session import current_session
-    from .tuning.asked_plan import PlanningOptions
-
-    return current_session().find_strategy(PlanningOptions(**given))
-
-
 def capture(function: Callable[..., Any], input_signature: Sequence[Any]) -> CapturedFunction:
     """Wrap a function that returns a loss from tensors and ``tf.Variable``s, so that :func:`parallelize` can train it.
+
+    >>> import tensoropt, tensorflow as tf
+    >>> w = tf.Variable(tf.zeros([8, 2]))
+    >>> loss = tensoropt.capture(lambda x: tf.reduce_sum(x @ w) + 2.0, [tf.TensorSpec([4, 8])])
+    >>> trainer = tensoropt.parallelize(loss, "sgd", cluster="v100-1x1", verbose=0)
+    >>> trainer.step(tf.ones([4, 8]))
+    2.0
 
     Args:
         function: a Python function, or a ``tf.function``.
@@ -169,6 +119,18 @@ def training_step(
     verbose: int | str | bool = 1,
 ) -> StepFunction:
     """Make the training step of a custom training loop ready to train on all ranks.
+
+    >>> import keras, tensoropt, tensorflow as tf
+    >>> model, optimizer = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)]), keras.optimizers.SGD(0.1)
+    >>> def step(x):
+    ...     with tf.GradientTape() as tape:
+    ...         loss = tf.reduce_mean(model(x) ** 2)
+    ...     optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    ...     return loss
+    >>> step = tensoropt.training_step(
+    ...     step, model=model, optimizer=optimizer, batch_size=4, cluster="v100-1x1", verbose=0)
+    >>> float(step(tf.ones([4, 8]))) > float(step(tf.ones([4, 8])))
+    True
 
     Args:
         step: a function of a batch with ``tf.GradientTape`` and ``optimizer.apply`` in it, in any number and order.
@@ -228,6 +190,13 @@ def parallelize(
     ``optimizer``, ``loss``, ``metrics``, ``loss_weights`` and ``weighted_metrics`` are those of ``keras.Model.compile``; the
     model itself stays as it is. A model that is compiled already is taken as it is compiled if none of them is given, with
     its own ``train_step``, ``test_step``, ``compute_loss`` and the like.
+
+    >>> import keras, numpy as np, tensoropt
+    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    >>> trainer = tensoropt.parallelize(model, "sgd", "mse", batch_size=4, cluster="v100-1x1", verbose=0)
+    >>> history = trainer.fit(np.ones((8, 8)), np.ones((8, 1)), batch_size=4, epochs=2, verbose=0).history["loss"]
+    >>> history[1] < history[0]
+    True
 
     Args:
         model: a Keras model, or the result of :func:`capture`. If the model and the loss leave open what a batch is, the
@@ -294,6 +263,16 @@ def auto(
 def load_plan(file: str | os.PathLike[str]) -> Plan:
     """Load a plan that ``plan.save`` wrote, to use it without a search.
 
+    >>> import tempfile, tensoropt
+    >>> file = tempfile.mkdtemp() + "/plan.json"
+    >>> session = tensoropt.init(hardware="v100-1x2", seed=1)
+    >>> x, w = tensoropt.placeholder("float32", [64, 32]), tensoropt.get_variable("w", [32, 8])
+    >>> step = tensoropt.GradientDescentOptimizer(0.1).minimize(tensoropt.reduce_sum(tensoropt.matmul(x, w)))
+    >>> plan = tensoropt.find_strategy(verbose=0)
+    >>> plan.save(file)
+    >>> tensoropt.load_plan(file).time_us == plan.time_us
+    True
+
     Raises:
         InputError: the file is missing, cut off, or not a plan.
     """
@@ -305,77 +284,22 @@ def load_plan(file: str | os.PathLike[str]) -> Plan:
 def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier:
     """Load a frontier that ``plan.frontier.save`` wrote, with every plan of it, without a search and without the model.
 
+    >>> import tempfile, tensoropt
+    >>> file = tempfile.mkdtemp() + "/frontier.json"
+    >>> session = tensoropt.init(hardware="v100-1x2", seed=1)
+    >>> x, w = tensoropt.placeholder("float32", [64, 32]), tensoropt.get_variable("w", [32, 8])
+    >>> step = tensoropt.GradientDescentOptimizer(0.1).minimize(tensoropt.reduce_sum(tensoropt.matmul(x, w)))
+    >>> tensoropt.find_strategy(verbose=0).frontier.save(file)
+    >>> frontier = tensoropt.load_frontier(file)
+    >>> frontier.fastest().time_us <= frontier.smallest().time_us
+    True
+
     Raises:
         InputError: the file is missing, cut off, changed, or not a frontier.
     """
     from .plan.frontier_file import SavedFrontier
 
     return SavedFrontier.load(file)
-
-
-def build_execution_graph(
-    engine: str = "tensorflow", plan: Plan | str | None = None, collectives: str | None = None
-) -> Session:
-    """Build this rank's graph for a plan and give the variables their initial values; eager mode is back afterwards.
-
-    Args:
-        engine: the engine that computes; ``tensorflow`` is the only one.
-        plan: a plan, or the file of one.
-        collectives: ``mpi`` (the default on CPUs); ``tensorflow``: TensorFlow's operators (the default on GPUs);
-            ``horovod``: Horovod's; or ``emulated``: all ranks in this process. The environment variable
-            ``TENSOROPT_COLLECTIVES`` sets it too, and must for ``tensorflow`` on CPUs.
-
-    Returns:
-        The session that ``init`` began. Its ``run`` is :func:`run`.
-
-    Raises:
-        InputError: the plan is for another model or for more devices than there are.
-    """
-    from .session.session import current_session
-
-    session = current_session()
-    session.build(engine, plan, collectives)
-    return session
-
-
-def run(fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
-    """Compute the fetches and return their values, as ``tf.compat.v1.Session.run`` does.
-
-    Every rank must make the same calls.
-
-    Args:
-        fetches: tensors, operations, names, or nested structures of them. Every rank gets global values; a fetch that is
-            wrapped in :func:`local` gives this rank's shard.
-        feed_dict: full batches on every rank, or this rank's share wrapped in :func:`local`.
-    """
-    from .session.session import current_session
-
-    return current_session().run(fetches, feed_dict)
-
-
-def local(value: Any) -> Any:
-    """Mark a fed array as this rank's share of the batch, or a fetch as this rank's shard."""
-    from .session.feeds_and_fetches import Local
-
-    return Local(value)
-
-
-def place(devices: Sequence[int]) -> AbstractContextManager[None]:
-    """Place the operators that are recorded inside of ``with tensoropt.place(devices=[0, 1]):`` on some of the devices.
-
-    The model is then cut into stages, of which one has just these devices; ``force={"MatMul_1": {"devices": [0, 1]}}`` says
-    the same of one operator, and counts before it.
-
-    Args:
-        devices: their numbers, which are consecutive. What comes first in the program is on the first devices.
-
-    Raises:
-        InputError: ``devices`` isn't a list of consecutive numbers, or nothing is being recorded.
-    """
-    from .search.stages.placement import checked_devices
-    from .session.session import current_session
-
-    return current_session().recording_for("place").place(checked_devices(devices, "tensoropt.place"))
 
 
 def __getattr__(name: str) -> Any:
