@@ -86,6 +86,6 @@ def _finer(target: Layout, shape: Shape, devices: Devices, machine_of: Sequence[
 def _split_further(layout: Layout, axes: Axes, shape: Shape) -> Iterator[Layout]:
     """Yield the layouts in which axes split one dimension further than in ``layout``."""
     for dimension, split in enumerate(layout.splits):
-        found = Layout(layout.mesh, (*layout.splits[:dimension], (*split, *axes), *layout.splits[dimension + 1 :]))
-        if found.fits(shape):
-            yield found
+        finer = Layout(layout.mesh, (*layout.splits[:dimension], (*split, *axes), *layout.splits[dimension + 1 :]))
+        if finer.fits(shape):
+            yield finer

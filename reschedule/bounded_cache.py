@@ -21,11 +21,11 @@ class BoundedCache(Generic[_Key, _Value]):
     def get(self, key: _Key) -> _Value | None:
         """Return what is kept for a key; None if nothing is."""
         with self._lock:
-            found = self._found.pop(key, None)
-            if found is None:
+            entry = self._found.pop(key, None)
+            if entry is None:
                 return None
-            self._found[key] = found
-            return found[0]
+            self._found[key] = entry
+            return entry[0]
 
     def put(self, key: _Key, value: _Value, n_bytes: int) -> None:
         """Keep a value, and drop those that were used least lately as far as needed."""

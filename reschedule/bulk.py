@@ -48,17 +48,17 @@ class Weighted:
 
     def weights(self, never: int, kind: np.dtype[Any]) -> Ints:
         """Return the weight of each edge, [edges] of a type, at most ``never``."""
-        found: Ints = np.minimum(self.of_class, never).astype(kind)[self.graph.class_of]
-        return found
+        of_edges: Ints = np.minimum(self.of_class, never).astype(kind)[self.graph.class_of]
+        return of_edges
 
     @classmethod
     def of(cls, graph: LayoutGraph, steps: StepTimes) -> Weighted:
         """Return the weighted graph of a tensor, built or as it was kept."""
-        found = _kept.get((graph, steps))
-        if found is None:
-            found = cls._built(graph, steps)
-            _kept.put((graph, steps), found, 8 * len(graph.source))
-        return found
+        weighted = _kept.get((graph, steps))
+        if weighted is None:
+            weighted = cls._built(graph, steps)
+            _kept.put((graph, steps), weighted, 8 * len(graph.source))
+        return weighted
 
     @classmethod
     def _built(cls, graph: LayoutGraph, steps: StepTimes) -> Weighted:
@@ -89,18 +89,18 @@ class Weighted:
     def search(self, starts: _Starts, wanted: Ints) -> Ints:
         """Return the nanoseconds from each start to each state in ``wanted``, which fit, int64[wanted, starts]."""
         size = max(1, _MOST_TIMES // len(self.fits))
-        found = np.empty((len(wanted), starts.n_rows), np.int64)
+        nanoseconds = np.empty((len(wanted), starts.n_rows), np.int64)
         narrow: np.dtype[Any] = np.dtype(np.int32)
         wide: np.dtype[Any] = np.dtype(np.int64)
         first = narrow
         for i in range(0, starts.n_rows, size):
             rows = np.arange(i, min(i + size, starts.n_rows))
-            found[:, rows] = times = self._distances(starts.of(rows), first)[wanted]
+            nanoseconds[:, rows] = times = self._distances(starts.of(rows), first)[wanted]
             if first == narrow:
                 long = rows[(times == NEVER[narrow]).any(axis=0)]
-                found[:, long] = self._distances(starts.of(long), wide)[wanted]
+                nanoseconds[:, long] = self._distances(starts.of(long), wide)[wanted]
                 first = wide if 2 * len(long) > len(rows) else narrow  # where many overflow, others will too
-        return found
+        return nanoseconds
 
     def _distances(self, starts: _Starts, kind: np.dtype[Any]) -> Ints:
         """Return the nanoseconds to each state from each start, [states, starts].
@@ -152,7 +152,7 @@ def times_between(steps: StepTimes, states: Sequence[State], partial: bool, runs
         runs: the most runs of axes that a dimension may be made of on the way; None for any number.
     """
     known = orders(len(steps.axis_sizes), runs)
-    chains = {i: found for i, state in enumerate(states) if (found := unwinding(state, known))}
+    chains = {i: leaving for i, state in enumerate(states) if (leaving := unwinding(state, known))}
     if chains:
         return _with_chains(steps, states, chains, partial, runs)
     graph = layout_graph(len(steps.axis_sizes), len(steps.shape), partial, runs)
@@ -204,11 +204,11 @@ def _between_ends(steps: StepTimes, weighted: Weighted, states: Sequence[State],
     near = [np.array([number for number, _ in each], np.int64) for each in entering]
     wanted, index = np.unique(np.concatenate([numbers, *near]), return_inverse=True)
     columns = np.split(index.reshape(-1), np.cumsum([len(numbers), *map(len, near)])[:-1])
-    found = weighted.search(starts, wanted)
+    searched = weighted.search(starts, wanted)
     times = np.empty((len(states), len(states)), np.int64)
-    times[:, inside] = found[columns[0]].T
+    times[:, inside] = searched[columns[0]].T
     for j, each, column in zip(outside, entering, columns[1:], strict=True):
-        times[:, j] = (found[column] + np.array([[time_ns] for _, time_ns in each])).min(axis=0)
+        times[:, j] = (searched[column] + np.array([[time_ns] for _, time_ns in each])).min(axis=0)
     splits = np.array([[hash(axes) for axes in states[i].splits] for i in outside], np.int64).reshape(len(outside), -1)
     for i, j in np.argwhere((splits[:, None] != splits[None, :]).sum(axis=2) <= 2).tolist():
         source, target = outside[i], outside[j]
@@ -226,11 +226,11 @@ for _kind, _other in [("all_gather", "slice"), ("reduce_scatter", "pad"), ("all_
 
 def _steps_into(steps: StepTimes, graph: LayoutGraph, state: State, is_reversed: bool) -> list[tuple[int, int]]:
     """Return the states of the graph one step after ``state`` (before it if ``is_reversed``), each with the step's time."""
-    found = list(steps.moves(state, graph.has_partial, graph.orders.runs))
-    numbers = graph.number_of([move.target for move in found]).tolist()
+    moves = list(steps.moves(state, graph.has_partial, graph.orders.runs))
+    numbers = graph.number_of([move.target for move in moves]).tolist()
     if not is_reversed:
-        return [(number, steps.time_ns(state, move)) for number, move in zip(numbers, found, strict=True)]
-    back = (move._replace(kind=_REVERSED[move.kind], target=state) for move in found)
+        return [(number, steps.time_ns(state, move)) for number, move in zip(numbers, moves, strict=True)]
+    back = (move._replace(kind=_REVERSED[move.kind], target=state) for move in moves)
     return [
-        (number, steps.time_ns(move.target, reverse)) for number, move, reverse in zip(numbers, found, back, strict=True)
+        (number, steps.time_ns(move.target, reverse)) for number, move, reverse in zip(numbers, moves, back, strict=True)
     ]

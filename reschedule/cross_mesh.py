@@ -111,7 +111,7 @@ def _parts(way: CrossMesh) -> tuple[TransferPart, ...]:
     for rank in range(way.source.mesh.n_devices):
         holders.setdefault(way.source.bounds(way.shape, rank), []).append(rank)
     sent = dict.fromkeys(range(way.source.mesh.n_devices), 0)
-    found = []
+    parts = []
     for receiver, device in enumerate(way.target_devices):
         wanted = way.target.bounds(way.shape, receiver)
         for block, ranks in holders.items():
@@ -123,5 +123,5 @@ def _parts(way: CrossMesh) -> tuple[TransferPart, ...]:
             sender = own[0] if own else min(ranks, key=lambda rank: (sent[rank], rank))
             if not own:
                 sent[sender] += size
-            found.append(TransferPart(sender, receiver, common))
-    return tuple(found)
+            parts.append(TransferPart(sender, receiver, common))
+    return tuple(parts)

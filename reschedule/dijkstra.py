@@ -94,13 +94,13 @@ def unwinding(state: State, known: Orders) -> list[Move]:
     One step turns one such part into one of few runs, but not two: without these moves first, or :func:`rewinding` them
     last, there might be no path. Few layouts need any: those with merged dimensions, of several groups of axes each.
     """
-    found: list[Move] = []
+    path: list[Move] = []
     strange = [dim for dim, axes in enumerate(state.splits) if axes not in known.number]
     for dim in strange if not known.can_be_partial[mask_of_axes(state.partial)] else strange[:-1]:
         axes = state.splits[dim]
         state = State((*state.splits[:dim], (), *state.splits[dim + 1 :]), state.partial)
-        found.append(Move("all_gather", axes, dim, None, state))
-    return found
+        path.append(Move("all_gather", axes, dim, None, state))
+    return path
 
 
 def rewinding(state: State, moves_from: list[Move]) -> list[Move]:
@@ -112,10 +112,10 @@ def rewinding(state: State, moves_from: list[Move]) -> list[Move]:
     ]
 
 
-def path_time_ns(times: StepTimes, state: State, found: list[Move]) -> int:
+def path_time_ns(times: StepTimes, state: State, path: list[Move]) -> int:
     """Return the sum of the times of moves that start at ``state``."""
-    origins = [state, *(move.target for move in found)]
-    return sum(times.time_ns(origin, move) for origin, move in zip(origins, found, strict=False))
+    origins = [state, *(move.target for move in path)]
+    return sum(times.time_ns(origin, move) for origin, move in zip(origins, path, strict=False))
 
 
 def dijkstra_moves(times: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:

@@ -144,12 +144,12 @@ class HaloStep:
     def frame(self, shape: Shape, rank: int) -> Bounds:
         """Return the box under the windows of the rank's results, filled elements included: it may begin before 0."""
         mesh = self.layout.mesh
-        found = []
+        ranges = []
         for bounds, window, axes in zip(self.layout.bounds(shape, rank), self.windows, self.layout.splits, strict=True):
             if window is not None:
                 bounds = window.covered(*block_bounds(window.count, mesh.size_of(axes), mesh.index_along(axes, rank)))
-            found.append(bounds)
-        return tuple(found)
+            ranges.append(bounds)
+        return tuple(ranges)
 
     def real(self, shape: Shape, rank: int) -> Bounds:
         """Return the part of the frame that lies in the tensor."""
@@ -367,10 +367,10 @@ def _within(box: Bounds, frame: Bounds) -> Slices:
 
 def _margins(real: Slices, frame: Shape) -> tuple[Slices, ...]:
     """Return the parts of a frame around the part that lies in the tensor; they may overlap in corners."""
-    found: list[Slices] = []
+    margins: list[Slices] = []
     whole = tuple(slice(0, extent) for extent in frame)
     for dim, (part, extent) in enumerate(zip(real, frame, strict=True)):
         for margin in (slice(0, part.start), slice(part.stop, extent)):
             if margin.start < margin.stop:
-                found.append((*whole[:dim], margin, *whole[dim + 1 :]))
-    return tuple(found)
+                margins.append((*whole[:dim], margin, *whole[dim + 1 :]))
+    return tuple(margins)

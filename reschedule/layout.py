@@ -120,12 +120,12 @@ class Layout:
 
     def largest_local_shape(self, shape: Shape) -> Shape:
         """Return the shape of the largest shard that any rank has."""
-        sizes, found = self.mesh.sizes, []
+        sizes, extents = self.mesh.sizes, []
         for extent, axes in zip(shape, self.splits, strict=True):
             for axis in axes:
                 extent = -(-extent // sizes[axis])
-            found.append(extent)
-        return tuple(found)
+            extents.append(extent)
+        return tuple(extents)
 
     def is_even(self, shape: Shape) -> bool:
         """Return whether all ranks have shards of the same shape."""

@@ -58,8 +58,8 @@ class LayoutGraph:
         number, shape = self.orders.number, (len(states), self.dims.shape[1])
         dims = np.array([[number[axes] for axes in state.splits] for state in states], np.int64).reshape(shape)
         partial = np.array([mask_of_axes(state.partial) for state in states], np.int64)
-        found: Ints = np.searchsorted(self.key, _keys(self.orders, dims, partial))
-        return found
+        numbers: Ints = np.searchsorted(self.key, _keys(self.orders, dims, partial))
+        return numbers
 
     def sizes(self, axis_sizes: Axes, extents: Axes) -> tuple[Mask, Ints]:
         """Return for each state whether it fits a tensor of these extents, and the elements of its largest shard."""
@@ -93,14 +93,14 @@ def layout_graph(n_axes: int, rank: int, partial: bool, runs: int | None = None)
     key = _keys(known, dims, partials)
     by_key = np.argsort(key)
     dims, partials, key = dims[by_key], partials[by_key], key[by_key]
-    found = []
+    edges = []
     for kind, source, to, to_partial, mask in _moves(known, dims, partials):
         if not partial and to_partial.any():
             continue
         kept = (to >= 0).all(axis=1) & known.can_be_partial[to_partial]
         target = np.searchsorted(key, _keys(known, to[kept], to_partial[kept]))
-        found.append((np.full(len(target), KINDS.index(kind)), source[kept], target, mask[kept]))
-    kinds, source, target, mask = (np.concatenate(column) for column in zip(*found, strict=True))
+        edges.append((np.full(len(target), KINDS.index(kind)), source[kept], target, mask[kept]))
+    kinds, source, target, mask = (np.concatenate(column) for column in zip(*edges, strict=True))
     by_target = np.argsort(target, kind="stable")
     kinds, source, target, mask = kinds[by_target], source[by_target], target[by_target], mask[by_target]
     by_result = np.array([name in SIZED_BY_RESULT for name in KINDS])

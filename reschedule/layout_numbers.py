@@ -50,11 +50,11 @@ class LayoutNumbers:
         known = self._number_of_row
         n_before = len(known)
         keys = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).reshape(-1).tolist()
-        found = np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
+        numbers = np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
         if len(known) > n_before:
-            highest = np.maximum.accumulate(np.concatenate([[n_before - 1], found]))
-            self._add(rows[found > highest[:-1]])
-        return found
+            highest = np.maximum.accumulate(np.concatenate([[n_before - 1], numbers]))
+            self._add(rows[numbers > highest[:-1]])
+        return numbers
 
     def of(self, layouts: Iterable[Layout]) -> Ints:
         """Return the numbers of layouts."""
@@ -82,37 +82,37 @@ class LayoutNumbers:
 
     def used_axes(self, numbers: Ints) -> Ints:
         """Return the axes that split each layout or over which it is partial, as bits."""
-        found: Ints = self._used[numbers]
-        return found
+        used: Ints = self._used[numbers]
+        return used
 
     def blocks(self, numbers: Ints, shape: Shape) -> Ints:
         """Return the number of blocks of each dimension, int64[layouts, dims]."""
-        found: Ints = self._blocks[numbers, : len(shape)]
-        return found
+        blocks: Ints = self._blocks[numbers, : len(shape)]
+        return blocks
 
     def largest_elements(self, numbers: Ints, shape: Shape) -> Ints:
         """Return the number of elements of the largest shard that any rank has of a tensor, int64[layouts]."""
-        found: Ints = (-(-np.array(shape, np.int64) // self.blocks(numbers, shape))).prod(axis=1, dtype=np.int64)
-        return found
+        elements: Ints = (-(-np.array(shape, np.int64) // self.blocks(numbers, shape))).prod(axis=1, dtype=np.int64)
+        return elements
 
     def are_local(self, sources: Ints, targets: Ints) -> Mask:
         """Return whether no communication is needed from each source to each target, bool[sources, targets]."""
-        found = np.ones((len(sources), len(targets)), bool)
+        is_possible = np.ones((len(sources), len(targets)), bool)
         for axis in range(self.n_axes):
             is_idle = self._rows[sources, 1 + axis] == IDLE
             is_partial = self._rows[targets, 1 + axis] == PARTIAL
             held, wanted = self._head[sources, axis], self._head[targets, axis]
-            found &= (is_idle[:, None] | is_partial) | ((held[:, None] == wanted) & (held >= 0)[:, None])
-        return found
+            is_possible &= (is_idle[:, None] | is_partial) | ((held[:, None] == wanted) & (held >= 0)[:, None])
+        return is_possible
 
     def are_views(self, sources: Ints, targets: Ints) -> Mask:
         """Return whether each target is a view of each source, bool[sources, targets]."""
-        found: Mask = sources[:, None] != targets
+        is_other: Mask = sources[:, None] != targets
         for axis in range(self.n_axes):
             held, wanted = self._rows[sources, 1 + axis], self._rows[targets, 1 + axis]
             is_first = (wanted >= 0) & (wanted < self.n_axes)
-            found &= (held[:, None] == wanted) | ((held == IDLE)[:, None] & is_first)
-        return found
+            is_other &= (held[:, None] == wanted) | ((held == IDLE)[:, None] & is_first)
+        return is_other
 
     def _of_one(self, layout: Layout) -> int:
         if layout not in self._number_of_layout:
@@ -143,11 +143,11 @@ class LayoutNumbers:
 
     def _heads_of(self, places: list[int]) -> list[int]:
         """Return for each axis that splits a dimension the number of the axes up to it there; -1 for the others."""
-        found = [-1] * self.n_axes
+        heads = [-1] * self.n_axes
         before, dim_before = -1, -1
         for place, axis in sorted((place, axis) for axis, place in enumerate(places) if place >= 0):
             dim = place // self.n_axes
             head = before if dim == dim_before else -1 - dim
-            before = found[axis] = self._heads.setdefault((head, axis), len(self._heads))
+            before = heads[axis] = self._heads.setdefault((head, axis), len(self._heads))
             dim_before = dim
-        return found
+        return heads

@@ -52,8 +52,8 @@ class Lists:
 
     def at(self, which: int) -> list[int]:
         """Return the list of this number."""
-        found: list[int] = self.items[self.start[which] : self.start[which + 1]].tolist()
-        return found
+        numbers: list[int] = self.items[self.start[which] : self.start[which + 1]].tolist()
+        return numbers
 
     def each(self, which: Ints) -> tuple[Ints, Ints]:
         """Return, for all items of the lists ``which``, one after the other: the position in ``which``, and the item."""
@@ -91,8 +91,8 @@ class Orders:
         shift = np.array([(self.n_axes + 1) ** n for n in range(self.n_axes + 1)])
         code = self._code[major] * shift[self.length[minor]] + self._code[minor]
         index = np.searchsorted(self._code, code, sorter=self._by_code)
-        found = self._by_code[np.minimum(index, len(self.axes) - 1)]
-        return np.where(self._code[found] == code, found, -1)
+        number = self._by_code[np.minimum(index, len(self.axes) - 1)]
+        return np.where(self._code[number] == code, number, -1)
 
     def has(self, splits: tuple[Axes, ...], partial: Axes) -> bool:
         """Return whether a layout is made of these orders and sets of partial axes."""
@@ -100,14 +100,14 @@ class Orders:
 
 
 def _orders_in_runs(n_axes: int, runs: int) -> list[Axes]:
-    found: dict[Axes, None] = {(): None}
+    known: dict[Axes, None] = {(): None}
     for _ in range(runs):
-        for order in list(found):
+        for order in list(known):
             for first in range(n_axes):
                 for last in range(first + 1, n_axes + 1):
                     if not set(order) & set(range(first, last)):
-                        found[order + tuple(range(first, last))] = None
-    return sorted(found, key=lambda order: (len(order), order))
+                        known[order + tuple(range(first, last))] = None
+    return sorted(known, key=lambda order: (len(order), order))
 
 
 @cache

@@ -98,12 +98,12 @@ def cheapest_path(source: Layout, target: Layout, shape: Shape, itemsize: int, c
     ends = of_units.state(source), of_units.state(target)
     if ends[0] is not None and ends[1] is not None:
         times = _unit_times(mesh, shape, itemsize, costs)
-        found = [of_units.move(move) for move in _moves(times, ends[0], ends[1], partial)]
+        moves = [of_units.move(move) for move in _moves(times, ends[0], ends[1], partial)]
     else:
         times = _step_times(mesh, shape, itemsize, costs)
-        found = _moves(times, State.of(source), State.of(target), partial)
+        moves = _moves(times, State.of(source), State.of(target), partial)
     layout, steps = source, []
-    for move in found:
+    for move in moves:
         steps.append(make_step(layout, move))
         layout = steps[-1].target
     return Path(source, target, tuple(steps), shape)

@@ -128,12 +128,12 @@ def on_cheapest_paths(start: Any, target: Any, edges: Any, time_ns: Any, communi
     """
     is_between = np.zeros(len(start) - 1, np.bool_)
     is_between[firsts] = True
-    found = list(firsts)
-    while len(found) > 0:
-        state = found.pop()
+    stack = list(firsts)
+    while len(stack) > 0:
+        state = stack.pop()
         for i in range(start[state], start[state + 1]):
             after = np.int64(target[i])
             if not is_between[after] and left[state] == left[after] + _weight(time_ns, communicates, edges[i]):
                 is_between[after] = True
-                found.append(after)
+                stack.append(after)
     return is_between

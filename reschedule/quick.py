@@ -75,12 +75,12 @@ class _Search:
         from . import path_kernels
 
         key = self.graph, self.steps, is_target, end
-        found = _kept.get(key)
-        if found is None:
+        distance = _kept.get(key)
+        if distance is None:
             edges = _inward(self.graph) if is_target else _outward(self.graph)
-            found = path_kernels.distances(*edges, *self._costs, end)
-            _kept.put(key, found, found.nbytes)
-        return found
+            distance = path_kernels.distances(*edges, *self._costs, end)
+            _kept.put(key, distance, distance.nbytes)
+        return distance
 
     def between(self, left: Ints, firsts: Sequence[int]) -> Mask:
         """Return the states on the cheapest paths from some states, given what is left from each state."""
@@ -104,7 +104,7 @@ class _Search:
         from . import path_kernels
 
         graph, enters = self.graph, enters or {}
-        found: list[Move] = []
+        path: list[Move] = []
         at = last
         while at != first:
             edges = slice(graph.start[at], graph.start[at + 1])
@@ -122,9 +122,9 @@ class _Search:
             before, number = min(possible, key=lambda each: enumeration_order(each[0]))
             move = move_between(before, graph.state(at))
             assert move is not None, "every edge is a move"
-            found.append(move)
+            path.append(move)
             at = number
-        return found[::-1]
+        return path[::-1]
 
     def moves_in(self, source: State, target: State) -> list[Move]:
         """Return the moves from a state outside of the graph to one inside."""
@@ -154,14 +154,14 @@ class _Search:
 
         graph, steps = self.graph, self.steps
         others = list(dict.fromkeys(move.target for move in steps.moves(state, graph.has_partial, graph.orders.runs)))
-        found = {}
+        near = {}
         for other, number in zip(others, graph.number_of(others).tolist(), strict=True):
             ends = (other, state) if is_target else (state, other)
             move = move_between(*ends)
             if move is not None:
                 ties = path_kernels.COLLECTIVE if move.kind in COMMUNICATING else path_kernels.LOCAL
-                found[number] = (steps.time_ns(ends[0], move) << path_kernels.TIE_BITS) + ties
-        return found
+                near[number] = (steps.time_ns(ends[0], move) << path_kernels.TIE_BITS) + ties
+        return near
 
 
 @lru_cache(maxsize=16)

@@ -143,7 +143,7 @@ def moves(n_axes: int, state: State, runs: int | None = None) -> tuple[Move, ...
     known = orders(n_axes, runs)
     used = set(state.partial).union(*state.splits)
     replicated = tuple(axis for axis in range(n_axes) if axis not in used)
-    found = (
+    possible = (
         *_drop_minor(state, "all_gather"),  # 1
         *_append(known, state, "reduce_scatter", state.partial),  # 2
         *_all_to_all(known, state),  # 3
@@ -152,7 +152,7 @@ def moves(n_axes: int, state: State, runs: int | None = None) -> tuple[Move, ...
         *_change_partial(known, state, "keep", replicated),  # 6
         *_drop_minor(state, "pad"),  # 7
     )
-    return found if runs is None else tuple(move for move in found if known.has(*move.target))
+    return possible if runs is None else tuple(move for move in possible if known.has(*move.target))
 
 
 def _with_dim(splits: tuple[Axes, ...], dim: int, axes: Axes) -> tuple[Axes, ...]:

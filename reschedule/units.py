@@ -66,22 +66,22 @@ class UnitMesh:
         return self._known[axes]
 
     def _read(self, axes: Axes) -> Axes | None:
-        found: list[int] = []
+        whole: list[int] = []
         at = 0
         while at < len(axes):
             unit = self._unit_at.get(axes[at])
             if unit is None or axes[at : at + len(self.units[unit])] != self.units[unit]:
                 return None
-            found.append(unit)
+            whole.append(unit)
             at += len(self.units[unit])
-        return tuple(found)
+        return tuple(whole)
 
     def state(self, layout: Layout) -> State | None:
         """Return a layout's state with units as axes; None if the layout is not of units."""
         partial = self.in_units(layout.partial)
         splits = [self.in_units(axes) for axes in layout.splits]
-        found = tuple(axes for axes in splits if axes is not None)
-        return None if partial is None or len(found) < len(splits) else State(found, partial)
+        complete = tuple(axes for axes in splits if axes is not None)
+        return None if partial is None or len(complete) < len(splits) else State(complete, partial)
 
     def axes(self, of_units: Axes) -> Axes:
         """Return the axes of some units, one unit after the other; ascending, if the units are."""
