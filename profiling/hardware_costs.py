@@ -184,13 +184,13 @@ class CollectiveCosts:
         """
         self._check_mesh(mesh)
         latency_ns, ns_per_byte, others = self._lines(tuple(kinds), tuple(subsets))
-        found = np.rint(latency_ns[:, :, None] + ns_per_byte[:, :, None] * n_bytes).astype(np.int64)
+        times_ns = np.rint(latency_ns[:, :, None] + ns_per_byte[:, :, None] * n_bytes).astype(np.int64)
         for i, kind in enumerate(kinds):
             if kind != "local":
-                np.maximum(found[i], 1, out=found[i])
+                np.maximum(times_ns[i], 1, out=times_ns[i])
         for i, j in others:
-            found[i, j] = [self.time_ns(kinds[i], mesh, subsets[j], n) for n in n_bytes.tolist()]
-        return found
+            times_ns[i, j] = [self.time_ns(kinds[i], mesh, subsets[j], n) for n in n_bytes.tolist()]
+        return times_ns
 
     def _check_mesh(self, mesh: Mesh) -> None:
         if mesh is not self.mesh and mesh != self.mesh:

@@ -85,8 +85,8 @@ class MeasuringRanks:
         """Return the slowest rank's value of each of ``seconds``."""
         if self._communicator is None:
             return seconds
-        found: np.ndarray = self._communicator.all_reduce(self._axes, seconds.reshape(-1), "max")
-        return found.reshape(seconds.shape)
+        slowest: np.ndarray = self._communicator.all_reduce(self._axes, seconds.reshape(-1), "max")
+        return slowest.reshape(seconds.shape)
 
     def after_s(self, before: Action, action: Action) -> float:
         """Return the seconds that ``action`` takes this rank after ``before``.

@@ -53,14 +53,14 @@ def key_of(operator_type: str, dtype: str, way: str, rates: Rates = NO_RATES) ->
 
 def samples_of(measured: Iterable[Measured], rates: Rates = NO_RATES) -> dict[Key, list[Sample]]:
     """Return the samples of both ways of all measured works, by :func:`key_of`."""
-    found: dict[Key, list[Sample]] = {}
+    groups: dict[Key, list[Sample]] = {}
     for each in measured:
         work = each.work
         for way, time_us in ((FORWARD, each.forward_us), (BACKWARD, each.backward_us if work.n_gradients else 0)):
             if time_us > 0:
                 sample = Sample(*amounts(work, way), time_us)
-                found.setdefault(key_of(work.type, work.dtype, way, rates), []).append(sample)
-    return found
+                groups.setdefault(key_of(work.type, work.dtype, way, rates), []).append(sample)
+    return groups
 
 
 def fitted(samples: Sequence[Sample]) -> OperatorRate:
@@ -76,9 +76,9 @@ def fitted(samples: Sequence[Sample]) -> OperatorRate:
     rows = features / times[:, None]
     # Columns are scaled to one size, since flops are counted in millions and the overhead is one.
     size = np.maximum(np.linalg.norm(rows, axis=0), np.finfo(float).tiny)
-    found = nnls(rows / size, np.ones(len(samples)))[0] / size
-    errors = np.abs(features @ found / times - 1)
-    overhead_us, us_per_flop, us_per_byte = (float(value) for value in found)
+    coefficients = nnls(rows / size, np.ones(len(samples)))[0] / size
+    errors = np.abs(features @ coefficients / times - 1)
+    overhead_us, us_per_flop, us_per_byte = (float(value) for value in coefficients)
     return OperatorRate(overhead_us, us_per_flop * 1e9, us_per_byte * 1e9, float(np.median(errors)), len(samples))
 
 

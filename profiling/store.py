@@ -84,9 +84,9 @@ class Store:
         """Seconds of a step of a plan and of data parallelism, measured interleaved, by the plan's key."""
         return self._step_s
 
-    def add(self, found: Iterable[Measured]) -> None:
+    def add(self, operators: Iterable[Measured]) -> None:
         """Keep measurements; an earlier one of an equal work is replaced."""
-        added = {each.work.key: each for each in found}
+        added = {each.work.key: each for each in operators}
         self._measured.update(added)
         self._write(_WRITE, [(self.environment, key, *_row(each)) for key, each in added.items()])
 

@@ -57,12 +57,12 @@ def sequence(value: object, field: str, expected: str) -> tuple[Any, ...]:
 def fields(value: object, where: str, required: Collection[str], optional: Collection[str] = ()) -> Mapping[str, Any]:
     """Return a JSON object that has all required fields, and none that is neither required nor optional."""
     known = [*required, *optional]
-    found = mapping(value, where or "the file", f"an object with the fields {', '.join(known)}")
+    values = mapping(value, where or "the file", f"an object with the fields {', '.join(known)}")
     prefix = f"{where}." if where else ""
     for name in required:
-        if name not in found:
+        if name not in values:
             raise HardwareError(f"{prefix}{name}: missing; expected the fields {', '.join(required)}")
-    for name in found:
+    for name in values:
         if name not in known:
             raise HardwareError(f"{prefix}{name}: unknown field; known are {', '.join(known)}")
-    return found
+    return values

@@ -364,8 +364,8 @@ class Hardware:
 
 
 def check_format(value: object) -> None:
-    found = checks.mapping(value, "the file", f"an object of format {FORMAT!r}")
-    got = (found.get("format"), found.get("version"))
+    values = checks.mapping(value, "the file", f"an object of format {FORMAT!r}")
+    got = (values.get("format"), values.get("version"))
     if got[0] != FORMAT or isinstance(got[1], bool) or got[1] != VERSION:
         raise HardwareError(
             f"format, version: got {short(got[0])}, {short(got[1])}, expected {FORMAT!r}, {VERSION}: is it another kind of "

@@ -10,11 +10,11 @@ Node = TypeVar("Node", bound=Hashable)
 
 def reached(starts: Iterable[Node], onward: Callable[[Node], Iterable[Node]]) -> dict[Node, None]:
     """Return the starts and all that is reached from them, each once: the keys of a dictionary, which keeps their order."""
-    found = dict.fromkeys(starts)
-    pending = list(found)
+    reached = dict.fromkeys(starts)
+    pending = list(reached)
     while pending:
         for node in onward(pending.pop()):
-            if node not in found:
-                found[node] = None
+            if node not in reached:
+                reached[node] = None
                 pending.append(node)
-    return found
+    return reached

@@ -20,10 +20,10 @@ def check_python(version: str = platform.python_version()) -> None:
 
 def untried_versions() -> list[str]:
     """Return a sentence on each version that is older or newer than those that TensorOpt was tried with."""
-    found = {"Python": platform.python_version()}
-    found |= {name: next(filter(None, map(_version, packages)), "") for name, packages in PACKAGES.items()}
+    versions = {"Python": platform.python_version()}
+    versions |= {name: next(filter(None, map(_version, packages)), "") for name, packages in PACKAGES.items()}
     sentences = []
-    for name, version in found.items():
+    for name, version in versions.items():
         oldest, newest = TRIED[name]
         is_older, is_newer = _numbers(version) < _numbers(oldest), _numbers(version) > _numbers(newest)
         if version and (is_older or is_newer):

@@ -15,9 +15,9 @@ def unbeaten(points: Sequence[Row]) -> list[int]:
         for number, point in enumerate(points)
         if point.get("samples_per_s") and point.get("price_per_hour") is not None
     ]
-    found, least = list[int](), math.inf
+    kept, least = list[int](), math.inf
     for _, price, number in sorted(compared):
         if price < least:
-            found.append(number)
+            kept.append(number)
             least = price
-    return found
+    return kept

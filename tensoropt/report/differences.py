@@ -78,23 +78,23 @@ def _layers(before: PlanRows, after: PlanRows, changed: Iterable[str]) -> list[d
     a, b = (_layer_costs(plan) for plan in (before, after))
     counts = Counter(changed)
     empty = {"time_us": 0.0, "network_time_us": 0.0, "sum_bytes": 0}
-    found = []
+    rows = []
     for name in dict.fromkeys([*b, *a]):
         old, new = a.get(name, empty), b.get(name, empty)
         costs = {key: [old[key], new[key]] for key in empty}
         if counts[name] or any(pair[0] != pair[1] for pair in costs.values()):
-            found.append({"name": name, "changed_operators": counts[name], **costs})
-    return sorted(found, key=lambda row: -abs(_time_change(row)))
+            rows.append({"name": name, "changed_operators": counts[name], **costs})
+    return sorted(rows, key=lambda row: -abs(_time_change(row)))
 
 
 def _layer_costs(plan: PlanRows) -> dict[str, Row]:
     """Return the costs of each layer, of all stages together."""
-    found: dict[str, dict[str, Any]] = {}
+    layers: dict[str, dict[str, Any]] = {}
     for row in (row for stage in plan.stages for row in layer_costs(stage)):
-        known = found.setdefault(row["name"], {key: 0 for key in row if key != "name"})
+        known = layers.setdefault(row["name"], {key: 0 for key in row if key != "name"})
         for key in known:
             known[key] += row[key]
-    return dict(found)
+    return dict(layers)
 
 
 def _time_change(row: Row) -> float:
@@ -105,11 +105,11 @@ def _of_frontiers(before: FrontierRows, after: FrontierRows) -> dict[str, Any]:
     limits = {frontier.needed_bytes(point) for frontier in (before, after) for point in _told(frontier)}
     rows = []
     for limit in sorted(limits):
-        found = [frontier.fastest_within(limit) for frontier in (before, after)]
+        points = [frontier.fastest_within(limit) for frontier in (before, after)]
         times = [
-            None if i is None else frontier.points[i]["time_us"] for i, frontier in zip(found, (before, after), strict=True)
+            None if i is None else frontier.points[i]["time_us"] for i, frontier in zip(points, (before, after), strict=True)
         ]
-        rows.append({"memory_limit_bytes": limit, "points": found, "time_us": times})
+        rows.append({"memory_limit_bytes": limit, "points": points, "time_us": times})
     return {
         "is_same_model": before.value["model_digest"] == after.value["model_digest"],
         "hardware": [before.value["hardware"], after.value["hardware"]],

@@ -123,10 +123,10 @@ def time_parts(stage: StageRows) -> list[dict[str, Any]]:
     parts = [(COMPUTE, each) for each in _ordered(compute, "time_us")]
     parts += [(COLLECTIVES, each) for each in _ordered(network, "time_us")]
     parts.sort(key=lambda part: -part[1]["time_us"])
-    found = [{"part": part, **each} for part, each in parts]
+    rows = [{"part": part, **each} for part, each in parts]
     if stage.overlap_time_us:
-        found.append({"part": OVERLAP, "name": OVERLAPPED, "time_us": -stage.overlap_time_us})
-    return found
+        rows.append({"part": OVERLAP, "name": OVERLAPPED, "time_us": -stage.overlap_time_us})
+    return rows
 
 
 def ways_text(stage: StageRows, row: Row) -> str:
@@ -155,7 +155,7 @@ def memory_parts(stage: StageRows) -> list[dict[str, Any]]:
 
 def reshardings(stage: StageRows) -> list[dict[str, Any]]:
     """Return the time of each resharding that communicates."""
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     stand_ins = {op["name"]: op["type"] for op in stage.operators if op.get("is_stand_in", False)}
     for row in stage.reshardings:
         kinds = list(dict.fromkeys(way.kind for way in stage.executed(row)))
@@ -163,12 +163,12 @@ def reshardings(stage: StageRows) -> list[dict[str, Any]]:
             tensor = stand_ins.get(row["tensor"].rpartition(":")[0], row["tensor"])
             consumer = stand_ins.get(row["consumers"][0], row["consumers"][0])
             name = f"{tensor} to {consumer}: {', '.join(kinds)}"
-            entry = found.setdefault(name, {
+            entry = rows.setdefault(name, {
                 "name": name, "tensor": tensor, "consumer": consumer, "layer": stage.layer_of(row),
                 "collectives": kinds, "time_us": 0.0,
             })  # fmt: skip
             entry["time_us"] += row["time_us"]
-    return sorted(found.values(), key=lambda entry: -entry["time_us"])
+    return sorted(rows.values(), key=lambda entry: -entry["time_us"])
 
 
 def layer_costs(stage: StageRows) -> list[dict[str, Any]]:
@@ -191,11 +191,11 @@ def rematerialized(stage: StageRows) -> list[dict[str, Any]]:
 
 def _summed(keys: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]]) -> list[dict[str, Any]]:
     """Return sums of amounts by name, in the order in which the names first come."""
-    found: dict[str, Sequence[float]] = {}
+    totals: dict[str, Sequence[float]] = {}
     for name, amounts in rows:
-        known = found.get(name)
-        found[name] = amounts if known is None else [a + b for a, b in zip(known, amounts, strict=True)]
-    return [{"name": name, **dict(zip(keys, amounts, strict=True))} for name, amounts in found.items()]
+        known = totals.get(name)
+        totals[name] = amounts if known is None else [a + b for a, b in zip(known, amounts, strict=True)]
+    return [{"name": name, **dict(zip(keys, amounts, strict=True))} for name, amounts in totals.items()]
 
 
 def regathered(stage: StageRows) -> list[dict[str, Any]]:

@@ -44,11 +44,11 @@ class FrontierRows:
             "stages": len(plan.stages), "micro_batches": plan.micro_batches,
             "idle_share": sum(idle_shares) / len(idle_shares),
         }  # fmt: skip
-        told = {key: value[key] for key in ("mesh", "model_digest", "assumed")}
+        shared = {key: value[key] for key in ("mesh", "model_digest", "assumed")}
         hardware = str(value["assumed"].get("hardware", "unknown hardware"))
         objectives = ["memory", "time"]
         return cls(
-            {**told, "hardware": hardware, "summary": plan.summary, "objectives": objectives, "points": [point]}, plan
+            {**shared, "hardware": hardware, "summary": plan.summary, "objectives": objectives, "points": [point]}, plan
         )
 
     def __len__(self) -> int:
@@ -146,21 +146,21 @@ class FrontierRows:
         for part in value["reshardings"]:
             reshardings += [part["pool"][i] for i in part["choices"][columns[part["column"]][point]]]
         peak = self.peak(point)
-        told = {"mesh": value["mesh"], "model_digest": value["model_digest"], **{key: costs[key] for key in COSTS}}
+        shared = {"mesh": value["mesh"], "model_digest": value["model_digest"], **{key: costs[key] for key in COSTS}}
         stage = {
             "devices": list(range(mesh_of(value["mesh"]).n_devices)),
             "last_operator": "",
             "in_flight": 1,
             "deferred": 0,
             "idle_share": 0.0,
-            **told,
+            **shared,
             **({} if peak is None else {"peak": peak}),
             "operators": operators,
             "reshardings": reshardings,
         }
         return PlanRows({
             "option": option,
-            **told,
+            **shared,
             "exact": costs["exact"],
             "schedule": {"name": "plain", "micro_batches": costs["micro_batches"]},
             "assumed": value["assumed"],

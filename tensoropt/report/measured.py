@@ -24,11 +24,11 @@ def measured_at(points: Sequence[Row], check: Row, file: str) -> dict[str, Any]:
     Raises:
         InputError: the check ran another plan.
     """
-    told = {key: {what: check[key][what] for what in ("name", "predicted", "measured")} for key in COMPARED}
-    if not all(math.isfinite(row["predicted"]) and math.isfinite(row["measured"]) for row in told.values()):
+    costs = {key: {what: check[key][what] for what in ("name", "predicted", "measured")} for key in COMPARED}
+    if not all(math.isfinite(row["predicted"]) and math.isfinite(row["measured"]) for row in costs.values()):
         raise ValueError("a cost isn't finite")
     timeline = checked_timeline(check["timeline"])
-    predicted_us = told["step_us"]["predicted"]
+    predicted_us = costs["step_us"]["predicted"]
     fits = [i for i, point in enumerate(points) if math.isclose(point["time_us"], predicted_us, rel_tol=1e-9)]
     if not fits:
         raise InputError(
@@ -36,4 +36,4 @@ def measured_at(points: Sequence[Row], check: Row, file: str) -> dict[str, Any]:
             f"{points[-1]['time_us']:,.1f} us and {memory_text(points[-1]['sum_bytes'])}; run check --json on the plan of "
             "one of them"
         )
-    return {**told, "timeline": timeline, "point": fits[0]}
+    return {**costs, "timeline": timeline, "point": fits[0]}

@@ -17,25 +17,25 @@ WIDTH, HEIGHT, MARGIN = 460, 220, 12
 SUM, SUM_GOES = "paper's sum per device", "where the paper's sum goes"
 
 
-def plan_html(told: dict[str, Any]) -> str:
+def plan_html(facts: dict[str, Any]) -> str:
     """Return an explanation as HTML: the stages where there are several, where time and memory go, and the layers."""
-    stages = told["stages"]
+    stages = facts["stages"]
     rows = [
         [str(number), listed(stage["devices"]), memory_text(stage["peak_bytes"] or stage["sum_bytes"]),
          time_text(stage["time_us"]), f"{stage['idle_share']:.0%}"]
         for number, stage in enumerate(stages)
     ]  # fmt: skip
     table = _table(rows, ("stage", "devices", "memory per device", "time", "idle")) if len(stages) > 1 else ""
-    return f"<p>{html.escape(told['summary'])}</p>{table}{''.join(map(_stage_html, stages))}"
+    return f"<p>{html.escape(facts['summary'])}</p>{table}{''.join(map(_stage_html, stages))}"
 
 
-def _stage_html(told: dict[str, Any]) -> str:
+def _stage_html(facts: dict[str, Any]) -> str:
     """Return what the time and the memory of a stage are spent on."""
-    time = [[row["name"], time_text(row["time_us"])] for row in told["time"][:MOST_ROWS]]
-    memory = [[row["name"], memory_text(round(row["bytes"]))] for row in told["memory"][:MOST_ROWS]]
+    time = [[row["name"], time_text(row["time_us"])] for row in facts["time"][:MOST_ROWS]]
+    memory = [[row["name"], memory_text(round(row["bytes"]))] for row in facts["memory"][:MOST_ROWS]]
     layers = [
         [row["name"], time_text(row["time_us"]), time_text(row["network_time_us"]), memory_text(row["sum_bytes"])]
-        for row in told["layers"][:MOST_ROWS]
+        for row in facts["layers"][:MOST_ROWS]
     ]
     return (
         f"{_table(time, ('where the time goes', 'per step'))}{_table(memory, (SUM_GOES, 'per device'))}"

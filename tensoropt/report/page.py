@@ -74,7 +74,7 @@ def library() -> bytes:
         InputError: it isn't installed.
     """
     try:
-        found = importlib.resources.files(LIBRARY).joinpath("package_data").joinpath("plotly.min.js")
+        script = importlib.resources.files(LIBRARY).joinpath("package_data").joinpath("plotly.min.js")
     except ModuleNotFoundError as error:
         raise InputError("a report needs Plotly; install it: pip install plotly") from error
-    return found.read_bytes().replace(b"</script", b"<\\/script")
+    return script.read_bytes().replace(b"</script", b"<\\/script")

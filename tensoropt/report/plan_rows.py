@@ -91,15 +91,15 @@ class StageRows:
         key = tuple(layouts)
         if key not in self._known:
             stops = [Layout.parse(self.mesh, text) for text in layouts]
-            found = []
+            ways = []
             for before, after in itertools.pairwise(stops):
                 move = move_between(State.of(before), State.of(after))
                 if move is None:
                     raise ValueError(f"no step leads from {before} to {after}")
                 step = make_step(before, move)
                 if step.communicates:
-                    found.append(Way(step.kind, str(step)))
-            self._known[key] = tuple(found)
+                    ways.append(Way(step.kind, str(step)))
+            self._known[key] = tuple(ways)
         return self._known[key]
 
     def forward(self, row: Row) -> tuple[Way, ...]:
@@ -199,11 +199,11 @@ class PlanRows:
         if self.layers_of_all is not None:
             return self.layers_of_all
         stages = self.value["stages"]
-        found = layers_of(
+        layers = layers_of(
             [(op["name"], op["type"]) for op in self.operators], [row for stage in stages for row in stage["reshardings"]]
         )
         stand_ins = (op for stage in stages for op in stage["operators"] if op.get("is_stand_in", False))
-        return {**found, **{op["name"]: kind_of(op) for op in stand_ins}}
+        return {**layers, **{op["name"]: kind_of(op) for op in stand_ins}}
 
     @property
     def micro_batches(self) -> int:
@@ -315,12 +315,12 @@ def layers_of(operators: Iterable[tuple[str, str]], reshardings: Iterable[Row] =
             if used and scope and used[0] in variables and _NUMBERED.sub("", scope[0]) == used[0]:
                 called[scope[0]] = used[0]
     kinds = {name: kind for name, _, kind in named}
-    found = {}
+    layers = {}
     for name, inside in scopes.items():
         layer = inside[0] if inside else NO_LAYER
         if kinds[name] != "Variable" and layer in called:
             layer = called[layer]
         elif layer not in variables and _NUMBERED.sub("", layer) in variables:
             layer = _NUMBERED.sub("", layer)
-        found[name] = layer
-    return found
+        layers[name] = layer
+    return layers

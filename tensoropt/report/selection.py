@@ -64,7 +64,7 @@ def nothing_fits_text(frontier: FrontierRows, limit_bytes: int) -> str:
     )
 
 
-def selected_text(told: dict[str, Any]) -> str:
+def selected_text(facts: dict[str, Any]) -> str:
     """Return the selected points as a table."""
     rows = [
         [
@@ -76,10 +76,10 @@ def selected_text(told: dict[str, Any]) -> str:
             *(str(row[key]) for key in IN_STAGES),
             "turning point" if row["is_turning_point"] else "",
         ]
-        for row in told["plans"]
+        for row in facts["plans"]
     ]
     times = ("time (us)", "compute (us)", "network (us)", "slower")
     headers = ("point", "paper's sum", "memory per device", *times, "stages", "micro-batches", "")
-    limit = told["memory_limit_bytes"]
+    limit = facts["memory_limit_bytes"]
     within = "" if limit is None else f" within {memory_text(limit)} per device"
-    return f"{table(rows, headers, 0)}\n{len(rows)} of {told['fitting']} points{within}; {told['summary']}"
+    return f"{table(rows, headers, 0)}\n{len(rows)} of {facts['fitting']} points{within}; {facts['summary']}"

@@ -58,13 +58,13 @@ def _compared(mine: Row, other: Row) -> list[str]:
 def _differences(plan: PlanRows, other: PlanRows) -> list[str]:
     """Return sentences on what differs from data parallelism, the costliest first."""
     theirs = {op["name"]: op for op in other.operators}
-    found: dict[tuple[str, str, str], list[float]] = {}
+    groups: dict[tuple[str, str, str], list[float]] = {}
     for op in plan.operators:
         before = theirs.get(op["name"])
         if before is not None and op["config"] != before["config"]:
             words = [config_words(each["type"], each["config"], each["results"]) for each in (before, op)]
-            found.setdefault((op["type"], words[0], words[1]), []).append(op["time_us"] + op["sum_bytes"] / 1e9)
-    ordered = sorted(found.items(), key=lambda row: -sum(row[1]))
+            groups.setdefault((op["type"], words[0], words[1]), []).append(op["time_us"] + op["sum_bytes"] / 1e9)
+    ordered = sorted(groups.items(), key=lambda row: -sum(row[1]))
     said = []
     for (kind, was, now), costs in ordered[:MOST_DIFFERENCES]:
         what = counted(len(costs), "variable" if kind == "Variable" else kind)
