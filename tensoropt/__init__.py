@@ -264,13 +264,16 @@ def load_plan(file: str | os.PathLike[str]) -> Plan:
     """Load a plan that ``plan.save`` wrote, to use it without a search.
 
     >>> import tempfile, tensoropt
-    >>> file = tempfile.mkdtemp() + "/plan.json"
+    >>> folder = tempfile.mkdtemp()
     >>> session = tensoropt.init(hardware="v100-1x2", seed=1)
     >>> x, w = tensoropt.placeholder("float32", [64, 32]), tensoropt.get_variable("w", [32, 8])
     >>> step = tensoropt.GradientDescentOptimizer(0.1).minimize(tensoropt.reduce_sum(tensoropt.matmul(x, w)))
     >>> plan = tensoropt.find_strategy(verbose=0)
-    >>> plan.save(file)
-    >>> tensoropt.load_plan(file).time_us == plan.time_us
+    >>> plan.save(f"{folder}/plan.json")
+    >>> tensoropt.load_plan(f"{folder}/plan.json").time_us == plan.time_us
+    True
+    >>> plan.frontier.save(f"{folder}/frontier.json")
+    >>> tensoropt.load_frontier(f"{folder}/frontier.json").fastest().time_us <= plan.time_us
     True
 
     Raises:
@@ -284,15 +287,7 @@ def load_plan(file: str | os.PathLike[str]) -> Plan:
 def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier:
     """Load a frontier that ``plan.frontier.save`` wrote, with every plan of it, without a search and without the model.
 
-    >>> import tempfile, tensoropt
-    >>> file = tempfile.mkdtemp() + "/frontier.json"
-    >>> session = tensoropt.init(hardware="v100-1x2", seed=1)
-    >>> x, w = tensoropt.placeholder("float32", [64, 32]), tensoropt.get_variable("w", [32, 8])
-    >>> step = tensoropt.GradientDescentOptimizer(0.1).minimize(tensoropt.reduce_sum(tensoropt.matmul(x, w)))
-    >>> tensoropt.find_strategy(verbose=0).frontier.save(file)
-    >>> frontier = tensoropt.load_frontier(file)
-    >>> frontier.fastest().time_us <= frontier.smallest().time_us
-    True
+    :func:`load_plan` has an example.
 
     Raises:
         InputError: the file is missing, cut off, changed, or not a frontier.

@@ -22,6 +22,11 @@ BENEATH: list[str] = []
 """The things that any phase may wait for and doesn't know of, such as compilation, the innermost last."""
 
 
+def under(progress: Progress, name: str) -> Progress:
+    """Return a progress callback that puts a name before each phase."""
+    return lambda phase, done, total: progress(f"{name}, {phase}", done, total)
+
+
 class Clock:
     """The time that passes."""
 

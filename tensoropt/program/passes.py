@@ -58,9 +58,3 @@ def merged(orders: Orders) -> list[Pass]:
     if waiting:
         raise ValueError(f"passes wait for each other: {', '.join(map(str, waiting))}")
     return found
-
-
-def submesh_of_stages(orders: Orders) -> list[int]:
-    """Return the number of each stage's submesh."""
-    found = {each.stage: submesh for submesh, order in enumerate(orders) for each in order}
-    return [found[stage] for stage in sorted(found)]

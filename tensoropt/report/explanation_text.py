@@ -20,16 +20,13 @@ def explanation_text(facts: dict[str, Any]) -> str:
     of_stages = [_stage(stage) for stage in stages]
     if len(stages) > 1:
         of_stages = [stages_table(enumerate(stages)), *(f"stage {number}\n{text}" for number, text in enumerate(of_stages))]
-    return "\n\n".join([_summary(facts), *of_stages, around, _assumed(facts)])
+    summary = "\n".join(filter(None, (facts["summary"], facts["too_large"])))
+    return "\n\n".join([summary, *of_stages, around, _assumed(facts)])
 
 
 def _stage(facts: dict[str, Any]) -> str:
     memory = [_memory(facts), *_regathered(facts), *_rematerialized(facts), *_peak(facts)]
     return "\n\n".join([_time(facts), _reshardings(facts), *memory, _layers(facts)])
-
-
-def _summary(facts: dict[str, Any]) -> str:
-    return "\n".join([facts["summary"], *([facts["too_large"]] if facts["too_large"] else [])])
 
 
 def _time(facts: dict[str, Any]) -> str:

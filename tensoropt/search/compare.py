@@ -15,7 +15,7 @@ import numpy as np
 from tabulate import tabulate
 
 from ..common.memory_units import memory_text
-from ..common.progress import Progress
+from ..common.progress import Progress, under
 from ..ft import InfeasibleError
 from ..plan.plan import Plan
 from .baselines import BASELINES
@@ -298,7 +298,7 @@ def compare(
     """
     baselines, failed = {}, {}
     for name in algorithms:
-        told = None if progress is None else _named(progress, name)
+        told = None if progress is None else under(progress, name)
         try:
             found = find_baseline(frontier, name, told)
         except InfeasibleError as error:
@@ -331,11 +331,6 @@ def beside_baselines(
     point = joined.fastest_within(limit_bytes)
     assert point is not None, "for each point there is one of no larger peak"
     return joined.plan(point, plan.option), compared
-
-
-def _named(progress: Progress, name: str) -> Progress:
-    """Return a progress callback that puts a name before each phase."""
-    return lambda phase, done, total: progress(f"{name}, {phase}", done, total)
 
 
 def _time_unit(found: Frontier) -> tuple[float, str]:

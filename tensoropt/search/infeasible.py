@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
-from ..common.progress import Progress
+from ..common.progress import under
 from ..common.words import counted
 from ..costs.held_bytes import least_held_bytes
 from ..ft import ALGORITHMS
@@ -266,7 +266,7 @@ class _Ways:
             words: the suggestion.
         """
         text = self.request.progress
-        of_phase = None if text is None else _under(text, phase)
+        of_phase = None if text is None else under(text, phase)
         progress = until_deadline(self.deadline, of_phase)
         request = replace(request, budget=request.budget or OF_CURVE, progress=progress)
         try:
@@ -286,11 +286,6 @@ class _Ways:
         except DeadlineError:
             self.perhaps.append(words)
         return []
-
-
-def _under(text: Progress, name: str) -> Progress:
-    """Return a progress callback that puts a name before each phase."""
-    return lambda phase, done, total: text(f"{name}, {phase}", done, total)
 
 
 def _larger(hardware: Hardware, beyond: int) -> Iterator[tuple[int, Hardware]]:

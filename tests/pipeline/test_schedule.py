@@ -14,7 +14,7 @@ from pipeline.orders import OF_OWN_SUBMESHES, interleaved, makespan, order_of, r
 
 from tensoropt.common.errors import InputError
 from tensoropt.program.pass_memory import Messages
-from tensoropt.program.passes import BACKWARD, FORWARD, PARAMETERS, Orders, Pass, merged, needs, submesh_of_stages
+from tensoropt.program.passes import BACKWARD, FORWARD, PARAMETERS, Orders, Pass, merged, needs
 from tensoropt.program.schedule import (
     least_in_flight,
     pass_orders,
@@ -90,7 +90,8 @@ class _Machine:
 
     def __init__(self, orders: Orders, rng: random.Random) -> None:
         self.orders, self.rng = orders, rng
-        self.submeshes = submesh_of_stages(orders)
+        submeshes = {each.stage: submesh for submesh, order in enumerate(orders) for each in order}
+        self.submeshes = [submeshes[stage] for stage in sorted(submeshes)]
         n = self.n_stages = len(self.submeshes)
         self.saved, self.sent = [rng.randint(5, 9) for _ in range(n)], [rng.randint(1, 5) for _ in range(n)]
         self.kept = [rng.randint(1, 7) for _ in range(n)]

@@ -172,15 +172,13 @@ def find_frontier(
 
     Args:
         parallelism: the number of devices.
-        force: degrees by factor by operator that every strategy must have.
+        force, known, micro_batches: as in a :class:`..asked.Request`.
         algorithm: one of ``ft.ALGORITHMS`` or of ``baselines.OTHERS``.
         progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
         space: one of ``config_space.SPACES``; None chooses by the size of the full one.
         objectives: the two costs to search, one of ``objectives.PAIRS``.
         budget: how much effort to spend on the search; None for the default. Baselines ignore it.
-        known: the times of operators that were measured.
         without: those of ``choices.CHOICES`` that strategies must not use; baselines use none.
-        micro_batches: the number of micro-batches in which a step processes its batch.
         limit_bytes: the memory limit per device, which searches by simulated times keep to while they search; others
             leave it to the choice of a point.
         is_enough: says of the frontier without rematerialization whether to return it and search no further.

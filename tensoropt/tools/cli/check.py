@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,12 +99,9 @@ def comparison_text(check: PlanCheck) -> str:
     ):
         if rows:
             chosen = sorted(rows, key=lambda row: -row.off)[:count]
-            parts.append(tabulate(_rows(chosen), (title, "predicted", "measured", "error", "times"), disable_numparse=True))
+            shown = [[*_times(row), str(row.count)] for row in chosen]
+            parts.append(tabulate(shown, (title, "predicted", "measured", "error", "times"), disable_numparse=True))
     return "\n\n".join(parts)
-
-
-def _rows(rows: Sequence[Compared]) -> list[list[str]]:
-    return [[*_times(row), str(row.count)] for row in rows]
 
 
 def _times(row: Compared) -> list[str]:

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = Plan.load(arguments.plan)
     processes = prepared_processes()
     # On all ranks, so that all end in the same way if the traces can't be written; before the work.
-    traces = [_of_rank(arguments.output, rank) for rank in range(processes.size)]
+    traces = [arguments.output / f"rank{rank}.json" for rank in range(processes.size)]
     _make(arguments.output, [*traces, arguments.output / ALL])
     with display_here().phase("run of the plan"):
         recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
@@ -67,10 +67,6 @@ def timeline_table(ranks: Sequence[RankTimeline], each: Sequence[StepShares]) ->
     titles = ("rank", "step ms", "operators ms", "in collectives ms", "of that overlap ms", "neither ms")
     rows = [[rank.rank, *(us / 1e3 for us in astuple(share))] for rank, share in zip(ranks, each, strict=True)]
     return tabulate(rows, titles, floatfmt=",.3f")
-
-
-def _of_rank(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.json"
 
 
 def _make(folder: Path, traces: Sequence[Path]) -> None:
