@@ -6,7 +6,8 @@ What the bound is of, and what beats it, says an aim:
 found. More micro-batches without stages must be faster than what fits. Stages that nobody asked for must promise to save a
 share of the fastest step that fits: most models don't need them, and shouldn't wait for a search of them. What such a
 number of stages and of micro-batches promises is first all of a step without stages but its network, then its operators'
-least times, then the step as it is predicted of its cuts (:func:`..stages.cuts.balanced`).
+least times, then the step as it is predicted of its cuts (:func:`..stages.cuts.balanced`), longer as cuts that were searched
+take longer than predicted.
 
 *Fit*: of memory, time left out. It ends with the first thing that fits, in searches without refinement. Stages come last: in
 2, then in 4 and 8 as long as that needs less memory, in the most micro-batches that are tried by default, then in more if
@@ -157,15 +158,21 @@ class Best:
         return bound.are_beaten(points_of(search.cuts))
 
     def _promises(self, candidate: Candidate) -> bool:
-        """Return whether stages that nobody asked for promise to save enough; beside cuts that did, others may as well."""
-        search, worth = self.search, self.worth
-        group = candidate.n_stages, candidate.micro_batches
-        if worth is None or (not search.hint and any((each.stages.n, each.micro_batches) == group for each in search.cuts)):
+        """Return whether stages that nobody asked for promise to save enough; beside cuts that do, others may as well."""
+        search, worth, least_us = self.search, self.worth, candidate.least_us
+        if worth is None:
             return True
-        least_us = candidate.least_us
+        if search.hint:
+            return False
         if math.isinf(least_us):  # all of a step but its network is about what stages would take at best
             least_us = min(int(each.costs.compute_ns.min()) for each in search.whole) / 1e3
-        return not search.hint and least_us <= (1 - worth) * search.best_us
+        slower = []  # than predicted
+        for each in (each for each in search.cuts if each.stages.n == candidate.n_stages):
+            fastest_us = float(points_of([each]).time_us.min())
+            if each.micro_batches == candidate.micro_batches and fastest_us <= (1 - worth) * search.alone_us:
+                return True
+            slower.append(fastest_us / max(each.least_us, 1e-3))
+        return min(slower, default=1.0) * least_us <= (1 - worth) * search.best_us
 
     def opened(self, candidate: Candidate) -> list[Candidate]:
         """Search a candidate, or return those into which it is opened."""
@@ -202,7 +209,8 @@ class Best:
                 bounded = search.cutting.bounded(candidate)
                 search.bounds_us[group] = bounded.least_us
                 return [bounded]
-            of_cuts = search.cutting.opened(candidate, self.worth is not None or candidate.micro_batches == slices[-1])
+            is_asked, is_last = self.worth is None, candidate.micro_batches == slices[-1]
+            of_cuts = search.cutting.opened(candidate, with_least=is_last or not is_asked, with_few=is_asked)
         except InputError as error:
             search.bounds_us.pop(group, None)
             search.left_out += [str(error)] if str(error) not in search.left_out else []
@@ -262,7 +270,7 @@ class Fit:
             return []
         try:
             if candidate.cut is None:
-                return self.cutting.opened(candidate, True)
+                return self.cutting.opened(candidate, with_least=True, with_few=False)
             once = replace(once, progress=search.said_in(count))
             found = search_cut(once, candidate, self.cutting, search.alike, False, 0.0)
         except InputError:

@@ -34,7 +34,7 @@ WORTH_AT_ONCE = 1 / 3
 CERTAINLY_FITS = 0.5
 """A memory limit is certainly kept by cuts whose estimated need is at most this share of it."""
 FEW_CUTS, MOST_COUNTED = 16, 256
-"""All cuts are candidates where they are few: a model's last points are often between the fastest and the smallest one."""
+"""All few cuts are candidates where stages are asked for: the last points are often between the fastest and the smallest."""
 WORTH_UNEQUAL = 0.02
 """Stages of unequally many devices are searched beside equal ones where they are predicted to save this share of a step."""
 
@@ -126,16 +126,17 @@ class Cutting:
         least_us = self.times(candidate.micro_batches).bound_us(sizes, n_submeshes, self.parallelism)
         return replace(candidate, least_us=max(candidate.least_us, least_us))
 
-    def opened(self, candidate: Candidate, with_least: bool) -> list[Candidate]:
+    def opened(self, candidate: Candidate, with_least: bool, with_few: bool) -> list[Candidate]:
         """Return the cuts that are tried of a candidate whose cut is open.
 
         Args:
             with_least: whether the cut of least memory is among them.
+            with_few: whether all cuts are where these are few.
 
         Raises:
             InputError: the model can't be cut into so many stages.
         """
-        found = list(self._cuts(candidate.n_stages, candidate.micro_batches, with_least))
+        found = list(self._cuts(candidate.n_stages, candidate.micro_batches, with_least, with_few))
         n_alike, n = candidate.n_alike * len(found), candidate.micro_batches
         of_cuts = []
         for cut in found:
@@ -153,7 +154,7 @@ class Cutting:
         except InputError:
             return math.inf
 
-    def _cuts(self, count: int, n: int, with_least: bool) -> Iterator[Cut]:
+    def _cuts(self, count: int, n: int, with_least: bool, with_few: bool) -> Iterator[Cut]:
         """Yield the cut of least time into stages of equally many devices, and others that may be better.
 
         One into stages of other sizes is if it is predicted to save WORTH_UNEQUAL of a step. Within a memory limit these
@@ -187,7 +188,8 @@ class Cutting:
             found += [without] if without.stages.cuts != found[0].stages.cuts else []
         yield from found
         known = {(each.stages.cuts, each.blocks) for each in found}
-        yield from (each for each in self._all_of_few(all_choices, needs) if (each.stages.cuts, each.blocks) not in known)
+        few = self._all_of_few(all_choices, needs) if with_few else []
+        yield from (each for each in few if (each.stages.cuts, each.blocks) not in known)
         least = None if fits or not with_least else least_memory(model, needs, found[0].blocks, n, self.placed)
         if least is not None and all(least.cuts != each.stages.cuts for each in found):
             yield Cut(least, found[0].blocks, math.nan, needs=needs)
