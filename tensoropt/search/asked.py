@@ -46,6 +46,7 @@ class Request:
         placed: the devices that operators are placed on, by name, as only plans with stages have them.
         may_take_stages: whether plans in stages are searched where none without fits the memory limit, or they may pay.
         tell: called with a sentence on whether anything fits, as soon as that is known of a large model.
+        keeps_found: whether Ctrl-C ends a search with what it has found, if anything fits.
         stages_must_pay: whether stages, where plans without are possible too, must be predicted to save more than what
             predictions are off on measured hardware; they needn't where both are run.
     """
@@ -69,6 +70,7 @@ class Request:
     may_take_stages: bool = False
     stages_must_pay: bool = True
     tell: Callable[[str], None] | None = None
+    keeps_found: bool = False
 
 
 def check_option(option: object) -> None:

@@ -190,7 +190,7 @@ def profiling(
     """
     bases = {request.hardware.name: request.hardware.basis() for request, _ in asked}
     errors, found, empty = list[InputError](), dict[int, CurvePoint](), Curve((), asked[0][0].assumed, bases)
-    asked = [(dataclasses.replace(request, budget=request.budget or OF_CURVE), count) for request, count in asked]
+    asked = [(dataclasses.replace(each, budget=each.budget or OF_CURVE, keeps_found=False), count) for each, count in asked]
     for number, point in _curve_points(asked, stages, schedule):
         if isinstance(point, InputError):
             if not asks_for_stages(asked[0][0], stages):

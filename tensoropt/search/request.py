@@ -26,8 +26,8 @@ def searched(request: Request, parallelism: int, is_enough: Callable[[ModelFront
     """Return the frontier of a request, without micro-batches if it leaves their number open.
 
     Args:
-        is_enough: says where not all points are wanted whether strategies that rematerialize needn't be searched, given the
-            frontier of the others; None where its fastest point fits.
+        is_enough: says whether strategies that rematerialize needn't be searched, given the frontier of the others; if None,
+            they needn't where not all points are wanted and its fastest one fits.
 
     Raises:
         InputError: as :func:`.frontiers.find_frontier.find_frontier`; or no strategy is possible, for example because
@@ -53,7 +53,7 @@ def searched(request: Request, parallelism: int, is_enough: Callable[[ModelFront
             without=request.without,
             micro_batches=request.micro_batches or 1,
             limit_bytes=request.limit_bytes,
-            is_enough=None if request.wants_frontier else is_enough or partial(_fastest_fits, request),
+            is_enough=is_enough or (None if request.wants_frontier else partial(fastest_fits, request)),
         )
     except InfeasibleError as error:
         slices = f" in {request.micro_batches} micro-batches" if (request.micro_batches or 1) > 1 else ""
@@ -61,7 +61,7 @@ def searched(request: Request, parallelism: int, is_enough: Callable[[ModelFront
         raise InputError(f"no strategy on {counted(parallelism, 'device')}{slices} {what}: {error}") from error
 
 
-def _fastest_fits(request: Request, frontier: ModelFrontier) -> bool:
+def fastest_fits(request: Request, frontier: ModelFrontier) -> bool:
     """Return whether the fastest point of a frontier is within the memory limit."""
     limit = request.limit_bytes
     return limit is None or frontier.peak_bytes(frontier.fastest_within(None)) <= limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from tensoropt.search.candidates.search_candidates import WORTH_STAGES
 from tensoropt.search.candidates.staged_frontier import StagedFrontier
 from tensoropt.search.options import mini_parallelism, mini_time, profiling
 from tensoropt.search.request import Request
+from tensoropt.search.search_problem import ProblemSearch
 from tensoropt.tools.cli.main import main
 from tensoropt.tuning.planned_parts import fastest_without_stages
 
@@ -136,16 +138,43 @@ def test_a_comparison_has_a_row_for_them(tmp_path: Path, capsys: pytest.CaptureF
     assert row[3] == f"{staged['time_us']:,.1f}" and row[4] == f"{staged['above']:+.2%}" and staged["above"] < -WORTH_STAGES
 
 
-def test_nothing_is_looked_for_where_there_is_little_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cutting, "bounded", _never)
-    monkeypatch.setattr(search_candidates, "WORTH_STAGES", 0.6)
+def test_ctrl_c_leaves_what_was_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    command = ["search", f"{tmp_path / 'model.py'}:layers", "--optimizer", "adam", "--cluster", "v100-2x1", "--seconds", "0"]
+    kept = "search interrupted; this is the best that it had found"
+    of_search = (ProblemSearch, "with_rematerialization", True), (ProblemSearch, "plain", False)
+    for owner, name, is_kept in ((by_bound, "search_cut", True), *of_search):
+        monkeypatch.setattr(owner, name, _interrupted)
+        assert main(command) == 130
+        printed = capsys.readouterr()
+        assert (kept in printed.err) == ("us per step" in printed.out) == is_kept
+        with pytest.raises(KeyboardInterrupt):
+            mini_time(request(), 2)
+
+
+def test_people_who_wait_see_what_is_found() -> None:
+    said: dict[str, None] = {}
+    mini_time(request(progress=lambda phase, *_: said.setdefault(phase)), 2)
+    first, *others = said
+    found = r"\d+ points?, best .* [mu]s, gap \d+\.\d%, \d+ candidates? left; "
+    told = {re.sub(found, "", each) for each in others if re.match(found, each)}
+    assert first == "costs" and {"search", "in 2 stages, costs"} <= told
+
+
+@pytest.mark.parametrize(("owner", "name", "worth"), [(Cutting, "bounded", 0.6), (by_bound, "search_cut", 0.2)])
+def test_what_is_predicted_not_to_pay_is_not_searched(
+    owner: object, name: str, worth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is too little network for any stages, or too little is saved by the best cut."""
+    monkeypatch.setattr(owner, name, _never)
+    monkeypatch.setattr(search_candidates, "WORTH_STAGES", worth)
     assert isinstance(mini_time(request(), 2), Plan)
 
 
-def test_a_cut_that_is_predicted_not_to_pay_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_bound, "search_cut", _never)
-    monkeypatch.setattr(search_candidates, "WORTH_STAGES", 0.2)
-    assert isinstance(mini_time(request(), 2), Plan)
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _never(*_: object) -> None:

@@ -34,9 +34,9 @@ class AlikeStages:
 
     def searched(self, request: Request, parallelism: int, is_enough: Callable[[ModelFrontier], bool]) -> ModelFrontier:
         """Return what :func:`..request.searched` does, without a search where a stage like it was searched before."""
-        n = request.micro_batches or 1
+        n, asked_of = request.micro_batches or 1, None if request.wants_frontier else is_enough
         if request.algorithm not in ALGORITHMS:
-            return searched(request, parallelism, is_enough)
+            return searched(request, parallelism, asked_of)
         mesh = request.hardware.mesh(parallelism)
         model = request.model.in_micro_batches(n, mesh.n_devices)
         key = (form_of(model, request.force), parallelism, n)
@@ -44,7 +44,7 @@ class AlikeStages:
             moved = _transferred(self._found[key], request, model, mesh)
             if moved.note != NO_REMAT or is_enough(moved):
                 return moved
-        self._found[key] = searched(request, parallelism, is_enough)
+        self._found[key] = searched(request, parallelism, asked_of)
         return self._found[key]
 
 

@@ -27,10 +27,13 @@ from itertools import pairwise
 
 from ...common.errors import InputError
 from ...common.progress import Progress
+from ...common.words import counted
+from ...costs.objectives import MEMORY_TIME
+from ...ft import ALGORITHMS
 from ...program.schedule import ONE_FORWARD_ONE_BACKWARD
 from ...report.sentences import time_text
-from ..frontiers.find_frontier import ModelFrontier
-from ..request import ONCE, Request, searched
+from ..frontiers.find_frontier import ModelFrontier, SearchInterrupted
+from ..request import ONCE, Request, fastest_fits, searched
 from ..stages.memory import StageCosts
 from ..stages.placement import placement
 from ..stages.points import SearchedStages
@@ -58,6 +61,9 @@ class SearchState:
         left_out: why some of what is asked for wasn't searched.
         bounds_us: a time that no step beats, for each number of stages and of micro-batches that was looked at.
         hint: a sentence where stages may pay but must be tried; else empty.
+        n_left: the number of candidates that are left.
+        standing: what is found so far, in words with which progress begins; may be empty.
+        is_interrupted: whether Ctrl-C ended the search, which then keeps what it has found.
     """
 
     request: Request
@@ -73,10 +79,15 @@ class SearchState:
     left_out: list[str] = field(default_factory=list)
     bounds_us: dict[tuple[int, int], float] = field(default_factory=dict)
     hint: str = ""
+    n_left: int = 0
+    standing: str = ""
+    is_interrupted: bool = False
 
     def __post_init__(self) -> None:
         placed = placement(self.request.model.graph, self.request.placed, self.request.hardware, self.parallelism)
-        self.request = replace(self.request, placed={})
+        shown = self.request.progress
+        said = shown and (lambda phase, done, total: shown(self.standing + phase, done, total))
+        self.request = replace(self.request, placed={}, progress=said)
         self.cutting, self.alike = Cutting(self.request, placed, self.parallelism, self.schedule), AlikeStages()
 
     @property
@@ -91,17 +102,54 @@ class SearchState:
         """The time of the fastest step without stages that fits, infinite if none does."""
         return math.inf if self.alone is None else _time_us(*self.alone)
 
+    def stand(self, first: ModelFrontier | None = None) -> None:
+        """Say with progress from here on what is found so far, to which the first points of a frontier may be added."""
+        request, best_us, self.standing = self.request, self.best_us, ""
+        whole = self.whole if first is None else [*self.whole, first]
+        if first is not None:
+            fits = first.found.mem_bytes <= (request.limit_bytes or math.inf)
+            best_us = min([best_us, *(first.found.time_ns[fits] / 1e3)])
+        has_bound = request.objectives == MEMORY_TIME and request.algorithm in ALGORITHMS
+        if has_bound and (whole or self.cuts) and not math.isinf(best_us):
+            searched_us = [each.bound_us for each in (*map(SearchedStages.whole, whole), *self.cuts)]
+            gap = best_us / max(min([*self.bounds_us.values(), *searched_us]), 1e-3) - 1
+            found = counted(sum(map(len, whole)) + len(points_of(self.cuts).time_us), "point")
+            left = counted(self.n_left, "candidate")
+            self.standing = f"{found}, best {time_text(best_us)}, gap {max(0.0, gap):.1%}, {left} left; "
+
+    def interrupt(self, error: KeyboardInterrupt, candidate: Candidate) -> None:
+        """End the search of a candidate, and of all others, with what is found.
+
+        Raises:
+            KeyboardInterrupt: nothing that fits is, or it isn't wanted.
+        """
+        if isinstance(error, SearchInterrupted) and candidate.n_stages == 1:
+            self._keep(candidate, error.found)
+        if not self.request.keeps_found or math.isinf(self.best_us):
+            raise KeyboardInterrupt from error
+        self.is_interrupted = True
+        if self.alone is not None:
+            self.alone = replace(self.alone[0], is_interrupted=True), self.alone[1]
+
     def search_one(self, candidate: Candidate, request: Request) -> None:
         """Search a model that isn't cut."""
         n = candidate.micro_batches
         try:
-            frontier = searched(replace(request, micro_batches=n if n > 1 else request.micro_batches), self.parallelism)
+            asked = replace(request, micro_batches=n if n > 1 else request.micro_batches)
+            frontier = searched(asked, self.parallelism, self._is_enough)
         except InputError:
             if n == 1 or self.request.micro_batches is not None:
                 raise
             return
+        self._keep(candidate, frontier)
+
+    def _is_enough(self, first: ModelFrontier) -> bool:
+        self.stand(first)
+        return not self.request.wants_frontier and fastest_fits(self.request, first)
+
+    def _keep(self, candidate: Candidate, frontier: ModelFrontier) -> None:
         self.whole.append(frontier)
-        limit = request.limit_bytes
+        limit = self.request.limit_bytes
         is_above = limit is not None and candidate.least_bytes > limit
         point = None if is_above else frontier.fastest_within(limit)
         if point is not None and _time_us(frontier, point) < self.alone_us:
@@ -118,11 +166,16 @@ class SearchState:
 def by_bound(candidates: Sequence[Candidate], aim: Best | Fit) -> None:
     """Open and search candidates by ascending bound, but those that what is found by then beats."""
     waiting = list(candidates)
-    while waiting:
+    while waiting and not aim.search.is_interrupted:
         candidate = min(waiting, key=aim.key)
-        waiting.remove(candidate)
         if not aim.is_beaten(candidate):
-            waiting += aim.opened(candidate)
+            aim.search.n_left = len(waiting)
+            aim.search.stand()
+            try:
+                waiting += aim.opened(candidate)
+            except KeyboardInterrupt as error:
+                aim.search.interrupt(error, candidate)
+        waiting.remove(candidate)
 
 
 @dataclass(eq=False)

@@ -154,17 +154,18 @@ class CandidateSearch(SearchState):
 
     def frontier(self) -> StagedFrontier | None:
         """Return the minimal points with stages and without; None where stages weren't asked for and aren't taken."""
-        request, of_all = self.request, [*map(SearchedStages.whole, self.whole), *self.cuts]
-        bounds_us = tuple(self.bounds_us.values())
-        if self.counts is not None:
-            return frontier_of(request, self.parallelism, of_all, self.left_out, bounds_us)
-        if not self.cuts:
+        if self.counts is None and not self.cuts:
             return self.fits
+        request, of_all = self.request, [*map(SearchedStages.whole, self.whole), *self.cuts]
+        left_out, bounds_us = () if self.counts is None else self.left_out, tuple(self.bounds_us.values())
+        found = frontier_of(request, self.parallelism, of_all, left_out, bounds_us)
+        found = replace(found, is_interrupted=self.is_interrupted)
+        if self.counts is not None:
+            return found
         if self.alone is None:
-            return self._for_memory(frontier_of(request, self.parallelism, of_all, bounds_us=bounds_us))
+            return self._for_memory(found)
         alone_us = self.alone_us
         most_us = (1 - self.worth) * alone_us
-        found = frontier_of(request, self.parallelism, of_all, bounds_us=bounds_us)
         fastest = found.fastest_within(request.limit_bytes)
         chosen = None if fastest is None else found.points_of[fastest]
         if chosen is None or chosen.n_stages == 1 or chosen.time_us > most_us:

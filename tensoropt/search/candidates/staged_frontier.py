@@ -44,6 +44,7 @@ class StagedFrontier(PlanFrontier):
         why_stages: why there are stages where none were asked for; empty where they were.
         assumed: the assumptions that plans record.
         seconds_by_phase: the seconds of all searches by phase.
+        is_interrupted: whether Ctrl-C ended the search.
     """
 
     points_of: tuple[PlanPoint, ...]
@@ -56,6 +57,7 @@ class StagedFrontier(PlanFrontier):
     assumed: Mapping[str, Any] = field(default_factory=dict)
     seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
     objectives: Objectives = MEMORY_TIME
+    is_interrupted: bool = False
 
     @cached_property
     def found(self) -> Frontier:  # type: ignore[override]
@@ -107,11 +109,6 @@ class StagedFrontier(PlanFrontier):
         With stages it is that of all operators as fast as they can be, on all devices; without, that of the search's bound.
         """
         return min([*self.bounds_us, *(each.bound_us for each in self.searched)])
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether Ctrl-C ended one of the searches."""
-        return any(each.is_interrupted for searched in self.searched for each in searched.frontiers)
 
     def plan(self, point: int, option: str = "point") -> Plan:
         number = self.check_point(point)

@@ -51,6 +51,7 @@ LOOK = "look"
 """The algorithm's name of strategies that were looked at before a search."""
 NO_REMAT = "without rematerialization, as the fastest plan fits without it"
 NOTHING_OFFERED = "nothing can be rematerialized that would save memory"
+INTERRUPTED = "without rematerialization, as Ctrl-C ended the search"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -151,6 +152,13 @@ class ModelFrontier(FoundPoints):
         return of_all.of_least_peaks(progress, more.with_(Candidates.of(self.found)))
 
 
+class SearchInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a search that has found a frontier without rematerialization, ``found``."""
+
+    def __init__(self, found: ModelFrontier) -> None:
+        self.found = found
+
+
 @older_objects_kept()
 def find_frontier(
     model: Model,
@@ -186,6 +194,7 @@ def find_frontier(
     Raises:
         InputError: the hardware doesn't have this parallelism, ``force`` can't be satisfied, the algorithm doesn't support
             the arguments, or the batch can't be divided into so many micro-batches.
+        SearchInterrupted: Ctrl-C, when the frontier without rematerialization is found.
     """
     phases = _Phases()
     with phases.taking("costs"):
@@ -224,7 +233,10 @@ def find_frontier(
     with phases.taking("search"):
         found = replace(found, strategies=adopted(rematerializing, plain, found.strategies))
         del plain, builder  # with them go hundreds of megabytes of a large model's costs
-        found = searching.with_rematerialization(found, phases.seconds["search"], rematerializing)
+        try:
+            found = searching.with_rematerialization(found, phases.seconds["search"], rematerializing)
+        except KeyboardInterrupt as error:
+            raise SearchInterrupted(of_all(rematerializing, found, INTERRUPTED).of_least_peaks(None)) from error
     return _of_least_peaks(of_all(rematerializing, found), progress)
 
 

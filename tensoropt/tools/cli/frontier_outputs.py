@@ -70,7 +70,7 @@ def with_baselines(
 
     frontier, names = plan.frontier, baselines_of(arguments)
     is_written = arguments.frontier is not None or arguments.report is not None
-    if not (is_written and names and isinstance(frontier, ModelFrontier)):
+    if not (is_written and names and isinstance(frontier, ModelFrontier)) or frontier.is_interrupted:
         return plan, None
     is_whole_batch = frontier.model.graph.full_batch is frontier.model.graph
     if not is_whole_batch or frontier.objectives != MEMORY_TIME or frontier.found.algorithm not in ALGORITHMS:

@@ -250,6 +250,7 @@ def _search(arguments: argparse.Namespace) -> bool:
             placed=recorded.model.placed,
             tell=lambda text: print(f"fits      {text}", flush=True),
             may_take_stages=arguments.stages is None,
+            keeps_found=arguments.profile_budget is None,
         )
 
     with display.phase("search for a plan"):
