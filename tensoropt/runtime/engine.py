@@ -99,6 +99,18 @@ class Engine(RunningStages):
     def _running(self, step: str) -> tuple[RunningOptimizer, ...]:
         return tuple(state.optimizers[step] for _, state in sorted(self.states.items()))
 
+    @property
+    def runs(self) -> dict[str, int]:
+        """How often each random operator with a seed has drawn, of the stages that this process builds."""
+        return {name: int(count) for state in self.states.values() for name, count in state.runs.items()}
+
+    @runs.setter
+    def runs(self, counts: Mapping[str, int]) -> None:
+        for state in self.states.values():
+            state.runs_before = counts
+            for name, count in state.runs.items():
+                count.assign(counts.get(name, 0))
+
     def initialize(self) -> None:
         """Reset all variables, the optimizers' too, to their initial values."""
         for state in self.states.values():

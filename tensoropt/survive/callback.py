@@ -18,7 +18,8 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
@@ -29,7 +30,6 @@ import keras
 
 from ..common.errors import InputError, TensorOptError, short
 from ..common.files import path_text
-from ..common.source_lines import running_line
 from ..runtime import notes
 from ..runtime.checkpoint.room import Room
 from ..runtime.checkpoint.saving import PendingSave, room_for
@@ -38,13 +38,13 @@ from ..runtime.failures.interruptions import say
 from ..trainer.batch import Batch
 from ..trainer.capture.programs import inner
 from ..trainer.data.keeping import RunKeeper
-from ..trainer.functions.function import FunctionTrainer
 from ..trainer.saving import RunPosition
 from ..trainer.trainer_ranks import TrainerRanks
 from ..trainer.variables.live import own_values
 from .agreement import LEAVE, NOTHING, SAVE, StopRequest, agreed, digest_of
 from .callback_states import CallbackStates
 from .interval import Interval
+from .loops import ranks_of
 from .plain_values import as_entries
 from .random_states import are_equal, random_states, set_random_states
 from .run_folder import FitFolder, Found, made_by
@@ -168,7 +168,7 @@ class Survive(RunKeeper):
             set_random_states(state["opening"])
             if self._data is not None and state["data"] is not None:
                 self._data.set_state(state["data"])
-        self._at_opening = random_states()
+        self._at_opening, self._opened_s = random_states(), time.monotonic()
         self._data_at_opening = self._data.get_state() if self._data is not None else None
 
     def before_step(self, batch: Batch, position: RunPosition) -> None:
@@ -206,6 +206,8 @@ class Survive(RunKeeper):
                 "samples may come twice or never; give shuffles and random augmentation a seed, or a PyDataset get_state() "
                 "and set_state(state)"
             )
+        if self._leads and (seconds := time.monotonic() - self._opened_s) >= 1:
+            self._say(f"read and dropped the data up to there in {seconds:.0f} s")
         if self._leads and are_equal(random_states(), state["random"]["opening"]):
             set_random_states(state["random"]["now"])  # the data draws none, so that these go on as well
 
@@ -213,7 +215,7 @@ class Survive(RunKeeper):
 
     def _state(self, position: RunPosition, digest: str, is_end: bool = False) -> dict[str, Any]:
         """Return what a checkpoint has beside the variables; all ranks call it, and rank 0's counts."""
-        metrics = [None if key is None else self._ranks.value(key) for key in self._metric_keys()]
+        counted = self._counted()
         if not self._leads or self._states is None:
             return {}
         random = {"begin": self._at_begin, "opening": self._at_opening, "now": random_states()}
@@ -225,7 +227,7 @@ class Survive(RunKeeper):
             "stopped_at": self.params["epochs"] if is_end and self._trainer.stop_training else None,
             "random": {**random, "data": getattr(self, "_data_at_opening", None)},
             "digest": digest,
-            "metrics": metrics,
+            **counted,
             "callbacks": self._states.get(),
             "history": (list(self.history.epoch), {name: list(each) for name, each in self.history.history.items()}),
             "made_by": made_by(),
@@ -272,8 +274,20 @@ class Survive(RunKeeper):
             self._say(f"{str(error).rstrip('.')}; training goes on, and the next save is tried when it is due")
 
     def _metric_keys(self) -> list[str | None]:
-        metrics = self._trainer.metrics
+        metrics = getattr(self._trainer, "metrics", ())
         return [self._ranks.key_of(inner(variable)) for metric in metrics for variable in metric.variables]
+
+    def _counted(self) -> dict[str, Any]:
+        """Return the metrics so far, and how often random operators have drawn; all ranks call it."""
+        metrics = [None if key is None else self._ranks.value(key) for key in self._metric_keys()]
+        runs = dict(ChainMap(*self._ranks.processes.gather(self._ranks.execution.engine.runs, "random operators")))
+        return {"metrics": metrics, "runs": runs}
+
+    def _set_counted(self, state: Mapping[str, Any], in_epoch: bool) -> None:
+        for key, value in zip(self._metric_keys(), state["metrics"], strict=True):
+            if in_epoch and key is not None and value is not None:
+                self._ranks.assign(key, value)
+        self._ranks.execution.engine.runs = state["runs"]
 
     def _leave(self) -> None:
         code = int(os.environ.get(notes.LEAVING_CODE, LEAVING_CODE))
@@ -293,12 +307,9 @@ class Survive(RunKeeper):
         """Set the state in which the run was saved."""
         if self._resumed is None or self._is_over or epoch != self._resumed.state["position"]["epoch"]:
             return
-        state, ranks = self._resumed.state, self._ranks
-        ranks.restore(self._resumed.prefix)
-        if state["position"]["step"]:
-            for key, value in zip(self._metric_keys(), state["metrics"], strict=True):
-                if key is not None and value is not None:
-                    ranks.assign(key, value)
+        state = self._resumed.state
+        self._ranks.restore(self._resumed.prefix)
+        self._set_counted(state, in_epoch=state["position"]["step"] > 0)
         self._set_states(state)
 
     def _set_states(self, state: dict[str, Any]) -> None:
@@ -311,6 +322,7 @@ class Survive(RunKeeper):
         """Save the end of the run, or have what a ``fit`` that had ended has left."""
         if self._is_over and self._resumed is not None:
             self._ranks.restore(self._resumed.prefix)
+            self._set_counted(self._resumed.state, in_epoch=False)
             if self._leads:
                 set_random_states(self._resumed.state["random"]["now"])
             self._resumed = None
@@ -324,28 +336,26 @@ class Survive(RunKeeper):
 
         Args:
             n_steps: how many steps the whole loop has.
-            step: what trains, planned already: a training step (``data=``), or the trainer of a captured function.
+            step: what trains, planned already: a training step (``data=``), a trainer (``train_on_batch``), the trainer of a
+                captured function, or the session of :func:`tensoropt.run`.
             state: what else the loop keeps, in numbers, text and arrays; its saved items are in it from the first step on.
         """
-        if not isinstance(step, FunctionTrainer):
-            raise InputError(
-                f"steps ({running_line()}) takes a training step that was given data=, or the trainer of a function, and "
-                f"fit takes Survive among its callbacks; got {short(step)}"
-            )
-        assert step.plan  # which refuses a training step that isn't planned
         loop: dict[str, Any] = {} if state is None else state
-        self._open(step._ranks)
+        self._open(ranks_of(step, loop))
+        self._trainer = step
         found = self._resumed = on_rank_0(self._ranks.processes, self._place.newest)
         if found is not None:
             self._ranks.restore(found.prefix)
             self.n_steps = found.state["n_steps"]
             loop.update(found.state["loop"])
+            self._set_counted(found.state, in_epoch=True)
             set_random_states(found.state["random"]["now"])
             self._say_where(f"step {self.n_steps}")
         self._begin_saving()
 
         def kept() -> dict[str, Any]:
-            return {"n_steps": self.n_steps, "loop": loop, "random": {"now": random_states()}, "made_by": made_by()}
+            own = {"loop": loop, **self._counted(), "random": {"now": random_states()}}
+            return {"n_steps": self.n_steps, **own, "made_by": made_by()}
 
         for number in range(self.n_steps, n_steps):
             self._between(kept)

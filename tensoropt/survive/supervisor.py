@@ -9,6 +9,7 @@ Starts, and what one leaves for the next, in the folder of the checkpoints::
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class Survival:
 
     Attributes:
         n_ranks: the ranks of the first start.
+        watches: whether there may be as many as the hosts have slots, which are read again and again.
         checkpoint: the folder of the checkpoints; None if the script alone saves and loads.
         every, keep: as for :class:`.callback.Survive`.
         fresh: whether to begin at the beginning, with what the folder has put aside.
@@ -52,6 +53,7 @@ class Survival:
     """
 
     n_ranks: int
+    watches: bool
     checkpoint: Path | None
     every: str
     keep: int
@@ -82,7 +84,10 @@ class Supervisor:
         self.attempts: list[Attempt] = []
         self._out: list[tuple[float, Host]] = []
         """Hosts, or this one with fewer slots, and until when they are left out."""
-        self._least = options.min_ranks
+        self._refused: set[int] = set()
+        """Numbers of ranks for which there is no plan."""
+        self._known: Sequence[Host] = ()
+        self._n_moves = 0
 
     def run(self, environ: Mapping[str, str]) -> int:
         """Run the script to its end, and return the exit code.
@@ -101,7 +106,7 @@ class Supervisor:
             write_json(self.options.json, found, "the table of attempts")
         return code
 
-    @contextmanager
+    @contextlib.contextmanager
     def _folder(self) -> Iterator[dict[str, str] | None]:
         """Hold the run's folder, and yield the environment of its ranks; None if the run had finished."""
         folder = self.options.checkpoint
@@ -140,13 +145,19 @@ class Supervisor:
                 say("the script has trained in no fit, or in such as had ended, so that nothing was saved")
             if attempt.exit_code == 0 or leaving.is_interrupted:
                 return attempt.exit_code
-            if leaving.asked or attempt.has_left:
+            if leaving.asked or (attempt.has_left and not leaving.has_moved):
                 return self._code_of_request(leaving)
-            if attempt.is_refused and n_ranks < self.options.n_ranks:
-                say(f"there is no plan for -n {n_ranks}; it waits for more")
-                self._least = n_ranks + 1
+            if attempt.has_left:
+                self._n_moves += 1
+                say("there are other slots now: the ranks have saved, and start again")
                 continue
-            why_not = why_not_again(self.attempts, self.options.restarts, self.options.checkpoint is not None)
+            tried = {each.n_ranks for each in self.attempts[:-1]}
+            if attempt.is_refused and tried and n_ranks not in tried:
+                say(f"there is no plan for -n {n_ranks}; another number is tried")
+                self._refused.add(n_ranks)
+                continue
+            most = self.options.restarts + self._n_moves
+            why_not = why_not_again(self.attempts, most, self.options.checkpoint is not None)
             if why_not is not None:
                 if self.options.restarts and not attempt.is_refused:
                     say(f"the ranks ended ({attempt.why}), and aren't started again: {why_not}")
@@ -158,12 +169,13 @@ class Supervisor:
         begun_s, shared = time.monotonic(), self.options.checkpoint if hosts else None
         with tempfile.TemporaryDirectory(prefix=".tensoropt-notes-", dir=shared) as folder:
             environ = {**environ, notes.NOTES: os.path.abspath(folder), notes.ATTEMPT: str(len(self.attempts))}
-            leaving.has_begun = lambda: any(Path(folder).glob(f"{notes.BEGUN}.*"))
+            leaving.begin(
+                lambda: any(Path(folder).glob(f"{notes.BEGUN}.*")),
+                lambda: self.options.watches and self._left() != (n_ranks, hosts),
+            )
             code = supervise(self._command(n_ranks, hosts=hosts, environ=environ), environ, self._reads, leaving)
             noted = notes.read_notes(Path(folder))
-        if hosts and code == 0 and notes.BEGUN in noted and notes.DONE not in noted:
-            code = 128 + signal.SIGKILL  # mpirun returns 0 when it has lost a host
-        return Attempt(n_ranks, code, noted, time.monotonic() - begun_s)
+        return Attempt(n_ranks, code_with_hosts(code, hosts, noted), noted, time.monotonic() - begun_s)
 
     def _code_of_request(self, leaving: Leaving) -> int:
         """Return the code to end with after a request to stop: whether another start goes on from a checkpoint."""
@@ -178,7 +190,7 @@ class Supervisor:
 
     def _leave_out(self, attempt: Attempt, hosts: Sequence[Host]) -> None:
         """Leave out, for some time, hosts that don't answer, and ranks that were killed or the hosts that had them."""
-        dead = attempt.dead if self._least < self.options.n_ranks else frozenset()
+        dead = attempt.dead if self.options.min_ranks < self.options.n_ranks else frozenset()
         of_rank = [host for host in hosts for _ in range(host.slots)]
         out = [Host("", len(dead))] if dead and not hosts else []
         for host in hosts:
@@ -188,39 +200,56 @@ class Supervisor:
         self._out += [(time.monotonic() + self.options.cooldown_s, host) for host in out]
 
     def _left(self) -> tuple[int, list[Host]]:
-        """Return how many ranks there are for now, and the hosts for them."""
+        """Return how many ranks to start now, and the hosts for them."""
         self._out = [each for each in self._out if each[0] > time.monotonic()]
-        out = [host for _, host in self._out]
-        hosts = self._hosts()
+        with contextlib.suppress(InputError) if self._known else contextlib.nullcontext():  # a file that is being written
+            self._known = self._hosts()
+        out, hosts = [host for _, host in self._out], [host for host in self._known if host.name]
+        n_slots = sum(host.slots for host in self._known)
         left = [host for host in hosts if host.name not in {each.name for each in out}]
-        n_out = 0 if hosts else sum(host.slots for host in out)
-        return min(self.options.n_ranks - n_out, sum(host.slots for host in left) if hosts else self.options.n_ranks), left
+        most = n_slots if self.options.watches else self.options.n_ranks
+        n_left = min(most, sum(host.slots for host in left)) if hosts else most - sum(host.slots for host in out)
+        least = self.options.min_ranks
+        return next((n for n in range(n_left, least - 1, -1) if n not in self._refused), min(n_left, least - 1)), left
 
     def _ranks_left(self, leaving: Leaving) -> tuple[int, list[Host]]:
         """Return how many ranks to start, once there are enough, and where; 0 if that takes too long, or a request came."""
-        until_s, has_said = time.monotonic() + self.options.wait_s, False
+        until_s, has_said, least = time.monotonic() + self.options.wait_s, False, self.options.min_ranks
         while True:
             n_left, hosts = self._left()
-            if n_left >= self._least:
+            if n_left >= least:
                 return n_left, hosts
             if not has_said:
-                say(f"{n_left} of {self.options.n_ranks} ranks are left, {self._least} are needed; it waits for more")
+                say(f"{n_left} of {self.options.n_ranks} ranks are left, {least} are needed; it waits for more")
                 has_said = True
             if time.monotonic() > until_s:
-                say(f"still {n_left} ranks are left after {self.options.wait_s:.0f} s, and {self._least} are needed")
+                say(f"still {n_left} ranks are left after {self.options.wait_s:.0f} s, and {least} are needed")
                 return 0, []
             if leaving.wait(_LOOK_S):
                 return 0, []
 
     def _say_again(self, attempt: Attempt) -> None:
-        number, (n_left, _) = len(self.attempts), self._left()
+        number, (n_left, _) = len(self.attempts) - self._n_moves, self._left()
         is_kept = self.options.checkpoint is not None
         where = "from its newest checkpoint" if is_kept else "from its beginning, where the script itself may load"
         lost = f"; steps to take again: {attempt.lost_steps}" if attempt.lost_steps else ""
         say(f"the ranks ended ({attempt.why}); restart {number} of {self.options.restarts} with -n {n_left} {where}{lost}")
 
 
-@contextmanager
+def code_with_hosts(code: int, hosts: Sequence[Host], noted: Mapping[str, Any]) -> int:
+    """Return mpirun's exit code, or that of a killed rank if it has lost a host, after which it returns 0.
+
+    Args:
+        noted: what ranks have noted that are on this host, or share the notes' folder.
+    """
+    is_cut_short = not {notes.BEGUN, notes.TERMINATED, notes.FAILED}.isdisjoint(noted)
+    if code or not hosts or notes.DONE in noted or not (is_cut_short or not all(map(answers, hosts))):
+        return code
+    say("mpirun has lost a host")
+    return 128 + signal.SIGKILL
+
+
+@contextlib.contextmanager
 def _held(folder: Path) -> Iterator[None]:
     """Hold a folder, which no other run may use meanwhile.
 

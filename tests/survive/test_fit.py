@@ -254,46 +254,62 @@ def test_a_fit_that_cannot_be_kept_is_refused(trainer, tmp_path):
         with pytest.raises(InputError) as refusal:
             trainer.fit(batches(16), verbose=0, callbacks=callbacks)
         assert sentence in str(refusal.value)
-    with pytest.raises(InputError, match=r"takes a training step that was given data=, or the trainer of .*; got"):
-        next(keeper.steps(3, trainer))
+    with pytest.raises(InputError, match=r"takes what its loop trains: a trainer, .*; got 'model'"):
+        next(keeper.steps(3, "model"))
+    with pytest.raises(InputError, match=r"keeps numbers, text and arrays in state=, .* got a value of type object"):
+        next(keeper.steps(3, trainer, {"file": object()}))
     with pytest.raises(InputError, match="and Keras itself trains model"):
         fresh_plain().fit(batches(16), verbose=0, callbacks=[keeper])
 
 
-def loop(folder: Path, kill_at: int = 0) -> tuple:
+def loop(kind: str, folder: Path, kill_at: int = 0) -> tuple:
     """Train by a loop of one's own, in what stands for a process of its own; return all that may differ."""
     survive._fits.clear()
     keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((72,)), keras.layers.Dense(4)])
+    model = keras.Sequential([keras.Input((72,)), keras.layers.Dropout(0.2), keras.layers.Dense(4)])
     optimizer = keras.optimizers.SGD(1e-2)
 
     def step(x, y):
         with tf.GradientTape() as tape:
-            value = tf.reduce_mean((model(x) - y) ** 2)
+            value = tf.reduce_mean((model(x, training=True) - y) ** 2)
         optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
         return value
 
     where = {"collectives": "emulated", "parallelism": 2, "cluster": "v100-1x4"}
     x, y = np.random.default_rng(0).normal(size=(40, 72)), np.random.default_rng(1).normal(size=(40, 4))
-    batch = x[:BATCH], y[:BATCH]
-    planned = tensoropt.training_step(step, model=model, optimizer=optimizer, batch_size=BATCH, data=batch, **where)
+    if kind == "training step":
+        batch = x[:BATCH], y[:BATCH]
+        trains = tensoropt.training_step(step, model=model, optimizer=optimizer, batch_size=BATCH, data=batch, **where)
+        run, weights = trains, lambda: trains.export() or model.get_weights()
+    elif kind == "train_on_batch":
+        trains = tensoropt.parallelize(model, optimizer, loss="mse", metrics=["mae"], batch_size=BATCH, **where)
+        run, weights = lambda *given: trains.train_on_batch(*given)[1], trains.get_weights
+    else:
+        tensoropt.init("v100-1x4", seed=3)
+        fed = [tensoropt.placeholder(tf.float64, [BATCH, n]) for n in (72, 4)]
+        kernel = tensoropt.get_variable("kernel", [72, 4], tf.float64)
+        value = tf.reduce_mean((tf.nn.dropout(fed[0] @ kernel, 0.2, seed=5) - fed[1]) ** 2)
+        train = tensoropt.GradientDescentOptimizer(1e-2).minimize(value)
+        trains = tensoropt.build_execution_graph(plan=tensoropt.find_strategy(parallelism=2), collectives="emulated")
+        run = lambda *given: trains.run([value, train], dict(zip(fed, given, strict=True)))[0]  # noqa: E731
+        weights = lambda: [trains.run(kernel)]  # noqa: E731
     state: dict = {"losses": [], "order": np.arange(40)}
     np.random.seed(1)
-    for number in tensoropt.Survive(folder, every=3).steps(10, planned, state):
+    for number in tensoropt.Survive(folder, every=3).steps(10, trains, state):
         chosen = np.random.permutation(state["order"])[:BATCH]
-        state["losses"].append(float(planned(x[chosen], y[chosen])))
+        state["losses"].append(float(run(x[chosen], y[chosen])))
         if number == kill_at - 1:
             raise Killed
-    planned.export()
-    return state["losses"], int(planned.optimizer.iterations), model.get_weights()
+    return state["losses"], weights()
 
 
-def test_a_loop_of_ones_own_goes_on(tmp_path, capfd):
-    expected = loop(tmp_path / "whole")
+@pytest.mark.parametrize("kind", ["training step", "train_on_batch", "session"])
+def test_a_loop_of_ones_own_goes_on(kind, tmp_path, capfd):
+    expected = loop(kind, tmp_path / "whole")
     with pytest.raises(Killed):
-        loop(tmp_path / "cut", 8)
-    got = loop(tmp_path / "cut")
-    assert got[:2] == expected[:2]
-    for value, other in zip(got[2], expected[2], strict=True):
+        loop(kind, tmp_path / "cut", 8)
+    got = loop(kind, tmp_path / "cut")
+    assert got[0] == expected[0]
+    for value, other in zip(got[1], expected[1], strict=True):
         np.testing.assert_array_equal(value, other)
     assert f"goes on from '{tmp_path}/cut/fit-0/step-6' (step 6)" in capfd.readouterr().err

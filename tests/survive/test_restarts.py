@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
@@ -21,6 +22,8 @@ from survive import kept_script
 
 from tensoropt.common.errors import InputError
 from tensoropt.runtime import notes
+from tensoropt.runtime.launch.hosts import Host
+from tensoropt.runtime.launch.mpirun import Leaving
 from tensoropt.survive.attempts import Attempt, table, why_not_again
 from tensoropt.survive.supervisor import Supervisor, Survival
 from tensoropt.tools.cli import main as cli
@@ -52,18 +55,24 @@ def test_a_run_goes_on_after_a_death_on_fewer_ranks_and_after_a_request_to_stop(
     env = {"TENSOROPT_CACHE": str(tmp_path / "cache"), "TENSOROPT_QUIET": "0"}
     shutil.copy(kept_script.__file__, tmp_path / "train.py")
     arguments = ["--every", "2steps", "--restarts", "2", "--min-ranks", "1", "--json", "out.json", "train.py", str(kill_at)]
-    run = subprocess.Popen(
-        [*RUN, *arguments],
-        env=child_environment({**env, "NAP": "0.2"}),
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-    until_s, log = time.monotonic() + 100, tmp_path / "steps.jsonl"
-    while not log.exists() or '["1"' not in log.read_text():
-        assert run.poll() is None and time.monotonic() < until_s, run.communicate()[1]
-        time.sleep(0.05)
+    log = tmp_path / "steps.jsonl"
+
+    def started(command: list[str], nap: str, until: Callable[[str], bool]) -> subprocess.Popen[str]:
+        run = subprocess.Popen(
+            command,
+            env=child_environment({**env, "NAP": nap}),
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        until_s = time.monotonic() + 100
+        while not log.exists() or not until(log.read_text()):
+            assert run.poll() is None and time.monotonic() < until_s, run.communicate()[1]
+            time.sleep(0.05)
+        return run
+
+    run = started([*RUN, *arguments], "0.2", lambda text: '["1"' in text)
     run.send_signal(signal.SIGTERM)
     said = run.communicate(timeout=60)[1]
     assert run.returncode == 75, said
@@ -76,9 +85,14 @@ def test_a_run_goes_on_after_a_death_on_fewer_ranks_and_after_a_request_to_stop(
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in running
 
-    done = run_command([*RUN, "train.py"], timeout=100, env=env, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "goes on from" in done.stderr
+    (tmp_path / "slots").write_text("1")
+    n_before, watching = len(log.read_text()), ["--slots", "slots", *RUN[RUN.index("--checkpoint") :], "train.py"]
+    run = started([*RUN[: RUN.index("-n")], *watching], "1", lambda text: len(text) > n_before)
+    (tmp_path / "slots").write_text("2")
+    said = run.communicate(timeout=100)[1]
+    assert run.returncode == 0, said
+    assert said.count("goes on from") == 2 and "there are other slots now: the ranks have saved" in said
+    assert [line.split()[1] for line in said.splitlines()[-2:]] == ["1", "2"], said
     history, weights, expected = plain_result()
     result = json.loads((tmp_path / "result.json").read_text())
     for name, values in history.items():
@@ -132,7 +146,7 @@ def test_what_is_not_worth_a_restart_is_not_restarted(attempts, why):
 
 def survival(folder: Path, **changes) -> Survival:
     given = {"n_ranks": 1, "min_ranks": 1, "checkpoint": folder, "every": "1s", "keep": 2, "fresh": False, "restarts": 0}
-    given |= {"wait_s": 1.0, "cooldown_s": 1.0, "grace_s": 1.0, "leaving_code": 75, "json": None}
+    given |= {"watches": False, "wait_s": 1.0, "cooldown_s": 1.0, "grace_s": 1.0, "leaving_code": 75, "json": None}
     return Survival(**given | changes)
 
 
@@ -163,7 +177,7 @@ def test_a_fresh_run_puts_the_old_one_aside(tmp_path, capfd):
         ("--host alpha:x", "--host takes hosts with their slots: got 'alpha:x', expected alpha:4,beta:4"),
         ("--host alpha", "-n 2 is more than the 1 slots of the hosts"),
         ("--hostfile {folder}/train.py", "a line of hostfile '{folder}/train.py': got 'import sys', expected"),
-        ("--slots file", "--slots isn't there; name hosts and slots in --hostfile FILE"),
+        ("--slots {folder}/train.py", "--slots FILE says how many ranks there are, and -n too; leave -n out"),
         ("--min-ranks 1 --plan p.json", "--min-ranks asks for others; leave one of them out"),
     ],
 )
@@ -172,3 +186,21 @@ def test_wrong_options_are_refused(tmp_path, capsys, arguments, sentence):
     given = arguments.format(folder=tmp_path).split()
     assert cli.main(["run", "-n", "2", *given, str(tmp_path / "train.py")]) == 2
     assert sentence.format(folder=tmp_path) in capsys.readouterr().err
+
+
+def test_too_few_ranks_are_waited_for_until_one_has_cooled_down(tmp_path, capfd):
+    for cooldown_s, wait_s, n_ranks in ((0.5, 5.0, 2), (60.0, 0.1, 0)):
+        waiting = Supervisor(survival(tmp_path, n_ranks=2, min_ranks=2, wait_s=wait_s), list, list, False)
+        waiting._out = [(time.monotonic() + cooldown_s, Host("", 1))]
+        assert waiting._ranks_left(Leaving(1.0)) == (n_ranks, [])
+    said = capfd.readouterr().err
+    assert said.count("1 of 2 ranks are left, 2 are needed; it waits for more") == 2
+    assert "still 1 ranks are left after 0 s, and 2 are needed" in said
+
+
+def test_a_number_of_ranks_without_a_plan_is_left_out(tmp_path):
+    left = Supervisor(survival(tmp_path, n_ranks=4, min_ranks=2), list, list, False)
+    left._refused = {3}
+    assert [left._left()[0] for left._out in ([], [(time.monotonic() + 60, Host("", 1))])] == [4, 2]
+    left._refused = {3, 2}
+    assert left._left()[0] == 1

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from ...common.errors import InputError, describe
 
-_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d+)")
+_LINE = re.compile(r"(?:(\S+)\s+slots\s*=\s*)?(\d+)")
 _HANDED_ON = ("TENSOROPT_", "TF_", "KERAS_", "OMP_", "PYTHON", "NCCL_", "OMPI_ALLOW_RUN_AS_ROOT")
 """Beginnings of the names of environment variables that ranks on other hosts have as well."""
 
 
 class Host(NamedTuple):
-    """A host, and how many ranks it takes."""
+    """A host, and how many ranks it takes; this one if it has no name."""
 
     name: str
     slots: int
@@ -38,27 +38,27 @@ def hosts_of(text: str) -> list[Host]:
 
 
 def hosts_in(file: Path) -> list[Host]:
-    """Return the hosts of a hostfile.
+    """Return the hosts of a hostfile; a number alone is this host's slots.
 
     Raises:
         InputError: it can't be read, or a line isn't a host with its slots.
     """
     try:
-        lines = [line.partition("#")[0].strip() for line in file.read_text().splitlines()]
+        lines = [line for text in file.read_text().splitlines() if (line := text.partition("#")[0].strip())]
     except (OSError, ValueError) as error:
         raise InputError(describe(f"hostfile '{file}' can't be read", got=str(error))) from error
     found = []
-    for line in filter(None, lines):
+    for line in lines or [""]:
         match = _LINE.fullmatch(line)
-        if match is None:
+        if match is None or (match[1] is None and len(lines) > 1):
             raise InputError(describe(f"a line of hostfile '{file}'", got=repr(line), expected="such as 'alpha slots=4'"))
-        found.append(Host(match[1], int(match[2])))
+        found.append(Host(match[1] or "", int(match[2])))
     return found
 
 
 def host_options(hosts: Sequence[Host], environ: Mapping[str, str]) -> list[str]:
     """Return mpirun's options for these hosts, which hand environment variables on to them; none without hosts."""
-    if not hosts:
+    if not any(host.name for host in hosts):
         return []
     names = sorted(name for name in environ if name.startswith(_HANDED_ON))
     return [

@@ -130,14 +130,20 @@ class Leaving:
         asked: the number of the signal that asked for it; None without.
         is_interrupted: whether another signal has ended them.
         has_begun: returns whether ranks take signals as requests yet; those that don't are ended.
+        is_outdated: returns whether they are to save and leave since another number of them is to be started.
+        has_moved: whether they were asked to leave for that.
     """
 
     def __init__(self, grace_s: float) -> None:
         self.grace_s = grace_s
         self.asked: int | None = None
         self.is_interrupted = False
-        self.has_begun: Callable[[], bool] = lambda: False
+        self.begin(lambda: False, lambda: False)
         self._asked_s = 0.0
+
+    def begin(self, has_begun: Callable[[], bool], is_outdated: Callable[[], bool]) -> None:
+        """Begin with ranks that are about to start."""
+        self.has_begun, self.is_outdated, self.has_moved = has_begun, is_outdated, False
         self._ends_s: float | None = None
 
     def take(self, number: int, process: subprocess.Popen[bytes] | None) -> bool:
@@ -149,16 +155,22 @@ class Leaving:
         if self.asked is None:
             self.asked, self._asked_s = number, now_s
             if process is not None:
-                # mpirun hands SIGUSR1 on, and would end ranks by SIGTERM.
-                process.send_signal(signal.SIGUSR1 if self.has_begun() else signal.SIGINT)
-                self._ends_s = now_s + self.grace_s
+                self._ask_ranks(process)
         elif process is not None and now_s - self._asked_s > REPEATED_S:
             process.send_signal(signal.SIGINT)
             self._ends_s = now_s + ENDING_S
         return True
 
+    def _ask_ranks(self, process: subprocess.Popen[bytes]) -> None:
+        # mpirun hands SIGUSR1 on, and would end ranks by SIGTERM.
+        process.send_signal(signal.SIGUSR1 if self.has_begun() else signal.SIGINT)
+        self._ends_s = time.monotonic() + self.grace_s
+
     def look(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill an mpirun that takes too long to leave."""
+        """Ask ranks to leave of which another number is to be started; kill an mpirun that takes too long to leave."""
+        if self._ends_s is None and self.is_outdated() and self.has_begun():
+            self.has_moved = True
+            self._ask_ranks(process)
         if self._ends_s is not None and time.monotonic() > self._ends_s:
             self._ends_s = None
             process.kill()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,6 +43,7 @@ class StageState:
         variables: by operator name, a variable's shards on the ranks that are built here.
         optimizers: the optimizer of each training step, by the step's name.
         runs: by the names of random operators with a seed, how often each has drawn, whatever was fetched.
+        runs_before: how often each had drawn before this process, for those that are yet to be built.
     """
 
     view: StrategyView
@@ -56,6 +57,7 @@ class StageState:
     variables: dict[str, list[tf.Variable]] = field(default_factory=dict)
     optimizers: dict[str, RunningOptimizer] = field(default_factory=dict)
     runs: dict[str, tf.Variable] = field(default_factory=dict)
+    runs_before: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _add_in_one_order()
@@ -125,7 +127,7 @@ class StageState:
         """Make the counts of the random operators of a function that is about to be built."""
         for name in sorted(needed):
             if self.graph.operators[name].type in FROM_SEED and name not in self.runs:
-                self.runs[name] = tf.Variable(tf.zeros([], tf.int64), trainable=False)
+                self.runs[name] = tf.Variable(tf.constant(self.runs_before.get(name, 0), tf.int64), trainable=False)
 
     def count_runs(self, needed: Collection[str]) -> None:
         """Emit, at the end of a function, that its random operators have drawn once more."""

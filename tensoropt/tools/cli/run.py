@@ -17,10 +17,11 @@ from typing import Any
 from ...common.errors import InputError, describe
 from ...common.files import check_writable
 from ...common.time_units import parse_time_us
+from ...runtime import notes
 from ...runtime.launch.hosts import Host, hosts_in, hosts_of
 from ...runtime.launch.mpirun import mpirun_command, rank_environment, supervise
 from ...survive.interval import Interval
-from ...survive.supervisor import Supervisor, Survival
+from ...survive.supervisor import Supervisor, Survival, code_with_hosts
 from ...unchanged.copied_input import copied_input
 from ...unchanged.script import AS_WRITTEN, REFUSED_AT, command
 from .ranks_by_default import ranks_by_default
@@ -65,7 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host", metavar="HOST:SLOTS[,...]", help="the hosts to run on; default: the batch system's, or this one"
     )
     where.add_argument("--hostfile", type=Path, metavar="FILE", help="a file of hosts, read at each start: alpha slots=4")
-    where.add_argument("--slots", help=argparse.SUPPRESS)
+    watched = "a hostfile, or this host's number of slots, which is watched: the run is saved and goes on with as many ranks"
+    where.add_argument("--slots", type=Path, metavar="FILE", help=watched)
     parser.add_argument(
         "--report", type=Path, metavar="OUT.html", help="write a page on the plan that the script runs, for a browser"
     )
@@ -114,7 +116,10 @@ def run(arguments: argparse.Namespace) -> int:
             return _reporting(Supervisor(survival, run, hosts, reads).run, environment, arguments.report)
 
         def once(environ: Mapping[str, str]) -> int:
-            return supervise(run(arguments.n_ranks, hosts=hosts(), environ=environ), environ, reads)
+            with tempfile.TemporaryDirectory(prefix="tensoropt-notes-") as folder:
+                own = {**environ, notes.NOTES: folder}
+                code = supervise(run(arguments.n_ranks, hosts=hosts(), environ=own), own, reads)
+                return code_with_hosts(code, hosts(), notes.read_notes(Path(folder)))
 
         return _reporting(once, environment, arguments.report)
 
@@ -140,9 +145,9 @@ def _hosts(arguments: argparse.Namespace) -> Callable[[], list[Host]]:
     Raises:
         InputError: the hosts can't be read, or are too few.
     """
-    if arguments.slots is not None:
-        raise InputError("--slots isn't there; name hosts and slots in --hostfile FILE, which each start of the ranks reads")
-    file = arguments.hostfile
+    if arguments.slots is not None and arguments.n_ranks is not None:
+        raise InputError("--slots FILE says how many ranks there are, and -n too; leave -n out")
+    file = arguments.slots or arguments.hostfile
     named = [] if arguments.host is None else hosts_of(arguments.host)
     hosts = named if file is None else hosts_in(file)
     n_slots = sum(host.slots for host in hosts)
@@ -263,7 +268,7 @@ def _survival(arguments: argparse.Namespace) -> Survival | None:
     folder = given.get("checkpoint")
     if folder is None and (arguments.fresh or {"every", "keep", "requeue_code"} & given.keys()):
         raise InputError("--every, --keep, --requeue-code and --fresh are for runs that are saved; give --checkpoint DIR")
-    if not given:
+    if not given and arguments.slots is None:
         return None
 
     def number(name: str, default: int, least: int) -> int:
@@ -275,15 +280,18 @@ def _survival(arguments: argparse.Namespace) -> Survival | None:
     def seconds(name: str, default: str) -> float:
         return parse_time_us(given.get(name, default), f"--{name}") / 1e6
 
-    every, min_ranks = given.get("every", "10min"), number("min_ranks", arguments.n_ranks, 1)
+    least = arguments.n_ranks if arguments.slots is None else 1
+    every, min_ranks = given.get("every", "10min"), number("min_ranks", least, 1)
     Interval.of(every)
     if min_ranks > arguments.n_ranks:
         raise InputError(f"--min-ranks {min_ranks} is more than -n {arguments.n_ranks}, the ranks that there are")
     fixed = next((name for name in ("plan", "cluster") if getattr(arguments, name) is not None), None)
-    if min_ranks < arguments.n_ranks and fixed is not None:
-        raise InputError(f"--{fixed} is for one number of ranks, and --min-ranks asks for others; leave one of them out")
+    if (min_ranks < arguments.n_ranks or arguments.slots is not None) and fixed is not None:
+        other = "--min-ranks asks" if arguments.slots is None else "--slots may ask"
+        raise InputError(f"--{fixed} is for one number of ranks, and {other} for others; leave one of them out")
     return Survival(
         n_ranks=arguments.n_ranks,
+        watches=arguments.slots is not None,
         checkpoint=None if folder is None else Path(folder),
         every=every,
         keep=number("keep", 2, 1),
