@@ -13,19 +13,15 @@ from .plain_values import NotPlainError, encoded
 
 
 class SessionRanks:
-    """The state of a recorded model on this rank, and what saves and loads it."""
+    """The state of a recorded model on this rank. It belongs to no Keras object, and only the plan's steps assign to it."""
+
+    objects = catch_up = staticmethod(lambda: None)
 
     def __init__(self, session: Session) -> None:
         if session.execution is None:
             raise InputError(f"steps ({running_line()}) comes after build_execution_graph, whose plan it saves")
         self.execution, self.processes = session.execution, session.execution.processes
         self.rank, self.kept = self.processes.rank, session.execution.engine.state()
-
-    def objects(self) -> None:
-        """Return nothing: the variables are those of no Keras object."""
-
-    def catch_up(self) -> None:
-        """Do nothing: the user's code assigns to no variable but by the plan."""
 
     def restore(self, path: str) -> None:
         """Assign a checkpoint's values to all variables."""
