@@ -172,6 +172,7 @@ def test_a_fresh_run_puts_the_old_one_aside(tmp_path, capfd):
         ("--min-ranks 3 --checkpoint x", "--min-ranks 3 is more than -n 2, the ranks that there are"),
         ("--every 10 --checkpoint x", "the time between two saves is a time above 0 with one of the units"),
         ("--fresh", "are for runs that are saved; give --checkpoint DIR"),
+        ("--requeue-code 256 --checkpoint x", "--requeue-code takes a whole number, 1 to 255, got '256'"),
         ("--restarts many", "--restarts takes a whole number, 0 or more, got 'many'"),
         ("--checkpoint /proc/none", "a run can't be kept in '/proc/none'"),
         ("--host alpha:x", "--host takes hosts with their slots: got 'alpha:x', expected alpha:4,beta:4"),

@@ -271,10 +271,11 @@ def _survival(arguments: argparse.Namespace) -> Survival | None:
     if not given and arguments.slots is None:
         return None
 
-    def number(name: str, default: int, least: int) -> int:
+    def number(name: str, default: int, least: int, most: int = sys.maxsize) -> int:
         text = given.get(name, str(default))
-        if not text.isdecimal() or int(text) < least:
-            raise InputError(f"--{name.replace('_', '-')} takes a whole number, {least} or more, got {text!r}")
+        if not text.isdecimal() or not least <= int(text) <= most:
+            which = f"{least} or more" if most == sys.maxsize else f"{least} to {most}"
+            raise InputError(f"--{name.replace('_', '-')} takes a whole number, {which}, got {text!r}")
         return int(text)
 
     def seconds(name: str, default: str) -> float:
@@ -301,7 +302,7 @@ def _survival(arguments: argparse.Namespace) -> Survival | None:
         wait_s=seconds("wait", "10min"),
         cooldown_s=seconds("cooldown", "10min"),
         grace_s=seconds("grace", "25s"),
-        leaving_code=number("requeue_code", 75, 1),
+        leaving_code=number("requeue_code", 75, 1, 255),
         json=None if "json" not in given else Path(given["json"]),
     )
 
