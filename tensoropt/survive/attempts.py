@@ -12,8 +12,6 @@ from tabulate import tabulate
 from ..runtime import notes
 
 _HEADER = ("attempt", "ranks", "from fit:step", "to", "lost steps", "seconds", "ended by")
-
-
 _MOST_TEXT = 80
 
 

@@ -31,9 +31,6 @@ class SessionRanks:
 def ranks_of(step: Any, state: dict[str, Any]) -> Any:
     """Return the ranks of what a loop trains.
 
-    Args:
-        state: what else it keeps.
-
     Raises:
         InputError: it trains nothing, or has no plan yet, or its state can't be kept.
     """

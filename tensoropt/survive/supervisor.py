@@ -237,11 +237,7 @@ class Supervisor:
 
 
 def code_with_hosts(code: int, hosts: Sequence[Host], noted: Mapping[str, Any]) -> int:
-    """Return mpirun's exit code, or that of a killed rank if it has lost a host, after which it returns 0.
-
-    Args:
-        noted: what ranks have noted that are on this host, or share the notes' folder.
-    """
+    """Return mpirun's exit code; as it is 0 when a host is lost, that of a killed rank if notes or hosts say so."""
     is_cut_short = not {notes.BEGUN, notes.TERMINATED, notes.FAILED}.isdisjoint(noted)
     if code or not hosts or notes.DONE in noted or not (is_cut_short or not all(map(answers, hosts))):
         return code

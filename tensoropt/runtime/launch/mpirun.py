@@ -25,8 +25,6 @@ from ..failures.interruptions import REPEATED_S, STARTED_BY_RUN
 from .hosts import Host, host_options, hosts_of_allocation
 
 ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-
-
 # Linux: SI_KERNEL, PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
 _FROM_KERNEL, _SIGNAL_WHEN_PARENT_DIES, _TAKE_ORPHANS = 0x80, 1, 36
 
