@@ -20,8 +20,6 @@ from tensoropt.report.frontier_rows import column_of
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "is not whole JSON"),
-        ("\x80", "is not whole JSON"),
         ("[" * 100_000, "is not whole JSON"),
         ("[1]", "is not a frontier: got format 'list', expected 'tensoropt/frontier'"),
         ('{"format": "tensoropt/plan", "version": 1}', "got format 'tensoropt/plan', expected 'tensoropt/frontier'"),

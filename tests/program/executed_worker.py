@@ -2,8 +2,8 @@
 
 TensorFlow's graph optimizer is off, so that each operator of the graph runs under its own name. What needs no kernel leaves
 no trace: views, and gradients that are another gradient (an addition's) or a constant (a sum's). Of operators that have a
-kernel for each task and each operand's gradient, kernels are counted; others are held to have run, and nothing else. A rank
-that finds a difference raises, which ends all ranks.
+kernel for each task and each operand's gradient, kernels are counted; others are held to have run, and nothing else. Then
+draws in two stages, one a rank, with messages counted, too. A rank that finds a difference raises, which ends all ranks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Container
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from mpi4py import MPI
 
@@ -21,15 +23,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import tensorflow as tf
 from helpers import zoo
 from helpers.strategies import engine_of, feeds_of, random_router, random_strategy, training_fetch
+from one_device.drawing import Draw, drawn, plan_of, refusal
+from one_device.models import MODELS as ONE_DEVICE
+from one_device.running import engine_of as stages_engine_of
 
 from tensoropt.ir.views import ALIASES
 from tensoropt.lowering.resharding.backends import CommunicatingBackend
+from tensoropt.plan.plan import Plan
 from tensoropt.profiling.collective_tables import device_partitions
 from tensoropt.profiling.trace import OperatorEvent, traced_step
 from tensoropt.program.step import StepProgram, step_program
-from tensoropt.program.tasks import BACKWARD, COMPUTE, COMPUTING, FORWARD, REMATERIALIZED, SUM, UPDATE, Value
+from tensoropt.program.tasks import BACKWARD, COMPUTE, COMPUTING, FEED, FORWARD, REMATERIALIZED, SEND, SUM, UPDATE, Value
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
+from tensoropt.runtime.measuring.local_hardware import prepared_processes
+from tensoropt.runtime.ranks import Processes
+from tensoropt.runtime.step import function_emission as emission
 from tensoropt.sharding.resharding import PathFinder, differentiated_operands, inner_reshardings
 from tensoropt.sharding.strategy import StrategyView
 
@@ -50,8 +59,10 @@ GRADIENT_KERNELS = {
 """Types whose gradients have a kernel of their own for each operand, whatever the shapes, and the types of these kernels."""
 Kernels = Counter[tuple[str, str]]
 """How many kernels ran, by the model's operator and their type."""
-_SCOPE = r"gradients/(?:(?:gradients/)?rematerialized(?:_\d+)?/)?"
-_GRADIENT, _AGAIN = re.compile(_SCOPE + "(.+?)_grad/"), re.compile(r"gradients/rematerialized(?:_\d+)?/(.+)")
+_PASS = r"(?:micro_batch_\d+/)?gradients(?:_\d+)?/"
+_SCOPE = rf"{_PASS}(?:(?:gradients/)?rematerialized(?:_\d+)?/)?"
+_GRADIENT, _AGAIN = re.compile(_SCOPE + "(.+?)_grad/"), re.compile(rf"{_PASS}rematerialized(?:_\d+)?/(.+)")
+_MICRO_BATCH = re.compile(r"micro_batch_\d+/")
 
 
 def operator_of(name: str, operators: Container[str]) -> str | None:
@@ -69,7 +80,7 @@ def ran(events: tuple[OperatorEvent, ...], view: StrategyView) -> dict[str, Kern
         gradient, again = _GRADIENT.match(event.name), _AGAIN.match(event.name)
         way = BACKWARD if gradient else REMATERIALIZED if again else FORWARD
         match = gradient or again
-        name = operator_of(match[1] if match else event.name, operators)
+        name = operator_of(_MICRO_BATCH.sub("", match[1] if match else event.name, count=1), operators)
         if name is not None:
             found[way][name, event.type] += 1
     return found
@@ -159,8 +170,37 @@ def check(model: zoo.Recorded, mesh: Mesh, backend: CommunicatingBackend, seed: 
     return ", ".join(numbers)
 
 
+def check_in_stages(draw: Draw, processes: Processes) -> str:
+    plan, model = Plan.from_json(processes.broadcast(plan_of(draw).to_json())), draw.model
+    own: list[tuple[StepProgram, StrategyView]] = []
+
+    def recorded(view: StrategyView, *given: Any, **options: Any) -> StepProgram:
+        own.append((step_program(view, *given, **options), view))
+        return own[-1][0]
+
+    emission.step_program = recorded  # type: ignore[attr-defined]
+    engine, feeds = stages_engine_of(draw, plan, processes), feeds_of(model.graph, model.batches[0])
+    engine.run(training_fetch(model), feeds)
+    events = traced_step(lambda: engine.run(training_fetch(model), feeds)).operators
+    ((program, view),) = own
+    found, types = ran(events, view), Counter(event.type for event in events)
+    kinds = {op.name: op.type for op in view.graph.step_operators if op.type in GRADIENT_KERNELS}
+    wanted = {way: expected(program, view, way) for way in (FORWARD, REMATERIALIZED)}
+    for way, counts in {**wanted, BACKWARD: n_gradients(program, view)}.items():
+        kernels = {name: GRADIENT_KERNELS[kind] if way == BACKWARD else (kind,) for name, kind in kinds.items()}
+        got = {name: sum(found[way][name, kind] for kind in those) for name, those in kernels.items()}
+        assert got == {name: counts[name] for name in kinds}, (str(draw), way, got, counts)
+    crossing = {each.tensor for each in engine.stages.crossings}
+    received = [task for task in program.tasks if task.work == FEED and not task.reads and task.writes]
+    messages = sum(task.writes[0].site.name in crossing for task in received)
+    messages += sum(task.work == SEND for task in program.tasks)
+    updates = sum(n for kind, n in types.items() if kind.startswith("ResourceApply"))
+    assert (types["PyFunc"], updates) == (messages, sum(task.work == UPDATE for task in program.tasks)), str(draw)
+    return f"{len(kinds)} kinds held, {messages} messages, {updates} updates"
+
+
 def main(first: int, last: int) -> None:
-    tf.config.threading.set_intra_op_parallelism_threads(1)
+    processes = prepared_processes()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     mesh = Mesh.of(COMM.size)
     communicator = MpiCommunicator(COMM, mesh)
@@ -172,6 +212,13 @@ def main(first: int, last: int) -> None:
         for rank, line in enumerate(COMM.allgather(told)):
             if COMM.rank == 0:
                 print(f"seed {seed}, rank {rank}: {line}", flush=True)
+    draws = (drawn(seed, COMM.size) for seed in range(0, 900, len(ONE_DEVICE)))  # of MLPs
+    of_stages = (each for each in draws if each.n_stages == COMM.size and each.n > 1 and refusal(each) is None)
+    for draw in islice(of_stages, 2):
+        told = check_in_stages(draw, processes)
+        for rank, line in enumerate(COMM.allgather(told)):
+            if COMM.rank == 0:
+                print(f"stages of draw {draw.seed}, rank {rank}: {line}", flush=True)
 
 
 if __name__ == "__main__":

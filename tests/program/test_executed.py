@@ -19,3 +19,5 @@ def test_each_rank_executes_the_program_s_tasks(start: int, end: int) -> None:
     lines = re.findall(r"seed (\d+), rank (\d): (\d+) forward, (\d+) backward, .* (\d+) collectives", result.stdout)
     assert [(int(seed), int(rank)) for seed, rank, *_ in lines] == [(s, r) for s in range(start, end) for r in range(2)]
     assert all(int(number) > 0 for line in lines for number in line[2:])
+    in_stages = re.findall(r"stages of draw \d+, rank \d: \d+ kinds held, (\d+) messages", result.stdout)
+    assert len(in_stages) == 4 and all(map(int, in_stages))

@@ -20,7 +20,6 @@ from tensoropt.common.errors import InputError
 from tensoropt.ft import INFEASIBLE, Budget
 from tensoropt.ft.pareto import reduce_unsorted
 from tensoropt.plan.consistency import check_reshardings
-from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
 from tensoropt.tools.offline import record
@@ -30,17 +29,6 @@ from tensoropt.tools.offline import record
 def found() -> ModelFrontier:
     model = record(lambda: zoo.vgg16(batch=64, image=32), "vgg16").model
     return find_frontier(model, named("v100-1x2"), 2, budget=Budget(seconds=1.0))
-
-
-def test_a_plan_reads_back_as_it_was_written(found: ModelFrontier, tmp_path: Path) -> None:
-    plan = found.smallest()
-    assert plan.stages[0].strategy.rematerialized
-    plan.save(tmp_path / "plan.json")
-    loaded = Plan.load(tmp_path / "plan.json")
-    assert loaded.stages[0].strategy.rematerialized == plan.stages[0].strategy.rematerialized
-    assert loaded.operators == plan.operators
-    loaded.check_for(found.model)
-    check_reshardings(found.model.view(loaded.stages[0].strategy), loaded.stages[0])
 
 
 @pytest.mark.parametrize("function", [small.mlp, small.cnn, small.attention])
