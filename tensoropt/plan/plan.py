@@ -20,6 +20,7 @@ from ..program.passes import Orders, merged
 from ..program.schedule import PLAIN, SCHEDULES, pass_orders
 from ..report.explanation import explanation
 from ..report.explanation_text import explanation_text
+from ..report.frontier_rows import COSTS
 from ..report.notebook import plan_html
 from ..report.page import report_name, write_report
 from ..report.plan_page import plan_report
@@ -309,12 +310,7 @@ class Plan:
             "mesh": levels_json(self.mesh),
             "model_digest": self.model_digest,
             "schedule": {"name": self.schedule, "micro_batches": self.micro_batches, **interleaved},
-            "sum_bytes": self.sum_bytes,
-            "peak_bytes": self.peak_bytes,
-            "time_us": self.time_us,
-            "compute_time_us": self.compute_time_us,
-            "network_time_us": self.network_time_us,
-            "overlap_time_us": self.overlap_time_us,
+            **{key: getattr(self, key) for key in COSTS},
             "exact": self.exact,
             "assumed": dict(self.assumed),
             "frontier": self.frontier_text.splitlines(),

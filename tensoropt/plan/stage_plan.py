@@ -11,6 +11,7 @@ from tabulate import tabulate
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from ..ir.graph import Graph, Operator
+from ..report.frontier_rows import COSTS
 from ..report.plan_rows import SOURCES, peak_of
 from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
@@ -158,13 +159,8 @@ class StagePlan:
             "idle_share": self.idle_share,
             "mesh": levels_json(self.mesh),
             "model_digest": self.model_digest,
-            "sum_bytes": self.sum_bytes,
-            "peak_bytes": self.peak_bytes,
+            **{key: getattr(self, key) for key in COSTS},
             **({} if self.peak is None else {"peak": dict(self.peak)}),
-            "time_us": self.time_us,
-            "compute_time_us": self.compute_time_us,
-            "network_time_us": self.network_time_us,
-            "overlap_time_us": self.overlap_time_us,
             "operators": [op.to_json() for op in self.operators],
             "reshardings": [resharding.to_json() for resharding in self.reshardings],
         }
