@@ -116,14 +116,10 @@ def most_micro_batches(model: Model, parallelism: int) -> list[int]:
     except InputError:
         return []
     assert micro_batching is not None
-    possible = [n for n in _powers_of_two(micro_batching.batch) if micro_batching.batch % n == 0]
+    powers_of_two = (1 << i for i in range(1, micro_batching.batch.bit_length()))
+    possible = [n for n in powers_of_two if micro_batching.batch % n == 0]
     one_each = [n for n in possible if micro_batching.batch // n >= parallelism]
     return list(dict.fromkeys([*one_each[-1:], *possible[-1:]]))
-
-
-def _powers_of_two(most: int) -> Iterator[int]:
-    """Return the powers of two up to ``most``: 2, 4, 8, ..."""
-    return (1 << i for i in range(1, most.bit_length()))
 
 
 class DeadlineError(Exception):

@@ -41,7 +41,7 @@ def search_cut(
         model = stages.models[stage]
         asked = replace(own, model=model, force=of_stage(request.model.graph, model.graph, request.force))
         frontier = alike.searched(asked, cut.sizes[stage], partial(_fastest_fits, limit, orders, stage))
-        if must_fit and limit is not None and _least_bytes(frontier, stage, orders[0]) > limit:
+        if must_fit and limit is not None and StageCosts.of(frontier).bytes_of(stage, orders[0]).min() > limit:
             return None
         found[stage] = frontier
     times, hardware = cutting.times(n).of(cut.sizes), request.hardware
@@ -56,10 +56,6 @@ def search_cut(
         transfers(stages, hardware, cut.blocks, n),
         bound_us,
     )
-
-
-def _least_bytes(frontier: ModelFrontier, stage: int, order: StepOrder) -> int:
-    return int(StageCosts.of(frontier).bytes_of(stage, order).min())
 
 
 def _fastest_fits(limit_bytes: int | None, orders: Sequence[StepOrder], stage: int, frontier: ModelFrontier) -> bool:
