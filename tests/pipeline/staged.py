@@ -30,6 +30,17 @@ from tensoropt.search.stages.submeshes import blocks_of
 from tensoropt.sharding.stages import StageModel, Stages
 
 
+def layers(batch: int = 8, width: int = 16, joined: int = 1, n: int = 4) -> zoo.Built:
+    """Return some layers; ``joined`` samples are one at the end, so that no micro-batch has fewer."""
+    api = tf.compat.v1
+    x = value = api.placeholder(api.float64, [batch, width], name="x")
+    for layer in range(n):
+        value = api.tanh(api.matmul(value, api.get_variable(f"w{layer}", [width, width], api.float64)))
+    if joined > 1:
+        value = api.reshape(value, [batch // joined, joined * width])
+    return zoo.Built(api.reduce_mean(api.square(value - 1.0)), {x: zoo._reals(12, batch, width)}, ())
+
+
 def tanh_layers(n: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Record layers of 16 by 16, and return the placeholder that the first reads and the result of the last."""
     x = hidden = tensoropt.placeholder(tensoropt.float64, [8, 16])

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from helpers import zoo
 from helpers.searches import fastest_that_fits, least_bytes_in_micro_batches, least_in_stages
-from helpers.zoo import Built
-from pipeline.staged import check_losses, tanh_layers
+from pipeline.staged import check_losses, layers, tanh_layers
 
 import tensoropt
 from tensoropt.common.errors import InputError
@@ -38,19 +37,6 @@ from tensoropt.tuning.profile_guided import find_measured
 HARDWARE = named("v100-1x4")
 UNSPLIT = {"Variable": {"d0": 1, "d1": 1}}
 """Without stages each device then has all parameters."""
-
-
-def layers(batch: int = 8, width: int = 16, joined: int = 1) -> Built:
-    """Return four layers; ``joined`` samples are one at the end, so that no micro-batch has fewer."""
-    import tensorflow as tf
-
-    api = tf.compat.v1
-    x = value = api.placeholder(api.float64, [batch, width], name="x")
-    for layer in range(4):
-        value = api.tanh(api.matmul(value, api.get_variable(f"w{layer}", [width, width], api.float64)))
-    if joined > 1:
-        value = api.reshape(value, [batch // joined, joined * width])
-    return Built(api.reduce_mean(api.square(value - 1.0)), {x: zoo._reals(12, batch, width)}, ())
 
 
 @cache
@@ -113,18 +99,8 @@ def test_the_fewest_stages_that_fit_are_taken_and_say_why(tmp_path: Path, everyt
     check_losses(plan, recorded())
 
 
-def many_samples() -> Built:
-    import tensorflow as tf
-
-    api = tf.compat.v1
-    x = value = api.placeholder(api.float64, [64, 8], name="x")
-    for layer in range(4):
-        value = api.tanh(api.matmul(value, api.get_variable(f"w{layer}", [8, 8], api.float64)))
-    return Built(api.reduce_mean(api.square(value - 1.0)), {x: zoo._reals(12, 64, 8)}, ())
-
-
 def test_more_micro_batches_are_taken_where_those_searched_by_default_do_not_fit() -> None:
-    model = zoo.record(many_samples, "adam").model
+    model = zoo.record(partial(layers, 64, 8), "adam").model
     asked = request(model=model, limit_bytes=1)
     default = least_in_stages(asked, 4, 2)
     assert default.points_of[0].micro_batches == 8
@@ -149,7 +125,7 @@ def test_all_stages_together_hold_what_is_held_anyway(count: int) -> None:
 
 
 def test_micro_batches_that_cannot_help_are_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = request(model=zoo.record(many_samples, "adam").model)
+    asked = request(model=zoo.record(partial(layers, 64, 8), "adam").model)
     probe = least_in_stages(asked, 4, 2)
     held = min(by_bound._hoped_for_bytes(each, 32) for each in probe.searched)
     for limit, expected in ((held - 1, True), (held, False)):
@@ -196,12 +172,12 @@ def test_a_limit_that_a_plan_without_stages_keeps_has_none_searched(monkeypatch:
 
 
 def test_a_model_that_cannot_be_cut_has_no_frontier_in_stages() -> None:
-    def one() -> Built:
+    def one() -> zoo.Built:
         import tensorflow as tf
 
         x = tf.compat.v1.placeholder(tf.float64, [8, 16], name="x")
         w = tf.compat.v1.get_variable("w", [16, 16], tf.float64)
-        return Built(tf.reduce_mean(tf.square(x @ w)), {x: zoo._reals(12, 8, 16)}, ())
+        return zoo.Built(tf.reduce_mean(tf.square(x @ w)), {x: zoo._reals(12, 8, 16)}, ())
 
     asked = request(10_000, model=zoo.record(one, "adam").model)
     assert CandidateSearch(asked, 4).search_all().frontier() is None

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 from helpers import zoo
-from helpers.zoo import Built
-from pipeline.staged import check_losses
+from pipeline.staged import check_losses, layers
 
 from tensoropt.ft import Budget
 from tensoropt.plan.plan import Plan
@@ -39,19 +38,9 @@ def layers():
 """
 
 
-def layers(batch: int = 256, width: int = 256) -> Built:
-    import tensorflow as tf
-
-    api = tf.compat.v1
-    x = value = api.placeholder(api.float64, [batch, width], name="x")
-    for layer in range(6):
-        value = api.tanh(api.matmul(value, api.get_variable(f"w{layer}", [width, width], api.float64)))
-    return Built(api.reduce_mean(api.square(value - 1.0)), {x: zoo._reals(12, batch, width)}, ())
-
-
 @cache
 def recorded() -> zoo.Recorded:
-    return zoo.record(layers, "adam")
+    return zoo.record(partial(layers, 256, 256, n=6), "adam")
 
 
 def request(cluster: str = "v100-2x1", **changed: object) -> Request:
