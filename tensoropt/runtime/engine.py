@@ -56,6 +56,7 @@ class Engine(RunningStages):
         begin: called when a step begins, so that a rank which waits in it can be told from one that hasn't come.
         gather: returns the arrays of all ranks, given this rank's and what they are.
         display: shows that a function is being built, and runs for the first time.
+        out_of_memory: returns the sentence for an allocation that failed.
     """
 
     share: Share = lambda stage, values: values or []
@@ -64,6 +65,7 @@ class Engine(RunningStages):
     begin: Callable[[], None] = lambda: None
     gather: Callable[[np.ndarray, str], Sequence[np.ndarray]] = lambda value, what: [value]
     display: Display = NOT_SHOWN
+    out_of_memory: Callable[[str], str] | None = None
     _functions: dict[tuple[Fetch, tuple[Feed, ...]], BuiltFunction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -181,7 +183,7 @@ class Engine(RunningStages):
             shard = shard_of(argument, fed[argument.number])
             as_specified = as_specified and argument.spec.fits(shard)
             arguments.append(shard if isinstance(shard, tf.Tensor) else tf.constant(shard))
-        with RefusedValues(self.graph), self.backend.watched(built.log):
+        with RefusedValues(self.graph, self.out_of_memory), self.backend.watched(built.log):
             self.begin()
             values = iter([value.numpy() for value in built.run(arguments, as_specified)])
         check_memory_left()

@@ -30,6 +30,7 @@ from .engine import Engine
 from .execute import EMULATED, HOROVOD, MPI, Agreement, check_ranks, communicating, runs_in_order, same_on_all, taking_part
 from .gpus import make_deterministic
 from .memory_check import check_available_memory, state_bytes
+from .plan_memory import PlanMemory
 from .ranks import Processes
 from .step.parts import StageView
 from .step.stage_state import StageState
@@ -105,10 +106,13 @@ def execute(
     backends: dict[int, Backend] = {number: EmulatedBackend(stage.mesh) for number, stage in enumerate(plan.stages)}
     agree, in_order, others = Agreement(own, None), False, dict[str, Any](machine_of=(0,) * plan.parallelism)
     if collectives == EMULATED:
-        check_available_memory(sum(len(view.devices) * state_bytes(view.whole) for view in views), processes.local_size)
+        memory = PlanMemory.of(plan)
+        state = sum(len(view.devices) * state_bytes(view.whole) for view in views)
+        check_available_memory(state, processes.local_size, memory)
     else:
         state = max(sum(state_bytes(view.whole) for view in views if view.devices == devices) for devices in plan.submeshes)
-        check_available_memory(max(state, plan.peak_bytes or 0), processes.local_size)
+        memory = PlanMemory.of(plan, partial(processes.broadcast, what="what plans need"))
+        check_available_memory(max(state, plan.peak_bytes or 0), processes.local_size, memory)
         part = taking_part(plan.parallelism, processes)
         numbers = [number for number, view in enumerate(views) if part.rank in view.devices]
         own = part if len(plan.submeshes) == 1 else _of_stage(part, numbers[0])
@@ -128,7 +132,7 @@ def execute(
         if isinstance(values, ValuesInStep):
             values.finish()
     others |= {} if own is part else _joining(plan, part)
-    engine = Engine(stages, views, plan.orders, states, display=display, **others)
+    engine = Engine(stages, views, plan.orders, states, display=display, out_of_memory=memory.sentence, **others)
     engine.initial_value = initial_value
     return Execution(plan, engine, part)
 

@@ -14,9 +14,10 @@ from ..profiling.available_memory import available_memory_bytes
 from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..sharding.strategy import StrategyView
 from .gpus import are_shared, computes_on_gpu
+from .plan_memory import PlanMemory
 
 
-def check_available_memory(n_bytes: int, local_ranks: int) -> None:
+def check_available_memory(n_bytes: int, local_ranks: int, memory: PlanMemory) -> None:
     """Check that this process can get the memory that a plan needs, before any of it is allocated.
 
     The bytes are allocated briefly, without being written to, which fails at a limit of the process. The free memory of the
@@ -24,6 +25,7 @@ def check_available_memory(n_bytes: int, local_ranks: int) -> None:
 
     Args:
         local_ranks: the number of ranks that share this machine's memory.
+        memory: what is known of the plan and of those that need less.
 
     Raises:
         OutOfMemoryError: there is too little; the message is the same on every rank.
@@ -39,8 +41,7 @@ def check_available_memory(n_bytes: int, local_ranks: int) -> None:
         fits = False
     if not fits:
         raise OutOfMemoryError(
-            f"out of memory: the plan needs {memory_text(n_bytes)} of this process, which is more than it can get; find a "
-            "plan that needs less per device, with find_strategy(memory=...) or on more devices"
+            memory.sentence(f"the plan needs {memory_text(n_bytes)} of this process, which is more than it can get")
         )
 
 

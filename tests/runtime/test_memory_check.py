@@ -7,24 +7,32 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 from helpers.large import first
 from session.models import begin, network
 
 import tensoropt
 from tensoropt.common.errors import OutOfMemoryError
+from tensoropt.ir.graph import Graph
 from tensoropt.runtime.failures.error_handling import _out_of_memory
+from tensoropt.runtime.failures.step_errors import RefusedValues
 from tensoropt.runtime.memory_check import check_available_memory, state_bytes
+from tensoropt.runtime.plan_memory import PlanMemory
+
+KNOWN = PlanMemory(10**9, 100.0, ((9 * 10**8, 101.0), (6 * 10**8, 150.0), (5 * 10**8, 160.0)))
 
 LIMITED = """
 import resource
 from tensoropt.common.errors import OutOfMemoryError
 from tensoropt.runtime.memory_check import check_available_memory
+from tensoropt.runtime.plan_memory import PlanMemory
+KNOWN = PlanMemory(2 * 300 * 2**20, 5.0)
 free = 300 * 2**20
 taken = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmData"))) * 1024
 resource.setrlimit(resource.RLIMIT_DATA, (taken + free, taken + free))
-check_available_memory(free // 2, 1)
+check_available_memory(free // 2, 1, KNOWN)
 try:
-    check_available_memory(2 * free, 1)
+    check_available_memory(2 * free, 1, KNOWN)
 except OutOfMemoryError as error:
     print(error)
 """
@@ -89,10 +97,10 @@ def test_a_step_without_memory_for_its_libraries_does_not_count() -> None:
 
 
 def test_more_than_the_machine_has_is_refused() -> None:
-    check_available_memory(1000, 1)
+    check_available_memory(1000, 1, KNOWN)
     for n_bytes in (1 << 50, 1 << 61):
         with pytest.raises(OutOfMemoryError, match="find a plan that needs less per device") as error:
-            check_available_memory(n_bytes, 1)
+            check_available_memory(n_bytes, 1, KNOWN)
         assert error.value.exit_code == 1
 
 
@@ -130,6 +138,25 @@ def test_a_plan_that_needs_more_than_there_is_isn_t_begun(monkeypatch) -> None:
     monkeypatch.setattr("tensoropt.runtime.memory_check.available_memory_bytes", lambda local_ranks: 100)
     with pytest.raises(OutOfMemoryError, match="out of memory: the plan needs"):
         tensoropt.build_execution_graph(plan=plan, collectives="emulated")
+
+
+def test_a_step_that_gets_no_memory_names_a_plan_that_would_fit() -> None:
+    """The error is TensorFlow's own: no machine has 16 TB. On a GPU less than it has is asked for, else less than predicted."""
+    begin()
+    network()
+    plan = tensoropt.find_strategy(cluster="v100-1x2")
+    known = PlanMemory.of(plan)
+    assert known.others and all(peak < plan.peak_bytes for peak, _ in known.others)
+    with pytest.raises(OutOfMemoryError) as raised, RefusedValues(Graph({}, {}, {}), KNOWN.sentence):
+        tf.fill([1 << 42], 1.0)
+    told = str(raised.value)
+    assert told.startswith("out of memory: OOM when allocating tensor with shape[4398046511104]") and "\n" not in told
+    assert told.endswith(
+        "the plan was predicted to need 1 GB per device; a plan that needs 600 MB is predicted to take 1.50 times as long: "
+        "ask for it by memory='603 MB'"
+    )
+    small = KNOWN.sentence("OOM", 3 * 10**8)
+    assert ", of 300 MB that its GPU has; find a plan that needs at most" in small
 
 
 def test_what_tensorflow_could_not_get_is_told_in_a_sentence() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 import tensorflow as tf
 
-from ...common.errors import InputError
+from ...common.errors import InputError, OutOfMemoryError
 from ...common.source_lines import line_at, running_at, running_line
 from ...ir.graph import Graph, Operator
 
@@ -61,10 +62,13 @@ def _running_one() -> str:
 
 
 class RefusedValues:
-    """A context that reports which of the user's operators a value doesn't suit, if a kernel of TensorFlow's refuses it."""
+    """A context that reports which of the user's operators a value doesn't suit, if a kernel of TensorFlow's refuses it.
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    It also explains that memory ran out, where it is told how.
+    """
+
+    def __init__(self, graph: Graph, out_of_memory: Callable[[str], str] | None = None) -> None:
+        self._graph, self._out_of_memory = graph, out_of_memory
 
     def __enter__(self) -> None:
         """Begin to look out for refused values."""
@@ -74,7 +78,10 @@ class RefusedValues:
 
         Raises:
             InputError: a kernel refused a value, such as a label that isn't a class.
+            OutOfMemoryError: TensorFlow couldn't allocate a tensor.
         """
+        if isinstance(error, tf.errors.ResourceExhaustedError) and self._out_of_memory is not None:
+            raise OutOfMemoryError(self._out_of_memory(_allocation(error.message))) from error
         if not isinstance(error, tf.errors.InvalidArgumentError):
             return
         op = _operator(self._graph, error.message)
@@ -119,6 +126,13 @@ def _operator(graph: Graph, message: str) -> Operator | None:
         shorter = re.sub(r"_\d+$", "", name)
         name = shorter if shorter != name else name.rpartition("/")[0]
     return graph.operators.get(name)
+
+
+def _allocation(message: str) -> str:
+    """Return which allocation failed, without the place in TensorFlow's code and without the trace."""
+    lines = (line.strip() for line in message.splitlines())
+    wanted = next((line for line in lines if "OOM" in line or "allocate" in line), _reason(message))
+    return re.sub(r"\s*(\[Op:\w*\]|\{\{node .*\}\})", "", wanted)
 
 
 def _reason(message: str) -> str:

@@ -1,0 +1,69 @@
+"""Say that memory ran out: what the plan was predicted to need, what the device has, and which plan would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..common.memory_units import default_limit, memory_text
+from ..plan.plan import Plan
+from ..profiling.tensorflow_engine import TensorFlowEngine
+from .gpus import computes_on_gpu
+
+LESS = 0.8
+"""The share of its prediction that is left to a plan which ran out of memory although it was predicted to fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMemory:
+    """What a plan was predicted to need, and what others of its frontier would.
+
+    Attributes:
+        plan_bytes: the predicted peak per device.
+        time_us: the predicted time of a step.
+        others: the predicted peak and time of the frontier's plans with a smaller peak; none where it isn't known.
+    """
+
+    plan_bytes: int
+    time_us: float
+    others: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan, from_rank_0: Callable[[object], object] = lambda value: value) -> PlanMemory:
+        """Return what is known of a plan: on all ranks what rank 0 knows, which alone has the frontier."""
+        points = [] if plan.frontier is None else zip(plan.frontier.peaks.tolist(), plan.frontier.points, strict=True)
+        others = tuple((peak, point.time_us) for peak, point in points if peak < plan.needed_bytes)
+        known = from_rank_0(cls(plan.needed_bytes, plan.time_us, others))
+        assert isinstance(known, cls)
+        return known
+
+    def sentence(self, what: str, device_bytes: int | None = None) -> str:
+        """Return the sentence that a user reads.
+
+        Args:
+            what: what couldn't be had, such as TensorFlow's "OOM when allocating tensor with shape[...]".
+            device_bytes: the memory of a GPU; by default this process's, None on a CPU, whose free memory changes.
+        """
+        if device_bytes is None and computes_on_gpu():
+            device_bytes = TensorFlowEngine().device_memory_bytes()
+        limit = round(LESS * self.plan_bytes)
+        if device_bytes is not None:
+            limit = min(limit, default_limit(device_bytes))
+        has = "" if device_bytes is None else f", of {memory_text(device_bytes)} that its GPU has"
+        return (
+            f"out of memory: {what.rstrip('.')}; the plan was predicted to need {memory_text(self.plan_bytes)} per "
+            f"device{has}; {self._advice(limit)}"
+        )
+
+    def _advice(self, limit: int) -> str:
+        fitting = [(time_us, peak) for peak, time_us in self.others if peak <= limit]
+        if fitting:
+            time_us, peak = min(fitting)
+            return (
+                f"a plan that needs {memory_text(peak)} is predicted to take {time_us / self.time_us:.2f} times as long: "
+                f"ask for it by memory='{memory_text(peak + peak // 200)}'"
+            )
+        return (
+            f"find a plan that needs at most {memory_text(limit)} per device, with find_strategy(memory=...), on more "
+            "devices, or with fewer samples at once"
+        )
