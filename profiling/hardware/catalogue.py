@@ -19,7 +19,8 @@ from .checks import HardwareError
 from .description import Hardware, check_format
 from .frozen import FrozenMapping
 
-_NEAREST = dict.fromkeys(("a100", "a100gb40", "h200", "b200", "l4", "l40s", "rtx4090", "rtx5090", "t4"), "h100")
+_MEASURED, _UNMEASURED = "h100", "a100 a100gb40 a100pcie a10g h100pcie h200 h200nvl b200 l4 l40s rtx4090 rtx5090 t4"
+_NEAREST = dict.fromkeys(_UNMEASURED.split(), _MEASURED)
 """Devices whose operators nobody measured, and the nearest device that was."""
 _NAME = re.compile(r"(?P<device>[a-z0-9]+)-(?P<machines>[1-9][0-9]*)x(?P<devices>[1-9][0-9]*)")
 

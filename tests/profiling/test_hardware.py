@@ -215,17 +215,18 @@ def test_the_papers_cluster():
 
 def test_every_shipped_description_is_the_paper_s_or_an_own_cluster_with_sources():
     names = (
-        "a100-1x8 a100gb40-1x8 b200-1x8 h100-1x8 h100tf32-1x8 h200-1x8 k80-16x4 l4-1x4 l40s-1x8 p100-4x4 rtx4090-1x4 "
-        "rtx5090-1x4 t4-1x4 v100-2x8"
+        "a100-1x8 a100gb40-1x8 a100pcie-1x8 a10g-1x8 b200-1x8 h100-1x8 h100pcie-1x8 h100tf32-1x8 h200-1x8 h200nvl-1x8 "
+        "k80-16x4 l4-1x4 l40s-1x8 p100-4x4 rtx4090-1x4 rtx5090-1x4 t4-1x4 v100-2x8"
     ).split()
     assert [described.name for described in shipped().values()] == names
     for described in shipped().values():
         assert named(described.name) == described
         assert {"memory_bytes", "flops_per_s", "memory_bytes_per_s", "levels"} <= set(described.provenance)
         assert len(described.levels) == 2
+        assert (described.device.watts is None) == ("watts" not in described.provenance)
 
 
-@pytest.mark.parametrize("name", ["a100", "a100gb40", "h200", "b200", "l4", "l40s", "rtx4090", "rtx5090", "t4"])
+@pytest.mark.parametrize("name", ["a100", "a100pcie", "a10g", "h100pcie", "h200", "b200", "l4", "l40s", "rtx4090", "rtx5090", "t4"])
 def test_a_gpu_that_nobody_measured_reaches_the_fractions_of_its_peaks_that_an_h100_does(name):
     own, measured = named(f"{name}-2x8"), named("h100-2x8")
     dtypes = own.operators["MatMul"].keys()
