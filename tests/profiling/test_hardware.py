@@ -226,7 +226,7 @@ def test_every_shipped_description_is_the_paper_s_or_an_own_cluster_with_sources
         assert (described.device.watts is None) == ("watts" not in described.provenance)
 
 
-@pytest.mark.parametrize("name", ["a100", "a100pcie", "a10g", "h100pcie", "h200", "b200", "l4", "l40s", "rtx4090", "rtx5090", "t4"])
+@pytest.mark.parametrize("name", "a100 a100pcie a10g h100pcie h200 b200 l4 l40s rtx4090 rtx5090 t4".split())
 def test_a_gpu_that_nobody_measured_reaches_the_fractions_of_its_peaks_that_an_h100_does(name):
     own, measured = named(f"{name}-2x8"), named("h100-2x8")
     dtypes = own.operators["MatMul"].keys()

@@ -132,7 +132,7 @@ def _allocation(message: str) -> str:
     """Return which allocation failed, without the place in TensorFlow's code and without the trace."""
     lines = (line.strip() for line in message.splitlines())
     wanted = next((line for line in lines if "OOM" in line or "allocate" in line), _reason(message))
-    return re.sub(r"\s*(\[Op:\w*\]|\{\{node .*\}\})", "", wanted)
+    return re.sub(r"\[Op:\w*\]|\{\{.*?\}\}", "", wanted).strip()
 
 
 def _reason(message: str) -> str:
