@@ -87,17 +87,11 @@ def late(submit):
 
 
 @pytest.fixture(scope="module")
-def warned(submit):
-    """A job that Slurm signals before its time limit, within a minute."""
-    return submit(AGAIN, *ONE, "--requeue", "--time=3", "--signal=B:USR1@110", nap=7)
-
-
-@pytest.fixture(scope="module")
 def expected(float64):
     return plain_result()
 
 
-def test_an_allocation_s_tasks_are_the_ranks_also_on_two_nodes(late, warned, submit, expected):
+def test_an_allocation_s_tasks_are_the_ranks_also_on_two_nodes(late, submit, expected):
     job = submit(f"exec {RUN} train.py", *TWO)
     job.wait_for("COMPLETED")
     assert "plan: 2 devices" in job.said
@@ -139,19 +133,6 @@ def test_a_job_that_asks_for_it_goes_on_with_the_right_numbers(submit, expected)
     asked("scontrol", "update", f"job={job.number}", "StartTime=now")  # and not two minutes later
     assert job.wait_for("COMPLETED")["Restarts"] == {"1"}
     assert "goes on from" in job.said and has_result(job.folder, expected)
-
-
-def test_a_job_that_is_signalled_before_its_time_limit_is_saved_and_waits_to_go_on(warned):
-    warned.wait_for("PENDING")
-    asked("scancel", warned.number)
-    assert "was asked to stop, has saved" in warned.said
-
-
-def test_srun_with_pmix_starts_ranks(submit):
-    code = "import tensoropt; print(tensoropt.init().processes.size, 'ranks')"
-    job = submit(f'srun --mpi=pmix {sys.executable} -c "{code}"', *ONE)
-    job.wait_for("COMPLETED")
-    assert job.said.count("2 ranks") == 2
 
 
 def test_a_job_at_its_time_limit_is_saved(late):
