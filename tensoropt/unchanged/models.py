@@ -16,6 +16,7 @@ state, which a trainer takes over from the one before it as long as the optimize
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,8 +29,10 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from ..common.errors import InputError
+from ..common.progress import Display
 from ..common.source_lines import running_line
 from ..runtime.execute import loaded_plan
+from ..runtime.notes import SEED
 from ..runtime.ranks import current_processes
 from ..trainer.batch import Batch
 from ..trainer.callbacks import DECISIONS
@@ -150,7 +153,7 @@ def _handing(original: Callable[..., Any], options: TrainingOptions) -> Callable
 
     @wraps(original)
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
-        if isinstance(self, KerasObjective) or not self.compiled:
+        if isinstance(self, KerasObjective) or not self.compiled or _is_by_xla(self):
             return original(self, *arguments, **named)
         trainer = trainer_of(self)
         if name in TRAINING:
@@ -164,6 +167,21 @@ def _handing(original: Callable[..., Any], options: TrainingOptions) -> Callable
         return result
 
     return method
+
+
+def _is_by_xla(model: keras.Model) -> bool:
+    """Return whether Keras trains a model itself: on one rank that isn't saved, where the script asks for XLA."""
+    config = getattr(model, "_compile_config", None)
+    if config is None or config.config["jit_compile"] is not True:
+        return False
+    is_alone = current_processes().size == 1 and SEED not in os.environ
+    _say_of_xla("Keras trains the model itself" if is_alone else "steps on ranks run without XLA")
+    return is_alone
+
+
+@cache
+def _say_of_xla(what: str) -> None:
+    Display(current_processes().rank == 0).say(f"the script compiles a model with jit_compile=True: {what}")
 
 
 def _fitting(
