@@ -45,6 +45,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -354,3 +355,28 @@ class OperatorCosts:
         if dtype in ("float16", "bfloat16"):
             return rates.get("float16", rates.get("bfloat16", rates["float32"]))
         return rates["float32"]
+
+
+class Link(NamedTuple):
+    """The link between the devices of two stages: how much these send at once, and what that takes of their cores.
+
+    Attributes:
+        call_us: of each end of each message.
+        share: the share of the time on the link that both ends' cores are busy with it.
+    """
+
+    latency_us: float
+    bytes_per_us: float
+    call_us: float
+    share: float
+
+
+def link_between(hardware: Hardware, one: Sequence[int], other: Sequence[int]) -> Link:
+    """Return the link between the devices of two stages: that of as many devices or machines as the smaller one has."""
+    machine, device = hardware.levels[0], hardware.levels[-1]
+    size = min(len(one), len(other))
+    machines = [{number // device.count for number in devices} for devices in (one, other)]
+    is_between = len(hardware.levels) > 1 and not machines[0] & machines[1]
+    level, units = (machine, max(1, size // device.count)) if is_between else (device, size)
+    share = 0.0 if hardware.measured is None else hardware.exposed_share if is_between else 1.0
+    return Link(level.latency_us, units * level.bytes_per_s / 1e6, hardware.collective_call_us, share)

@@ -79,18 +79,6 @@ class Plan:
     hint: str = field(default="", repr=False)
 
     @property
-    def only_stage(self) -> StagePlan:
-        """The stage of a plan that has one.
-
-        Raises:
-            InputError: it has several.
-        """
-        if len(self.stages) > 1:
-            counts = f"{len(self.stages)} stages, and one of one stage is expected"
-            raise InputError(f"the plan has {counts}; find one with stages=1")
-        return self.stages[0]
-
-    @property
     def parallelism(self) -> int:
         return self.mesh.n_devices
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,23 @@ from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from ..common.words import counted
 from ..costs.model_costs import costing_of
+from ..ir.graph import PLACEHOLDER
 from ..profiling.hardware import Hardware
-from ..program.simulator import StepTimeline, network_of, step_timeline
-from ..program.simulator.network import DEVICE, LINK, NETWORK, Resource
+from ..program.fetch import all_of, operators_of
+from ..program.gradient_flow import GradientFlow
+from ..program.passes import PARAMETERS, Orders
+from ..program.simulator import Network, StepActions, StepTimeline, network_of
+from ..program.simulator.network import DEVICE, LINK, NETWORK, Action, Resource
+from ..program.simulator.stages_network import StagesNetwork
+from ..program.simulator.step_graph import SEND, StageProgram, StepNode, stages_graph
+from ..program.simulator.timeline import additive_ns, timeline_of
+from ..program.stage_ends import ends_of
+from ..program.step import step_program
+from ..program.tasks import SENT
 from ..sharding.model import Model
+from ..sharding.resharding import PathFinder
+from ..sharding.stages import Stages
+from ..sharding.strategy import StrategyView
 from .consistency import check_reshardings
 from .plan import Plan
 
@@ -46,7 +60,7 @@ class Simulation:
     def report(self) -> str:
         """Return tables of the step: its time, how busy devices and links are, and the critical path by operator."""
         makespan = self.timeline.makespan_ns
-        by = "by its topology" if self.hardware.topology is not None else "by its levels"
+        by = "by its levels" if self.hardware.topology is None or len(self.plan.submeshes) > 1 else "by its topology"
         lines = [
             f"step      {_ms(makespan)} ms simulated on {self.hardware.name} {by}; {_ms(self.additive_ns)} ms if nothing "
             "overlapped",
@@ -117,7 +131,7 @@ def simulate_plan(plan: Plan, model: Model, hardware: Hardware) -> Simulation:
     Raises:
         InputError: the plan is for another model or for another mesh, or the model can't be simulated.
     """
-    plan.check_for(model)
+    stages = plan.cut(model)
     try:
         mesh = hardware.mesh(plan.parallelism)
     except ValueError as error:
@@ -128,14 +142,71 @@ def simulate_plan(plan: Plan, model: Model, hardware: Hardware) -> Simulation:
             f"{counted(plan.parallelism, 'device')}: there it is {mesh}; "
             f"find a plan for {hardware.name}, or give the cluster that the plan was found for"
         )
-    model = model.in_micro_batches(plan.micro_batches, plan.parallelism)
-    view = model.view(plan.stages[0].strategy)
-    check_reshardings(view, plan.stages[0])
-    costing = costing_of(model, hardware, mesh)
-    path_finder = plan.stages[0].path_finder(costing.reshardings.steps)
-    network = network_of(hardware, mesh)
-    timeline = step_timeline(view, costing, path_finder, network)
-    return Simulation(plan, hardware, timeline, timeline.additive_ns(network.costs))
+    if stages.ahead.lookups:
+        raise InputError(
+            "the plan's stages look up rows of tables for later stages before their passes, which isn't simulated; "
+            "tensoropt timeline measures it, or find a plan with stages=1"
+        )
+    numbers = [plan.submeshes.index(stage.devices) for stage in plan.stages]
+    programs, actions = [], []
+    for number, (planned, part) in enumerate(zip(plan.stages, stages.models, strict=True)):
+        own = part.in_micro_batches(plan.micro_batches, planned.mesh.n_devices)
+        view, costing = own.view(planned.strategy), costing_of(own, hardware, planned.mesh)
+        check_reshardings(view, planned)
+        finder = planned.path_finder(costing.reshardings.steps)
+        programs.append(_program(stages, number, plan.orders, view, finder))
+        actions.append(StepActions(costing, finder))
+    graph = stages_graph(programs, plan.orders)
+    chains = [
+        iter(each.chains(program.view, [node for node in graph.nodes if node.stage == number]))
+        for number, (each, program) in enumerate(zip(actions, programs, strict=True))
+    ]
+    in_stages = StagesNetwork(hardware, {stage.devices: stage.mesh for stage in plan.stages})
+    placed = [
+        tuple(action._replace(submeshes=(numbers[node.stage],)) for action in next(chains[node.stage]))
+        + tuple(_messages(stages, node, in_stages, numbers, programs[node.stage].view))
+        for node in graph.nodes
+    ]
+    network: Network = in_stages if len(plan.submeshes) > 1 else network_of(hardware, mesh)
+    producers = {name: op for program in programs for name, op in program.view.graph.producers.items()}
+    timeline = timeline_of(producers, graph, placed, network)
+    costs = [each.costs for each in in_stages.of_submeshes]
+    additive = sum(additive_ns(action, costs[action.submeshes[0]]) for chain in placed for action in chain)
+    return Simulation(plan, hardware, timeline, additive)
+
+
+def _program(stages: Stages, number: int, orders: Orders, view: StrategyView, path_finder: PathFinder) -> StageProgram:
+    """Return the program of a stage, as it is run, and who sends it what."""
+    graph, whole = view.graph, stages.whole.graph
+    sent = [each for each in stages.crossings if each.source == number]
+    received = [each for each in stages.crossings if each.target == number]
+    defers = any(run == run._replace(stage=number, work=PARAMETERS) for order in orders for run in order)
+    divides = defers or bool(stages.early[number])
+    ends = ends_of(stages, number, graph, sent, received, graph.train_steps, divides)
+    fetch = all_of(graph)
+    asked = operators_of(graph, fetch) | graph.ancestors([graph.tensors[each.tensor] for each in sent], (), ())
+    needed = {name for name in asked if name in whole.operators or graph.operators[name].type == PLACEHOLDER}
+    flow, senders = GradientFlow(view, path_finder), dict[tuple[str, bool], list[int]]()
+    flow.losses.update((name, loss) for name, loss in ends.losses.items() if loss is not None)
+    for each in received:
+        senders.setdefault((each.tensor, False), []).append(each.source)
+    for each in sent:
+        senders.setdefault((each.tensor, True), []).extend([each.target] * each.has_gradient)
+    program = step_program(
+        view, path_finder, is_whole=True, ends=ends, fetch=fetch, given=[each.tensor for each in received], needed=needed
+    )
+    return StageProgram(view, program, flow, senders)
+
+
+def _messages(
+    stages: Stages, node: StepNode, network: StagesNetwork, numbers: Sequence[int], view: StrategyView
+) -> Iterator[Action]:
+    """Yield the messages of a node: to each stage that uses the tensor, or its gradient to the one that computes it."""
+    for each in stages.crossings if node.kind == SEND else ():
+        ends = (each.source, each.target) if node.site.kind == SENT else (each.target, each.source)
+        source, target = (numbers[end] for end in ends)
+        if each.tensor == node.site.name and ends[0] == node.stage and source != target:
+            yield network.message(view.graph.tensors[each.tensor].mem_bytes, source, target)
 
 
 def _named(resource: Resource) -> str:

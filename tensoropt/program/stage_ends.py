@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..ir.graph import Tensor
+from ..ir.graph import Graph, Tensor
+from ..sharding.stages import Crossing, Stages
 from .forward import ForwardPass
 from .tasks import BACKWARD, FEED, FORWARD, GRADIENT, RESULT, SEND, SENT, SUM, Site, Task, Value
 
@@ -34,6 +35,33 @@ class StageEnds:
     late: frozenset[str] = frozenset()
     added: tuple[str, ...] = ()
     losses: Mapping[str, Tensor | None] = field(default_factory=dict, hash=False)
+
+
+def ends_of(
+    stages: Stages, stage: int, graph: Graph, sent: Sequence[Crossing], received: Sequence[Crossing],
+    train_steps: Collection[str], divides: bool, tables: Collection[str] = (),
+) -> StageEnds:  # fmt: skip
+    """Return the ends of a stage in a function that runs some training steps.
+
+    Args:
+        graph: the stage's.
+        tables: variables whose gradients come in part from what the stage sends before its passes.
+    """
+    trained, returned = ([each for each in those if each.has_gradient and train_steps] for those in (sent, received))
+    is_cut, steps = graph.micro_batching is not None, stages.whole.graph.train_steps
+    losses = {name: steps[name].loss for name in train_steps}
+    return StageEnds(
+        returned=frozenset(each.tensor for each in returned),
+        divides=divides and bool(returned),
+        sent=tuple(dict.fromkeys(each.tensor for each in sent)),
+        given=tuple(dict.fromkeys([*(each.tensor for each in trained), *(tables if is_cut else ())])),
+        late=frozenset(each.tensor for each in returned if not is_cut and each not in stages.awaited),
+        added=() if is_cut else tuple(tables),
+        losses={
+            name: graph.tensors[loss.name] if stages.home(loss) == stage else None
+            for name, loss in losses.items() if loss is not None
+        },
+    )  # fmt: skip
 
 
 def send(ends: StageEnds, forward: ForwardPass, n_runs: int) -> None:

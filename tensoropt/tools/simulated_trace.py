@@ -11,7 +11,7 @@ from typing import Any
 from ..plan.simulation import Simulation
 from ..program.simulator.full import SimulatedTask
 from ..program.simulator.network import COMPUTE, LINK
-from ..program.simulator.step_graph import BACKWARD, RESHARD_BACK, SHARE_BACK, UPDATE
+from ..program.simulator.step_graph import BACKWARD, HALVES, RESHARD_BACK, SHARE_BACK, UPDATE
 from ..program.simulator.timeline import StepTimeline
 from ..reschedule.layout import axes_text
 from .trace_rows import COLLECTIVES_ROW, FIRST_THREAD, STEPS_ROW, TraceRows
@@ -51,7 +51,8 @@ def simulated_trace_json(simulation: Simulation) -> dict[str, Any]:
         node = timeline.graph.nodes[task.key.node]
         operator = timeline.operator(node)
         way = timeline.kind(task)
-        name = {BACKWARD: f"{operator} (backward)", UPDATE: f"update of {operator}"}.get(node.kind, operator)
+        named = {**dict.fromkeys((BACKWARD, *HALVES), f"{operator} (backward)"), UPDATE: f"update of {operator}"}
+        name = named.get(node.kind, operator)
         if node.name != operator:
             name = f"copies of {node.name} for {operator}"
         details: dict[str, Any] = {"what": node.kind}

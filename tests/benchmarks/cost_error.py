@@ -63,7 +63,7 @@ from tensoropt.profiling.hardware_costs import CollectiveCosts
 from tensoropt.profiling.measuring_ranks import MeasuringProcess, lower_quartile
 from tensoropt.profiling.tensorflow_engine import TensorFlowEngine
 from tensoropt.profiling.work import MeasuredOperators
-from tensoropt.program.simulator import network_of, step_timeline
+from tensoropt.program.simulator import StepActions, network_of, step_graph, timeline_of
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import interface_of
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
@@ -242,7 +242,9 @@ def planned(
 def simulated_ns(plan: Plan, model: Model, costing: OperatorCosting, hardware: Hardware) -> int:
     """Return the simulated time of a plan's step, with measured operators."""
     view, network = model.view(plan.stages[0].strategy), network_of(hardware, plan.mesh)
-    return step_timeline(view, costing, plan.stages[0].path_finder(costing.reshardings.steps), network).makespan_ns
+    actions = StepActions(costing, plan.stages[0].path_finder(costing.reshardings.steps))
+    graph = step_graph(view, actions.path_finder)
+    return timeline_of(view.graph.producers, graph, actions.chains(view, graph.nodes), network).makespan_ns
 
 
 def costed(plan: Plan, model: Model, costing: OperatorCosting, built: StrategyProblem) -> Plan:

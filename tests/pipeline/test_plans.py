@@ -85,8 +85,6 @@ def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
     assert plan.explain() == explanation_text(told) and told["summary"] in found._repr_html_()
     assert f"{n_stages} stages on 4 devices" in text and text.count("where the time goes") == n_stages
     check_losses(plan, models.recorded(name, "adam"))
-    with pytest.raises(InputError, match=f"the plan has {n_stages} stages, and one of one stage is expected"):
-        _ = plan.only_stage
     with pytest.raises(InputError, match="another model"):
         plan.cut(models.recorded("windows", "adam").model)
 

@@ -90,8 +90,7 @@ class _Machine:
 
     def __init__(self, orders: Orders, rng: random.Random) -> None:
         self.orders, self.rng = orders, rng
-        submeshes = {each.stage: submesh for submesh, order in enumerate(orders) for each in order}
-        self.submeshes = [submeshes[stage] for stage in sorted(submeshes)]
+        self.submeshes = [at for _, at in sorted({(each.stage, at) for at, order in enumerate(orders) for each in order})]
         n = self.n_stages = len(self.submeshes)
         self.saved, self.sent = [rng.randint(5, 9) for _ in range(n)], [rng.randint(1, 5) for _ in range(n)]
         self.kept = [rng.randint(1, 7) for _ in range(n)]

@@ -1,6 +1,6 @@
 """Simulate the step of a strategy on a device topology: FlexFlow, section 5.
 
-:func:`step_timeline` is the full simulation, with all that can be told of it; :class:`DeltaSimulation` gives the time of
+:func:`timeline_of` is the full simulation, with all that can be told of it; :class:`DeltaSimulation` gives the time of
 strategies that differ in little from one that is known, as a search does.
 """
 
@@ -10,7 +10,7 @@ from .actions import StepActions
 from .delta import DeltaSimulation
 from .network import Network
 from .step_graph import step_graph
-from .timeline import StepTimeline, step_timeline
+from .timeline import StepTimeline, timeline_of
 from .topology_network import network_of
 
-__all__ = ["DeltaSimulation", "Network", "StepActions", "StepTimeline", "network_of", "step_graph", "step_timeline"]
+__all__ = ["DeltaSimulation", "Network", "StepActions", "StepTimeline", "network_of", "step_graph", "timeline_of"]

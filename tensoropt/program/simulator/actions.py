@@ -27,7 +27,20 @@ from ...sharding.update_resharding import row_reshardings, update_reshardings
 from ..gradient_flow import GradientFlow
 from ..tasks import SHARED
 from .network import COMPUTE, Action
-from .step_graph import BACKWARD, FORWARD, RECOMPUTE, REGATHER, RESHARD_BACK, RESHARE, ROWS, SHARE_BACK, UPDATE, StepNode
+from .step_graph import (
+    BACKWARD,
+    DEFERRED,
+    FORWARD,
+    HALVES,
+    RECOMPUTE,
+    REGATHER,
+    RESHARD_BACK,
+    RESHARE,
+    ROWS,
+    SHARE_BACK,
+    UPDATE,
+    StepNode,
+)
 
 Chain = tuple[Action, ...]
 
@@ -48,7 +61,7 @@ class StepActions:
 
     def _chain(self, flow: GradientFlow, node: StepNode) -> Chain:
         kind, view = node.kind, flow.view
-        if kind in (FORWARD, BACKWARD, UPDATE, ROWS, RECOMPUTE):
+        if kind in (FORWARD, BACKWARD, *HALVES, UPDATE, ROWS, RECOMPUTE):
             if kind == RECOMPUTE and node.name not in view.rematerialized:
                 return ()  # a view of what was made again
             key = node, view.strategy.configs[node.name]
@@ -87,9 +100,12 @@ class StepActions:
             return _computed(_share(total_ns - backward_ns, n_runs, micro_batch))
         differentiated = differentiated_operands(op, view.gradients)
         inside = inner_reshardings(op, rule, config, differentiated)
-        if kind == BACKWARD:
+        if kind in (BACKWARD, *HALVES):
+            own_ns = _share(backward_ns, n_runs, micro_batch)
+            if kind == DEFERRED:
+                return _computed(own_ns // 2)
             ways = [action for each in inside for action in self._of_resharding(each)[1]]
-            return _joined([*ways, *_computed(_share(backward_ns, n_runs, micro_batch))])
+            return _joined([*ways, *_computed(own_ns if kind == BACKWARD else own_ns - own_ns // 2)])
         # The costs of an operator without a backward pass have none of its time there.
         forward_ns = total_ns - (backward_ns if differentiated else 0)
         return _joined([*self._forward(inside), *_computed(_share(forward_ns, n_runs, micro_batch))])

@@ -109,7 +109,7 @@ def task_graph(graph: StepGraph, chains: Sequence[Chain], network: Network) -> l
     for node, (before, chain) in enumerate(zip(graph.waits_for, chains, strict=True)):
         at = [tuple(task for each in before for task in ends[each][one]) for one in range(n_classes)]
         for number, action in enumerate(chain):
-            after = list(at)
+            after: list[tuple[int, ...]] = [()] * n_classes
             for work in network.works(action):
                 waits = tuple(dict.fromkeys(task for one in work.classes for task in at[one]))
                 parts = [

@@ -19,20 +19,21 @@ from ...profiling.hardware_costs import CollectiveCosts
 from ...reschedule.layout import Axes
 from ...sharding.resharding import BUCKET_BYTES
 
-COMPUTE = "compute"
+COMPUTE, MESSAGE = "compute", "message"
 DEVICE, NETWORK, LINK = "device", "network", "link"
 
 
 class Action(NamedTuple):
-    """One thing that all devices do at the same time: compute, or one collective.
+    """One thing that all devices do at the same time, or all of a submesh: compute, one collective, or a message.
 
     Attributes:
-        kind: COMPUTE, or the kind of the collective.
+        kind: COMPUTE, MESSAGE, or the kind of the collective.
         axes: the axes of the mesh that make the collective's groups.
         n_bytes: the collective's bytes, see :mod:`tensoropt.profiling.hardware_costs`.
-        time_ns: the time of the computation, on the slowest device.
+        time_ns: the time of the computation, on the slowest device; of a message, how long it is on its way.
         of_bucket: the bytes that a small gradient has in a bucket of BUCKET_BYTES, which are ``n_bytes``; 0 for others. It
             takes its share of the bucket's time.
+        submeshes: of a step in stages the number of the submesh; of a message those that it goes from and to.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class Action(NamedTuple):
     n_bytes: int = 0
     time_ns: int = 0
     of_bucket: int = 0
+    submeshes: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         if self.kind == COMPUTE:
@@ -81,11 +83,6 @@ class Network(Protocol):
     """The resources of some hardware, its classes of devices, and the work of each action on them."""
 
     @property
-    def costs(self) -> CollectiveCosts:
-        """The additive costs of collectives, and with them the mesh."""
-        ...
-
-    @property
     def resources(self) -> tuple[Resource, ...]: ...
 
     @property
@@ -94,7 +91,7 @@ class Network(Protocol):
         ...
 
     def works(self, action: Action) -> tuple[Work, ...]:
-        """Return what an action is for each class of devices; every class is in one of them."""
+        """Return what an action is for each class of devices; every class is in one of them, or of its submeshes."""
         ...
 
 

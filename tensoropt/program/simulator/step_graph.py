@@ -18,16 +18,19 @@ A node waits for the tasks that write what its task reads; a sum of gradients is
 
 - an update that needs a sum over all gradients waits for all of them;
 - a write to a variable waits for updates and writes that come before it;
-- a micro-batch begins when the one before has been through.
+- a pass begins when the one before it on its devices has been through, but for passes of one micro-batch in one stage;
+- a message, of kind ``send``, waits for what is sent, and the stage that it goes to for the message.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from typing import NamedTuple
 
 from ...common.errors import InputError
@@ -35,13 +38,20 @@ from ...sharding.resharding import PathFinder
 from ...sharding.strategy import StrategyView
 from .. import tasks as step_tasks
 from ..gradient_flow import GradientFlow
+from ..passes import BACKWARD as BACKWARD_PASS
+from ..passes import FORWARD as FORWARD_PASS
+from ..passes import PARAMETERS, Orders, Pass
+from ..schedule import PLAIN, pass_orders
 from ..step import StepProgram, step_program
-from ..tasks import COMPUTE, FEED, GLOBAL, OPERAND, OPERATOR, RESHARD, RESULT, SHARED, SUM, Site, Task, Value
+from ..tasks import COMPUTE, FEED, GLOBAL, OPERAND, OPERATOR, RESHARD, RESULT, SENT, SHARED, SUM, Site, Task, Value
 from ..tasks import JOIN as JOIN_TASK
 
 FORWARD, BACKWARD, UPDATE, WRITE, ROWS, LOSS, JOIN = "forward", "backward", "update", "write", "rows", "loss", "join"
 SHARE, RESHARDED, SHARE_BACK, RESHARD_BACK = "share", "reshard", "share back", "reshard back"
-RECOMPUTE, RESHARE, REGATHER = "recompute", "reshare", "regather"
+RECOMPUTE, RESHARE, REGATHER, SEND = "recompute", "reshare", "regather", "send"
+HALVES = BACK_FIRST, DEFERRED = "backward, what is sent", "backward, deferred"
+"""The parts of an operator's gradients, where a stage defers those that no other waits for: each takes half of the time."""
+_WORKS = (FORWARD_PASS, BACKWARD_PASS, PARAMETERS)
 _KINDS = {
     (COMPUTE, step_tasks.FORWARD): FORWARD,
     (FEED, step_tasks.FORWARD): FORWARD,
@@ -49,11 +59,14 @@ _KINDS = {
     (COMPUTE, step_tasks.BACKWARD): BACKWARD,
     (COMPUTE, step_tasks.REMATERIALIZED): RECOMPUTE,
     (step_tasks.WRITE, step_tasks.FORWARD): WRITE,
+    (step_tasks.SEND, step_tasks.FORWARD): SEND,
+    (step_tasks.SEND, step_tasks.BACKWARD): SEND,
 }
 _KINDS_OF_RESHARDINGS = {
     (SHARED, step_tasks.FORWARD): SHARE,
     (OPERAND, step_tasks.FORWARD): RESHARDED,
     (GLOBAL, step_tasks.FORWARD): RESHARDED,
+    (SENT, step_tasks.FORWARD): RESHARDED,
     (SHARED, step_tasks.BACKWARD): SHARE_BACK,
     (OPERAND, step_tasks.BACKWARD): RESHARD_BACK,
     (RESULT, step_tasks.BACKWARD): ROWS,
@@ -71,6 +84,7 @@ class StepNode(NamedTuple):
         tensor: the tensor that is resharded; empty for others.
         micro_batch: the task's micro-batch; -1 for what is done once a step.
         number: the number of the backward pass; of an update, its number among the updates of its variable.
+        stage: the number of the stage whose task it is.
     """
 
     kind: str
@@ -78,6 +92,7 @@ class StepNode(NamedTuple):
     tensor: str = ""
     micro_batch: int = -1
     number: int = 0
+    stage: int = 0
 
     @property
     def name(self) -> str:
@@ -129,12 +144,33 @@ def step_graph(view: StrategyView, path_finder: PathFinder) -> StepGraph:
     Raises:
         InputError: a loss needs gradients or updated values, so that there are several passes, one after the other.
     """
-    if view.graph.is_sequential:
+    program = step_program(view, path_finder, is_whole=True)
+    orders = pass_orders(PLAIN, view.graph.n_micro_batches, (1,))
+    return stages_graph([StageProgram(view, program, GradientFlow(view, path_finder))], orders)
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """The program of a stage, which has every resharding.
+
+    Attributes:
+        senders: by tensor name, and whether it is the tensor's gradient, the stages that send it to this one.
+    """
+
+    view: StrategyView
+    program: StepProgram
+    flow: GradientFlow
+    senders: Mapping[tuple[str, bool], Sequence[int]] = field(default_factory=dict)
+
+
+def stages_graph(stages: Sequence[StageProgram], orders: Orders) -> StepGraph:
+    """Return the nodes of a step in stages, whose passes run in these orders; see :func:`step_graph`."""
+    if any(stage.view.graph.is_sequential for stage in stages):
         raise InputError(
             "the model's steps run one after the other within a step: a loss needs gradients, or values that were updated; "
             "only steps with one forward and one backward pass can be simulated"
         )
-    return _Building(view, step_program(view, path_finder, is_whole=True), GradientFlow(view, path_finder)).build()
+    return _Building(stages, orders).build()
 
 
 def task_nodes(program: StepProgram, flow: GradientFlow) -> Iterator[tuple[Task, tuple[StepNode, ...]]]:
@@ -143,6 +179,9 @@ def task_nodes(program: StepProgram, flow: GradientFlow) -> Iterator[tuple[Task,
     A placeholder that each micro-batch feeds by itself has no node beside theirs.
     """
     n_updates: Counter[str] = Counter()
+    computed = [task for task in program.tasks if (task.work, task.direction) == (COMPUTE, step_tasks.BACKWARD)]
+    n_parts = Counter((task.site, task.micro_batch, task.writes[0].backward_pass) for task in computed if task.writes)
+    written: Counter[tuple[object, ...]] = Counter()
     for task in program.tasks:
         number = task.writes[0].backward_pass if task.writes else 0
         if task.work in (SUM, JOIN_TASK) or (task.work == FEED and not task.writes):
@@ -153,7 +192,10 @@ def task_nodes(program: StepProgram, flow: GradientFlow) -> Iterator[tuple[Task,
             yield task, (StepNode(UPDATE, task.site, "", -1, n_updates[task.site.name]),)
             n_updates[task.site.name] += 1
         else:
-            yield task, (StepNode(_KINDS[task.work, task.direction], task.site, "", task.micro_batch, number),)
+            kind, key = _KINDS[task.work, task.direction], (task.site, task.micro_batch, number)
+            if kind == BACKWARD and n_parts[key] > 1:
+                kind, written[key] = HALVES[written[key]], 1
+            yield task, (StepNode(kind, task.site, "", task.micro_batch, number),)
 
 
 def _of_resharding(task: Task, read: Value, made: Value, flow: GradientFlow) -> StepNode:
@@ -166,58 +208,90 @@ def _of_resharding(task: Task, read: Value, made: Value, flow: GradientFlow) -> 
 class _Building:
     """The graph under construction."""
 
-    def __init__(self, view: StrategyView, program: StepProgram, flow: GradientFlow) -> None:
-        self.view, self.program, self.flow = view, program, flow
+    def __init__(self, stages: Sequence[StageProgram], orders: Orders) -> None:
+        self.stages, self.at = stages, 0
+        self._before = {after: before for order in orders for before, after in pairwise(order)}
+        self._defers = {run.stage for order in orders for run in order if run.work == PARAMETERS}
         self.waits: dict[StepNode, dict[StepNode, None]] = {}
-        # By value, the nodes after which it is there; by variable, the last node that wrote to it.
+        # Of a stage by value the nodes after which it is there; by variable the last node that wrote to it.
         self._made: dict[Value, tuple[StepNode, ...]] = {}
         self._written: dict[str, StepNode] = {}
+        # The nodes of each pass, the pass of each node, and the joins that wait for the end of a pass.
+        self._nodes_of: dict[Pass, list[StepNode]] = {}
+        self._pass_of: dict[StepNode, Pass] = {}
+        self._ends: dict[StepNode, Pass] = {}
         self._all_gradients: dict[StepNode, None] = {}
         self._summing: list[StepNode] = []
 
     def build(self) -> StepGraph:
-        for task, nodes in task_nodes(self.program, self.flow):
-            self._add(task, nodes)
+        for number, stage in enumerate(self.stages):
+            self.at, self._made, self._written = number, {}, {}
+            for index, (task, nodes) in enumerate(task_nodes(stage.program, stage.flow)):
+                self._add(task, tuple(node._replace(stage=number) for node in nodes), self._pass_at(index))
+        for join, run in self._ends.items():
+            before = [run._replace(work=work) for work in _WORKS[: _WORKS.index(run.work) + 1]]
+            those = [node for each in before for node in self._nodes_of.get(each, ())]
+            waited_for = {before for node in those for before in self.waits[node]}
+            self.waits[join] = dict.fromkeys(node for node in those if node not in waited_for)
         if self._summing:
             join = StepNode(JOIN, Site(OPERATOR, "all gradients"))
             self.waits[join] = self._all_gradients
             self.waits.update((node, {join: None}) for node in self._summing)
         return self._sorted()
 
-    def _add(self, task: Task, nodes: tuple[StepNode, ...]) -> None:
+    def _pass_at(self, index: int) -> Pass | None:
+        """Return the pass of a stage's task, given its index; None of what comes before or after all passes."""
+        passes = self.stages[self.at].program.passes
+        at = bisect_right(passes, index) - 1
+        if not 0 <= at < len(passes) - 1:
+            return None
+        work = _WORKS[at % 3]
+        return Pass(self.at, at // 3, BACKWARD_PASS if work == PARAMETERS and self.at not in self._defers else work)
+
+    def _add(self, task: Task, nodes: tuple[StepNode, ...], run: Pass | None) -> None:
         needs = dict.fromkeys(node for value in (*task.all_reads, *task.after) for node in self._after(value))
+        if task.work == FEED and not task.reads and task.writes:  # it may come from other stages, in messages
+            name, is_gradient = task.writes[0].site.name, task.direction == step_tasks.BACKWARD
+            message = StepNode(SEND, Site(RESULT if is_gradient else SENT, name), "", task.micro_batch)
+            senders = self.stages[self.at].senders.get((name, is_gradient), ())
+            needs.update(dict.fromkeys(message._replace(stage=stage) for stage in senders))
         if not nodes:
             self._made.update(dict.fromkeys(task.writes, tuple(needs)))
             return
         (node,) = nodes  # the whole program has no buckets
+        graph = self.stages[self.at].view.graph
         if node.kind == UPDATE:
-            if any(update.sums for update in self.view.graph.updates[node.name]):
+            if any(update.sums for update in graph.updates[node.name]):
                 self._all_gradients.update(needs)
                 self._summing.append(node)
             self._written[node.name] = node
         if node.kind == WRITE:
-            variable = self.view.graph.operators[node.name].updates
+            variable = graph.operators[node.name].updates
             assert variable is not None
             needs.update(dict.fromkeys([self._written[variable]] if variable in self._written else ()))
             self._written[variable] = node
-        if task.micro_batch > 0 and not any(before.micro_batch == task.micro_batch for before in needs):
-            needs[self._end_of(task.micro_batch - 1)] = None
+        if run is not None and task.micro_batch >= 0:
+            before = self._before.get(run)
+            begins = not any(self._pass_of.get(each) == run for each in needs)
+            if begins and before is not None and before[:2] != run[:2]:
+                needs[self._end_of(before)] = None
+            self._pass_of[node] = run
+            if node.kind != SEND:  # nobody waits for a message but the stage that it goes to
+                self._nodes_of.setdefault(run, []).append(node)
         self.waits[node] = needs
         self._made.update(dict.fromkeys(task.writes, nodes))
 
     def _after(self, value: Value) -> tuple[StepNode, ...]:
         """Return the nodes after which a value is there."""
         while value not in self._made:
-            value = self.program.aliases[value]
+            value = self.stages[self.at].program.aliases[value]
         return self._made[value]
 
-    def _end_of(self, micro_batch: int) -> StepNode:
-        """Return the node that waits for all that was added of a micro-batch."""
-        join = StepNode(JOIN, Site(OPERATOR, "micro-batch"), "", micro_batch)
-        if join not in self.waits:
-            those = [node for node in self.waits if node.micro_batch == micro_batch]
-            waited_for = {before for node in those for before in self.waits[node]}
-            self.waits[join] = dict.fromkeys(node for node in those if node not in waited_for)
+    def _end_of(self, run: Pass) -> StepNode:
+        """Return the node that waits for the end of a pass, and of those before it of its micro-batch and stage."""
+        join = StepNode(JOIN, Site(OPERATOR, "micro-batch"), "", run.micro_batch, _WORKS.index(run.work), run.stage)
+        self.waits.setdefault(join, {})
+        self._ends[join] = run
         return join
 
     def _sorted(self) -> StepGraph:
@@ -254,9 +328,10 @@ class _Building:
 
     def _decided_by(self, node: StepNode) -> set[str]:
         """Return the names of the operators on whose configs a node's actions depend."""
-        operators, found = self.view.graph.operators, set()
+        graph = self.stages[node.stage].view.graph
+        operators, found = graph.operators, set()
         if node.tensor:
-            producer = self.view.graph.producers[node.tensor]
+            producer = graph.producers[node.tensor]
             found.add(producer.updates or producer.name)
         if node.site.name in operators and node.site.kind in (OPERATOR, OPERAND):
             found.add(operators[node.site.name].updates or node.site.name)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from ...costs.operator_costs import OperatorCosting
+from ...ir.graph import Operator
 from ...profiling.hardware_costs import CollectiveCosts
-from ...sharding.resharding import BUCKET_BYTES, PathFinder
-from ...sharding.strategy import StrategyView
+from ...sharding.resharding import BUCKET_BYTES
 from ..tasks import OPERAND
-from .actions import Chain, StepActions
+from .actions import Chain
 from .full import SimulatedTask, TaskTimes, simulate_tasks, task_graph
-from .network import COMPUTE, Action, Network, Resource
-from .step_graph import FORWARD, RESHARDED, ROWS, SHARE, UPDATE, WRITE, StepGraph, StepNode, step_graph
+from .network import COMPUTE, MESSAGE, Action, Network, Resource
+from .step_graph import FORWARD, RESHARDED, ROWS, SHARE, UPDATE, WRITE, StepGraph, StepNode
 
 
 class PathPart(NamedTuple):
@@ -34,14 +33,14 @@ class StepTimeline:
     """A simulated step.
 
     Attributes:
-        view: the strategy that was simulated.
+        producers: the operator that computes each tensor, by the tensor's name.
         graph: the nodes of the step.
         chains: the actions of each node.
         tasks: the tasks of the step.
         times: when each task was ready, started and ended.
     """
 
-    view: StrategyView
+    producers: Mapping[str, Operator]
     graph: StepGraph
     chains: tuple[Chain, ...]
     network: Network
@@ -66,10 +65,6 @@ class StepTimeline:
                 busy[task.device] += task.exe_ns
         return tuple(busy)
 
-    def additive_ns(self, costs: CollectiveCosts) -> int:
-        """Return the time of the step if nothing overlaps: the sum of Equation (3), by the levels of the hardware."""
-        return sum(additive_ns(action, costs) for chain in self.chains for action in chain)
-
     def action(self, task: SimulatedTask) -> Action | None:
         """Return the action that a task is part of; None for a wait."""
         return self.chains[task.key.node][task.key.action] if task.key.action >= 0 else None
@@ -78,7 +73,7 @@ class StepTimeline:
         """Return the name of the operator, or of the training step, for which a node is."""
         if node.site.kind == OPERAND or not node.tensor:
             return node.site.name
-        return self.view.graph.producers[node.tensor].name
+        return self.producers[node.tensor].name
 
     def title(self, task: SimulatedTask) -> str:
         """Return what a task is, as text."""
@@ -127,28 +122,15 @@ class StepTimeline:
 
 def additive_ns(action: Action, costs: CollectiveCosts) -> int:
     """Return the time of an action by the additive costs."""
-    if action.kind == COMPUTE:
+    if action.kind in (COMPUTE, MESSAGE):
         return action.time_ns
     time_ns = costs.time_ns(action.kind, costs.mesh, action.axes, action.n_bytes)
     return time_ns * action.of_bucket // BUCKET_BYTES if action.of_bucket else time_ns
 
 
-def step_timeline(view: StrategyView, costing: OperatorCosting, path_finder: PathFinder, network: Network) -> StepTimeline:
-    """Simulate a step from nothing.
-
-    Args:
-        view: the strategy; the operators of training steps must have a config.
-        path_finder: finds the path of each resharding.
-        network: what actions occupy.
-
-    Raises:
-        InputError: the model has several passes, see :func:`.step_graph.step_graph`.
-    """
-    graph, actions = step_graph(view, path_finder), StepActions(costing, path_finder)
-    return timeline_of(view, graph, actions.chains(view, graph.nodes), network)
-
-
-def timeline_of(view: StrategyView, graph: StepGraph, chains: Sequence[Chain], network: Network) -> StepTimeline:
-    """Simulate a step whose nodes and chains are known."""
+def timeline_of(
+    producers: Mapping[str, Operator], graph: StepGraph, chains: Sequence[Chain], network: Network
+) -> StepTimeline:
+    """Simulate a step whose nodes and chains are known; see :class:`StepTimeline`."""
     tasks = task_graph(graph, chains, network)
-    return StepTimeline(view, graph, tuple(chains), network, tuple(tasks), tuple(simulate_tasks(tasks)))
+    return StepTimeline(producers, graph, tuple(chains), network, tuple(tasks), tuple(simulate_tasks(tasks)))

@@ -7,14 +7,13 @@ from functools import cached_property, partial, reduce
 
 import tensorflow as tf
 
-from ...ir.graph import Tensor
 from ...lowering.operators import Values
 from ...lowering.pass_chain import PassChain
 from ...lowering.resharding.reshard import Resharder
 from ...optimizers.running_optimizer import PendingUpdate
 from ...program.fetch import Fetch
 from ...program.passes import BACKWARD, FORWARD, PARAMETERS, Pass, merged
-from ...program.stage_ends import StageEnds
+from ...program.stage_ends import ends_of
 from ...program.step import step_program
 from ...reschedule.between_machines import cheapest_way
 from ...reschedule.cross_mesh import CrossMesh
@@ -182,18 +181,9 @@ class FunctionEmission:
         # Variables whose gradients come in part from what the stage sends before its passes.
         tables = self._ahead[stage].names if stage in self._ahead else ()
         trained = [each for each in crossings if each.has_gradient and self._is_training]
-        returned = {each for each in self._to(stage) if each.has_gradient and self._is_training}
         divides = stage in self._deferring or (self._is_training and bool(self._branches(stage)))
-        is_cut = bool(self._engine.micro_batches[stage])
-        ends = StageEnds(
-            returned=frozenset(each.tensor for each in returned),
-            divides=divides and bool(returned),
-            sent=tuple(dict.fromkeys(each.tensor for each in crossings)),
-            given=tuple(dict.fromkeys([*(each.tensor for each in trained), *(tables if is_cut else ())])),
-            late=frozenset(each.tensor for each in returned if not is_cut and each not in stages.awaited),
-            added=() if is_cut else tables,
-            losses=self._losses(stage),
-        )
+        steps = self._fetch.train_steps
+        ends = ends_of(stages, stage, view.graph, crossings, self._to(stage), steps, divides, tables)
         resharder = self._resharders[stage]
         program = step_program(
             view, state.path_finder, ends=ends, fetch=part.fetch, given=given.keys(), in_buckets=resharder.joins,
@@ -206,15 +196,6 @@ class FunctionEmission:
             program, view, resharder, {**self._variables(stage), **given}, state, part.fetch.train_steps, chain, exchange,
             self._engine.micro_batches_of(self._fetch, stage), ends.losses,
         )  # fmt: skip
-
-    def _losses(self, stage: int) -> dict[str, Tensor | None]:
-        """Return the loss of each training step, by the step's name; None in a stage that doesn't compute it."""
-        steps, tensors = self._engine.graph.train_steps, self._view(stage).graph.tensors
-        losses = {name: steps[name].loss for name in self._fetch.train_steps}
-        home = self._engine.stages.home
-        return {
-            name: tensors[each.name] if home(each) == stage else None for name, each in losses.items() if each is not None
-        }
 
     def _send_first(self) -> None:
         """Emit what stages send before their passes."""

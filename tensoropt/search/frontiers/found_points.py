@@ -239,7 +239,7 @@ class FoundPoints(PlanFrontier):
         view = self.model.view(self.built.strategy(self.found.strategies[point]))
         network, actions = self._simulator
         graph = step_graph(view, self._path_finder)
-        return timeline_of(view, graph, actions.chains(view, graph.nodes), network)
+        return timeline_of(view.graph.producers, graph, actions.chains(view, graph.nodes), network)
 
     def summary(self) -> str:
         """Return one line on the search: its size, its exactness and its time."""

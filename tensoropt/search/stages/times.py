@@ -25,6 +25,7 @@ from ...costs.model_costs import costing_of
 from ...costs.resharding_costs import shard_bytes
 from ...ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator
 from ...profiling.hardware import Hardware
+from ...profiling.hardware_costs import Link, link_between
 from ...profiling.work import NOTHING_KNOWN, MeasuredOperators, WorkItem
 from ...program.deferral import has_separate_gradients
 from ...program.fast_makespan import fast_makespan
@@ -249,31 +250,6 @@ def works(stages: Stages, times: Sequence[OperatorTimes]) -> list[PassTimes]:
 # Messages
 
 
-class _Link(NamedTuple):
-    """The link between the devices of two stages: how much these send at once, and what that takes of their cores.
-
-    Attributes:
-        call_us: of each end of each message.
-        share: the share of the time on the link that both ends' cores are busy with it.
-    """
-
-    latency_us: float
-    bytes_per_us: float
-    call_us: float
-    share: float
-
-
-def _link(hardware: Hardware, one: Block, other: Block) -> _Link:
-    """Return the link between the devices of two stages: that of as many devices or machines as the smaller one has."""
-    machine, device = hardware.levels[0], hardware.levels[-1]
-    size = min(one.size, other.size)
-    machines = [range(block.first // device.count, (block.end - 1) // device.count + 1) for block in (one, other)]
-    is_between = len(hardware.levels) > 1 and not set(machines[0]) & set(machines[1])
-    level, units = (machine, max(1, size // device.count)) if is_between else (device, size)
-    share = 0.0 if hardware.measured is None else hardware.exposed_share if is_between else 1.0
-    return _Link(level.latency_us, units * level.bytes_per_s / 1e6, hardware.collective_call_us, share)
-
-
 def crosses_in_passes(graph: Graph, tensor: str) -> bool:
     """Return whether a tensor is sent in passes, not once a step: of the batch at once all but what is made of variables."""
     if graph.micro_batching is None:
@@ -281,7 +257,7 @@ def crosses_in_passes(graph: Graph, tensor: str) -> bool:
     return tensor in graph.micro_batching.forms
 
 
-def _crossed(crossing: Crossing, hardware: Hardware, blocks: Sequence[Block]) -> list[tuple[int, _Link]]:
+def _crossed(crossing: Crossing, hardware: Hardware, blocks: Sequence[Block]) -> list[tuple[int, Link]]:
     """Return the links that a crossing passes, with their numbers; none within one stage's devices.
 
     Interleaved stages are joined by one link, which counts as the last one before the later of them.
@@ -290,8 +266,9 @@ def _crossed(crossing: Crossing, hardware: Hardware, blocks: Sequence[Block]) ->
     if blocks[source] == blocks[target]:
         return []
     if len(set(blocks)) < len(blocks):
-        return [(target - 1, _link(hardware, blocks[source], blocks[target]))]
-    return [(number, _link(hardware, blocks[number], blocks[number + 1])) for number in range(source, target)]
+        return [(target - 1, link_between(hardware, blocks[source].devices, blocks[target].devices))]
+    pairs = ((number, blocks[number].devices, blocks[number + 1].devices) for number in range(source, target))
+    return [(number, link_between(hardware, one, other)) for number, one, other in pairs]
 
 
 def transfers(stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_micro_batches: int) -> Transfers:
@@ -319,7 +296,7 @@ def transfers(stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_mic
 
 def way_back_and_forth_us(hardware: Hardware, one: Block, other: Block) -> float:
     """Return the time that a byte takes from some devices to others, and its gradient back."""
-    return 2 / _link(hardware, one, other).bytes_per_us
+    return 2 / link_between(hardware, one.devices, other.devices).bytes_per_us
 
 
 def messages(stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_micro_batches: int) -> list[PassTimes]:

@@ -45,7 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
     from ..simulated_trace import simulated_trace_json
 
     plan = Plan.load(arguments.plan)
-    _ = plan.only_stage  # others are refused before the model is recorded
     hardware = _hardware(arguments.cluster, plan.assumed.get("hardware"))
     checked_measurement(hardware, arguments.strict)
     display = display_here()

@@ -21,6 +21,7 @@ from tensoropt.program.simulator.delta import Event
 from tensoropt.program.simulator.full import simulate_tasks, task_graph
 from tensoropt.program.simulator.network import Network
 from tensoropt.program.simulator.step_graph import StepGraph, step_graph
+from tensoropt.program.simulator.timeline import StepTimeline, additive_ns, timeline_of
 from tensoropt.program.simulator.topology_network import TopologyNetwork, network_of
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.rule import Config, OperandSharding, configs
@@ -115,6 +116,9 @@ class Simulated:
     def chains(self, view: StrategyView) -> list:
         return self.actions.chains(view, self.graph.nodes)
 
+    def timeline(self) -> StepTimeline:
+        return step_timeline(self.view, self.costing, self.actions.path_finder, self.network)
+
     def full(self, view: StrategyView) -> tuple[int, list[Event]]:
         """Return the makespan and the events of the full simulation, in the order of :class:`DeltaSimulation`."""
         tasks = task_graph(self.graph, self.chains(view), self.network)
@@ -147,6 +151,18 @@ class Simulated:
                 op = rng.choice(operators)
                 changed = self.view.changed({op.name: random_config(self.view, op, rng)})
                 yield self.graph.touched([op.name]), changed
+
+
+def step_timeline(
+    view: StrategyView, costing: OperatorCosting, path_finder: PathFinder, network: Network
+) -> StepTimeline:
+    graph = step_graph(view, path_finder)
+    chains = StepActions(costing, path_finder).chains(view, graph.nodes)
+    return timeline_of(view.graph.producers, graph, chains, network)
+
+
+def summed_ns(timeline: StepTimeline, costs: CollectiveCosts) -> int:
+    return sum(additive_ns(action, costs) for chain in timeline.chains for action in chain)
 
 
 def random_config(view: StrategyView, op: Operator, rng: random.Random) -> Config:

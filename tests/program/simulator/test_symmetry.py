@@ -10,7 +10,6 @@ from program.simulator.simulating import Simulated, uneven
 
 from tensoropt.profiling.hardware import named
 from tensoropt.program.simulator.symmetry import symmetry_of
-from tensoropt.program.simulator.timeline import timeline_of
 
 
 def test_all_devices_of_flexflow_s_clusters_are_alike():
@@ -39,7 +38,7 @@ def test_a_slower_device_is_a_class_and_so_is_the_one_on_its_switch():
 ]))  # fmt: skip
 def test_one_of_each_class_stands_for_all(name, cluster, seed):
     merged, apart = (Simulated.of(name, named(cluster), seed, is_merged) for is_merged in (True, False))
-    ours, theirs = (timeline_of(each.view, each.graph, each.chains(each.view), each.network) for each in (merged, apart))
+    ours, theirs = (each.timeline() for each in (merged, apart))
     assert len(theirs.network.classes) == merged.hardware.n_devices > len(ours.network.classes)
     assert ours.makespan_ns == theirs.makespan_ns
     busy = {name: ns for each, ns in zip(theirs.resources, theirs.busy_ns, strict=True) for name in each.members}

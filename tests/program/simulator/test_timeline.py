@@ -9,7 +9,7 @@ import pytest
 from helpers import zoo
 from helpers.large import first
 from helpers.strategies import random_strategy
-from program.simulator.simulating import CLUSTERS, Simulated
+from program.simulator.simulating import CLUSTERS, Simulated, step_timeline, summed_ns
 from zoo.small import SMALL
 
 from tensoropt.common.errors import InputError
@@ -18,7 +18,6 @@ from tensoropt.plan.build import cost_entries, planned_operators
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.hardware_costs import CollectiveCosts
 from tensoropt.program.simulator.step_graph import step_graph
-from tensoropt.program.simulator.timeline import step_timeline, timeline_of
 from tensoropt.program.simulator.topology_network import network_of
 from tensoropt.sharding.resharding import PathFinder, PlainCosts
 
@@ -60,7 +59,7 @@ def test_where_nothing_overlaps_a_step_takes_the_sum_of_its_parts(model, optimiz
     view = as_run(view, path_finder)
     timeline = step_timeline(view, costing, path_finder, network_of(HARDWARE, mesh))
     assert timeline.makespan_ns == additive_ns(view, costing, path_finder)
-    assert timeline.makespan_ns == timeline.additive_ns(CollectiveCosts(HARDWARE, mesh))
+    assert timeline.makespan_ns == summed_ns(timeline, CollectiveCosts(HARDWARE, mesh))
     assert timeline.busy_ns == (timeline.makespan_ns,)
 
 
@@ -69,7 +68,7 @@ def test_where_nothing_overlaps_a_step_takes_the_sum_of_its_parts(model, optimiz
 ]))  # fmt: skip
 def test_so_it_does_for_the_zoo_s_models(name, seed):
     simulated = Simulated.of(name, HARDWARE, seed)
-    timeline = timeline_of(simulated.view, simulated.graph, simulated.chains(simulated.view), simulated.network)
+    timeline = simulated.timeline()
     assert timeline.makespan_ns == additive_ns(simulated.view, simulated.costing, simulated.actions.path_finder)
 
 
@@ -103,7 +102,7 @@ def test_with_micro_batches_too(n_micro_batches):
 def test_the_critical_path_goes_from_the_beginning_to_the_end(name, cluster):
     for seed in range(3):
         simulated = Simulated.of(name, CLUSTERS[cluster](), seed)
-        timeline = timeline_of(simulated.view, simulated.graph, simulated.chains(simulated.view), simulated.network)
+        timeline = simulated.timeline()
         path = timeline.critical_path()
         assert path[0].start_ns == 0 and path[-1].end_ns == timeline.makespan_ns
         assert all(before.end_ns == after.start_ns for before, after in pairwise(path))
@@ -114,8 +113,8 @@ def test_the_critical_path_goes_from_the_beginning_to_the_end(name, cluster):
 def test_what_overlaps_takes_less_than_the_sum_and_no_less_than_each_device_computes():
     for seed in range(5):
         simulated = Simulated.of("rnnlm", CLUSTERS["levels that overlap"](), seed)
-        timeline = timeline_of(simulated.view, simulated.graph, simulated.chains(simulated.view), simulated.network)
-        total = timeline.additive_ns(timeline.network.costs)
+        timeline = simulated.timeline()
+        total = summed_ns(timeline, timeline.network.costs)
         assert max(timeline.busy_ns) <= timeline.makespan_ns < total
 
 

@@ -1,0 +1,58 @@
+"""Steps in stages are simulated: each pass when it may run, as busy as planned, and messages between the stages."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import accumulate.models as models
+import pytest
+from pipeline.test_plans import plan_of
+
+from tensoropt.common.errors import InputError
+from tensoropt.plan.plan import Plan
+from tensoropt.plan.simulation import simulate_plan
+from tensoropt.profiling.hardware import named
+from tensoropt.program.passes import BACKWARD, FORWARD, PARAMETERS, Pass
+from tensoropt.program.simulator.network import LINK
+from tensoropt.program.simulator.step_graph import SEND
+from tensoropt.sharding.stages import Stages
+
+
+@pytest.mark.parametrize(
+    ("name", "n_stages", "n", "schedule"),
+    [("mlp", 2, 1, None), ("mlp", 2, 4, "1f1b"), ("mlp", 2, 4, "zero-bubble"), ("attention", 4, 2, "gpipe"),
+     ("attention", 4, 4, "interleaved")],
+)  # fmt: skip
+def test_passes_run_in_their_order_as_long_as_planned(name: str, n_stages: int, n: int, schedule: str | None) -> None:
+    plan = plan_of(name, n_stages, 4 if schedule == "gpipe" else 2, schedule, micro_batches=n)
+    simulation = simulate_plan(plan, models.recorded(name, "adam").model, named("v100-1x4"))
+    timeline, nodes = simulation.timeline, simulation.timeline.graph.nodes
+    for number, devices in enumerate(plan.submeshes):
+        assert timeline.resources[number].devices == devices
+        operators = (op for stage in plan.stages if stage.devices == devices for op in stage.operators)
+        planned_us = sum(op.time_us for op in operators if not op.is_stand_in)
+        assert planned_us - 1 <= timeline.busy_ns[number] / 1e3 <= 1.1 * planned_us + 10
+        spans: dict[Pass, tuple[int, int]] = {}
+        for task, times in zip(timeline.tasks, timeline.times, strict=True):
+            node = nodes[task.key.node]
+            if task.device == number and node.micro_batch >= 0 and task.exe_ns:
+                run = Pass(node.stage, node.micro_batch, FORWARD if node.kind in ("forward", "reshard") else BACKWARD)
+                start, end = spans.get(run, times[1:])
+                spans[run] = min(start, times.start_ns), max(end, times.end_ns)
+        order = [run for run in plan.orders[number] if run.work != PARAMETERS and run in spans]
+        assert set(order) == set(spans)
+        if schedule != "zero-bubble":  # which runs what it defers of a micro-batch beside the passes of others
+            assert all(spans[before][1] <= spans[after][0] for before, after in pairwise(order))
+    assert sum(node.kind == SEND for node in nodes) >= 2 * n * (n_stages - 1)
+    links = [ns for each, ns in zip(timeline.resources, timeline.busy_ns, strict=True) if each.kind == LINK]
+    assert any(links) and "submesh 0 > 1" in simulation.report()
+    assert max(timeline.busy_ns) <= timeline.makespan_ns <= simulation.additive_ns
+    assert timeline.makespan_ns / 1e3 == pytest.approx(plan.time_us, rel=0.3)
+
+
+def test_lookups_ahead_of_stages_are_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.recorded("tied", "adam").model
+    plan = plan_of("tied", 2, 2)
+    monkeypatch.setattr(Plan, "cut", lambda self, model: Stages(model, ("Tanh",)))
+    with pytest.raises(InputError, match="look up rows of tables for later stages"):
+        simulate_plan(plan, model, named("v100-1x4"))
