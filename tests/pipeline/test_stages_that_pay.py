@@ -78,7 +78,7 @@ def test_a_curve_is_the_same_with_any_number_of_workers(monkeypatch: pytest.Monk
         monkeypatch.setenv("TENSOROPT_WORKERS", n)
         asked = request(progress=lambda phase, *_: said.add(phase))
         found.append(profiling([(asked, 2), (asked, 1)], lambda of_one: rows.append(of_one.points[0].parallelism)))
-    assert found[0].points == found[1].points and rows == [2, 1, 2, 1]
+    assert found[0].points == found[1].points and rows[:2] == [2, 1] and sorted(rows[2:]) == [1, 2]
     assert any(phase.startswith("on 2 devices, ") for phase in said)
 
 

@@ -42,7 +42,7 @@ FOUND: dict[tuple[object, ...], tuple[Model, ModelFrontier]] = {}
 search = requests.searched
 
 
-def searched(asked: Request, parallelism: int) -> ModelFrontier:
+def searched(asked: Request, parallelism: int, *_: object) -> ModelFrontier:
     """Return the frontier of a request, searched once: it depends on neither the limit nor how busy the machine is."""
     if asked.progress is not None or not asked.wants_frontier:
         return search(asked, parallelism)
@@ -279,7 +279,7 @@ def test_progress_says_what_is_looked_for(model: Model) -> None:
     told = []
     asked = request(model, progress=lambda stage, done, total: told.append(stage), without=frozenset(["reuse"]))
     said(asked, 4, least(searched(request(model), 4)) - 1)
-    assert {"costs", "search", "peaks"} <= set(told)
+    assert {"costs", "search", "peaks"} <= {stage.rpartition("; ")[2] for stage in told}
     assert any(stage.startswith("8 devices, ") for stage in told)
 
 
