@@ -151,7 +151,7 @@ def test_the_largest_batch_that_fits(folder, capsys):
 
 
 def test_a_frontier_of_time_and_cost(folder, tmp_path, capsys):
-    dear = {**PRICED, "like": "a100-2x2", "name": "dear-2x2", "price_per_hour": 9.0, "watts": 400}
+    dear = {**PRICED, "like": "a100-2x2", "name": "dear-2x2", "price_per_hour": 9.0, "watts": 450}
     (tmp_path / "dear.json").write_text(json.dumps(dear))
     asked = ["search", f"{folder / 'model.py'}:wide", "--option", "profiling", "--parallelism", "1,2,4", "--cluster"]
     asked.append(f"{folder / 'cheap.json'},{tmp_path / 'dear.json'},v100-2x2")
@@ -163,7 +163,7 @@ def test_a_frontier_of_time_and_cost(folder, tmp_path, capsys):
     points, few = (json.loads((tmp_path / f"{name}.json").read_text())["curve"] for name in ("all", "few"))
     costs = {(p["time_us"], p["price_per_hour"] * p["time_us"]): p for p in points if p["price_per_hour"]}
     expected = [costs[a] for a in sorted(costs) if not any(b[0] <= a[0] and b[1] <= a[1] for b in costs if b != a)]
-    assert [point["watts"] for point in points] == [None] * 3 + [400, 800, 1600] + [None] * 3
+    assert [point["watts"] for point in points] == [300, 600, 1200, 450, 900, 1800, 300, 600, 1200]
     assert few == expected and 1 < len(few) < len(costs)
     assert [points[at] for at in unbeaten(points)] == few
     assert "no point that fits has one; add price_per_hour" in said(
