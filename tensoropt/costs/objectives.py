@@ -11,7 +11,7 @@ from ..common.errors import InputError, short
 Objectives = tuple[str, str]
 MEMORY_TIME: Objectives = ("memory", "time")
 TIME_COST = "time,cost"
-"""What the points of a curve, over counts and kinds of devices, can be compared by."""
+"""The pair of costs by which points of a scaling curve are compared: time of a step, and its price."""
 PAIRS: tuple[Objectives, ...] = (MEMORY_TIME, ("memory", "network"), ("time", "network"))
 
 

@@ -158,7 +158,7 @@ class PlannedResharding(ReshardedCopy):
 _IF_OTHER: dict[str, Any] = {
     "copy_bytes": 0, "is_regathered": False, "is_regathered_with_source": False, "n_runs": 1, "accumulator_bytes": 0,
 }  # fmt: skip
-"""What a resharding's row has only where it isn't this."""
+"""Fields that a resharding's row in a plan's file leaves out where they have these values."""
 
 
 def _path_layouts(path: Path) -> list[str]:

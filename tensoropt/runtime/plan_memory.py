@@ -16,7 +16,7 @@ LESS = 0.8
 
 @dataclass(frozen=True, slots=True)
 class PlanMemory:
-    """What a plan was predicted to need, and what others of its frontier would.
+    """The memory per device that a plan was predicted to need, and that of its frontier's other plans.
 
     Attributes:
         plan_bytes: the predicted peak per device.

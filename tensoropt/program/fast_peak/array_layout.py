@@ -26,8 +26,8 @@ DENSE, VARIABLE, LOOKUPS, LOOKED_UP, CHANGES = range(24, 29)
 """The variables with dense gradients; the variable that an operator writes to; of each variable that is updated by rows
 where its lookups begin, what these found, and the variable itself if all of it changes, else -1."""
 IS_OVERLAPPABLE, SOURCES, RETURNED = range(29, 32)
-"""By tensor, whether only updates wait for its gradient; the results of sources; the tensors whose gradients a stage sends
-to the stage before."""
+"""For each tensor, whether only updates wait for its gradient; the results of operators without operands; the tensors whose
+gradients a stage sends to the stage before."""
 
 # An arena: what it counts,
 N_RECORDS, N_VALUES, N_GRADIENTS, N_BUCKETED, N_OPENED = range(5)
@@ -45,8 +45,8 @@ BUCKETED, BUCKETS, UPDATED, NEXT_UPDATED, TOTAL, FOUND = range(31, 37)
 opened; by record the first variable that is updated behind it; by variable the next one there; by operand the sum of its
 gradients over micro-batches; by lookup and micro-batch the gradient of what it found."""
 NEEDED, NEEDED_AGAIN, PART, PLACE, DIVIDED = range(37, 42)
-"""Whether a gradient that a stage sends to the one before needs each gradient, and each site that is made again; by record
-of a backward pass its part and its new place; these records in their new order."""
+"""For each gradient, and each operator that is computed again, whether a gradient that the stage sends to the stage before
+needs it; for each record of a backward pass, its part and its new place; these records in their new order."""
 # and those of memory.
 READS, WRITES_OF, OVER, ENDS, RUN, DELAYED = range(42, 48)
 """The buffers that instructions read and write; those that they may write over, and the bytes that they read of these;

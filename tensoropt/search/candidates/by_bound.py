@@ -106,9 +106,8 @@ class SearchState:
         """Say with progress from here on what is found so far, to which the first points of a frontier may be added."""
         request, best_us, self.standing = self.request, self.best_us, ""
         whole = self.whole if first is None else [*self.whole, first]
-        if first is not None:
-            fits = first.found.mem_bytes <= (request.limit_bytes or math.inf)
-            best_us = min([best_us, *(first.found.time_ns[fits] / 1e3)])
+        if first is not None and request.limit_bytes is None:  # with a limit, its points' peaks aren't counted yet
+            best_us = min([best_us, *(first.found.time_ns / 1e3)])
         has_bound = request.objectives == MEMORY_TIME and request.algorithm in ALGORITHMS
         if has_bound and (whole or self.cuts) and not math.isinf(best_us):
             searched_us = [each.bound_us for each in (*map(SearchedStages.whole, whole), *self.cuts)]
